@@ -1,0 +1,86 @@
+"""What the runtime asks of an environment, a policy and an algorithm. Nothing else is called on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from embodied.core.types import EnvSpec, Evaluation, Fragment, Obs, PolicySample, Timestep
+
+Metrics = dict[str, float]
+
+
+@runtime_checkable
+class VecEnv(Protocol):
+    """N environments of one task, SAME_STEP autoreset. Used by one thread at a time."""
+
+    num_envs: int
+    spec: EnvSpec
+
+    def reset(self, seed: int | None = None) -> Obs:
+        """Start a new episode in every env; env i uses seed + i. Returns obs with leading dimension N."""
+        ...
+
+    def step(self, action: Tensor) -> Timestep:
+        """Execute action [N, E, A] (or [N, A]) in [-1, 1]; ValueError on NaN or a wrong shape."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that ``load_state_dict`` needs to continue exactly, as tensors."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """A torch module that acts, and that can tell the likelihood of how it acted."""
+
+    horizon: int  # H, planned actions of a chunk
+    execute: int  # E, executed actions of a chunk
+
+    def sample_noise(self, num: int, generator: torch.Generator) -> Tensor:
+        """All random numbers that ``act`` needs for ``num`` decisions, [num, ...] float32 on the CPU."""
+        ...
+
+    def act(self, obs: Obs, noise: Tensor | None) -> PolicySample:
+        """Draw a chunk for each row of obs; noise=None acts deterministically. No gradient."""
+        ...
+
+    def evaluate(self, obs: Obs, chain: Tensor) -> Evaluation:
+        """Log-probability, entropy and value of the decisions recorded in chain, differentiable."""
+        ...
+
+    def value(self, obs: Obs) -> Tensor:
+        """Critic's value of each row of obs, [N]."""
+        ...
+
+    def update_normalizer(self, obs: Obs) -> None:
+        """Fold a batch of observations [B, ...] into the running statistics (buffers of the module)."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Any: ...
+
+
+@runtime_checkable
+class Algorithm(Protocol):
+    """Turns fragments into better weights. Owns the policy's optimiser."""
+
+    policy: Policy
+
+    def update(self, fragments: Sequence[Fragment], version: int) -> Metrics:
+        """One PPO-style update on a batch; ``version`` counts the batches consumed before this one."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimiser, schedules and random generators: tensors and plain numbers only."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
