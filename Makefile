@@ -1,0 +1,43 @@
+# make train   set up what is missing, then train (ARGS="task=reach total_steps=20000" passes overrides on)
+# make test    set up what is missing, then lint, type check, import rules and the tests (ARGS="-m 'not slow'")
+#
+# Set-up goes to stderr, so that the last line of stdout stays the command's JSON result.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+
+.PHONY: train test lint clean
+.DELETE_ON_ERROR:
+
+train: $(VENV)/.installed
+	@$(BIN)/python -m embodied.train task=pick_place $(ARGS)
+
+test: lint
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	@$(BIN)/ruff check . 1>&2
+	@$(BIN)/mypy 1>&2
+	@$(BIN)/lint-imports 1>&2
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "embodied-rl needs Python 3.11 or newer; choose one with PYTHON=<path>" >&2; exit 1; }
+	@echo "creating $(VENV)" >&2
+	@$(PYTHON) -m venv $(VENV) 1>&2
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing the pinned dependencies" >&2
+	@$(PIP) --editable . 1>&2
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing the pinned dependencies, development tools and EnvPool" >&2
+	@$(PIP) --editable '.[dev,envpool]' 1>&2
+	@touch $(VENV)/.installed $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

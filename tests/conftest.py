@@ -1,0 +1,45 @@
+"""What all tests share: their order, isolation of torch's global state, and the rule for slow tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+# Cheap and decisive first: a wrong likelihood explains whatever fails after it.
+FIRST = ("numerics",)
+LAST = ("faults", "e2e")
+
+
+def _rank(item: pytest.Item) -> int:
+    room = item.path.relative_to(ROOT / "tests").parts[0]
+    if room in FIRST:
+        return FIRST.index(room) - len(FIRST)
+    return LAST.index(room) + 1 if room in LAST else 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_rank)  # stable: within a rank pytest's own order stays
+    for item in items:
+        for mark in item.iter_markers("slow"):
+            if not mark.kwargs.get("reason"):
+                raise pytest.UsageError(f'{item.nodeid}: write pytest.mark.slow(reason="what takes the time")')
+
+
+@pytest.fixture(autouse=True)
+def torch_isolation() -> Iterator[None]:
+    """Every test starts from seed 0 and cannot leak thread count or default dtype into the next one."""
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(dtype)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository's root."""
+    return ROOT

@@ -1,0 +1,79 @@
+"""The rooms of docs/architecture.md, held by tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOMS = ("embodied", "envs", "policies", "algos")
+
+
+def loaded_modules(statement: str, root: Path) -> set[str]:
+    """Names in sys.modules after running ``statement`` in a fresh interpreter."""
+    code = f"{statement}\nimport sys\nprint('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def rooms_of(modules: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in modules} & set(ROOMS)
+
+
+def test_import_rules_hold(root: Path) -> None:
+    lint = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([lint, "--no-cache"], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout
+
+
+def test_import_rules_are_not_vacuous(root: Path, tmp_path: Path) -> None:
+    """A policy that imports an environment breaks a contract: the linter sees these packages."""
+    for room in ROOMS:
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").touch()
+    for name in ("core", "runtime", "report"):
+        (tmp_path / "embodied" / name).mkdir()
+        (tmp_path / "embodied" / name / "__init__.py").touch()
+    for command in ("train", "eval", "tasks", "bench"):
+        (tmp_path / "embodied" / f"{command}.py").touch()
+    (tmp_path / "pyproject.toml").write_text((root / "pyproject.toml").read_text())
+    lint = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
+
+    clean = subprocess.run(lint, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert clean.returncode == 0, clean.stdout + clean.stderr
+
+    (tmp_path / "policies" / "bad.py").write_text("import envs\n")
+    broken = subprocess.run(lint, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert broken.returncode == 1
+    assert "policies is not allowed to import envs" in broken.stdout
+
+
+def test_core_imports_nothing_of_ours(root: Path) -> None:
+    loaded = loaded_modules("import embodied.core.types, embodied.core.protocols, embodied.core.registry", root)
+    assert rooms_of(loaded) == {"embodied"}
+    ours = {name for name in loaded if name.startswith("embodied.")}
+    assert all(name == "embodied.core" or name.startswith("embodied.core.") for name in ours), ours
+
+
+@pytest.mark.parametrize("room", ["policies", "algos", "embodied.runtime"])
+def test_room_needs_no_simulator(root: Path, room: str) -> None:
+    """Policies and algorithms can be used, and the runtime started, where no simulator is installed."""
+    everything = (
+        f"import importlib, pkgutil, {room} as room\n"
+        "for module in pkgutil.walk_packages(room.__path__, room.__name__ + '.'): importlib.import_module(module.name)"
+    )
+    loaded = loaded_modules(everything, root)
+    assert not loaded & {"mujoco", "gymnasium", "envpool"}
+    assert rooms_of(loaded) <= {"embodied", room.partition(".")[0]}
+
+
+def test_data_is_where_the_code_looks_for_it(root: Path) -> None:
+    """configs/ and assets/ hold data only: no module that an installed wheel would put on sys.path."""
+    for folder in ("configs", "assets"):
+        assert not list((root / folder).rglob("*.py")), f"{folder}/ is data only"
+    assert list((root / "configs").rglob("*.yaml"))
+    assert list((root / "assets").rglob("*.xml"))
