@@ -1,0 +1,246 @@
+"""Pictures of simulations by ray casting: colour, depth and segmentation, with no OpenGL, EGL or Vulkan.
+
+``render`` casts one ray per pixel with ``mujoco.batch.Batch.ray`` against the geoms of the camera's groups, straight
+from the state of each simulation, so pictures are current whatever was stepped last. Visible are groups 0 to 2 by
+default, as in MuJoCo's viewer: robots carry their visual geoms in group 2 and their collision shells in group 3.
+
+Suffixes: n simulations, r rays of one simulation, h and w pixels. World frame, metres; a camera looks along its -z
+axis with +x to the right and +y up, as in MJCF.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import mujoco
+import numpy as np
+from mujoco.batch import Batch
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Vec3 = tuple[float, float, float]
+
+_EXTENT_M = 8.0  # where the floor has faded into the horizon
+_CHECKER_M = 0.25
+_SUBPIXELS = ((-0.375, -0.125), (0.125, -0.375), (0.375, 0.125), (-0.125, 0.375))  # rotated grid
+
+
+@dataclass(frozen=True, slots=True)
+class Camera:
+    """Where a picture is taken from and how large it is.
+
+    Either ``pos`` and ``lookat`` (world frame, +z up in the picture) or ``mount``: the name of a ``<camera>`` of the
+    MJCF, which gives the pose (it moves with its body) and the field of view. Raises ValueError for anything else.
+    """
+
+    name: str
+    width: int = 64
+    height: int = 64
+    fovy_deg: float = 45.0
+    pos: Vec3 | None = None
+    lookat: Vec3 | None = None
+    mount: str | None = None
+    groups: tuple[int, ...] = (0, 1, 2)
+
+    def __post_init__(self) -> None:
+        placed = self.pos is not None and self.lookat is not None
+        if placed == (self.mount is not None) or (self.pos is None) != (self.lookat is None):
+            raise ValueError(f"camera '{self.name}': give either pos and lookat, or mount (an MJCF camera's name)")
+        if self.width < 1 or self.height < 1:
+            raise ValueError(f"camera '{self.name}': width and height must be positive, got {self.width}x{self.height}")
+        if not 0.0 < self.fovy_deg < 180.0:
+            raise ValueError(f"camera '{self.name}': fovy_deg must be in (0, 180), got {self.fovy_deg}")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Light and effort. shadow_rays: 0 no shadows, 1 hard, more soft. antialias: 4 rays on edges of geoms."""
+
+    sun: Vec3 = (0.35, -0.45, 0.85)  # direction towards the light
+    sun_radius: float = 0.06  # of the light's disc, as a tangent
+    shadow_rays: int = 0
+    antialias: bool = False
+    horizon: Vec3 = (0.86, 0.89, 0.92)
+    zenith: Vec3 = (0.42, 0.55, 0.70)
+
+
+FAST = Look()
+VIDEO = Look(shadow_rays=1, antialias=True)
+PICTURE = Look(shadow_rays=12, antialias=True)
+
+
+def render(
+    batch: Batch, camera: Camera, ids: Sequence[int] | NDArray[np.integer] | None = None, look: Look = FAST
+) -> dict[str, NDArray]:
+    """Picture of each simulation in ``ids`` (None: all).
+
+    Returns ``rgb`` uint8 [n, h, w, 3], ``depth`` float32 [n, h, w] in metres along the optical axis (inf where no geom
+    is hit) and ``segmentation`` int32 [n, h, w], the geom's id (-1 where none). The state is untouched.
+    """
+    sims = np.arange(batch.nsim) if ids is None else np.atleast_1d(np.asarray(ids))
+    scene = _Scene(batch, sims, camera.groups, look)
+    origin_n3, rotation_n33, fovy_deg = _poses(batch, camera, sims, scene.model)
+    pixels_r3, step = _pixel_rays(camera.width, camera.height, fovy_deg)
+    direction = pixels_r3 @ rotation_n33.transpose(0, 2, 1)
+    color, dist, geom, normal = scene.trace(origin_n3, direction)
+    if look.antialias:
+        edge = _subset(_edges(geom, normal, camera.height, camera.width))
+        color_e = np.zeros((*edge.shape, 3))
+        for dx, dy in _SUBPIXELS:
+            rays = pixels_r3[edge] + np.array([dx * step, dy * step, 0.0])
+            color_e += scene.trace(origin_n3, rays @ rotation_n33.transpose(0, 2, 1))[0] / len(_SUBPIXELS)
+        np.put_along_axis(color, edge[..., None], color_e, axis=1)
+    shape = (len(sims), camera.height, camera.width)
+    return {
+        "rgb": (color.clip(0.0, 1.0) * 255.0 + 0.5).astype(np.uint8).reshape(*shape, 3),
+        "depth": np.where(geom < 0, np.inf, dist).astype(np.float32).reshape(shape),
+        "segmentation": geom.astype(np.int32).reshape(shape),
+    }
+
+
+@lru_cache(maxsize=32)
+def _pixel_rays(width: int, height: int, fovy_deg: float) -> tuple[Array, float]:
+    """Rays through the pixels' centres in the camera's frame, [h*w, 3] with z = -1 (a distance along one of them is
+    a depth), and the size of a pixel at unit depth."""
+    step = 2.0 * np.tan(np.deg2rad(fovy_deg) / 2.0) / height
+    x, y = np.meshgrid(np.arange(width) - (width - 1) / 2, (height - 1) / 2 - np.arange(height))
+    rays = np.stack([x.ravel() * step, y.ravel() * step, np.full(x.size, -1.0)], axis=-1)
+    rays.setflags(write=False)
+    return rays, float(step)
+
+
+def _poses(batch: Batch, camera: Camera, sims: NDArray, model: mujoco.MjModel) -> tuple[Array, Array, float]:
+    """Position [n, 3], camera-to-world rotation [n, 3, 3] and vertical field of view."""
+    if camera.mount is None:
+        assert camera.pos is not None and camera.lookat is not None
+        pos = np.array(camera.pos)
+        back = pos - np.array(camera.lookat)
+        back /= np.linalg.norm(back)
+        up = np.array([0.0, 0.0, 1.0]) if abs(back[2]) < 0.999 else np.array([0.0, 1.0, 0.0])
+        right = np.cross(up, back)
+        right /= np.linalg.norm(right)
+        rotation = np.stack([right, np.cross(back, right), back], axis=-1)
+        return np.tile(pos, (len(sims), 1)), np.tile(rotation, (len(sims), 1, 1)), camera.fovy_deg
+    cam = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera.mount)
+    if cam < 0:
+        names = ", ".join(model.camera(i).name for i in range(model.ncam)) or "none"
+        raise ValueError(f"camera '{camera.name}': the model has no camera '{camera.mount}'. It has: {names}")
+    pos_n3, rotation_n33 = np.empty((len(sims), 3)), np.empty((len(sims), 3, 3))
+    data = mujoco.MjData(model)
+    for row, sim in enumerate(sims):
+        batch.get_data(int(sim), data)
+        model = batch.get_model(int(sim), model)
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_comPos(model, data)
+        mujoco.mj_camlight(model, data)
+        pos_n3[row], rotation_n33[row] = data.cam_xpos[cam], data.cam_xmat[cam].reshape(3, 3)
+    return pos_n3, rotation_n33, float(model.cam_fovy[cam])
+
+
+def _subset(mask_nr: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Indices [n, k] of the true entries of each row, filled up to the longest row with false ones."""
+    most = int(mask_nr.sum(1).max())
+    return np.argsort(~mask_nr, axis=1, kind="stable")[:, :most]
+
+
+def _edges(geom_nr: NDArray, normal_nr3: Array, height: int, width: int) -> NDArray[np.bool_]:
+    """Pixels beside another geom or beside a crease of their own, [n, h*w]."""
+    geom = geom_nr.reshape(-1, height, width)
+    normal = normal_nr3.reshape(-1, height, width, 3)
+    edge = np.zeros(geom.shape, bool)
+    for axis in (1, 2):
+        near, far = (slice(None),) * axis + (slice(None, -1),), (slice(None),) * axis + (slice(1, None),)
+        differs = (geom[near] != geom[far]) | ((normal[near] * normal[far]).sum(-1) < 0.85) & (geom[near] >= 0)
+        edge[near] |= differs
+        edge[far] |= differs
+    return edge.reshape(len(geom), -1)
+
+
+class _Scene:
+    """Colours of the geoms of some simulations, and how light falls on them."""
+
+    def __init__(self, batch: Batch, sims: NDArray, groups: tuple[int, ...], look: Look) -> None:
+        self.batch, self.sims, self.look = batch, sims, look
+        self.model = model = batch.get_model(int(sims[0]))
+        self.groups = np.isin(np.arange(mujoco.mjNGROUP), groups).astype(np.uint8)
+        self.rows = np.arange(len(sims))[:, None]
+        self.plane_g = model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
+        material = np.clip(model.geom_matid, 0, None)
+        uses_material = (model.geom_matid >= 0) & (model.geom_rgba == 0.5)[:, :3].all(1)
+        per_sim = batch.expanded("geom_rgba")
+        rgba_ng4 = (model.geom_rgba[None] if per_sim is None else per_sim[sims]).astype(np.float64)
+        if model.nmat:
+            rgba_ng4 = np.where(uses_material[:, None], model.mat_rgba[material], rgba_ng4)
+        self.rgba_ng4 = np.broadcast_to(rgba_ng4, (len(sims), model.ngeom, 4))
+        specular = model.mat_specular[material] if model.nmat else 0.0
+        self.specular_g = np.where(self.plane_g, 0.0, np.where(model.geom_matid >= 0, specular, 0.2))
+        sun = np.array(look.sun)
+        self.sun = sun / np.linalg.norm(sun)
+
+    def trace(self, origin_n3: Array, direction_nr3: Array) -> tuple[Array, Array, NDArray, Array]:
+        """Colour [n, r, 3], distance in lengths of the direction [n, r], geom [n, r] and normal [n, r, 3]."""
+        dist, geom, normal = self._cast(origin_n3[:, None], direction_nr3)
+        color, alpha = self._shade(origin_n3, direction_nr3, dist, geom, normal)
+        if (alpha < 1.0).any():  # one layer behind translucent geoms
+            k = _subset(alpha < 1.0)
+            rays = np.take_along_axis(direction_nr3, k[..., None], axis=1)
+            body = self.model.geom_bodyid[np.take_along_axis(geom, k, axis=1)]
+            behind = self._cast(origin_n3[:, None], rays, bodyexclude=body)
+            color_b, _ = self._shade(origin_n3, rays, *behind)
+            share = np.take_along_axis(alpha, k, axis=1)[..., None]
+            color_k = np.take_along_axis(color, k[..., None], axis=1)
+            np.put_along_axis(color, k[..., None], share * color_k + (1.0 - share) * color_b, axis=1)
+        return color, dist, geom, normal
+
+    def _cast(self, pnt: Array, vec: Array, bodyexclude: NDArray | int = -1) -> tuple[Array, NDArray, Array]:
+        return self.batch.ray(pnt, vec, geomgroup=self.groups, ids=self.sims, bodyexclude=bodyexclude, normal=True)
+
+    def _shade(
+        self, origin_n3: Array, direction: Array, dist: Array, geom: NDArray, normal: Array
+    ) -> tuple[Array, Array]:
+        """Colour [n, r, 3] and opacity [n, r] of what the rays hit."""
+        unit = direction / np.linalg.norm(direction, axis=-1, keepdims=True)
+        rgba = self.rgba_ng4[self.rows, geom]
+        hit = origin_n3[:, None] + dist[..., None] * direction
+        base = rgba[..., :3] * self._checker(hit, geom)[..., None]
+        facing = -(normal * unit).sum(-1)
+        outward = np.where(facing[..., None] < 0.0, -normal, normal)
+        lit = (outward @ self.sun).clip(0.0) * self._visible(hit, outward)
+        half = self.sun - unit
+        half /= np.linalg.norm(half, axis=-1, keepdims=True)
+        gloss = self.specular_g[geom] * (outward * half).sum(-1).clip(0.0) ** 32 * (lit > 0.0)
+        ambient = 0.34 + 0.14 * outward[..., 2] + 0.14 * np.abs(facing)
+        color = base * (ambient + 0.62 * lit)[..., None] + 0.6 * (gloss * lit)[..., None]
+        sky = self._sky(unit)
+        away = np.where(self.plane_g[geom], (dist * np.linalg.norm(direction, axis=-1) / _EXTENT_M).clip(0, 1) ** 2, 0)
+        away = np.where(geom < 0, 1.0, away)[..., None]
+        return (1.0 - away) * color + away * sky, np.where(geom < 0, 1.0, rgba[..., 3])
+
+    def _checker(self, hit: Array, geom: NDArray) -> Array:
+        """Brightness of the floor's tiles, 1 on everything else."""
+        cell = np.floor(hit[..., :2] / _CHECKER_M).sum(-1) % 2
+        return np.where(self.plane_g[geom], 0.92 + 0.08 * cell, 1.0)
+
+    def _visible(self, hit: Array, outward: Array) -> Array | float:
+        """Share of the sun's disc that each point sees, [n, r]."""
+        count = self.look.shadow_rays
+        if count == 0:
+            return 1.0
+        start = hit + 1e-4 * outward
+        sideways = np.cross(self.sun, [0.0, 0.0, 1.0] if abs(self.sun[2]) < 0.9 else [1.0, 0.0, 0.0])
+        sideways /= np.linalg.norm(sideways)
+        disc = np.stack([sideways, np.cross(self.sun, sideways)])
+        turn = np.random.default_rng(0).uniform(0.0, 2 * np.pi, hit.shape[1])  # turns banding into fine grain
+        seen = np.zeros(hit.shape[:2])
+        for k in range(count):
+            radius = self.look.sun_radius * np.sqrt((k + 0.5) / count) * (count > 1)
+            angle = turn + 2.399963 * k  # golden angle
+            towards = self.sun + radius * np.stack([np.cos(angle), np.sin(angle)], -1) @ disc
+            seen += self._cast(start, towards)[1] < 0
+        return seen / count
+
+    def _sky(self, unit: Array) -> Array:
+        share = unit[..., 2:].clip(0.0, 1.0) ** 0.7
+        return (1.0 - share) * np.array(self.look.horizon) + share * np.array(self.look.zenith)
