@@ -1,0 +1,76 @@
+"""What all commands share: one JSON line on stdout, the rest on stderr, exit codes that mean something.
+
+0 success, 1 a crash (traceback), 2 bad input (message only), 130 stopped by Ctrl-C or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import embodied
+
+INTERRUPTED = 130
+
+
+def check_installation() -> str | None:
+    """Why the imported ``embodied`` is not (only) ours, or None if all is well. See ``embodied/__init__.py``."""
+    cure = "Cure: pip uninstall -y embodied embodied-rl, then install embodied-rl again, in an environment of its own."
+    here = Path(__file__).resolve().with_name("__init__.py")
+    if getattr(embodied, "__distribution__", None) != "embodied-rl":
+        return f"{embodied.__file__} belongs to another project that is also called 'embodied'. {cure}"
+    try:
+        other = importlib.metadata.distribution("embodied")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    if Path(str(other.locate_file("embodied/__init__.py"))).resolve() == here:
+        return f"pip merged another project called 'embodied' {other.version} into {here.parent}. {cure}"
+    return None
+
+
+class Stopped(Exception):
+    """Raised by a command that a signal ended in good order; ``result`` is printed all the same."""
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        super().__init__("stopped by a signal")
+        self.result = result
+
+
+def run_command(command: Callable[[Sequence[str]], dict[str, Any]], usage: str | None, argv: Sequence[str]) -> int:
+    """Run ``command(argv)``, print its result as the last line of stdout; returns the exit code.
+
+    What anything prints to stdout meanwhile goes to stderr. usage: what ``--help`` prints.
+    """
+    problem = check_installation()
+    if problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    if any(word in ("-h", "--help", "help") for word in argv):
+        print(usage)
+        return 0
+    from embodied.core.errors import UserError  # after the check: a merged install may lack it
+
+    code = 0
+    try:
+        with redirect_stdout(sys.stderr):
+            result = command(argv)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Stopped as stopped:
+        result, code = stopped.result, INTERRUPTED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+        return 1
+    sys.stderr.flush()
+    print(json.dumps(result), flush=True)
+    return code

@@ -1,0 +1,1 @@
+"""What a person reads: metrics, progress, statistics and videos."""

@@ -1,0 +1,85 @@
+"""The training curve: ``metrics.jsonl`` (one object per iteration) and TensorBoard events, of the same numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.utils.tensorboard.writer import SummaryWriter
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class MetricsWriter:
+    """Appends rows to a run directory.
+
+    last_iteration: on resume, the iteration of the checkpoint that training goes on from. Rows after it belong to
+    work that was lost and will be done again: they are removed, so that a curve never runs back in time.
+    """
+
+    def __init__(self, run_dir: Path, last_iteration: int | None = None) -> None:
+        self._path = run_dir / METRICS_FILE
+        purge_step = None
+        if last_iteration is not None:
+            kept = truncate_metrics(self._path, last_iteration)
+            purge_step = int(kept[-1]["env_steps"]) + 1 if kept else 0
+        self._file = self._path.open("a", encoding="utf-8")
+        self._tensorboard = SummaryWriter(str(run_dir), purge_step=purge_step, flush_secs=30)
+
+    def write(self, row: Mapping[str, float | int]) -> None:
+        """One iteration; needs ``env_steps``, the x axis of TensorBoard. Numbers that are not finite become null."""
+        finite = {key: value if math.isfinite(value) else None for key, value in row.items()}
+        self._file.write(json.dumps(finite) + "\n")
+        self._file.flush()
+        self.scalars({key: value for key, value in row.items() if "/" in key}, int(row["env_steps"]))
+
+    def scalars(self, values: Mapping[str, float | int], env_steps: int) -> None:
+        """Numbers for TensorBoard alone (an evaluation, which has its own file)."""
+        for key, value in values.items():
+            if math.isfinite(value):
+                self._tensorboard.add_scalar(key, value, env_steps)
+
+    def close(self) -> None:
+        self._file.close()
+        self._tensorboard.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a ``metrics.jsonl``; a last line that a crash cut short is left out."""
+    rows: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def truncate_metrics(path: Path, last_iteration: int) -> list[dict[str, Any]]:
+    """Drop the rows after ``last_iteration``, atomically; returns those that stay."""
+    kept = [row for row in read_metrics(path) if row["iteration"] <= last_iteration]
+    write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))
+    return kept
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """A result as indented JSON, written atomically; makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """A reader sees the old content or the new, never a part, whenever the writer dies."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

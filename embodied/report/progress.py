@@ -1,0 +1,106 @@
+"""The line that a person watches: rate, success, time left. Everything goes to stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+PLAIN_INTERVAL_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Where training stands. Successes are rates in [0, 1], None before there is one."""
+
+    iteration: int
+    env_steps: int
+    wall_s: float
+    env_steps_per_s: float
+    success: float | None = None  # of episodes that ended lately in training
+    eval_success: float | None = None  # of the last evaluation
+
+
+class Progress:
+    """Live line on a terminal, else a plain line at most every ``PLAIN_INTERVAL_S`` seconds.
+
+    total_steps, max_minutes: where training ends, whichever comes first; max_minutes None is no limit.
+    """
+
+    def __init__(self, total_steps: int, max_minutes: float | None, stream: TextIO | None = None) -> None:
+        self._total_steps = total_steps
+        self._max_s = None if max_minutes is None else 60.0 * max_minutes
+        self._console = Console(file=stream or sys.stderr, highlight=False, soft_wrap=True)
+        self._live: Live | None = None
+        self._last_plain_s = -float("inf")
+        if self._console.is_terminal:
+            self._live = Live(Text("starting"), console=self._console, refresh_per_second=4, transient=False)
+            self._live.start()
+
+    def update(self, status: Status) -> None:
+        if self._live is not None:
+            self._live.update(Text(self._line(status)))
+        elif time.monotonic() - self._last_plain_s >= PLAIN_INTERVAL_S:
+            self._last_plain_s = time.monotonic()
+            self.message(self._line(status))
+
+    def message(self, text: str) -> None:
+        """Print a line of its own (above the live line)."""
+        self._console.print(Text(text))
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _line(self, status: Status) -> str:
+        done = min(1.0, self._fraction(status))
+        parts = [
+            f"{done:4.0%}",
+            f"{_count(status.env_steps)} of {_count(self._total_steps)} steps",
+            f"{_count(status.env_steps_per_s)} steps/s",
+            f"success {_percent(status.success)}",
+            f"evaluated {_percent(status.eval_success)}",
+            f"{duration(status.wall_s)} gone",
+            f"{duration(self.seconds_left(status))} left",
+        ]
+        return "  ".join(parts)
+
+    def _fraction(self, status: Status) -> float:
+        by_steps = status.env_steps / self._total_steps
+        return by_steps if self._max_s is None else max(by_steps, status.wall_s / self._max_s)
+
+    def seconds_left(self, status: Status) -> float | None:
+        """Until the first limit at the present rate; None while there is no rate."""
+        limits = []
+        if status.env_steps_per_s > 0:
+            limits.append(max(0, self._total_steps - status.env_steps) / status.env_steps_per_s)
+        if self._max_s is not None:
+            limits.append(max(0.0, self._max_s - status.wall_s))
+        return min(limits) if limits else None
+
+
+def duration(seconds: float | None) -> str:
+    """``75`` → "1m15s", ``3700`` → "1h01m"."""
+    if seconds is None:
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60}h{minutes % 60:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def _count(number: float) -> str:
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.1f}{unit}"
+    return f"{number:.0f}"
+
+
+def _percent(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.0%}"

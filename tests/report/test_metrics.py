@@ -1,0 +1,63 @@
+"""The curve on disk: what a reader gets, also after a crash and a resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from embodied.report.metrics import METRICS_FILE, MetricsWriter, read_metrics, write_atomically, write_json
+
+
+def write_rows(run: Path, iterations: range, loss: float, last_iteration: int | None = None) -> None:
+    writer = MetricsWriter(run, last_iteration)
+    for iteration in iterations:
+        writer.write({"iteration": iteration, "env_steps": 10 * iteration, "train/loss": loss})
+    writer.close()
+
+
+def test_rows_and_events_hold_the_same_numbers(tmp_path: Path) -> None:
+    write_rows(tmp_path, range(1, 4), loss=0.5)
+    assert read_metrics(tmp_path / METRICS_FILE)[2] == {"iteration": 3, "env_steps": 30, "train/loss": 0.5}
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(10, 0.5), (20, 0.5), (30, 0.5)]
+    assert events.Tags()["scalars"] == ["train/loss"]
+
+
+def test_resume_removes_the_work_that_will_be_redone(tmp_path: Path) -> None:
+    write_rows(tmp_path, range(1, 6), loss=1.0)
+    write_rows(tmp_path, range(4, 8), loss=2.0, last_iteration=3)
+    rows = read_metrics(tmp_path / METRICS_FILE)
+    assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5, 6, 7]
+    assert [row["train/loss"] for row in rows] == [1.0] * 3 + [2.0] * 4
+    scalars = EventAccumulator(str(tmp_path)).Reload().Scalars("train/loss")
+    assert [e.step for e in scalars] == [10, 20, 30, 40, 50, 60, 70]
+
+
+def test_a_line_cut_short_by_a_crash_is_dropped_on_resume(tmp_path: Path) -> None:
+    write_rows(tmp_path, range(1, 3), loss=1.0)
+    with (tmp_path / METRICS_FILE).open("a") as file:
+        file.write('{"iteration": 3, "env_')
+    write_rows(tmp_path, range(3, 4), loss=2.0, last_iteration=2)
+    assert [row["iteration"] for row in read_metrics(tmp_path / METRICS_FILE)] == [1, 2, 3]
+
+
+def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path)
+    writer.write({"iteration": 1, "env_steps": 1, "a/nan": float("nan"), "a/inf": float("inf"), "a/b": 1.0})
+    writer.close()
+    line = (tmp_path / METRICS_FILE).read_text()
+    assert json.loads(line, parse_constant=lambda name: pytest.fail(name)) == {
+        "iteration": 1, "env_steps": 1, "a/nan": None, "a/inf": None, "a/b": 1.0,
+    }  # fmt: skip
+
+
+def test_atomic_write_leaves_the_old_file_when_it_fails(tmp_path: Path) -> None:
+    path = tmp_path / "eval" / "last.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_atomically(path, 3)  # type: ignore[arg-type]
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [p.name for p in path.parent.iterdir()] == ["last.json"]
