@@ -1,0 +1,34 @@
+"""Where the parts of a run live and how their calls travel.
+
+Public API::
+
+    from embodied.runtime import RuntimeConfig, build_runtime, evaluate, checkpoint
+
+    config = RuntimeConfig(name="local", decisions=32, max_staleness=1, eval_every=10, eval_episodes=50)
+    with build_runtime(
+        config,
+        num_envs=1024,
+        seed=0,
+        make_env=lambda num_envs, num_threads: ...,       # -> VecEnv, staggered starts, for training
+        make_policy=lambda spec: ...,                     # EnvSpec -> Policy (a torch module on the CPU)
+        make_algorithm=lambda policy: ...,                # -> Algorithm, called after the policy moved to its device
+        make_eval_env=lambda num_envs, num_threads: ...,  # -> VecEnv, full-length episodes, no stagger; may be None
+    ) as runtime:
+        found = checkpoint.load_latest(run_dir)           # None if there is no checkpoint
+        if found:
+            runtime.load_state_dict(found.state)
+        for iteration in runtime.iterations(max_env_steps=2_000_000, deadline_s=time.monotonic() + 900, stop_event=stop):
+            ...                                           # iteration.index .env_steps .metrics .episodes .evaluation
+            checkpoint.save(run_dir, runtime.env_steps, runtime.state_dict())
+        final = runtime.evaluate()
+
+``torch.manual_seed(seed)`` is called before ``make_policy``. Checkpoint keys are ``policy``, ``algorithm`` and
+``runtime``; ``checkpoint.load_latest(run_dir, only="policy")`` gives an evaluation what it needs.
+"""
+
+from embodied.runtime import checkpoint
+from embodied.runtime.api import Iteration, Runtime, RuntimeConfig
+from embodied.runtime.build import EnvFactory, build_runtime
+from embodied.runtime.evaluator import evaluate
+
+__all__ = ["EnvFactory", "Iteration", "Runtime", "RuntimeConfig", "build_runtime", "checkpoint", "evaluate"]

@@ -1,0 +1,109 @@
+"""Build the parts and hand them to the runtime that the config names.
+
+    make_env ──► VecEnv per group ──► EnvWorker ┐
+    make_policy(spec) ──► policy ──copy──► ActorServer ├──► Parts ──► SyncRuntime | LocalRuntime
+                             └► make_algorithm ► Learner ┘
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from embodied.core.config import at_least
+from embodied.core.errors import UserError
+from embodied.core.protocols import Algorithm, Policy, VecEnv
+from embodied.core.types import EnvSpec
+from embodied.runtime import threads
+from embodied.runtime.actor_server import ActorServer
+from embodied.runtime.api import Runtime, RuntimeConfig
+from embodied.runtime.env_worker import EnvWorker
+from embodied.runtime.evaluator import Evaluator
+from embodied.runtime.learner import Learner
+from embodied.runtime.ledger import Ledger
+from embodied.runtime.local import LocalRuntime
+from embodied.runtime.sync import SyncRuntime
+from embodied.runtime.weight_store import WeightStore
+
+EnvFactory = Callable[[int, int], VecEnv]
+"""(num_envs, num_threads) -> VecEnv"""
+
+
+def build_runtime(
+    config: RuntimeConfig,
+    *,
+    num_envs: int,
+    seed: int,
+    make_env: EnvFactory,
+    make_policy: Callable[[EnvSpec], Policy],
+    make_algorithm: Callable[[Policy], Algorithm],
+    make_eval_env: EnvFactory | None = None,
+) -> Runtime:
+    """A runtime ready to iterate or to load a state.
+
+    num_envs: over all workers and groups. make_env gives training envs (with staggered episodes, if the task wants
+    them), make_eval_env envs whose episodes have full length and depend on the seed of ``reset`` alone.
+    ``torch.manual_seed(seed)`` comes before make_policy; envs are reset with seeds derived from ``seed`` and their index
+    among all envs, exploration noise from ``seed``, worker and group.
+    UserError if num_envs < 1 or ``device=cuda`` and there is none.
+    """
+    at_least("num_envs", num_envs, 1)
+    at_least("seed", seed, 0)
+    if config.eval_every and make_eval_env is None:
+        raise UserError("eval_every needs evaluation environments, and this task gives none")
+    device = resolve_device(config.device)
+    budget = threads.plan(config, device)
+    sizes = group_sizes(num_envs, config.num_workers, config.groups_per_worker)
+    envs = [[make_env(size, budget.sim) for size in worker] for worker in sizes]
+    torch.manual_seed(seed)
+    policy = make_policy(envs[0][0].spec)
+    actor_policy, eval_policy = copy.deepcopy(policy), copy.deepcopy(policy)
+    _module(policy).to(device)
+    store = WeightStore()
+    first_env = 0
+    workers = []
+    for index, groups in enumerate(envs):
+        workers.append(EnvWorker(groups, index, config.decisions, policy.execute, seed, first_env))
+        first_env += sum(env.num_envs for env in groups)
+    evaluator = None
+    if make_eval_env is not None:
+        evaluator = Evaluator(eval_policy, lambda: make_eval_env(config.eval_episodes, budget.evaluator), config)
+    runtime = SyncRuntime if config.name == "sync" else LocalRuntime
+    return runtime(
+        config,
+        budget,
+        workers=workers,
+        actor=ActorServer(actor_policy, store, device, merge=config.max_staleness > 0),
+        learner=Learner(make_algorithm(policy), store, device),
+        ledger=Ledger(sum(map(len, envs)), config.max_staleness),
+        store=store,
+        evaluator=evaluator,
+    )
+
+
+def group_sizes(num_envs: int, num_workers: int, groups_per_worker: int) -> list[list[int]]:
+    """Envs of each group of each worker, as even as can be; groups and workers that would be empty are left out.
+
+    >>> group_sizes(10, 2, 2), group_sizes(1, 1, 2)
+    ([[3, 3], [2, 2]], [[1]])
+    """
+    groups = num_workers * groups_per_worker
+    sizes = [num_envs // groups + (index < num_envs % groups) for index in range(groups)]
+    workers = [sizes[first : first + groups_per_worker] for first in range(0, groups, groups_per_worker)]
+    filled = [[size for size in worker if size] for worker in workers]
+    return [worker for worker in filled if worker]
+
+
+def resolve_device(name: str) -> torch.device:
+    """auto is CUDA where there is one. UserError if cuda is asked for in vain."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("device=cuda, but this machine (or this build of torch) has no CUDA device; use device=auto")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
+
+
+def _module(policy: Policy) -> nn.Module:
+    assert isinstance(policy, nn.Module), "a Policy is a torch module (embodied.core.protocols)"
+    return policy
