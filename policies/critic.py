@@ -1,0 +1,32 @@
+"""The value function: sees what the simulator knows, never exported to a robot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from policies.networks import mlp
+from policies.normalizer import RunningNormalizer
+
+
+class Critic(nn.Module):
+    """V(state, privileged) with a trunk of its own (Pinto et al. 2018, asymmetric actor critic).
+
+    Holds the normaliser of the privileged part, so that a policy without its critic is all that a robot needs.
+    """
+
+    def __init__(self, state_dim: int, privileged_dim: int, hidden: Sequence[int], activation: str) -> None:
+        super().__init__()
+        self.normalizer = RunningNormalizer(privileged_dim) if privileged_dim else None
+        self.network = mlp(state_dim + privileged_dim, hidden, 1, activation, gain=1.0)
+
+    def forward(self, state: Tensor, privileged: Tensor | None) -> Tensor:
+        """Value [...] of a normalised state [..., S] and a raw privileged observation [..., P] (None if P is 0)."""
+        if self.normalizer is not None:
+            if privileged is None:
+                raise ValueError("the critic needs obs['privileged'], which this observation lacks")
+            state = torch.cat((state, self.normalizer(privileged)), dim=-1)
+        value: Tensor = self.network(state).squeeze(-1)
+        return value

@@ -1,0 +1,147 @@
+"""A policy that draws action chunks by denoising, trainable by RL from scratch and by imitation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core.types import EnvSpec, Evaluation, Obs, PolicySample
+from policies.base import ActorCritic, ActorCriticConfig, check, check_hidden, check_name, is_positive_int
+from policies.flow.network import Denoiser, NoiseNetwork, time_features
+from policies.flow.sampler import integrate, sample_chain
+from policies.flow.step import interpolate, time_grid, transition, velocity_to
+from policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_executed
+
+PREDICTIONS = ("action", "velocity")
+EXPLORATIONS = ("flow_noise",)
+MIN_LOSS_TIME = 0.05  # lower bound of the 1/t weight in the imitation loss, as in Li & He (2025)
+
+
+@dataclass(frozen=True)
+class FlowConfig(ActorCriticConfig):
+    """Options of FlowPolicy; standard deviations are in action units ([-1, 1])."""
+
+    horizon: int = 4
+    execute: int = 4
+    denoise_steps: int = 4
+    head_hidden: tuple[int, ...] = (128, 128)
+    prediction: str = "action"
+    exploration: str = "flow_noise"
+    sigma_min: float = 0.05
+    sigma_max: float = 1.0
+    sigma_init: float = 0.4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(is_positive_int(self.denoise_steps), "denoise_steps", self.denoise_steps, "an integer of at least 1")
+        check_hidden("head_hidden", self.head_hidden)
+        check_name("prediction", self.prediction, PREDICTIONS)
+        check_name("exploration", self.exploration, EXPLORATIONS)
+        ordered = 0.0 < self.sigma_min < self.sigma_max
+        check(ordered, "sigma_min", self.sigma_min, f"above 0, below sigma_max ({self.sigma_max})")
+        inside = self.sigma_min < self.sigma_init < self.sigma_max
+        check(inside, "sigma_init", self.sigma_init, f"between {self.sigma_min} and {self.sigma_max}, both excluded")
+
+
+class FlowPolicy(ActorCritic):
+    """Flow matching over chunks [H, A], explored by Flow-Noise (pi_RL): every denoise step is a Gaussian.
+
+    Parametrisation. By default the network predicts the clean action f(x, t, state) and the velocity is ``(x - f)/t``
+    (x-prediction: Li & He 2025, "Back to Basics: Let Denoising Generative Models Denoise"). The last Euler step then
+    lands on f exactly, so the initial noise is contracted away and an untrained policy is a Gaussian around f ~ 0 with
+    the last step's sigma: RL from scratch starts as Gaussian PPO does. ``prediction: velocity`` is as in pi0.
+
+    Likelihood. The chain x_0 (noise), x_1, ..., x_K (action) is a Markov chain of diagonal Gaussians, and the
+    log-probability of a decision is the exact sum of its K transitions' log-densities. The density of x_0 has no
+    parameter and cancels in every ratio. With E < H, actions beyond E are never executed and their coordinates do
+    not count, in any transition: the result is the density of the executed coordinates, step by step, given all
+    coordinates of the step before. As the others enter the network's input, this leaves out the credit for what their
+    noise did to the executed ones; with E = H (the default) nothing is left out.
+
+    Entropy is the sum of the K transitions' Gaussian entropies along the given chain, over the same coordinates.
+    """
+
+    grid: Tensor
+    grid_features: Tensor
+
+    def __init__(self, spec: EnvSpec, config: FlowConfig) -> None:
+        super().__init__(spec, config)
+        self.denoise_steps = config.denoise_steps
+        self.predicts_velocity = config.prediction == "velocity"
+        chunk = config.horizon * spec.action_dim
+        self.denoiser = Denoiser(spec.state_dim, chunk, config.actor_hidden, config.head_hidden, config.activation)
+        sigmas = (config.sigma_min, config.sigma_max, config.sigma_init)
+        self.noise_network = NoiseNetwork(config.head_hidden[-1], chunk, *sigmas)
+        grid = time_grid(config.denoise_steps)
+        self.register_buffer("grid", grid.float(), persistent=False)
+        self.register_buffer("grid_features", time_features(grid).float(), persistent=False)
+
+    def velocity(self, code: Tensor, x: Tensor, t: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        """Velocity at x [..., H, A] and t [...] (its features: time), and the denoiser's features there."""
+        features = self.denoiser.features(code, x.flatten(-2), time)
+        prediction = self.denoiser.predict(features).view_as(x)
+        return prediction if self.predicts_velocity else velocity_to(prediction, x, t[..., None, None]), features
+
+    def velocity_and_sigma(self, code: Tensor, x: Tensor, t: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``velocity``, with the standard deviation [..., H, A] of the step that starts there."""
+        velocity, features = self.velocity(code, x, t, time)
+        return velocity, self.noise_network(features).view_as(x)
+
+    def sample_noise(self, num: int, generator: torch.Generator) -> Tensor:
+        """Standard normals for ``num`` decisions, [num, K+1, H, A]: the initial noise, then that of every step."""
+        return torch.randn(num, self.denoise_steps + 1, self.horizon, self.spec.action_dim, generator=generator)
+
+    @torch.no_grad()
+    def act(self, obs: Obs, noise: Tensor | None) -> PolicySample:
+        """Draw a chunk for each row of obs.
+
+        noise=None follows the ODE from zero noise, without the noise network; a point mass has no density, so its
+        log-probability is given as 0.
+        """
+        state = self.normalized_state(obs)
+        value = self.state_value(state, obs)
+        code = self.denoiser.encode(state)
+        if noise is None:
+            start = code.new_zeros(code.shape[0], self.horizon, self.spec.action_dim)
+            chain = integrate(
+                lambda x, k: self.velocity(code, x, self.grid[k], self.grid_features[k])[0], start, self.denoise_steps
+            )
+            log_prob = torch.zeros_like(value)
+        else:
+            chain, mean, std = sample_chain(
+                lambda x, k: self.velocity_and_sigma(code, x, self.grid[k], self.grid_features[k]), noise.to(code)
+            )
+            log_prob = sum_executed(gaussian_log_prob(chain[:, 1:], mean, std), self.execute)
+        version = torch.full(value.shape, -1, dtype=torch.int64, device=value.device)
+        return PolicySample(chain[:, -1], log_prob, value, chain, version)
+
+    def evaluate(self, obs: Obs, chain: Tensor) -> Evaluation:
+        """Log-probability, entropy and value of recorded chains [B, K+1, H, A], all K transitions in one batch."""
+        state = self.normalized_state(obs)
+        code = self.denoiser.encode(state).unsqueeze(1)
+        x = chain[:, :-1]
+        velocity, sigma = self.velocity_and_sigma(code, x, self.grid, self.grid_features)
+        mean, std = transition(x, velocity, sigma, 1.0 / self.denoise_steps)
+        log_prob = sum_executed(gaussian_log_prob(chain[:, 1:], mean, std), self.execute)
+        entropy = sum_executed(gaussian_entropy(std), self.execute)
+        return Evaluation(log_prob, entropy, self.state_value(state, obs))
+
+    def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
+        """Flow-matching loss of demonstrated chunks, a scalar: mean squared error of the velocity ``noise - action``.
+
+        Times are drawn from Beta(1.5, 1) * 0.999 + 0.001 as for pi0 (by its inverse distribution, u^(2/3)). With the
+        action predicted, the error of the velocity is that of the action over t; t is bounded below by MIN_LOSS_TIME
+        there, which only takes weight from the last, easiest times.
+        """
+        noise = torch.randn(action_NHA.shape, generator=generator).to(action_NHA)
+        t = (torch.rand(action_NHA.shape[0], generator=generator) ** (2.0 / 3.0) * 0.999 + 0.001).to(action_NHA)
+        t_N11 = t[:, None, None]
+        x = interpolate(action_NHA, noise, t_N11)
+        code = self.denoiser.encode(self.normalized_state(obs))
+        velocity, _ = self.velocity(code, x, t, time_features(t))
+        error = velocity - (noise - action_NHA)
+        if not self.predicts_velocity:
+            error = error * (t_N11 / t_N11.clamp_min(MIN_LOSS_TIME))
+        return error.square().mean()

@@ -1,0 +1,50 @@
+"""One denoise step of a flow over action chunks. Sampler, likelihood and tests all use these functions.
+
+Flow time t runs from 1 (noise) to 0 (action): ``x_t = t * noise + (1 - t) * action``, velocity ``noise - action``.
+The K inference steps start at t = 1 and are ``delta = 1 / K`` long. Times are floats or tensors that broadcast with x.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Time = Tensor | float
+
+
+def time_grid(steps: int) -> Tensor:
+    """Flow times at which the K steps begin, [K]: 1, 1 - 1/K, ..., 1/K."""
+    return 1.0 - torch.arange(steps, dtype=torch.float64) / steps
+
+
+def interpolate(action: Tensor, noise: Tensor, t: Time) -> Tensor:
+    """x_t on the straight path from action (t = 0) to noise (t = 1)."""
+    return t * noise + (1.0 - t) * action
+
+
+def clean_action(x: Tensor, velocity: Tensor, t: Time) -> Tensor:
+    """The action that x at time t points to: ``x - t * v``."""
+    return x - t * velocity
+
+
+def initial_noise(x: Tensor, velocity: Tensor, t: Time) -> Tensor:
+    """The noise that x at time t comes from: ``x + (1 - t) * v``."""
+    return x + (1.0 - t) * velocity
+
+
+def velocity_to(clean: Tensor, x: Tensor, t: Time) -> Tensor:
+    """The velocity whose clean action is ``clean``: the inverse of ``clean_action``, for t > 0."""
+    return (x - clean) / t
+
+
+def euler(x: Tensor, velocity: Tensor, delta: float) -> Tensor:
+    """The deterministic step of the flow's ODE, from t to t - delta."""
+    return x - delta * velocity
+
+
+def transition(x: Tensor, velocity: Tensor, sigma: Tensor, delta: float) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of x at t - delta given x at t, under Flow-Noise exploration.
+
+    Flow-Noise (pi_RL, Chen et al. 2025) is the Euler step with a learned standard deviation ``sigma`` around it.
+    """
+    return euler(x, velocity, delta), sigma

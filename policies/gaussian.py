@@ -1,0 +1,80 @@
+"""A Gaussian over action chunks with a learned standard deviation: the classic on-policy actor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core.types import EnvSpec, Evaluation, Obs, PolicySample
+from policies.base import ActorCritic, ActorCriticConfig, check
+from policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_executed
+from policies.networks import mlp
+
+
+@dataclass(frozen=True)
+class GaussianConfig(ActorCriticConfig):
+    """Options of GaussianPolicy; standard deviations are in action units ([-1, 1])."""
+
+    init_std: float = 0.5
+    min_std: float = 0.05
+    max_std: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(0.0 < self.min_std < self.max_std, "min_std", self.min_std, f"above 0, below max_std ({self.max_std})")
+        in_range = self.min_std <= self.init_std <= self.max_std
+        check(in_range, "init_std", self.init_std, f"min_std to max_std ({self.min_std} to {self.max_std})")
+
+
+class GaussianPolicy(ActorCritic):
+    """Actions ~ N(mean(state), std^2), std learned per action dimension and independent of the state.
+
+    The mean is not squashed: the environment clips. The chain is the action itself, [N, 1, H, A].
+    """
+
+    def __init__(self, spec: EnvSpec, config: GaussianConfig) -> None:
+        super().__init__(spec, config)
+        chunk = config.horizon * spec.action_dim
+        self.actor = mlp(spec.state_dim, config.actor_hidden, chunk, config.activation, gain=0.01)
+        self.log_std = nn.Parameter(torch.full((config.horizon, spec.action_dim), log(config.init_std)))
+        self.log_std_range = (log(config.min_std), log(config.max_std))
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of each action dimension, [H, A]."""
+        return self.log_std.clamp(*self.log_std_range).exp()
+
+    def mean(self, state: Tensor) -> Tensor:
+        """Mean chunk [N, H, A] of a normalised state [N, S]."""
+        mean: Tensor = self.actor(state)
+        return mean.view(-1, self.horizon, self.spec.action_dim)
+
+    def sample_noise(self, num: int, generator: torch.Generator) -> Tensor:
+        """Standard normals for ``num`` decisions, [num, 1, H, A]."""
+        return torch.randn(num, 1, self.horizon, self.spec.action_dim, generator=generator)
+
+    @torch.no_grad()
+    def act(self, obs: Obs, noise: Tensor | None) -> PolicySample:
+        """Draw a chunk for each row; noise=None gives the mean and, a point mass having no density, log-prob 0."""
+        state = self.normalized_state(obs)
+        mean = self.mean(state)
+        value = self.state_value(state, obs)
+        if noise is None:
+            action, log_prob = mean, torch.zeros_like(value)
+        else:
+            std = self.std
+            action = mean + std * noise[:, 0].to(mean)
+            log_prob = sum_executed(gaussian_log_prob(action, mean, std).unsqueeze(1), self.execute)
+        version = torch.full(value.shape, -1, dtype=torch.int64, device=value.device)
+        return PolicySample(action, log_prob, value, action.unsqueeze(1), version)
+
+    def evaluate(self, obs: Obs, chain: Tensor) -> Evaluation:
+        """Log-probability and entropy of the executed actions, and value; chain is [B, 1, H, A]."""
+        state = self.normalized_state(obs)
+        mean, std = self.mean(state).unsqueeze(1), self.std
+        log_prob = sum_executed(gaussian_log_prob(chain, mean, std), self.execute)
+        entropy = sum_executed(gaussian_entropy(std)[None, None], self.execute).expand_as(log_prob)
+        return Evaluation(log_prob, entropy, self.state_value(state, obs))

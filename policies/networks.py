@@ -1,0 +1,38 @@
+"""Building blocks of small networks: layers, activations and their initialisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import sqrt
+
+from torch import nn
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "elu": lambda: nn.ELU(inplace=True),
+    "relu": lambda: nn.ReLU(inplace=True),
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+}
+
+
+def linear(inputs: int, outputs: int, gain: float = sqrt(2.0), bias: bool = True) -> nn.Linear:
+    """A linear layer with orthogonal weights scaled by ``gain`` and zero bias."""
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    nn.init.orthogonal_(layer.weight, gain)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def trunk(inputs: int, hidden: Sequence[int], activation: str) -> nn.Sequential:
+    """Hidden layers, each followed by the activation: [..., inputs] -> [..., hidden[-1]]."""
+    layers: list[nn.Module] = []
+    for width in hidden:
+        layers += [linear(inputs, width), ACTIVATIONS[activation]()]
+        inputs = width
+    return nn.Sequential(*layers)
+
+
+def mlp(inputs: int, hidden: Sequence[int], outputs: int, activation: str, gain: float) -> nn.Sequential:
+    """A trunk and a linear output layer whose weights are scaled by ``gain``: [..., inputs] -> [..., outputs]."""
+    return trunk(inputs, hidden, activation).append(linear(hidden[-1], outputs, gain))

@@ -1,0 +1,46 @@
+"""Running standardisation of observations, kept inside the policy so that its weights are complete."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class RunningNormalizer(nn.Module):
+    """Standardises vectors [..., D] by the mean and variance of all that ``update`` has seen.
+
+    Batches are merged as Chan, Golub and LeVeque (1979) do: stable for any batch size, exact up to rounding. The
+    arithmetic of a merge is float64, the buffers float32. Before the first update it is the identity (clipped).
+
+    clip: bound of the standardised values. epsilon: added to the variance; a constant feature maps to 0.
+    """
+
+    count: Tensor
+    mean: Tensor
+    var: Tensor
+
+    def __init__(self, dim: int, clip: float = 10.0, epsilon: float = 1e-6) -> None:
+        super().__init__()
+        self.clip = clip
+        self.epsilon = epsilon
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(dim))
+        self.register_buffer("var", torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x - self.mean) * torch.rsqrt(self.var + self.epsilon)).clamp(-self.clip, self.clip)
+
+    @torch.no_grad()
+    def update(self, x: Tensor) -> None:
+        """Fold x [..., D] into the statistics; an empty x changes nothing."""
+        batch = x.reshape(-1, self.mean.shape[0])
+        if batch.shape[0] == 0:
+            return
+        batch_var, batch_mean = torch.var_mean(batch.double(), dim=0, correction=0)
+        total = self.count + batch.shape[0]
+        fraction = batch.shape[0] / total.double()
+        shift = batch_mean - self.mean.double()
+        var = (1.0 - fraction) * self.var.double() + fraction * batch_var + fraction * (1.0 - fraction) * shift.square()
+        self.mean.copy_(self.mean.double() + fraction * shift)
+        self.var.copy_(var)
+        self.count.copy_(total)
