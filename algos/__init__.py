@@ -1,0 +1,8 @@
+"""Algorithms: what turns fragments into better weights. Importing this package registers all of them."""
+
+from __future__ import annotations
+
+from algos import ppo as ppo
+from algos.registry import ALGORITHMS
+
+__all__ = ["ALGORITHMS"]

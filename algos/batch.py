@@ -1,0 +1,74 @@
+"""From the fragments that the learner received to rows of a batch, in an order that no arrival can change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from embodied.core.types import EpisodeStats, Fragment, Obs
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B = T * N decisions on the learner's device. ``columns`` [7, B] holds the per-decision numbers, in the order of
+    COLUMNS, so that a minibatch takes them with one index_select."""
+
+    obs: Obs
+    chain: Tensor
+    columns: Tensor
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("behaviour", "proximal", "alpha", "advantage", "return", "value", "weight")
+
+    def column(self, name: str) -> Tensor:
+        return self.columns[self.COLUMNS.index(name)]
+
+    def select(self, index: Tensor) -> Batch:
+        obs = {key: value.index_select(0, index) for key, value in self.obs.items()}
+        return Batch(obs, self.chain.index_select(0, index), self.columns.index_select(1, index))
+
+
+def merge_fragments(fragments: Sequence[Fragment]) -> Fragment:
+    """One fragment with the envs of all, side by side along N, sorted by (worker, group, incarnation, sequence).
+
+    Raises ValueError if there is none, or if they differ in the number of decisions T or in observation keys.
+    """
+    if not fragments:
+        raise ValueError("an update needs at least one fragment, got none")
+    if len(fragments) == 1:
+        return fragments[0]
+    ordered = sorted(fragments, key=lambda f: (f.worker, f.group, f.incarnation, f.sequence))
+    kinds = {(len(f.value_TN), tuple(sorted(f.obs))) for f in ordered}
+    if len(kinds) > 1:
+        raise ValueError(f"fragments of one batch must agree in T and in observation keys, got {sorted(kinds)}")
+
+    def join(name: str) -> Tensor:
+        return torch.cat([getattr(f, name) for f in ordered], dim=1)
+
+    return Fragment(
+        obs={key: torch.cat([f.obs[key] for f in ordered], dim=1) for key in ordered[0].obs},
+        chain=join("chain"),
+        log_prob_TN=join("log_prob_TN"),
+        value_TN=join("value_TN"),
+        reward_TNE=join("reward_TNE"),
+        num_steps_TN=join("num_steps_TN"),
+        terminated_TN=join("terminated_TN"),
+        truncated_TN=join("truncated_TN"),
+        final_value_TN=join("final_value_TN"),
+        bootstrap_value_N=torch.cat([f.bootstrap_value_N for f in ordered]),
+        version_TN=join("version_TN"),
+        episodes=EpisodeStats.concatenate([f.episodes for f in ordered]),
+    )
+
+
+def flatten(value_TN: Tensor) -> Tensor:
+    """[T, N, ...] to [B, ...] with B = T * N; a view where memory allows."""
+    return value_TN.flatten(0, 1)
+
+
+def flatten_obs(obs: Obs, device: torch.device) -> Obs:
+    """Every key from [T, N, ...] to [B, ...], on device."""
+    return {key: flatten(value).to(device, non_blocking=True) for key, value in obs.items()}

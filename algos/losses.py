@@ -1,0 +1,153 @@
+"""Policy and value losses, and the off-policy corrections behind one switch.
+
+Three policies meet here: behaviour b (drew the data, maybe some versions ago), proximal p (the weights at the start of
+this update; PPO's trust region is around it) and current (being trained). All functions are per item, over B decisions;
+`masked_mean` reduces. Corrections, with A the advantage and u = current / p, r = current / b:
+
+    decoupled   w * min(u A, clip(u) A), w = stopgrad(min(p / b, cap))      AReaL (Fu et al. 2025)
+    vtrace      min(u A, clip(u) A), A already weighted by V-trace          IMPALA (Espeholt et al. 2018)
+    tis         min(r, cap) * A, no gradient beyond the cap                 truncated importance sampling (Ionides 2008)
+    aipo        gradient min(r, cap) * A * grad log current                 LlamaRL (Wu et al. 2025), one-sided
+    none        min(r A, clip(r) A): the behaviour is taken as proximal     PPO (Schulman et al. 2017)
+
+On fresh data p = b, and decoupled, vtrace and none are the same PPO.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+CORRECTIONS = ("decoupled", "vtrace", "tis", "aipo", "none")
+PROXIMALS = ("recompute", "interpolate")
+VALUE_LOSSES = ("mse", "huber")
+
+MAX_LOG_RATIO = 20.0  # exp(20) = 5e8: beyond it a float32 ratio says nothing, and exp would overflow at 88
+
+
+class PolicyTerm(NamedTuple):
+    """objective_B is to be maximised; log_ratio_B is current / p (or / b where there is no p); clipped_B is 0 or 1."""
+
+    objective_B: Tensor
+    log_ratio_B: Tensor
+    clipped_B: Tensor
+
+
+def masked_mean(value_B: Tensor, weight_B: Tensor) -> Tensor:
+    """Sum of weight * value over the *original* count: a masked item leaves the numerator only. Scalar."""
+    return torch.dot(value_B, weight_B) / value_B.numel()
+
+
+def log_ratio(log_prob_B: Tensor, reference_B: Tensor) -> Tensor:
+    """log(pi / reference), bounded to +-MAX_LOG_RATIO (no gradient beyond), [B]."""
+    return (log_prob_B - reference_B).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def approx_kl(log_ratio_B: Tensor) -> Tensor:
+    """Unbiased non-negative estimate of KL(reference || pi) per item: (ratio - 1) - log ratio, [B]."""
+    return log_ratio_B.expm1() - log_ratio_B
+
+
+def effective_sample_size(log_weight_B: Tensor) -> Tensor:
+    """(sum w)^2 / (n sum w^2) in (0, 1], computed in log space; 1 for equal weights, 0 for no item. Scalar."""
+    if log_weight_B.numel() == 0:
+        return log_weight_B.new_zeros(())
+    total = log_weight_B.logsumexp(0) * 2 - (2 * log_weight_B).logsumexp(0)
+    return total.exp() / log_weight_B.numel()
+
+
+def behaviour_weight(proximal_B: Tensor, behaviour_B: Tensor, cap: float) -> Tensor:
+    """stopgrad(min(p / b, cap)) from log-probabilities, [B]."""
+    return log_ratio(proximal_B, behaviour_B).exp().clamp(max=cap).detach()
+
+
+def interpolation_alpha(staleness: Tensor) -> Tensor:
+    """alpha = (v_p - v_b) / (v - v_b) per item, from staleness = version - v_b (0 for fresh data), in [0, 1).
+
+    The proximal policy is the one at the start of the update, v_p = version; the one being trained is on its way to
+    v = version + 1. So alpha = staleness / (staleness + 1): fresh data has p = b, old data has p close to current.
+    """
+    return staleness / (staleness + 1)
+
+
+def interpolate_proximal(log_prob_B: Tensor, behaviour_B: Tensor, alpha_B: Tensor) -> Tensor:
+    """stopgrad(log b + alpha (log current - log b)): a proximal policy without a forward pass, [B]."""
+    return torch.lerp(behaviour_B, log_prob_B.detach(), alpha_B)
+
+
+def clipped_surrogate(
+    log_ratio_B: Tensor, advantage_B: Tensor, clip_range: float, dual_clip: float | None
+) -> tuple[Tensor, Tensor]:
+    """PPO's min(u A, clip(u, 1 +- clip_range) A), and whether u left that interval, both [B].
+
+    With dual_clip c > 1 the objective of a negative advantage is bounded below by c A (Ye et al. 2020), which stops
+    the gradient of an action that has become far more probable although it was bad.
+    """
+    ratio_B = log_ratio_B.exp()
+    bounded_B = ratio_B.clamp(1 - clip_range, 1 + clip_range)
+    objective_B = torch.minimum(ratio_B * advantage_B, bounded_B * advantage_B)
+    if dual_clip is not None:
+        floor_B = torch.where(advantage_B < 0, dual_clip * advantage_B, -torch.inf)
+        objective_B = torch.maximum(objective_B, floor_B)
+    return objective_B, (ratio_B != bounded_B).to(ratio_B.dtype)
+
+
+def truncated_objective(log_ratio_B: Tensor, advantage_B: Tensor, cap: float, beyond: bool) -> tuple[Tensor, Tensor]:
+    """min(r, cap) A, and whether r exceeded the cap, both [B].
+
+    beyond=False: constant beyond the cap, no gradient there (TIS). beyond=True: goes on as cap (1 + log(r / cap)) A,
+    the function whose gradient is min(r, cap) A grad log pi everywhere (AIPO): a truncated item still teaches.
+    """
+    ratio_B = log_ratio_B.exp()
+    above_B = ratio_B > cap
+    objective_B = ratio_B.clamp(max=cap) * advantage_B
+    if beyond:
+        objective_B = objective_B + cap * (log_ratio_B - math.log(cap)).clamp(min=0) * advantage_B
+    return objective_B, above_B.to(ratio_B.dtype)
+
+
+def policy_term(
+    correction: str,
+    log_prob_B: Tensor,
+    behaviour_B: Tensor,
+    proximal_B: Tensor,
+    advantage_B: Tensor,
+    *,
+    clip_range: float,
+    dual_clip: float | None,
+    behaviour_cap: float,
+) -> PolicyTerm:
+    """The objective of one of CORRECTIONS from log-probabilities under the current, behaviour and proximal policy."""
+    if correction in ("tis", "aipo"):
+        log_ratio_B = log_ratio(log_prob_B, behaviour_B)
+        objective_B, clipped_B = truncated_objective(log_ratio_B, advantage_B, behaviour_cap, correction == "aipo")
+        return PolicyTerm(objective_B, log_ratio_B, clipped_B)
+    log_ratio_B = log_ratio(log_prob_B, behaviour_B if correction == "none" else proximal_B)
+    objective_B, clipped_B = clipped_surrogate(log_ratio_B, advantage_B, clip_range, dual_clip)
+    if correction == "decoupled":
+        objective_B = objective_B * behaviour_weight(proximal_B, behaviour_B, behaviour_cap)
+    return PolicyTerm(objective_B, log_ratio_B, clipped_B)
+
+
+def value_error(
+    value_B: Tensor, old_value_B: Tensor, return_B: Tensor, kind: str, value_clip: float | None, huber_delta: float
+) -> Tensor:
+    """Loss of each value prediction, [B]: squared error ("mse") or torch's Huber loss ("huber": half of it near 0).
+
+    With value_clip c, the larger of that loss and the loss of the value kept within c of the behaviour critic's.
+    """
+    error_B = _value_loss(value_B, return_B, kind, huber_delta)
+    if value_clip is None:
+        return error_B
+    bounded_B = old_value_B + (value_B - old_value_B).clamp(-value_clip, value_clip)
+    return torch.maximum(error_B, _value_loss(bounded_B, return_B, kind, huber_delta))
+
+
+def _value_loss(value_B: Tensor, return_B: Tensor, kind: str, huber_delta: float) -> Tensor:
+    if kind == "huber":
+        return functional.huber_loss(value_B, return_B, reduction="none", delta=huber_delta)
+    return functional.mse_loss(value_B, return_B, reduction="none")

@@ -1,0 +1,301 @@
+"""Proximal policy optimisation on fragments that may be older than the weights (DESIGN section 4)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from algos import losses, returns
+from algos.batch import Batch, flatten, flatten_obs, merge_fragments
+from algos.registry import ALGORITHMS
+from embodied.core.errors import UserError, unknown_name
+from embodied.core.protocols import Metrics, Policy
+from embodied.core.types import Fragment, Obs
+
+SCHEDULES = ("fixed", "adaptive")
+LEARNING_RATE_RANGE = (1e-5, 1e-2)  # bounds and factor of the adaptive schedule, as in rsl_rl
+LEARNING_RATE_FACTOR = 1.5
+EPOCH_METRICS = (
+    "train/policy_loss",
+    "train/value_loss",
+    "train/approx_kl",
+    "train/clip_fraction",
+    "train/entropy",
+    "train/grad_norm",
+    "train/ratio_first",
+    "async/ess",
+    "train/epochs",
+)
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Options of PPO; configs/algo/ppo.yaml says what each one means. UserError on a value that is not allowed."""
+
+    gamma: float = 0.97
+    gae_lambda: float = 0.95
+    epochs: int = 4
+    num_minibatches: int = 4
+    clip_range: float = 0.2
+    dual_clip: float | None = None
+    normalize_advantage: bool = True
+    learning_rate: float = 3e-4
+    critic_learning_rate: float | None = None
+    schedule: str = "fixed"
+    desired_kl: float = 0.01
+    target_kl: float | None = None
+    max_grad_norm: float = 1.0
+    entropy_coef: float = 0.0
+    value_coef: float = 1.0
+    value_loss: str = "mse"
+    huber_delta: float = 1.0
+    value_clip: float | None = None
+    correction: str = "decoupled"
+    proximal: str = "recompute"
+    behaviour_cap: float = 5.0
+    rho_bar: float = 1.0
+    c_bar: float = 1.0
+    max_staleness: int | None = None
+
+    def __post_init__(self) -> None:
+        names = {
+            "schedule": SCHEDULES,
+            "value_loss": losses.VALUE_LOSSES,
+            "correction": losses.CORRECTIONS,
+            "proximal": losses.PROXIMALS,
+        }
+        for key, allowed in names.items():
+            if getattr(self, key) not in allowed:
+                raise unknown_name(f"algo.{key}", str(getattr(self, key)), allowed)
+        for key in ("gamma", "gae_lambda"):
+            self._require(key, 0 <= getattr(self, key) <= 1, "a number from 0 to 1")
+        for key in ("epochs", "num_minibatches"):
+            self._require(key, getattr(self, key) >= 1, "an integer of at least 1")
+        for key in ("clip_range", "desired_kl", "max_grad_norm", "huber_delta", "behaviour_cap", "rho_bar", "c_bar"):
+            self._require(key, getattr(self, key) > 0, "a number above 0")
+        for key in ("learning_rate", "entropy_coef", "value_coef"):
+            self._require(key, getattr(self, key) >= 0, "a number of at least 0")
+        for key, least in (("critic_learning_rate", 0), ("target_kl", 0), ("value_clip", 0), ("max_staleness", 0)):
+            value = getattr(self, key)
+            self._require(key, value is None or value >= least, f"null or a number of at least {least}")
+        self._require("dual_clip", self.dual_clip is None or self.dual_clip > 1, "null or a number above 1")
+        if self.proximal == "interpolate" and self.correction != "decoupled":
+            raise UserError(f"algo.proximal=interpolate needs algo.correction=decoupled, got '{self.correction}'")
+
+    def _require(self, key: str, holds: bool, allowed: str) -> None:
+        if not holds:
+            raise UserError(f"algo.{key} must be {allowed}, got {getattr(self, key)}")
+
+
+class MinibatchLoss(NamedTuple):
+    """total: scalar to minimise. The rest is detached: statistics [5] (policy loss, value loss, KL, clip fraction,
+    entropy), log_ratio_B of the trust region, log_prob_B under the weights that the loss was computed with."""
+
+    total: Tensor
+    statistics: Tensor
+    log_ratio_B: Tensor
+    log_prob_B: Tensor
+
+
+@ALGORITHMS.register("ppo", config=PPOConfig)
+class PPO:
+    """PPO with one Adam optimiser. The policy is moved to ``device`` and trained in place.
+
+    ``seed`` seeds the shuffling of minibatches, the only randomness here. Not thread-safe: one learner thread.
+    """
+
+    def __init__(self, policy: Policy, config: PPOConfig, *, seed: int, device: torch.device) -> None:
+        if not isinstance(policy, nn.Module):
+            raise TypeError(f"PPO trains a torch.nn.Module, got {type(policy).__name__}")
+        policy.to(device)
+        self.policy: Policy = policy
+        self.config = config
+        self.device = device
+        self.optimizer = _adam(policy, config)
+        self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def update(self, fragments: Sequence[Fragment], version: int) -> Metrics:
+        """Run the epochs on the fragments, then fold their observations into the policy's normaliser (after, so that
+        the first ratio is exactly 1: the normaliser changes between versions only).
+
+        Raises ValueError on fragments that do not fit together, FloatingPointError if a loss is not finite (the
+        weights must then not be published).
+        """
+        fragment = merge_fragments(fragments)
+        staleness_TN = version - fragment.version_TN
+        too_old_TN = torch.zeros_like(fragment.terminated_TN)
+        if self.config.max_staleness is not None:
+            too_old_TN = staleness_TN > self.config.max_staleness
+        valid_TN = (fragment.num_steps_TN > 0) & ~too_old_TN
+        metrics = {
+            "async/staleness_mean": float(staleness_TN.double().mean()),
+            "async/staleness_max": float(staleness_TN.max()),
+            "async/dropped": float(too_old_TN.sum()),
+        }
+        batch = self._prepare(fragment, staleness_TN, valid_TN)
+        metrics |= self._epochs(batch) if bool(valid_TN.any()) else dict.fromkeys(EPOCH_METRICS, 0.0)
+        metrics["train/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
+        metrics["train/explained_variance"] = _explained_variance(batch)
+        self.policy.update_normalizer(batch.obs)
+        broken = [f"{key}={value}" for key, value in metrics.items() if not math.isfinite(value)]
+        if broken:
+            raise FloatingPointError(f"PPO update {version} is not finite: {', '.join(broken)}")
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """A snapshot (copies, not views) of the optimiser, its learning rates and the shuffling generator."""
+        return {"optimizer": copy.deepcopy(self.optimizer.state_dict()), "generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue exactly where ``state_dict`` was taken. UserError if it is not such a state."""
+        try:
+            optimizer, generator = state["optimizer"], state["generator"]
+            rates = [group["lr"] for group in self.optimizer.param_groups]
+            self.optimizer.load_state_dict(optimizer)
+            self._generator.set_state(generator.cpu())
+        except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
+            raise UserError(f"this is not the state of a PPO on this policy: {error}") from error
+        if self.config.schedule == "fixed":  # the configuration decides, not the checkpoint
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+    def _prepare(self, fragment: Fragment, staleness_TN: Tensor, valid_TN: Tensor) -> Batch:
+        """Proximal log-probabilities, advantages and targets, flattened to B rows on the device."""
+        config = self.config
+        obs, chain = flatten_obs(fragment.obs, self.device), flatten(fragment.chain).to(self.device, non_blocking=True)
+        proximal_TN = fragment.log_prob_TN
+        # Data drawn by the very weights that we hold needs no second pass: their log-probability is the proximal one.
+        stale = bool((staleness_TN[valid_TN] != 0).any())
+        if stale and config.correction in ("decoupled", "vtrace") and config.proximal == "recompute":
+            log_prob_B = self.proximal_log_prob(obs, chain)
+            proximal_TN = log_prob_B.to(fragment.log_prob_TN.device).view_as(fragment.log_prob_TN)
+        if config.correction == "vtrace":
+            log_rho_TN = losses.log_ratio(proximal_TN, fragment.log_prob_TN)
+            advantage_TN, return_TN = returns.vtrace(
+                fragment, log_rho_TN, config.gamma, config.gae_lambda, config.rho_bar, config.c_bar
+            )
+        else:
+            advantage_TN, return_TN = returns.gae(fragment, config.gamma, config.gae_lambda)
+        if config.normalize_advantage:
+            advantage_TN = _normalize(advantage_TN, valid_TN)
+        alpha_TN = losses.interpolation_alpha(staleness_TN)
+        columns = (fragment.log_prob_TN, proximal_TN, alpha_TN, advantage_TN, return_TN, fragment.value_TN, valid_TN)
+        flat = torch.stack([flatten(column).to(fragment.value_TN.dtype) for column in columns])
+        return Batch(obs, chain, flat.to(self.device, non_blocking=True))
+
+    @torch.no_grad()
+    def proximal_log_prob(self, obs: Obs, chain: Tensor) -> Tensor:
+        """Log-probability of each of B decisions under the weights before the epochs, [B], in minibatch-size pieces."""
+        parts = torch.arange(len(chain), device=self.device).tensor_split(min(self.config.num_minibatches, len(chain)))
+        pieces = [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
+        return torch.cat([self.policy.evaluate({k: v[p] for k, v in obs.items()}, chain[p]).log_prob_B for p in pieces])
+
+    def loss(self, batch: Batch) -> MinibatchLoss:
+        """Differentiable loss of a minibatch under the current weights, with its statistics."""
+        config = self.config
+        behaviour_B, proximal_B, alpha_B, advantage_B, return_B, value_B, weight_B = batch.columns.unbind(0)
+        now = self.policy.evaluate(batch.obs, batch.chain)
+        if config.proximal == "interpolate":
+            proximal_B = losses.interpolate_proximal(now.log_prob_B, behaviour_B, alpha_B)
+        term = losses.policy_term(
+            config.correction,
+            now.log_prob_B,
+            behaviour_B,
+            proximal_B,
+            advantage_B,
+            clip_range=config.clip_range,
+            dual_clip=config.dual_clip,
+            behaviour_cap=config.behaviour_cap,
+        )
+        error_B = losses.value_error(
+            now.value_B, value_B, return_B, config.value_loss, config.value_clip, config.huber_delta
+        )
+        policy_loss = -losses.masked_mean(term.objective_B, weight_B)
+        value_loss = losses.masked_mean(error_B, weight_B)
+        entropy = losses.masked_mean(now.entropy_B, weight_B)
+        total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+        with torch.no_grad():
+            kl = losses.masked_mean(losses.approx_kl(term.log_ratio_B), weight_B)
+            clipped = losses.masked_mean(term.clipped_B, weight_B)
+            statistics = torch.stack([policy_loss, value_loss, kl, clipped, entropy])
+        return MinibatchLoss(total, statistics, term.log_ratio_B.detach(), now.log_prob_B.detach())
+
+    def _epochs(self, batch: Batch) -> Metrics:
+        config = self.config
+        size = len(batch.chain)
+        num_minibatches = min(config.num_minibatches, size)
+        rows: list[Tensor] = []  # statistics and gradient norm of each minibatch, read once at the end
+        first: Tensor | None = None
+        epochs = 0
+        while epochs < config.epochs:
+            epochs += 1
+            order = torch.randperm(size, generator=self._generator).to(self.device)
+            for index in order.tensor_split(num_minibatches):
+                minibatch = batch.select(index)
+                loss = self.loss(minibatch)
+                if first is None:  # under the weights of the start of the update, on a random part of the batch
+                    first = torch.stack([loss.log_ratio_B.exp().mean(), _behaviour_sample_size(minibatch, loss)])
+                elif config.schedule == "adaptive":
+                    self._adapt_learning_rate(float(loss.statistics[2]))
+                self.optimizer.zero_grad(set_to_none=True)
+                torch.autograd.backward(loss.total)
+                norm = nn.utils.clip_grad_norm_(self._parameters, config.max_grad_norm)
+                self.optimizer.step()
+                rows.append(torch.cat([loss.statistics, norm[None]]))
+            epoch_kl = torch.stack(rows[-num_minibatches:])[:, 2].mean()
+            if config.target_kl is not None and float(epoch_kl) > config.target_kl:
+                break
+        assert first is not None
+        values = torch.cat([torch.stack(rows).mean(0), first]).tolist()
+        return dict(zip(EPOCH_METRICS, [*values, float(epochs)], strict=True))
+
+    def _adapt_learning_rate(self, kl: float) -> None:
+        """Keep the KL of a minibatch near desired_kl (the rule of rsl_rl); a separate critic rate stays as it is."""
+        group = self.optimizer.param_groups[0]
+        lowest, highest = LEARNING_RATE_RANGE
+        if kl > 2 * self.config.desired_kl:
+            group["lr"] = max(lowest, group["lr"] / LEARNING_RATE_FACTOR)
+        elif kl < self.config.desired_kl / 2:
+            group["lr"] = min(highest, group["lr"] * LEARNING_RATE_FACTOR)
+
+
+def _adam(policy: nn.Module, config: PPOConfig) -> torch.optim.Adam:
+    """Adam over the trainable parameters; those named ``critic.*`` apart if they have their own learning rate."""
+    named = [(name, p) for name, p in policy.named_parameters() if p.requires_grad]
+    own_rate = config.critic_learning_rate is not None
+    critic = [p for name, p in named if own_rate and name.startswith("critic.")]
+    actor = [p for name, p in named if not (own_rate and name.startswith("critic."))]
+    groups: list[dict[str, Any]] = [{"params": actor, "lr": config.learning_rate}]
+    if critic:
+        groups.append({"params": critic, "lr": config.critic_learning_rate})
+    return torch.optim.Adam(groups, eps=1e-5, fused=True)
+
+
+def _normalize(advantage_TN: Tensor, valid_TN: Tensor) -> Tensor:
+    """Zero mean and unit variance over the valid decisions of the whole batch."""
+    kept = advantage_TN[valid_TN]
+    if kept.numel() == 0:
+        return advantage_TN
+    return (advantage_TN - kept.mean()) / (kept.std(correction=0) + 1e-8)
+
+
+def _behaviour_sample_size(batch: Batch, loss: MinibatchLoss) -> Tensor:
+    """Effective sample size of the weights current / behaviour over the valid items of a minibatch. Scalar."""
+    kept = batch.column("weight") > 0
+    return losses.effective_sample_size(losses.log_ratio(loss.log_prob_B, batch.column("behaviour"))[kept])
+
+
+def _explained_variance(batch: Batch) -> float:
+    """1 - Var(return - value) / Var(return) of the behaviour critic on valid items; 0 where returns do not vary."""
+    kept = batch.column("weight") > 0
+    target, value = batch.column("return")[kept], batch.column("value")[kept]
+    if target.numel() == 0 or float(target.var(correction=0)) == 0:
+        return 0.0
+    return 1 - float((target - value).var(correction=0) / target.var(correction=0))

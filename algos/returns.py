@@ -1,0 +1,84 @@
+"""Advantages and value targets of chunked decisions.
+
+A decision executes ``num_steps`` (n) control steps. Both discounts are given *per control step*, so that the horizon
+in seconds does not depend on how many actions a chunk executes:
+
+    reward    R_t = sum_{i<n} gamma^i r_{t,i}
+    discount  gamma^n
+    trace     (gamma * lambda)^n         (for n = 1 this is the textbook GAE)
+
+A termination bootstraps 0, a truncation the behaviour critic's V(final_obs), the end of the fragment V of the
+observation after it. Inside a fragment an episode's end also cuts the trace. Values are the behaviour critic's.
+
+Shapes: T decisions, N envs, E executed actions. Everything is vectorised over N; python loops over T only.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from embodied.core.types import Fragment
+
+
+def decision_reward(reward_TNE: Tensor, num_steps_TN: Tensor, gamma: float) -> Tensor:
+    """Discounted reward of each decision, [T, N]: sum of gamma**i * r_i over its executed control steps."""
+    step_E = torch.arange(reward_TNE.shape[-1], device=reward_TNE.device)
+    weight_E = (gamma**step_E).to(reward_TNE.dtype)
+    return (reward_TNE * (step_E < num_steps_TN[..., None])) @ weight_E
+
+
+def next_value(fragment: Fragment) -> Tensor:
+    """V at the end of each decision, [T, N]: 0 if terminated, V(final_obs) if truncated, else V of what follows."""
+    follows_TN = torch.cat([fragment.value_TN[1:], fragment.bootstrap_value_N[None]])
+    value_TN = torch.where(fragment.truncated_TN, fragment.final_value_TN, follows_TN)
+    return value_TN.masked_fill(fragment.terminated_TN, 0.0)
+
+
+def gae(fragment: Fragment, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation (Schulman et al. 2016): advantage_TN and return_TN = advantage + value."""
+    delta_TN = _td_error(fragment, gamma)
+    advantage_TN = _accumulate(delta_TN, _trace(fragment, gamma, gae_lambda))
+    return advantage_TN, advantage_TN + fragment.value_TN
+
+
+def vtrace(
+    fragment: Fragment, log_rho_TN: Tensor, gamma: float, gae_lambda: float, rho_bar: float, c_bar: float
+) -> tuple[Tensor, Tensor]:
+    """V-trace (IMPALA, Espeholt et al. 2018) with lambda: advantage_TN and value target vs_TN.
+
+    log_rho_TN is log(pi / behaviour) of each decision. With rho = min(rho_bar, e^log_rho), c = min(c_bar, e^log_rho):
+
+        vs_t - V_t = rho_t * delta_t + (gamma lambda)^n c_t (vs_{t+1} - V_{t+1})
+        A_t        = rho_t * (delta_t + (gamma lambda)^n (vs_{t+1} - V_{t+1}))
+
+    A_t mixes vs and V of the next state by lambda (as rlax does), so that with rho = c = 1 both equal GAE(lambda) for
+    every lambda. The advantage carries its importance weight already: the ratio of the loss must not repeat it.
+    """
+    weight_TN = log_rho_TN.exp()
+    rho_TN = weight_TN.clamp(max=rho_bar)
+    delta_TN = _td_error(fragment, gamma)
+    trace_TN = _trace(fragment, gamma, gae_lambda)
+    correction_TN = _accumulate(rho_TN * delta_TN, trace_TN * weight_TN.clamp(max=c_bar))
+    following_TN = torch.cat([correction_TN[1:], torch.zeros_like(correction_TN[:1])])
+    return rho_TN * (delta_TN + trace_TN * following_TN), correction_TN + fragment.value_TN
+
+
+def _td_error(fragment: Fragment, gamma: float) -> Tensor:
+    reward_TN = decision_reward(fragment.reward_TNE, fragment.num_steps_TN, gamma)
+    discount_TN = (gamma**fragment.num_steps_TN).to(reward_TN.dtype)
+    return reward_TN + discount_TN * next_value(fragment) - fragment.value_TN
+
+
+def _trace(fragment: Fragment, gamma: float, gae_lambda: float) -> Tensor:
+    """(gamma lambda)**num_steps, and 0 where the episode ended: how much of the next decision's estimate counts."""
+    trace_TN = ((gamma * gae_lambda) ** fragment.num_steps_TN).to(fragment.value_TN.dtype)
+    return trace_TN.masked_fill(fragment.terminated_TN | fragment.truncated_TN, 0.0)
+
+
+def _accumulate(delta_TN: Tensor, trace_TN: Tensor) -> Tensor:
+    """x_t = delta_t + trace_t * x_{t+1}, from the last decision backwards, [T, N]."""
+    out_TN = delta_TN.clone()
+    for t in range(len(out_TN) - 2, -1, -1):
+        out_TN[t].addcmul_(trace_TN[t], out_TN[t + 1])
+    return out_TN
