@@ -1,0 +1,76 @@
+"""The additions in CONTRIBUTING.md are complete: applied to a copy of the repository, their tests pass and they train."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COPIED = ("embodied", "envs", "policies", "algos", "configs", "assets", "pyproject.toml", "tests/conftest.py")
+BLOCK = re.compile(
+    r"^```(python|yaml)\n# (?P<path>[\w/.]+)(?P<where>, .+)?\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
+)
+COMMAND = re.compile(r"^```sh\npython (?P<words>-m embodied\.train .+)\n```$", re.MULTILINE)
+AFTER = re.compile(r', after "(.+)"$')
+SMALL = ("num_envs=8", "total_steps=512", "eval_episodes=4", "policy.actor_hidden=[16]", "policy.critic_hidden=[16]")
+
+
+def sections(root: Path) -> dict[str, str]:
+    """Text below each of the document's second-level headings."""
+    parts = re.split(r"^## (.+)$", (root / "CONTRIBUTING.md").read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def apply_block(copy: Path, match: re.Match[str]) -> Path:
+    """Write a new file, or add the block to an existing one where its first line says."""
+    path, where, text = copy / match["path"], match["where"], match["text"]
+    if where is None:
+        assert not path.exists(), f"{match['path']} exists already: the example must choose another name"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    elif after := AFTER.match(where):
+        lines = path.read_text().splitlines(keepends=True)
+        place = next(i for i, line in enumerate(lines) if line.startswith(after[1])) + 1
+        path.write_text("".join([*lines[:place], text, *lines[place:]]))
+    else:
+        assert where == ", at the end", where
+        path.write_text(path.read_text() + "\n" + text)
+    return path
+
+
+@pytest.mark.parametrize("heading", ["A task", "A policy", "An algorithm"])
+def test_worked_example(root: Path, tmp_path: Path, heading: str) -> None:
+    section = sections(root)[heading]
+    for name in COPIED:
+        source, target = root / name, tmp_path / name
+        target.parent.mkdir(exist_ok=True)
+        shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+    matches = list(BLOCK.finditer(section))
+    paths = [apply_block(tmp_path, match) for match in matches]
+    assert len(matches) == 4, "one file, one YAML, one registration, one test"
+
+    def run(*words: str) -> str:
+        environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+        command = [sys.executable, *words]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    new = [str(path) for path, match in zip(paths, matches, strict=True) if path.suffix == ".py" and not match["where"]]
+    run("-m", "ruff", "check", "--no-cache", *new)
+    run("-m", "ruff", "format", "--no-cache", "--diff", *new)
+    run("-m", "pytest", "-q", next(path for path in new if "/tests/" in path.removeprefix(str(tmp_path))))
+    if heading != "A task":
+        run("-m", "mypy", "--no-incremental", new[0])
+
+    command = COMMAND.search(section)
+    assert command is not None
+    out = run(*shlex.split(command["words"]), *(word for word in SMALL), "out=runs/example")
+    assert json.loads(out.splitlines()[-1])["env_steps"] >= 512
