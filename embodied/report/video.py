@@ -1,0 +1,135 @@
+"""Videos and pictures on disk: H.264 MP4 through ffmpeg, PNG through zlib. Both appear whole or not at all."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import imageio_ffmpeg
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.core.protocols import Policy, VecEnv
+
+Pixels = NDArray[np.uint8]
+
+
+class Filmed(VecEnv, Protocol):
+    """A VecEnv that calls ``on_control_step`` after every control step, before a reset."""
+
+    on_control_step: Callable[[Any], None] | None
+
+
+def record(
+    env: Filmed,
+    policy: Policy,
+    path: Path,
+    render: Callable[[], Pixels],
+    *,
+    episodes: int | None = None,
+    seed: int = 0,
+    fps: float | None = None,
+) -> int:
+    """Film the deterministic policy, all envs beside each other in a grid; returns the number of frames.
+
+    render: pictures [N, h, w, 3] of all envs as they are now, called once at the start of an episode and after every
+    control step. episodes: at least so many (None: one in each env), in rounds of N; round k starts at seed + k * N.
+    fps: None is real time. The file appears when it is complete.
+    """
+    rounds = -(-(env.num_envs if episodes is None else episodes) // env.num_envs)
+    fps = 1.0 / env.spec.control_dt_s if fps is None else fps
+    frames = 0
+    before = env.on_control_step
+    with open_mp4(path, fps) as write:
+
+        def film(_: Any = None) -> None:
+            nonlocal frames
+            write(grid(render()))
+            frames += 1
+
+        try:
+            for k in range(rounds):
+                env.on_control_step = before
+                obs = env.reset(seed + k * env.num_envs)
+                film()
+                env.on_control_step = film
+                ended = np.zeros(env.num_envs, bool)
+                while not ended.all():
+                    step = env.step(policy.act(obs, None).action_NHA[:, : policy.execute])
+                    obs = step.obs
+                    ended |= (step.terminated_N | step.truncated_N).numpy()
+        finally:
+            env.on_control_step = before
+    return frames
+
+
+def grid(rgb_nhw3: Pixels) -> Pixels:
+    """Tile pictures [n, h, w, 3] into one, as square as can be, row by row; empty tiles are black."""
+    n, height, width, _ = rgb_nhw3.shape
+    columns = int(np.ceil(np.sqrt(n)))
+    rows = -(-n // columns)
+    tiles = np.zeros((rows * columns, height, width, 3), np.uint8)
+    tiles[:n] = rgb_nhw3
+    return tiles.reshape(rows, columns, height, width, 3).swapaxes(1, 2).reshape(rows * height, columns * width, 3)
+
+
+@contextmanager
+def open_mp4(path: Path, fps: float) -> Iterator[Callable[[Pixels], None]]:
+    """A function that appends frames [h, w, 3] (even h and w, equal for all) to an H.264 video.
+
+    The file takes its name when the block ends well; if it raises, nothing is left. ValueError for a wrong frame.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.stem}.partial.mp4")
+    shape: tuple[int, ...] | None = None
+    stream: Any = None
+
+    def write(frame: Pixels) -> None:
+        nonlocal shape, stream
+        if frame.ndim != 3 or frame.shape[2] != 3 or frame.shape[0] % 2 or frame.shape[1] % 2:
+            raise ValueError(f"video frame: got shape {frame.shape}, needed [h, w, 3] with even h and w")
+        if shape is None:
+            shape = frame.shape
+            stream = imageio_ffmpeg.write_frames(
+                str(partial), (shape[1], shape[0]), fps=fps, codec="libx264", quality=7, macro_block_size=2,
+                output_params=["-pix_fmt", "yuv420p", "-movflags", "+faststart"],
+            )  # fmt: skip
+            stream.send(None)
+        elif frame.shape != shape:
+            raise ValueError(f"video frame: got shape {frame.shape}, the first one had {shape}")
+        stream.send(np.ascontiguousarray(frame))
+
+    try:
+        yield write
+        if stream is None:
+            raise ValueError(f"video {path}: no frame was written")
+        stream.close()
+        partial.replace(path)
+    finally:
+        if stream is not None:
+            stream.close()
+        partial.unlink(missing_ok=True)
+
+
+def save_png(path: Path, rgb: Pixels) -> None:
+    """Write a picture [h, w, 3] uint8 as PNG, in place of what was there."""
+    if rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3:
+        raise ValueError(f"picture: got {rgb.dtype} {rgb.shape}, needed uint8 [h, w, 3]")
+    height, width, _ = rgb.shape
+    left = np.concatenate([np.zeros((height, 1, 3), np.uint8), rgb[:, :-1]], axis=1)
+    rows = np.full((height, 1 + 3 * width), 1, np.uint8)  # each line: filter 1, differences to the pixel on the left
+    rows[:, 1:] = (rgb - left).reshape(height, -1)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    chunks = _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)) + _chunk(b"IEND", b"")
+    partial.write_bytes(b"\x89PNG\r\n\x1a\n" + chunks)
+    partial.replace(path)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
