@@ -44,7 +44,7 @@ class ActorCriticConfig:
     execute: int = 1
     actor_hidden: tuple[int, ...] = (256, 256)
     critic_hidden: tuple[int, ...] = (256, 256)
-    activation: str = "elu"
+    activation: str = "silu"
 
     def __post_init__(self) -> None:
         check(is_positive_int(self.horizon), "horizon", self.horizon, "an integer of at least 1")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import sqrt
 
 from torch import nn
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "elu": lambda: nn.ELU(inplace=True),
-    "relu": lambda: nn.ReLU(inplace=True),
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "elu": nn.ELU,
+    "relu": nn.ReLU,
     "silu": nn.SiLU,
     "tanh": nn.Tanh,
 }

@@ -24,8 +24,8 @@ def time_features(t: Tensor) -> Tensor:
 class Denoiser(nn.Module):
     """Maps (state, x, t) to a prediction for the chunk, and to the features that the noise network reads.
 
-    The first layer of the denoiser is a sum of three projections, of the encoded state (``encode``, once a decision),
-    of x and of the time features, so that a denoise step costs only the head.
+    The first layer of the denoiser is the sum of a projection of the encoded state (``encode``, once a decision) and
+    one of x and the features of t, so that a denoise step costs only the head.
     """
 
     def __init__(
@@ -33,8 +33,7 @@ class Denoiser(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder = trunk(state_dim, encoder, activation).append(linear(encoder[-1], head[0], gain=1.0))
-        self.from_action = linear(chunk_dim, head[0], gain=1.0, bias=False)
-        self.from_time = linear(TIME_FEATURES, head[0], gain=1.0, bias=False)
+        self.from_flow = linear(chunk_dim + TIME_FEATURES, head[0], gain=1.0, bias=False)
         self.head = nn.Sequential(ACTIVATIONS[activation](), *trunk(head[0], head[1:], activation))
         self.output = linear(head[-1], chunk_dim, gain=0.01)
 
@@ -48,14 +47,9 @@ class Denoiser(nn.Module):
 
         code [..., head[0]], x [..., H*A] and time (the features of t, [..., TIME_FEATURES]) broadcast to x's batch.
         """
-        first = F.linear(x, self.from_action.weight) + (code + self.from_time(time))
-        features: Tensor = self.head(first)
+        flow = torch.cat((x, time.expand(*x.shape[:-1], -1)), dim=-1)
+        features: Tensor = self.head(code + self.from_flow(flow))
         return features
-
-    def predict(self, features: Tensor) -> Tensor:
-        """Features -> prediction [..., H*A]: the clean action or the velocity, as the policy is configured."""
-        prediction: Tensor = self.output(features)
-        return prediction
 
 
 class NoiseNetwork(nn.Module):
@@ -74,4 +68,15 @@ class NoiseNetwork(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Features [..., F] -> sigma [..., H*A] in [sigma_min, sigma_max]."""
-        return (self.log_sigma_center + self.log_sigma_radius * torch.tanh(self.layer(features))).exp()
+        return self.bound(self.layer(features))
+
+    def bound(self, z: Tensor) -> Tensor:
+        """The layer's output z -> sigma, of z's shape."""
+        return (self.log_sigma_center + self.log_sigma_radius * torch.tanh(z)).exp()
+
+
+def joint_linear(features: Tensor, first: nn.Linear, second: nn.Linear) -> tuple[Tensor, Tensor]:
+    """``first(features), second(features)`` in one matrix product: for narrow outputs much cheaper than two."""
+    weight, bias = torch.cat((first.weight, second.weight)), torch.cat((first.bias, second.bias))
+    outputs = F.linear(features, weight, bias)
+    return outputs[..., : first.out_features], outputs[..., first.out_features :]

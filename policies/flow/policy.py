@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embodied.core.types import EnvSpec, Evaluation, Obs, PolicySample
 from policies.base import ActorCritic, ActorCriticConfig, check, check_hidden, check_name, is_positive_int
-from policies.flow.network import Denoiser, NoiseNetwork, time_features
+from policies.flow.network import Denoiser, NoiseNetwork, joint_linear, time_features
 from policies.flow.sampler import integrate, sample_chain
 from policies.flow.step import interpolate, time_grid, transition, velocity_to
 from policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_executed
@@ -26,7 +26,7 @@ class FlowConfig(ActorCriticConfig):
     horizon: int = 4
     execute: int = 4
     denoise_steps: int = 4
-    head_hidden: tuple[int, ...] = (128, 128)
+    head_hidden: tuple[int, ...] = (128, 64)
     prediction: str = "action"
     exploration: str = "flow_noise"
     sigma_min: float = 0.05
@@ -78,16 +78,21 @@ class FlowPolicy(ActorCritic):
         self.register_buffer("grid", grid.float(), persistent=False)
         self.register_buffer("grid_features", time_features(grid).float(), persistent=False)
 
-    def velocity(self, code: Tensor, x: Tensor, t: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-        """Velocity at x [..., H, A] and t [...] (its features: time), and the denoiser's features there."""
+    def velocity(self, code: Tensor, x: Tensor, t: Tensor, time: Tensor) -> Tensor:
+        """Velocity at x [..., H, A] and t [...], whose features are ``time``; code is the encoded state."""
         features = self.denoiser.features(code, x.flatten(-2), time)
-        prediction = self.denoiser.predict(features).view_as(x)
-        return prediction if self.predicts_velocity else velocity_to(prediction, x, t[..., None, None]), features
+        return self.to_velocity(self.denoiser.output(features), x, t)
 
     def velocity_and_sigma(self, code: Tensor, x: Tensor, t: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
         """As ``velocity``, with the standard deviation [..., H, A] of the step that starts there."""
-        velocity, features = self.velocity(code, x, t, time)
-        return velocity, self.noise_network(features).view_as(x)
+        features = self.denoiser.features(code, x.flatten(-2), time)
+        prediction, z = joint_linear(features, self.denoiser.output, self.noise_network.layer)
+        return self.to_velocity(prediction, x, t), self.noise_network.bound(z).view_as(x)
+
+    def to_velocity(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        """The denoiser's prediction [..., H*A] at x [..., H, A], t [...] as a velocity [..., H, A]."""
+        prediction = prediction.reshape(x.shape)
+        return prediction if self.predicts_velocity else velocity_to(prediction, x, t[..., None, None])
 
     def sample_noise(self, num: int, generator: torch.Generator) -> Tensor:
         """Standard normals for ``num`` decisions, [num, K+1, H, A]: the initial noise, then that of every step."""
@@ -106,7 +111,7 @@ class FlowPolicy(ActorCritic):
         if noise is None:
             start = code.new_zeros(code.shape[0], self.horizon, self.spec.action_dim)
             chain = integrate(
-                lambda x, k: self.velocity(code, x, self.grid[k], self.grid_features[k])[0], start, self.denoise_steps
+                lambda x, k: self.velocity(code, x, self.grid[k], self.grid_features[k]), start, self.denoise_steps
             )
             log_prob = torch.zeros_like(value)
         else:
@@ -140,7 +145,7 @@ class FlowPolicy(ActorCritic):
         t_N11 = t[:, None, None]
         x = interpolate(action_NHA, noise, t_N11)
         code = self.denoiser.encode(self.normalized_state(obs))
-        velocity, _ = self.velocity(code, x, t, time_features(t))
+        velocity = self.velocity(code, x, t, time_features(t))
         error = velocity - (noise - action_NHA)
         if not self.predicts_velocity:
             error = error * (t_N11 / t_N11.clamp_min(MIN_LOSS_TIME))
