@@ -20,7 +20,6 @@ Public API::
         for iteration in runtime.iterations(max_env_steps=2_000_000, deadline_s=time.monotonic() + 900, stop_event=stop):
             ...                                           # iteration.index .env_steps .metrics .episodes .evaluation
             checkpoint.save(run_dir, runtime.env_steps, runtime.state_dict())
-        final = runtime.evaluate()
 
 ``torch.manual_seed(seed)`` is called before ``make_policy``. Checkpoint keys are ``policy``, ``algorithm`` and
 ``runtime``; ``checkpoint.load_latest(run_dir, only="policy")`` gives an evaluation what it needs.

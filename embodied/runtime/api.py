@@ -109,10 +109,6 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    def evaluate(self) -> dict[str, Any]:
-        """Evaluate the learner's present weights, in the calling thread. Call between or after iterations."""
-
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """A consistent state of the whole run, nested dicts of tensors and numbers. Call between iterations.
 

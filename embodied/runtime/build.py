@@ -1,8 +1,8 @@
 """Build the parts and hand them to the runtime that the config names.
 
-    make_env ──► VecEnv per group ──► EnvWorker ┐
-    make_policy(spec) ──► policy ──copy──► ActorServer ├──► Parts ──► SyncRuntime | LocalRuntime
-                             └► make_algorithm ► Learner ┘
+make_env ──► VecEnv per group ──► EnvWorker ┐
+make_policy(spec) ──► policy ──copy──► ActorServer ├──► Parts ──► SyncRuntime | LocalRuntime
+                         └► make_algorithm ► Learner ┘
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def build_runtime(
     first_env = 0
     workers = []
     for index, groups in enumerate(envs):
-        workers.append(EnvWorker(groups, index, config.decisions, policy.execute, seed, first_env))
+        workers.append(
+            EnvWorker(groups, index, config.decisions, policy.execute, actor_policy.sample_noise, seed, first_env)
+        )
         first_env += sum(env.num_envs for env in groups)
     evaluator = None
     if make_eval_env is not None:
@@ -77,7 +79,7 @@ def build_runtime(
         budget,
         workers=workers,
         actor=ActorServer(actor_policy, store, device, merge=config.max_staleness > 0),
-        learner=Learner(make_algorithm(policy), store, device),
+        learner=Learner(make_algorithm(policy), store),
         ledger=Ledger(sum(map(len, envs)), config.max_staleness),
         store=store,
         evaluator=evaluator,

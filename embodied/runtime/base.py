@@ -1,0 +1,193 @@
+"""What every runtime does between two updates; how fragments come about is left to ``sync`` and ``local``.
+
+    admit (ledger) ──► collect batch v ──► learn, publish v+1 ──► [evaluate] ──► yield Iteration ──► admit ...
+
+With max_staleness=0 the ledger is told that batch v is consumed when the next iteration begins: at a yield every group
+then rests between two fragments with nothing in flight, so a state taken there is exact. Otherwise it is told at once,
+so that workers go on while the caller logs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from embodied.core.errors import UserError
+from embodied.core.protocols import Metrics, Policy
+from embodied.core.types import EpisodeStats, Fragment
+from embodied.runtime import threads
+from embodied.runtime.actor_server import ActorServer
+from embodied.runtime.api import Iteration, Runtime, RuntimeConfig
+from embodied.runtime.env_worker import EnvWorker
+from embodied.runtime.evaluator import Evaluator
+from embodied.runtime.learner import Learner
+from embodied.runtime.ledger import Ledger
+from embodied.runtime.weight_store import WeightStore
+
+
+class LoopRuntime(Runtime):
+    """The training loop over parts. ledger: one batch is one fragment of every group."""
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        budget: threads.ThreadBudget,
+        *,
+        workers: Sequence[EnvWorker],
+        actor: ActorServer,
+        learner: Learner,
+        ledger: Ledger,
+        store: WeightStore,
+        evaluator: Evaluator | None,
+    ) -> None:
+        self.config = config
+        self.budget = budget
+        self.workers = list(workers)
+        self.actor = actor
+        self.learner = learner
+        self.ledger = ledger
+        self.store = store
+        self.evaluator = evaluator
+        self._rollout: Metrics = {}
+
+    @property
+    def policy(self) -> Policy:
+        return self.learner.policy
+
+    @property
+    def env_steps(self) -> int:
+        return self.learner.env_steps
+
+    @property
+    def iteration(self) -> int:
+        return self.learner.iteration
+
+    def iterations(
+        self,
+        max_env_steps: int | None = None,
+        deadline_s: float | None = None,
+        stop_event: threading.Event | None = None,
+    ) -> Iterator[Iteration]:
+        stop = stop_event or threading.Event()
+        self._start()
+        previous_end = time.perf_counter()
+        while not (
+            stop.is_set()
+            or (max_env_steps is not None and self.env_steps >= max_env_steps)
+            or (deadline_s is not None and time.monotonic() >= deadline_s)
+        ):
+            if self.ledger.version < self.learner.iteration:
+                self.ledger.consumed_batch()
+            clock = Clock(self)
+            batch = self._collect(stop, deadline_s)
+            if batch is None:
+                return
+            metrics = self._learn(batch)
+            if self.config.max_staleness > 0:
+                self.ledger.consumed_batch()
+            env_steps = sum(fragment.num_env_steps for fragment in batch)
+            now = time.perf_counter()
+            metrics |= {"perf/env_steps_per_s": env_steps / (now - previous_end), **clock.read(self)}
+            episodes = EpisodeStats.concatenate([fragment.episodes for fragment in batch])
+            self._rollout |= rollout_metrics(episodes)
+            evaluation = self._evaluate_if_due(stop)
+            previous_end = time.perf_counter()
+            yield Iteration(self.iteration, self.env_steps, metrics | self._rollout, episodes, evaluation)
+
+    def state_dict(self) -> dict[str, Any]:
+        learner = self.learner.state_dict()
+        return {
+            "policy": learner["policy"],
+            "algorithm": learner["algorithm"],
+            "runtime": {
+                "counters": learner["counters"],
+                "ledger": {"version": self.learner.iteration},
+                "rollout": dict(self._rollout),
+                "groups": self._group_states(),
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        runtime = state["runtime"]
+        keys = self._group_keys()
+        if len(runtime["groups"]) != len(keys):
+            raise UserError(
+                f"the checkpoint has {len(runtime['groups'])} env groups, this run {len(keys)}: "
+                "resume with the same num_envs, num_workers and groups_per_worker"
+            )
+        for (worker, group), saved in zip(keys, runtime["groups"], strict=True):
+            found, wanted = len(next(iter(saved["obs"].values()))), self.workers[worker].cursors[group].env.num_envs
+            if found != wanted:
+                raise UserError(f"the checkpoint has {found} envs in a group, this run {wanted}: keep num_envs")
+            self.workers[worker].load_state_dict(group, saved)
+        self.learner.load_state_dict({**state, "counters": runtime["counters"]})
+        self.ledger.load_state_dict(runtime["ledger"])
+        self._rollout = dict(runtime["rollout"])
+        if self.evaluator is not None:
+            self.evaluator.last_iteration = self.iteration
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        if self.evaluator is not None:
+            self.evaluator.close()
+
+    def _start(self) -> None:
+        """Publish the first weights; called when iterating begins, maybe again later."""
+        if self.store.version < self.learner.iteration:
+            self.learner.publish()
+
+    @abstractmethod
+    def _collect(self, stop: threading.Event, deadline_s: float | None) -> list[Fragment] | None:
+        """The next batch, sorted by worker and group; None if stop was set or the deadline passed before it was there."""
+
+    @abstractmethod
+    def _learn(self, batch: list[Fragment]) -> Metrics:
+        """``learner.learn`` with the learner's threads."""
+
+    @abstractmethod
+    def _evaluate_if_due(self, stop: threading.Event) -> dict[str, Any] | None:
+        """A result of evaluation, if there is a new one."""
+
+    @abstractmethod
+    def _group_states(self) -> list[dict[str, Any]]:
+        """Each group's state between two fragments, ordered as ``_group_keys``."""
+
+    def _group_keys(self) -> list[tuple[int, int]]:
+        return [(w, g) for w, worker in enumerate(self.workers) for g in range(len(worker.cursors))]
+
+
+class Clock:
+    """Seconds that each part was busy during one iteration; sim_s is the mean over workers."""
+
+    def __init__(self, runtime: LoopRuntime) -> None:
+        self._begin = self._now(runtime)
+
+    def read(self, runtime: LoopRuntime) -> Metrics:
+        busy = {
+            key: now - then for (key, now), then in zip(self._now(runtime).items(), self._begin.values(), strict=True)
+        }
+        return busy | {"perf/wait_s": busy.pop("wall") - busy["perf/learn_s"]}
+
+    def _now(self, runtime: LoopRuntime) -> Metrics:
+        return {
+            "perf/sim_s": sum(worker.sim_s for worker in runtime.workers) / len(runtime.workers),
+            "perf/infer_s": runtime.actor.infer_s,
+            "perf/learn_s": runtime.learner.learn_s,
+            "wall": time.perf_counter(),
+        }
+
+
+def rollout_metrics(episodes: EpisodeStats) -> Metrics:
+    """Means over the episodes; empty if there are none."""
+    if len(episodes.env_id_M) == 0:
+        return {}
+    return {
+        "rollout/return_mean": float(episodes.return_M.mean()),
+        "rollout/success_once": float(episodes.success_once_M.float().mean()),
+        "rollout/success_at_end": float(episodes.success_at_end_M.float().mean()),
+        "rollout/episode_length_mean": float(episodes.length_M.float().mean()),
+    }

@@ -1,0 +1,59 @@
+"""Delivered fragments on their way to the learner, handed out in whole batches in the ledger's order.
+
+    workers ── put(fragment) ──►  {sequence: fragment}  ── take(version) ──► batch of exactly batch_fragments
+
+The ledger bounds it: at most ``(1 + max_staleness) * batch_fragments`` fragments exist that were not consumed, so
+``put`` never blocks. Batch ``version`` is the tickets ``version * batch_fragments ...``; within a batch fragments are
+sorted by worker and group, so that its order does not depend on timing.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from embodied.core.types import Fragment
+
+
+class Closed(Exception):
+    """The channel was closed while somebody waited on it."""
+
+
+class Channel:
+    """Thread-safe. batch_fragments and max_staleness as of the ledger."""
+
+    def __init__(self, batch_fragments: int, max_staleness: int) -> None:
+        self.batch_fragments = batch_fragments
+        self.capacity = batch_fragments * (1 + max_staleness)
+        self._fragments: dict[int, Fragment] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._fragments)
+
+    def put(self, fragment: Fragment) -> None:
+        """Add a fragment that the ledger accepted. Closed if nobody takes any more."""
+        with self._changed:
+            if self._closed:
+                raise Closed
+            assert fragment.sequence not in self._fragments, f"fragment {fragment.sequence} was delivered twice"
+            assert len(self._fragments) < self.capacity, "the ledger admitted more than its bound"
+            self._fragments[fragment.sequence] = fragment
+            self._changed.notify_all()
+
+    def take(self, version: int, timeout_s: float | None = None) -> list[Fragment] | None:
+        """Batch ``version``, removed; None on timeout. Closed once the channel is closed."""
+        numbers = range(version * self.batch_fragments, (version + 1) * self.batch_fragments)
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or all(n in self._fragments for n in numbers), timeout_s)
+            if self._closed:
+                raise Closed
+            if not all(n in self._fragments for n in numbers):
+                return None
+            batch = [self._fragments.pop(n) for n in numbers]
+        return sorted(batch, key=lambda fragment: (fragment.worker, fragment.group, fragment.sequence))
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

@@ -1,0 +1,162 @@
+"""Checkpoints that survive crashes, full disks and bit rot.
+
+    <run dir>/checkpoints/
+        step_000000200000/   policy.pt  algorithm.pt  runtime.pt  manifest.json (size and SHA-256 of each)
+        last -> step_000000200000
+
+Timeline of ``save``: write everything into a hidden folder beside, flush it to the disk, rename the folder, swap the
+link ``last``, delete the oldest. Whatever goes wrong before the rename leaves the earlier checkpoints as they were and
+removes the hidden folder. ``load_latest`` takes the newest whose files are as the manifest says.
+
+One file per top-level key of the state, nested dicts and lists of tensors and plain values, written by ``torch.save``
+and only ever read with ``weights_only=True``: no pickled code is run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embodied.core.errors import UserError
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+
+class CorruptCheckpoint(UserError):
+    """A file is missing, or is not what the manifest says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """path: its folder. state: what was saved; if one key was asked for, the value of that key."""
+
+    path: Path
+    env_steps: int
+    state: Any
+
+
+def save(run_dir: Path, env_steps: int, state: Mapping[str, Any], keep: int = 3) -> Path:
+    """Write ``checkpoints/step_<env_steps>`` and point ``last`` to it; keep the newest ``keep``. Returns its path.
+
+    OSError (a full disk, say) leaves nothing half-written and the earlier checkpoints in place.
+    """
+    folder = run_dir / "checkpoints"
+    folder.mkdir(parents=True, exist_ok=True)
+    for leftover in folder.glob(".saving-*"):  # of a process that was killed
+        shutil.rmtree(leftover, ignore_errors=True)
+    final = folder / f"step_{env_steps:012d}"
+    hidden = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
+    try:
+        files = {f"{key}.pt": _write(hidden / f"{key}.pt", value) for key, value in state.items()}
+        manifest = {"format": FORMAT, "env_steps": env_steps, "files": files}
+        _flushed(hidden / MANIFEST, json.dumps(manifest, indent=1).encode())
+        hidden.chmod(0o755)
+        _flush_folder(hidden)
+        if final.exists():  # saved twice at the same step, or a corrupt one that was passed over
+            final.rename(hidden.with_name(hidden.name + "-replaced"))
+        hidden.rename(final)
+    except BaseException:
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
+    _point_last(folder, final.name)
+    _flush_folder(folder)
+    for old in [*_newest_first(folder)[keep:], *folder.glob(".saving-*")]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def load_latest(run_dir: Path, only: str | None = None) -> Checkpoint | None:
+    """The newest valid checkpoint of a run (``only``: the value of one top-level key), None if there is no checkpoint at all.
+
+    A corrupt one is passed over, with a warning. UserError if all of them are corrupt.
+    """
+    folders = _newest_first(run_dir / "checkpoints")
+    for folder in folders:
+        try:
+            return load(folder, only)
+        except CorruptCheckpoint as error:
+            log.warning("%s; trying the one before", error)
+    if folders:
+        raise UserError(f"all {len(folders)} checkpoints under {run_dir / 'checkpoints'} are corrupt")
+    return None
+
+
+def load(folder: Path, only: str | None = None) -> Checkpoint:
+    """One checkpoint. CorruptCheckpoint if any file that is needed is not as it was written."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        files, env_steps = dict(manifest["files"]), int(manifest["env_steps"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CorruptCheckpoint(f"checkpoint {folder} has no valid {MANIFEST}: {error}") from error
+    if manifest.get("format") != FORMAT:
+        raise UserError(f"checkpoint {folder} has format {manifest.get('format')}, this version reads {FORMAT}")
+    state = {}
+    for name, expected in files.items():
+        key = name.removesuffix(".pt")
+        if only is None or key == only:
+            path = folder / name
+            try:
+                found = _digest(path)
+            except OSError as error:
+                raise CorruptCheckpoint(f"checkpoint {folder}: {error}") from error
+            if found != expected:
+                raise CorruptCheckpoint(f"checkpoint {folder} is corrupt: {name} is not what was written")
+            state[key] = torch.load(path, map_location="cpu", weights_only=True)
+    if only is not None and only not in state:
+        raise UserError(f"checkpoint {folder} has no '{only}', only {', '.join(sorted(files))}")
+    return Checkpoint(folder, env_steps, state if only is None else state[only])
+
+
+def _write(path: Path, value: Any) -> dict[str, Any]:
+    """Save one part; returns its entry in the manifest."""
+    with path.open("wb") as file:
+        torch.save(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+    return _digest(path)
+
+
+def _flushed(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _digest(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _point_last(folder: Path, name: str) -> None:
+    link = folder / ".saving-last"
+    link.unlink(missing_ok=True)
+    link.symlink_to(name)
+    link.replace(folder / "last")
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    steps = [path for path in folder.glob("step_*") if re.fullmatch(r"step_\d+", path.name)]
+    return sorted(steps, key=lambda path: int(path.name.removeprefix("step_")), reverse=True)

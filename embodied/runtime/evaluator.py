@@ -1,0 +1,107 @@
+"""How good a policy is: full-length episodes from fixed initial states, deterministic actions, one episode per env.
+
+    newest weights ──► evaluate(policy, env, episodes, seed) ──► {success_at_end, ...}
+
+In a local run it has a thread of its own and judges the newest weights whenever ``eval_every`` iterations have passed
+and it is free; in a sync run it is pumped between iterations.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core.protocols import Policy, VecEnv
+from embodied.core.types import EpisodeStats
+from embodied.runtime.api import RuntimeConfig
+
+
+@torch.no_grad()
+def evaluate(
+    policy: Policy, env: VecEnv, episodes: int, seed: int, stop: threading.Event | None = None
+) -> dict[str, Any]:
+    """Run the first episode of each of the ``episodes`` envs of ``env`` to its end.
+
+    Env i starts from the state that ``seed + i`` gives. Returns task, episodes, success_once, success_at_end,
+    success_at_end_ci95 (Wilson), return_mean, episode_length_mean (control steps) and seed. An empty dict if ``stop``
+    was set meanwhile. The policy must not be changed by other threads meanwhile.
+    """
+    assert env.num_envs == episodes, f"one episode per env: {env.num_envs} envs, {episodes} episodes"
+    assert isinstance(policy, nn.Module)
+    device = next(policy.parameters()).device
+    obs = env.reset(seed)
+    running = torch.ones(episodes, dtype=torch.bool)
+    ended: list[EpisodeStats] = []
+    while running.any():
+        if stop is not None and stop.is_set():
+            return {}
+        sample = policy.act({key: value.to(device) for key, value in obs.items()}, None)
+        step = env.step(sample.action_NHA[:, : policy.execute].cpu())
+        stats = step.episodes
+        first = running[stats.env_id_M]
+        ended.append(EpisodeStats(*(getattr(stats, name)[first] for name in EpisodeStats.__slots__)))
+        running[stats.env_id_M] = False
+        obs = step.obs
+    return summary(EpisodeStats.concatenate(ended), env.spec.task, seed)
+
+
+def summary(stats: EpisodeStats, task: str, seed: int) -> dict[str, Any]:
+    """Means over the M episodes of ``stats``, in the words of the eval command."""
+    episodes = len(stats.env_id_M)
+    successes = int(stats.success_at_end_M.sum())
+    return {
+        "task": task,
+        "episodes": episodes,
+        "success_once": float(stats.success_once_M.float().mean()),
+        "success_at_end": successes / episodes,
+        "success_at_end_ci95": list(wilson_interval(successes, episodes)),
+        "return_mean": float(stats.return_M.mean()),
+        "episode_length_mean": float(stats.length_M.float().mean()),
+        "seed": seed,
+    }
+
+
+def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
+    """Score interval of a proportion (E. B. Wilson, JASA 22, 1927); this z is 95%."""
+    rate, z2 = successes / trials, z * z
+    centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = z * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials * trials)) / (1 + z2 / trials)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+class Evaluator:
+    """A policy copy and evaluation envs (built when first needed) for ``evaluate`` on published weights."""
+
+    def __init__(self, policy: Policy, make_env: Callable[[], VecEnv], config: RuntimeConfig) -> None:
+        assert isinstance(policy, nn.Module)
+        policy.eval()
+        self.policy: Policy = policy
+        self.make_env = make_env
+        self.config = config
+        self.env: VecEnv | None = None
+        self.last_iteration = 0
+
+    def due(self, iteration: int) -> bool:
+        """Whether eval_every iterations have passed since the last evaluation began."""
+        return self.config.eval_every > 0 and iteration - self.last_iteration >= self.config.eval_every
+
+    def run(
+        self, weights: Mapping[str, Tensor], iteration: int, env_steps: int, stop: threading.Event | None = None
+    ) -> dict[str, Any]:
+        """``evaluate``'s result with iteration and env_steps of the weights; empty if ``stop`` was set meanwhile."""
+        self.last_iteration = iteration
+        self.policy.load_state_dict(weights)
+        if self.env is None:
+            self.env = self.make_env()
+        result = evaluate(self.policy, self.env, self.config.eval_episodes, self.config.eval_seed, stop)
+        return {**result, "iteration": iteration, "env_steps": env_steps} if result else {}
+
+    def close(self) -> None:
+        if self.env is not None:
+            self.env.close()
+            self.env = None

@@ -1,0 +1,59 @@
+"""Turns batches into published weights.
+
+    batch of version v ──► algorithm.update(fragments, v) ──► publish(v + 1)
+
+Fragments stay on the CPU; the algorithm moves what it needs to the device of its policy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from embodied.core.protocols import Algorithm, Metrics, Policy
+from embodied.core.types import Fragment
+from embodied.runtime.weight_store import WeightStore
+
+
+class Learner:
+    """iteration: batches consumed, which is also the version of its weights. env_steps: control steps consumed."""
+
+    def __init__(self, algorithm: Algorithm, store: WeightStore) -> None:
+        self.algorithm = algorithm
+        self.store = store
+        self.iteration = 0
+        self.env_steps = 0
+        self.learn_s = 0.0
+
+    @property
+    def policy(self) -> Policy:
+        return self.algorithm.policy
+
+    def publish(self) -> None:
+        """Make the present weights the newest; once before anything acts, then ``learn`` does."""
+        self.store.publish(self.iteration, self.policy.state_dict())
+
+    def learn(self, fragments: Sequence[Fragment]) -> Metrics:
+        """One update on one batch; the algorithm's metrics."""
+        began = time.perf_counter()
+        metrics = self.algorithm.update(fragments, self.iteration)
+        self.iteration += 1
+        self.env_steps += sum(fragment.num_env_steps for fragment in fragments)
+        self.publish()
+        self.learn_s += time.perf_counter() - began
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Keys policy, algorithm, counters."""
+        return {
+            "policy": {name: tensor.detach().clone() for name, tensor in self.policy.state_dict().items()},
+            "algorithm": self.algorithm.state_dict(),
+            "counters": {"iteration": self.iteration, "env_steps": self.env_steps},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.policy.load_state_dict(state["policy"])
+        self.algorithm.load_state_dict(state["algorithm"])
+        self.iteration = state["counters"]["iteration"]
+        self.env_steps = state["counters"]["env_steps"]

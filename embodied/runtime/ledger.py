@@ -1,0 +1,173 @@
+"""The only authority on staleness: who may begin a fragment, and which batch that fragment belongs to.
+
+    worker ── try_acquire ──► Ticket ── (T decisions) ── deliver ──► accepted          learner ── consumed_batch ──► version+1
+
+A fragment is admitted only while ``accepted + in_flight < (version + 1 + max_staleness) * batch_fragments``, where
+version counts consumed batches. Tickets are numbered in order of admission and batch b is the tickets
+``b * batch_fragments ...`` of that order, whatever the order of delivery: since ticket k is given out only while
+``k < (version + 1 + max_staleness) * batch_fragments`` and is consumed when version is ``k // batch_fragments``, no
+decision is ever more than max_staleness versions old at its update, however slow its worker was. Tickets are leases:
+``release`` gives a dead worker's number to the next who asks.
+
+Nothing can deadlock as long as every ticket is delivered or released: the limit is always at least
+``(version + 1) * batch_fragments``, so the batch that the learner waits for can always be admitted whole.
+
+With max_staleness=0 (synchronous PPO) each group gives exactly one fragment to each batch, so that a batch does not
+depend on which group was faster. A worker that dies for good must then be replaced, or the run stopped.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+from embodied.core.types import Fragment
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """The right to sample one fragment. sequence: its number in the order of admission."""
+
+    sequence: int
+    worker: int
+    group: int
+    incarnation: int
+
+    @staticmethod
+    def of(fragment: Fragment) -> Ticket:
+        """The ticket with which ``fragment`` was sampled."""
+        return Ticket(fragment.sequence, fragment.worker, fragment.group, fragment.incarnation)
+
+
+class Ledger:
+    """Thread-safe; every method returns at once except ``acquire``.
+
+    batch_fragments: fragments of one batch. max_staleness: see above.
+    """
+
+    def __init__(self, batch_fragments: int, max_staleness: int) -> None:
+        assert batch_fragments >= 1 and max_staleness >= 0
+        self.batch_fragments = batch_fragments
+        self.max_staleness = max_staleness
+        self._changed = threading.Condition()
+        self._version = 0
+        self._accepted = 0
+        self._next = 0
+        self._freed: list[int] = []  # heap of released numbers
+        self._leases: dict[int, Ticket] = {}
+        self._given: Counter[tuple[int, int]] = Counter()  # tickets of the batch in the making, per group; staleness 0
+        self._wakes = 0
+        self._closed = False
+
+    @property
+    def version(self) -> int:
+        """Batches consumed."""
+        return self._version
+
+    @property
+    def accepted(self) -> int:
+        """Fragments delivered since the beginning."""
+        return self._accepted
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._leases)
+
+    def try_acquire(self, worker: int, incarnation: int = 0, group: int = 0) -> Ticket | None:
+        """A ticket, or None if there is no room now or the ledger is closed."""
+        with self._changed:
+            return self._try_acquire(worker, incarnation, group)
+
+    def acquire(
+        self, worker: int, incarnation: int = 0, group: int = 0, timeout_s: float | None = None
+    ) -> Ticket | None:
+        """Wait for a ticket; None on timeout, ``wake`` or ``close``."""
+        with self._changed:
+            wakes = self._wakes
+            ticket = self._try_acquire(worker, incarnation, group)
+            while ticket is None and not self._closed and self._wakes == wakes:
+                if not self._changed.wait(timeout_s):
+                    return None
+                ticket = self._try_acquire(worker, incarnation, group)
+            return ticket
+
+    def deliver(self, ticket: Ticket) -> bool:
+        """The fragment is complete. False if the lease was released meanwhile: the fragment must be dropped."""
+        with self._changed:
+            if self._leases.get(ticket.sequence) != ticket:
+                return False
+            del self._leases[ticket.sequence]
+            self._accepted += 1
+            return True
+
+    def release(self, ticket: Ticket) -> None:
+        """Give a ticket back unused; no effect if it was delivered or released before."""
+        with self._changed:
+            self._release(ticket)
+            self._changed.notify_all()
+
+    def release_worker(self, worker: int, incarnation: int) -> int:
+        """Give back all that a dead worker holds; returns how many tickets that was."""
+        with self._changed:
+            held = [t for t in self._leases.values() if (t.worker, t.incarnation) == (worker, incarnation)]
+            for ticket in held:
+                self._release(ticket)
+            self._changed.notify_all()
+            return len(held)
+
+    def consumed_batch(self) -> int:
+        """The learner has consumed batch ``version`` and published version + 1; returns the new version."""
+        with self._changed:
+            assert self._accepted >= (self._version + 1) * self.batch_fragments, "a batch that was never delivered"
+            self._version += 1
+            self._given.clear()
+            self._changed.notify_all()
+            return self._version
+
+    def wake(self) -> None:
+        """Make every waiting ``acquire`` return None once."""
+        with self._changed:
+            self._wakes += 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Admit nobody any more, and wake all who wait."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def state_dict(self) -> dict[str, int]:
+        """Consumed batches only: what is in flight or not consumed is not part of a checkpoint."""
+        return {"version": self._version}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Before anything was admitted."""
+        with self._changed:
+            assert not self._leases and self._accepted == self._version * self.batch_fragments
+            self._version = state["version"]
+            self._accepted = self._next = self._version * self.batch_fragments
+
+    def _try_acquire(self, worker: int, incarnation: int, group: int) -> Ticket | None:
+        limit = (self._version + 1 + self.max_staleness) * self.batch_fragments
+        if self._closed or self._accepted + len(self._leases) >= limit:
+            return None
+        if self.max_staleness == 0:
+            if self._given[worker, group]:
+                return None
+            self._given[worker, group] += 1
+        if self._freed:
+            sequence = heapq.heappop(self._freed)
+        else:
+            sequence, self._next = self._next, self._next + 1
+        ticket = Ticket(sequence, worker, group, incarnation)
+        self._leases[sequence] = ticket
+        return ticket
+
+    def _release(self, ticket: Ticket) -> None:
+        if self._leases.get(ticket.sequence) == ticket:
+            del self._leases[ticket.sequence]
+            heapq.heappush(self._freed, ticket.sequence)
+            if self.max_staleness == 0:
+                self._given[ticket.worker, ticket.group] -= 1

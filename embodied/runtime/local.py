@@ -1,0 +1,213 @@
+"""The parts as threads of one process: arrays are shared, nothing is copied or pickled.
+
+    thread per env worker      thread of the actor server        main thread: learner      thread of the evaluator
+    ledger.acquire             inbox: all waiting requests  ┐    channel.take(v)           newest weights, when asked
+    start/advance ── request ► actor.act(merged)            │    learner.learn             evaluate ──► results
+    inbox ◄──────── reply ──── to each worker's inbox  ◄────┘    publish, consumed_batch
+    fragment ──► channel
+
+MuJoCo's batch step and torch both release the GIL, so these really run at once. A worker has the requests of all its
+groups in flight and steps whichever has its actions, so one group steps while the actor decides for the other.
+
+Every wait has one waker: the inboxes get None, the ledger and the channel are closed, when anything stops.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from embodied.core.protocols import Metrics
+from embodied.core.types import Fragment
+from embodied.runtime import threads
+from embodied.runtime.base import LoopRuntime
+from embodied.runtime.channel import Channel, Closed
+from embodied.runtime.env_worker import EnvWorker
+from embodied.runtime.ledger import Ticket
+from embodied.runtime.messages import ActReply, ActRequest
+from embodied.runtime.supervisor import Supervisor
+
+POLL_S = 0.1  # how soon the main thread sees stop_event and deadline_s; everything else is woken
+
+
+class LocalRuntime(LoopRuntime):
+    """Threads start with the first iteration and live until ``close``; between iterations they go on sampling."""
+
+    def __init__(self, *args: Any, **parts: Any) -> None:
+        super().__init__(*args, **parts)
+        self.channel = Channel(self.ledger.batch_fragments, self.ledger.max_staleness)
+        self._requests: queue.SimpleQueue[ActRequest | None] = queue.SimpleQueue()
+        self._replies: list[queue.SimpleQueue[ActReply | None]] = [queue.SimpleQueue() for _ in self.workers]
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._evaluating = False
+        self._snapshot: Snapshot | None = None
+        self._supervisor: Supervisor | None = None
+
+    def close(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.join()
+        super().close()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        assert self._supervisor is None, "load a state before the first iteration"
+        super().load_state_dict(state)
+
+    # ------------------------------------------------------------------------------------------ main thread
+    def _start(self) -> None:
+        super()._start()
+        if self._supervisor is not None:
+            return
+        self._supervisor = Supervisor(self.config.watchdog_s, self._wake_all)
+        self._supervisor.spawn("actor server", self._serve)
+        for index in range(len(self.workers)):
+            self._supervisor.spawn(f"env worker {index}", partial(self._work, index))
+        if self.evaluator is not None:
+            self._supervisor.spawn("evaluator", self._judge)
+
+    def _collect(self, stop: threading.Event, deadline_s: float | None) -> list[Fragment] | None:
+        version = self.learner.iteration
+        self._say("learner", f"waits for the fragments of batch {version}")
+        while not stop.is_set() and (deadline_s is None or time.monotonic() < deadline_s):
+            try:
+                batch = self.channel.take(version, POLL_S)
+            except Closed:
+                self._running.check()
+                raise RuntimeError("the runtime was closed while it iterated") from None
+            if batch is not None:
+                return batch
+        return None
+
+    def _learn(self, batch: list[Fragment]) -> Metrics:
+        threads.use(self.budget.learner)
+        self._say("learner", f"learns from batch {self.learner.iteration}")
+        metrics = self.learner.learn(batch)
+        self._say("learner", f"hands on the metrics of batch {self.learner.iteration - 1}")
+        return metrics
+
+    def _evaluate_if_due(self, stop: threading.Event) -> dict[str, Any] | None:
+        """Take a finished result, give the next job; never waits."""
+        if self.evaluator is None:
+            return None
+        result = None
+        if not self._results.empty():
+            result, self._evaluating = self._results.get(), False
+        if not self._evaluating and self.evaluator.due(self.iteration):
+            version, weights = self.store.latest()
+            self._evaluating = True
+            self._jobs.put(Job(weights, version, self.env_steps))
+        return result
+
+    def _group_states(self) -> list[dict[str, Any]]:
+        """Each worker takes a group's state when it next rests between two fragments, and goes on."""
+        if self._supervisor is None:
+            return [self.workers[worker].state_dict(group) for worker, group in self._group_keys()]
+        self._snapshot = snapshot = Snapshot(self._group_keys())
+        while not snapshot.complete.wait(POLL_S / 10):
+            self._supervisor.check()
+            assert not self._supervisor.stopping.is_set(), "a closed runtime has no state"
+            self.ledger.wake()
+        self._snapshot = None
+        return [snapshot.states[key] for key in self._group_keys()]
+
+    @property
+    def _running(self) -> Supervisor:
+        assert self._supervisor is not None
+        return self._supervisor
+
+    def _say(self, part: str, doing: str) -> None:
+        self._running.board.set(part, doing)
+
+    def _wake_all(self) -> None:
+        self.ledger.close()
+        self.channel.close()
+        self._requests.put(None)
+        self._jobs.put(None)
+        for inbox in self._replies:
+            inbox.put(None)
+
+    # ------------------------------------------------------------------------------------------ other threads
+    def _serve(self) -> None:
+        threads.use(self.budget.actor)
+        while True:
+            self._say("actor server", "waits for requests")
+            requests = [self._requests.get()]
+            while not self._requests.empty():
+                requests.append(self._requests.get())
+            self._say("actor server", f"acts for {len(requests)} groups")
+            batch = [request for request in requests if request is not None]
+            if len(batch) < len(requests):
+                return
+            for reply in self.actor.act(batch):
+                self._replies[reply.worker].put(reply)
+
+    def _work(self, index: int) -> None:
+        threads.use(1)
+        name, worker = f"env worker {index}", self.workers[index]
+        resting = set(range(len(worker.cursors)))
+        while not self._running.stopping.is_set():
+            for group in sorted(resting):
+                if self._snapshot is not None:
+                    self._snapshot.take(worker, group)
+                all_rest = len(resting) == len(worker.cursors)
+                if all_rest:
+                    self._say(name, f"waits for the learner to consume batch {self.ledger.version}")
+                ticket = (self.ledger.acquire if all_rest else self.ledger.try_acquire)(index, group=group)
+                if ticket is not None:
+                    self._requests.put(worker.start(ticket))
+                    resting.remove(group)
+            if len(resting) == len(worker.cursors):
+                continue
+            self._say(name, f"waits for the actor server, {len(resting)} groups wait for the learner")
+            reply = self._replies[index].get()
+            if reply is None:
+                return
+            self._say(name, f"steps group {reply.group}")
+            result = worker.advance(reply)
+            if isinstance(result, ActRequest):
+                self._requests.put(result)
+            elif self.ledger.deliver(Ticket.of(result)):
+                self.channel.put(result)
+                resting.add(result.group)
+
+    def _judge(self) -> None:
+        assert self.evaluator is not None
+        threads.use(self.budget.evaluator)
+        while (job := self._jobs.get()) is not None:
+            self._say("evaluator", f"judges the weights of iteration {job.iteration}")
+            result = self.evaluator.run(job.weights, job.iteration, job.env_steps, self._running.stopping)
+            if result:
+                self._results.put(result)
+            self._say("evaluator", "has nothing to do")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Weights to be evaluated."""
+
+    weights: dict[str, Tensor]
+    iteration: int
+    env_steps: int
+
+
+class Snapshot:
+    """Collects one state of each group; whoever runs a worker gives it, each group once."""
+
+    def __init__(self, keys: list[tuple[int, int]]) -> None:
+        self.states: dict[tuple[int, int], dict[str, Any]] = {}
+        self.complete = threading.Event()
+        self._keys = keys
+
+    def take(self, worker: EnvWorker, group: int) -> None:
+        key = (worker.worker_id, group)
+        if key not in self.states:
+            self.states[key] = worker.state_dict(group)
+            if len(self.states) == len(self._keys):
+                self.complete.set()

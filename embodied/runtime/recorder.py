@@ -1,0 +1,73 @@
+"""The buffers in which a fragment grows, decision by decision."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from embodied.core.types import EpisodeStats, Fragment, Obs, PolicySample, Timestep
+from embodied.runtime.ledger import Ticket
+
+
+class Recorder:
+    """[T, N, ...] buffers of one fragment, filled row by row; fresh for every fragment, since the learner owns it."""
+
+    def __init__(self, decisions: int, obs: Obs) -> None:
+        self.decisions = decisions
+        self.obs = {key: _rows(decisions, value) for key, value in obs.items()}
+        num_envs = next(iter(obs.values())).shape[0]
+        self.chain = self.reward_TNE = torch.empty(0)  # allocated when the first decision tells their shapes
+        self.log_prob_TN = torch.empty(decisions, num_envs)
+        self.value_TN = torch.empty(decisions, num_envs)
+        self.num_steps_TN = torch.empty(decisions, num_envs, dtype=torch.int64)
+        self.terminated_TN = torch.empty(decisions, num_envs, dtype=torch.bool)
+        self.truncated_TN = torch.empty(decisions, num_envs, dtype=torch.bool)
+        self.final_value_TN = torch.zeros(decisions, num_envs)
+        self.version_TN = torch.empty(decisions, num_envs, dtype=torch.int64)
+        self.episodes: list[EpisodeStats] = []
+
+    def observe(self, t: int, obs: Obs) -> Obs:
+        """Keep what decision t is made on; returns the kept rows."""
+        for key, buffer in self.obs.items():
+            buffer[t] = obs[key]
+        return {key: buffer[t] for key, buffer in self.obs.items()}
+
+    def record(self, t: int, sample: PolicySample, step: Timestep) -> None:
+        """Keep decision t and what came of it."""
+        if t == 0:
+            self.chain = _rows(self.decisions, sample.chain)
+            self.reward_TNE = _rows(self.decisions, step.reward_NE)
+        self.chain[t] = sample.chain
+        self.log_prob_TN[t] = sample.log_prob_N
+        self.value_TN[t] = sample.value_N
+        self.version_TN[t] = sample.version_N
+        self.reward_TNE[t] = step.reward_NE
+        self.num_steps_TN[t] = step.num_steps_N
+        self.terminated_TN[t] = step.terminated_N
+        self.truncated_TN[t] = step.truncated_N
+        if len(step.episodes.env_id_M):
+            self.episodes.append(step.episodes)
+
+    def fragment(self, bootstrap_value_N: Tensor, ticket: Ticket) -> Fragment:
+        return Fragment(
+            obs=self.obs,
+            chain=self.chain,
+            log_prob_TN=self.log_prob_TN,
+            value_TN=self.value_TN,
+            reward_TNE=self.reward_TNE,
+            num_steps_TN=self.num_steps_TN,
+            terminated_TN=self.terminated_TN,
+            truncated_TN=self.truncated_TN,
+            final_value_TN=self.final_value_TN,
+            bootstrap_value_N=bootstrap_value_N,
+            version_TN=self.version_TN,
+            episodes=EpisodeStats.concatenate(self.episodes),
+            worker=ticket.worker,
+            group=ticket.group,
+            incarnation=ticket.incarnation,
+            sequence=ticket.sequence,
+        )
+
+
+def _rows(decisions: int, like: Tensor) -> Tensor:
+    return torch.empty((decisions, *like.shape), dtype=like.dtype)

@@ -1,0 +1,51 @@
+"""All parts in one thread, pumped in turn: exact, and debuggable with a breakpoint anywhere.
+
+every group: start ──► [ actor.act(all requests) ──► every group: advance ] x (T + 1) ──► batch ──► learn
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from embodied.core.protocols import Metrics
+from embodied.core.types import Fragment
+from embodied.runtime import threads
+from embodied.runtime.base import LoopRuntime
+from embodied.runtime.ledger import Ticket
+from embodied.runtime.messages import ActRequest
+
+
+class SyncRuntime(LoopRuntime):
+    """No threads of its own. Its batches are those that ``LocalRuntime`` makes with max_staleness=0."""
+
+    def _collect(self, stop: threading.Event, deadline_s: float | None) -> list[Fragment] | None:
+        """Always a whole batch: stop and deadline_s are looked at between iterations."""
+        threads.use(self.budget.actor)
+        requests: list[ActRequest] = []
+        for worker, group in self._group_keys():
+            ticket = self.ledger.try_acquire(worker, group=group)
+            assert ticket is not None, "one thread: nothing else can be in flight"
+            requests.append(self.workers[worker].start(ticket))
+        batch: list[Fragment] = []
+        while requests:
+            results = [self.workers[reply.worker].advance(reply) for reply in self.actor.act(requests)]
+            requests = [result for result in results if isinstance(result, ActRequest)]
+            batch += [result for result in results if isinstance(result, Fragment)]
+        for fragment in batch:
+            assert self.ledger.deliver(Ticket.of(fragment))
+        return batch
+
+    def _learn(self, batch: list[Fragment]) -> Metrics:
+        threads.use(self.budget.learner)
+        return self.learner.learn(batch)
+
+    def _evaluate_if_due(self, stop: threading.Event) -> dict[str, Any] | None:
+        if self.evaluator is None or not self.evaluator.due(self.iteration):
+            return None
+        threads.use(self.budget.evaluator)
+        version, weights = self.store.latest()
+        return self.evaluator.run(weights, version, self.env_steps, stop) or None
+
+    def _group_states(self) -> list[dict[str, Any]]:
+        return [self.workers[worker].state_dict(group) for worker, group in self._group_keys()]

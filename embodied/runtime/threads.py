@@ -1,0 +1,64 @@
+"""Who may use how many cores.
+
+torch collapses when its threads have to share cores, the simulator's threads do not (docs/architecture.md). torch keeps
+its number of threads per calling thread, so each part sets its own (``use``).
+
+Policy, on C cores:
+
+- Phases alternate (sync, or local with max_staleness=0): simulation, inference and learning use all C cores.
+- They overlap (local with max_staleness>0): the simulator has C threads, fixed when a VecEnv is built, and yields to
+  whoever computes; the learner has max(1, C // 2), the actor server max(1, C // 4). While every env worker waits for
+  the learner its cores are idle, and the learner takes all C until simulation goes on (``Lend``). With a GPU the learner
+  and the actor server need one thread each to feed it.
+- An evaluation that runs beside training has one thread.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from embodied.runtime.api import RuntimeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadBudget:
+    """Threads of: each VecEnv of a worker, the actor server, the learner, the evaluator (its VecEnv and torch)."""
+
+    sim: int
+    actor: int
+    learner: int
+    evaluator: int
+
+
+def available_cores() -> int:
+    """Cores that this process may use: affinity, and the CPU quota of its control group."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+            quota, period = file.read().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
+
+
+def plan(config: RuntimeConfig, device: torch.device, cores: int | None = None) -> ThreadBudget:
+    """The budget of a run; numbers in the config other than 0 win."""
+    cores = cores or available_cores()
+    overlapping = config.name != "sync" and config.max_staleness > 0
+    on_gpu = device.type == "cuda"
+    learner = 1 if on_gpu else max(1, cores // 2) if overlapping else cores
+    actor = 1 if on_gpu else max(1, cores // 4) if overlapping else cores
+    return ThreadBudget(
+        sim=config.sim_threads or max(1, cores // config.num_workers),
+        actor=config.actor_threads or actor,
+        learner=config.learner_threads or learner,
+        evaluator=cores if config.name == "sync" else 1,
+    )
+
+
+def use(num_threads: int) -> None:
+    """Let torch use so many threads for what the calling thread computes."""
+    torch.set_num_threads(num_threads)
