@@ -146,10 +146,9 @@ def from_mapping(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
             raise UserError(f"{_join(path, field_name)} is missing: it needs {needed}, {_join(path, field_name)}=...")
     try:
         return typing.cast(T, cls(**arguments))
-    except UserError as error:
-        raise UserError(f"{path}: {error}" if path else str(error)) from error
     except ValueError as error:
-        raise UserError(f"{path or cls.__name__}: {error}") from error
+        message = str(error)
+        raise UserError(message if not path or f"{path}." in message else f"{path}: {message}") from error
 
 
 def convert(value: Any, hint: Any, path: str) -> Any:

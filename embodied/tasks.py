@@ -1,0 +1,64 @@
+"""List the tasks: ``python -m embodied.tasks``
+
+What each observes, its actions, its instruction and its time limit: for people on stderr, one JSON object on stdout.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from embodied.command import run_command
+from embodied.core.errors import UserError
+from embodied.experiment import compose_run, make_env
+from envs import TASKS
+
+
+def tasks(argv: Sequence[str]) -> dict[str, Any]:
+    """All tasks in their default configuration."""
+    if argv:
+        raise UserError(f"'{argv[0]}': this command takes no options")
+    found = [describe_task(name) for name in TASKS.names()]
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    for task in found:
+        console.print(Text(f"{task['task']}", style="bold"), Text(f"— {task['instruction']}"))
+        console.print(Text(f"  observes    {', '.join(task['observes'])}  ({task['state_dim']} numbers)"))
+        console.print(Text(f"  actions     {', '.join(task['actions'])}, each in [-1, 1], {task['control_hz']:g} Hz"))
+        console.print(Text(f"  time limit  {task['time_limit_s']:g} s, {task['max_episode_steps']} steps\n"))
+    return {"tasks": found}
+
+
+def describe_task(name: str) -> dict[str, Any]:
+    """A task as its default configuration makes it, learnt from one env of it."""
+    config = compose_run({"task": name})
+    env = make_env(config, num_envs=1, num_threads=1)
+    env.close()
+    spec = env.spec
+    return {
+        "task": name,
+        "instruction": getattr(TASKS[name].build, "instruction", ""),
+        "observes": terms(spec.state_names),
+        "state_dim": spec.state_dim,
+        "privileged_dim": spec.privileged_dim,
+        "actions": list(spec.action_names),
+        "control_hz": round(1.0 / spec.control_dt_s, 3),
+        "time_limit_s": round(spec.max_episode_steps * spec.control_dt_s, 3),
+        "max_episode_steps": spec.max_episode_steps,
+    }
+
+
+def terms(names: Sequence[str]) -> list[str]:
+    """Names of observation terms, each once, of names with an index: ``cube_pos[0], cube_pos[1]`` → ``cube_pos``."""
+    return list(dict.fromkeys(name.partition("[")[0] for name in names))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_command(tasks, __doc__, sys.argv[1:] if argv is None else argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,253 @@
+"""Train a policy: ``python -m embodied.train [key=value ...]``
+
+  task=pick_place  policy=flow|gaussian  algo=ppo  runtime=local|sync  sim=mujoco    what to train, and how
+  num_envs=...  total_steps=...  max_minutes=...  seed=0  device=auto|cpu|cuda  max_staleness=...
+  stop_at_success=0.97     end early when an evaluation during training is this good
+  out=<dir>                run directory, default runs/<task>/<policy>-<algo>-<time>
+  resume=<run dir>         go on with a run; total_steps and max_minutes count the whole run
+  <group>.<option>=...     any option of a group, such as algo.learning_rate=1e-4 (files in configs/)
+
+Last line of stdout: {"run", "env_steps", "wall_s", "iterations", "eval"}. Exit code 0, 1 (crash), 2 (bad input), 130
+(Ctrl-C or SIGTERM: the state is saved, and resume= goes on).
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from embodied import experiment
+from embodied.command import Stopped, run_command
+from embodied.core.config import parse_overrides
+from embodied.core.errors import UserError
+from embodied.eval import evaluate_policy
+from embodied.experiment import CONFIG_FILE, RunConfig
+from embodied.report.metrics import MetricsWriter, write_atomically, write_json
+from embodied.report.progress import Progress, Status, duration
+from embodied.runtime import Iteration, Runtime, build_runtime, checkpoint
+
+EVAL_KEYS = ("success_once", "success_at_end", "return_mean", "episode_length_mean")  # also in metrics.jsonl
+
+
+def train(argv: Sequence[str]) -> dict[str, Any]:
+    """Train and evaluate; returns the contract's result. UserError for bad input, Stopped after a signal."""
+    start_s = time.monotonic()
+    overrides = parse_overrides(argv)
+    resume = overrides.pop("resume", None)
+    if resume is None:
+        config = experiment.compose_run(overrides)
+        run_dir, found = new_run_dir(config), None
+    else:
+        run_dir = Path(str(resume))
+        config = experiment.resume_run(run_dir, overrides)
+        found = checkpoint.load_latest(run_dir)
+    with ExitStack() as stack:
+        runtime = stack.enter_context(build(config))
+        if found is not None:
+            runtime.load_state_dict(found.state)
+            start_s -= float(found.state["train"]["wall_s"])
+        make_run_dir(run_dir, exist_ok=resume is not None)
+        write_atomically(run_dir / CONFIG_FILE, experiment.to_yaml(config))
+        writer = MetricsWriter(run_dir, None if resume is None else runtime.iteration)
+        stack.callback(writer.close)
+        progress = Progress(config.total_steps, config.max_minutes)
+        stack.callback(progress.close)
+        progress.message(announcement(config, runtime, run_dir))
+        if found is not None:
+            progress.message(f"going on from {found.path}")
+        session = Session(config, run_dir, runtime, writer, progress, start_s)
+        session.learn()
+        return session.finish()
+
+
+class Session:
+    """One process's share of a run: from the state that the runtime has now to the end, or to a signal.
+
+    start_s: on the clock of ``time.monotonic``, when the run would have started had it never paused.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        runtime: Runtime,
+        writer: MetricsWriter,
+        progress: Progress,
+        start_s: float,
+    ) -> None:
+        self.config, self.run_dir, self.runtime = config, run_dir, runtime
+        self.writer, self.progress, self.start_s = writer, progress, start_s
+        self.interrupted = False
+        self.eval_success: float | None = None
+        self.saved_at_s = time.monotonic()
+        self.saved_steps = -1 if runtime.iteration == 0 else runtime.env_steps
+
+    @property
+    def wall_s(self) -> float:
+        return time.monotonic() - self.start_s
+
+    def learn(self) -> None:
+        """Iterate to a limit, a good evaluation or a signal; the last state is always saved."""
+        limit = self.config.max_minutes
+        with stop_on_signals() as stop:
+            for iteration in self.runtime.iterations(
+                max_env_steps=self.config.total_steps,
+                deadline_s=None if limit is None else self.start_s + 60.0 * limit,
+                stop_event=stop,
+            ):
+                self.record(iteration)
+                if time.monotonic() - self.saved_at_s >= 60.0 * self.config.checkpoint_minutes:
+                    self.save()
+                goal = self.config.stop_at_success
+                if goal is not None and self.eval_success is not None and self.eval_success >= goal:
+                    self.progress.message(f"an evaluation reached {self.eval_success:.1%}: stop_at_success={goal}")
+                    break
+            self.interrupted = stop.is_set()
+        self.wall_s_of_training = self.wall_s
+        self.save()
+
+    def record(self, iteration: Iteration) -> None:
+        """Put an iteration, and an evaluation that finished with it, where people look."""
+        row: dict[str, Any] = {
+            "iteration": iteration.index,
+            "env_steps": iteration.env_steps,
+            "wall_s": round(self.wall_s, 3),
+            **iteration.metrics,
+        }
+        if iteration.evaluation is not None:
+            self.eval_success = float(iteration.evaluation["success_at_end"])
+            row |= {
+                f"eval/{key}": iteration.evaluation[key] for key in ("success_once", "success_at_end", "return_mean")
+            }
+            steps = iteration.evaluation["env_steps"]
+            write_json(self.run_dir / "eval" / f"step_{steps}.json", iteration.evaluation)
+        self.writer.write(row)
+        rate = iteration.metrics.get("perf/env_steps_per_s", 0.0)
+        success = iteration.metrics.get("rollout/success_at_end")
+        self.progress.update(
+            Status(iteration.index, iteration.env_steps, self.wall_s, rate, success, self.eval_success)
+        )
+
+    def save(self) -> None:
+        """A checkpoint of now, unless there is one. UserError if the disk does not take it."""
+        if self.runtime.env_steps == self.saved_steps:
+            return
+        state = self.runtime.state_dict() | {"train": {"wall_s": self.wall_s}}
+        try:
+            checkpoint.save(self.run_dir, self.runtime.env_steps, state)
+        except OSError as error:
+            raise UserError(
+                f"cannot write a checkpoint in {self.run_dir}: {error.strerror or error}. The checkpoint before it is "
+                f"whole; make room, then go on with resume={self.run_dir}"
+            ) from error
+        self.saved_steps, self.saved_at_s = self.runtime.env_steps, time.monotonic()
+
+    def finish(self) -> dict[str, Any]:
+        """The final evaluation and the result; Stopped, without an evaluation, after a signal."""
+        result: dict[str, Any] = {
+            "run": str(self.run_dir),
+            "env_steps": self.runtime.env_steps,
+            "wall_s": round(self.wall_s_of_training, 3),
+            "iterations": self.runtime.iteration,
+            "eval": None,
+        }
+        if self.interrupted:
+            self.progress.message(f"stopped and saved; go on with: python -m embodied.train resume={self.run_dir}")
+            raise Stopped(result)
+        if self.config.eval_episodes:
+            episodes = self.config.eval_episodes
+            self.progress.message(f"trained for {duration(self.wall_s)}; evaluating {episodes} episodes")
+            self.runtime.close()  # gives its threads and memory back
+            result["eval"] = evaluate_policy(self.config, self.runtime.policy, episodes, self.config.seed)
+            write_json(self.run_dir / "eval" / f"final_{self.runtime.env_steps}.json", result["eval"])
+        return result
+
+
+def build(config: RunConfig) -> Runtime:
+    """The runtime of a configuration, with its envs, policy and algorithm."""
+    runtime = config.runtime_config()
+    return build_runtime(
+        runtime,
+        num_envs=config.num_envs,
+        seed=config.seed,
+        make_env=lambda num_envs, threads: experiment.make_env(config, num_envs, threads, stagger=True),
+        make_policy=lambda spec: experiment.make_policy(config, spec),
+        make_algorithm=lambda policy: experiment.make_algorithm(config, policy),
+        make_eval_env=lambda num_envs, threads: experiment.make_env(config, num_envs, threads),
+    )
+
+
+def new_run_dir(config: RunConfig) -> Path:
+    """Where a new run goes. UserError if ``out=`` exists; nothing is made yet."""
+    if config.out is not None:
+        if Path(config.out).exists():
+            raise UserError(
+                f"out={config.out} exists; give a new directory, or go on with that run: resume={config.out}"
+            )
+        return Path(config.out)
+    base = Path("runs") / config.task["name"] / f"{config.title}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = [base, *(base.with_name(f"{base.name}-{number}") for number in range(2, 100))]
+    return next(name for name in names if not name.exists())
+
+
+def make_run_dir(run_dir: Path, exist_ok: bool) -> None:
+    try:
+        run_dir.mkdir(parents=True, exist_ok=exist_ok)
+    except OSError as error:
+        raise UserError(f"cannot make the run directory {run_dir}: {error.strerror or error}") from error
+
+
+def announcement(config: RunConfig, runtime: Runtime, run_dir: Path) -> str:
+    """One line: what will be trained, with what, and where it goes."""
+    assert isinstance(runtime.policy, nn.Module)
+    parameters = sum(parameter.numel() for parameter in runtime.policy.parameters())
+    return (
+        f"training {config.task['name']}: policy {config.policy['name']} ({parameters:,} parameters), algo "
+        f"{config.algo['name']}, {config.num_envs:,} envs, runtime {config.runtime['name']}, seed {config.seed} → "
+        f"{run_dir}"
+    )
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[threading.Event]:
+    """An event that the first SIGINT or SIGTERM sets; a second signal acts as if nobody listened.
+
+    Signals reach the main thread only: elsewhere the event is set by no one.
+    """
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def on_signal(number: int, frame: Any) -> None:
+        stop.set()
+        restore()
+        print("stopping: saving a checkpoint (once more: at once, without)", file=sys.stderr)
+
+    for number in before:
+        signal.signal(number, on_signal)
+    try:
+        yield stop
+    finally:
+        restore()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_command(train, __doc__, sys.argv[1:] if argv is None else argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

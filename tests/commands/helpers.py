@@ -1,0 +1,53 @@
+"""Commands run in this process, on settings small enough for a second or two."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+
+from embodied import eval as eval_command
+from embodied import tasks, train
+
+SMALL = [
+    "task=reach", "policy=gaussian", "runtime=sync", "num_envs=8", "runtime.decisions=8", "device=cpu",
+    "policy.actor_hidden=[16]", "policy.critic_hidden=[16]", "algo.epochs=1", "algo.num_minibatches=1",
+    "runtime.sim_threads=1", "runtime.actor_threads=1", "runtime.learner_threads=1",
+    "eval_episodes=4", "runtime.eval_every=5", "runtime.eval_episodes=3",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command did: its exit code and streams."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The JSON object on the last line of stdout."""
+        return json.loads(self.stdout.splitlines()[-1])
+
+
+def run(main: Callable[[list[str]], int], words: list[str]) -> Outcome:
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with redirect_stdout(stdout), redirect_stderr(stderr):
+        code = main(words)
+    return Outcome(code, stdout.getvalue(), stderr.getvalue())
+
+
+def run_train(*words: str) -> Outcome:
+    return run(train.main, list(words))
+
+
+def run_eval(*words: str) -> Outcome:
+    return run(eval_command.main, list(words))
+
+
+def run_tasks(*words: str) -> Outcome:
+    return run(tasks.main, list(words))

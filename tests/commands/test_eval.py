@@ -1,0 +1,59 @@
+"""The eval and tasks commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.commands.helpers import Outcome, run_eval, run_tasks
+
+
+def test_evaluates_what_training_evaluated(trained: tuple[Path, Outcome]) -> None:
+    """The same weights, states and episodes give the numbers that train ended with."""
+    run_dir, outcome = trained
+    evaluated = run_eval(f"run={run_dir}", "episodes=4", "seed=0")
+    assert evaluated.code == 0, evaluated.stderr
+    expected = outcome.result["eval"]
+    assert {key: evaluated.result[key] for key in expected} == expected
+    files = list((run_dir / "eval").glob("step_*_seed0_episodes4.json"))
+    assert json.loads(files[0].read_text()) == evaluated.result
+
+
+def test_states_depend_on_the_seed_alone(trained: tuple[Path, Outcome]) -> None:
+    run_dir = trained[0]
+    first, again, other = (
+        run_eval(f"run={run_dir}", "episodes=6", f"seed={seed}", f"num_threads={threads}").result
+        for seed, threads in ((5, 1), (5, 2), (6, 1))
+    )
+    assert first == again
+    assert first["return_mean"] != other["return_mean"]
+
+
+def test_interval_holds_the_rate(trained: tuple[Path, Outcome]) -> None:
+    result = run_eval(f"run={trained[0]}", "episodes=5").result
+    low, high = result["success_at_end_ci95"]
+    assert 0 <= low <= result["success_at_end"] <= high <= 1
+    assert high - low > 0.3
+
+
+def test_an_older_checkpoint_can_be_named(trained: tuple[Path, Outcome]) -> None:
+    run_dir, outcome = trained
+    name = f"step_{outcome.result['env_steps']}"
+    assert run_eval(f"run={run_dir}", f"checkpoint={name}", "episodes=2").result["checkpoint"] == name
+    unknown = run_eval(f"run={run_dir}", "checkpoint=step_7", "episodes=2")
+    assert unknown.code == 2
+    assert name in unknown.stderr
+
+
+def test_tasks_are_listed() -> None:
+    outcome = run_tasks()
+    assert outcome.code == 0, outcome.stderr
+    tasks = {task["task"]: task for task in outcome.result["tasks"]}
+    assert {"reach", "push", "lift", "pick_place", "stack"} <= set(tasks)
+    assert tasks["reach"]["control_hz"] == 20
+    for task in tasks.values():
+        assert task["instruction"]
+        assert task["actions"]
+        assert task["observes"]
+        assert task["time_limit_s"] > 0
+        assert task["instruction"] in outcome.stderr

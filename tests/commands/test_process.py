@@ -1,0 +1,101 @@
+"""Commands as processes: exit codes, streams, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from embodied import command, experiment
+from embodied.report.metrics import read_metrics
+from tests.commands.helpers import SMALL, run_train
+
+ROOT = Path(experiment.CONFIG_DIR).parent
+
+
+def start(module: str, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *words],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def test_last_line_of_stdout_is_json_and_bad_input_exits_with_2(tmp_path: Path) -> None:
+    good = start("embodied.train", *SMALL, "total_steps=64", f"out={tmp_path / 'run'}")
+    stdout, stderr = good.communicate(timeout=120)
+    assert good.returncode == 0, stderr
+    assert json.loads(stdout)["run"] == str(tmp_path / "run")
+    bad = start("embodied.train", "task=rech")
+    stdout, stderr = bad.communicate(timeout=120)
+    assert (bad.returncode, stdout) == (2, "")
+    assert stderr.startswith("error: unknown task 'rech'")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    run_dir = tmp_path / "run"
+    words = [*SMALL, "runtime=local", "max_staleness=1", "total_steps=1_000_000_000", f"out={run_dir}"]
+    process = start("embodied.train", *words)
+    deadline = time.monotonic() + 120
+    while len(read_metrics(run_dir / "metrics.jsonl")) < 3:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.2)
+    os.killpg(process.pid, number)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == command.INTERRUPTED, stderr
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    result = json.loads(stdout.splitlines()[-1])
+    assert result["eval"] is None
+    assert f"resume={run_dir}" in stderr
+    assert "Traceback" not in stderr
+    assert (run_dir / "checkpoints" / f"step_{result['env_steps']}").is_dir()
+    resumed = run_train(f"resume={run_dir}", f"total_steps={result['env_steps'] + 64}", "eval_episodes=0")
+    assert resumed.code == 0, resumed.stderr
+    assert resumed.result["env_steps"] > result["env_steps"]
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    assert [row["iteration"] for row in rows] == list(range(1, len(rows) + 1))
+
+
+def test_a_crash_exits_with_1_and_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def crash(argv: object) -> dict[str, object]:
+        print("noise")
+        raise RuntimeError("the cause")
+
+    assert command.run_command(crash, None, []) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "noise" in captured.err
+    assert "RuntimeError: the cause" in captured.err
+
+
+def test_another_package_of_this_name_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command.check_installation() is None
+    monkeypatch.setattr("embodied.__distribution__", "embodied")
+    problem = command.check_installation()
+    assert problem is not None
+    assert "another project" in problem
+    outcome = run_train("task=reach")
+    assert outcome.code == 2
+    assert "pip uninstall" in outcome.stderr
+
+
+def test_a_merged_install_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip's record of the other distribution lies where our package is."""
+    site = Path(command.__file__).resolve().parents[1]
+    record = tmp_path / "embodied-2.0.3.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: embodied\nVersion: 2.0.3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert command.check_installation() is None  # installed elsewhere: harmless
+    (tmp_path / "embodied").symlink_to(site / "embodied")
+    problem = command.check_installation()
+    assert problem is not None
+    assert "merged" in problem

@@ -1,0 +1,188 @@
+"""The train command: its result, its directory, going on with a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from embodied.core.errors import UserError
+from embodied.experiment import compose_run, read_run, resume_run, typed
+from embodied.report.metrics import read_metrics
+from embodied.runtime import checkpoint
+from tests.commands.helpers import SMALL, Outcome, run_train
+
+METRICS = {
+    "iteration", "env_steps", "wall_s", "perf/env_steps_per_s", "perf/sim_s", "perf/infer_s", "perf/learn_s",
+    "perf/wait_s", "rollout/return_mean", "rollout/success_once", "rollout/success_at_end", "train/policy_loss",
+    "train/value_loss", "train/approx_kl", "train/clip_fraction", "train/entropy", "async/staleness_mean",
+    "async/staleness_max", "async/dropped", "async/ess",
+}  # fmt: skip
+EVAL = {
+    "task", "episodes", "success_once", "success_at_end", "success_at_end_ci95", "return_mean", "episode_length_mean",
+    "seed",
+}  # fmt: skip
+
+
+def test_result_is_the_contracts(trained: tuple[Path, Outcome]) -> None:
+    run_dir, outcome = trained
+    assert len(outcome.stdout.splitlines()) == 1
+    result = outcome.result
+    assert result["run"] == str(run_dir)
+    assert result["env_steps"] >= 640
+    assert result["iterations"] == 10
+    assert result["wall_s"] > 0
+    assert EVAL <= set(result["eval"])
+    assert (result["eval"]["task"], result["eval"]["episodes"], result["eval"]["seed"]) == ("reach", 4, 0)
+
+
+def test_first_line_says_what_is_trained(trained: tuple[Path, Outcome]) -> None:
+    run_dir, outcome = trained
+    first = outcome.stderr.splitlines()[0]
+    for word in ("training reach", "gaussian", "parameters", "ppo", "8 envs", "runtime sync", str(run_dir)):
+        assert word in first
+
+
+def test_run_directory(trained: tuple[Path, Outcome]) -> None:
+    run_dir, outcome = trained
+    names = {path.name for path in run_dir.iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "checkpoints", "eval"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert (run_dir / "checkpoints" / "last").exists()
+    assert (run_dir / "checkpoints" / f"step_{outcome.result['env_steps']}").is_dir()
+    final = json.loads((run_dir / "eval" / f"final_{outcome.result['env_steps']}.json").read_text())
+    assert final == outcome.result["eval"]
+    assert not [path for path in run_dir.rglob("*") if path.name.endswith(".tmp")]
+
+
+def test_metrics_have_the_contracts_keys_and_run_forward(trained: tuple[Path, Outcome]) -> None:
+    rows = read_metrics(trained[0] / "metrics.jsonl")
+    assert METRICS <= set(rows[-1])
+    assert [row["iteration"] for row in rows] == list(range(1, 11))
+    for key in ("env_steps", "wall_s"):
+        values = [row[key] for row in rows]
+        assert values == sorted(values)
+    assert any("eval/success_at_end" in row for row in rows)
+
+
+def test_evaluations_during_training_are_kept(trained: tuple[Path, Outcome]) -> None:
+    run_dir, _ = trained
+    files = sorted((run_dir / "eval").glob("step_*.json"))
+    assert files
+    evaluation = json.loads(files[0].read_text())
+    assert EVAL <= set(evaluation)
+    assert evaluation["episodes"] == 3
+
+
+def test_config_is_complete_and_reproduces_itself(trained: tuple[Path, Outcome]) -> None:
+    config = OmegaConf.to_container(OmegaConf.load(trained[0] / "config.yaml"))
+    assert config["algo"]["epochs"] == 1
+    assert config["algo"]["gamma"] > 0
+    assert config["runtime"]["device"] == "cpu"
+    assert config["task"]["name"] == "reach"
+    assert typed(config) == read_run(trained[0])
+
+
+def test_resume_continues_the_counters(trained: tuple[Path, Outcome], tmp_path: Path) -> None:
+    run_dir = shutil.copytree(trained[0], tmp_path / "run", symlinks=True)
+    before = trained[1].result
+    outcome = run_train(f"resume={run_dir}", "total_steps=960", "eval_episodes=0")
+    assert outcome.code == 0, outcome.stderr
+    result = outcome.result
+    assert result["env_steps"] >= 960
+    assert result["iterations"] == 15
+    assert result["wall_s"] > before["wall_s"]
+    assert result["eval"] is None
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    assert [row["iteration"] for row in rows] == list(range(1, 16))
+    assert [row["wall_s"] for row in rows] == sorted(row["wall_s"] for row in rows)
+    assert read_run(run_dir).total_steps == 960
+
+
+def test_resumed_run_equals_one_that_never_stopped(trained: tuple[Path, Outcome], tmp_path: Path) -> None:
+    run_dir = shutil.copytree(trained[0], tmp_path / "run", symlinks=True)
+    resumed = run_train(f"resume={run_dir}", "total_steps=960")
+    straight = run_train(*SMALL, "total_steps=960", f"out={tmp_path / 'straight'}")
+    assert resumed.result["env_steps"] == straight.result["env_steps"]
+    assert resumed.result["eval"] == straight.result["eval"]
+    weights = [checkpoint.load_latest(path, only="policy").state for path in (run_dir, tmp_path / "straight")]
+    flat = [dict(_flatten(tree)) for tree in weights]
+    assert flat[0].keys() == flat[1].keys()
+    assert all(torch.equal(flat[0][key], flat[1][key]) for key in flat[0])
+
+
+def _flatten(tree, prefix=""):
+    for key, value in tree.items():
+        yield from _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+
+
+def test_resume_of_a_finished_run_only_evaluates(trained: tuple[Path, Outcome], tmp_path: Path) -> None:
+    run_dir = shutil.copytree(trained[0], tmp_path / "run", symlinks=True)
+    outcome = run_train(f"resume={run_dir}", "task=reach")  # the same task may be repeated, as make train does
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.result["env_steps"] == trained[1].result["env_steps"]
+    assert outcome.result["eval"] == trained[1].result["eval"]
+
+
+@pytest.mark.parametrize("word", ["num_envs=16", "seed=3", "task=lift", "policy=flow", "runtime=local", "out=x"])
+def test_resume_keeps_what_a_checkpoint_depends_on(trained: tuple[Path, Outcome], word: str) -> None:
+    key = word.partition("=")[0]
+    outcome = run_train(f"resume={trained[0]}", word)
+    assert outcome.code == 2
+    assert outcome.stderr.startswith(f"error: {key} cannot change when a run is resumed")
+
+
+def test_resume_may_change_options_of_the_algorithm(trained: tuple[Path, Outcome]) -> None:
+    config = resume_run(trained[0], {"algo.learning_rate": 1e-5, "total_steps": 5000})
+    assert (config.algo["learning_rate"], config.total_steps) == (1e-5, 5000)
+    with pytest.raises(UserError, match=r"Did you mean 'algo\.learning_rate'"):
+        resume_run(trained[0], {"algo.learnin_rate": 1e-5})
+
+
+def test_minutes_end_a_run(tmp_path: Path) -> None:
+    words = [*SMALL, "total_steps=100_000_000", "max_minutes=0.02", "eval_episodes=0", f"out={tmp_path / 'run'}"]
+    outcome = run_train(*words)
+    assert outcome.code == 0, outcome.stderr
+    assert 1.0 < outcome.result["wall_s"] < 20.0
+
+
+def test_a_good_evaluation_ends_a_run(tmp_path: Path) -> None:
+    """With a tolerance that every state satisfies, the first evaluation is perfect."""
+    words = [*SMALL, "task.success_m=10.0", "stop_at_success=0.9", "total_steps=100_000", f"out={tmp_path / 'run'}"]
+    outcome = run_train(*words)
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.result["env_steps"] < 2_000
+    assert outcome.result["eval"]["success_at_end"] == 1.0
+
+
+def test_default_directory_is_named_after_what_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = [run_train(*SMALL, "total_steps=64", "eval_episodes=0").result["run"] for _ in range(2)]
+    assert runs[0] != runs[1]
+    for name in runs:
+        assert Path(name).parent == Path("runs/reach")
+        assert Path(name).name.startswith("gaussian-ppo-")
+        assert (tmp_path / name / "config.yaml").is_file()
+
+
+def test_shorthands_reach_the_runtime() -> None:
+    config = compose_run({"task": "reach", "max_staleness": 0, "device": "cpu"})
+    assert (config.runtime["max_staleness"], config.runtime["device"]) == (0, "cpu")
+
+
+def test_help_is_not_a_run() -> None:
+    outcome = run_train("--help")
+    assert outcome.code == 0
+    assert "resume=<run dir>" in outcome.stdout
+
+
+def test_local_runtime_leaves_no_thread(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    outcome = run_train(*SMALL, "runtime=local", "max_staleness=1", "total_steps=640", f"out={tmp_path / 'run'}")
+    assert outcome.code == 0, outcome.stderr
+    assert set(threading.enumerate()) <= before

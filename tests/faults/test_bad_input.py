@@ -1,0 +1,139 @@
+"""What users get wrong: one clear message, exit code 2, no traceback, and nothing half-written."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from embodied.report.metrics import read_metrics
+from tests.commands.helpers import SMALL, run_eval, run_train
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("task=rech", "unknown task 'rech'. Did you mean 'reach'?"),
+        ("policy=flwo", "unknown policy 'flwo'. Did you mean 'flow'?"),
+        ("algo=pppo", "unknown algo 'pppo'. Did you mean 'ppo'?"),
+        ("runtime=locl", "unknown runtime 'locl'. Did you mean 'local'?"),
+        ("polcy=flow", "unknown key 'polcy'. Did you mean 'policy'?"),
+        ("num_env=3", "unknown key 'num_env'. Did you mean 'num_envs'?"),
+        ("learning_rate=1", "Did you mean 'algo.learning_rate'?"),
+        ("algo.learnin_rate=1", "unknown key 'algo.learnin_rate'. Did you mean 'algo.learning_rate'?"),
+        ("task.sucess_m=1", "Did you mean 'task.success_m'?"),
+        ("algorithm.gamma=1", "unknown key 'algorithm'. Did you mean 'algo'?"),
+        ("num_envs=abc", "num_envs: got 'abc', allowed is an integer"),
+        ("num_envs=0", "num_envs=0 is not allowed: it must be >= 1"),
+        ("num_envs=-4", "num_envs=-4"),
+        ("num_envs=2.5", "num_envs: got 2.5, allowed is an integer"),
+        ("num_envs=null", "num_envs: got null, allowed is an integer"),
+        ("total_steps=0", "total_steps=0"),
+        ("max_minutes=-1", "max_minutes=-1"),
+        ("seed=-1", "seed=-1"),
+        ("stop_at_success=97", "stop_at_success=97"),
+        ("algo.gamma=2", "algo.gamma"),
+        ("algo.gamma=high", "algo.gamma: got 'high', allowed is a number"),
+        ("policy.actor_hidden=64", "policy.actor_hidden: got 64, allowed is a list"),
+        ("task.goal_low_m=[1,2]", "task.goal_low_m: got [1, 2], allowed is a list of 3"),
+        ("max_staleness=-1", "max_staleness"),
+        ("device=gpu", "unknown device 'gpu'"),
+        ("eval_episodes=", "eval_episodes: got ''"),
+        ("num_envs", "'num_envs' is not key=value"),
+        ("--num_envs=4", "num_envs"),
+        ("seed=1,2", "only plain key=value"),
+        ("out=a=b", "cannot read the value of out"),
+        ("num_envs.x=1", "'num_envs' is a value"),
+        ("resume=nowhere", "'nowhere' is not a directory"),
+    ],
+)
+def test_train(word: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = run_train("task=reach", *SMALL[1:], word)
+    assert outcome.code == 2, outcome.stderr
+    assert outcome.stderr.startswith("error: ")
+    assert message in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert outcome.stdout == ""
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "run is missing"),
+        (["run=nowhere"], "'nowhere' is not a directory"),
+        (["run=."], "has no config.yaml, so it is not a run directory"),
+        (["run=.", "episodes=0"], "episodes=0 is not allowed"),
+        (["run=.", "episode=3"], "unknown key 'episode'. Did you mean 'episodes'?"),
+        (["run=.", "video=2"], "video: got 2, allowed is true or false"),
+    ],
+)
+def test_eval(words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = run_eval(*words)
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert message in outcome.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_out_that_exists_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("mine")
+    outcome = run_train(*SMALL, f"out={tmp_path / 'run'}")
+    assert outcome.code == 2
+    assert "exists" in outcome.stderr
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.txt"]
+
+
+def test_out_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    outcome = run_train(*SMALL, f"out={tmp_path / 'file' / 'run'}")
+    assert outcome.code == 2, outcome.stderr
+    assert "cannot make the run directory" in outcome.stderr
+
+
+def test_config_that_is_not_a_runs(tmp_path: Path) -> None:
+    for text in ("num_envs: 3\n", "[1, 2", "just text"):
+        (tmp_path / "config.yaml").write_text(text)
+        outcome = run_train(f"resume={tmp_path}")
+        assert outcome.code == 2, outcome.stderr
+        assert "config.yaml" in outcome.stderr
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a checkpoint after every iteration (64 steps), 5 iterations."""
+    run_dir = tmp_path_factory.mktemp("runs") / "run"
+    words = [*SMALL, "total_steps=320", "checkpoint_minutes=0", "eval_episodes=0", f"out={run_dir}"]
+    outcome = run_train(*words)
+    assert outcome.code == 0, outcome.stderr
+    return run_dir
+
+
+def damage(checkpoint: Path) -> None:
+    """Cut the biggest file of a checkpoint short."""
+    path = max((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def test_corrupt_checkpoint_falls_back_to_the_one_before(two_checkpoints: Path, tmp_path: Path) -> None:
+    run_dir = shutil.copytree(two_checkpoints, tmp_path / "run", symlinks=True)
+    damage(run_dir / "checkpoints" / "step_320")
+    outcome = run_train(f"resume={run_dir}", "total_steps=384")
+    assert outcome.code == 0, outcome.stderr
+    assert "step_320" in outcome.stderr
+    assert "step_256" in outcome.stderr
+    assert outcome.result["env_steps"] == 384
+    steps = [row["env_steps"] for row in read_metrics(run_dir / "metrics.jsonl")]
+    assert steps == [64, 128, 192, 256, 320, 384]
+
+
+def test_no_checkpoint_is_whole(two_checkpoints: Path, tmp_path: Path) -> None:
+    run_dir = shutil.copytree(two_checkpoints, tmp_path / "run", symlinks=True)
+    for checkpoint in (run_dir / "checkpoints").glob("step_*"):
+        damage(checkpoint)
+    for outcome in (run_train(f"resume={run_dir}", "total_steps=384"), run_eval(f"run={run_dir}")):
+        assert outcome.code == 2, outcome.stderr
+        assert "Traceback" not in outcome.stderr
