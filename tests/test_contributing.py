@@ -1,4 +1,4 @@
-"""The additions in CONTRIBUTING.md are complete: applied to a copy of the repository, their tests pass and they train."""
+"""The additions in CONTRIBUTING.md are complete: in a copy of the repository their tests pass and they train."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 COPIED = ("embodied", "envs", "policies", "algos", "configs", "assets", "pyproject.toml", "tests/conftest.py")
-BLOCK = re.compile(
-    r"^```(python|yaml)\n# (?P<path>[\w/.]+)(?P<where>, .+)?\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
-)
+HEAD = r"^```(?:python|yaml)\n# (?P<path>[\w/.]+)(?P<where>, [^\n]+)?\n"
+BLOCK = re.compile(HEAD + r"(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^```sh\npython (?P<words>-m embodied\.train .+)\n```$", re.MULTILINE)
 AFTER = re.compile(r', after "(.+)"$')
 SMALL = ("num_envs=8", "total_steps=512", "eval_episodes=4", "policy.actor_hidden=[16]", "policy.critic_hidden=[16]")
@@ -72,5 +71,5 @@ def test_worked_example(root: Path, tmp_path: Path, heading: str) -> None:
 
     command = COMMAND.search(section)
     assert command is not None
-    out = run(*shlex.split(command["words"]), *(word for word in SMALL), "out=runs/example")
+    out = run(*shlex.split(command["words"]), *SMALL, "out=runs/example")
     assert json.loads(out.splitlines()[-1])["env_steps"] >= 512
