@@ -17,7 +17,7 @@ Public API::
         found = checkpoint.load_latest(run_dir)           # None if there is no checkpoint
         if found:
             runtime.load_state_dict(found.state)
-        for iteration in runtime.iterations(max_env_steps=2_000_000, deadline_s=time.monotonic() + 900, stop_event=stop):
+        for iteration in runtime.iterations(max_env_steps=2_000_000, stop_event=stop):
             ...                                           # iteration.index .env_steps .metrics .episodes .evaluation
             checkpoint.save(run_dir, runtime.env_steps, runtime.state_dict())
 

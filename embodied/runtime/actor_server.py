@@ -52,7 +52,7 @@ class ActorServer:
         return replies
 
     def _serve(self, requests: Sequence[ActRequest]) -> list[ActReply]:
-        """One call of ``Policy.act`` for all that ask for actions, one of ``Policy.value`` for all that ask for values."""
+        """One call of ``Policy.act`` for all who want actions, one of ``Policy.value`` for all who want values."""
         acting = [request for request in requests if request.noise is not None]
         valued = [request.obs for request in requests if request.noise is None]
         valued += [request.final_obs for request in requests if request.final_obs is not None]
@@ -61,9 +61,7 @@ class ActorServer:
         state_values = [None if request.noise is not None else next(values) for request in requests]
         final_values = [None if request.final_obs is None else next(values) for request in requests]
         return [
-            ActReply(
-                request.worker, request.group, self.version, next(samples) if value is None else None, value, final
-            )
+            ActReply(request.worker, request.group, next(samples) if value is None else None, value, final)
             for request, value, final in zip(requests, state_values, final_values, strict=True)
         ]
 

@@ -35,8 +35,9 @@ class RuntimeConfig:
         PPO, and is all that sync allows.
     sim_threads, actor_threads, learner_threads: 0 lets ``threads.plan`` choose.
     device: of actor and learner; auto takes CUDA when there is one. Simulation stays on the CPU.
-    watchdog_s: after so many seconds without any progress, say who waits for whom. 0 is never.
-    eval_every, eval_episodes, eval_seed: evaluate the newest weights whenever so many iterations have passed (0: never).
+    watchdog_s: after so many seconds without any progress, a local run logs who waits for whom; 0 is never.
+    eval_every: evaluate the newest weights each time so many iterations have passed, on eval_episodes episodes from the
+        initial states of eval_seed; 0 is never.
     """
 
     name: Literal["sync", "local"] = "sync"
@@ -70,7 +71,7 @@ class Iteration:
     index: iterations so far, from 1; env_steps: control steps consumed so far. metrics: ``train/*`` and ``async/*`` of
     the algorithm, ``perf/*`` and ``rollout/*`` of the runtime (``rollout/*`` keep their last value while no episode
     ends, and are absent before the first end). episodes: those that ended in the batch. evaluation: what ``evaluate``
-    returned with ``iteration`` and ``env_steps`` of the weights it judged, if one has finished since the last iteration.
+    returned with ``iteration`` and ``env_steps`` of the weights it judged, if one has finished since then.
     """
 
     index: int
@@ -105,7 +106,8 @@ class Runtime(ABC):
     ) -> Iterator[Iteration]:
         """Train until env_steps >= max_env_steps, ``time.monotonic() >= deadline_s`` or stop_event is set.
 
-        A part that dies stops all others and its exception is raised here. May be called again to go on.
+        These are looked at between iterations: one that has begun is finished. A part that dies stops all others and
+        its exception is raised here. May be called again to go on.
         """
 
     @abstractmethod

@@ -52,6 +52,7 @@ class LoopRuntime(Runtime):
         self.store = store
         self.evaluator = evaluator
         self._rollout: Metrics = {}
+        self._closed = False
 
     @property
     def policy(self) -> Policy:
@@ -82,9 +83,7 @@ class LoopRuntime(Runtime):
             if self.ledger.version < self.learner.iteration:
                 self.ledger.consumed_batch()
             clock = Clock(self)
-            batch = self._collect(stop, deadline_s)
-            if batch is None:
-                return
+            batch = self._collect()
             metrics = self._learn(batch)
             if self.config.max_staleness > 0:
                 self.ledger.consumed_batch()
@@ -130,6 +129,9 @@ class LoopRuntime(Runtime):
             self.evaluator.last_iteration = self.iteration
 
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         for worker in self.workers:
             worker.close()
         if self.evaluator is not None:
@@ -141,8 +143,8 @@ class LoopRuntime(Runtime):
             self.learner.publish()
 
     @abstractmethod
-    def _collect(self, stop: threading.Event, deadline_s: float | None) -> list[Fragment] | None:
-        """The next batch, sorted by worker and group; None if stop was set or the deadline passed before it was there."""
+    def _collect(self) -> list[Fragment]:
+        """The next batch, sorted by worker and group."""
 
     @abstractmethod
     def _learn(self, batch: list[Fragment]) -> Metrics:

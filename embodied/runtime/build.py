@@ -46,8 +46,8 @@ def build_runtime(
 
     num_envs: over all workers and groups. make_env gives training envs (with staggered episodes, if the task wants
     them), make_eval_env envs whose episodes have full length and depend on the seed of ``reset`` alone.
-    ``torch.manual_seed(seed)`` comes before make_policy; envs are reset with seeds derived from ``seed`` and their index
-    among all envs, exploration noise from ``seed``, worker and group.
+    ``torch.manual_seed(seed)`` comes before make_policy; envs are reset with seeds derived from ``seed`` and their
+    index among all envs, exploration noise from ``seed``, worker and group.
     UserError if num_envs < 1 or ``device=cuda`` and there is none.
     """
     at_least("num_envs", num_envs, 1)

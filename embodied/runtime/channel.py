@@ -41,15 +41,13 @@ class Channel:
             self._fragments[fragment.sequence] = fragment
             self._changed.notify_all()
 
-    def take(self, version: int, timeout_s: float | None = None) -> list[Fragment] | None:
-        """Batch ``version``, removed; None on timeout. Closed once the channel is closed."""
+    def take(self, version: int) -> list[Fragment]:
+        """Batch ``version``, removed, as soon as it is complete. Closed once the channel is closed."""
         numbers = range(version * self.batch_fragments, (version + 1) * self.batch_fragments)
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or all(n in self._fragments for n in numbers), timeout_s)
+            self._changed.wait_for(lambda: self._closed or all(n in self._fragments for n in numbers))
             if self._closed:
                 raise Closed
-            if not all(n in self._fragments for n in numbers):
-                return None
             batch = [self._fragments.pop(n) for n in numbers]
         return sorted(batch, key=lambda fragment: (fragment.worker, fragment.group, fragment.sequence))
 

@@ -80,7 +80,7 @@ def save(run_dir: Path, env_steps: int, state: Mapping[str, Any], keep: int = 3)
 
 
 def load_latest(run_dir: Path, only: str | None = None) -> Checkpoint | None:
-    """The newest valid checkpoint of a run (``only``: the value of one top-level key), None if there is no checkpoint at all.
+    """The newest valid checkpoint of a run, or of one top-level key of it; None if the run has no checkpoint at all.
 
     A corrupt one is passed over, with a warning. UserError if all of them are corrupt.
     """

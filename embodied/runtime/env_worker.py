@@ -37,8 +37,8 @@ SampleNoise = Callable[[int, torch.Generator], Tensor]
 class EnvWorker:
     """G env groups of one worker. Knows no runtime: whoever runs it carries requests and replies.
 
-    decisions: T of a fragment. execute: E of a chunk. sample_noise: of the policy. seed: of the run. first_env: index of
-    this worker's first env among all envs of the run. Everything must be called from one thread at a time.
+    decisions: T of a fragment. execute: E of a chunk. sample_noise: of the policy. seed: of the run. first_env: index
+    of this worker's first env among all envs of the run. Everything must be called from one thread at a time.
     """
 
     def __init__(
@@ -120,7 +120,8 @@ class Cursor:
         return self._request_action()
 
     def advance(self, reply: ActReply) -> ActRequest | Fragment:
-        assert self.ticket is not None and self._recorder is not None
+        assert self.ticket is not None
+        assert self._recorder is not None
         if reply.final_value_M is not None:
             self._recorder.final_value_TN[self._t - 1, self._awaited_rows] = reply.final_value_M
         if reply.sample is None:
@@ -161,7 +162,8 @@ class Cursor:
         self.generator.set_state(state["generator"])
 
     def _request_action(self) -> ActRequest:
-        assert self._recorder is not None and self.obs is not None
+        assert self._recorder is not None
+        assert self.obs is not None
         obs = self._recorder.observe(self._t, self.obs)
         final_obs = self._final_obs if self._t else None
         noise = self.sample_noise(self.env.num_envs, self.generator)

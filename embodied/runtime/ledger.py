@@ -1,6 +1,6 @@
 """The only authority on staleness: who may begin a fragment, and which batch that fragment belongs to.
 
-    worker ── try_acquire ──► Ticket ── (T decisions) ── deliver ──► accepted          learner ── consumed_batch ──► version+1
+    worker ── try_acquire ──► Ticket ── (T decisions) ── deliver ──► accepted   learner ── consumed_batch ──► version + 1
 
 A fragment is admitted only while ``accepted + in_flight < (version + 1 + max_staleness) * batch_fragments``, where
 version counts consumed batches. Tickets are numbered in order of admission and batch b is the tickets
@@ -48,7 +48,8 @@ class Ledger:
     """
 
     def __init__(self, batch_fragments: int, max_staleness: int) -> None:
-        assert batch_fragments >= 1 and max_staleness >= 0
+        assert batch_fragments >= 1
+        assert max_staleness >= 0
         self.batch_fragments = batch_fragments
         self.max_staleness = max_staleness
         self._changed = threading.Condition()
@@ -145,7 +146,8 @@ class Ledger:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Before anything was admitted."""
         with self._changed:
-            assert not self._leases and self._accepted == self._version * self.batch_fragments
+            assert not self._leases
+            assert self._accepted == self._version * self.batch_fragments
             self._version = state["version"]
             self._accepted = self._next = self._version * self.batch_fragments
 

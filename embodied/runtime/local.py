@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -33,8 +32,6 @@ from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActReply, ActRequest
 from embodied.runtime.supervisor import Supervisor
-
-POLL_S = 0.1  # how soon the main thread sees stop_event and deadline_s; everything else is woken
 
 
 class LocalRuntime(LoopRuntime):
@@ -72,18 +69,14 @@ class LocalRuntime(LoopRuntime):
         if self.evaluator is not None:
             self._supervisor.spawn("evaluator", self._judge)
 
-    def _collect(self, stop: threading.Event, deadline_s: float | None) -> list[Fragment] | None:
+    def _collect(self) -> list[Fragment]:
         version = self.learner.iteration
         self._say("learner", f"waits for the fragments of batch {version}")
-        while not stop.is_set() and (deadline_s is None or time.monotonic() < deadline_s):
-            try:
-                batch = self.channel.take(version, POLL_S)
-            except Closed:
-                self._running.check()
-                raise RuntimeError("the runtime was closed while it iterated") from None
-            if batch is not None:
-                return batch
-        return None
+        try:
+            return self.channel.take(version)
+        except Closed:
+            self._running.check()
+            raise RuntimeError("the runtime was closed while it iterated") from None
 
     def _learn(self, batch: list[Fragment]) -> Metrics:
         threads.use(self.budget.learner)
@@ -110,7 +103,7 @@ class LocalRuntime(LoopRuntime):
         if self._supervisor is None:
             return [self.workers[worker].state_dict(group) for worker, group in self._group_keys()]
         self._snapshot = snapshot = Snapshot(self._group_keys())
-        while not snapshot.complete.wait(POLL_S / 10):
+        while not snapshot.complete.wait(0.01):
             self._supervisor.check()
             assert not self._supervisor.stopping.is_set(), "a closed runtime has no state"
             self.ledger.wake()
@@ -173,9 +166,10 @@ class LocalRuntime(LoopRuntime):
             result = worker.advance(reply)
             if isinstance(result, ActRequest):
                 self._requests.put(result)
-            elif self.ledger.deliver(Ticket.of(result)):
+                continue
+            resting.add(result.group)
+            if self.ledger.deliver(Ticket.of(result)):
                 self.channel.put(result)
-                resting.add(result.group)
 
     def _judge(self) -> None:
         assert self.evaluator is not None

@@ -27,11 +27,10 @@ class ActRequest:
 @dataclass(frozen=True, slots=True)
 class ActReply:
     """The answer, on the CPU. sample is None for a request of values only, value_N None for a request to act
-    (``sample.value_N`` has it); final_value_M: None without final_obs. version: the weights really used."""
+    (``sample.value_N`` has it); final_value_M: None without final_obs."""
 
     worker: int
     group: int
-    version: int
     sample: PolicySample | None
     value_N: Tensor | None
     final_value_M: Tensor | None

@@ -53,7 +53,7 @@ class Supervisor:
         def guarded() -> None:
             try:
                 run()
-            except BaseException as error:  # noqa: BLE001  nothing may escape: the caller of ``check`` raises it
+            except BaseException as error:  # of any kind: the caller of ``check`` raises it
                 self.fail(name, error)
 
         thread = threading.Thread(target=guarded, name=f"embodied {name}", daemon=True)

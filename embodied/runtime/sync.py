@@ -19,8 +19,7 @@ from embodied.runtime.messages import ActRequest
 class SyncRuntime(LoopRuntime):
     """No threads of its own. Its batches are those that ``LocalRuntime`` makes with max_staleness=0."""
 
-    def _collect(self, stop: threading.Event, deadline_s: float | None) -> list[Fragment] | None:
-        """Always a whole batch: stop and deadline_s are looked at between iterations."""
+    def _collect(self) -> list[Fragment]:
         threads.use(self.budget.actor)
         requests: list[ActRequest] = []
         for worker, group in self._group_keys():

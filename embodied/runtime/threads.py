@@ -7,9 +7,8 @@ Policy, on C cores:
 
 - Phases alternate (sync, or local with max_staleness=0): simulation, inference and learning use all C cores.
 - They overlap (local with max_staleness>0): the simulator has C threads, fixed when a VecEnv is built, and yields to
-  whoever computes; the learner has max(1, C // 2), the actor server max(1, C // 4). While every env worker waits for
-  the learner its cores are idle, and the learner takes all C until simulation goes on (``Lend``). With a GPU the learner
-  and the actor server need one thread each to feed it.
+  whoever computes; the learner has max(1, C // 2), the actor server max(1, C // 4). With a GPU the learner and the
+  actor server need one thread each to feed it.
 - An evaluation that runs beside training has one thread.
 """
 
