@@ -21,7 +21,7 @@ from envs.scene import panda_on_table
 
 COLLISION_GROUP = 3
 DEFAULT_RGBA = [0.5, 0.5, 0.5, 1.0]  # MuJoCo's mark of a geom that takes its material's colour
-SOLVED = (46, 160, 67)
+SOLVED = np.array([46, 160, 67], np.uint8)
 FRONT = Camera("front", width=640, height=480, fovy_deg=36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0.0, 0.22))
 
 
@@ -71,6 +71,6 @@ class Viewer:
         solved = solved if ids is None else solved[np.asarray(ids)]
         border = max(2, self.camera.height // 80)
         inner = (slice(None), slice(border, -border), slice(border, -border))
-        framed = np.broadcast_to(np.uint8(SOLVED), rgb.shape).copy()
+        framed = np.broadcast_to(SOLVED, rgb.shape).copy()
         framed[inner] = rgb[inner]
         return np.where(solved[:, None, None, None], framed, rgb)

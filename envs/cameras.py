@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -20,6 +21,7 @@ from mujoco.batch import Batch
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Ids = NDArray[np.integer]
 Vec3 = tuple[float, float, float]
 
 _EXTENT_M = 8.0  # where the floor has faded into the horizon
@@ -48,6 +50,8 @@ class Camera:
         placed = self.pos is not None and self.lookat is not None
         if placed == (self.mount is not None) or (self.pos is None) != (self.lookat is None):
             raise ValueError(f"camera '{self.name}': give either pos and lookat, or mount (an MJCF camera's name)")
+        if placed and self.pos == self.lookat:
+            raise ValueError(f"camera '{self.name}': pos and lookat are the same point, {self.pos}")
         if self.width < 1 or self.height < 1:
             raise ValueError(f"camera '{self.name}': width and height must be positive, got {self.width}x{self.height}")
         if not 0.0 < self.fovy_deg < 180.0:
@@ -72,8 +76,8 @@ PICTURE = Look(shadow_rays=12, antialias=True)
 
 
 def render(
-    batch: Batch, camera: Camera, ids: Sequence[int] | NDArray[np.integer] | None = None, look: Look = FAST
-) -> dict[str, NDArray]:
+    batch: Batch, camera: Camera, ids: Sequence[int] | Ids | None = None, look: Look = FAST
+) -> dict[str, NDArray[Any]]:
     """Picture of each simulation in ``ids`` (None: all).
 
     Returns ``rgb`` uint8 [n, h, w, 3], ``depth`` float32 [n, h, w] in metres along the optical axis (inf where no geom
@@ -111,11 +115,12 @@ def _pixel_rays(width: int, height: int, fovy_deg: float) -> tuple[Array, float]
     return rays, float(step)
 
 
-def _poses(batch: Batch, camera: Camera, sims: NDArray, model: mujoco.MjModel) -> tuple[Array, Array, float]:
+def _poses(batch: Batch, camera: Camera, sims: Ids, model: mujoco.MjModel) -> tuple[Array, Array, float]:
     """Position [n, 3], camera-to-world rotation [n, 3, 3] and vertical field of view."""
     if camera.mount is None:
-        assert camera.pos is not None and camera.lookat is not None
-        pos = np.array(camera.pos)
+        assert camera.pos is not None
+        assert camera.lookat is not None
+        pos = np.array(camera.pos, np.float64)
         back = pos - np.array(camera.lookat)
         back /= np.linalg.norm(back)
         up = np.array([0.0, 0.0, 1.0]) if abs(back[2]) < 0.999 else np.array([0.0, 1.0, 0.0])
@@ -145,7 +150,7 @@ def _subset(mask_nr: NDArray[np.bool_]) -> NDArray[np.intp]:
     return np.argsort(~mask_nr, axis=1, kind="stable")[:, :most]
 
 
-def _edges(geom_nr: NDArray, normal_nr3: Array, height: int, width: int) -> NDArray[np.bool_]:
+def _edges(geom_nr: Ids, normal_nr3: Array, height: int, width: int) -> NDArray[np.bool_]:
     """Pixels beside another geom or beside a crease of their own, [n, h*w]."""
     geom = geom_nr.reshape(-1, height, width)
     normal = normal_nr3.reshape(-1, height, width, 3)
@@ -161,7 +166,7 @@ def _edges(geom_nr: NDArray, normal_nr3: Array, height: int, width: int) -> NDAr
 class _Scene:
     """Colours of the geoms of some simulations, and how light falls on them."""
 
-    def __init__(self, batch: Batch, sims: NDArray, groups: tuple[int, ...], look: Look) -> None:
+    def __init__(self, batch: Batch, sims: Ids, groups: tuple[int, ...], look: Look) -> None:
         self.batch, self.sims, self.look = batch, sims, look
         self.model = model = batch.get_model(int(sims[0]))
         self.groups = np.isin(np.arange(mujoco.mjNGROUP), groups).astype(np.uint8)
@@ -179,7 +184,7 @@ class _Scene:
         sun = np.array(look.sun)
         self.sun = sun / np.linalg.norm(sun)
 
-    def trace(self, origin_n3: Array, direction_nr3: Array) -> tuple[Array, Array, NDArray, Array]:
+    def trace(self, origin_n3: Array, direction_nr3: Array) -> tuple[Array, Array, Ids, Array]:
         """Colour [n, r, 3], distance in lengths of the direction [n, r], geom [n, r] and normal [n, r, 3]."""
         dist, geom, normal = self._cast(origin_n3[:, None], direction_nr3)
         color, alpha = self._shade(origin_n3, direction_nr3, dist, geom, normal)
@@ -194,12 +199,13 @@ class _Scene:
             np.put_along_axis(color, k[..., None], share * color_k + (1.0 - share) * color_b, axis=1)
         return color, dist, geom, normal
 
-    def _cast(self, pnt: Array, vec: Array, bodyexclude: NDArray | int = -1) -> tuple[Array, NDArray, Array]:
-        return self.batch.ray(pnt, vec, geomgroup=self.groups, ids=self.sims, bodyexclude=bodyexclude, normal=True)
+    def _cast(self, pnt: Array, vec: Array, bodyexclude: Ids | int = -1) -> tuple[Array, Ids, Array]:
+        dist, geom, normal = self.batch.ray(
+            pnt, vec, geomgroup=self.groups, ids=self.sims, bodyexclude=bodyexclude, normal=True
+        )
+        return dist, geom, normal
 
-    def _shade(
-        self, origin_n3: Array, direction: Array, dist: Array, geom: NDArray, normal: Array
-    ) -> tuple[Array, Array]:
+    def _shade(self, origin_n3: Array, direction: Array, dist: Array, geom: Ids, normal: Array) -> tuple[Array, Array]:
         """Colour [n, r, 3] and opacity [n, r] of what the rays hit."""
         unit = direction / np.linalg.norm(direction, axis=-1, keepdims=True)
         rgba = self.rgba_ng4[self.rows, geom]
@@ -207,7 +213,11 @@ class _Scene:
         base = rgba[..., :3] * self._checker(hit, geom)[..., None]
         facing = -(normal * unit).sum(-1)
         outward = np.where(facing[..., None] < 0.0, -normal, normal)
-        lit = (outward @ self.sun).clip(0.0) * self._visible(hit, outward)
+        lit = np.where(geom < 0, 0.0, outward @ self.sun).clip(0.0)
+        if self.look.shadow_rays and (lit > 0.0).any():
+            k = _subset(lit > 0.0)
+            seen = self._visible(*(np.take_along_axis(a, k[..., None], axis=1) for a in (hit, outward)))
+            np.put_along_axis(lit, k, np.take_along_axis(lit, k, axis=1) * seen, axis=1)
         half = self.sun - unit
         half /= np.linalg.norm(half, axis=-1, keepdims=True)
         gloss = self.specular_g[geom] * (outward * half).sum(-1).clip(0.0) ** 32 * (lit > 0.0)
@@ -218,16 +228,14 @@ class _Scene:
         away = np.where(geom < 0, 1.0, away)[..., None]
         return (1.0 - away) * color + away * sky, np.where(geom < 0, 1.0, rgba[..., 3])
 
-    def _checker(self, hit: Array, geom: NDArray) -> Array:
+    def _checker(self, hit: Array, geom: Ids) -> Array:
         """Brightness of the floor's tiles, 1 on everything else."""
         cell = np.floor(hit[..., :2] / _CHECKER_M).sum(-1) % 2
         return np.where(self.plane_g[geom], 0.92 + 0.08 * cell, 1.0)
 
-    def _visible(self, hit: Array, outward: Array) -> Array | float:
+    def _visible(self, hit: Array, outward: Array) -> Array:
         """Share of the sun's disc that each point sees, [n, r]."""
         count = self.look.shadow_rays
-        if count == 0:
-            return 1.0
         start = hit + 1e-4 * outward
         sideways = np.cross(self.sun, [0.0, 0.0, 1.0] if abs(self.sun[2]) < 0.9 else [1.0, 0.0, 0.0])
         sideways /= np.linalg.norm(sideways)
@@ -243,4 +251,5 @@ class _Scene:
 
     def _sky(self, unit: Array) -> Array:
         share = unit[..., 2:].clip(0.0, 1.0) ** 0.7
-        return (1.0 - share) * np.array(self.look.horizon) + share * np.array(self.look.zenith)
+        sky: Array = (1.0 - share) * np.array(self.look.horizon) + share * np.array(self.look.zenith)
+        return sky

@@ -1,0 +1,32 @@
+"""Environments: batched MuJoCo tasks behind one VecEnv. Importing this fills ``TASKS``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from embodied.core.config import from_mapping
+from envs.pool import MujocoPool, SimConfig
+from envs.registry import TASKS
+from envs.tasks import lift, pick_place, push, reach, stack
+
+__all__ = ["TASKS", "MujocoPool", "SimConfig", "make_pool", "lift", "pick_place", "push", "reach", "stack"]
+
+
+def make_pool(
+    task: str,
+    task_config: Mapping[str, Any],
+    *,
+    num_envs: int,
+    num_threads: int = 0,
+    seed: int = 0,
+    sim: Mapping[str, Any] | None = None,
+    stagger: bool = False,
+) -> MujocoPool:
+    """The pool of a registered task. UserError for an unknown task or option; see MujocoPool for the rest."""
+    entry = TASKS[task]
+    config = from_mapping(entry.config, task_config, f"task.{task}")
+    options = from_mapping(SimConfig, sim or {}, "sim")
+    return MujocoPool(
+        entry.build(config), num_envs=num_envs, num_threads=num_threads, seed=seed, sim=options, stagger=stagger
+    )

@@ -1,0 +1,52 @@
+"""The NaN guard: an env whose simulation diverged is written to a file and ends; the others go on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import torch
+from mujoco.batch import Batch
+from torch import Tensor
+
+_BAD = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{what}")) for what in ("QPOS", "QVEL", "QACC")]
+log = logging.getLogger(__name__)
+
+
+class NanGuard:
+    """Watches the state of a batch (whose model has the engine's own autoreset disabled).
+
+    A broken env's state, before and after the step, is dumped as ``.npz``; then it is set to the model's initial
+    state, so that what is read from it until its reset is finite.
+    """
+
+    def __init__(self, batch: Batch, dump_dir: Path) -> None:
+        self.batch = batch
+        self.dump_dir = dump_dir
+        self.before = batch.state.copy()
+
+    def remember(self) -> None:
+        """Keep the state that the next step starts from."""
+        np.copyto(self.before, self.batch.state)
+
+    def check(self, raised: np.ndarray | None = None) -> Tensor:
+        """Ids of the envs that broke in the last step, int64 [n]. ``raised``: those in which the engine raised."""
+        counts = self.batch.warning[:, _BAD, 1]
+        broken = counts.any(axis=1)
+        if raised is not None:
+            broken[raised] = True
+        ids = np.flatnonzero(broken)
+        if len(ids):
+            self._dump(ids)
+            self.batch.warning[ids] = 0
+            self.batch.reset(ids)
+        return torch.from_numpy(ids)
+
+    def _dump(self, ids: np.ndarray) -> None:
+        self.dump_dir.mkdir(parents=True, exist_ok=True)
+        path = self.dump_dir / f"nan_{time.time_ns()}.npz"
+        np.savez(path, ids=ids, state_before=self.before[ids], state=self.batch.state[ids])
+        log.warning("simulation diverged in env %s: state written to %s, they start anew", ids[:5].tolist(), path)

@@ -1,0 +1,252 @@
+"""The vectorised environment: N copies of one task on MuJoCo's batch engine.
+
+    action chunk [N, E, A] ─► for each control step: arm.apply ─► Batch.step ─► rewards, success, time limit
+                             (an env that ends inside the chunk is not stepped further)
+                           ─► final_obs of the ended rows ─► reset of those rows ─► obs, Timestep
+
+The batch is persistent (one MjData for each env), so that the position and velocity stages that make observations
+current are the first half of the next substep and cost nothing extra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import torch
+from mujoco.batch import Batch, SimulationError
+from torch import Tensor
+
+from embodied.core.types import EnvSpec, EpisodeStats, Obs, Timestep
+from envs.guard import NanGuard
+from envs.randomization import RandomizationTerm, Randomizer
+from envs.robot import PandaArm
+from envs.scene import panda_on_table
+from envs.seeding import EpisodeRng, uniform
+from envs.tasks.base import Task, View
+
+_CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)
+
+
+@dataclass(frozen=True)
+class SimConfig:
+    """Options of the simulator. randomization: terms by name, see envs/randomization.py. dump_dir: where the NaN
+    guard writes the state of an env that diverged."""
+
+    name: str = "mujoco"
+    randomization: dict[str, RandomizationTerm] = field(default_factory=dict)
+    dump_dir: str = "nan_dumps"
+
+
+class MujocoPool:
+    """VecEnv of one task (see embodied.core.protocols.VecEnv). Not for use from several threads at once.
+
+    num_threads: threads that step the simulations (0: all cores). stagger: the first episode of each env starts at a
+    different elapsed time, so that resets spread over time. seed: env i uses seed + i.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        num_envs: int,
+        num_threads: int = 0,
+        seed: int = 0,
+        sim: SimConfig | None = None,
+        stagger: bool = False,
+    ) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs: got {num_envs}, allowed: 1 or more")
+        sim = sim or SimConfig()
+        self.task, self.num_envs, self.stagger = task, num_envs, stagger
+        spec = panda_on_table()
+        task.build_scene(spec)
+        self.model = spec.compile()
+        self.substeps = round(task.config.control_dt_s / self.model.opt.timestep)
+        self.batch = Batch(self.model, num_envs, num_threads, persistent=True)
+        self.arm = PandaArm(self.batch, task.config.control)
+        self.view = View(self.batch, self.arm)
+        task.bind(self.view)
+        self.guard = NanGuard(self.batch, Path(sim.dump_dir))
+        self.randomizer = Randomizer(self.batch, sim.randomization)
+        self.on_control_step: Callable[[MujocoPool], None] | None = None  # observer of every control step, for videos
+        self._seed_N = np.arange(num_envs, dtype=np.int64) + seed
+        self._episode_N = np.full(num_envs, -1, dtype=np.int64)
+        self._elapsed_N = torch.zeros(num_envs, dtype=torch.int64)
+        self._return_N = torch.zeros(num_envs)
+        self._success_once_N = torch.zeros(num_envs, dtype=torch.bool)
+        self._randomized_N = np.zeros(num_envs, dtype=bool)
+        self._start_episodes(np.arange(num_envs))
+        obs = self._observe()
+        self.spec = EnvSpec(
+            task=task.name,
+            state_dim=obs["state"].shape[1],
+            privileged_dim=obs["privileged"].shape[1],
+            action_dim=len(self.arm.action_names),
+            control_dt_s=task.config.control_dt_s,
+            max_episode_steps=task.config.max_episode_steps,
+            state_names=_names(task.observe()),
+            action_names=self.arm.action_names,
+        )
+
+    # -- VecEnv ----------------------------------------------------------------------------------------------------
+
+    def reset(self, seed: int | None = None) -> Obs:
+        """Start every env anew. With a seed, env i starts episode 0 of seed + i; without, its next episode."""
+        if seed is not None:
+            self._seed_N = np.arange(self.num_envs, dtype=np.int64) + seed
+            self._episode_N[:] = -1
+            self._randomized_N[:] = False
+        self._start_episodes(np.arange(self.num_envs))
+        return self._observe()
+
+    def step(self, action: Tensor) -> Timestep:
+        """Execute a chunk [N, E, A] (or one action [N, A]) in [-1, 1]; values beyond are clipped.
+
+        Raises ValueError on a wrong shape or a value that is not finite; the envs are then untouched.
+        """
+        action_NEA = self._checked(action)
+        num_actions = action_NEA.shape[1]
+        reward_NE = torch.zeros(self.num_envs, num_actions)
+        num_steps_N = torch.zeros(self.num_envs, dtype=torch.int64)
+        success_N = torch.zeros(self.num_envs, dtype=torch.bool)
+        alive_N = torch.ones(self.num_envs, dtype=torch.bool)
+        for e in range(num_actions):
+            ids = None if bool(alive_N.all()) else alive_N.nonzero().squeeze(-1).numpy()
+            broken = self._advance(action_NEA[:, e], ids)
+            reward = sum(self.task.rewards().values(), torch.zeros(self.num_envs)).float()
+            reward = torch.where(alive_N, reward, 0.0)
+            if len(broken):
+                reward[broken] = 0.0
+            success_N = torch.where(alive_N, self.task.success(), success_N)
+            self._success_once_N |= success_N & alive_N
+            reward_NE[:, e] = reward
+            num_steps_N += alive_N
+            self._elapsed_N += alive_N
+            alive_N &= self._elapsed_N < self.task.config.max_episode_steps
+            alive_N[broken] = False
+            if self.on_control_step is not None:
+                self.on_control_step(self)
+            if not bool(alive_N.any()):
+                break
+        self._return_N += reward_NE.sum(-1)
+        return self._finish(reward_NE, num_steps_N, success_N, ~alive_N)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Simulation state and episode counters of every env, as tensors."""
+        return {
+            "physics": torch.from_numpy(self.batch.state.copy()),
+            "seed": torch.from_numpy(self._seed_N.copy()),
+            "episode": torch.from_numpy(self._episode_N.copy()),
+            "elapsed": self._elapsed_N.clone(),
+            "return": self._return_N.clone(),
+            "success_once": self._success_once_N.clone(),
+            "randomized": torch.from_numpy(self._randomized_N.copy()),
+            **self.randomizer.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from ``state_dict`` of a pool of the same task and number of envs; ValueError otherwise."""
+        if tuple(state["physics"].shape) != self.batch.state.shape:
+            raise ValueError(f"env state: got shape {tuple(state['physics'].shape)}, needed {self.batch.state.shape}")
+        self.randomizer.load_state_dict(state)
+        self._seed_N[:] = state["seed"].numpy()
+        self._episode_N[:] = state["episode"].numpy()
+        self._randomized_N[:] = state["randomized"].numpy()
+        self._elapsed_N.copy_(state["elapsed"])
+        self._return_N.copy_(state["return"])
+        self._success_once_N.copy_(state["success_once"])
+        self.batch.state[:] = state["physics"].numpy()
+        self.batch.forward(stage=_CURRENT)
+        self.batch.state[:] = state["physics"].numpy()
+
+    def observe(self) -> Obs:
+        """The present observation of every env."""
+        return self._observe()
+
+    def close(self) -> None:
+        """Nothing to release: the engine's threads end with the batch."""
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _checked(self, action: Tensor) -> Tensor:
+        action = torch.as_tensor(action)
+        if action.ndim == 2:
+            action = action.unsqueeze(1)
+        expected = (self.num_envs, self.spec.action_dim)
+        if action.ndim != 3 or (action.shape[0], action.shape[2]) != expected:
+            raise ValueError(
+                f"action: got shape {tuple(action.shape)}, needed [{expected[0]}, E, {expected[1]}] or "
+                f"[{expected[0]}, {expected[1]}]"
+            )
+        if not bool(torch.isfinite(action).all()):
+            rows = (~torch.isfinite(action).flatten(1).all(-1)).nonzero().squeeze(-1)
+            raise ValueError(f"action: NaN or infinite in env {rows[:5].tolist()}; nothing was executed")
+        return action.clamp(-1, 1).double()
+
+    def _advance(self, action_NA: Tensor, ids: np.ndarray | None) -> Tensor:
+        """One control step of envs ``ids``. Returns those whose simulation broke; their state is zeroed at reset."""
+        self.guard.remember()
+        self.arm.apply(action_NA.numpy() if ids is None else action_NA.numpy()[ids], ids)
+        try:
+            self.batch.step(ids, nstep=self.substeps, stage=_CURRENT)
+        except SimulationError as error:
+            return self.guard.check(error.ids)
+        return self.guard.check()
+
+    def _finish(self, reward_NE: Tensor, num_steps_N: Tensor, success_N: Tensor, ended_N: Tensor) -> Timestep:
+        ended = ended_N.nonzero().squeeze(-1)
+        obs = self._observe()
+        final_obs = {key: value[ended] for key, value in obs.items()}
+        episodes = EpisodeStats(
+            ended, self._return_N[ended], self._elapsed_N[ended], self._success_once_N[ended], success_N[ended]
+        )
+        if len(ended):
+            self._start_episodes(ended.numpy())
+            for key, value in self._observe().items():
+                obs[key][ended] = value[ended]
+        return Timestep(
+            obs=obs,
+            reward_NE=reward_NE,
+            terminated_N=torch.zeros(self.num_envs, dtype=torch.bool),
+            truncated_N=ended_N,
+            num_steps_N=num_steps_N,
+            final_ids=ended,
+            final_obs=final_obs,
+            episodes=episodes,
+            info={"success": success_N},
+        )
+
+    def _observe(self) -> Obs:
+        state = torch.cat(list(self.task.observe().values()), dim=-1).float()
+        privileged = torch.cat(list(self.task.privileged().values()), dim=-1).float()
+        return {"state": state, "privileged": privileged}
+
+    def _start_episodes(self, ids: np.ndarray) -> None:
+        """Begin the next episode of envs ``ids``: randomise the model, place arm and objects, compute the sensors."""
+        self._episode_N[ids] += 1
+        rng = EpisodeRng(self._seed_N[ids], self._episode_N[ids])
+        self.randomizer.apply(ids, rng, first=~self._randomized_N[ids])
+        self._randomized_N[ids] = True
+        self.batch.reset(ids, stage=int(mujoco.mjtStage.mjSTAGE_NONE))
+        self.arm.reset(ids, self.task.initial_arm_qpos(rng))
+        rows = torch.from_numpy(ids)
+        self.task.reset(rows, rng)
+        self.batch.forward(ids, stage=_CURRENT)
+        self._elapsed_N[rows] = self._first_elapsed(ids)
+        self._return_N[rows] = 0
+        self._success_once_N[rows] = False
+
+    def _first_elapsed(self, ids: np.ndarray) -> Tensor:
+        """Elapsed steps at the start of an episode: 0, or with ``stagger`` anything for the first of each env."""
+        limit = self.task.config.max_episode_steps
+        offset = (uniform(self._seed_N[ids], self._episode_N[ids], "stagger", 1)[:, 0] * limit).astype(np.int64)
+        return torch.from_numpy(np.where(self.stagger & (self._episode_N[ids] == 0), offset, 0))
+
+
+def _names(parts: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """One name for each entry of the concatenated parts: 'tcp_pos[0]', 'tcp_pos[1]', ..."""
+    return tuple(f"{name}[{i}]" for name, part in parts.items() for i in range(part.shape[1]))

@@ -1,0 +1,135 @@
+"""The Panda as an action space: actions in [-1, 1] to actuator targets, for all envs of a batch at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from mujoco.batch import Batch
+
+HOME_QPOS = np.array([0, np.pi / 8, 0, -5 * np.pi / 8, 0, 3 * np.pi / 4, np.pi / 4])  # gripper down, tcp (0.615, 0, 0.17)
+FINGER_OPEN_M, FINGER_CLOSED_M = 0.04, -0.01  # target of each finger; below 0 so that closing squeezes
+NUM_ARM = 7
+
+
+@dataclass(frozen=True)
+class ControlConfig:
+    """How actions move the arm.
+
+    mode: ``ee_delta`` (Cartesian displacement of the tool centre point, gripper kept vertical) or ``joint_delta``.
+    delta_m, delta_rad: displacement of the target from the present pose at action 1. rotation: with ``ee_delta``, add
+    a rotation about the vertical as the action before the gripper. damping: of the least-squares inverse kinematics.
+    posture_gain: how strongly the null space is pulled to the home posture, per control step.
+    """
+
+    mode: str = "ee_delta"
+    delta_m: float = 0.06
+    delta_rad: float = 0.15
+    rotation: bool = False
+    damping: float = 0.05
+    posture_gain: float = 0.05
+    workspace_low_m: tuple[float, float, float] = (0.25, -0.35, 0.012)
+    workspace_high_m: tuple[float, float, float] = (0.75, 0.35, 0.45)
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("ee_delta", "joint_delta"):
+            raise ValueError(f"control.mode: got '{self.mode}', allowed: ee_delta, joint_delta")
+
+
+def solve_spd(matrix: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+    """Solve A x = b for many small symmetric positive definite A by an unrolled Cholesky factorisation.
+
+    matrix [d, d, n] (overwritten), rhs [d, n] -> [d, n]. With the batch last every operation is one vector
+    instruction stream over n, several times faster than a LAPACK call for each 6 x 6 system.
+    """
+    d = len(matrix)
+    x = rhs.copy()
+    for j in range(d):
+        for k in range(j):
+            matrix[j:, j] -= matrix[j:, k] * matrix[j, k]
+        matrix[j:, j] /= np.sqrt(matrix[j, j])
+    for j in range(d):
+        x[j] = (x[j] - (matrix[j, :j] * x[:j]).sum(0)) / matrix[j, j]
+    for j in reversed(range(d)):
+        x[j] = (x[j] - (matrix[j + 1 :, j] * x[j + 1 :]).sum(0)) / matrix[j, j]
+    return x
+
+
+def damped_least_squares(jacobian_n6v: np.ndarray, twist_n6: np.ndarray, prior_nv: np.ndarray, damping: float) -> np.ndarray:
+    """Joint displacement dq [n, v] with J dq = twist as nearly as damping allows, close to ``prior`` in the null space.
+
+    dq = p + J^T (J J^T + damping^2 I)^-1 (twist - J p)   (Wampler 1986; Nakamura and Hanafusa 1986)
+    """
+    jac = jacobian_n6v.transpose(1, 2, 0)  # [6, v, n], batch last
+    prior = prior_nv.T
+    gram = (jac[:, None] * jac[None]).sum(2)
+    gram[np.arange(6), np.arange(6)] += damping**2
+    residual = twist_n6.T - (jac * prior[None]).sum(1)
+    return (prior + (jac * solve_spd(gram, residual)[:, None]).sum(0)).T
+
+
+class PandaArm:
+    """Turns actions into ``ctrl`` of a batch. Holds no state between control steps: an action is relative to the
+    present pose, so observations need not carry a controller's target."""
+
+    def __init__(self, batch: Batch, config: ControlConfig) -> None:
+        model = batch.model
+        self.config = config
+        self.batch = batch
+        self.qpos, self.ctrl = batch.bind("qpos"), batch.bind("ctrl")
+        self.tcp_site = model.site("tcp").id
+        self.site_xpos, self.site_xmat = batch.bind("site_xpos"), batch.bind("site_xmat")
+        self.xaxis, self.xanchor = batch.bind("xaxis"), batch.bind("xanchor")
+        self.low, self.high = model.actuator_ctrlrange[:NUM_ARM].T
+        self.axes = ["dx", "dy", "dz"] + (["dyaw"] if config.rotation else [])
+        if config.mode == "joint_delta":
+            self.axes = [f"djoint{i + 1}" for i in range(NUM_ARM)]
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        return (*self.axes, "gripper")
+
+    def reset(self, ids: np.ndarray, qpos_n7: np.ndarray) -> None:
+        """Put the arm of envs ``ids`` at joint angles qpos [n, 7] with the gripper open, and hold it there."""
+        self.qpos[ids, :NUM_ARM] = qpos_n7
+        self.qpos[ids, NUM_ARM : NUM_ARM + 2] = FINGER_OPEN_M
+        self.ctrl[ids, :NUM_ARM] = qpos_n7
+        self.ctrl[ids, NUM_ARM:] = FINGER_OPEN_M
+
+    def apply(self, action: np.ndarray, ids: np.ndarray | None) -> None:
+        """Write the actuator targets for action [n, A] in [-1, 1] of the envs ``ids`` (None: all).
+
+        ``site_xpos`` and ``qpos`` must be current. The gripper action 1 is open, -1 closed.
+        """
+        rows = slice(None) if ids is None else ids
+        qpos = self.qpos[rows, :NUM_ARM]
+        if self.config.mode == "joint_delta":
+            delta = action[:, :NUM_ARM] * self.config.delta_rad
+        else:
+            prior = self.config.posture_gain * (HOME_QPOS - qpos)
+            delta = damped_least_squares(self._jacobian(rows), self._twist(action, rows), prior, self.config.damping)
+        self.ctrl[rows, :NUM_ARM] = np.clip(qpos + delta, self.low, self.high)
+        finger = FINGER_CLOSED_M + (FINGER_OPEN_M - FINGER_CLOSED_M) * (action[:, -1:] + 1) / 2
+        self.ctrl[rows, NUM_ARM:] = finger
+
+    def _jacobian(self, rows: slice | np.ndarray) -> np.ndarray:
+        """Geometric Jacobian of the tool centre point, [n, 6, 7]: translation rows above rotation rows.
+
+        Column i is (axis_i x (point - anchor_i), axis_i). The engine's ``Batch.jac`` gives the same but runs the
+        kinematics again and makes a persistent batch start its next substep afresh; these arrays are current already.
+        """
+        axis = self.xaxis[rows, :NUM_ARM]
+        lever = self.site_xpos[rows, None, self.tcp_site] - self.xanchor[rows, :NUM_ARM]
+        return np.concatenate([np.cross(axis, lever), axis], axis=2).transpose(0, 2, 1)
+
+    def _twist(self, action: np.ndarray, rows: slice | np.ndarray) -> np.ndarray:
+        """Displacement [n, 6] (metres, radians) that the action asks for, kept in the workspace and vertical."""
+        position = self.site_xpos[rows, self.tcp_site]
+        target = position + action[:, :3] * self.config.delta_m
+        target = np.clip(target, self.config.workspace_low_m, self.config.workspace_high_m)
+        frame = self.site_xmat[rows, self.tcp_site].reshape(-1, 3, 3)
+        x_axis, z_axis = frame[:, :, 0], frame[:, :, 2]
+        upright = np.cross(z_axis, np.broadcast_to((0.0, 0.0, -1.0), z_axis.shape))  # turns the tool's z downwards
+        yaw = np.arctan2(x_axis[:, 1], x_axis[:, 0])
+        upright[:, 2] = action[:, 3] * self.config.delta_rad if self.config.rotation else -yaw
+        return np.concatenate([target - position, upright], axis=1)

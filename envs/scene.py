@@ -1,0 +1,71 @@
+"""Scenes: the Panda on a table and the things that tasks put before it, as an MjSpec.
+
+Collision bits: the robot is contype 1 / conaffinity 2, everything else contype 2 / conaffinity 3 (see
+assets/franka/panda.xml). Metres, kilograms, radians; z up, robot base at the origin, table surface at z = 0.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import mujoco
+
+WORLD_BITS = {"contype": 2, "conaffinity": 3}
+GREY, RED, GREEN, BLUE = (0.55, 0.57, 0.6, 1), (0.85, 0.2, 0.15, 1), (0.2, 0.7, 0.3, 1), (0.2, 0.4, 0.8, 1)
+Rgba = tuple[float, float, float, float]
+
+
+def panda_on_table() -> mujoco.MjSpec:
+    """The robot and a table plane."""
+    spec = mujoco.MjSpec.from_file(str(files("assets") / "franka" / "panda.xml"))
+    spec.worldbody.add_geom(
+        name="table", type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 1], rgba=GREY, friction=[1, 0.005, 0.0001],
+        **WORLD_BITS,
+    )  # fmt: skip
+    return spec
+
+
+def add_cube(spec: mujoco.MjSpec, name: str, half_size_m: float, mass_kg: float, rgba: Rgba) -> None:
+    """A free cube, with a sensor for each finger pad that counts its contacts with the cube."""
+    body = spec.worldbody.add_body(name=name, pos=[0.5, 0, half_size_m])
+    body.add_freejoint(name=name)
+    body.add_geom(
+        name=name, type=mujoco.mjtGeom.mjGEOM_BOX, size=[half_size_m] * 3, mass=mass_kg, rgba=rgba,
+        friction=[1, 0.005, 0.0001], **WORLD_BITS,
+    )  # fmt: skip
+    for pad in ("left_pad", "right_pad"):
+        add_contact_sensor(spec, f"{pad}_{name}", pad, name)
+
+
+def add_contact_sensor(spec: mujoco.MjSpec, name: str, geom1: str, geom2: str) -> None:
+    """A sensor whose one value is the number of contacts between two geoms."""
+    sensor = spec.add_sensor(
+        name=name, type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=mujoco.mjtObj.mjOBJ_GEOM, objname=geom1,
+        reftype=mujoco.mjtObj.mjOBJ_GEOM, refname=geom2,
+    )  # fmt: skip
+    sensor.intprm[:3] = [1 << int(mujoco.mjtConDataField.mjCONDATA_FOUND), 0, 1]  # fields, reduce, rows
+
+
+def add_tray(spec: mujoco.MjSpec, name: str, inner_half_m: float, wall_height_m: float, rgba: Rgba) -> None:
+    """A square walled tray on a mocap body (its pose is part of an env's state, physics does not move it)."""
+    thick, half, up = 0.004, inner_half_m, wall_height_m / 2
+    body = spec.worldbody.add_body(name=name, pos=[0.5, 0.2, 0], mocap=True)
+    outer = half + 2 * thick
+    walls = [
+        ((0, 0, thick / 2), (outer, outer, thick / 2)),
+        ((half + thick, 0, up), (thick, outer, up)),
+        ((-half - thick, 0, up), (thick, outer, up)),
+        ((0, half + thick, up), (outer, thick, up)),
+        ((0, -half - thick, up), (outer, thick, up)),
+    ]
+    for pos, size in walls:
+        body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, pos=pos, size=size, rgba=rgba, **WORLD_BITS)
+
+
+def add_goal(spec: mujoco.MjSpec, name: str, radius_m: float, rgba: Rgba = (0.2, 0.8, 0.3, 0.6)) -> None:
+    """A visible sphere without contacts on a mocap body, where something should go."""
+    body = spec.worldbody.add_body(name=name, pos=[0.5, 0, 0.2], mocap=True)
+    body.add_geom(
+        name=name, type=mujoco.mjtGeom.mjGEOM_SPHERE, size=[radius_m, 0, 0], rgba=rgba, contype=0, conaffinity=0,
+        group=2, mass=0,
+    )  # fmt: skip

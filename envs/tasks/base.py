@@ -1,0 +1,147 @@
+"""What a task is, and what it sees of the simulation.
+
+A task reads torch tensors over the batch's live arrays (``View``) and returns torch tensors; it never steps the
+simulation. All quantities are for N envs, metres, seconds, radians, float64 as the engine has them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+
+import mujoco
+import numpy as np
+import torch
+from mujoco.batch import Batch
+from torch import Tensor
+
+from envs.robot import HOME_QPOS, ControlConfig, PandaArm
+from envs.seeding import EpisodeRng
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """Options that every task has. max_episode_steps counts control steps of ``control_dt_s`` seconds."""
+
+    control: ControlConfig = field(default_factory=ControlConfig)
+    max_episode_steps: int = 80
+    control_dt_s: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.max_episode_steps < 1:
+            raise ValueError(f"max_episode_steps: got {self.max_episode_steps}, allowed: 1 or more")
+
+
+class View:
+    """Named torch tensors over the live arrays of a batch: no copies, current after every control step."""
+
+    def __init__(self, batch: Batch, arm: PandaArm) -> None:
+        self.model = batch.model
+        self.qpos = torch.from_numpy(batch.bind("qpos"))
+        self.qvel = torch.from_numpy(batch.bind("qvel"))
+        self.mocap_pos = torch.from_numpy(batch.bind("mocap_pos"))
+        self.sensors = _readonly(batch.bind("sensordata"))
+        self.tcp_pos = _readonly(batch.bind("site_xpos"))[:, arm.tcp_site]
+        self.tcp_vel = self.sensor("tcp_vel")
+        self.arm_qpos, self.arm_qvel = self.qpos[:, :7], self.qvel[:, :7]
+        self.finger_qpos = self.qpos[:, 7:9]
+
+    def sensor(self, name: str) -> Tensor:
+        """Reading of a sensor, [N, d]."""
+        sensor = self.model.sensor(name)
+        return self.sensors[:, sensor.adr[0] : sensor.adr[0] + sensor.dim[0]]
+
+    def body_qpos(self, name: str) -> Tensor:
+        """Position and quaternion of a free body, [N, 7]; writable."""
+        start = self.model.joint(name).qposadr[0]
+        return self.qpos[:, start : start + 7]
+
+    def body_qvel(self, name: str) -> Tensor:
+        """Linear (world frame) and angular (body frame) velocity of a free body, [N, 6]."""
+        start = self.model.joint(name).dofadr[0]
+        return self.qvel[:, start : start + 6]
+
+    def mocap(self, name: str) -> Tensor:
+        """Position of a mocap body, [N, 3]; writable."""
+        return self.mocap_pos[:, int(self.model.body(name).mocapid[0])]
+
+    def grasped(self, name: str) -> Tensor:
+        """Whether both finger pads touch the cube ``name``, bool [N]."""
+        return ((self.sensor(f"left_pad_{name}") > 0) & (self.sensor(f"right_pad_{name}") > 0)).squeeze(-1)
+
+    def touched(self, name: str) -> Tensor:
+        """Whether any finger pad touches the cube ``name``, bool [N]."""
+        return ((self.sensor(f"left_pad_{name}") > 0) | (self.sensor(f"right_pad_{name}") > 0)).squeeze(-1)
+
+
+def _readonly(array: np.ndarray) -> Tensor:
+    """A tensor over an output array of the engine. Tasks must not write to it (torch cannot enforce that)."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+class Task:
+    """One task. A subclass names its parts; the pool does the rest."""
+
+    name: str
+    instruction: str
+    config: TaskConfig
+
+    def __init__(self, config: TaskConfig) -> None:
+        self.config = config
+
+    def build_scene(self, spec: mujoco.MjSpec) -> None:
+        """Add the task's objects to a spec that holds the robot and the table."""
+        raise NotImplementedError
+
+    def bind(self, view: View) -> None:
+        """Remember the tensors that the task reads. Called once."""
+        raise NotImplementedError
+
+    def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
+        """Write the initial state of envs ``ids`` [n] (objects and goals; the arm is already placed)."""
+        raise NotImplementedError
+
+    def observe(self) -> dict[str, Tensor]:
+        """Named parts of ``obs["state"]``, each [N, d], in order."""
+        raise NotImplementedError
+
+    def privileged(self) -> dict[str, Tensor]:
+        """Named parts of ``obs["privileged"]`` beyond the state, each [N, d]; for the critic only."""
+        raise NotImplementedError
+
+    def rewards(self) -> dict[str, Tensor]:
+        """Named reward terms, each [N]; the reward is their sum."""
+        raise NotImplementedError
+
+    def success(self) -> Tensor:
+        """Whether the task is solved now, bool [N]."""
+        raise NotImplementedError
+
+    def expert(self) -> Tensor:
+        """A scripted action that solves the task from the present state, [N, A]. Stateless."""
+        raise NotImplementedError
+
+    def initial_arm_qpos(self, rng: EpisodeRng) -> np.ndarray:
+        """Arm joint angles at the start of an episode, [n, 7]."""
+        return HOME_QPOS + rng.uniform("arm", [-0.05] * 7, [0.05] * 7)
+
+
+def column(x: Tensor) -> Tensor:
+    """[N] (bool or number) as float64 [N, 1]."""
+    return x.to(torch.float64).unsqueeze(-1)
+
+
+def near(distance: Tensor, scale_m: float) -> Tensor:
+    """1 at distance 0, falling to 0.24 at ``scale_m``: 1 - tanh(d / scale)."""
+    return 1 - torch.tanh(distance / scale_m)
+
+
+def rotation_6d(quat: Tensor) -> Tensor:
+    """First two columns of the rotation matrix of a unit quaternion (w, x, y, z), [N, 6] (Zhou et al. 2019)."""
+    w, x, y, z = quat.unbind(-1)
+    return torch.stack(
+        [1 - 2 * (y * y + z * z), 2 * (x * y + w * z), 2 * (x * z - w * y),
+         2 * (x * y - w * z), 1 - 2 * (x * x + z * z), 2 * (y * z + w * x)], dim=-1,
+    )  # fmt: skip

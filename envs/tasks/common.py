@@ -1,0 +1,86 @@
+"""Pieces that several tasks share: what the robot always observes, and moves that experts are made of."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from envs.robot import ControlConfig
+from envs.tasks.base import View, column, rotation_6d
+
+
+def arm_state(view: View) -> dict[str, Tensor]:
+    """What the robot knows of itself: joints (rad, rad/s), finger positions (m, scaled to about 1), tcp (m, m/s)."""
+    return {
+        "joint_pos": view.arm_qpos,
+        "joint_vel": view.arm_qvel,
+        "fingers": view.finger_qpos * 25,
+        "tcp_pos": view.tcp_pos,
+        "tcp_vel": view.tcp_vel,
+    }
+
+
+def cube_state(view: View, name: str) -> dict[str, Tensor]:
+    """Pose of a cube: position, position seen from the tool centre point (m), and rotation."""
+    pose = view.body_qpos(name)
+    return {
+        f"{name}_pos": pose[:, :3],
+        f"{name}_from_tcp": pose[:, :3] - view.tcp_pos,
+        f"{name}_rotation": rotation_6d(pose[:, 3:]),
+    }
+
+
+def cube_privileged(view: View, name: str) -> dict[str, Tensor]:
+    """What only a simulator knows of a cube: whether it is grasped or touched, and its velocity."""
+    return {
+        f"{name}_grasped": column(view.grasped(name)),
+        f"{name}_touched": column(view.touched(name)),
+        f"{name}_vel": view.body_qvel(name),
+    }
+
+
+def move_towards(view: View, target: Tensor, control: ControlConfig, gripper: Tensor, gain: float = 2.0) -> Tensor:
+    """Expert action [N, A] that drives the tool centre point to target [N, 3] with gripper command [N].
+
+    Only for ``ee_delta``; a proportional step, because the arm covers part of a displacement in one control step.
+    """
+    if control.mode != "ee_delta":
+        raise ValueError(f"control.mode: the scripted experts need ee_delta, got '{control.mode}'")
+    step = ((target - view.tcp_pos) * gain / control.delta_m).clamp(-1, 1)
+    yaw = [torch.zeros(len(target), 1, dtype=step.dtype)] if control.rotation else []
+    return torch.cat([step, *yaw, gripper.to(step.dtype).unsqueeze(-1)], dim=-1).float()
+
+
+def grasp_move(view: View, name: str, control: ControlConfig, hover_m: float = 0.08) -> tuple[Tensor, Tensor]:
+    """Target [N, 3] and gripper command [N] of an expert that wants to have the cube between its fingers.
+
+    Hover above the cube, descend when aligned, close when around it. Where the cube is already held the target is the
+    present pose and the gripper stays closed.
+    """
+    cube = view.body_qpos(name)[:, :3]
+    offset = cube - view.tcp_pos
+    aligned = offset[:, :2].norm(dim=-1) < 0.012
+    around = aligned & (offset[:, 2].abs() < 0.012)
+    target = cube.clone()
+    target[:, 2] += torch.where(aligned | (offset[:, :2].norm(dim=-1) < 0.02) & (offset[:, 2] > -0.03), 0.0, hover_m)
+    closing = around | view.grasped(name)
+    return target, torch.where(closing, -1.0, 1.0)
+
+
+def place_cube(
+    view: View,
+    name: str,
+    ids: Tensor,
+    rng: EpisodeRng,
+    low_m: tuple[float, float],
+    high_m: tuple[float, float],
+    half_size_m: float,
+) -> None:
+    """Put the cube of envs ``ids`` flat on the table, anywhere in a rectangle and at any angle about the vertical."""
+    position = torch.from_numpy(rng.uniform(f"{name}_pos", list(low_m), list(high_m)))
+    half_angle = torch.from_numpy(rng.uniform(f"{name}_yaw", -torch.pi / 8, torch.pi / 8))
+    pose = torch.zeros(len(ids), 7, dtype=torch.float64)
+    pose[:, :2], pose[:, 2] = position, half_size_m
+    pose[:, 3], pose[:, 6] = half_angle.cos(), half_angle.sin()
+    view.body_qpos(name)[ids] = pose
+    view.body_qvel(name)[ids] = 0

@@ -1,0 +1,82 @@
+"""Lift: grasp a cube and hold it at a goal in the air."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mujoco
+import torch
+from torch import Tensor
+
+from envs.registry import TASKS
+from envs.scene import RED, add_cube, add_goal
+from envs.seeding import EpisodeRng
+from envs.tasks.base import Task, TaskConfig, View, near
+from envs.tasks.common import arm_state, cube_privileged, cube_state, grasp_move, move_towards, place_cube
+
+
+@dataclass(frozen=True)
+class LiftConfig(TaskConfig):
+    """cube_*: the table area where the cube starts; goal_*: box of goals in the air; success_m: tolerance."""
+
+    max_episode_steps: int = 64
+    cube_half_m: float = 0.02
+    cube_mass_kg: float = 0.064
+    cube_low_m: tuple[float, float] = (0.45, -0.15)
+    cube_high_m: tuple[float, float] = (0.65, 0.15)
+    goal_low_m: tuple[float, float, float] = (0.45, -0.15, 0.12)
+    goal_high_m: tuple[float, float, float] = (0.65, 0.15, 0.3)
+    success_m: float = 0.03
+
+
+@TASKS.register("lift", config=LiftConfig)
+class Lift(Task):
+    name = "lift"
+    instruction = "lift the red cube to the green sphere"
+    config: LiftConfig
+
+    def build_scene(self, spec: mujoco.MjSpec) -> None:
+        add_cube(spec, "cube", self.config.cube_half_m, self.config.cube_mass_kg, RED)
+        add_goal(spec, "goal", self.config.success_m)
+
+    def bind(self, view: View) -> None:
+        self.view = view
+        self.goal = view.mocap("goal")
+        self.cube = view.body_qpos("cube")[:, :3]
+
+    def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
+        place_cube(self.view, "cube", ids, rng, self.config.cube_low_m, self.config.cube_high_m, self.config.cube_half_m)
+        goal = rng.uniform("goal", list(self.config.goal_low_m), list(self.config.goal_high_m))
+        self.goal[ids] = torch.from_numpy(goal)
+
+    def observe(self) -> dict[str, Tensor]:
+        return {
+            **arm_state(self.view),
+            **cube_state(self.view, "cube"),
+            "goal": self.goal,
+            "goal_from_cube": self.goal - self.cube,
+        }
+
+    def privileged(self) -> dict[str, Tensor]:
+        return cube_privileged(self.view, "cube")
+
+    def _goal_distance(self) -> Tensor:
+        return (self.goal - self.cube).norm(dim=-1)
+
+    def rewards(self) -> dict[str, Tensor]:
+        grasped = self.view.grasped("cube")
+        return {
+            "reach": 0.2 * near((self.cube - self.view.tcp_pos).norm(dim=-1), 0.15),
+            "grasp": 0.2 * grasped,
+            "carry": 0.4 * grasped * near(self._goal_distance(), 0.2),
+            "at_goal": 0.2 * self.success(),
+        }
+
+    def success(self) -> Tensor:
+        return (self._goal_distance() < self.config.success_m) & self.view.grasped("cube")
+
+    def expert(self) -> Tensor:
+        target, gripper = grasp_move(self.view, "cube", self.config.control)
+        held = self.view.grasped("cube").unsqueeze(-1)
+        target = torch.where(held, self.view.tcp_pos + self.goal - self.cube, target)
+        return move_towards(self.view, target, self.config.control, gripper)

@@ -1,0 +1,97 @@
+"""Push: slide a cube to a mark on the table with the closed gripper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mujoco
+import torch
+from torch import Tensor
+
+from envs.registry import TASKS
+from envs.scene import RED, add_cube, add_goal
+from envs.seeding import EpisodeRng
+from envs.tasks.base import Task, TaskConfig, View, near
+from envs.tasks.common import arm_state, cube_privileged, cube_state, move_towards, place_cube
+
+
+@dataclass(frozen=True)
+class PushConfig(TaskConfig):
+    """cube_*: where the cube starts; goal_*: where the mark may be (m); success_m: horizontal tolerance."""
+
+    max_episode_steps: int = 64
+    cube_half_m: float = 0.025
+    cube_mass_kg: float = 0.1
+    cube_low_m: tuple[float, float] = (0.42, -0.12)
+    cube_high_m: tuple[float, float] = (0.52, 0.12)
+    goal_low_m: tuple[float, float] = (0.6, -0.12)
+    goal_high_m: tuple[float, float] = (0.7, 0.12)
+    success_m: float = 0.03
+
+
+@TASKS.register("push", config=PushConfig)
+class Push(Task):
+    name = "push"
+    instruction = "push the red cube to the green mark"
+    config: PushConfig
+
+    def build_scene(self, spec: mujoco.MjSpec) -> None:
+        add_cube(spec, "cube", self.config.cube_half_m, self.config.cube_mass_kg, RED)
+        add_goal(spec, "goal", self.config.success_m)
+
+    def bind(self, view: View) -> None:
+        self.view = view
+        self.goal = view.mocap("goal")
+        self.cube = view.body_qpos("cube")[:, :3]
+
+    def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
+        place_cube(self.view, "cube", ids, rng, self.config.cube_low_m, self.config.cube_high_m, self.config.cube_half_m)
+        self.goal[ids, :2] = torch.from_numpy(rng.uniform("goal", list(self.config.goal_low_m), list(self.config.goal_high_m)))
+        self.goal[ids, 2] = 0.0
+
+    def observe(self) -> dict[str, Tensor]:
+        return {
+            **arm_state(self.view),
+            **cube_state(self.view, "cube"),
+            "goal": self.goal[:, :2],
+            "goal_from_cube": (self.goal - self.cube)[:, :2],
+        }
+
+    def privileged(self) -> dict[str, Tensor]:
+        return cube_privileged(self.view, "cube")
+
+    def _goal_distance(self) -> Tensor:
+        return (self.goal - self.cube)[:, :2].norm(dim=-1)
+
+    def _behind(self) -> Tensor:
+        """The point behind the cube from which to push it straight to the goal, [N, 3]."""
+        direction = (self.goal - self.cube)[:, :2]
+        direction = direction / direction.norm(dim=-1, keepdim=True).clamp(min=1e-6)
+        back = self.cube[:, :2] - direction * (self.config.cube_half_m + 0.025)
+        return torch.cat([back, torch.full_like(self.cube[:, 2:], 0.02)], dim=-1)
+
+    def rewards(self) -> dict[str, Tensor]:
+        at_goal = self.success()
+        behind = near((self._behind() - self.view.tcp_pos).norm(dim=-1), 0.15)
+        return {
+            "behind": 0.2 * torch.where(at_goal, 1.0, behind),
+            "push": 0.5 * near(self._goal_distance(), 0.15),
+            "at_goal": 0.3 * at_goal,
+        }
+
+    def success(self) -> Tensor:
+        on_table = (self.cube[:, 2] - self.config.cube_half_m).abs() < 0.01
+        return (self._goal_distance() < self.config.success_m) & on_table
+
+    def expert(self) -> Tensor:
+        tcp, behind = self.view.tcp_pos, self._behind()
+        offset = tcp - behind
+        in_line = offset[:, :2].norm(dim=-1) < 0.02
+        low = tcp[:, 2] < 0.035
+        above = torch.cat([behind[:, :2], torch.full_like(behind[:, 2:], 0.11)], dim=-1)
+        target = torch.where((in_line | (low & (offset[:, :2].norm(dim=-1) < 0.04))).unsqueeze(-1), behind, above)
+        pushing = low & (offset[:, :2].norm(dim=-1) < 0.04)
+        step = torch.cat([(self.goal - self.cube)[:, :2] * 0.7, torch.zeros_like(tcp[:, 2:])], dim=-1)
+        target = torch.where(pushing.unsqueeze(-1), behind + step, target)
+        target = torch.where((self._goal_distance() < 0.015).unsqueeze(-1), tcp, target)
+        return move_towards(self.view, target, self.config.control, gripper=-torch.ones(len(tcp)))

@@ -1,0 +1,60 @@
+"""Reach: bring the gripper's tool centre point to a goal in the air."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mujoco
+import torch
+from torch import Tensor
+
+from envs.registry import TASKS
+from envs.scene import add_goal
+from envs.seeding import EpisodeRng
+from envs.tasks.base import Task, TaskConfig, View, near
+from envs.tasks.common import arm_state, move_towards
+
+
+@dataclass(frozen=True)
+class ReachConfig(TaskConfig):
+    """goal_low_m, goal_high_m: box of goals. success_m: greatest distance that counts."""
+
+    max_episode_steps: int = 40
+    goal_low_m: tuple[float, float, float] = (0.35, -0.3, 0.08)
+    goal_high_m: tuple[float, float, float] = (0.65, 0.3, 0.4)
+    success_m: float = 0.025
+
+
+@TASKS.register("reach", config=ReachConfig)
+class Reach(Task):
+    name = "reach"
+    instruction = "move the gripper to the green sphere"
+    config: ReachConfig
+
+    def build_scene(self, spec: mujoco.MjSpec) -> None:
+        add_goal(spec, "goal", self.config.success_m)
+
+    def bind(self, view: View) -> None:
+        self.view = view
+        self.goal = view.mocap("goal")
+
+    def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
+        self.goal[ids] = torch.from_numpy(rng.uniform("goal", list(self.config.goal_low_m), list(self.config.goal_high_m)))
+
+    def observe(self) -> dict[str, Tensor]:
+        return {**arm_state(self.view), "goal": self.goal, "goal_from_tcp": self.goal - self.view.tcp_pos}
+
+    def privileged(self) -> dict[str, Tensor]:
+        return {"distance": self._distance().unsqueeze(-1)}
+
+    def _distance(self) -> Tensor:
+        return (self.goal - self.view.tcp_pos).norm(dim=-1)
+
+    def rewards(self) -> dict[str, Tensor]:
+        return {"reach": 0.5 * near(self._distance(), 0.15), "at_goal": 0.5 * self.success()}
+
+    def success(self) -> Tensor:
+        return self._distance() < self.config.success_m
+
+    def expert(self) -> Tensor:
+        return move_towards(self.view, self.goal, self.config.control, gripper=torch.ones(len(self.goal)))

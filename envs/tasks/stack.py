@@ -1,0 +1,113 @@
+"""Stack: put the red cube on the blue cube and let go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mujoco
+import torch
+from torch import Tensor
+
+from envs.registry import TASKS
+from envs.scene import BLUE, RED, add_cube
+from envs.seeding import EpisodeRng
+from envs.tasks.base import Task, TaskConfig, View, near
+from envs.tasks.common import arm_state, cube_privileged, cube_state, grasp_move, move_towards, place_cube
+
+
+@dataclass(frozen=True)
+class StackConfig(TaskConfig):
+    """cube_*, base_*: table areas (m) where the red and the blue cube start; they do not overlap."""
+
+    max_episode_steps: int = 96
+    cube_half_m: float = 0.02
+    cube_mass_kg: float = 0.064
+    base_half_m: float = 0.025
+    base_mass_kg: float = 0.15
+    cube_low_m: tuple[float, float] = (0.45, -0.18)
+    cube_high_m: tuple[float, float] = (0.62, -0.04)
+    base_low_m: tuple[float, float] = (0.45, 0.04)
+    base_high_m: tuple[float, float] = (0.62, 0.18)
+
+
+@TASKS.register("stack", config=StackConfig)
+class Stack(Task):
+    name = "stack"
+    instruction = "put the red cube on the blue cube"
+    config: StackConfig
+
+    def build_scene(self, spec: mujoco.MjSpec) -> None:
+        add_cube(spec, "cube", self.config.cube_half_m, self.config.cube_mass_kg, RED)
+        add_cube(spec, "base", self.config.base_half_m, self.config.base_mass_kg, BLUE)
+
+    def bind(self, view: View) -> None:
+        self.view = view
+        self.cube, self.base = view.body_qpos("cube")[:, :3], view.body_qpos("base")[:, :3]
+        self.cube_vel = view.body_qvel("cube")[:, :3]
+        self.height = self.config.cube_half_m + self.config.base_half_m
+
+    def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
+        config = self.config
+        place_cube(self.view, "cube", ids, rng, config.cube_low_m, config.cube_high_m, config.cube_half_m)
+        place_cube(self.view, "base", ids, rng, config.base_low_m, config.base_high_m, config.base_half_m)
+
+    def observe(self) -> dict[str, Tensor]:
+        return {
+            **arm_state(self.view),
+            **cube_state(self.view, "cube"),
+            **cube_state(self.view, "base"),
+            "top_from_cube": self._top() - self.cube,
+        }
+
+    def privileged(self) -> dict[str, Tensor]:
+        return {**cube_privileged(self.view, "cube"), **cube_privileged(self.view, "base")}
+
+    def _top(self) -> Tensor:
+        """Where the centre of the red cube should be, [N, 3]."""
+        return self.base + torch.tensor([0, 0, self.height], dtype=self.base.dtype)
+
+    def _on_base(self) -> Tensor:
+        """The red cube stands on the blue one, which is on the table, bool [N]."""
+        offset = self.cube - self._top()
+        on_table = (self.base[:, 2] - self.config.base_half_m).abs() < 0.01
+        return (offset[:, :2].norm(dim=-1) < self.config.base_half_m) & (offset[:, 2].abs() < 0.008) & on_table
+
+    def _path_left(self) -> Tensor:
+        """Length of the way up and over to the top of the blue cube, metres [N]."""
+        offset = self._top() - self.cube
+        horizontal = offset[:, :2].norm(dim=-1)
+        over = horizontal < self.config.base_half_m
+        climb = (offset[:, 2] + 0.03).clamp(min=0)
+        return horizontal + torch.where(over, offset[:, 2].abs(), climb + 0.03)
+
+    def rewards(self) -> dict[str, Tensor]:
+        on_base, grasped = self._on_base(), self.view.grasped("cube")
+        opened = self.view.finger_qpos.sum(-1) / 0.08
+        reach = near((self.cube - self.view.tcp_pos).norm(dim=-1), 0.15)
+        return {
+            "reach": 0.1 * torch.where(on_base, 1.0, reach),
+            "grasp": 0.15 * (grasped | on_base),
+            "carry": 0.25 * torch.where(on_base, 1.0, grasped * near(self._path_left(), 0.25)),
+            "release": 0.2 * on_base * opened,
+            "stacked": 0.3 * self.success(),
+        }
+
+    def success(self) -> Tensor:
+        return self._on_base() & (self.cube_vel.norm(dim=-1) < 0.05) & ~self.view.touched("cube")
+
+    def expert(self) -> Tensor:
+        target, gripper = grasp_move(self.view, "cube", self.config.control)
+        grasped, tcp, top, cube = self.view.grasped("cube"), self.view.tcp_pos, self._top(), self.cube
+        horizontal = (top - cube)[:, :2].norm(dim=-1)
+        over = horizontal < 0.008
+        climbing = cube[:, 2] < top[:, 2] + 0.02
+        up = torch.cat([cube[:, :2], top[:, 2:] + 0.05], dim=-1)
+        across = torch.cat([top[:, :2], top[:, 2:] + 0.04], dim=-1)
+        way = torch.where((climbing & (horizontal > 0.03)).unsqueeze(-1), up, across)
+        way = torch.where(over.unsqueeze(-1), top, way)
+        target = torch.where(grasped.unsqueeze(-1), tcp + way - cube, target)
+        let_go = self._on_base() & (horizontal < 0.015)
+        retreat = torch.cat([tcp[:, :2], torch.full_like(tcp[:, 2:], 0.25)], dim=-1)
+        target = torch.where((let_go | (self._on_base() & ~grasped)).unsqueeze(-1), retreat, target)
+        gripper = torch.where(let_go | (self._on_base() & ~grasped), 1.0, gripper)
+        return move_towards(self.view, target, self.config.control, gripper)
