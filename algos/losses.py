@@ -56,8 +56,7 @@ def effective_sample_size(log_weight_B: Tensor) -> Tensor:
     """(sum w)^2 / (n sum w^2) in (0, 1], computed in log space; 1 for equal weights, 0 for no item. Scalar."""
     if log_weight_B.numel() == 0:
         return log_weight_B.new_zeros(())
-    total = log_weight_B.logsumexp(0) * 2 - (2 * log_weight_B).logsumexp(0)
-    return total.exp() / log_weight_B.numel()
+    return 1 / (log_weight_B.numel() * log_weight_B.softmax(0).square().sum())
 
 
 def behaviour_weight(proximal_B: Tensor, behaviour_B: Tensor, cap: float) -> Tensor:

@@ -81,9 +81,9 @@ class PPOConfig:
             self._require(key, getattr(self, key) > 0, "a number above 0")
         for key in ("learning_rate", "entropy_coef", "value_coef"):
             self._require(key, getattr(self, key) >= 0, "a number of at least 0")
-        for key, least in (("critic_learning_rate", 0), ("target_kl", 0), ("value_clip", 0), ("max_staleness", 0)):
+        for key in ("critic_learning_rate", "target_kl", "value_clip", "max_staleness"):
             value = getattr(self, key)
-            self._require(key, value is None or value >= least, f"null or a number of at least {least}")
+            self._require(key, value is None or value >= 0, "null or a number of at least 0")
         self._require("dual_clip", self.dual_clip is None or self.dual_clip > 1, "null or a number above 1")
         if self.proximal == "interpolate" and self.correction != "decoupled":
             raise UserError(f"algo.proximal=interpolate needs algo.correction=decoupled, got '{self.correction}'")
@@ -139,7 +139,7 @@ class PPO:
             "async/staleness_max": float(staleness_TN.max()),
             "async/dropped": float(too_old_TN.sum()),
         }
-        batch = self._prepare(fragment, staleness_TN, valid_TN)
+        batch = self.prepare(fragment, staleness_TN, valid_TN)
         metrics |= self._epochs(batch) if bool(valid_TN.any()) else dict.fromkeys(EPOCH_METRICS, 0.0)
         metrics["train/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
         metrics["train/explained_variance"] = _explained_variance(batch)
@@ -166,7 +166,7 @@ class PPO:
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
 
-    def _prepare(self, fragment: Fragment, staleness_TN: Tensor, valid_TN: Tensor) -> Batch:
+    def prepare(self, fragment: Fragment, staleness_TN: Tensor, valid_TN: Tensor) -> Batch:
         """Proximal log-probabilities, advantages and targets, flattened to B rows on the device."""
         config = self.config
         obs, chain = flatten_obs(fragment.obs, self.device), flatten(fragment.chain).to(self.device, non_blocking=True)
@@ -184,7 +184,7 @@ class PPO:
         else:
             advantage_TN, return_TN = returns.gae(fragment, config.gamma, config.gae_lambda)
         if config.normalize_advantage:
-            advantage_TN = _normalize(advantage_TN, valid_TN)
+            advantage_TN = returns.normalize(advantage_TN, valid_TN)
         alpha_TN = losses.interpolation_alpha(staleness_TN)
         columns = (fragment.log_prob_TN, proximal_TN, alpha_TN, advantage_TN, return_TN, fragment.value_TN, valid_TN)
         flat = torch.stack([flatten(column).to(fragment.value_TN.dtype) for column in columns])
@@ -193,9 +193,10 @@ class PPO:
     @torch.no_grad()
     def proximal_log_prob(self, obs: Obs, chain: Tensor) -> Tensor:
         """Log-probability of each of B decisions under the weights before the epochs, [B], in minibatch-size pieces."""
-        parts = torch.arange(len(chain), device=self.device).tensor_split(min(self.config.num_minibatches, len(chain)))
-        pieces = [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
-        return torch.cat([self.policy.evaluate({k: v[p] for k, v in obs.items()}, chain[p]).log_prob_B for p in pieces])
+        size = -(-len(chain) // self.config.num_minibatches)
+        pieces = [slice(start, start + size) for start in range(0, len(chain), size)]
+        parts = [self.policy.evaluate({k: v[piece] for k, v in obs.items()}, chain[piece]) for piece in pieces]
+        return torch.cat([part.log_prob_B for part in parts])
 
     def loss(self, batch: Batch) -> MinibatchLoss:
         """Differentiable loss of a minibatch under the current weights, with its statistics."""
@@ -276,14 +277,6 @@ def _adam(policy: nn.Module, config: PPOConfig) -> torch.optim.Adam:
     if critic:
         groups.append({"params": critic, "lr": config.critic_learning_rate})
     return torch.optim.Adam(groups, eps=1e-5, fused=True)
-
-
-def _normalize(advantage_TN: Tensor, valid_TN: Tensor) -> Tensor:
-    """Zero mean and unit variance over the valid decisions of the whole batch."""
-    kept = advantage_TN[valid_TN]
-    if kept.numel() == 0:
-        return advantage_TN
-    return (advantage_TN - kept.mean()) / (kept.std(correction=0) + 1e-8)
 
 
 def _behaviour_sample_size(batch: Batch, loss: MinibatchLoss) -> Tensor:

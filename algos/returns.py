@@ -64,6 +64,14 @@ def vtrace(
     return rho_TN * (delta_TN + trace_TN * following_TN), correction_TN + fragment.value_TN
 
 
+def normalize(advantage_TN: Tensor, valid_TN: Tensor) -> Tensor:
+    """Zero mean and unit variance over the valid decisions of the whole batch."""
+    kept = advantage_TN[valid_TN]
+    if kept.numel() == 0:
+        return advantage_TN
+    return (advantage_TN - kept.mean()) / (kept.std(correction=0) + 1e-8)
+
+
 def _td_error(fragment: Fragment, gamma: float) -> Tensor:
     reward_TN = decision_reward(fragment.reward_TNE, fragment.num_steps_TN, gamma)
     discount_TN = (gamma**fragment.num_steps_TN).to(reward_TN.dtype)

@@ -1,0 +1,255 @@
+"""How the PPO learner behaves: minibatches, schedules, resume, bad input."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from algos import ALGORITHMS
+from algos.losses import CORRECTIONS
+from algos.ppo import PPO, PPOConfig
+from embodied.core.config import from_mapping
+from embodied.core.errors import UserError
+from embodied.core.protocols import Algorithm, Policy
+from embodied.core.types import Evaluation, Fragment, Obs
+from tests.numerics.tiny_policy import TinyPolicy, make_fragment
+
+CPU = torch.device("cpu")
+KEYS = {
+    *(f"train/{name}" for name in ("policy_loss", "value_loss", "approx_kl", "clip_fraction", "entropy", "grad_norm")),
+    *(f"train/{name}" for name in ("learning_rate", "explained_variance", "epochs", "ratio_first")),
+    *(f"async/{name}" for name in ("staleness_mean", "staleness_max", "dropped", "ess")),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Nets this small gain nothing from a second thread, and lose much where cores are shared."""
+    torch.set_num_threads(1)
+
+
+def ppo(policy: TinyPolicy, *, seed: int = 0, **options: Any) -> PPO:
+    return PPO(policy, PPOConfig(**options), seed=seed, device=CPU)
+
+
+def parameters(policy: TinyPolicy) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in policy.parameters()]).clone()
+
+
+class Recorder(TinyPolicy):
+    """Remembers which rows each evaluation saw, by their first state number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def evaluate(self, obs: Obs, chain: Tensor) -> Evaluation:
+        self.seen.append(obs["state"][:, 0].clone())
+        return super().evaluate(obs, chain)
+
+
+def test_it_is_registered_and_satisfies_the_protocols() -> None:
+    entry = ALGORITHMS["ppo"]
+    policy = TinyPolicy()
+    assert isinstance(policy, Policy)
+    algorithm = entry.build(policy, entry.config(), seed=0, device=CPU)  # type: ignore[call-arg]
+    assert isinstance(algorithm, Algorithm)
+    assert set(algorithm.update([make_fragment(policy, seed=0)], 0)) == KEYS
+
+
+def test_the_config_file_lists_every_option(root: Path) -> None:
+    path = root / "configs" / "algo" / "ppo.yaml"
+    options = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(options, dict)
+    assert options.pop("name") == "ppo"
+    assert set(options) == set(PPOConfig.__dataclass_fields__)
+    from_mapping(PPOConfig, options, "algo")
+
+
+def test_every_epoch_sees_every_decision_once_in_a_new_order() -> None:
+    policy = Recorder()
+    fragment = make_fragment(policy, seed=0, T=5, N=6)  # 30 is not divisible by 4
+    policy.seen.clear()
+    ppo(policy, epochs=3, num_minibatches=4).update([fragment], 0)
+    assert sorted(len(rows) for rows in policy.seen) == [7] * 6 + [8] * 6
+    epochs = [torch.cat(policy.seen[4 * i : 4 * i + 4]) for i in range(3)]
+    everything = fragment.obs["state"][..., 0].flatten().sort().values
+    for epoch in epochs:
+        assert torch.equal(epoch.sort().values, everything)
+    assert not torch.equal(epochs[0], epochs[1])
+    assert not torch.equal(epochs[1], epochs[2])
+
+
+def test_more_minibatches_than_decisions_are_as_many_as_decisions() -> None:
+    policy = Recorder()
+    fragment = make_fragment(policy, seed=0, T=1, N=3)
+    policy.seen.clear()
+    ppo(policy, epochs=1, num_minibatches=8).update([fragment], 0)
+    assert [len(rows) for rows in policy.seen] == [1, 1, 1]
+
+
+def test_only_the_existing_observations_reach_the_policy() -> None:
+    policy = TinyPolicy()
+    fragment = make_fragment(policy, seed=0)
+    fragment.obs["privileged"] = torch.zeros(5, 6, 2)
+    with pytest.raises(ValueError, match="observation keys"):
+        ppo(policy).update([fragment, make_fragment(policy, seed=1)], 0)
+    with pytest.raises(ValueError, match="at least one fragment"):
+        ppo(policy).update([], 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"schedule": "adaptive", "critic_learning_rate": 1e-3}])
+def test_resume_is_exact(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Two updates, and update, save, load, update, agree in every bit of parameters, buffers and metrics."""
+    straight = TinyPolicy()
+    stopped = copy.deepcopy(straight)
+    fragments = [make_fragment(straight, seed=i, version=i) for i in range(2)]
+    algorithm = ppo(straight, **options)
+    algorithm.update(fragments[:1], 0)
+    expected = algorithm.update(fragments[1:], 1)
+
+    before = ppo(stopped, **options)
+    before.update(fragments[:1], 0)
+    torch.save({"policy": stopped.state_dict(), "algorithm": before.state_dict()}, tmp_path / "state.pt")
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    resumed = TinyPolicy(seed=99)
+    resumed.load_state_dict(saved["policy"])
+    after = ppo(resumed, seed=99, **options)
+    after.load_state_dict(saved["algorithm"])
+    assert after.update(fragments[1:], 1) == expected
+    for name, value in straight.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+
+
+def test_a_saved_state_does_not_change_while_training_goes_on() -> None:
+    policy = TinyPolicy()
+    algorithm = ppo(policy)
+    algorithm.update([make_fragment(policy, seed=0)], 0)
+    saved = algorithm.state_dict()
+    moment = saved["optimizer"]["state"][0]["exp_avg"].clone()
+    algorithm.update([make_fragment(policy, seed=1, version=1)], 1)
+    assert torch.equal(saved["optimizer"]["state"][0]["exp_avg"], moment)
+
+
+@pytest.mark.parametrize("state", [{}, {"optimizer": {"state": {}, "param_groups": []}, "generator": torch.zeros(3)}])
+def test_a_state_of_something_else_is_refused(state: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="not the state of a PPO"):
+        ppo(TinyPolicy()).load_state_dict(state)
+
+
+def test_kl_early_stop_ends_the_epochs() -> None:
+    policy = TinyPolicy()
+    fragment = make_fragment(policy, seed=0)
+    free = ppo(copy.deepcopy(policy), learning_rate=0.01, epochs=8).update([fragment], 0)
+    stopped = ppo(policy, learning_rate=0.01, epochs=8, target_kl=0.01).update([fragment], 0)
+    assert free["train/epochs"] == 8.0
+    assert 1.0 <= stopped["train/epochs"] < 8.0
+    assert stopped["train/approx_kl"] < free["train/approx_kl"]
+
+
+@pytest.mark.parametrize(("desired_kl", "direction"), [(1e-6, -1), (1e3, 1)])
+def test_the_adaptive_schedule_moves_the_learning_rate_towards_the_desired_kl(
+    desired_kl: float, direction: int
+) -> None:
+    policy = TinyPolicy()
+    algorithm = ppo(policy, learning_rate=1e-3, schedule="adaptive", desired_kl=desired_kl)
+    rate = algorithm.update([make_fragment(policy, seed=0)], 0)["train/learning_rate"]
+    assert math.copysign(1, rate - 1e-3) == direction
+    assert 1e-5 <= rate <= 1e-2
+
+
+def test_the_critic_may_have_its_own_learning_rate() -> None:
+    policy = TinyPolicy()
+    actor, critic = (copy.deepcopy(net.state_dict()) for net in (policy.actor, policy.critic))
+    ppo(policy, learning_rate=0.0, critic_learning_rate=1e-3).update([make_fragment(policy, seed=0)], 0)
+    assert all(torch.equal(value, actor[name]) for name, value in policy.actor.state_dict().items())
+    assert not any(torch.equal(value, critic[name]) for name, value in policy.critic.state_dict().items())
+
+
+def test_frozen_parameters_stay() -> None:
+    policy = TinyPolicy()
+    policy.log_std.requires_grad_(False)
+    ppo(policy, learning_rate=0.1).update([make_fragment(policy, seed=0)], 0)
+    assert torch.equal(policy.log_std, TinyPolicy().log_std)
+
+
+def test_gradients_are_clipped_to_the_norm_and_reported_unclipped() -> None:
+    policy = TinyPolicy()
+    metrics = ppo(policy, max_grad_norm=0.1).update([make_fragment(policy, seed=0)], 0)
+    norm = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]).norm()
+    assert norm.item() == pytest.approx(0.1, rel=1e-3)
+    assert metrics["train/grad_norm"] > 0.1
+
+
+def test_a_batch_that_is_all_too_old_changes_no_weight() -> None:
+    policy = TinyPolicy()
+    before = parameters(policy)
+    metrics = ppo(policy, max_staleness=1).update([make_fragment(policy, seed=0, version=0)], 5)
+    assert torch.equal(parameters(policy), before)
+    assert metrics["async/dropped"] == 30.0
+    assert metrics["train/epochs"] == 0.0
+    assert set(metrics) == KEYS
+
+
+def test_decisions_that_executed_nothing_are_masked_but_not_counted_as_dropped() -> None:
+    policy = TinyPolicy()
+    fragment = make_fragment(policy, seed=0)
+    fragment.num_steps_TN[:, 0] = 0
+    fragment.chain[:, 0] = 1e3  # nonsense that nobody executed
+    metrics = ppo(policy).update([fragment], 0)
+    assert metrics["async/dropped"] == 0.0
+    assert metrics["train/approx_kl"] < 0.1
+
+
+def test_a_loss_that_is_not_finite_is_an_error_before_anything_is_published() -> None:
+    policy = TinyPolicy()
+    fragment = make_fragment(policy, seed=0)
+    fragment.reward_TNE[0, 0, 0] = float("nan")
+    with pytest.raises(FloatingPointError, match="train/policy_loss=nan"):
+        ppo(policy).update([fragment], 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"correction": "decopled"}, "algo.correction 'decopled'. Did you mean 'decoupled'"),
+        ({"value_loss": "l1"}, "algo.value_loss 'l1'"),
+        ({"gamma": 1.5}, "algo.gamma must be a number from 0 to 1, got 1.5"),
+        ({"epochs": 0}, "algo.epochs must be an integer of at least 1, got 0"),
+        ({"clip_range": 0.0}, "algo.clip_range must be a number above 0"),
+        ({"learning_rate": -1.0}, "algo.learning_rate must be a number of at least 0"),
+        ({"dual_clip": 0.5}, "algo.dual_clip must be null or a number above 1"),
+        ({"max_staleness": -1}, "algo.max_staleness must be null or"),
+        ({"gamma": float("nan")}, "algo.gamma must be a number from 0 to 1, got nan"),
+        ({"proximal": "interpolate", "correction": "vtrace"}, "needs algo.correction=decoupled"),
+    ],
+)
+def test_bad_options_say_what_is_allowed(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        PPOConfig(**options)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_it_learns_a_continuous_bandit(correction: str) -> None:
+    """Reward is minus the squared distance of each action to 0.3 * state, and every decision ends the episode."""
+    policy = TinyPolicy()
+    algorithm = ppo(policy, learning_rate=5e-3, gamma=1.0, correction=correction, target_kl=0.1)
+
+    def collect(version: int) -> Fragment:
+        fragment = make_fragment(policy, seed=version, version=version, T=8, N=32)
+        return replace(fragment, terminated_TN=torch.ones(8, 32, dtype=torch.bool))
+
+    first = collect(0).reward_TNE.mean().item()
+    for version in range(40):
+        algorithm.update([collect(version)], version)
+    last = collect(1000).reward_TNE.mean().item()
+    assert last > 0.25 * first, f"mean reward went from {first:.3f} to {last:.3f} only"
