@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from torch import Tensor, nn
 
@@ -26,13 +27,13 @@ def check_name(key: str, got: str, allowed: Collection[str]) -> None:
         raise unknown_name(f"policy.{key}", str(got), allowed)
 
 
-def check_hidden(key: str, widths: Collection[int]) -> None:
-    """UserError unless ``widths`` holds at least one width, all of them positive integers."""
-    valid = not isinstance(widths, str) and len(widths) > 0 and all(is_positive_int(width) for width in widths)
+def check_hidden(key: str, widths: object) -> None:
+    """UserError unless ``widths`` is a sequence of at least one width, all of them positive integers."""
+    valid = isinstance(widths, Sequence) and len(widths) > 0 and all(is_positive_int(width) for width in widths)
     check(valid, key, widths, "a list of one or more positive integers")
 
 
-def is_positive_int(value: object) -> bool:
+def is_positive_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 

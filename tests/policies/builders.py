@@ -1,0 +1,39 @@
+"""Small policies and observations for the tests of this room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from embodied.core.types import EnvSpec, Obs
+from policies import POLICIES, FlowPolicy, GaussianPolicy
+
+SPEC = EnvSpec("test", state_dim=6, privileged_dim=3, action_dim=2, control_dt_s=0.05, max_episode_steps=50)
+SMALL: dict[str, dict[str, Any]] = {
+    "gaussian": {"actor_hidden": (16, 16), "critic_hidden": (16,), "horizon": 3, "execute": 3},
+    "flow": {"actor_hidden": (16, 16), "critic_hidden": (16,), "head_hidden": (16, 8), "horizon": 3, "execute": 3},
+}
+
+
+def build(name: str, seed: int = 0, spread: float = 0.3, **options: Any) -> GaussianPolicy | FlowPolicy:
+    """A small policy whose weights are moved away from their initial values by N(0, spread^2)."""
+    torch.manual_seed(seed)
+    entry = POLICIES[name]
+    policy = entry.build(SPEC, entry.config(**(SMALL[name] | options)))
+    assert isinstance(policy, GaussianPolicy | FlowPolicy)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(spread * torch.randn_like(parameter))
+    return policy
+
+
+def observe(num: int, seed: int = 1) -> Obs:
+    """Observations with features of very different scales."""
+    generator = torch.Generator().manual_seed(seed)
+    state = torch.randn(num, SPEC.state_dim, generator=generator) * torch.logspace(-2, 2, SPEC.state_dim) + 3.0
+    return {"state": state, "privileged": torch.randn(num, SPEC.privileged_dim, generator=generator)}
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

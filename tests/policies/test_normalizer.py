@@ -1,0 +1,56 @@
+"""RunningNormalizer against numpy on all that it has seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from policies.normalizer import RunningNormalizer
+
+
+def batches(offset=0.0):
+    rng = np.random.default_rng(0)
+    scale = np.array([1e-2, 1.0, 50.0])
+    return [(rng.normal(size=(n, 3)) * scale + offset + n).astype(np.float32) for n in (1, 7, 300, 2, 1000)]
+
+
+def test_matches_numpy_after_several_batches():
+    normalizer = RunningNormalizer(3)
+    for batch in batches():
+        normalizer.update(torch.from_numpy(batch))
+    seen = np.concatenate(batches()).astype(np.float64)
+    np.testing.assert_allclose(normalizer.mean, seen.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(normalizer.var, seen.var(0), rtol=1e-5)
+    assert int(normalizer.count) == len(seen)
+    expected = (seen - seen.mean(0)) / seen.std(0)
+    np.testing.assert_allclose(normalizer(torch.from_numpy(seen).float()), expected.clip(-10, 10), atol=1e-3)
+
+
+def test_a_small_spread_far_from_zero_survives_float32():
+    rng = np.random.default_rng(0)
+    normalizer = RunningNormalizer(1)
+    for _ in range(50):
+        normalizer.update(torch.from_numpy((rng.normal(size=(256, 1)) * 0.1 + 1000.0).astype(np.float32)))
+    assert abs(float(normalizer.var) / 0.01 - 1.0) < 0.03
+
+
+def test_identity_before_the_first_update_and_unchanged_by_an_empty_batch():
+    normalizer = RunningNormalizer(3)
+    normalizer.update(torch.zeros(0, 3))
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(normalizer(x), x)
+
+
+def test_leading_dimensions_are_all_batch():
+    flat, nested = RunningNormalizer(3), RunningNormalizer(3)
+    x = torch.randn(5, 4, 3)
+    flat.update(x.flatten(0, 1))
+    nested.update(x)
+    torch.testing.assert_close(flat.state_dict(), nested.state_dict())
+
+
+def test_constant_features_and_outliers_stay_bounded():
+    normalizer = RunningNormalizer(2)
+    normalizer.update(torch.tensor([[2.0, 0.0], [2.0, 1.0]]))
+    assert normalizer(torch.tensor([2.0, 0.5])).abs().max() == 0.0
+    assert normalizer(torch.tensor([1e6, -1e6])).abs().max() == 10.0
