@@ -78,7 +78,7 @@ PICTURE = Look(shadow_rays=12, antialias=True)
 def render(
     batch: Batch, camera: Camera, ids: Sequence[int] | Ids | None = None, look: Look = FAST
 ) -> dict[str, NDArray[Any]]:
-    """Picture of each simulation in ``ids`` (None: all).
+    """Picture of each simulation in ``ids`` (sorted and unique; None: all).
 
     Returns ``rgb`` uint8 [n, h, w, 3], ``depth`` float32 [n, h, w] in metres along the optical axis (inf where no geom
     is hit) and ``segmentation`` int32 [n, h, w], the geom's id (-1 where none). The state is untouched.
