@@ -11,7 +11,9 @@ from typing import Any, Protocol
 
 import imageio_ffmpeg
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from embodied.core.protocols import Policy, VecEnv
 
@@ -40,6 +42,7 @@ def record(
     control step. episodes: at least so many (None: one in each env), in rounds of N; round k starts at seed + k * N.
     fps: None is real time. The file appears when it is complete.
     """
+    device = next(policy.parameters()).device if isinstance(policy, nn.Module) else torch.device("cpu")
     rounds = -(-(env.num_envs if episodes is None else episodes) // env.num_envs)
     fps = 1.0 / env.spec.control_dt_s if fps is None else fps
     frames = 0
@@ -59,7 +62,8 @@ def record(
                 env.on_control_step = film
                 ended = np.zeros(env.num_envs, bool)
                 while not ended.all():
-                    step = env.step(policy.act(obs, None).action_NHA[:, : policy.execute])
+                    sample = policy.act({key: value.to(device) for key, value in obs.items()}, None)
+                    step = env.step(sample.action_NHA[:, : policy.execute].cpu())
                     obs = step.obs
                     ended |= (step.terminated_N | step.truncated_N).numpy()
         finally:
