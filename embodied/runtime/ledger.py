@@ -1,6 +1,6 @@
 """The only authority on staleness: who may begin a fragment, and which batch that fragment belongs to.
 
-    worker ── try_acquire ──► Ticket ── (T decisions) ── deliver ──► accepted   learner ── consumed_batch ──► version + 1
+    worker ── try_acquire ──► Ticket ── (T decisions) ── deliver ──► accepted      learner ── consumed_batch ──► version
 
 A fragment is admitted only while ``accepted + in_flight < (version + 1 + max_staleness) * batch_fragments``, where
 version counts consumed batches. Tickets are numbered in order of admission and batch b is the tickets

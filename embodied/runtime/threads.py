@@ -59,5 +59,10 @@ def plan(config: RuntimeConfig, device: torch.device, cores: int | None = None) 
 
 
 def use(num_threads: int) -> None:
-    """Let torch use so many threads for what the calling thread computes."""
+    """Let torch use so many threads for what the calling thread computes.
+
+    The first question for the number of threads in a thread resets it to what any thread set last (ATen
+    initialises it lazily, torch 2.13); so that question is asked here, before setting it.
+    """
+    torch.get_num_threads()
     torch.set_num_threads(num_threads)

@@ -1,0 +1,55 @@
+"""Small runs for tests of the runtime: point masses, a Gaussian policy, PPO; a batch takes milliseconds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from algos.ppo import PPO, PPOConfig
+from embodied.core.protocols import Algorithm, Policy, VecEnv
+from embodied.core.types import EnvSpec
+from embodied.runtime import Runtime, RuntimeConfig, build_runtime
+from policies import GaussianConfig, GaussianPolicy
+from tests.runtime.point_env import PointEnv
+
+NUM_ENVS = 12
+DECISIONS = 4
+
+
+def make_policy(spec: EnvSpec) -> GaussianPolicy:
+    config = GaussianConfig(horizon=3, execute=2, actor_hidden=(16,), critic_hidden=(16,))
+    return GaussianPolicy(spec, config)
+
+
+def make_algorithm(policy: Policy) -> Algorithm:
+    return PPO(policy, PPOConfig(epochs=2, num_minibatches=2), seed=3, device=torch.device("cpu"))
+
+
+def build(
+    make_env: Callable[[int, int], VecEnv] = lambda num_envs, _: PointEnv(num_envs, stagger=True),
+    make_algorithm: Callable[[Policy], Algorithm] = make_algorithm,
+    make_policy: Callable[[EnvSpec], Policy] = make_policy,
+    seed: int = 1,
+    num_envs: int = NUM_ENVS,
+    **options: Any,
+) -> Runtime:
+    """A runtime on one core; options are those of RuntimeConfig."""
+    defaults = {"decisions": DECISIONS, "device": "cpu", "eval_episodes": 5, "watchdog_s": 0.0}
+    threads = {"sim_threads": 1, "actor_threads": 1, "learner_threads": 1}
+    return build_runtime(
+        RuntimeConfig(**(defaults | threads | options)),
+        num_envs=num_envs,
+        seed=seed,
+        make_env=make_env,
+        make_policy=make_policy,
+        make_algorithm=make_algorithm,
+        make_eval_env=lambda num_envs, _: PointEnv(num_envs),
+    )
+
+
+def runtime_threads() -> list[str]:
+    """Names of the runtime's threads that are alive."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("embodied ")]
