@@ -15,6 +15,7 @@ and only ever read with ``weights_only=True``: no pickled code is run.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -24,6 +25,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -61,9 +63,9 @@ def save(run_dir: Path, env_steps: int, state: Mapping[str, Any], keep: int = 3)
     final = folder / f"step_{env_steps:012d}"
     hidden = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
     try:
-        files = {f"{key}.pt": _write(hidden / f"{key}.pt", value) for key, value in state.items()}
+        files = {f"{key}.pt": _write(hidden / f"{key}.pt", _serialize(value)) for key, value in state.items()}
         manifest = {"format": FORMAT, "env_steps": env_steps, "files": files}
-        _flushed(hidden / MANIFEST, json.dumps(manifest, indent=1).encode())
+        _write(hidden / MANIFEST, json.dumps(manifest, indent=1).encode())
         hidden.chmod(0o755)
         _flush_folder(hidden)
         if final.exists():  # saved twice at the same step, or a corrupt one that was passed over
@@ -108,38 +110,36 @@ def load(folder: Path, only: str | None = None) -> Checkpoint:
     for name, expected in files.items():
         key = name.removesuffix(".pt")
         if only is None or key == only:
-            path = folder / name
             try:
-                found = _digest(path)
-            except OSError as error:
-                raise CorruptCheckpoint(f"checkpoint {folder}: {error}") from error
-            if found != expected:
-                raise CorruptCheckpoint(f"checkpoint {folder} is corrupt: {name} is not what was written")
-            state[key] = torch.load(path, map_location="cpu", weights_only=True)
+                data = (folder / name).read_bytes()
+                if _entry(data) != expected:
+                    raise CorruptCheckpoint(f"checkpoint {folder} is corrupt: {name} is not what was written")
+                state[key] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            except (OSError, UnpicklingError) as error:
+                raise CorruptCheckpoint(f"checkpoint {folder} is corrupt: {error}") from error
     if only is not None and only not in state:
         raise UserError(f"checkpoint {folder} has no '{only}', only {', '.join(sorted(files))}")
     return Checkpoint(folder, env_steps, state if only is None else state[only])
 
 
-def _write(path: Path, value: Any) -> dict[str, Any]:
-    """Save one part; returns its entry in the manifest."""
-    with path.open("wb") as file:
-        torch.save(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-    return _digest(path)
+def _serialize(value: Any) -> bytes:
+    """In memory first: torch.save turns an OSError of a file into a RuntimeError without its cause."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
 
 
-def _flushed(path: Path, data: bytes) -> None:
+def _write(path: Path, data: bytes) -> dict[str, Any]:
+    """Write through to the disk; returns the file's entry in the manifest."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+    return _entry(data)
 
 
-def _digest(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+def _entry(data: bytes) -> dict[str, Any]:
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def _point_last(folder: Path, name: str) -> None:

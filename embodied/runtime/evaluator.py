@@ -71,7 +71,7 @@ def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[f
     rate, z2 = successes / trials, z * z
     centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
     half = z * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials * trials)) / (1 + z2 / trials)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return (centre - half if successes > 0 else 0.0), (centre + half if successes < trials else 1.0)
 
 
 class Evaluator:

@@ -41,7 +41,7 @@ def sample(worker: EnvWorker, server: ActorServer, sequence: int, group: int = 0
 
 
 def test_two_fragments_match_a_rollout_by_hand() -> None:
-    server, store = make_server()
+    server, _ = make_server()
     worker = make_worker(server)
     policy = server.policy
     env = PointEnv(N, max_episode_steps=6, stagger=True)

@@ -1,0 +1,280 @@
+"""What must not happen: hangs, lost checkpoints, leftovers."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from algos.ppo import PPO, PPOConfig
+from embodied.core.errors import UserError
+from embodied.core.protocols import Metrics, Policy
+from embodied.core.types import EnvSpec, Fragment, Obs, PolicySample, Timestep
+from embodied.runtime import checkpoint
+from policies import GaussianPolicy
+from tests.runtime.builders import build, make_policy, runtime_threads
+from tests.runtime.point_env import PointEnv
+
+LOCAL = {"name": "local", "max_staleness": 1, "num_workers": 2}
+
+
+class Death(Exception):
+    pass
+
+
+class DyingEnv(PointEnv):
+    steps = 0
+
+    def step(self, action: Tensor) -> Timestep:
+        self.steps += 1
+        if self.steps > 10:
+            raise Death("env")
+        return super().step(action)
+
+
+class DyingPolicy(GaussianPolicy):
+    """Dies in the actor server, or in the evaluator (who acts without noise)."""
+
+    dies_with_noise = True
+    calls = 0
+
+    def act(self, obs: Obs, noise: Tensor | None) -> PolicySample:
+        self.calls += 1
+        if self.calls > 10 and (noise is not None) == self.dies_with_noise:
+            raise Death("policy")
+        return super().act(obs, noise)
+
+
+class DyingAlgorithm(PPO):
+    def update(self, fragments: Sequence[Fragment], version: int) -> Metrics:
+        if version == 3:
+            raise Death("learner")
+        return super().update(fragments, version)
+
+
+def dying_policy(with_noise: bool) -> Any:
+    def make(spec: EnvSpec) -> DyingPolicy:
+        policy = make_policy(spec)
+        policy.__class__ = DyingPolicy
+        assert isinstance(policy, DyingPolicy)
+        policy.dies_with_noise = with_noise
+        return policy
+
+    return make
+
+
+def dying_algorithm(policy: Policy) -> DyingAlgorithm:
+    return DyingAlgorithm(policy, PPOConfig(epochs=1), seed=0, device=torch.device("cpu"))
+
+
+PARTS: dict[str, dict[str, Any]] = {
+    "env": {"make_env": lambda num_envs, _: DyingEnv(num_envs)},
+    "actor": {"make_policy": dying_policy(with_noise=True)},
+    "evaluator": {"make_policy": dying_policy(with_noise=False), "eval_every": 1},
+    "learner": {"make_algorithm": dying_algorithm},
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("options", [{"name": "sync"}, LOCAL], ids=["sync", "local"])
+def test_a_part_that_dies_ends_the_run_with_its_own_traceback(part: str, options: dict[str, Any]) -> None:
+    began = time.monotonic()
+    with pytest.raises(Death) as caught, build(**PARTS[part], **options) as runtime:
+        for _ in runtime.iterations(deadline_s=began + 30):
+            pass
+    assert time.monotonic() - began < 20
+    assert runtime_threads() == []
+    frames = [entry.name for entry in caught.traceback]
+    assert frames[-1] in ("step", "act", "update"), "the traceback must lead to where it happened"
+
+
+def test_nan_actions_are_a_clear_error() -> None:
+    def make(spec: EnvSpec) -> GaussianPolicy:
+        policy = make_policy(spec)
+        with torch.no_grad():
+            policy.actor[-1].bias.fill_(float("nan"))
+        return policy
+
+    with pytest.raises(ValueError, match="NaN"), build(make_policy=make, **LOCAL) as runtime:
+        list(runtime.iterations(max_env_steps=10_000))
+    assert runtime_threads() == []
+
+
+def test_a_state_cannot_be_had_from_a_dead_run_but_does_not_hang() -> None:
+    with build(**PARTS["env"], **LOCAL) as runtime:
+        with pytest.raises(Death):
+            list(runtime.iterations(max_env_steps=100_000))
+        with pytest.raises(Death):
+            runtime.state_dict()
+
+
+def test_watchdog_says_who_waits_for_whom(caplog: pytest.LogCaptureFixture) -> None:
+    go_on = threading.Event()
+
+    class StuckEnv(PointEnv):
+        def step(self, action: Tensor) -> Timestep:
+            go_on.wait(20)
+            return super().step(action)
+
+    stop = threading.Event()
+    with caplog.at_level(logging.WARNING), build(
+        lambda num_envs, _: StuckEnv(num_envs), name="local", max_staleness=1, watchdog_s=0.4
+    ) as runtime:  # fmt: skip
+        releaser = threading.Timer(1.2, lambda: (stop.set(), go_on.set()))
+        releaser.start()
+        assert len(list(runtime.iterations(stop_event=stop))) <= 1
+    assert "no progress" in caplog.text
+    assert "env worker 0 steps group" in caplog.text
+    assert "learner waits for the fragments of batch 0" in caplog.text
+    assert "actor server waits for requests" in caplog.text
+
+
+CTRL_C = """
+import sys, threading
+from tests.runtime.builders import build, runtime_threads
+try:
+    with build(name="local", max_staleness=1, num_workers=2, eval_every=1) as runtime:
+        for iteration in runtime.iterations():
+            print(iteration.index, flush=True)
+except KeyboardInterrupt:
+    print("threads", runtime_threads(), threading.active_count(), flush=True)
+"""
+
+
+def test_ctrl_c_leaves_no_thread_behind(root: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", CTRL_C],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": "."},
+    )
+    assert process.stdout is not None
+    while process.stdout.readline().strip() != "2":
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert output.splitlines()[-1] == "threads [] 1"
+    assert process.returncode == 0
+
+
+# ------------------------------------------------------------------------------------------------- checkpoints
+def save(run_dir: Path, env_steps: int, size: int = 1000) -> Path:
+    return checkpoint.save(run_dir, env_steps, {"policy": {"w": torch.full((size,), float(env_steps))}, "runtime": {}})
+
+
+def damage(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    if how == "truncated":
+        path.write_bytes(data[: len(data) // 2])
+    elif how == "bit flipped":
+        path.write_bytes(data[:-500] + bytes([data[-500] ^ 1]) + data[-499:])
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize("how", ["truncated", "bit flipped", "missing"])
+@pytest.mark.parametrize("file", ["policy.pt", "manifest.json"])
+def test_corrupt_checkpoint_gives_way_to_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, file: str
+) -> None:
+    save(tmp_path, 10)
+    if how == "bit flipped" and file == "manifest.json":
+        how = "truncated"
+    damage(save(tmp_path, 20) / file, how)
+    found = checkpoint.load_latest(tmp_path)
+    assert found is not None
+    assert found.env_steps == 10
+    assert float(found.state["policy"]["w"][0]) == 10.0
+    assert "step_000000000020" in caplog.text
+    damage(tmp_path / "checkpoints/step_000000000010" / file, how)
+    with pytest.raises(UserError, match="corrupt"):
+        checkpoint.load_latest(tmp_path)
+
+
+def test_a_corrupt_last_one_can_be_written_again(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    damage(save(tmp_path, 20) / "policy.pt", "truncated")
+    save(tmp_path, 20)
+    found = checkpoint.load_latest(tmp_path)
+    assert found is not None
+    assert found.env_steps == 20
+
+
+def test_full_disk_keeps_the_last_one_and_leaves_no_rubbish(tmp_path: Path) -> None:
+    """A limit on file size stands for the full disk: a write fails half-way with an OSError all the same."""
+    save(tmp_path, 10)
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        with pytest.raises(OSError, match="File too large") as caught:
+            save(tmp_path, 20, size=1_000_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert caught.value.errno == errno.EFBIG
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+    found = checkpoint.load_latest(tmp_path)
+    assert found is not None
+    assert found.env_steps == 10
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_disk_without_any_room_is_an_enospc_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of the new checkpoint go to a device that is always full."""
+    save(tmp_path, 10)
+    real_open = Path.open
+
+    def full(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        return real_open(Path("/dev/full") if "w" in mode else path, mode, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(tmp_path, 20)
+    monkeypatch.undo()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["last", "step_000000000010"]
+
+
+KILLED = """
+import sys, torch
+from pathlib import Path
+from embodied.runtime import checkpoint
+state = {"policy": {"w": torch.zeros(3_000_000)}}
+print("ready", flush=True)
+step = 100
+while True:
+    checkpoint.save(Path(sys.argv[1]), step, state)
+    step += 1
+"""
+
+
+def test_killed_while_saving_leaves_a_valid_checkpoint(tmp_path: Path, root: Path) -> None:
+    save(tmp_path, 10)
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)], cwd=root, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.3)
+    process.kill()
+    process.communicate()
+    assert checkpoint.load_latest(tmp_path) is not None
+    (tmp_path / "checkpoints/.saving-of-a-killed-process").mkdir()
+    save(tmp_path, 10**6)
+    names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    assert not [name for name in names if name.startswith(".")], "what a killed process left is cleaned up"

@@ -1,0 +1,63 @@
+"""Evaluation: one whole episode per env, from states that the seed alone decides."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.core.types import Timestep
+from embodied.runtime import evaluate
+from embodied.runtime.evaluator import wilson_interval
+from tests.runtime.builders import make_policy
+from tests.runtime.point_env import PointEnv
+
+
+class WatchedEnv(PointEnv):
+    """Counts steps, and keeps what it reported."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
+        self.steps: list[Timestep] = []
+
+    def step(self, action: Tensor) -> Timestep:
+        self.steps.append(super().step(action))
+        return self.steps[-1]
+
+
+def test_each_env_counts_its_first_episode_only() -> None:
+    env = WatchedEnv(9)
+    policy = make_policy(env.spec)
+    with torch.no_grad():  # some leave the square early and begin a second episode
+        policy.actor[-1].bias.fill_(1.0)
+    result = evaluate(policy, env, 9, seed=4)
+    first: dict[int, tuple[float, int, bool]] = {}
+    for step in env.steps:
+        stats = step.episodes
+        for row, env_id in enumerate(stats.env_id_M.tolist()):
+            row_of = float(stats.return_M[row]), int(stats.length_M[row]), bool(stats.success_at_end_M[row])
+            first.setdefault(env_id, row_of)
+    assert len({length for _, length, _ in first.values()}) > 1, "the test must see episodes of different length"
+    assert result["episodes"] == len(first) == 9
+    assert result["return_mean"] == pytest.approx(sum(row[0] for row in first.values()) / 9, rel=1e-5)
+    assert result["episode_length_mean"] == pytest.approx(sum(row[1] for row in first.values()) / 9, rel=1e-5)
+    assert result["success_at_end"] == sum(row[2] for row in first.values()) / 9
+    assert result["task"] == "point"
+    assert result["seed"] == 4
+
+
+def test_depends_on_the_seed_alone() -> None:
+    policy = make_policy(PointEnv(1).spec)
+    used = PointEnv(6)
+    used.reset(77)
+    used.step(torch.ones(6, 2, 2))
+    results = [evaluate(policy, env, 6, seed) for env, seed in ((PointEnv(6), 1), (used, 1), (PointEnv(6), 2))]
+    assert results[0] == results[1]
+    assert results[0] != results[2]
+
+
+def test_wilson_interval_by_hand() -> None:
+    low, high = wilson_interval(8, 10)
+    assert (round(low, 4), round(high, 4)) == (0.4902, 0.9433)
+    assert wilson_interval(0, 10)[0] == 0.0
+    assert wilson_interval(10, 10)[1] == 1.0

@@ -1,0 +1,59 @@
+"""Thread counts: per thread in torch, and a plan that fits the cores."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from embodied.runtime import RuntimeConfig, threads
+from embodied.runtime.build import group_sizes
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def test_each_thread_keeps_its_own_number() -> None:
+    seen: dict[int, int] = {}
+    both_set = threading.Barrier(2)
+
+    def compute(num_threads: int) -> None:
+        threads.use(num_threads)
+        both_set.wait(5)
+        torch.ones(200, 200, requires_grad=True).square().sum().backward()
+        seen[num_threads] = torch.get_num_threads()
+
+    workers = [threading.Thread(target=compute, args=(num,)) for num in (1, 3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert seen == {1: 1, 3: 3}
+
+
+def test_phases_that_alternate_have_all_cores() -> None:
+    for config in (RuntimeConfig(name="sync"), RuntimeConfig(name="local", max_staleness=0)):
+        budget = threads.plan(config, CPU, cores=8)
+        assert (budget.sim, budget.actor, budget.learner) == (8, 8, 8)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4, 16])
+def test_phases_that_overlap_leave_cores_to_the_simulator(cores: int) -> None:
+    budget = threads.plan(RuntimeConfig(name="local", max_staleness=1, num_workers=2), CPU, cores=cores)
+    assert budget.sim == max(1, cores // 2)
+    assert budget.learner + budget.actor <= max(2, cores)
+    assert budget.evaluator == 1
+
+
+def test_overrides_win_and_a_gpu_needs_one_thread() -> None:
+    config = RuntimeConfig(name="local", max_staleness=1, sim_threads=3, actor_threads=2, learner_threads=5)
+    assert threads.plan(config, CPU, cores=2) == threads.ThreadBudget(3, 2, 5, 1)
+    budget = threads.plan(RuntimeConfig(name="local", max_staleness=1), CUDA, cores=16)
+    assert (budget.actor, budget.learner) == (1, 1)
+
+
+def test_groups_are_even_and_never_empty() -> None:
+    assert group_sizes(10, 2, 2) == [[3, 3], [2, 2]]
+    assert group_sizes(3, 2, 2) == [[1, 1], [1]]
+    assert group_sizes(1, 1, 2) == [[1]]
+    assert sum(map(sum, group_sizes(8191, 3, 2))) == 8191
