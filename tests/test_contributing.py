@@ -73,3 +73,10 @@ def test_worked_example(root: Path, tmp_path: Path, heading: str) -> None:
     assert command is not None
     out = run(*shlex.split(command["words"]), *SMALL, "out=runs/example")
     assert json.loads(out.splitlines()[-1])["env_steps"] >= 512
+
+
+def test_readme_example_runs(root: Path) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", (root / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "SAME_STEP" in done.stdout
