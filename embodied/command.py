@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import json
 import sys
@@ -62,6 +63,12 @@ def run_command(command: Callable[[Sequence[str]], dict[str, Any]], usage: str |
             result = command(argv)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            traceback.print_exc()
+            return 1
+        print(f"error: {error.strerror}: {error.filename or 'the output directory'}", file=sys.stderr)
         return 2
     except Stopped as stopped:
         result, code = stopped.result, INTERRUPTED

@@ -86,7 +86,7 @@ def load_policy(config: RunConfig, found: checkpoint.Checkpoint) -> Policy:
     env = make_env(config, num_envs=1, num_threads=1)
     env.close()
     policy = make_policy(config, env.spec)
-    policy.load_state_dict(found.state["policy"])
+    policy.load_state_dict(found.state)
     return policy
 
 

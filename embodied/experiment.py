@@ -149,15 +149,21 @@ def to_yaml(config: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(to_mapping(config)))
 
 
-def make_env(config: RunConfig, num_envs: int, num_threads: int, stagger: bool = False) -> VecEnv:
-    """The run's task; staggered episodes are for training, full-length ones for evaluation."""
+def make_env(
+    config: RunConfig, num_envs: int, num_threads: int, stagger: bool = False, run_dir: Path = Path()
+) -> VecEnv:
+    """The run's task; staggered episodes are for training, full-length ones for evaluation.
+
+    run_dir: what the simulator's ``dump_dir`` is relative to.
+    """
+    sim = _options(config.sim)
     return make_pool(
         config.task["name"],
         _options(config.task),
         num_envs=num_envs,
         num_threads=num_threads,
         seed=config.seed,
-        sim=_options(config.sim),
+        sim={**sim, "dump_dir": str(run_dir / sim["dump_dir"])},
         stagger=stagger,
     )
 

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,13 @@ from embodied import experiment
 from embodied.command import Stopped, run_command
 from embodied.core.config import parse_overrides
 from embodied.core.errors import UserError
+from embodied.core.protocols import VecEnv
 from embodied.eval import evaluate_policy
 from embodied.experiment import CONFIG_FILE, RunConfig
 from embodied.report.metrics import MetricsWriter, write_atomically, write_json
 from embodied.report.progress import Progress, Status, duration
-from embodied.runtime import Iteration, Runtime, build_runtime, checkpoint
+from embodied.runtime import Iteration, Runtime, build_runtime, checkpoint, threads
+from embodied.runtime.build import resolve_device
 
 EVAL_KEYS = ("success_once", "success_at_end", "return_mean", "episode_length_mean")  # also in metrics.jsonl
 
@@ -50,7 +53,7 @@ def train(argv: Sequence[str]) -> dict[str, Any]:
         config = experiment.resume_run(run_dir, overrides)
         found = checkpoint.load_latest(run_dir)
     with ExitStack() as stack:
-        runtime = stack.enter_context(build(config))
+        runtime = stack.enter_context(build(config, run_dir))
         if found is not None:
             runtime.load_state_dict(found.state)
             start_s -= float(found.state["train"]["wall_s"])
@@ -64,7 +67,12 @@ def train(argv: Sequence[str]) -> dict[str, Any]:
         if found is not None:
             progress.message(f"going on from {found.path}")
         session = Session(config, run_dir, runtime, writer, progress, start_s)
-        session.learn()
+        try:
+            session.learn()
+        except Exception:
+            if session.saved_steps >= 0:
+                progress.message(f"failed; to go on from the last checkpoint: resume={run_dir}")
+            raise
         return session.finish()
 
 
@@ -171,17 +179,20 @@ class Session:
         return result
 
 
-def build(config: RunConfig) -> Runtime:
+def build(config: RunConfig, run_dir: Path) -> Runtime:
     """The runtime of a configuration, with its envs, policy and algorithm."""
-    runtime = config.runtime_config()
+
+    def make_env(num_envs: int, num_threads: int, stagger: bool = False) -> VecEnv:
+        return experiment.make_env(config, num_envs, num_threads, stagger, run_dir)
+
     return build_runtime(
-        runtime,
+        config.runtime_config(),
         num_envs=config.num_envs,
         seed=config.seed,
-        make_env=lambda num_envs, threads: experiment.make_env(config, num_envs, threads, stagger=True),
-        make_policy=lambda spec: experiment.make_policy(config, spec),
-        make_algorithm=lambda policy: experiment.make_algorithm(config, policy),
-        make_eval_env=lambda num_envs, threads: experiment.make_env(config, num_envs, threads),
+        make_env=partial(make_env, stagger=True),
+        make_policy=partial(experiment.make_policy, config),
+        make_algorithm=partial(experiment.make_algorithm, config),
+        make_eval_env=make_env,
     )
 
 
@@ -209,10 +220,13 @@ def announcement(config: RunConfig, runtime: Runtime, run_dir: Path) -> str:
     """One line: what will be trained, with what, and where it goes."""
     assert isinstance(runtime.policy, nn.Module)
     parameters = sum(parameter.numel() for parameter in runtime.policy.parameters())
+    options = config.runtime_config()
+    device = resolve_device(options.device)
+    budget = threads.plan(options, device)
     return (
         f"training {config.task['name']}: policy {config.policy['name']} ({parameters:,} parameters), algo "
-        f"{config.algo['name']}, {config.num_envs:,} envs, runtime {config.runtime['name']}, seed {config.seed} → "
-        f"{run_dir}"
+        f"{config.algo['name']}, {config.num_envs:,} envs, runtime {options.name} (threads: simulation {budget.sim}, "
+        f"actor {budget.actor}, learner {budget.learner}; {device.type}), seed {config.seed} → {run_dir}"
     )
 
 

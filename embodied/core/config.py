@@ -95,7 +95,7 @@ def compose(config_dir: Path, name: str, overrides: Mapping[str, Any]) -> dict[s
             choices[group] = choice
     try:
         config = _compose_groups(config_dir, name, [f"{group}={choice}" for group, choice in choices.items()])
-        tuned = _tuned(config)
+        tuned = _tuned(config, config_dir)
         tree = OmegaConf.to_container(OmegaConf.merge(config, tuned), resolve=False)
         assert isinstance(tree, dict)
         apply_values(typing.cast(dict[str, Any], tree), values)
@@ -113,9 +113,16 @@ def _compose_groups(config_dir: Path, name: str, overrides: list[str]) -> DictCo
     return config
 
 
-def _tuned(config: DictConfig) -> dict[str, Any]:
+def _tuned(config: DictConfig, config_dir: Path) -> dict[str, Any]:
     """Take ``task.tuned`` out of the configuration; return its entry for the chosen ``<policy>-<algo>``."""
     tuned = config.task.pop("tuned", None) or {}
+    policies, algos = (
+        sorted(path.stem for path in (config_dir / group).glob("*.yaml")) for group in ("policy", "algo")
+    )
+    pairs = [f"{policy}-{algo}" for policy in policies for algo in algos]
+    for pair in tuned:
+        if pair not in pairs:
+            raise unknown_name(f"policy and algorithm in 'tuned' of task {config.task.name}", str(pair), pairs)
     entry = tuned.get(f"{config.policy.name}-{config.algo.name}", {})
     return typing.cast(dict[str, Any], OmegaConf.to_container(entry) if OmegaConf.is_config(entry) else entry)
 

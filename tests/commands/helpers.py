@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from embodied import eval as eval_command
@@ -51,3 +52,8 @@ def run_eval(*words: str) -> Outcome:
 
 def run_tasks(*words: str) -> Outcome:
     return run(tasks.main, list(words))
+
+
+def checkpoint_of(run_dir: Path, env_steps: int) -> Path:
+    """The run's checkpoint after so many steps; KeyError if there is none."""
+    return {int(path.name[5:]): path for path in (run_dir / "checkpoints").glob("step_*")}[env_steps]

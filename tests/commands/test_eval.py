@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import imageio_ffmpeg
+
 from tests.commands.helpers import Outcome, run_eval, run_tasks
 
 
@@ -39,10 +41,23 @@ def test_interval_holds_the_rate(trained: tuple[Path, Outcome]) -> None:
 def test_an_older_checkpoint_can_be_named(trained: tuple[Path, Outcome]) -> None:
     run_dir, outcome = trained
     name = f"step_{outcome.result['env_steps']}"
-    assert run_eval(f"run={run_dir}", f"checkpoint={name}", "episodes=2").result["checkpoint"] == name
+    assert (
+        run_eval(f"run={run_dir}", f"checkpoint={name}", "episodes=2").result["env_steps"]
+        == outcome.result["env_steps"]
+    )
     unknown = run_eval(f"run={run_dir}", "checkpoint=step_7", "episodes=2")
     assert unknown.code == 2
     assert name in unknown.stderr
+
+
+def test_video_shows_the_evaluated_policy(trained: tuple[Path, Outcome]) -> None:
+    evaluated = run_eval(f"run={trained[0]}", "episodes=2", "video=true")
+    assert evaluated.code == 0, evaluated.stderr
+    path = Path(evaluated.result["video"])
+    assert path.parent == trained[0] / "videos"
+    reader = imageio_ffmpeg.read_frames(str(path))
+    assert next(reader)["fps"] == 20
+    assert sum(1 for _ in reader) == 41  # the initial state and 40 control steps
 
 
 def test_tasks_are_listed() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from embodied import command, experiment
 from embodied.report.metrics import read_metrics
-from tests.commands.helpers import SMALL, run_train
+from tests.commands.helpers import SMALL, checkpoint_of, run_train
 
 ROOT = Path(experiment.CONFIG_DIR).parent
 
@@ -56,7 +56,7 @@ def test_a_signal_saves_and_leaves_nothing_behind(tmp_path: Path, number: signal
     assert result["eval"] is None
     assert f"resume={run_dir}" in stderr
     assert "Traceback" not in stderr
-    assert (run_dir / "checkpoints" / f"step_{result['env_steps']}").is_dir()
+    assert checkpoint_of(run_dir, result["env_steps"]).is_dir()
     resumed = run_train(f"resume={run_dir}", f"total_steps={result['env_steps'] + 64}", "eval_episodes=0")
     assert resumed.code == 0, resumed.stderr
     assert resumed.result["env_steps"] > result["env_steps"]

@@ -88,6 +88,12 @@ def test_precedence_is_command_line_then_tuned_then_group(config_dir: Path) -> N
     assert other_policy["num_envs"] == 8
 
 
+def test_tuned_settings_of_nothing_are_an_error(config_dir: Path) -> None:
+    (config_dir / "task" / "lift.yaml").write_text("name: lift\ntuned:\n  flow: {num_envs: 16}\n")
+    with pytest.raises(UserError, match=r"in 'tuned' of task lift 'flow'\. Did you mean 'flow-ppo'\?"):
+        compose(config_dir, "train", {"task": "lift"})
+
+
 def test_interpolation_sees_the_command_line(config_dir: Path) -> None:
     assert compose(config_dir, "train", {"max_staleness": 0})["runtime"]["max_staleness"] == 0
     with pytest.raises(UserError, match="nothing"):

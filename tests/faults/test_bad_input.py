@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from embodied.report.metrics import read_metrics
-from tests.commands.helpers import SMALL, run_eval, run_train
+from tests.commands.helpers import SMALL, checkpoint_of, run_eval, run_train
 
 
 @pytest.mark.parametrize(
@@ -38,7 +41,7 @@ from tests.commands.helpers import SMALL, run_eval, run_train
         ("policy.actor_hidden=64", "policy.actor_hidden: got 64, allowed is a list"),
         ("task.goal_low_m=[1,2]", "task.goal_low_m: got [1, 2], allowed is a list of 3"),
         ("max_staleness=-1", "max_staleness"),
-        ("device=gpu", "unknown device 'gpu'"),
+        ("device=gpu", "runtime.device: got 'gpu', allowed is one of auto, cpu, cuda"),
         ("eval_episodes=", "eval_episodes: got ''"),
         ("num_envs", "'num_envs' is not key=value"),
         ("--num_envs=4", "num_envs"),
@@ -103,7 +106,7 @@ def test_config_that_is_not_a_runs(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def many_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a checkpoint after every iteration (64 steps), 5 iterations."""
     run_dir = tmp_path_factory.mktemp("runs") / "run"
     words = [*SMALL, "total_steps=320", "checkpoint_minutes=0", "eval_episodes=0", f"out={run_dir}"]
@@ -112,28 +115,58 @@ def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def damage(checkpoint: Path) -> None:
-    """Cut the biggest file of a checkpoint short."""
-    path = max((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+def damage(folder: Path) -> None:
+    """Cut the state files of a checkpoint short."""
+    for path in folder.glob("*.pt"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def test_corrupt_checkpoint_falls_back_to_the_one_before(two_checkpoints: Path, tmp_path: Path) -> None:
-    run_dir = shutil.copytree(two_checkpoints, tmp_path / "run", symlinks=True)
-    damage(run_dir / "checkpoints" / "step_320")
+def test_corrupt_checkpoint_falls_back_to_the_one_before(
+    many_checkpoints: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_dir = shutil.copytree(many_checkpoints, tmp_path / "run", symlinks=True)
+    damage(checkpoint_of(run_dir, 320))
     outcome = run_train(f"resume={run_dir}", "total_steps=384")
     assert outcome.code == 0, outcome.stderr
-    assert "step_320" in outcome.stderr
-    assert "step_256" in outcome.stderr
+    assert f"{checkpoint_of(run_dir, 320)} is corrupt" in caplog.text
+    assert f"going on from {checkpoint_of(run_dir, 256)}" in outcome.stderr
     assert outcome.result["env_steps"] == 384
     steps = [row["env_steps"] for row in read_metrics(run_dir / "metrics.jsonl")]
     assert steps == [64, 128, 192, 256, 320, 384]
 
 
-def test_no_checkpoint_is_whole(two_checkpoints: Path, tmp_path: Path) -> None:
-    run_dir = shutil.copytree(two_checkpoints, tmp_path / "run", symlinks=True)
-    for checkpoint in (run_dir / "checkpoints").glob("step_*"):
-        damage(checkpoint)
+def test_no_checkpoint_is_whole(many_checkpoints: Path, tmp_path: Path) -> None:
+    run_dir = shutil.copytree(many_checkpoints, tmp_path / "run", symlinks=True)
+    for path in (run_dir / "checkpoints").glob("step_*"):
+        damage(path)
     for outcome in (run_train(f"resume={run_dir}", "total_steps=384"), run_eval(f"run={run_dir}")):
         assert outcome.code == 2, outcome.stderr
         assert "Traceback" not in outcome.stderr
+
+
+@contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """No file of this process may grow beyond so many bytes, as if the disk were full (OSError EFBIG)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_full_disk_keeps_the_last_checkpoint(many_checkpoints: Path, tmp_path: Path) -> None:
+    run_dir = shutil.copytree(many_checkpoints, tmp_path / "run", symlinks=True)
+    needed = max(path.stat().st_size for path in checkpoint_of(run_dir, 320).iterdir())
+    assert needed > 2 * (run_dir / "metrics.jsonl").stat().st_size
+    with largest_file(needed - 1):
+        outcome = run_train(f"resume={run_dir}", "total_steps=384")
+    assert outcome.code == 2, outcome.stderr
+    assert f"error: cannot write a checkpoint in {run_dir}" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert {path.name for path in (run_dir / "checkpoints").iterdir()} == {
+        path.name for path in (many_checkpoints / "checkpoints").iterdir()
+    }
+    again = run_train(f"resume={run_dir}", "total_steps=384")
+    assert again.code == 0, again.stderr
+    assert again.result["env_steps"] == 384
