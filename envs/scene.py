@@ -6,10 +6,11 @@ assets/franka/panda.xml). Metres, kilograms, radians; z up, robot base at the or
 
 from __future__ import annotations
 
-from importlib.resources import files
+from pathlib import Path
 
 import mujoco
 
+PANDA_XML = Path(__file__).resolve().parents[1] / "assets" / "franka" / "panda.xml"
 WORLD_BITS = {"contype": 2, "conaffinity": 3}
 GREY, RED, GREEN, BLUE = (0.55, 0.57, 0.6, 1), (0.85, 0.2, 0.15, 1), (0.2, 0.7, 0.3, 1), (0.2, 0.4, 0.8, 1)
 Rgba = tuple[float, float, float, float]
@@ -17,7 +18,7 @@ Rgba = tuple[float, float, float, float]
 
 def panda_on_table() -> mujoco.MjSpec:
     """The robot and a table plane."""
-    spec = mujoco.MjSpec.from_file(str(files("assets") / "franka" / "panda.xml"))
+    spec = mujoco.MjSpec.from_file(str(PANDA_XML))
     spec.worldbody.add_geom(
         name="table", type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 1], rgba=GREY, friction=[1, 0.005, 0.0001],
         **WORLD_BITS,

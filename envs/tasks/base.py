@@ -18,6 +18,8 @@ from torch import Tensor
 from envs.robot import HOME_QPOS, ControlConfig, PandaArm
 from envs.seeding import EpisodeRng
 
+BETWEEN_M = 0.02  # a cube whose centre is this near the tool centre point along every axis is between the fingers
+
 
 @dataclass(frozen=True)
 class TaskConfig:
@@ -66,8 +68,12 @@ class View:
         return self.mocap_pos[:, int(self.model.body(name).mocapid[0])]
 
     def grasped(self, name: str) -> Tensor:
-        """Whether both finger pads touch the cube ``name``, bool [N]."""
-        return ((self.sensor(f"left_pad_{name}") > 0) & (self.sensor(f"right_pad_{name}") > 0)).squeeze(-1)
+        """Whether both finger pads touch the cube ``name`` and it is between them, bool [N].
+
+        Contacts alone are not enough: closed fingers that rest on top of a cube touch it with both pads.
+        """
+        both = ((self.sensor(f"left_pad_{name}") > 0) & (self.sensor(f"right_pad_{name}") > 0)).squeeze(-1)
+        return both & ((self.body_qpos(name)[:, :3] - self.tcp_pos).abs().amax(dim=-1) < BETWEEN_M)
 
     def touched(self, name: str) -> Tensor:
         """Whether any finger pad touches the cube ``name``, bool [N]."""
@@ -136,6 +142,11 @@ def column(x: Tensor) -> Tensor:
 def near(distance: Tensor, scale_m: float) -> Tensor:
     """1 at distance 0, falling to 0.24 at ``scale_m``: 1 - tanh(d / scale)."""
     return 1 - torch.tanh(distance / scale_m)
+
+
+def progress(distance: Tensor, range_m: float) -> Tensor:
+    """1 at distance 0, falling linearly to 0 at ``range_m``: the same pull from near and far."""
+    return (1 - distance / range_m).clamp(min=0)
 
 
 def rotation_6d(quat: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from envs.registry import TASKS
 from envs.scene import RED, add_cube, add_goal
 from envs.seeding import EpisodeRng
-from envs.tasks.base import Task, TaskConfig, View, near
+from envs.tasks.base import Task, TaskConfig, View, near, progress
 from envs.tasks.common import arm_state, cube_privileged, cube_state, grasp_move, move_towards, place_cube
 
 
@@ -66,10 +66,10 @@ class Lift(Task):
     def rewards(self) -> dict[str, Tensor]:
         grasped = self.view.grasped("cube")
         return {
-            "reach": 0.2 * near((self.cube - self.view.tcp_pos).norm(dim=-1), 0.15),
-            "grasp": 0.2 * grasped,
-            "carry": 0.4 * grasped * near(self._goal_distance(), 0.2),
-            "at_goal": 0.2 * self.success(),
+            "reach": 0.15 * near((self.cube - self.view.tcp_pos).norm(dim=-1), 0.15),
+            "grasp": 0.1 * grasped,
+            "carry": 0.5 * grasped * progress(self._goal_distance(), 0.4),
+            "at_goal": 0.25 * self.success(),
         }
 
     def success(self) -> Tensor:

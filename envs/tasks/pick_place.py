@@ -15,7 +15,7 @@ from torch import Tensor
 from envs.registry import TASKS
 from envs.scene import BLUE, RED, add_cube, add_tray
 from envs.seeding import EpisodeRng
-from envs.tasks.base import Task, TaskConfig, View, near
+from envs.tasks.base import Task, TaskConfig, View, near, progress
 from envs.tasks.common import arm_state, cube_privileged, cube_state, grasp_move, move_towards, place_cube
 
 
@@ -92,8 +92,8 @@ class PickPlace(Task):
         opened = self.view.finger_qpos.sum(-1) / 0.08
         return {
             "reach": 0.1 * torch.where(inside, 1.0, near((self.cube - self.view.tcp_pos).norm(dim=-1), 0.15)),
-            "grasp": 0.15 * (grasped | inside),
-            "carry": 0.25 * torch.where(carrying, near(self._path_left(), 0.25), inside.double()),
+            "grasp": 0.1 * (grasped | inside),
+            "carry": 0.3 * torch.where(carrying, progress(self._path_left(), 0.6), inside.double()),
             "release": 0.2 * inside * opened,
             "placed": 0.3 * self.success(),
         }

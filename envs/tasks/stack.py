@@ -11,7 +11,7 @@ from torch import Tensor
 from envs.registry import TASKS
 from envs.scene import BLUE, RED, add_cube
 from envs.seeding import EpisodeRng
-from envs.tasks.base import Task, TaskConfig, View, near
+from envs.tasks.base import Task, TaskConfig, View, near, progress
 from envs.tasks.common import arm_state, cube_privileged, cube_state, grasp_move, move_towards, place_cube
 
 
@@ -86,8 +86,8 @@ class Stack(Task):
         reach = near((self.cube - self.view.tcp_pos).norm(dim=-1), 0.15)
         return {
             "reach": 0.1 * torch.where(on_base, 1.0, reach),
-            "grasp": 0.15 * (grasped | on_base),
-            "carry": 0.25 * torch.where(on_base, 1.0, grasped * near(self._path_left(), 0.25)),
+            "grasp": 0.1 * (grasped | on_base),
+            "carry": 0.3 * torch.where(on_base, 1.0, grasped * progress(self._path_left(), 0.6)),
             "release": 0.2 * on_base * opened,
             "stacked": 0.3 * self.success(),
         }
