@@ -18,13 +18,15 @@ class ControlConfig:
 
     mode: ``ee_delta`` (Cartesian displacement of the tool centre point, gripper kept vertical) or ``joint_delta``.
     delta_m, delta_rad: displacement of the target from the present pose at action 1. rotation: with ``ee_delta``, add
-    a rotation about the vertical as the action before the gripper. damping: of the least-squares inverse kinematics.
+    a rotation about the vertical as the action before the gripper. gripper_m: displacement of each finger's target at
+    gripper action 1, so that closing from open takes about four control steps. damping: of the least-squares inverse kinematics.
     posture_gain: how strongly the null space is pulled to the home posture, per control step.
     """
 
     mode: str = "ee_delta"
     delta_m: float = 0.06
     delta_rad: float = 0.15
+    gripper_m: float = 0.01
     rotation: bool = False
     damping: float = 0.05
     posture_gain: float = 0.05
@@ -69,8 +71,8 @@ def damped_least_squares(jacobian_n6v: np.ndarray, twist_n6: np.ndarray, prior_n
 
 
 class PandaArm:
-    """Turns actions into ``ctrl`` of a batch. Holds no state between control steps: an action is relative to the
-    present pose, so observations need not carry a controller's target."""
+    """Turns actions into ``ctrl`` of a batch. An arm action is relative to the present pose, so the controller holds no
+    state but the fingers' target, which is in ``ctrl`` and observed."""
 
     def __init__(self, batch: Batch, config: ControlConfig) -> None:
         model = batch.model
@@ -99,7 +101,8 @@ class PandaArm:
     def apply(self, action: np.ndarray, ids: np.ndarray | None) -> None:
         """Write the actuator targets for action [n, A] in [-1, 1] of the envs ``ids`` (None: all).
 
-        ``site_xpos`` and ``qpos`` must be current. The gripper action 1 is open, -1 closed.
+        ``site_xpos`` and ``qpos`` must be current. The gripper action 1 opens, -1 closes, by moving the fingers'
+        target: noise on it averages out, and does not drop what is held.
         """
         rows = slice(None) if ids is None else ids
         qpos = self.qpos[rows, :NUM_ARM]
@@ -109,8 +112,8 @@ class PandaArm:
             prior = self.config.posture_gain * (HOME_QPOS - qpos)
             delta = damped_least_squares(self._jacobian(rows), self._twist(action, rows), prior, self.config.damping)
         self.ctrl[rows, :NUM_ARM] = np.clip(qpos + delta, self.low, self.high)
-        finger = FINGER_CLOSED_M + (FINGER_OPEN_M - FINGER_CLOSED_M) * (action[:, -1:] + 1) / 2
-        self.ctrl[rows, NUM_ARM:] = finger
+        finger = self.ctrl[rows, NUM_ARM:] + action[:, -1:] * self.config.gripper_m
+        self.ctrl[rows, NUM_ARM:] = np.clip(finger, FINGER_CLOSED_M, FINGER_OPEN_M)
 
     def _jacobian(self, rows: slice | np.ndarray) -> np.ndarray:
         """Geometric Jacobian of the tool centre point, [n, 6, 7]: translation rows above rotation rows.

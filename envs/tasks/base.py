@@ -47,6 +47,7 @@ class View:
         self.tcp_vel = self.sensor("tcp_vel")
         self.arm_qpos, self.arm_qvel = self.qpos[:, :7], self.qvel[:, :7]
         self.finger_qpos = self.qpos[:, 7:9]
+        self.finger_target = torch.from_numpy(batch.bind("ctrl"))[:, 7:8]
 
     def sensor(self, name: str) -> Tensor:
         """Reading of a sensor, [N, d]."""

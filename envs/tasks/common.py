@@ -10,11 +10,12 @@ from envs.tasks.base import View, column, rotation_6d
 
 
 def arm_state(view: View) -> dict[str, Tensor]:
-    """What the robot knows of itself: joints (rad, rad/s), finger positions (m, scaled to about 1), tcp (m, m/s)."""
+    """What the robot knows of itself: joints (rad, rad/s), finger positions and target (m, scaled to about 1), tcp (m, m/s)."""
     return {
         "joint_pos": view.arm_qpos,
         "joint_vel": view.arm_qvel,
         "fingers": view.finger_qpos * 25,
+        "finger_target": view.finger_target * 25,
         "tcp_pos": view.tcp_pos,
         "tcp_vel": view.tcp_vel,
     }
