@@ -13,6 +13,7 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 _BAD = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{what}")) for what in ("QPOS", "QVEL", "QACC")]
+MAX_DUMPS = 100  # of one pool: what diverges again and again must not fill the disk
 log = logging.getLogger(__name__)
 
 
@@ -27,6 +28,7 @@ class NanGuard:
         self.batch = batch
         self.dump_dir = dump_dir
         self.before = batch.state.copy()
+        self.dumps = 0
 
     def remember(self) -> None:
         """Keep the state that the next step starts from."""
@@ -46,7 +48,15 @@ class NanGuard:
         return torch.from_numpy(ids)
 
     def _dump(self, ids: np.ndarray) -> None:
-        self.dump_dir.mkdir(parents=True, exist_ok=True)
+        """Write ``ids``, ``state_before`` and ``state`` (rows as in ``Batch.state``; ``ctrl`` in it was applied)."""
+        self.dumps += 1
+        if self.dumps > MAX_DUMPS:
+            log.warning("simulation diverged in env %s, they start anew", ids[:5].tolist())
+            return
         path = self.dump_dir / f"nan_{time.time_ns()}.npz"
-        np.savez(path, ids=ids, state_before=self.before[ids], state=self.batch.state[ids])
-        log.warning("simulation diverged in env %s: state written to %s, they start anew", ids[:5].tolist(), path)
+        try:
+            self.dump_dir.mkdir(parents=True, exist_ok=True)
+            np.savez(path, ids=ids, state_before=self.before[ids], state=self.batch.state[ids])
+            log.warning("simulation diverged in env %s: state written to %s, they start anew", ids[:5].tolist(), path)
+        except OSError as error:
+            log.warning("simulation diverged in env %s, they start anew; no dump: %s", ids[:5].tolist(), error)

@@ -65,7 +65,7 @@ class MujocoPool:
         spec = panda_on_table()
         task.build_scene(spec)
         self.model = spec.compile()
-        self.substeps = round(task.config.control_dt_s / self.model.opt.timestep)
+        self.substeps = _substeps(task.config.control_dt_s, self.model.opt.timestep)
         self.batch = Batch(self.model, num_envs, num_threads, persistent=True)
         self.arm = PandaArm(self.batch, task.config.control)
         self.view = View(self.batch, self.arm)
@@ -76,6 +76,7 @@ class MujocoPool:
         self._seed_N = np.arange(num_envs, dtype=np.int64) + seed
         self._episode_N = np.full(num_envs, -1, dtype=np.int64)
         self._elapsed_N = torch.zeros(num_envs, dtype=torch.int64)
+        self._length_N = torch.zeros(num_envs, dtype=torch.int64)  # elapsed, but without what stagger skipped
         self._return_N = torch.zeros(num_envs)
         self._success_once_N = torch.zeros(num_envs, dtype=torch.bool)
         self._randomized_N = np.zeros(num_envs, dtype=bool)
@@ -119,20 +120,23 @@ class MujocoPool:
             broken = self._advance(action_NEA[:, e], ids)
             reward = sum(self.task.rewards().values(), torch.zeros(self.num_envs)).float()
             reward = torch.where(alive_N, reward, 0.0)
-            if len(broken):
+            success = self.task.success()
+            if len(broken):  # what is read of them is the model's initial state, not how their episode ended
                 reward[broken] = 0.0
-            success_N = torch.where(alive_N, self.task.success(), success_N)
+                success[broken] = False
+            success_N = torch.where(alive_N, success, success_N)
             self._success_once_N |= success_N & alive_N
             reward_NE[:, e] = reward
+            self._return_N += reward
             num_steps_N += alive_N
             self._elapsed_N += alive_N
+            self._length_N += alive_N
             alive_N &= self._elapsed_N < self.task.config.max_episode_steps
             alive_N[broken] = False
             if self.on_control_step is not None:
                 self.on_control_step(self)
             if not bool(alive_N.any()):
                 break
-        self._return_N += reward_NE.sum(-1)
         return self._finish(reward_NE, num_steps_N, success_N, ~alive_N)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -142,6 +146,7 @@ class MujocoPool:
             "seed": torch.from_numpy(self._seed_N.copy()),
             "episode": torch.from_numpy(self._episode_N.copy()),
             "elapsed": self._elapsed_N.clone(),
+            "length": self._length_N.clone(),
             "return": self._return_N.clone(),
             "success_once": self._success_once_N.clone(),
             "randomized": torch.from_numpy(self._randomized_N.copy()),
@@ -150,13 +155,16 @@ class MujocoPool:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from ``state_dict`` of a pool of the same task and number of envs; ValueError otherwise."""
-        if tuple(state["physics"].shape) != self.batch.state.shape:
-            raise ValueError(f"env state: got shape {tuple(state['physics'].shape)}, needed {self.batch.state.shape}")
+        for key, needed in self.state_dict().items():
+            if key not in state or state[key].shape != needed.shape:
+                got = f"shape {tuple(state[key].shape)}" if key in state else "nothing"
+                raise ValueError(f"env state '{key}': got {got}, needed shape {tuple(needed.shape)}")
         self.randomizer.load_state_dict(state)
         self._seed_N[:] = state["seed"].numpy()
         self._episode_N[:] = state["episode"].numpy()
         self._randomized_N[:] = state["randomized"].numpy()
         self._elapsed_N.copy_(state["elapsed"])
+        self._length_N.copy_(state["length"])
         self._return_N.copy_(state["return"])
         self._success_once_N.copy_(state["success_once"])
         self.batch.state[:] = state["physics"].numpy()
@@ -174,12 +182,13 @@ class MujocoPool:
 
     def _checked(self, action: Tensor) -> Tensor:
         action = torch.as_tensor(action)
+        shape = tuple(action.shape)
         if action.ndim == 2:
             action = action.unsqueeze(1)
         expected = (self.num_envs, self.spec.action_dim)
-        if action.ndim != 3 or (action.shape[0], action.shape[2]) != expected:
+        if action.ndim != 3 or (action.shape[0], action.shape[2]) != expected or action.shape[1] < 1:
             raise ValueError(
-                f"action: got shape {tuple(action.shape)}, needed [{expected[0]}, E, {expected[1]}] or "
+                f"action: got shape {shape}, needed [{expected[0]}, E, {expected[1]}] with E >= 1, or "
                 f"[{expected[0]}, {expected[1]}]"
             )
         if not bool(torch.isfinite(action).all()):
@@ -202,7 +211,7 @@ class MujocoPool:
         obs = self._observe()
         final_obs = {key: value[ended] for key, value in obs.items()}
         episodes = EpisodeStats(
-            ended, self._return_N[ended], self._elapsed_N[ended], self._success_once_N[ended], success_N[ended]
+            ended, self._return_N[ended], self._length_N[ended], self._success_once_N[ended], success_N[ended]
         )
         if len(ended):
             self._start_episodes(ended.numpy())
@@ -237,6 +246,7 @@ class MujocoPool:
         self.task.reset(rows, rng)
         self.batch.forward(ids, stage=_CURRENT)
         self._elapsed_N[rows] = self._first_elapsed(ids)
+        self._length_N[rows] = 0
         self._return_N[rows] = 0
         self._success_once_N[rows] = False
 
@@ -245,6 +255,14 @@ class MujocoPool:
         limit = self.task.config.max_episode_steps
         offset = (uniform(self._seed_N[ids], self._episode_N[ids], "stagger", 1)[:, 0] * limit).astype(np.int64)
         return torch.from_numpy(np.where(self.stagger & (self._episode_N[ids] == 0), offset, 0))
+
+
+def _substeps(control_dt_s: float, timestep_s: float) -> int:
+    """Physics steps in a control step; ValueError unless it is a whole number of them."""
+    substeps = round(control_dt_s / timestep_s)
+    if substeps < 1 or abs(substeps * timestep_s - control_dt_s) > 1e-9:
+        raise ValueError(f"control_dt_s: got {control_dt_s}, allowed: multiples of the physics step, {timestep_s}")
+    return substeps
 
 
 def _names(parts: Mapping[str, Tensor]) -> tuple[str, ...]:

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 import torch
-from mujoco.batch import Batch
+from mujoco.batch import MODEL_FIELDS, Batch
 from torch import Tensor
 
 from embodied.core.errors import unknown_name
 from envs.seeding import EpisodeRng
 
 _OBJECT_OF_PREFIX = {"geom": "geom", "body": "body", "actuator": "actuator", "dof": "joint", "jnt": "joint"}
+_FOLLOWER = {"body_mass": "body_inertia", "actuator_gainprm": "actuator_biasprm"}
+_FIELDS = sorted(name for name in MODEL_FIELDS if name.split("_")[0] in _OBJECT_OF_PREFIX)
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,9 @@ class RandomizationTerm:
     field: an MjModel field that ``Batch.expand`` knows, for instance geom_friction, body_mass, actuator_gainprm.
     names: the geoms, bodies, actuators or joints it applies to. column: index along the field's last axis (None: all).
     range: (low, high) of uniform and log_uniform, (mean, standard deviation) of gaussian. One number is drawn for an
-    env and applied to all names. For a position actuator's stiffness use ``actuator_gainprm`` column 0: its bias
-    follows.
+    env and applied to all names. What belongs together follows: a body's inertia its ``body_mass`` (as if its density
+    had changed), and a position actuator's bias its stiffness, ``actuator_gainprm`` column 0. Terms are applied in
+    order, each to the model's own value of the entries that it names.
     """
 
     field: str
@@ -48,8 +51,18 @@ class RandomizationTerm:
         ):
             if getattr(self, key) not in allowed:
                 raise unknown_name(f"randomization {key}", getattr(self, key), allowed)
-        if self.distribution != "gaussian" and self.range[0] > self.range[1]:
+        if self.field not in _FIELDS:
+            raise unknown_name("randomization field", self.field, _FIELDS)
+        if not self.names:
+            raise ValueError(f"randomization of {self.field}: names is empty, name one object at least")
+        low, high = self.range
+        if self.distribution == "gaussian":
+            if high < 0:
+                raise ValueError(f"randomization of {self.field}: range {self.range} has a negative standard deviation")
+        elif low > high:
             raise ValueError(f"randomization of {self.field}: range {self.range} has low above high")
+        elif self.distribution == "log_uniform" and low <= 0:
+            raise ValueError(f"randomization of {self.field}: range {self.range} of log_uniform must be above 0")
 
     def draw(self, rng: EpisodeRng, name: str) -> np.ndarray:
         """One number for each env, [n]."""
@@ -69,36 +82,35 @@ class Randomizer:
         self.batch = batch
         self.terms = dict(terms)
         self._rows = {name: _rows(batch.model, term) for name, term in self.terms.items()}
-        self._fields = {term.field: batch.expand(term.field) for term in self.terms.values()}
-        if any(term.field == "actuator_gainprm" for term in self.terms.values()):
-            self._fields["actuator_biasprm"] = batch.expand("actuator_biasprm")
-        self._constants = any(term.field in mujoco.MjModel._setconst_inputs for term in self.terms.values())
+        names = {term.field for term in self.terms.values()}
+        names |= {_FOLLOWER[name] for name in names if name in _FOLLOWER}
+        self._fields = {name: batch.expand(name) for name in sorted(names)}
 
     def apply(self, ids: np.ndarray, rng: EpisodeRng, first: np.ndarray) -> None:
         """Draw new values for envs ``ids`` [n]; ``first`` [n] marks those that have had none yet."""
-        if not self.terms:
-            return
+        stale = np.zeros(len(ids), bool)  # constants that the engine derives from the fields
         for name, term in self.terms.items():
             chosen = first if term.mode == "startup" else np.ones(len(ids), bool)
             if chosen.any():
                 self._write(term, self._rows[name], ids[chosen], term.draw(rng, f"randomization/{name}")[chosen])
-        if self._constants:
-            self.batch.set_const(ids)
+                stale |= chosen & (term.field in mujoco.MjModel._setconst_inputs)
+        if stale.any():
+            self.batch.set_const(ids[stale])
 
     def _write(self, term: RandomizationTerm, rows: np.ndarray, ids: np.ndarray, value_n: np.ndarray) -> None:
         nominal = getattr(self.batch.model, term.field)[rows]
-        columns = slice(None) if term.column is None else slice(term.column, term.column + 1)
+        at = np.ix_(ids, rows)
         if nominal.ndim == 1:
-            nominal, value = nominal[None], value_n[:, None]
-            self._fields[term.field][np.ix_(ids, rows)] = _operate(term.operation, nominal, value)
-            return
-        value = value_n[:, None, None]
-        new = np.repeat(nominal[None], len(ids), 0)
-        new[..., columns] = _operate(term.operation, new[..., columns], value)
-        self._fields[term.field][np.ix_(ids, rows)] = new
+            self._fields[term.field][at] = _operate(term.operation, nominal[None], value_n[:, None])
+        else:
+            columns = np.arange(nominal.shape[1]) if term.column is None else np.array([term.column])
+            new = _operate(term.operation, nominal[None][..., columns], value_n[:, None, None])
+            self._fields[term.field][np.ix_(ids, rows, columns)] = new
+        if term.field == "body_mass":
+            ratio = self._fields["body_mass"][at] / nominal
+            self._fields["body_inertia"][at] = self.batch.model.body_inertia[rows] * ratio[..., None]
         if term.field == "actuator_gainprm":  # a position servo pulls with kp (ctrl - q): both entries are kp
-            bias = self._fields["actuator_biasprm"]
-            bias[ids[:, None], rows[None], 1] = -new[..., 0]
+            self._fields["actuator_biasprm"][*at, 1] = -self._fields["actuator_gainprm"][*at, 0]
 
     def state_dict(self) -> dict[str, Tensor]:
         return {f"model/{name}": torch.from_numpy(np.array(values)) for name, values in self._fields.items()}
@@ -106,21 +118,20 @@ class Randomizer:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         for name, values in self._fields.items():
             values[:] = state[f"model/{name}"].numpy()
-        if self._constants:
+        if any(name in mujoco.MjModel._setconst_inputs for name in self._fields):
             self.batch.set_const()
 
 
 def _operate(operation: str, nominal: np.ndarray, value: np.ndarray) -> np.ndarray:
-    if operation == "scale":
-        return nominal * value
-    return nominal + value if operation == "add" else np.broadcast_to(value, np.broadcast_shapes(nominal.shape, value.shape))
+    """New values, broadcast over envs (first axis of ``value``) and rows."""
+    if operation == "abs":
+        return np.broadcast_to(value, np.broadcast_shapes(nominal.shape, value.shape))
+    return nominal * value if operation == "scale" else nominal + value
 
 
 def _rows(model: mujoco.MjModel, term: RandomizationTerm) -> np.ndarray:
-    """Indices of the named objects along the field's first axis."""
-    kind = _OBJECT_OF_PREFIX.get(term.field.split("_")[0])
-    if kind is None:
-        raise unknown_name("randomization field", term.field, [f"{prefix}_..." for prefix in _OBJECT_OF_PREFIX])
+    """Indices of the named objects along the field's first axis (of all degrees of freedom of a named joint)."""
+    kind = _OBJECT_OF_PREFIX[term.field.split("_")[0]]
     count = {"geom": model.ngeom, "body": model.nbody, "actuator": model.nu, "joint": model.njnt}[kind]
     objtype = getattr(mujoco.mjtObj, f"mjOBJ_{kind.upper()}")
     known = {mujoco.mj_id2name(model, objtype, i): i for i in range(count)}
@@ -128,5 +139,14 @@ def _rows(model: mujoco.MjModel, term: RandomizationTerm) -> np.ndarray:
     for name in term.names:
         if name not in known:
             raise unknown_name(f"{kind} in the randomization of {term.field}", name, known)
+    values = getattr(model, term.field)
+    if not np.issubdtype(values.dtype, np.floating):
+        raise ValueError(f"randomization of {term.field}: it holds {values.dtype}, only real numbers can vary")
+    columns = values.shape[1] if values.ndim > 1 else 0
+    if term.column is not None and not 0 <= term.column < columns:
+        allowed = f"null or 0 to {columns - 1}" if columns else "null, the field has one number for each object"
+        raise ValueError(f"randomization of {term.field}: column: got {term.column}, allowed: {allowed}")
     index = np.array([known[name] for name in term.names])
-    return model.jnt_dofadr[index] if term.field.startswith("dof") else index
+    if term.field.startswith("dof"):
+        return np.flatnonzero(np.isin(model.dof_jntid, index))
+    return index

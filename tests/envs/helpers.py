@@ -1,0 +1,40 @@
+"""What tests of environments share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.core.types import Timestep
+from envs import MujocoPool, make_pool
+
+TASK_NAMES = ("reach", "push", "lift", "pick_place", "stack")
+
+
+def pool(task: str = "lift", num_envs: int = 4, max_episode_steps: int | None = None, **options: Any) -> MujocoPool:
+    """A pool on one thread; ``config`` holds further options of the task, ``options`` those of make_pool."""
+    config = dict(options.pop("config", {}))
+    if max_episode_steps is not None:
+        config["max_episode_steps"] = max_episode_steps
+    return make_pool(task, config, num_envs=num_envs, **{"num_threads": 1, **options})
+
+
+def actions(seeds: list[int], steps: int, action_dim: int, salt: int = 0) -> Tensor:
+    """Random actions [N, steps, A], a function of each env's seed (and salt) alone."""
+    rows = []
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(1000 * salt + seed)
+        rows.append(torch.rand(steps, action_dim, generator=generator) * 2 - 1)
+    return torch.stack(rows)
+
+
+def assert_same(
+    a: Timestep, b: Timestep, rows_a: slice | Tensor = slice(None), rows_b: slice | Tensor = slice(None)
+) -> None:
+    """Bit-equality of what two pools returned for some of their envs."""
+    for key in a.obs:
+        torch.testing.assert_close(a.obs[key][rows_a], b.obs[key][rows_b], rtol=0, atol=0)
+    for name in ("reward_NE", "terminated_N", "truncated_N", "num_steps_N"):
+        torch.testing.assert_close(getattr(a, name)[rows_a], getattr(b, name)[rows_b], rtol=0, atol=0)
