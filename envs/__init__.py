@@ -1,4 +1,4 @@
-"""Environments: batched MuJoCo tasks behind one VecEnv. Importing this fills ``TASKS``."""
+"""Environments: batched MuJoCo tasks behind one VecEnv. Importing this fills ``TASKS`` and gymnasium's registry."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from embodied.core.config import from_mapping
+from envs.gymnasium_api import register_tasks
 from envs.pool import MujocoPool, SimConfig
 from envs.registry import TASKS
 from envs.tasks import lift, pick_place, push, reach, stack
 
 __all__ = ["TASKS", "MujocoPool", "SimConfig", "make_pool", "lift", "pick_place", "push", "reach", "stack"]
+
+
+register_tasks()
 
 
 def make_pool(

@@ -8,7 +8,6 @@ state follows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.resources import as_file, files
 
 import mujoco
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from envs.cameras import VIDEO, Camera, Look, render
 from envs.pool import MujocoPool
-from envs.scene import panda_on_table
+from envs.scene import PANDA_XML, panda_on_table
 
 COLLISION_GROUP = 3
 DEFAULT_RGBA = [0.5, 0.5, 0.5, 1.0]  # MuJoCo's mark of a geom that takes its material's colour
@@ -35,8 +34,7 @@ def dress(spec: mujoco.MjSpec) -> mujoco.MjModel:
     for geom in spec.worldbody.geoms:
         if geom.type == mujoco.mjtGeom.mjGEOM_PLANE:
             geom.group = COLLISION_GROUP
-    with as_file(files("assets") / "franka" / "visual.xml") as path:
-        looks = mujoco.MjModel.from_xml_path(str(path))
+    looks = mujoco.MjModel.from_xml_path(str(PANDA_XML.with_name("visual.xml")))
     for material in range(looks.nmat):
         spec.add_material(
             name=looks.material(material).name, rgba=looks.mat_rgba[material], specular=looks.mat_specular[material]
