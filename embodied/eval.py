@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from embodied.experiment import RunConfig, make_env, make_policy, read_run
 from embodied.report.metrics import write_json
 from embodied.runtime import checkpoint, evaluate, threads
 
-VIDEO_ENVS = 4
+VIDEO_ENVS = 4  # beside each other
+VIDEO_SIZE = (320, 240)  # width and height of each, pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +83,28 @@ def load_checkpoint(run_dir: Path, name: str) -> checkpoint.Checkpoint:
 
 
 def load_policy(config: RunConfig, found: checkpoint.Checkpoint) -> Policy:
-    """The run's policy with a checkpoint's weights, on the CPU."""
+    """The run's policy with a checkpoint's weights, on the CPU. UserError if the task has changed since."""
     env = make_env(config, num_envs=1, num_threads=1)
     env.close()
     policy = make_policy(config, env.spec)
-    policy.load_state_dict(found.state)
+    try:
+        policy.load_state_dict(found.state)
+    except RuntimeError as error:
+        raise UserError(
+            f"{found.path} does not fit the task and policy of this version of the code: {error}"
+        ) from error
     return policy
 
 
 def record_video(config: RunConfig, policy: Policy, path: Path, seed: int) -> Path:
     """An MP4 of the first episodes of an evaluation, side by side in real time; returns its path."""
     from embodied.report import video
-    from envs.appearance import Viewer
+    from envs.appearance import FRONT, Viewer
 
     env = make_env(config, VIDEO_ENVS, threads.available_cores())
+    camera = replace(FRONT, width=VIDEO_SIZE[0], height=VIDEO_SIZE[1])
     try:
-        video.record(env, policy, path, Viewer(env).render, seed=seed)
+        video.record(env, policy, path, Viewer(env, camera).render, seed=seed)
     finally:
         env.close()
     return path

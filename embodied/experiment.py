@@ -20,10 +20,10 @@ import embodied
 from algos import ALGORITHMS
 from embodied.core.config import GROUPS, apply_values, at_least, compose, from_mapping
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.protocols import Algorithm, Policy, VecEnv
+from embodied.core.protocols import Algorithm, Policy
 from embodied.core.types import EnvSpec
 from embodied.runtime import RuntimeConfig
-from envs import TASKS, SimConfig, make_pool
+from envs import TASKS, MujocoPool, SimConfig, make_pool
 from policies import POLICIES
 
 CONFIG_DIR = Path(embodied.__file__).resolve().parents[1] / "configs"
@@ -151,7 +151,7 @@ def to_yaml(config: RunConfig) -> str:
 
 def make_env(
     config: RunConfig, num_envs: int, num_threads: int, stagger: bool = False, run_dir: Path = Path()
-) -> VecEnv:
+) -> MujocoPool:
     """The run's task; staggered episodes are for training, full-length ones for evaluation.
 
     run_dir: what the simulator's ``dump_dir`` is relative to.

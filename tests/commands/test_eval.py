@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import imageio_ffmpeg
+import pytest
 
+from embodied import eval as eval_command
 from tests.commands.helpers import Outcome, run_eval, run_tasks
 
 
@@ -50,7 +52,9 @@ def test_an_older_checkpoint_can_be_named(trained: tuple[Path, Outcome]) -> None
     assert name in unknown.stderr
 
 
-def test_video_shows_the_evaluated_policy(trained: tuple[Path, Outcome]) -> None:
+def test_video_shows_the_evaluated_policy(trained: tuple[Path, Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eval_command, "VIDEO_ENVS", 1)
+    monkeypatch.setattr(eval_command, "VIDEO_SIZE", (64, 48))
     evaluated = run_eval(f"run={trained[0]}", "episodes=2", "video=true")
     assert evaluated.code == 0, evaluated.stderr
     path = Path(evaluated.result["video"])
