@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embodied.core.types import EnvSpec, Evaluation, Obs, PolicySample
 from policies.base import ActorCritic, ActorCriticConfig, check, check_hidden, check_name, is_positive_int
-from policies.flow.network import Denoiser, NoiseNetwork, joint_linear, time_features
+from policies.flow.network import Code, Denoiser, NoiseNetwork, time_features
 from policies.flow.sampler import integrate, sample_chain
 from policies.flow.step import interpolate, time_grid, transition, velocity_to
 from policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_executed
@@ -26,7 +26,7 @@ class FlowConfig(ActorCriticConfig):
     horizon: int = 4
     execute: int = 4
     denoise_steps: int = 4
-    head_hidden: tuple[int, ...] = (128, 64)
+    head_hidden: tuple[int, ...] = (128,)
     prediction: str = "action"
     exploration: str = "flow_noise"
     sigma_min: float = 0.05
@@ -78,16 +78,16 @@ class FlowPolicy(ActorCritic):
         self.register_buffer("grid", grid.float(), persistent=False)
         self.register_buffer("grid_features", time_features(grid).float(), persistent=False)
 
-    def velocity(self, code: Tensor, x: Tensor, t: Tensor, time: Tensor) -> Tensor:
+    def velocity(self, code: Code, x: Tensor, t: Tensor, time: Tensor) -> Tensor:
         """Velocity at x [..., H, A] and t [...], whose features are ``time``; code is the encoded state."""
         features = self.denoiser.features(code, x.flatten(-2), time)
-        return self.to_velocity(self.denoiser.output(features), x, t)
+        return self.to_velocity(self.denoiser.predict(code, features), x, t)
 
-    def velocity_and_sigma(self, code: Tensor, x: Tensor, t: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+    def velocity_and_sigma(self, code: Code, x: Tensor, t: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
         """As ``velocity``, with the standard deviation [..., H, A] of the step that starts there."""
         features = self.denoiser.features(code, x.flatten(-2), time)
-        prediction, z = joint_linear(features, self.denoiser.output, self.noise_network.layer)
-        return self.to_velocity(prediction, x, t), self.noise_network.bound(z).view_as(x)
+        prediction, sigma = self.denoiser.predict_jointly(code, features, self.noise_network)
+        return self.to_velocity(prediction, x, t), sigma.view_as(x)
 
     def to_velocity(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:
         """The denoiser's prediction [..., H*A] at x [..., H, A], t [...] as a velocity [..., H, A]."""
@@ -109,14 +109,14 @@ class FlowPolicy(ActorCritic):
         value = self.state_value(state, obs)
         code = self.denoiser.encode(state)
         if noise is None:
-            start = code.new_zeros(code.shape[0], self.horizon, self.spec.action_dim)
+            start = state.new_zeros(state.shape[0], self.horizon, self.spec.action_dim)
             chain = integrate(
                 lambda x, k: self.velocity(code, x, self.grid[k], self.grid_features[k]), start, self.denoise_steps
             )
             log_prob = torch.zeros_like(value)
         else:
             chain, mean, std = sample_chain(
-                lambda x, k: self.velocity_and_sigma(code, x, self.grid[k], self.grid_features[k]), noise.to(code)
+                lambda x, k: self.velocity_and_sigma(code, x, self.grid[k], self.grid_features[k]), noise.to(state)
             )
             log_prob = sum_executed(gaussian_log_prob(chain[:, 1:], mean, std), self.execute)
         version = torch.full(value.shape, -1, dtype=torch.int64, device=value.device)

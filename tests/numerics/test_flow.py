@@ -84,7 +84,7 @@ def test_likelihood_is_the_sum_of_hand_written_transitions(prediction):
             t = 1.0 - k / steps
             x = sample.chain[:, k]
             features = policy.denoiser.features(code, x.flatten(1), policy.grid_features[k])
-            output = policy.denoiser.output(features).view_as(x)
+            output = policy.denoiser.predict(code, features).view_as(x)
             velocity = output if prediction == "velocity" else (x - output) / t
             normal = Normal(x - velocity / steps, policy.noise_network(features).view_as(x))
             expected += normal.log_prob(sample.chain[:, k + 1])[:, :2].sum((1, 2))
@@ -100,20 +100,34 @@ def test_predicting_the_action_the_last_step_lands_on_the_prediction():
     with torch.no_grad():
         code = policy.denoiser.encode(policy.state_normalizer(obs["state"]))
         features = policy.denoiser.features(code, chain[:, -2].flatten(1), policy.grid_features[-1])
-        prediction = policy.denoiser.output(features).view(8, 3, 2)
+        prediction = policy.denoiser.predict(code, features).view(8, 3, 2)
     torch.testing.assert_close(chain[:, -1], prediction, atol=1e-6, rtol=1e-5)
 
 
 def test_sigma_starts_as_configured_and_stays_bounded():
     policy = build("flow", spread=0.0, sigma_min=0.1, sigma_max=0.9, sigma_init=0.3)
     torch.testing.assert_close(policy.noise_network(torch.zeros(1, 8)), torch.full((1, 6), 0.3))
-    network = build("flow", spread=1.0, sigma_min=0.1, sigma_max=0.9, sigma_init=0.3).noise_network
+    network = build("flow", spread=3.0, sigma_min=0.1, sigma_max=0.9, sigma_init=0.3).noise_network
     for scale in (1.0, 1e3, 1e30):
         sigma = network(scale * torch.randn(1000, 8, generator=generator())).detach()
         assert sigma.min() >= 0.1 * (1 - 1e-6)
         assert sigma.max() <= 0.9 * (1 + 1e-6)
     assert float(sigma.min()) == pytest.approx(0.1, rel=1e-5)
     assert float(sigma.max()) == pytest.approx(0.9, rel=1e-5)
+
+
+def test_weights_of_the_noise_network_move_sigma_no_faster_than_its_bias():
+    """One Adam step on all weights changes log sigma by at most what one on the bias does, for features in [-1, 1]."""
+    features = torch.randn(256, 8, generator=generator()).tanh()
+    change = {}
+    for parameter in ("weight", "bias"):
+        network = build("flow", spread=0.0).noise_network
+        before = network(features).detach()
+        optimizer = torch.optim.Adam([getattr(network, parameter)], lr=1e-3)
+        network(features).log().sum().backward()
+        optimizer.step()
+        change[parameter] = (network(features) / before).log().abs().max().item()
+    assert 0.0 < change["weight"] <= change["bias"] * 1.001
 
 
 def test_extreme_observations_give_finite_numbers():
@@ -182,7 +196,8 @@ def test_imitation_loss_targets_noise_minus_action(prediction):
     policy = build("flow", spread=0.0, prediction=prediction)
     with torch.no_grad():
         policy.denoiser.output.weight.zero_()
-        policy.denoiser.output.bias.fill_(0.2)
+        policy.denoiser.direct.weight.zero_()
+        policy.denoiser.direct.bias.fill_(0.2)
     num, a = 200_000, 0.7
     loss = policy.imitation_loss({"state": torch.zeros(num, 6)}, torch.full((num, 3, 2), a), generator()).item()
     if prediction == "velocity":  # E (0.2 - (noise - a))^2
