@@ -1,0 +1,219 @@
+"""The pool's contract: chunks, ends inside a chunk, SAME_STEP, staggering, exact continuation, bad input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.core.errors import UserError
+from embodied.core.protocols import VecEnv
+from embodied.core.types import Timestep
+from envs import MujocoPool, make_pool
+from tests.envs.helpers import actions, assert_same, pool
+
+FRICTION = {"field": "geom_friction", "names": ["left_pad", "right_pad"], "range": [0.5, 1.5], "column": 0}
+MASS = {"field": "body_mass", "names": ["cube"], "range": [0.5, 2.0], "mode": "startup"}
+GAIN = {"field": "actuator_gainprm", "names": ["joint1"], "range": [0.8, 1.2], "column": 0}
+RANDOMIZATION = {"randomization": {"friction": FRICTION, "mass": MASS, "gain": GAIN}}
+
+
+def singles(env: MujocoPool, chunk: Tensor) -> list[Timestep]:
+    """Execute a chunk [N, E, A] one action at a time."""
+    return [env.step(chunk[:, e]) for e in range(chunk.shape[1])]
+
+
+def test_is_a_vec_env() -> None:
+    env = pool("reach", 3)
+    assert isinstance(env, VecEnv)
+    obs = env.reset(seed=0)
+    assert obs["state"].shape == (3, env.spec.state_dim)
+    assert obs["privileged"].shape == (3, env.spec.privileged_dim)
+    assert {value.dtype for value in obs.values()} == {torch.float32}
+    step = env.step(torch.zeros(3, 2, env.spec.action_dim))
+    assert step.reward_NE.shape == (3, 2)
+    assert step.reward_NE.dtype == torch.float32
+    assert step.num_steps_N.tolist() == [2, 2, 2]
+    assert set(step.info) == {"success"}
+    env.close()
+
+
+@pytest.mark.parametrize("task", ["lift", "stack"])
+def test_a_chunk_equals_single_steps(task: str) -> None:
+    chunked, single = pool(task, 5, 8), pool(task, 5, 8)
+    plan = actions(list(range(5)), 8, 4).view(5, 2, 4, 4)
+    for k in range(2):
+        a, parts = chunked.step(plan[:, k]), singles(single, plan[:, k])
+        torch.testing.assert_close(a.obs["state"], parts[-1].obs["state"], rtol=0, atol=0)
+        torch.testing.assert_close(a.obs["privileged"], parts[-1].obs["privileged"], rtol=0, atol=0)
+        torch.testing.assert_close(a.reward_NE, torch.cat([part.reward_NE for part in parts], 1), rtol=0, atol=0)
+    torch.testing.assert_close(a.episodes.return_M, parts[-1].episodes.return_M, rtol=0, atol=0)
+    assert a.episodes.length_M.tolist() == [8] * 5
+
+
+def test_an_env_that_ends_inside_a_chunk_stops_there() -> None:
+    ending, endless, following = pool("lift", 3, 6), pool("lift", 3, 100), pool("lift", 3, 100)
+    plan = actions([0, 1, 2], 8, 4)
+    ending.step(plan[:, :4])
+    step = ending.step(plan[:, 4:])
+    parts = singles(endless, plan[:, :6])
+
+    assert step.num_steps_N.tolist() == [2, 2, 2]
+    torch.testing.assert_close(step.reward_NE[:, :2], torch.cat([p.reward_NE for p in parts[4:]], 1), rtol=0, atol=0)
+    assert (step.reward_NE[:, 2:] == 0).all()
+    assert step.truncated_N.all()
+    assert not step.terminated_N.any()
+    assert step.final_ids.tolist() == [0, 1, 2]
+    torch.testing.assert_close(step.final_obs, parts[-1].obs, rtol=0, atol=0)  # SAME_STEP: before the reset
+    torch.testing.assert_close(step.obs, following.reset(), rtol=0, atol=0)  # and after it
+    assert (ending.batch.bind("time") == 0).all()
+    total = torch.cat([part.reward_NE for part in parts], 1).sum(-1)
+    torch.testing.assert_close(step.episodes.return_M, total)
+    assert step.episodes.length_M.tolist() == [6, 6, 6]
+    assert step.episodes.env_id_M.tolist() == [0, 1, 2]
+
+
+def test_envs_that_end_at_different_actions_do_not_disturb_each_other() -> None:
+    n, limit = 6, 7
+    together = pool("lift", n, limit, seed=50, stagger=True)
+    alone = [pool("lift", 1, limit, seed=50 + i, stagger=True) for i in range(n)]
+    plan = actions(list(range(50, 50 + n)), 12, 4).view(n, 3, 4, 4)
+    seen = set()
+    for k in range(3):
+        step = together.step(plan[:, k])
+        seen |= set(step.num_steps_N.tolist())
+        for i, env in enumerate(alone):
+            other = env.step(plan[i : i + 1, k])
+            assert_same(step, other, rows_a=torch.tensor([i]))
+            if len(other.final_ids):
+                row = (step.final_ids == i).nonzero().squeeze(-1)
+                torch.testing.assert_close(step.final_obs["state"][row], other.final_obs["state"], rtol=0, atol=0)
+    assert len(seen) > 2, "the plan should have ends at several places inside the chunks"
+
+
+def test_stagger_spreads_the_first_ends_and_only_those() -> None:
+    n, limit = 64, 16
+    env = pool("reach", n, limit, stagger=True)
+    lengths: list[list[int]] = [[] for _ in range(n)]
+    ends = []
+    for t in range(3 * limit):
+        step = env.step(torch.zeros(n, 4))
+        ends.append(len(step.final_ids))
+        for i, length in zip(step.episodes.env_id_M.tolist(), step.episodes.length_M.tolist(), strict=True):
+            lengths[i].append(length)
+        assert len(step.final_ids) < n / 2, f"half of the envs ended at once, at step {t}"
+    first = [steps[0] for steps in lengths]
+    assert min(first) <= 3
+    assert max(first) >= limit - 2
+    assert len(set(first)) > limit // 2
+    assert {length for steps in lengths for length in steps[1:]} == {limit}
+    assert sum(ends[:limit]) == n
+    assert not pool("reach", n, limit).step(torch.zeros(n, limit - 1, 4)).truncated_N.any()
+
+
+def test_episode_statistics_tell_once_from_at_the_end() -> None:
+    env = pool("reach", 4, 12)
+    goal = torch.from_numpy(env.batch.bind("mocap_pos"))
+    tcp = env.view.tcp_pos.clone()
+    goal[:, 0] = tcp + torch.tensor([0.5, 0.0, 0.0])
+    goal[:2, 0] = tcp[:2]
+    env.step(torch.zeros(4, 3, 4))
+    goal[1, 0, 2] = 2.0  # env 1 loses what it had, env 0 keeps it
+    goal[2, 0] = env.view.tcp_pos[2]
+    step = env.step(torch.zeros(4, 9, 4))
+    assert step.episodes.success_once_M.tolist() == [True, True, True, False]
+    assert step.episodes.success_at_end_M.tolist() == [True, False, True, False]
+    assert step.info["success"].tolist() == [True, False, True, False]
+
+
+def test_a_returned_observation_stays_what_it_was() -> None:
+    env = pool("lift", 2, 3)
+    first = env.reset(seed=0)
+    kept = {key: value.clone() for key, value in first.items()}
+    for _ in range(4):
+        env.step(torch.ones(2, 4))
+    torch.testing.assert_close(first, kept, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("sim", [{}, RANDOMIZATION], ids=["plain", "randomised"])
+def test_continues_exactly_from_its_state(sim: dict) -> None:
+    n, plan = 4, actions([0, 1, 2, 3], 30, 4)
+    env = pool("lift", n, 9, sim=sim, stagger=True, seed=3)
+    for t in range(13):
+        env.step(plan[:, t])
+    state = {key: value.clone() for key, value in env.state_dict().items()}
+    obs = env.observe()
+    expected = [env.step(plan[:, t]) for t in range(13, 26)]
+
+    other = pool("lift", n, 9, sim=sim, seed=99)
+    other.step(plan[:, 0])
+    for resumed in (other, env):  # a fresh pool, and the same one going back
+        resumed.load_state_dict(state)
+        torch.testing.assert_close(resumed.observe(), obs, rtol=0, atol=0)
+        for before, t in zip(expected, range(13, 26), strict=True):
+            after = resumed.step(plan[:, t])
+            assert_same(before, after)
+            torch.testing.assert_close(before.episodes.return_M, after.episodes.return_M, rtol=0, atol=0)
+            assert before.episodes.length_M.tolist() == after.episodes.length_M.tolist()
+
+
+def test_a_foreign_state_is_refused_whole() -> None:
+    env, larger = pool("lift", 2), pool("lift", 3)
+    plain, randomised = env.state_dict(), pool("lift", 2, sim=RANDOMIZATION)
+    before = {key: value.clone() for key, value in randomised.state_dict().items()}
+    with pytest.raises(ValueError, match=r"'physics': got shape \(2, .*needed shape \(3, "):
+        larger.load_state_dict(plain)
+    with pytest.raises(ValueError, match=r"'model/.*': got nothing"):
+        randomised.load_state_dict(plain)
+    torch.testing.assert_close(randomised.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (torch.zeros(2, 4), r"got shape \(2, 4\), needed \[3, E, 4\]"),
+        (torch.zeros(3, 5), r"got shape \(3, 5\)"),
+        (torch.zeros(3, 2, 7), r"got shape \(3, 2, 7\)"),
+        (torch.zeros(3, 0, 4), r"got shape \(3, 0, 4\)"),
+        (torch.zeros(4), r"got shape \(4,\)"),
+        (torch.tensor([0.0, np.nan, 0.0, 0.0]).repeat(3, 1), r"NaN or infinite in env \[0, 1, 2\]"),
+        (torch.diag(torch.tensor([0.0, 0.0, np.inf]))[:, [0, 1, 2, 2]], r"NaN or infinite in env \[2\]"),
+    ],
+)
+def test_a_bad_action_raises_and_changes_nothing(action: Tensor, message: str) -> None:
+    env = pool("lift", 3)
+    env.step(torch.ones(3, 4))
+    before = {key: value.clone() for key, value in env.state_dict().items()}
+    with pytest.raises(ValueError, match=message):
+        env.step(action)
+    torch.testing.assert_close(env.state_dict(), before, rtol=0, atol=0)
+
+
+def test_actions_beyond_one_are_clipped() -> None:
+    a, b = pool("reach", 2), pool("reach", 2)
+    assert_same(a.step(torch.full((2, 4), 7.0)), b.step(torch.ones(2, 4)))
+
+
+def test_bad_options_are_named() -> None:
+    with pytest.raises(ValueError, match=r"num_envs: got 0, allowed: 1 or more"):
+        pool("reach", 0)
+    with pytest.raises(UserError, match=r"unknown task 'pickplace'. Did you mean 'pick_place'"):
+        make_pool("pickplace", {}, num_envs=1)
+    with pytest.raises(UserError, match=r"Did you mean 'task.reach.max_episode_steps'"):
+        make_pool("reach", {"max_episode_step": 5}, num_envs=1)
+    with pytest.raises(UserError, match=r"control.mode: got 'ee_deltas', allowed: ee_delta, joint_delta"):
+        pool("reach", 1, config={"control": {"mode": "ee_deltas"}})
+    with pytest.raises(ValueError, match=r"control_dt_s: got 0.004, allowed: multiples of the physics step"):
+        pool("reach", 1, config={"control_dt_s": 0.004})
+    with pytest.raises(ValueError, match="max_episode_steps: got 0"):
+        pool("reach", 1, 0)
+
+
+def test_every_control_step_can_be_watched() -> None:
+    env = pool("reach", 2, 6)
+    times = []
+    env.on_control_step = lambda watched: times.append(float(watched.batch.bind("time")[0]))
+    env.step(torch.zeros(2, 4, 4))
+    env.step(torch.zeros(2, 4, 4))
+    np.testing.assert_allclose(times, 0.05 * np.arange(1, 7))  # the last two actions were not executed
