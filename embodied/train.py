@@ -94,6 +94,7 @@ class Session:
         self.config, self.run_dir, self.runtime = config, run_dir, runtime
         self.writer, self.progress, self.start_s = writer, progress, start_s
         self.interrupted = False
+        self.trained_s = 0.0  # wall_s when training ended
         self.eval_success: float | None = None
         self.saved_at_s = time.monotonic()
         self.saved_steps = -1 if runtime.iteration == 0 else runtime.env_steps
@@ -119,7 +120,7 @@ class Session:
                     self.progress.message(f"an evaluation reached {self.eval_success:.1%}: stop_at_success={goal}")
                     break
             self.interrupted = stop.is_set()
-        self.wall_s_of_training = self.wall_s
+        self.trained_s = self.wall_s
         self.save()
 
     def record(self, iteration: Iteration) -> None:
@@ -136,7 +137,7 @@ class Session:
                 f"eval/{key}": iteration.evaluation[key] for key in ("success_once", "success_at_end", "return_mean")
             }
             steps = iteration.evaluation["env_steps"]
-            write_json(self.run_dir / "eval" / f"step_{steps}.json", iteration.evaluation)
+            write_json(self.run_dir / "eval" / f"train_{steps}.json", iteration.evaluation)
         self.writer.write(row)
         rate = iteration.metrics.get("perf/env_steps_per_s", 0.0)
         success = iteration.metrics.get("rollout/success_at_end")
@@ -163,7 +164,7 @@ class Session:
         result: dict[str, Any] = {
             "run": str(self.run_dir),
             "env_steps": self.runtime.env_steps,
-            "wall_s": round(self.wall_s_of_training, 3),
+            "wall_s": round(self.trained_s, 3),
             "iterations": self.runtime.iteration,
             "eval": None,
         }

@@ -72,7 +72,7 @@ def test_metrics_have_the_contracts_keys_and_run_forward(trained: tuple[Path, Ou
 
 def test_evaluations_during_training_are_kept(trained: tuple[Path, Outcome]) -> None:
     run_dir, _ = trained
-    files = sorted((run_dir / "eval").glob("step_*.json"))
+    files = sorted((run_dir / "eval").glob("train_*.json"))
     assert files
     evaluation = json.loads(files[0].read_text())
     assert set(evaluation) >= EVAL
