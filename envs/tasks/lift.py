@@ -65,10 +65,12 @@ class Lift(Task):
 
     def rewards(self) -> dict[str, Tensor]:
         grasped = self.view.grasped("cube")
+        height = ((self.cube[:, 2] - self.config.cube_half_m) / 0.08).clamp(0, 1)
         return {
-            "reach": 0.15 * near((self.cube - self.view.tcp_pos).norm(dim=-1), 0.15),
-            "grasp": 0.1 * grasped,
-            "carry": 0.5 * grasped * progress(self._goal_distance(), 0.4),
+            "reach": 0.1 * near((self.cube - self.view.tcp_pos).norm(dim=-1), 0.15),
+            "grasp": 0.05 * grasped,
+            "lift": 0.2 * grasped * height,
+            "carry": 0.4 * grasped * progress(self._goal_distance(), 0.3),
             "at_goal": 0.25 * self.success(),
         }
 

@@ -80,21 +80,19 @@ class PickPlace(Task):
         """The cube is between the walls: above the tray's floor with its centre under the walls' upper edge."""
         return self._above() & (self.cube[:, 2] < self.config.wall_m)
 
-    def _path_left(self) -> Tensor:
-        """Length of the way over the wall that is left for the cube, metres [N]."""
-        horizontal = (self.cube - self.tray)[:, :2].norm(dim=-1)
-        climb = (self.config.carry_m - self.cube[:, 2]).clamp(min=0)
-        return horizontal + torch.where(self._above(), 0.0, climb)
-
     def rewards(self) -> dict[str, Tensor]:
-        inside, grasped = self._inside(), self.view.grasped("cube")
-        carrying = grasped & ~inside
+        config, inside, grasped = self.config, self._inside(), self.view.grasped("cube")
+        reach = near((self.cube - self.view.tcp_pos).norm(dim=-1), 0.15)
+        height = ((self.cube[:, 2] - config.cube_half_m) / (config.carry_m - config.cube_half_m)).clamp(0, 1)
+        height = torch.where(self._above(), 1.0, height)
+        across = progress((self.cube - self.tray)[:, :2].norm(dim=-1), 0.45)
         opened = self.view.finger_qpos.sum(-1) / 0.08
         return {
-            "reach": 0.1 * torch.where(inside, 1.0, near((self.cube - self.view.tcp_pos).norm(dim=-1), 0.15)),
-            "grasp": 0.1 * (grasped | inside),
-            "carry": 0.3 * torch.where(carrying, progress(self._path_left(), 0.6), inside.double()),
-            "release": 0.2 * inside * opened,
+            "reach": 0.1 * torch.where(inside, 1.0, reach),
+            "grasp": 0.05 * (grasped | inside),
+            "lift": 0.15 * torch.where(inside, 1.0, grasped * height),
+            "carry": 0.3 * torch.where(inside, 1.0, grasped * height * across),
+            "release": 0.1 * inside * opened,
             "placed": 0.3 * self.success(),
         }
 

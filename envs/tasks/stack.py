@@ -72,23 +72,21 @@ class Stack(Task):
         on_table = (self.base[:, 2] - self.config.base_half_m).abs() < 0.01
         return (offset[:, :2].norm(dim=-1) < self.config.base_half_m) & (offset[:, 2].abs() < 0.008) & on_table
 
-    def _path_left(self) -> Tensor:
-        """Length of the way up and over to the top of the blue cube, metres [N]."""
-        offset = self._top() - self.cube
-        horizontal = offset[:, :2].norm(dim=-1)
-        over = horizontal < self.config.base_half_m
-        climb = (offset[:, 2] + 0.03).clamp(min=0)
-        return horizontal + torch.where(over, offset[:, 2].abs(), climb + 0.03)
-
     def rewards(self) -> dict[str, Tensor]:
         on_base, grasped = self._on_base(), self.view.grasped("cube")
-        opened = self.view.finger_qpos.sum(-1) / 0.08
         reach = near((self.cube - self.view.tcp_pos).norm(dim=-1), 0.15)
+        offset = self.cube - self._top()
+        over = offset[:, :2].norm(dim=-1) < self.config.base_half_m
+        height = ((self.cube[:, 2] - self.config.cube_half_m) / (2 * self.config.base_half_m + 0.02)).clamp(0, 1)
+        height = torch.where(over, 1.0, height)
+        across = progress(offset.norm(dim=-1), 0.4)
+        opened = self.view.finger_qpos.sum(-1) / 0.08
         return {
             "reach": 0.1 * torch.where(on_base, 1.0, reach),
-            "grasp": 0.1 * (grasped | on_base),
-            "carry": 0.3 * torch.where(on_base, 1.0, grasped * progress(self._path_left(), 0.6)),
-            "release": 0.2 * on_base * opened,
+            "grasp": 0.05 * (grasped | on_base),
+            "lift": 0.15 * torch.where(on_base, 1.0, grasped * height),
+            "carry": 0.3 * torch.where(on_base, 1.0, grasped * height * across),
+            "release": 0.1 * on_base * opened,
             "stacked": 0.3 * self.success(),
         }
 
