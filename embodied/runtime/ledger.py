@@ -60,6 +60,7 @@ class Ledger:
         self._leases: dict[int, Ticket] = {}
         self._given: Counter[tuple[int, int]] = Counter()  # tickets of the batch in the making, per group; staleness 0
         self._wakes = 0
+        self._waiting = 0
         self._closed = False
 
     @property
@@ -76,6 +77,11 @@ class Ledger:
     def in_flight(self) -> int:
         return len(self._leases)
 
+    @property
+    def waiting(self) -> int:
+        """How many are inside ``acquire`` now: they go on when a batch has been consumed, not before."""
+        return self._waiting
+
     def try_acquire(self, worker: int, incarnation: int = 0, group: int = 0) -> Ticket | None:
         """A ticket, or None if there is no room now or the ledger is closed."""
         with self._changed:
@@ -87,11 +93,13 @@ class Ledger:
         """Wait for a ticket; None on timeout, ``wake`` or ``close``."""
         with self._changed:
             wakes = self._wakes
+            self._waiting += 1
             ticket = self._try_acquire(worker, incarnation, group)
             while ticket is None and not self._closed and self._wakes == wakes:
                 if not self._changed.wait(timeout_s):
-                    return None
+                    break
                 ticket = self._try_acquire(worker, incarnation, group)
+            self._waiting -= 1
             return ticket
 
     def deliver(self, ticket: Ticket) -> bool:

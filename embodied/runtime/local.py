@@ -79,9 +79,9 @@ class LocalRuntime(LoopRuntime):
             raise RuntimeError("the runtime was closed while it iterated") from None
 
     def _learn(self, batch: list[Fragment]) -> Metrics:
-        threads.use(self.budget.learner)
         self._say("learner", f"learns from batch {self.learner.iteration}")
-        metrics = self.learner.learn(batch)
+        with threads.borrowing(self.budget.learner, self.budget.learner_alone, self._others_idle):
+            metrics = self.learner.learn(batch)
         self._say("learner", f"hands on the metrics of batch {self.learner.iteration - 1}")
         return metrics
 
@@ -115,6 +115,10 @@ class LocalRuntime(LoopRuntime):
         assert self._supervisor is not None
         return self._supervisor
 
+    def _others_idle(self) -> bool:
+        judging = self._evaluating and self._results.empty()
+        return not judging and self.ledger.waiting == len(self.workers)
+
     def _say(self, part: str, doing: str) -> None:
         self._running.board.set(part, doing)
 
@@ -147,8 +151,8 @@ class LocalRuntime(LoopRuntime):
         resting = set(range(len(worker.cursors)))
         while not self._running.stopping.is_set():
             for group in sorted(resting):
-                if self._snapshot is not None:
-                    self._snapshot.take(worker, group)
+                if (snapshot := self._snapshot) is not None:
+                    snapshot.take(worker, group)
                 all_rest = len(resting) == len(worker.cursors)
                 if all_rest:
                     self._say(name, f"waits for the learner to consume batch {self.ledger.version}")

@@ -7,28 +7,36 @@ Policy, on C cores:
 
 - Phases alternate (sync, or local with max_staleness=0): simulation, inference and learning use all C cores.
 - They overlap (local with max_staleness>0): the simulator has C threads, fixed when a VecEnv is built, and yields to
-  whoever computes; the learner has max(1, C // 2), the actor server max(1, C // 4). With a GPU the learner and the
-  actor server need one thread each to feed it.
+  whoever computes; the learner has max(1, C // 2), the actor server max(1, C // 4). When every env worker waits for
+  the learner, which it does until the update ends, the learner takes their cores too (``borrowing``). With a GPU the
+  learner and the actor server need one thread each to feed it.
 - An evaluation that runs beside training has one thread.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from embodied.runtime.api import RuntimeConfig
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadBudget:
-    """Threads of: each VecEnv of a worker, the actor server, the learner, the evaluator (its VecEnv and torch)."""
+    """Threads of: each VecEnv of a worker, the actor server, the learner, the learner while nobody else computes, the
+    evaluator (its VecEnv and torch)."""
 
     sim: int
     actor: int
     learner: int
+    learner_alone: int
     evaluator: int
 
 
@@ -54,6 +62,7 @@ def plan(config: RuntimeConfig, device: torch.device, cores: int | None = None) 
         sim=config.sim_threads or max(1, cores // config.num_workers),
         actor=config.actor_threads or actor,
         learner=config.learner_threads or learner,
+        learner_alone=config.learner_threads or (1 if on_gpu else cores),
         evaluator=cores if config.name == "sync" else 1,
     )
 
@@ -66,3 +75,24 @@ def use(num_threads: int) -> None:
     """
     torch.get_num_threads()
     torch.set_num_threads(num_threads)
+
+
+@contextmanager
+def borrowing(own: int, everything: int, others_idle: Callable[[], bool]) -> Iterator[None]:
+    """``own`` threads for the calling thread, ``everything`` from the first optimiser step on that finds others idle.
+
+    Asks after every step of any torch optimiser in this thread, so it works with every algorithm.
+    """
+    owner = threading.get_ident()
+
+    def after_step(*_: Any) -> None:
+        if threading.get_ident() == owner:
+            use(everything if others_idle() else own)
+
+    use(own)
+    hook = register_optimizer_step_post_hook(after_step)
+    try:
+        yield
+    finally:
+        hook.remove()
+        use(own)

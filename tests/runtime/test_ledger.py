@@ -153,8 +153,10 @@ def test_wake_and_close_end_a_wait() -> None:
         thread = threading.Thread(target=lambda: results.append(ledger.acquire(0)))
         thread.start()
         time.sleep(0.05)
+        assert ledger.waiting == 1
         end()
         thread.join(5)
+        assert ledger.waiting == 0
         assert not thread.is_alive()
     assert results == [None, None]
     assert ledger.acquire(0, timeout_s=0.01) is None

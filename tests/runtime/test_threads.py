@@ -47,9 +47,26 @@ def test_phases_that_overlap_leave_cores_to_the_simulator(cores: int) -> None:
 
 def test_overrides_win_and_a_gpu_needs_one_thread() -> None:
     config = RuntimeConfig(name="local", max_staleness=1, sim_threads=3, actor_threads=2, learner_threads=5)
-    assert threads.plan(config, CPU, cores=2) == threads.ThreadBudget(3, 2, 5, 1)
+    assert threads.plan(config, CPU, cores=2) == threads.ThreadBudget(3, 2, 5, 5, 1)
     budget = threads.plan(RuntimeConfig(name="local", max_staleness=1), CUDA, cores=16)
     assert (budget.actor, budget.learner) == (1, 1)
+
+
+def test_learner_borrows_cores_only_while_the_others_are_idle() -> None:
+    weight = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    idle, seen = [False, True, True, False], []
+    answers = iter(idle)
+    with threads.borrowing(1, 3, lambda: next(answers)):
+        for _ in idle:
+            optimizer.step()
+            seen.append(torch.get_num_threads())
+        other = threading.Thread(target=optimizer.step)  # another thread's steps do not count
+        other.start()
+        other.join()
+    assert seen == [1, 3, 3, 1]
+    optimizer.step()
+    assert torch.get_num_threads() == 1
 
 
 def test_groups_are_even_and_never_empty() -> None:
