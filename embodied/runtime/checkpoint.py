@@ -1,8 +1,8 @@
 """Checkpoints that survive crashes, full disks and bit rot.
 
     <run dir>/checkpoints/
-        step_000000200000/   policy.pt  algorithm.pt  runtime.pt  manifest.json (size and SHA-256 of each)
-        last -> step_000000200000
+        step_200000/   policy.pt  algorithm.pt  runtime.pt  manifest.json (size and SHA-256 of each)
+        last -> step_200000
 
 Timeline of ``save``: write everything into a hidden folder beside, flush it to the disk, rename the folder, swap the
 link ``last``, delete the oldest. Whatever goes wrong before the rename leaves the earlier checkpoints as they were and
@@ -60,7 +60,7 @@ def save(run_dir: Path, env_steps: int, state: Mapping[str, Any], keep: int = 3)
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in folder.glob(".saving-*"):  # of a process that was killed
         shutil.rmtree(leftover, ignore_errors=True)
-    final = folder / f"step_{env_steps:012d}"
+    final = folder / f"step_{env_steps}"
     hidden = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
     try:
         files = {f"{key}.pt": _write(hidden / f"{key}.pt", _serialize(value)) for key, value in state.items()}

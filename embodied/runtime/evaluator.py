@@ -8,7 +8,6 @@ and it is free; in a sync run it is pumped between iterations.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.protocols import Policy, VecEnv
+from embodied.core.statistics import wilson_interval
 from embodied.core.types import EpisodeStats
 from embodied.runtime.api import RuntimeConfig
 
@@ -64,14 +64,6 @@ def summary(stats: EpisodeStats, task: str, seed: int) -> dict[str, Any]:
         "episode_length_mean": float(stats.length_M.float().mean()),
         "seed": seed,
     }
-
-
-def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """Score interval of a proportion (E. B. Wilson, JASA 22, 1927); this z is 95%."""
-    rate, z2 = successes / trials, z * z
-    centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
-    half = z * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials * trials)) / (1 + z2 / trials)
-    return (centre - half if successes > 0 else 0.0), (centre + half if successes < trials else 1.0)
 
 
 class Evaluator:

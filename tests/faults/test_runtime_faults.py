@@ -199,8 +199,8 @@ def test_corrupt_checkpoint_gives_way_to_the_one_before(
     assert found is not None
     assert found.env_steps == 10
     assert float(found.state["policy"]["w"][0]) == 10.0
-    assert "step_000000000020" in caplog.text
-    damage(tmp_path / "checkpoints/step_000000000010" / file, how)
+    assert "step_20" in caplog.text
+    damage(tmp_path / "checkpoints/step_10" / file, how)
     with pytest.raises(UserError, match="corrupt"):
         checkpoint.load_latest(tmp_path)
 
@@ -247,7 +247,7 @@ def test_disk_without_any_room_is_an_enospc_error(tmp_path: Path, monkeypatch: p
     with pytest.raises(OSError, match="No space left"):
         save(tmp_path, 20)
     monkeypatch.undo()
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["last", "step_000000000010"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["last", "step_10"]
 
 
 KILLED = """

@@ -65,7 +65,7 @@ def test_none_where_nothing_was_saved(tmp_path: Path) -> None:
 def test_keeps_the_newest_in_order_of_steps(tmp_path: Path) -> None:
     for env_steps in (9, 100, 20_000, 3_000_000):
         checkpoint.save(tmp_path, env_steps, make_state(env_steps), keep=3)
-    assert steps(tmp_path) == ["last", "step_000000000100", "step_000000020000", "step_000003000000"]
+    assert steps(tmp_path) == ["last", "step_100", "step_20000", "step_3000000"]
     found = checkpoint.load_latest(tmp_path)
     assert found is not None
     assert found.env_steps == 3_000_000
@@ -77,7 +77,7 @@ def test_same_step_again_replaces(tmp_path: Path) -> None:
     found = checkpoint.load_latest(tmp_path)
     assert found is not None
     assert float(found.state["policy"]["weight"][0, 0]) == 2.0
-    assert steps(tmp_path) == ["last", "step_000000000005"]
+    assert steps(tmp_path) == ["last", "step_5"]
 
 
 def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:

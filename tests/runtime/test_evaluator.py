@@ -8,7 +8,6 @@ from torch import Tensor
 
 from embodied.core.types import Timestep
 from embodied.runtime import evaluate
-from embodied.runtime.evaluator import wilson_interval
 from tests.runtime.builders import make_policy
 from tests.runtime.point_env import PointEnv
 
@@ -54,10 +53,3 @@ def test_depends_on_the_seed_alone() -> None:
     results = [evaluate(policy, env, 6, seed) for env, seed in ((PointEnv(6), 1), (used, 1), (PointEnv(6), 2))]
     assert results[0] == results[1]
     assert results[0] != results[2]
-
-
-def test_wilson_interval_by_hand() -> None:
-    low, high = wilson_interval(8, 10)
-    assert (round(low, 4), round(high, 4)) == (0.4902, 0.9433)
-    assert wilson_interval(0, 10)[0] == 0.0
-    assert wilson_interval(10, 10)[1] == 1.0

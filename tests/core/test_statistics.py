@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embodied.report.statistics import wilson_interval
+from embodied.core.statistics import wilson_interval
 
 
 @pytest.mark.parametrize(
