@@ -40,14 +40,29 @@ def cube_privileged(view: View, name: str) -> dict[str, Tensor]:
     }
 
 
-def move_towards(view: View, target: Tensor, control: ControlConfig, gripper: Tensor, gain: float = 2.0) -> Tensor:
+def held(view: View, name: str) -> Tensor:
+    """The cube is grasped and squeezed: the fingers' target is beyond its surface, bool [N]. Lifted earlier it slips."""
+    return view.grasped(name) & (view.finger_target < 0.0).squeeze(-1)
+
+
+def move_towards(
+    view: View,
+    target: Tensor,
+    control: ControlConfig,
+    gripper: Tensor,
+    gain: float = 2.0,
+    limit: Tensor | float = 1.0,
+) -> Tensor:
     """Expert action [N, A] that drives the tool centre point to target [N, 3] with gripper command [N].
 
     Only for ``ee_delta``; a proportional step, because the arm covers part of a displacement in one control step.
+    limit: greatest arm action, [N] or a number; what is held fast slips when it is moved fast.
     """
     if control.mode != "ee_delta":
         raise ValueError(f"control.mode: the scripted experts need ee_delta, got '{control.mode}'")
-    step = ((target - view.tcp_pos) * gain / control.delta_m).clamp(-1, 1)
+    step = (target - view.tcp_pos) * gain / control.delta_m
+    limit = torch.as_tensor(limit, dtype=step.dtype).reshape(-1, 1)
+    step = step.clamp(-limit, limit)
     yaw = [torch.zeros(len(target), 1, dtype=step.dtype)] if control.rotation else []
     return torch.cat([step, *yaw, gripper.to(step.dtype).unsqueeze(-1)], dim=-1).float()
 

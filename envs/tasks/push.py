@@ -84,14 +84,20 @@ class Push(Task):
         return (self._goal_distance() < self.config.success_m) & on_table
 
     def expert(self) -> Tensor:
-        tcp, behind = self.view.tcp_pos, self._behind()
-        offset = tcp - behind
-        in_line = offset[:, :2].norm(dim=-1) < 0.02
-        low = tcp[:, 2] < 0.035
-        above = torch.cat([behind[:, :2], torch.full_like(behind[:, 2:], 0.11)], dim=-1)
-        target = torch.where((in_line | (low & (offset[:, :2].norm(dim=-1) < 0.04))).unsqueeze(-1), behind, above)
-        pushing = low & (offset[:, :2].norm(dim=-1) < 0.04)
-        step = torch.cat([(self.goal - self.cube)[:, :2] * 0.7, torch.zeros_like(tcp[:, 2:])], dim=-1)
-        target = torch.where(pushing.unsqueeze(-1), behind + step, target)
-        target = torch.where((self._goal_distance() < 0.015).unsqueeze(-1), tcp, target)
+        tcp, cube = self.view.tcp_pos, self.cube
+        to_goal = (self.goal - cube)[:, :2]
+        distance = to_goal.norm(dim=-1, keepdim=True)
+        direction = to_goal / distance.clamp(min=1e-6)
+        offset = (tcp - cube)[:, :2]
+        along = (offset * direction).sum(-1, keepdim=True)
+        across = offset - along * direction
+        start = cube[:, :2] - direction * 0.06
+        low, high = tcp[:, 2:] < 0.03, tcp[:, 2:] > 0.08
+        behind = (along < -0.03) & (across.norm(dim=-1, keepdim=True) < 0.03)
+        over_start = (tcp[:, :2] - start).norm(dim=-1, keepdim=True) < 0.02
+        push = tcp[:, :2] - across + direction * distance.clamp(max=0.014)
+        horizontal = torch.where(low & behind, push, torch.where(high | over_start, start, tcp[:, :2]))
+        height = torch.where(low & behind | over_start, 0.014, 0.11)
+        done = (distance < 0.012) & ((cube[:, 2:] - self.config.cube_half_m).abs() < 0.01)
+        target = torch.where(done, tcp, torch.cat([horizontal, height], dim=-1))
         return move_towards(self.view, target, self.config.control, gripper=-torch.ones(len(tcp)))

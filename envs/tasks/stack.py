@@ -12,7 +12,7 @@ from envs.registry import TASKS
 from envs.scene import BLUE, RED, add_cube
 from envs.seeding import EpisodeRng
 from envs.tasks.base import Task, TaskConfig, View, near, progress
-from envs.tasks.common import arm_state, cube_privileged, cube_state, grasp_move, move_towards, place_cube
+from envs.tasks.common import arm_state, cube_privileged, cube_state, grasp_move, held, move_towards, place_cube
 
 
 @dataclass(frozen=True)
@@ -95,17 +95,18 @@ class Stack(Task):
 
     def expert(self) -> Tensor:
         target, gripper = grasp_move(self.view, "cube", self.config.control)
-        grasped, tcp, top, cube = self.view.grasped("cube"), self.view.tcp_pos, self._top(), self.cube
+        carried, tcp, top, cube = held(self.view, "cube"), self.view.tcp_pos, self._top(), self.cube
         horizontal = (top - cube)[:, :2].norm(dim=-1)
-        over = horizontal < 0.008
-        climbing = cube[:, 2] < top[:, 2] + 0.02
-        up = torch.cat([cube[:, :2], top[:, 2:] + 0.05], dim=-1)
-        across = torch.cat([top[:, :2], top[:, 2:] + 0.04], dim=-1)
-        way = torch.where((climbing & (horizontal > 0.03)).unsqueeze(-1), up, across)
-        way = torch.where(over.unsqueeze(-1), top, way)
-        target = torch.where(grasped.unsqueeze(-1), tcp + way - cube, target)
-        let_go = self._on_base() & (horizontal < 0.015)
+        # up first, then across, and down into a funnel over the blue cube
+        height = top[:, 2] + ((horizontal - 0.004) * 4).clamp(-0.004, 0.05)
+        low = cube[:, 2] < height - 0.02
+        way = torch.where(low.unsqueeze(-1), cube, top)
+        way = torch.cat([way[:, :2], height.unsqueeze(-1)], dim=-1)
+        target = torch.where(carried.unsqueeze(-1), tcp + way - cube, target)
+        let_go = self._on_base() & ((horizontal < 0.012) | ~self.view.grasped("cube"))
         retreat = torch.cat([tcp[:, :2], torch.full_like(tcp[:, 2:], 0.25)], dim=-1)
-        target = torch.where((let_go | (self._on_base() & ~grasped)).unsqueeze(-1), retreat, target)
-        gripper = torch.where(let_go | (self._on_base() & ~grasped), 1.0, gripper)
-        return move_towards(self.view, target, self.config.control, gripper)
+        wait = (self.view.finger_target < 0.03) & self.view.touched("cube").unsqueeze(-1)
+        target = torch.where(let_go.unsqueeze(-1), torch.where(wait, tcp, retreat), target)
+        gripper = torch.where(let_go, 1.0, gripper)
+        limit = torch.where(carried & (horizontal < 0.03), 0.3, torch.where(carried, 0.6, 1.0))
+        return move_towards(self.view, target, self.config.control, gripper, limit=limit)
