@@ -15,7 +15,7 @@ import torch
 from mujoco.batch import Batch
 from torch import Tensor
 
-from envs.robot import HOME_QPOS, ControlConfig, PandaArm
+from envs.robot import FINGER_CLOSED_M, FINGER_OPEN_M, HOME_QPOS, ControlConfig, PandaArm
 from envs.seeding import EpisodeRng
 
 BETWEEN_M = 0.02  # a cube whose centre is this near the tool centre point along every axis is between the fingers
@@ -67,6 +67,10 @@ class View:
     def mocap(self, name: str) -> Tensor:
         """Position of a mocap body, [N, 3]; writable."""
         return self.mocap_pos[:, int(self.model.body(name).mocapid[0])]
+
+    def opening(self) -> Tensor:
+        """How far the fingers are told to open, 0 (closed) to 1 (open), [N]."""
+        return (self.finger_target[:, 0] - FINGER_CLOSED_M) / (FINGER_OPEN_M - FINGER_CLOSED_M)
 
     def grasped(self, name: str) -> Tensor:
         """Whether both finger pads touch the cube ``name`` and it is between them, bool [N].

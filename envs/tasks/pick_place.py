@@ -86,13 +86,12 @@ class PickPlace(Task):
         height = ((self.cube[:, 2] - config.cube_half_m) / (config.carry_m - config.cube_half_m)).clamp(0, 1)
         height = torch.where(self._above(), 1.0, height)
         across = progress((self.cube - self.tray)[:, :2].norm(dim=-1), 0.45)
-        opened = self.view.finger_qpos.sum(-1) / 0.08
         return {
             "reach": 0.1 * torch.where(inside, 1.0, reach),
             "grasp": 0.05 * (grasped | inside),
             "lift": 0.15 * torch.where(inside, 1.0, grasped * height),
             "carry": 0.3 * torch.where(inside, 1.0, grasped * height * across),
-            "release": 0.1 * inside * opened,
+            "release": 0.1 * self._above() * self.view.opening(),
             "placed": 0.3 * self.success(),
         }
 
