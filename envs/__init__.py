@@ -11,7 +11,7 @@ from envs.pool import MujocoPool, SimConfig
 from envs.registry import TASKS
 from envs.tasks import lift, pick_place, push, reach, stack
 
-__all__ = ["TASKS", "MujocoPool", "SimConfig", "make_pool", "lift", "pick_place", "push", "reach", "stack"]
+__all__ = ["TASKS", "MujocoPool", "SimConfig", "lift", "make_pool", "pick_place", "push", "reach", "stack"]
 
 
 register_tasks()

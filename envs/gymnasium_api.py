@@ -1,4 +1,4 @@
-"""The tasks as gymnasium environments: ``embodied/Reach-v0``, ``embodied/PickPlace-v0``, ... Importing ``envs`` registers them.
+"""The tasks as gymnasium environments ``embodied/Reach-v0``, ``embodied/PickPlace-v0``, ...; ``envs`` registers them.
 
     gymnasium.make(id)                   one env; the time limit is gymnasium's TimeLimit wrapper, as everywhere
     gymnasium.make_vec(id, num_envs=n)   the native pool, SAME_STEP autoreset
@@ -18,7 +18,7 @@ is a ValueError that names the nearest.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import mujoco
@@ -103,7 +103,7 @@ class PandaVectorEnv(VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
     num_threads: that step the simulations, 0 for all cores. stagger: first episodes start at different elapsed times.
     """
 
-    metadata = {**METADATA, "autoreset_mode": AutoresetMode.SAME_STEP}
+    metadata: ClassVar[dict[str, Any]] = {**METADATA, "autoreset_mode": AutoresetMode.SAME_STEP}
 
     def __init__(
         self,

@@ -1,0 +1,67 @@
+"""Measure: ``python -m embodied.bench <what> [key=value ...]``
+
+  sim          the pool of environments beside the bare engine and its peers; memory
+  train        training throughput beside what the costs of its parts allow; local beside sync
+  out=<file>   also write the result there, a file that does not exist yet
+  short=true   a quick look: tiny sizes, whose numbers mean nothing
+
+Nothing else should run on the machine meanwhile. What is compared is measured in turns in one process, and every ratio
+is a median over rounds. Last line of stdout: {"what", "machine", "ratios", "rows"}.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embodied.benchmarks import sim, train
+from embodied.benchmarks.measure import Report
+from embodied.command import run_command
+from embodied.core.config import from_mapping, parse_overrides
+from embodied.core.errors import UserError, unknown_name
+from embodied.report.metrics import write_json
+
+BENCHMARKS: dict[str, Callable[[bool], Report]] = {"sim": sim.measure, "train": train.measure}
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What may follow the name of a benchmark."""
+
+    out: str | None = None
+    short: bool = False
+
+
+def bench(argv: Sequence[str]) -> dict[str, Any]:
+    """Run one benchmark. UserError for an unknown one, a bad option or an ``out`` that cannot be written."""
+    if not argv or "=" in argv[0]:
+        raise UserError(f"say what to measure: python -m embodied.bench {'|'.join(sorted(BENCHMARKS))}")
+    if argv[0] not in BENCHMARKS:
+        raise unknown_name("benchmark", argv[0], BENCHMARKS)
+    options = from_mapping(BenchOptions, parse_overrides(argv[1:]))
+    out = None if options.out is None else _new_file(options.out)
+    result = BENCHMARKS[argv[0]](options.short).to_mapping()
+    if out is not None:
+        write_json(out, result)
+    return result
+
+
+def _new_file(name: str) -> Path:
+    """A path for the result; better to complain before measuring for minutes than after."""
+    path = Path(name)
+    if not name.strip() or path.exists():
+        raise UserError(f"out={name} {'exists' if name.strip() else 'is empty'}; give a file that does not exist yet")
+    if not path.parent.is_dir():
+        raise UserError(f"out={name}: there is no directory {path.parent}")
+    return path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_command(bench, __doc__, sys.argv[1:] if argv is None else argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What ``python -m embodied.bench`` can measure, one module for each subject."""

@@ -1,0 +1,112 @@
+"""How things are measured: in turns, so that ratios survive a machine on which other things run.
+
+round 1: a b c   round 2: a b c   ...      a ratio is the median over rounds of a / b within a round
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from statistics import median
+from typing import Any
+
+from embodied.runtime import threads
+
+Rounds = dict[str, list[float]]
+PACKAGES = ("mujoco", "torch", "gymnasium", "envpool", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured number, with everything that it depends on."""
+
+    name: str
+    value: float
+    unit: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Report:
+    """Result of a benchmark as it grows; each row is told on stderr when it is known."""
+
+    what: str
+    ratios: dict[str, float] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+
+    def add(self, name: str, value: float, unit: str, **settings: Any) -> None:
+        self.rows.append(Row(name, _rounded(value), unit, settings))
+        note(f"{name:40s} {value:14,.4g} {unit}")
+
+    def ratio(self, name: str, value: float) -> None:
+        self.ratios[name] = _rounded(value)
+        note(f"{name:40s} {value:14,.4g}")
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The contract's result: what, machine, ratios, rows."""
+        return {
+            "what": self.what, "machine": machine(), "ratios": self.ratios, "rows": [asdict(row) for row in self.rows]
+        }  # fmt: skip
+
+
+def in_turns(measures: Mapping[str, Callable[[], float]], rounds: int) -> Rounds:
+    """Each measure once a round, in order; the first round warms up and does not count."""
+    results: Rounds = {name: [] for name in measures}
+    for number in range(rounds + 1):
+        for name, measure in measures.items():
+            value = measure()
+            if number > 0:
+                results[name].append(value)
+    return results
+
+
+def paired(numerators: Sequence[float], denominators: Sequence[float]) -> float:
+    """Median over rounds of the ratio within a round."""
+    return median(a / b for a, b in zip(numerators, denominators, strict=True))
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Wall-clock seconds that ``work`` takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def machine() -> dict[str, Any]:
+    """The machine and the software that were measured. load_1min: mean number of busy processes in the last minute."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "cpu": _cpu_model(),
+        "cores": threads.available_cores(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "load_1min": round(os.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")

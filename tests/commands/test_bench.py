@@ -1,0 +1,124 @@
+"""The bench command: its result, its ratios, and that what it compares is the same work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mujoco.batch import Batch
+
+from embodied import bench
+from embodied.benchmarks import train
+from embodied.benchmarks.measure import in_turns, paired
+from embodied.benchmarks.sim import Replay
+from embodied.benchmarks.train import Bound, Costs
+from envs import make_pool
+from tests.commands.helpers import SMALL, run
+
+SIM_RATIOS = {
+    "pool_over_engine_1024", "pool_flatness_256_8192", "pool_over_envpool", "pool_over_async_vector_env", "rss_gb_4096",
+}  # fmt: skip
+
+
+@pytest.mark.slow(reason="starts processes for AsyncVectorEnv and for the memory of a pool")
+def test_bench_sim_reports_every_ratio(tmp_path: Path) -> None:
+    outcome = run(bench.main, ["sim", "short=true", f"out={tmp_path / 'sim.json'}"])
+    assert outcome.code == 0, outcome.stderr
+    result = outcome.result
+    assert set(result) == {"what", "machine", "ratios", "rows"}
+    assert SIM_RATIOS - {"pool_over_envpool"} <= set(result["ratios"]) <= SIM_RATIOS
+    assert all(value > 0 for value in result["ratios"].values())
+    assert 0.1 < result["ratios"]["rss_gb_4096"] < 2
+    assert result["machine"]["cores"] >= 1
+    assert all(set(row) == {"name", "value", "unit", "settings"} for row in result["rows"])
+    assert json.loads((tmp_path / "sim.json").read_text()) == result
+
+
+@pytest.mark.slow(reason="trains six times, a few steps each")
+def test_bench_train_reports_the_bound_and_how_it_was_measured() -> None:
+    outcome = run(bench.main, ["train", "short=true"])
+    assert outcome.code == 0, outcome.stderr
+    result = outcome.result
+    assert set(result["ratios"]) == {"train_over_bound", "local_over_sync"}
+    rows = {row["name"]: row for row in result["rows"]}
+    assert {f"{part}_alone_{how}" for part in train.PARTS for how in ("one_thread", "all_cores")} <= set(rows)
+    assert rows["bound"]["settings"]["definition"]
+    assert rows["train_local"]["settings"]["task"] == "pick_place"
+    assert rows["train_local"]["settings"]["policy"] == "flow"
+    assert rows["train_one_thread"]["settings"]["sim_threads"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "say what to measure"),
+        (["short=true"], "say what to measure"),
+        (["simm"], "unknown benchmark 'simm'. Did you mean 'sim'?"),
+        (["sim", "shrt=true"], "Did you mean 'short'?"),
+        (["sim", "short=3"], "short: got 3, allowed is true or false"),
+        (["sim", "out=no/such/folder/x.json"], "no directory no/such/folder"),
+    ],
+)
+def test_bad_input_exits_with_2_before_anything_is_measured(words: list[str], message: str) -> None:
+    outcome = run(bench.main, words)
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert message in outcome.stderr
+    assert len(outcome.stderr.splitlines()) == 1
+
+
+def test_a_result_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text("mine")
+    outcome = run(bench.main, ["sim", f"out={path}"])
+    assert outcome.code == 2
+    assert "exists" in outcome.stderr
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_bare_engine_computes_what_the_pool_computed(persistent: bool) -> None:
+    pool = make_pool("pick_place", {}, num_envs=4, num_threads=1)
+    replay = Replay(pool, 6)
+    batch = Batch(pool.model, 4, 1, persistent=persistent)
+    for _ in range(2):
+        assert replay.pool_speed() > 0
+        assert replay.engine_speed(batch) > 0
+        np.testing.assert_allclose(batch.bind("qpos"), pool.batch.bind("qpos"), atol=1e-9)
+
+
+def test_measures_take_turns_and_ratios_are_of_the_same_round() -> None:
+    calls: list[str] = []
+
+    def measure(name: str, values: list[float]) -> float:
+        calls.append(name)
+        return values[sum(call == name for call in calls) - 1]
+
+    # The machine gets four times slower after the first round that counts.
+    fast, slow = [9.0, 8.0, 2.0, 2.2], [9.0, 4.0, 1.0, 1.0]
+    rounds = in_turns({"a": lambda: measure("a", fast), "b": lambda: measure("b", slow)}, rounds=3)
+    assert calls == ["a", "b"] * 4
+    assert rounds == {"a": fast[1:], "b": slow[1:]}
+    assert paired(rounds["a"], rounds["b"]) == 2.0
+
+
+def test_bound_by_hand() -> None:
+    """1,000 env steps; one thread needs 6 + 1 + 3 s; two threads do the parts in 3.2 + 0.6 + 2 s."""
+    one = Costs(1000, 10.5, {"sim": 6.0, "infer": 1.0, "learn": 3.0})
+    two = Costs(1000, 6.0, {"sim": 3.2, "infer": 0.6, "learn": 2.0})
+    bound = Bound.of(one, two, cores=2)
+    assert bound.overlapped_s == pytest.approx(5.0e-3)  # 10 s of work on 2 cores
+    assert bound.alternating_s == pytest.approx(5.8e-3)
+    assert bound.speed == pytest.approx(200.0)
+    many = Bound.of(one, two, cores=8)
+    assert many.overlapped_s == pytest.approx(3.2e-3)  # the simulator alone takes that long
+
+
+def test_costs_of_a_run_are_those_after_the_warmup() -> None:
+    words = dict(word.split("=", 1) for word in SMALL if "hidden" not in word and not word.startswith("eval"))
+    overrides = {key: int(value) if value.isdigit() else value for key, value in words.items()}
+    costs = train.run(overrides, train.Sizes(warmup=1, iterations=2, rounds=1))
+    assert costs.env_steps == 2 * 8 * 8  # iterations x envs x decisions of one step
+    assert all(busy > 0 for busy in costs.busy_s.values())
+    assert sum(costs.busy_s.values()) < costs.wall_s
