@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from embodied.core.protocols import Algorithm
 from embodied.core.registry import Registry
 
-ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm")
+ALGORITHMS: Registry[Callable[..., Algorithm]] = Registry("algorithm")
+"""Builders called as ``build(policy, config, seed=, device=)``, config an instance of the entry's dataclass."""
