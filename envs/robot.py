@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from mujoco.batch import Batch
 
-HOME_QPOS = np.array([0, np.pi / 8, 0, -5 * np.pi / 8, 0, 3 * np.pi / 4, np.pi / 4])  # gripper down, tcp (0.615, 0, 0.17)
+# Gripper down, tool centre point at (0.615, 0, 0.17).
+HOME_QPOS = np.array([0, np.pi / 8, 0, -5 * np.pi / 8, 0, 3 * np.pi / 4, np.pi / 4])
 FINGER_OPEN_M, FINGER_CLOSED_M = 0.04, -0.01  # target of each finger; below 0 so that closing squeezes
 NUM_ARM = 7
 
@@ -19,8 +20,8 @@ class ControlConfig:
     mode: ``ee_delta`` (Cartesian displacement of the tool centre point, gripper kept vertical) or ``joint_delta``.
     delta_m, delta_rad: displacement of the target from the present pose at action 1. rotation: with ``ee_delta``, add
     a rotation about the vertical as the action before the gripper. gripper_m: displacement of each finger's target at
-    gripper action 1, so that closing from open takes about four control steps. damping: of the least-squares inverse kinematics.
-    posture_gain: how strongly the null space is pulled to the home posture, per control step.
+    gripper action 1, so that closing from open takes about four control steps. damping: of the least-squares inverse
+    kinematics. posture_gain: how strongly the null space is pulled to the home posture, per control step.
     """
 
     mode: str = "ee_delta"
@@ -57,7 +58,9 @@ def solve_spd(matrix: np.ndarray, rhs: np.ndarray) -> np.ndarray:
     return x
 
 
-def damped_least_squares(jacobian_n6v: np.ndarray, twist_n6: np.ndarray, prior_nv: np.ndarray, damping: float) -> np.ndarray:
+def damped_least_squares(
+    jacobian_n6v: np.ndarray, twist_n6: np.ndarray, prior_nv: np.ndarray, damping: float
+) -> np.ndarray:
     """Joint displacement dq [n, v] with J dq = twist as nearly as damping allows, close to ``prior`` in the null space.
 
     dq = p + J^T (J J^T + damping^2 I)^-1 (twist - J p)   (Wampler 1986; Nakamura and Hanafusa 1986)

@@ -56,7 +56,9 @@ class PickPlace(Task):
         self.cube_vel = view.body_qvel("cube")[:, :3]
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
-        place_cube(self.view, "cube", ids, rng, self.config.cube_low_m, self.config.cube_high_m, self.config.cube_half_m)
+        place_cube(
+            self.view, "cube", ids, rng, self.config.cube_low_m, self.config.cube_high_m, self.config.cube_half_m
+        )
         tray = rng.uniform("tray", list(self.config.tray_low_m), list(self.config.tray_high_m))
         self.tray[ids, :2] = torch.from_numpy(tray)
 

@@ -39,7 +39,9 @@ class Reach(Task):
         self.goal = view.mocap("goal")
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
-        self.goal[ids] = torch.from_numpy(rng.uniform("goal", list(self.config.goal_low_m), list(self.config.goal_high_m)))
+        self.goal[ids] = torch.from_numpy(
+            rng.uniform("goal", list(self.config.goal_low_m), list(self.config.goal_high_m))
+        )
 
     def observe(self) -> dict[str, Tensor]:
         return {**arm_state(self.view), "goal": self.goal, "goal_from_tcp": self.goal - self.view.tcp_pos}
