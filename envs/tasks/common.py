@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from envs.robot import ControlConfig
+from envs.seeding import EpisodeRng
 from envs.tasks.base import View, column, rotation_6d
 
 
 def arm_state(view: View) -> dict[str, Tensor]:
-    """What the robot knows of itself: joints (rad, rad/s), finger positions and target (m, scaled to about 1), tcp (m, m/s)."""
+    """What the robot knows of itself: joints (rad, rad/s), finger positions and target (m, scaled to about 1), and the
+    tool centre point (m, m/s)."""
     return {
         "joint_pos": view.arm_qpos,
         "joint_vel": view.arm_qvel,
@@ -41,8 +43,9 @@ def cube_privileged(view: View, name: str) -> dict[str, Tensor]:
 
 
 def held(view: View, name: str) -> Tensor:
-    """The cube is grasped and squeezed: the fingers' target is beyond its surface, bool [N]. Lifted earlier it slips."""
-    return view.grasped(name) & (view.finger_target < 0.0).squeeze(-1)
+    """The cube is grasped, and squeezed until it has turned between the fingers, bool [N]. Lifted earlier it slips."""
+    squeezed = (view.finger_target < 0.0).squeeze(-1) & (view.qvel[:, 7:9].abs().amax(dim=-1) < 0.005)
+    return view.grasped(name) & (squeezed | (view.body_qpos(name)[:, 2] > 0.03))
 
 
 def move_towards(

@@ -12,7 +12,7 @@ from envs.registry import TASKS
 from envs.scene import RED, add_cube, add_goal
 from envs.seeding import EpisodeRng
 from envs.tasks.base import Task, TaskConfig, View, near, progress
-from envs.tasks.common import arm_state, cube_privileged, cube_state, grasp_move, move_towards, place_cube
+from envs.tasks.common import arm_state, cube_privileged, cube_state, grasp_move, held, move_towards, place_cube
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,9 @@ class Lift(Task):
         self.cube = view.body_qpos("cube")[:, :3]
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
-        place_cube(self.view, "cube", ids, rng, self.config.cube_low_m, self.config.cube_high_m, self.config.cube_half_m)
+        place_cube(
+            self.view, "cube", ids, rng, self.config.cube_low_m, self.config.cube_high_m, self.config.cube_half_m
+        )
         goal = rng.uniform("goal", list(self.config.goal_low_m), list(self.config.goal_high_m))
         self.goal[ids] = torch.from_numpy(goal)
 
@@ -79,6 +81,6 @@ class Lift(Task):
 
     def expert(self) -> Tensor:
         target, gripper = grasp_move(self.view, "cube", self.config.control)
-        held = self.view.grasped("cube").unsqueeze(-1)
-        target = torch.where(held, self.view.tcp_pos + self.goal - self.cube, target)
-        return move_towards(self.view, target, self.config.control, gripper)
+        carried = held(self.view, "cube")
+        target = torch.where(carried.unsqueeze(-1), self.view.tcp_pos + self.goal - self.cube, target)
+        return move_towards(self.view, target, self.config.control, gripper, limit=torch.where(carried, 0.4, 1.0))

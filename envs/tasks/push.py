@@ -45,8 +45,12 @@ class Push(Task):
         self.cube = view.body_qpos("cube")[:, :3]
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
-        place_cube(self.view, "cube", ids, rng, self.config.cube_low_m, self.config.cube_high_m, self.config.cube_half_m)
-        self.goal[ids, :2] = torch.from_numpy(rng.uniform("goal", list(self.config.goal_low_m), list(self.config.goal_high_m)))
+        place_cube(
+            self.view, "cube", ids, rng, self.config.cube_low_m, self.config.cube_high_m, self.config.cube_half_m
+        )
+        self.goal[ids, :2] = torch.from_numpy(
+            rng.uniform("goal", list(self.config.goal_low_m), list(self.config.goal_high_m))
+        )
         self.goal[ids, 2] = 0.0
 
     def observe(self) -> dict[str, Tensor]:
@@ -93,11 +97,14 @@ class Push(Task):
         across = offset - along * direction
         start = cube[:, :2] - direction * 0.06
         low, high = tcp[:, 2:] < 0.03, tcp[:, 2:] > 0.08
-        behind = (along < -0.03) & (across.norm(dim=-1, keepdim=True) < 0.03)
+        error = across.norm(dim=-1, keepdim=True)
+        behind = (along < -0.025) & (error < 0.05)
         over_start = (tcp[:, :2] - start).norm(dim=-1, keepdim=True) < 0.02
-        push = tcp[:, :2] - across + direction * distance.clamp(max=0.014)
+        aligned = (1 - error / 0.02).clamp(min=0)  # else back off and come into line first
+        advance = aligned * (distance / 2).clamp(max=0.016) + (1 - aligned) * (-0.06 - along)
+        push = tcp[:, :2] - across + direction * advance
         horizontal = torch.where(low & behind, push, torch.where(high | over_start, start, tcp[:, :2]))
         height = torch.where(low & behind | over_start, 0.014, 0.11)
-        done = (distance < 0.012) & ((cube[:, 2:] - self.config.cube_half_m).abs() < 0.01)
+        done = (distance < 0.02) & ((cube[:, 2:] - self.config.cube_half_m).abs() < 0.01)
         target = torch.where(done, tcp, torch.cat([horizontal, height], dim=-1))
         return move_towards(self.view, target, self.config.control, gripper=-torch.ones(len(tcp)))
