@@ -45,7 +45,7 @@ def cube_privileged(view: View, name: str) -> dict[str, Tensor]:
 def held(view: View, name: str) -> Tensor:
     """The cube is grasped, and squeezed until it has turned between the fingers, bool [N]. Lifted earlier it slips."""
     squeezed = (view.finger_target < 0.0).squeeze(-1) & (view.qvel[:, 7:9].abs().amax(dim=-1) < 0.005)
-    return view.grasped(name) & (squeezed | (view.body_qpos(name)[:, 2] > 0.03))
+    return view.grasped(name) & (squeezed | (view.body_qpos(name)[:, 2] > 0.024))
 
 
 def move_towards(

@@ -82,5 +82,7 @@ class Lift(Task):
     def expert(self) -> Tensor:
         target, gripper = grasp_move(self.view, "cube", self.config.control)
         carried = held(self.view, "cube")
-        target = torch.where(carried.unsqueeze(-1), self.view.tcp_pos + self.goal - self.cube, target)
-        return move_towards(self.view, target, self.config.control, gripper, limit=torch.where(carried, 0.4, 1.0))
+        low = self.cube[:, 2:] < 0.05  # straight up first: what drags along the table turns in the hand
+        way = torch.cat([torch.where(low, 0.0, (self.goal - self.cube)[:, :2]), (self.goal - self.cube)[:, 2:]], dim=-1)
+        target = torch.where(carried.unsqueeze(-1), self.view.tcp_pos + way, target)
+        return move_towards(self.view, target, self.config.control, gripper, limit=torch.where(carried, 0.5, 1.0))
