@@ -83,17 +83,21 @@ class PickPlace(Task):
         return self._above() & (self.cube[:, 2] < self.config.wall_m)
 
     def rewards(self) -> dict[str, Tensor]:
-        config, inside, grasped = self.config, self._inside(), self.view.grasped("cube")
+        config, above, inside = self.config, self._above(), self._inside()
+        grasped = self.view.grasped("cube")
         reach = near((self.cube - self.view.tcp_pos).norm(dim=-1), 0.15)
         height = ((self.cube[:, 2] - config.cube_half_m) / (config.carry_m - config.cube_half_m)).clamp(0, 1)
-        height = torch.where(self._above(), 1.0, height)
-        across = progress((self.cube - self.tray)[:, :2].norm(dim=-1), 0.45)
+        height = torch.where(above, 1.0, height)
+        over_tray = self.tray + torch.tensor([0, 0, config.carry_m], dtype=self.tray.dtype)
+        across = progress((self.cube - over_tray).norm(dim=-1), 0.45)
+        low = progress(self.cube[:, 2] - config.cube_half_m, 0.15)
         return {
             "reach": 0.1 * torch.where(inside, 1.0, reach),
             "grasp": 0.05 * (grasped | inside),
             "lift": 0.15 * torch.where(inside, 1.0, grasped * height),
-            "carry": 0.3 * torch.where(inside, 1.0, grasped * height * across),
-            "release": 0.1 * self._above() * self.view.opening(),
+            "carry": 0.25 * torch.where(inside, 1.0, grasped * height * across),
+            "lower": 0.1 * torch.where(inside, 1.0, grasped * above * low),
+            "release": 0.05 * above * self.view.opening(),
             "placed": 0.3 * self.success(),
         }
 
