@@ -72,13 +72,17 @@ class View:
         """How far the fingers are told to open, 0 (closed) to 1 (open), [N]."""
         return (self.finger_target[:, 0] - FINGER_CLOSED_M) / (FINGER_OPEN_M - FINGER_CLOSED_M)
 
+    def between(self, name: str) -> Tensor:
+        """Whether the centre of the cube ``name`` is between the open or closed fingers, bool [N]."""
+        return (self.body_qpos(name)[:, :3] - self.tcp_pos).abs().amax(dim=-1) < BETWEEN_M
+
     def grasped(self, name: str) -> Tensor:
         """Whether both finger pads touch the cube ``name`` and it is between them, bool [N].
 
         Contacts alone are not enough: closed fingers that rest on top of a cube touch it with both pads.
         """
         both = ((self.sensor(f"left_pad_{name}") > 0) & (self.sensor(f"right_pad_{name}") > 0)).squeeze(-1)
-        return both & ((self.body_qpos(name)[:, :3] - self.tcp_pos).abs().amax(dim=-1) < BETWEEN_M)
+        return both & self.between(name)
 
     def touched(self, name: str) -> Tensor:
         """Whether any finger pad touches the cube ``name``, bool [N]."""

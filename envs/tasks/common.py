@@ -48,6 +48,11 @@ def held(view: View, name: str) -> Tensor:
     return view.grasped(name) & (squeezed | (view.body_qpos(name)[:, 2] > 0.024))
 
 
+def grasp_reward(view: View, name: str) -> Tensor:
+    """Between 0 and 1, [N]: half for closing the fingers while the cube is between them, half for the grasp."""
+    return 0.5 * view.between(name) * (1 - view.opening()) + 0.5 * view.grasped(name)
+
+
 def move_towards(
     view: View,
     target: Tensor,

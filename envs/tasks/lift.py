@@ -12,7 +12,16 @@ from envs.registry import TASKS
 from envs.scene import RED, add_cube, add_goal
 from envs.seeding import EpisodeRng
 from envs.tasks.base import Task, TaskConfig, View, near, progress
-from envs.tasks.common import arm_state, cube_privileged, cube_state, grasp_move, held, move_towards, place_cube
+from envs.tasks.common import (
+    arm_state,
+    cube_privileged,
+    cube_state,
+    grasp_move,
+    grasp_reward,
+    held,
+    move_towards,
+    place_cube,
+)
 
 
 @dataclass(frozen=True)
@@ -70,9 +79,9 @@ class Lift(Task):
         height = ((self.cube[:, 2] - self.config.cube_half_m) / 0.08).clamp(0, 1)
         return {
             "reach": 0.1 * near((self.cube - self.view.tcp_pos).norm(dim=-1), 0.15),
-            "grasp": 0.05 * grasped,
+            "grasp": 0.1 * grasp_reward(self.view, "cube"),
             "lift": 0.2 * grasped * height,
-            "carry": 0.4 * grasped * progress(self._goal_distance(), 0.3),
+            "carry": 0.35 * grasped * progress(self._goal_distance(), 0.3),
             "at_goal": 0.25 * self.success(),
         }
 

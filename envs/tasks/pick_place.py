@@ -16,7 +16,7 @@ from envs.registry import TASKS
 from envs.scene import BLUE, RED, add_cube, add_tray
 from envs.seeding import EpisodeRng
 from envs.tasks.base import Task, TaskConfig, View, near, progress
-from envs.tasks.common import arm_state, cube_privileged, cube_state, grasp_move, move_towards, place_cube
+from envs.tasks.common import arm_state, cube_privileged, cube_state, grasp_move, grasp_reward, move_towards, place_cube
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,9 @@ class PickPlace(Task):
         low = progress(self.cube[:, 2] - config.cube_half_m, 0.15)
         return {
             "reach": 0.1 * torch.where(inside, 1.0, reach),
-            "grasp": 0.05 * (grasped | inside),
+            "grasp": 0.1 * torch.where(inside, 1.0, grasp_reward(self.view, "cube")),
             "lift": 0.15 * torch.where(inside, 1.0, grasped * height),
-            "carry": 0.25 * torch.where(inside, 1.0, grasped * height * across),
+            "carry": 0.2 * torch.where(inside, 1.0, grasped * height * across),
             "lower": 0.1 * torch.where(inside, 1.0, grasped * above * low),
             "release": 0.05 * above * self.view.opening(),
             "placed": 0.3 * self.success(),

@@ -12,7 +12,16 @@ from envs.registry import TASKS
 from envs.scene import BLUE, RED, add_cube
 from envs.seeding import EpisodeRng
 from envs.tasks.base import Task, TaskConfig, View, near, progress
-from envs.tasks.common import arm_state, cube_privileged, cube_state, grasp_move, held, move_towards, place_cube
+from envs.tasks.common import (
+    arm_state,
+    cube_privileged,
+    cube_state,
+    grasp_move,
+    grasp_reward,
+    held,
+    move_towards,
+    place_cube,
+)
 
 
 @dataclass(frozen=True)
@@ -80,13 +89,12 @@ class Stack(Task):
         height = ((self.cube[:, 2] - self.config.cube_half_m) / (2 * self.config.base_half_m + 0.02)).clamp(0, 1)
         height = torch.where(over, 1.0, height)
         across = progress(offset.norm(dim=-1), 0.4)
-        opened = self.view.finger_qpos.sum(-1) / 0.08
         return {
             "reach": 0.1 * torch.where(on_base, 1.0, reach),
-            "grasp": 0.05 * (grasped | on_base),
+            "grasp": 0.1 * torch.where(on_base, 1.0, grasp_reward(self.view, "cube")),
             "lift": 0.15 * torch.where(on_base, 1.0, grasped * height),
-            "carry": 0.3 * torch.where(on_base, 1.0, grasped * height * across),
-            "release": 0.1 * on_base * opened,
+            "carry": 0.25 * torch.where(on_base, 1.0, grasped * height * across),
+            "release": 0.1 * on_base * self.view.opening(),
             "stacked": 0.3 * self.success(),
         }
 
