@@ -41,11 +41,11 @@ def is_positive_int(value: object) -> TypeGuard[int]:
 class ActorCriticConfig:
     """Options that all policies share; configs/policy/*.yaml explains each. UserError on a bad value."""
 
-    horizon: int = 1
-    execute: int = 1
-    actor_hidden: tuple[int, ...] = (256, 256)
-    critic_hidden: tuple[int, ...] = (256, 256)
-    activation: str = "silu"
+    horizon: int = 4
+    execute: int = 4
+    actor_hidden: tuple[int, ...] = (128, 128)
+    critic_hidden: tuple[int, ...] = (128, 128)
+    activation: str = "relu"
 
     def __post_init__(self) -> None:
         check(is_positive_int(self.horizon), "horizon", self.horizon, "an integer of at least 1")

@@ -23,8 +23,6 @@ MIN_LOSS_TIME = 0.05  # lower bound of the 1/t weight in the imitation loss, as 
 class FlowConfig(ActorCriticConfig):
     """Options of FlowPolicy; standard deviations are in action units ([-1, 1])."""
 
-    horizon: int = 4
-    execute: int = 4
     denoise_steps: int = 4
     head_hidden: tuple[int, ...] = (128,)
     prediction: str = "action"

@@ -30,7 +30,7 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "policy"
         (FlowConfig, {"head_hidden": ()}, "policy.head_hidden"),
         (FlowConfig, {"actor_hidden": (256, 0)}, "policy.actor_hidden"),
         (FlowConfig, {"critic_hidden": 256}, "policy.critic_hidden"),
-        (GaussianConfig, {"execute": 2}, "policy.execute"),
+        (GaussianConfig, {"execute": 2, "horizon": 1}, "policy.execute"),
         (GaussianConfig, {"init_std": 0.01}, "policy.init_std"),
         (GaussianConfig, {"min_std": 2.0}, "policy.min_std"),
     ],
