@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import mujoco
 import numpy as np
 import pytest
 import torch
+import yaml
 from mujoco.batch import Batch
 
 from embodied.core.config import from_mapping
@@ -242,3 +245,10 @@ def test_bad_terms_are_named(changes: dict[str, Any], message: str) -> None:
 def test_what_the_model_does_not_have_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Randomizer(batch(1), {"x": term(**changes)})
+
+
+def test_the_documented_example_works(root: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", (root / "docs" / "environments.md").read_text(), re.DOTALL)
+    env = pool("lift", 3, sim=yaml.safe_load(example))
+    assert set(env.randomizer.terms) == {"grip", "cube_mass", "stiffness"}
+    assert torch.isfinite(env.step(torch.ones(3, 4)).obs["state"]).all()
