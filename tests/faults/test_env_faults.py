@@ -14,6 +14,12 @@ from tests.envs.helpers import TASK_NAMES, actions, assert_same
 N, BROKEN = 4, 2
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine logs its warnings to MUJOCO_LOG.TXT in the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+
 def _pool(task: str, dump_dir: Path, num_envs: int = N) -> MujocoPool:
     return make_pool(task, {}, num_envs=num_envs, num_threads=1, sim={"dump_dir": str(dump_dir)})
 
@@ -60,7 +66,7 @@ def test_only_the_broken_env_ends(tmp_path: Path, field: str, value: float) -> N
 
 @pytest.mark.parametrize("task", TASK_NAMES)
 def test_breaking_is_no_success(task: str, tmp_path: Path) -> None:
-    env = _pool(task, tmp_path)
+    env = _pool(task, tmp_path / "dumps")
     env.batch.bind("qvel")[:] = np.nan
     step = env.step(torch.zeros(N, 3, 4))
     assert step.truncated_N.all()
