@@ -19,8 +19,8 @@ class ControlConfig:
 
     mode: ``ee_delta`` (Cartesian displacement of the tool centre point, gripper kept vertical) or ``joint_delta``.
     delta_m, delta_rad: displacement of the target from the present pose at action 1. rotation: with ``ee_delta``, add
-    a rotation about the vertical as the action before the gripper. gripper_m: displacement of each finger's target at
-    gripper action 1, so that closing from open takes about four control steps. damping: of the least-squares inverse
+    a rotation about the vertical as the action before the gripper. gripper_m: how far each finger's target may
+    move in a control step, so that closing from open takes about five of them. damping: of the least-squares inverse
     kinematics. posture_gain: how strongly the null space is pulled to the home posture, per control step.
     """
 
@@ -29,8 +29,8 @@ class ControlConfig:
     delta_rad: float = 0.15
     gripper_m: float = 0.01
     rotation: bool = False
-    damping: float = 0.05
-    posture_gain: float = 0.05
+    damping: float = 0.03
+    posture_gain: float = 0.03
     workspace_low_m: tuple[float, float, float] = (0.25, -0.35, 0.012)
     workspace_high_m: tuple[float, float, float] = (0.75, 0.35, 0.45)
 
@@ -104,8 +104,8 @@ class PandaArm:
     def apply(self, action: np.ndarray, ids: np.ndarray | None) -> None:
         """Write the actuator targets for action [n, A] in [-1, 1] of the envs ``ids`` (None: all).
 
-        ``site_xpos`` and ``qpos`` must be current. The gripper action 1 opens, -1 closes, by moving the fingers'
-        target: noise on it averages out, and does not drop what is held.
+        ``site_xpos`` and ``qpos`` must be current. The gripper action is the opening wanted, 1 open and -1
+        closed; the fingers' target follows it at a limited rate, so that noise does not drop what is held.
         """
         rows = slice(None) if ids is None else ids
         qpos = self.qpos[rows, :NUM_ARM]
@@ -115,8 +115,9 @@ class PandaArm:
             prior = self.config.posture_gain * (HOME_QPOS - qpos)
             delta = damped_least_squares(self._jacobian(rows), self._twist(action, rows), prior, self.config.damping)
         self.ctrl[rows, :NUM_ARM] = np.clip(qpos + delta, self.low, self.high)
-        finger = self.ctrl[rows, NUM_ARM:] + action[:, -1:] * self.config.gripper_m
-        self.ctrl[rows, NUM_ARM:] = np.clip(finger, FINGER_CLOSED_M, FINGER_OPEN_M)
+        finger = FINGER_CLOSED_M + (FINGER_OPEN_M - FINGER_CLOSED_M) * (action[:, -1:] + 1) / 2
+        before, rate = self.ctrl[rows, NUM_ARM:], self.config.gripper_m
+        self.ctrl[rows, NUM_ARM:] = before + np.clip(finger - before, -rate, rate)
 
     def _jacobian(self, rows: slice | np.ndarray) -> np.ndarray:
         """Geometric Jacobian of the tool centre point, [n, 6, 7]: translation rows above rotation rows.

@@ -33,8 +33,8 @@ class PickPlaceConfig(TaskConfig):
     cube_high_m: tuple[float, float] = (0.65, 0.0)
     tray_low_m: tuple[float, float] = (0.45, 0.14)
     tray_high_m: tuple[float, float] = (0.65, 0.22)
-    tray_half_m: float = 0.07
-    wall_m: float = 0.05
+    tray_half_m: float = 0.08
+    wall_m: float = 0.065
     carry_m: float = 0.1
     rest_speed_m_s: float = 0.05
 
@@ -88,17 +88,19 @@ class PickPlace(Task):
         reach = near((self.cube - self.view.tcp_pos).norm(dim=-1), 0.15)
         height = ((self.cube[:, 2] - config.cube_half_m) / (config.carry_m - config.cube_half_m)).clamp(0, 1)
         height = torch.where(above, 1.0, height)
-        over_tray = self.tray + torch.tensor([0, 0, config.carry_m], dtype=self.tray.dtype)
-        across = progress((self.cube - over_tray).norm(dim=-1), 0.45)
+        horizontal = (self.cube - self.tray)[:, :2].norm(dim=-1)
+        vertical = torch.where(above, 0.0, self.cube[:, 2] - config.carry_m)
+        distance = torch.hypot(horizontal, vertical)
+        across = 0.5 * progress(distance, 0.6) + 0.5 * near(distance, 0.1)
         low = progress(self.cube[:, 2] - config.cube_half_m, 0.15)
         return {
             "reach": 0.1 * torch.where(inside, 1.0, reach),
             "grasp": 0.1 * torch.where(inside, 1.0, grasp_reward(self.view, "cube")),
-            "lift": 0.15 * torch.where(inside, 1.0, grasped * height),
+            "lift": 0.1 * torch.where(inside, 1.0, grasped * height),
             "carry": 0.2 * torch.where(inside, 1.0, grasped * height * across),
-            "lower": 0.1 * torch.where(inside, 1.0, grasped * above * low),
-            "release": 0.05 * above * self.view.opening(),
-            "placed": 0.3 * self.success(),
+            "lower": 0.15 * torch.where(inside, 1.0, grasped * above * low),
+            "release": 0.1 * inside * self.view.opening(),
+            "placed": 0.25 * self.success(),
         }
 
     def success(self) -> Tensor:

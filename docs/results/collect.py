@@ -1,0 +1,48 @@
+"""Keep what a finished run showed: its command, configuration, curve and evaluations, as one JSON file.
+
+    python docs/results/collect.py runs/lift-flow-0 docs/results/learning/lift-flow-0.json "python -m embodied.train ..."
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+CURVE = ("env_steps", "wall_s", "rollout/return_mean", "rollout/success_at_end", "train/approx_kl", "train/entropy",
+         "perf/env_steps_per_s", "perf/sim_s", "perf/infer_s", "perf/learn_s", "perf/wait_s", "async/staleness_mean",
+         "async/ess")  # fmt: skip
+
+
+def collect(run: Path, command: str) -> dict[str, object]:
+    """The record of a run directory that has been trained to its end."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = rows[:: max(1, len(rows) // 100)] + [rows[-1]]
+    evaluations = {path.stem: json.loads(path.read_text()) for path in sorted((run / "eval").glob("*.json"))}
+    return {
+        "command": command,
+        "machine": {"cpu": cpu(), "python": platform.python_version()},
+        "wall_s": rows[-1]["wall_s"],
+        "env_steps": rows[-1]["env_steps"],
+        "iterations": rows[-1]["iteration"],
+        "final": next(value for name, value in evaluations.items() if name.startswith("final")),
+        "during_training": {name: value for name, value in evaluations.items() if name.startswith("train")},
+        "curve": {key: [round(row[key], 5) if key in row else None for row in kept] for key in CURVE},
+        "config": OmegaConf.to_container(OmegaConf.load(run / "config.yaml")),
+    }
+
+
+def cpu() -> str:
+    """Model and number of the processors."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names)} x {names[0]}"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
+    Path(sys.argv[2]).write_text(json.dumps(collect(Path(sys.argv[1]), sys.argv[3]), indent=1) + "\n")
