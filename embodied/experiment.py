@@ -150,9 +150,9 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def make_env(
-    config: RunConfig, num_envs: int, num_threads: int, stagger: bool = False, run_dir: Path = Path()
+    config: RunConfig, num_envs: int, num_threads: int, training: bool = False, run_dir: Path = Path()
 ) -> MujocoPool:
-    """The run's task; staggered episodes are for training, full-length ones for evaluation.
+    """The run's task. Training envs have staggered episodes, and the task's share of them start with the object held.
 
     run_dir: what the simulator's ``dump_dir`` is relative to.
     """
@@ -164,7 +164,8 @@ def make_env(
         num_threads=num_threads,
         seed=config.seed,
         sim={**sim, "dump_dir": str(run_dir / sim["dump_dir"])},
-        stagger=stagger,
+        stagger=training,
+        held_starts=config.task["held_starts"] if training else 0.0,
     )
 
 

@@ -183,14 +183,14 @@ class Session:
 def build(config: RunConfig, run_dir: Path) -> Runtime:
     """The runtime of a configuration, with its envs, policy and algorithm."""
 
-    def make_env(num_envs: int, num_threads: int, stagger: bool = False) -> VecEnv:
-        return experiment.make_env(config, num_envs, num_threads, stagger, run_dir)
+    def make_env(num_envs: int, num_threads: int, training: bool = False) -> VecEnv:
+        return experiment.make_env(config, num_envs, num_threads, training, run_dir)
 
     return build_runtime(
         config.runtime_config(),
         num_envs=config.num_envs,
         seed=config.seed,
-        make_env=partial(make_env, stagger=True),
+        make_env=partial(make_env, training=True),
         make_policy=partial(experiment.make_policy, config),
         make_algorithm=partial(experiment.make_algorithm, config),
         make_eval_env=make_env,

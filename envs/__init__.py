@@ -26,11 +26,13 @@ def make_pool(
     seed: int = 0,
     sim: Mapping[str, Any] | None = None,
     stagger: bool = False,
+    held_starts: float = 0.0,
 ) -> MujocoPool:
     """The pool of a registered task. UserError for an unknown task or option; see MujocoPool for the rest."""
     entry = TASKS[task]
     config = from_mapping(entry.config, task_config, f"task.{task}")
     options = from_mapping(SimConfig, sim or {}, "sim")
     return MujocoPool(
-        entry.build(config), num_envs=num_envs, num_threads=num_threads, seed=seed, sim=options, stagger=stagger
-    )
+        entry.build(config), num_envs=num_envs, num_threads=num_threads, seed=seed, sim=options, stagger=stagger,
+        held_starts=held_starts,
+    )  # fmt: skip

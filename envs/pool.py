@@ -45,7 +45,8 @@ class MujocoPool:
     """VecEnv of one task (see embodied.core.protocols.VecEnv). Not for use from several threads at once.
 
     num_threads: threads that step the simulations (0: all cores). stagger: the first episode of each env starts at a
-    different elapsed time, so that resets spread over time. seed: env i uses seed + i.
+    different elapsed time, so that resets spread over time. held_starts: share of episodes that start with the task's
+    object in the hand (see TaskConfig). seed: env i uses seed + i.
     """
 
     def __init__(
@@ -57,11 +58,12 @@ class MujocoPool:
         seed: int = 0,
         sim: SimConfig | None = None,
         stagger: bool = False,
+        held_starts: float = 0.0,
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs: got {num_envs}, allowed: 1 or more")
         sim = sim or SimConfig()
-        self.task, self.num_envs, self.stagger = task, num_envs, stagger
+        self.task, self.num_envs, self.stagger, self.held_starts = task, num_envs, stagger, held_starts
         spec = panda_on_table()
         task.build_scene(spec)
         self.model = spec.compile()
@@ -241,10 +243,14 @@ class MujocoPool:
         self.randomizer.apply(ids, rng, first=~self._randomized_N[ids])
         self._randomized_N[ids] = True
         self.batch.reset(ids, stage=int(mujoco.mjtStage.mjSTAGE_NONE))
-        self.arm.reset(ids, self.task.initial_arm_qpos(rng))
+        held = rng.uniform("held", 0.0, 1.0) < self.held_starts
+        self.arm.reset(ids, self.task.initial_arm_qpos(rng, held))
         rows = torch.from_numpy(ids)
         self.task.reset(rows, rng)
         self.batch.forward(ids, stage=_CURRENT)
+        if held.any():
+            self.task.put_in_hand(rows[torch.from_numpy(held)])
+            self.batch.forward(ids, stage=_CURRENT)
         self._elapsed_N[rows] = self._first_elapsed(ids)
         self._length_N[rows] = 0
         self._return_N[rows] = 0

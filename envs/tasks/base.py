@@ -18,18 +18,29 @@ from torch import Tensor
 from envs.robot import FINGER_CLOSED_M, FINGER_OPEN_M, HOME_QPOS, ControlConfig, PandaArm
 from envs.seeding import EpisodeRng
 
+HOME_SPREAD = np.full(7, 0.05)
+HELD_SPREAD = np.array([0.4, 0.15, 0.05, 0.15, 0.05, 0.1, 0.05])  # tool from y = -0.25 to 0.25 m, z = 0.06 to 0.3 m
 BETWEEN_M = 0.02  # a cube whose centre is this near the tool centre point along every axis is between the fingers
 
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """Options that every task has. max_episode_steps counts control steps of ``control_dt_s`` seconds."""
+    """Options that every task has. max_episode_steps counts control steps of ``control_dt_s`` seconds.
+
+    held_starts: share of the training episodes that start with the object already in the hand, anywhere over the
+    table, so that what comes after the grasp is learned from the first minute. Evaluation has none. A start-state
+    distribution wider than the task's is an old remedy for exploration (Kakade and Langford 2002; reverse
+    curriculum: Florensa et al. 2017).
+    """
 
     control: ControlConfig = field(default_factory=ControlConfig)
     max_episode_steps: int = 80
     control_dt_s: float = 0.05
+    held_starts: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.held_starts <= 1:
+            raise ValueError(f"held_starts: got {self.held_starts}, allowed: 0 to 1")
         if self.max_episode_steps < 1:
             raise ValueError(f"max_episode_steps: got {self.max_episode_steps}, allowed: 1 or more")
 
@@ -44,10 +55,12 @@ class View:
         self.mocap_pos = torch.from_numpy(batch.bind("mocap_pos"))
         self.sensors = _readonly(batch.bind("sensordata"))
         self.tcp_pos = _readonly(batch.bind("site_xpos"))[:, arm.tcp_site]
+        self.tcp_mat = _readonly(batch.bind("site_xmat"))[:, arm.tcp_site]
         self.tcp_vel = self.sensor("tcp_vel")
         self.arm_qpos, self.arm_qvel = self.qpos[:, :7], self.qvel[:, :7]
         self.finger_qpos = self.qpos[:, 7:9]
-        self.finger_target = torch.from_numpy(batch.bind("ctrl"))[:, 7:8]
+        self.finger_targets = torch.from_numpy(batch.bind("ctrl"))[:, 7:9]
+        self.finger_target = self.finger_targets[:, :1]
 
     def sensor(self, name: str) -> Tensor:
         """Reading of a sensor, [N, d]."""
@@ -138,9 +151,14 @@ class Task:
         """A scripted action that solves the task from the present state, [N, A]. Stateless."""
         raise NotImplementedError
 
-    def initial_arm_qpos(self, rng: EpisodeRng) -> np.ndarray:
-        """Arm joint angles at the start of an episode, [n, 7]."""
-        return HOME_QPOS + rng.uniform("arm", [-0.05] * 7, [0.05] * 7)
+    def put_in_hand(self, ids: Tensor) -> None:
+        """Put the task's object between the fingers of envs ``ids`` [n], closed on it. For ``held_starts`` above 0."""
+        raise ValueError(f"held_starts: {self.name} has no object to hold, allowed: 0")
+
+    def initial_arm_qpos(self, rng: EpisodeRng, held: np.ndarray) -> np.ndarray:
+        """Arm joint angles at the start of an episode, [n, 7]: about home, and farther where ``held`` [n]."""
+        spread = np.where(held[:, None], HELD_SPREAD, HOME_SPREAD)
+        return HOME_QPOS + spread * rng.uniform("arm", [-1.0] * 7, [1.0] * 7)
 
 
 def column(x: Tensor) -> Tensor:

@@ -91,6 +91,16 @@ def grasp_move(view: View, name: str, control: ControlConfig, hover_m: float = 0
     return target, torch.where(closing, -1.0, 1.0)
 
 
+def put_cube_in_hand(view: View, name: str, ids: Tensor, half_size_m: float) -> None:
+    """Put the cube of envs ``ids`` [n] at the tool centre point, square to the fingers, which close on it."""
+    half_yaw = torch.atan2(view.tcp_mat[ids, 3], view.tcp_mat[ids, 0]) / 2
+    pose = torch.zeros(len(ids), 7, dtype=torch.float64)
+    pose[:, :3], pose[:, 3], pose[:, 6] = view.tcp_pos[ids], half_yaw.cos(), half_yaw.sin()
+    view.body_qpos(name)[ids] = pose
+    view.finger_qpos[ids] = half_size_m
+    view.finger_targets[ids] = 0.0
+
+
 def place_cube(
     view: View,
     name: str,

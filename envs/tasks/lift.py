@@ -21,6 +21,7 @@ from envs.tasks.common import (
     held,
     move_towards,
     place_cube,
+    put_cube_in_hand,
 )
 
 
@@ -29,6 +30,7 @@ class LiftConfig(TaskConfig):
     """cube_*: the table area where the cube starts; goal_*: box of goals in the air; success_m: tolerance."""
 
     max_episode_steps: int = 64
+    held_starts: float = 0.3
     cube_half_m: float = 0.02
     cube_mass_kg: float = 0.064
     cube_low_m: tuple[float, float] = (0.45, -0.15)
@@ -59,6 +61,9 @@ class Lift(Task):
         )
         goal = rng.uniform("goal", list(self.config.goal_low_m), list(self.config.goal_high_m))
         self.goal[ids] = torch.from_numpy(goal)
+
+    def put_in_hand(self, ids: Tensor) -> None:
+        put_cube_in_hand(self.view, "cube", ids, self.config.cube_half_m)
 
     def observe(self) -> dict[str, Tensor]:
         return {

@@ -16,7 +16,16 @@ from envs.registry import TASKS
 from envs.scene import BLUE, RED, add_cube, add_tray
 from envs.seeding import EpisodeRng
 from envs.tasks.base import Task, TaskConfig, View, near, progress
-from envs.tasks.common import arm_state, cube_privileged, cube_state, grasp_move, grasp_reward, move_towards, place_cube
+from envs.tasks.common import (
+    arm_state,
+    cube_privileged,
+    cube_state,
+    grasp_move,
+    grasp_reward,
+    move_towards,
+    place_cube,
+    put_cube_in_hand,
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,7 @@ class PickPlaceConfig(TaskConfig):
     """
 
     max_episode_steps: int = 80
+    held_starts: float = 0.3
     cube_half_m: float = 0.02
     cube_mass_kg: float = 0.064
     cube_low_m: tuple[float, float] = (0.45, -0.2)
@@ -61,6 +71,9 @@ class PickPlace(Task):
         )
         tray = rng.uniform("tray", list(self.config.tray_low_m), list(self.config.tray_high_m))
         self.tray[ids, :2] = torch.from_numpy(tray)
+
+    def put_in_hand(self, ids: Tensor) -> None:
+        put_cube_in_hand(self.view, "cube", ids, self.config.cube_half_m)
 
     def observe(self) -> dict[str, Tensor]:
         return {

@@ -21,6 +21,7 @@ from envs.tasks.common import (
     held,
     move_towards,
     place_cube,
+    put_cube_in_hand,
 )
 
 
@@ -29,6 +30,7 @@ class StackConfig(TaskConfig):
     """cube_*, base_*: table areas (m) where the red and the blue cube start; they do not overlap."""
 
     max_episode_steps: int = 96
+    held_starts: float = 0.3
     cube_half_m: float = 0.02
     cube_mass_kg: float = 0.064
     base_half_m: float = 0.025
@@ -59,6 +61,9 @@ class Stack(Task):
         config = self.config
         place_cube(self.view, "cube", ids, rng, config.cube_low_m, config.cube_high_m, config.cube_half_m)
         place_cube(self.view, "base", ids, rng, config.base_low_m, config.base_high_m, config.base_half_m)
+
+    def put_in_hand(self, ids: Tensor) -> None:
+        put_cube_in_hand(self.view, "cube", ids, self.config.cube_half_m)
 
     def observe(self) -> dict[str, Tensor]:
         return {
