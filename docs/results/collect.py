@@ -1,6 +1,6 @@
 """Keep what a finished run showed: its command, configuration, curve and evaluations, as one JSON file.
 
-    python docs/results/collect.py runs/lift-flow-0 docs/results/learning/lift-flow-0.json "python -m embodied.train ..."
+    python docs/results/collect.py <run directory> <file to write> "<the command that made the run>"
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CURVE = ("env_steps", "wall_s", "rollout/return_mean", "rollout/success_at_end",
 def collect(run: Path, command: str) -> dict[str, object]:
     """The record of a run directory that has been trained to its end."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    kept = rows[:: max(1, len(rows) // 100)] + [rows[-1]]
+    kept = [*rows[:: max(1, len(rows) // 100)], rows[-1]]
     evaluations = {path.stem: json.loads(path.read_text()) for path in sorted((run / "eval").glob("*.json"))}
     return {
         "command": command,
