@@ -15,6 +15,7 @@ from embodied import tasks, train
 
 SMALL = [
     "task=reach", "policy=gaussian", "runtime=sync", "num_envs=8", "runtime.decisions=8", "device=cpu",
+    "policy.horizon=1", "policy.execute=1",
     "policy.actor_hidden=[16]", "policy.critic_hidden=[16]", "algo.epochs=1", "algo.num_minibatches=1",
     "runtime.sim_threads=1", "runtime.actor_threads=1", "runtime.learner_threads=1",
     "eval_episodes=4", "runtime.eval_every=5", "runtime.eval_episodes=3",
