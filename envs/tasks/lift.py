@@ -80,14 +80,14 @@ class Lift(Task):
         return (self.goal - self.cube).norm(dim=-1)
 
     def rewards(self) -> dict[str, Tensor]:
-        grasped = self.view.grasped("cube")
+        grasped, distance = self.view.grasped("cube"), self._goal_distance()
         height = ((self.cube[:, 2] - self.config.cube_half_m) / 0.08).clamp(0, 1)
         return {
             "reach": 0.1 * near((self.cube - self.view.tcp_pos).norm(dim=-1), 0.15),
             "grasp": 0.1 * grasp_reward(self.view, "cube"),
-            "lift": 0.2 * grasped * height,
-            "carry": 0.35 * grasped * progress(self._goal_distance(), 0.3),
-            "at_goal": 0.25 * self.success(),
+            "lift": 0.15 * grasped * height,
+            "carry": 0.35 * grasped * (0.5 * progress(distance, 0.4) + 0.5 * near(distance, 0.06)),
+            "at_goal": 0.3 * self.success(),
         }
 
     def success(self) -> Tensor:
