@@ -1,4 +1,4 @@
-"""Proximal policy optimisation on fragments that may be older than the weights (DESIGN section 4)."""
+"""Proximal policy optimisation on fragments that may be older than the weights (docs/architecture.md, Mathematics)."""
 
 from __future__ import annotations
 

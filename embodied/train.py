@@ -66,17 +66,17 @@ def train(argv: Sequence[str]) -> dict[str, Any]:
         progress.message(announcement(config, runtime, run_dir))
         if found is not None:
             progress.message(f"going on from {found.path}")
-        session = Session(config, run_dir, runtime, writer, progress, start_s)
+        training = Training(config, run_dir, runtime, writer, progress, start_s)
         try:
-            session.learn()
+            training.learn()
         except Exception:
-            if session.saved_steps >= 0:
+            if training.saved_steps >= 0:
                 progress.message(f"failed; to go on from the last checkpoint: resume={run_dir}")
             raise
-        return session.finish()
+        return training.finish()
 
 
-class Session:
+class Training:
     """One process's share of a run: from the state that the runtime has now to the end, or to a signal.
 
     start_s: on the clock of ``time.monotonic``, when the run would have started had it never paused.

@@ -1,4 +1,4 @@
-"""What must hold of PPO whatever the task: DESIGN section 4, each item broken once in a published system."""
+"""What must hold of PPO whatever the task (docs/architecture.md, Mathematics): each broken once in a published system."""
 
 from __future__ import annotations
 
