@@ -1,4 +1,4 @@
-"""What must hold of PPO whatever the task (docs/architecture.md, Mathematics): each broken once in a published system."""
+"""What must hold of PPO whatever the task: docs/architecture.md, Mathematics. Published systems broke each once."""
 
 from __future__ import annotations
 
