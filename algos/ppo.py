@@ -39,16 +39,16 @@ class PPOConfig:
     """Options of PPO; configs/algo/ppo.yaml says what each one means. UserError on a value that is not allowed."""
 
     gamma: float = 0.97
-    gae_lambda: float = 0.95
-    epochs: int = 4
+    gae_lambda: float = 0.985
+    epochs: int = 5
     num_minibatches: int = 4
     clip_range: float = 0.2
     dual_clip: float | None = None
     normalize_advantage: bool = True
-    learning_rate: float = 3e-4
+    learning_rate: float = 7e-4
     critic_learning_rate: float | None = None
-    schedule: str = "fixed"
-    desired_kl: float = 0.01
+    schedule: str = "adaptive"
+    desired_kl: float = 0.03
     target_kl: float | None = None
     max_grad_norm: float = 1.0
     entropy_coef: float = 0.0
@@ -118,7 +118,6 @@ class PPO:
         self.config = config
         self.device = device
         self.optimizer = _adam(policy, config)
-        self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._generator = torch.Generator().manual_seed(seed)
 
     def update(self, fragments: Sequence[Fragment], version: int) -> Metrics:
@@ -247,9 +246,10 @@ class PPO:
                     self._adapt_learning_rate(float(loss.statistics[2]))
                 self.optimizer.zero_grad(set_to_none=True)
                 torch.autograd.backward(loss.total)
-                norm = nn.utils.clip_grad_norm_(self._parameters, config.max_grad_norm)
+                groups = self.optimizer.param_groups  # the actor, and the critic where it has its own rate
+                norms = [nn.utils.clip_grad_norm_(group["params"], config.max_grad_norm) for group in groups]
                 self.optimizer.step()
-                rows.append(torch.cat([loss.statistics, norm[None]]))
+                rows.append(torch.cat([loss.statistics, norms[0][None]]))
             epoch_kl = torch.stack(rows[-num_minibatches:])[:, 2].mean()
             if config.target_kl is not None and float(epoch_kl) > config.target_kl:
                 break

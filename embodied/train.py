@@ -104,7 +104,7 @@ class Training:
         return time.monotonic() - self.start_s
 
     def learn(self) -> None:
-        """Iterate to a limit, a good evaluation or a signal; the last state is always saved."""
+        """Iterate to a limit, a good evaluation or a signal; the last state is saved unless a part failed."""
         limit = self.config.max_minutes
         with stop_on_signals() as stop:
             for iteration in self.runtime.iterations(

@@ -62,6 +62,7 @@ def save(run_dir: Path, env_steps: int, state: Mapping[str, Any], keep: int = 3)
         shutil.rmtree(leftover, ignore_errors=True)
     final = folder / f"step_{env_steps}"
     hidden = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
+    replaced = hidden.with_name(hidden.name + "-replaced")
     try:
         files = {f"{key}.pt": _write(hidden / f"{key}.pt", _serialize(value)) for key, value in state.items()}
         manifest = {"format": FORMAT, "env_steps": env_steps, "files": files}
@@ -69,10 +70,12 @@ def save(run_dir: Path, env_steps: int, state: Mapping[str, Any], keep: int = 3)
         hidden.chmod(0o755)
         _flush_folder(hidden)
         if final.exists():  # saved twice at the same step, or a corrupt one that was passed over
-            final.rename(hidden.with_name(hidden.name + "-replaced"))
+            final.rename(replaced)
         hidden.rename(final)
     except BaseException:
         shutil.rmtree(hidden, ignore_errors=True)
+        if replaced.exists() and not final.exists():
+            replaced.rename(final)
         raise
     _point_last(folder, final.name)
     _flush_folder(folder)

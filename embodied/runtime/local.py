@@ -104,8 +104,9 @@ class LocalRuntime(LoopRuntime):
             return [self.workers[worker].state_dict(group) for worker, group in self._group_keys()]
         self._snapshot = snapshot = Snapshot(self._group_keys())
         while not snapshot.complete.wait(0.01):
+            stopping = self._supervisor.stopping.is_set()  # read first: a part that dies sets its failure before
             self._supervisor.check()
-            assert not self._supervisor.stopping.is_set(), "a closed runtime has no state"
+            assert not stopping, "a closed runtime has no state"
             self.ledger.wake()
         self._snapshot = None
         return [snapshot.states[key] for key in self._group_keys()]
