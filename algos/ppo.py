@@ -175,15 +175,18 @@ class PPO:
         if stale and config.correction in ("decoupled", "vtrace") and config.proximal == "recompute":
             log_prob_B = self.proximal_log_prob(obs, chain)
             proximal_TN = log_prob_B.to(fragment.log_prob_TN.device).view_as(fragment.log_prob_TN)
+        weight_TN = torch.ones_like(fragment.log_prob_TN)  # importance weight that the advantage carries already
         if config.correction == "vtrace":
             log_rho_TN = losses.log_ratio(proximal_TN, fragment.log_prob_TN)
+            weight_TN = log_rho_TN.exp().clamp(max=config.rho_bar)
             advantage_TN, return_TN = returns.vtrace(
                 fragment, log_rho_TN, config.gamma, config.gae_lambda, config.rho_bar, config.c_bar
             )
         else:
             advantage_TN, return_TN = returns.gae(fragment, config.gamma, config.gae_lambda)
         if config.normalize_advantage:
-            advantage_TN = returns.normalize(advantage_TN, valid_TN)
+            # centred before it is weighted: a constant is a baseline only under the weighted distribution
+            advantage_TN = weight_TN * returns.normalize(advantage_TN / weight_TN, valid_TN)
         alpha_TN = losses.interpolation_alpha(staleness_TN)
         columns = (fragment.log_prob_TN, proximal_TN, alpha_TN, advantage_TN, return_TN, fragment.value_TN, valid_TN)
         flat = torch.stack([flatten(column).to(fragment.value_TN.dtype) for column in columns])
@@ -262,9 +265,9 @@ class PPO:
         group = self.optimizer.param_groups[0]
         lowest, highest = LEARNING_RATE_RANGE
         if kl > 2 * self.config.desired_kl:
-            group["lr"] = max(lowest, group["lr"] / LEARNING_RATE_FACTOR)
+            group["lr"] = max(min(lowest, group["lr"]), group["lr"] / LEARNING_RATE_FACTOR)
         elif kl < self.config.desired_kl / 2:
-            group["lr"] = min(highest, group["lr"] * LEARNING_RATE_FACTOR)
+            group["lr"] = min(max(highest, group["lr"]), group["lr"] * LEARNING_RATE_FACTOR)
 
 
 def _adam(policy: nn.Module, config: PPOConfig) -> torch.optim.Adam:

@@ -176,3 +176,17 @@ def test_merged_fragments_keep_each_env_together() -> None:
     torch.testing.assert_close(merged.obs["state"], torch.cat([parts[1].obs["state"], parts[0].obs["state"]], dim=1))
     torch.testing.assert_close(merged.bootstrap_value_N[:3], parts[1].bootstrap_value_N)
     assert merged.num_env_steps == sum(part.num_env_steps for part in parts)
+
+
+def test_vtrace_advantages_stay_nothing_where_the_weight_is_nothing() -> None:
+    """Normalising must not give back what the importance weight took away."""
+    policy = TinyPolicy()
+    fragment = make_fragment(policy, seed=0)
+    unlikely = torch.zeros_like(fragment.value_TN, dtype=torch.bool)
+    unlikely[:, ::2] = True  # drawn by a behaviour under which these were e^18 times likelier
+    stale = replace(fragment, log_prob_TN=fragment.log_prob_TN + 18.0 * unlikely)
+    valid = torch.ones_like(unlikely)
+    batch = ppo(policy, correction="vtrace").prepare(stale, torch.ones_like(fragment.version_TN), valid)
+    advantage_B = batch.column("advantage")
+    assert advantage_B[flatten(unlikely)].abs().max() < 1e-5
+    assert advantage_B[~flatten(unlikely)].abs().min() > 1e-3
