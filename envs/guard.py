@@ -13,6 +13,7 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 _BAD = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{what}")) for what in ("QPOS", "QVEL", "QACC")]
+assert _BAD == list(range(_BAD[0], _BAD[0] + 3)), "a slice of warnings holds them"
 MAX_DUMPS = 100  # of one pool: what diverges again and again must not fill the disk
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class NanGuard:
 
     def check(self, raised: np.ndarray | None = None) -> Tensor:
         """Ids of the envs that broke in the last step, int64 [n]. ``raised``: those in which the engine raised."""
-        counts = self.batch.warning[:, _BAD, 1]
+        counts = self.batch.warning[:, _BAD[0] : _BAD[-1] + 1, 1]
         broken = counts.any(axis=1)
         if raised is not None:
             broken[raised] = True

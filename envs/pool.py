@@ -25,7 +25,7 @@ from envs.guard import NanGuard
 from envs.randomization import RandomizationTerm, Randomizer
 from envs.robot import PandaArm
 from envs.scene import panda_on_table
-from envs.seeding import EpisodeRng, uniform
+from envs.seeding import EpisodeRng
 from envs.tasks.base import Task, View
 
 _CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)
@@ -117,23 +117,23 @@ class MujocoPool:
         num_steps_N = torch.zeros(self.num_envs, dtype=torch.int64)
         success_N = torch.zeros(self.num_envs, dtype=torch.bool)
         alive_N = torch.ones(self.num_envs, dtype=torch.bool)
+        limit = self.task.config.max_episode_steps
         for e in range(num_actions):
             ids = None if bool(alive_N.all()) else alive_N.nonzero().squeeze(-1).numpy()
             broken = self._advance(action_NEA[:, e], ids)
-            reward = sum(self.task.rewards().values(), torch.zeros(self.num_envs)).float()
-            reward = torch.where(alive_N, reward, 0.0)
-            success = self.task.success()
+            success = self.task.success() & alive_N
+            reward = torch.stack(list(self.task.rewards(success).values())).sum(0).float() * alive_N
             if len(broken):  # what is read of them is the model's initial state, not how their episode ended
                 reward[broken] = 0.0
                 success[broken] = False
             success_N = torch.where(alive_N, success, success_N)
-            self._success_once_N |= success_N & alive_N
+            self._success_once_N |= success
             reward_NE[:, e] = reward
             self._return_N += reward
             num_steps_N += alive_N
             self._elapsed_N += alive_N
             self._length_N += alive_N
-            alive_N &= self._elapsed_N < self.task.config.max_episode_steps
+            alive_N &= self._elapsed_N < limit
             alive_N[broken] = False
             if self.on_control_step is not None:
                 self.on_control_step(self)
@@ -172,6 +172,7 @@ class MujocoPool:
         self.batch.state[:] = state["physics"].numpy()
         self.batch.forward(stage=_CURRENT)
         self.batch.state[:] = state["physics"].numpy()
+        self.view.changed()
 
     def observe(self) -> Obs:
         """The present observation of every env."""
@@ -202,11 +203,14 @@ class MujocoPool:
         """One control step of envs ``ids``. Returns those whose simulation broke; their state is zeroed at reset."""
         self.guard.remember()
         self.arm.apply(action_NA.numpy() if ids is None else action_NA.numpy()[ids], ids)
+        raised = None
         try:
             self.batch.step(ids, nstep=self.substeps, stage=_CURRENT)
         except SimulationError as error:
-            return self.guard.check(error.ids)
-        return self.guard.check()
+            raised = error.ids
+        broken = self.guard.check(raised)
+        self.view.changed()
+        return broken
 
     def _finish(self, reward_NE: Tensor, num_steps_N: Tensor, success_N: Tensor, ended_N: Tensor) -> Timestep:
         ended = ended_N.nonzero().squeeze(-1)
@@ -250,16 +254,16 @@ class MujocoPool:
         self.batch.forward(ids, stage=_CURRENT)
         if held.any():
             self.task.put_in_hand(rows[torch.from_numpy(held)])
-            self.batch.forward(ids, stage=_CURRENT)
-        self._elapsed_N[rows] = self._first_elapsed(ids)
+            self.batch.forward(ids[held], stage=_CURRENT)
+        self.view.changed()
+        self._elapsed_N[rows] = self._first_elapsed(ids, rng)
         self._length_N[rows] = 0
         self._return_N[rows] = 0
         self._success_once_N[rows] = False
 
-    def _first_elapsed(self, ids: np.ndarray) -> Tensor:
+    def _first_elapsed(self, ids: np.ndarray, rng: EpisodeRng) -> Tensor:
         """Elapsed steps at the start of an episode: 0, or with ``stagger`` anything for the first of each env."""
-        limit = self.task.config.max_episode_steps
-        offset = (uniform(self._seed_N[ids], self._episode_N[ids], "stagger", 1)[:, 0] * limit).astype(np.int64)
+        offset = (rng.uniform("stagger", 0.0, 1.0) * self.task.config.max_episode_steps).astype(np.int64)
         return torch.from_numpy(np.where(self.stagger & (self._episode_N[ids] == 0), offset, 0))
 
 

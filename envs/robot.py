@@ -40,37 +40,39 @@ class ControlConfig:
 
 
 def solve_spd(matrix: np.ndarray, rhs: np.ndarray) -> np.ndarray:
-    """Solve A x = b for many small symmetric positive definite A by an unrolled Cholesky factorisation.
+    """Solve A x = b for many small symmetric positive definite A by Gauss-Jordan elimination.
 
-    matrix [d, d, n] (overwritten), rhs [d, n] -> [d, n]. With the batch last every operation is one vector
-    instruction stream over n, several times faster than a LAPACK call for each 6 x 6 system.
+    matrix [d, d, n], rhs [d, n] -> [d, n]. Such matrices need no pivoting. With the batch last every operation is one
+    stream of vector instructions over n, several times faster than a LAPACK call for each 6 x 6 system.
     """
     d = len(matrix)
-    x = rhs.copy()
-    for j in range(d):
-        for k in range(j):
-            matrix[j:, j] -= matrix[j:, k] * matrix[j, k]
-        matrix[j:, j] /= np.sqrt(matrix[j, j])
-    for j in range(d):
-        x[j] = (x[j] - (matrix[j, :j] * x[:j]).sum(0)) / matrix[j, j]
-    for j in reversed(range(d)):
-        x[j] = (x[j] - (matrix[j + 1 :, j] * x[j + 1 :]).sum(0)) / matrix[j, j]
-    return x
+    augmented = np.concatenate([matrix, rhs[:, None]], axis=1)
+    for k in range(d):
+        rest = augmented[:, k + 1 :]  # columns up to k are those of the identity by now, and never read again
+        pivot_row = rest[k] / augmented[k, k]
+        rest -= augmented[:, k, None] * pivot_row
+        rest[k] = pivot_row
+    return augmented[:, d]
 
 
 def damped_least_squares(
-    jacobian_n6v: np.ndarray, twist_n6: np.ndarray, prior_nv: np.ndarray, damping: float
+    jacobian_6vn: np.ndarray, twist_6n: np.ndarray, prior_vn: np.ndarray, damping: float
 ) -> np.ndarray:
-    """Joint displacement dq [n, v] with J dq = twist as nearly as damping allows, close to ``prior`` in the null space.
+    """Joint displacement dq [v, n] with J dq = twist as nearly as damping allows, close to ``prior`` in the null space.
 
     dq = p + J^T (J J^T + damping^2 I)^-1 (twist - J p)   (Wampler 1986; Nakamura and Hanafusa 1986)
     """
-    jac = jacobian_n6v.transpose(1, 2, 0)  # [6, v, n], batch last
-    prior = prior_nv.T
-    gram = (jac[:, None] * jac[None]).sum(2)
-    gram[np.arange(6), np.arange(6)] += damping**2
-    residual = twist_n6.T - (jac * prior[None]).sum(1)
-    return (prior + (jac * solve_spd(gram, residual)[:, None]).sum(0)).T
+    gram = np.zeros((6, 6, jacobian_6vn.shape[2]))
+    gram[np.arange(6), np.arange(6)] = damping**2
+    for column in jacobian_6vn.swapaxes(0, 1):  # not einsum, whose order of summation depends on n
+        gram += column[:, None] * column
+    residual = twist_6n - (jacobian_6vn * prior_vn).sum(1)
+    return prior_vn + (jacobian_6vn * solve_spd(gram, residual)[:, None]).sum(0)
+
+
+def cross(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Vector product of a and b, [3, ...]; ``np.cross`` spends more on its axes than on its numbers."""
+    return np.stack([a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]])
 
 
 class PandaArm:
@@ -113,30 +115,32 @@ class PandaArm:
             delta = action[:, :NUM_ARM] * self.config.delta_rad
         else:
             prior = self.config.posture_gain * (HOME_QPOS - qpos)
-            delta = damped_least_squares(self._jacobian(rows), self._twist(action, rows), prior, self.config.damping)
-        self.ctrl[rows, :NUM_ARM] = np.clip(qpos + delta, self.low, self.high)
+            twist = self._twist(action, rows)
+            delta = damped_least_squares(self._jacobian(rows), twist, prior.T.copy(), self.config.damping).T
+        self.ctrl[rows, :NUM_ARM] = (qpos + delta).clip(self.low, self.high)
         finger = FINGER_CLOSED_M + (FINGER_OPEN_M - FINGER_CLOSED_M) * (action[:, -1:] + 1) / 2
         before, rate = self.ctrl[rows, NUM_ARM:], self.config.gripper_m
-        self.ctrl[rows, NUM_ARM:] = before + np.clip(finger - before, -rate, rate)
+        self.ctrl[rows, NUM_ARM:] = before + (finger - before).clip(-rate, rate)
 
     def _jacobian(self, rows: slice | np.ndarray) -> np.ndarray:
-        """Geometric Jacobian of the tool centre point, [n, 6, 7]: translation rows above rotation rows.
+        """Geometric Jacobian of the tool centre point, [6, 7, n]: translation rows above rotation rows.
 
         Column i is (axis_i x (point - anchor_i), axis_i). The engine's ``Batch.jac`` gives the same but runs the
         kinematics again and makes a persistent batch start its next substep afresh; these arrays are current already.
         """
-        axis = self.xaxis[rows, :NUM_ARM]
-        lever = self.site_xpos[rows, None, self.tcp_site] - self.xanchor[rows, :NUM_ARM]
-        return np.concatenate([np.cross(axis, lever), axis], axis=2).transpose(0, 2, 1)
+        axis = self.xaxis[rows, :NUM_ARM].T.copy()
+        lever = (self.site_xpos[rows, None, self.tcp_site] - self.xanchor[rows, :NUM_ARM]).T.copy()
+        return np.concatenate([cross(axis, lever), axis])
 
     def _twist(self, action: np.ndarray, rows: slice | np.ndarray) -> np.ndarray:
-        """Displacement [n, 6] (metres, radians) that the action asks for, kept in the workspace and vertical."""
+        """Displacement [6, n] (metres, radians) that the action asks for, kept in the workspace and vertical."""
         position = self.site_xpos[rows, self.tcp_site]
         target = position + action[:, :3] * self.config.delta_m
-        target = np.clip(target, self.config.workspace_low_m, self.config.workspace_high_m)
-        frame = self.site_xmat[rows, self.tcp_site].reshape(-1, 3, 3)
-        x_axis, z_axis = frame[:, :, 0], frame[:, :, 2]
-        upright = np.cross(z_axis, np.broadcast_to((0.0, 0.0, -1.0), z_axis.shape))  # turns the tool's z downwards
-        yaw = np.arctan2(x_axis[:, 1], x_axis[:, 0])
-        upright[:, 2] = action[:, 3] * self.config.delta_rad if self.config.rotation else -yaw
-        return np.concatenate([target - position, upright], axis=1)
+        target = target.clip(self.config.workspace_low_m, self.config.workspace_high_m)
+        frame = self.site_xmat[rows, self.tcp_site]  # row-major: its x axis is entries 0, 3, 6, its z axis 2, 5, 8
+        twist = np.zeros((6, len(position)))
+        twist[:3] = (target - position).T
+        twist[3], twist[4] = -frame[:, 5], frame[:, 2]  # z axis x (0, 0, -1): turns the tool's z downwards
+        yaw = np.arctan2(frame[:, 3], frame[:, 0])
+        twist[5] = action[:, 3] * self.config.delta_rad if self.config.rotation else -yaw
+        return twist

@@ -6,11 +6,13 @@ the same episode everywhere, and a checkpoint needs no generator state.
 
 from __future__ import annotations
 
+import functools
 import zlib
 
 import numpy as np
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_STREAM = np.uint64(0xD1B54A32D192ED03)
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
@@ -20,30 +22,35 @@ def _mix(z: np.ndarray) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-def uniform(seed_N: np.ndarray, episode_N: np.ndarray, stream: str, size: int) -> np.ndarray:
-    """Uniform numbers in [0, 1), float64 [N, size], for env seeds and episode numbers (integers, [N]).
-
-    ``stream`` names what the numbers are for; different streams are independent.
-    """
+@functools.cache
+def _counters(stream: str, size: int) -> np.ndarray:
+    """Where the numbers of a stream lie in the sequence of an episode, uint64 [size]."""
     with np.errstate(over="ignore"):
-        key = _mix(np.asarray(seed_N).astype(np.uint64) * _GOLDEN + np.uint64(zlib.crc32(stream.encode())))
-        key = _mix(key + np.asarray(episode_N).astype(np.uint64) * _GOLDEN)
-        bits = _mix(key[:, None] + (np.arange(size, dtype=np.uint64) + np.uint64(1)) * _GOLDEN)
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return np.uint64(zlib.crc32(stream.encode())) * _STREAM + np.arange(1, size + 1, dtype=np.uint64) * _GOLDEN
 
 
 class EpisodeRng:
-    """The random numbers of the episodes that start now, for n envs. A name can be drawn from once per reset."""
+    """The random numbers of the episodes that start now, for n envs. A name can be drawn from once per reset.
+
+    seed_n, episode_n: env seeds and episode numbers (integers). ``stream`` names what numbers are for; different
+    streams are independent.
+    """
 
     def __init__(self, seed_n: np.ndarray, episode_n: np.ndarray) -> None:
-        self.seed_n = seed_n
-        self.episode_n = episode_n
+        with np.errstate(over="ignore"):
+            key = _mix(np.asarray(seed_n).astype(np.uint64) * _GOLDEN)
+            self._key_n = _mix(key + np.asarray(episode_n).astype(np.uint64) * _GOLDEN)
 
     def __len__(self) -> int:
-        return len(self.seed_n)
+        return len(self._key_n)
+
+    def unit(self, stream: str, size: int) -> np.ndarray:
+        """[n, size] uniform in [0, 1), float64."""
+        bits = _mix(self._key_n[:, None] + _counters(stream, size))
+        return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def uniform(self, stream: str, low: float | list[float], high: float | list[float]) -> np.ndarray:
         """[n, d] uniform in [low, high), d = len(low); [n] where low and high are numbers."""
-        low_d, high_d = np.atleast_1d(np.asarray(low, float)), np.atleast_1d(np.asarray(high, float))
-        out = low_d + (high_d - low_d) * uniform(self.seed_n, self.episode_n, stream, len(low_d))
-        return out[:, 0] if np.isscalar(low) else out
+        if isinstance(low, list):
+            return np.asarray(low) + np.subtract(high, low) * self.unit(stream, len(low))
+        return low + (high - low) * self.unit(stream, 1)[:, 0]

@@ -6,7 +6,9 @@
     pool_over_async_vector_env   pool / gymnasium's AsyncVectorEnv of our single env
     rss_gb_4096                  greatest resident memory of a process that steps 4,096 envs, GB
 
-Actions are uniform in [-1, 1]. Observations, rewards, success, the time limit and resets are part of a pool's step.
+Actions are uniform in [-1, 1] and come in chunks of 4, as the default policies execute them; single actions are
+measured beside (pool_over_engine_single_actions). Observations, rewards, success, the time limit and resets are part
+of a pool's step, and only control steps that were executed count.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from envs.gymnasium_api import gymnasium_id
 
 TASK = "pick_place"
 ENVPOOL_ID, ENVPOOL_PEER = "PandaPickCube-v1", "lift"
+CHUNK = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +75,11 @@ def measure(short: bool) -> Report:
 class Replay:
     """The pool's steps, and then the same physics in a bare batch: its states at the start and its controls.
 
-    count: control steps of one measure.
+    count: control steps of one measure, in chunks of ``chunk``.
     """
 
-    def __init__(self, pool: MujocoPool, count: int) -> None:
-        self.pool, self.count = pool, count
+    def __init__(self, pool: MujocoPool, count: int, chunk: int) -> None:
+        self.pool, self.count, self.chunk = pool, count, chunk
         self.start = pool.batch.state.copy()
         self.controls: list[np.ndarray] = []
 
@@ -84,13 +87,13 @@ class Replay:
         self.controls.clear()
         self.start[:] = self.pool.batch.state
         self.pool.on_control_step = lambda pool: self.controls.append(pool.batch.bind("ctrl").copy())
-        speed = _speed(self.pool, self.count)
+        speed = _speed(self.pool, self.count, self.chunk)
         self.pool.on_control_step = None
         return speed
 
     def engine_speed(self, batch: Batch) -> float:
         batch.state[:] = self.start
-        return self.count * self.pool.num_envs / timed(lambda: self._loop(batch))
+        return len(self.controls) * self.pool.num_envs / timed(lambda: self._loop(batch))
 
     def _loop(self, batch: Batch) -> None:
         ctrl = batch.bind("ctrl")
@@ -106,21 +109,27 @@ def against_engine(report: Report, sizes: Sizes, pool: MujocoPool) -> None:
     the kind that the pool uses.
     """
     nthread = pool.batch.nthread
-    replay = Replay(pool, max(2, sizes.env_steps // pool.num_envs))
     plain = Batch(pool.model, pool.num_envs, nthread)
     persistent = Batch(pool.model, pool.num_envs, nthread, persistent=True)
-    measures = {
-        "pool": replay.pool_speed,
-        "engine": lambda: replay.engine_speed(plain),
-        "engine_persistent": lambda: replay.engine_speed(persistent),
-    }
-    results = in_turns(measures, sizes.rounds)
-    settings = _settings(pool) | {"control_steps": replay.count, "rounds": sizes.rounds}
-    for name, speeds in results.items():
-        report.add(f"{name}_{sizes.reference}", float(np.median(speeds)), "control steps/s", **settings)
-    ratio = paired(results["pool"], results["engine_persistent"])
-    report.add("pool_over_engine_persistent", ratio, "ratio", **settings)
-    report.ratio("pool_over_engine_1024", paired(results["pool"], results["engine"]))
+    settings = _settings(pool) | {"rounds": sizes.rounds}
+    for chunk, suffix in ((CHUNK, ""), (1, "_single_actions")):
+        replay = Replay(pool, max(2, sizes.env_steps // pool.num_envs), chunk)
+        measures = {
+            "pool": replay.pool_speed,
+            "engine": lambda replay=replay: replay.engine_speed(plain),
+            "engine_persistent": lambda replay=replay: replay.engine_speed(persistent),
+        }
+        results = in_turns(measures, sizes.rounds)
+        extent = settings | {"control_steps": replay.count, "chunk": chunk}
+        for name, speeds in results.items():
+            report.add(f"{name}_{sizes.reference}{suffix}", float(np.median(speeds)), "control steps/s", **extent)
+        ratio = paired(results["pool"], results["engine_persistent"])
+        report.add(f"pool_over_engine_persistent{suffix}", ratio, "ratio", **extent)
+        ratio = paired(results["pool"], results["engine"])
+        if chunk == CHUNK:
+            report.ratio("pool_over_engine_1024", ratio)
+        else:
+            report.add(f"pool_over_engine{suffix}", ratio, "ratio", **extent)
 
 
 def flatness(report: Report, sizes: Sizes, reference: MujocoPool) -> None:
@@ -158,7 +167,7 @@ def against_envpool(report: Report, sizes: Sizes) -> None:
     random = np.random.default_rng(0)
     actions = random.uniform(-1, 1, (count, pool.num_envs, *peer.action_space.shape)).astype(peer.action_space.dtype)
     peer_speed = _stepper(lambda: [peer.step(action) for action in actions], count * pool.num_envs)
-    results = in_turns({"pool": lambda: _speed(pool, count), "envpool": peer_speed}, sizes.rounds)
+    results = in_turns({"pool": lambda: _speed(pool, count, 1), "envpool": peer_speed}, sizes.rounds)
     timing = peer.spec.config
     peer.close()
     theirs = {
@@ -217,13 +226,19 @@ def _pool(task: str, num_envs: int) -> MujocoPool:
     return make_pool(task, {}, num_envs=num_envs, num_threads=threads.available_cores(), stagger=True)
 
 
-def _walk(pool: MujocoPool, count: int) -> None:
-    for _ in range(count):
-        pool.step(2 * torch.rand(pool.num_envs, pool.spec.action_dim) - 1)
+def _walk(pool: MujocoPool, count: int, chunk: int = CHUNK) -> int:
+    """At least ``count`` control steps with random actions; env steps that were executed."""
+    executed = 0
+    for _ in range(-(-count // chunk)):
+        action = 2 * torch.rand(pool.num_envs, chunk, pool.spec.action_dim) - 1
+        executed += int(pool.step(action).num_steps_N.sum())
+    return executed
 
 
-def _speed(pool: MujocoPool, count: int) -> float:
-    return count * pool.num_envs / timed(lambda: _walk(pool, count))
+def _speed(pool: MujocoPool, count: int, chunk: int = CHUNK) -> float:
+    executed: list[int] = []
+    seconds = timed(lambda: executed.append(_walk(pool, count, chunk)))
+    return executed[0] / seconds
 
 
 def _stepper(work: Callable[[], object], env_steps: int) -> Callable[[], float]:

@@ -7,6 +7,7 @@ simulation. All quantities are for N envs, metres, seconds, radians, float64 as 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import mujoco
@@ -61,6 +62,13 @@ class View:
         self.finger_qpos = self.qpos[:, 7:9]
         self.finger_targets = torch.from_numpy(batch.bind("ctrl"))[:, 7:9]
         self.finger_target = self.finger_targets[:, :1]
+        self.xmat = _readonly(batch.bind("xmat"))
+        self._views: dict[tuple[str, str], Tensor] = {}  # by what they are of and whose: looking up names is slow
+        self._derived: dict[tuple[str, str], Tensor] = {}  # computed since the simulation last moved
+
+    def changed(self) -> None:
+        """The simulation has moved on: what was derived from its state is out of date."""
+        self._derived.clear()
 
     def sensor(self, name: str) -> Tensor:
         """Reading of a sensor, [N, d]."""
@@ -69,13 +77,15 @@ class View:
 
     def body_qpos(self, name: str) -> Tensor:
         """Position and quaternion of a free body, [N, 7]; writable."""
-        start = self.model.joint(name).qposadr[0]
-        return self.qpos[:, start : start + 7]
+        return _kept(self._views, ("qpos", name), lambda: _columns(self.qpos, self.model.joint(name).qposadr[0], 7))
 
     def body_qvel(self, name: str) -> Tensor:
         """Linear (world frame) and angular (body frame) velocity of a free body, [N, 6]."""
-        start = self.model.joint(name).dofadr[0]
-        return self.qvel[:, start : start + 6]
+        return _kept(self._views, ("qvel", name), lambda: _columns(self.qvel, self.model.joint(name).dofadr[0], 6))
+
+    def body_mat(self, name: str) -> Tensor:
+        """Rotation matrix of a body by rows, [N, 9]."""
+        return _kept(self._views, ("xmat", name), lambda: self.xmat[:, self.model.body(name).id])
 
     def mocap(self, name: str) -> Tensor:
         """Position of a mocap body, [N, 3]; writable."""
@@ -87,19 +97,41 @@ class View:
 
     def between(self, name: str) -> Tensor:
         """Whether the centre of the cube ``name`` is between the open or closed fingers, bool [N]."""
-        return (self.body_qpos(name)[:, :3] - self.tcp_pos).abs().amax(dim=-1) < BETWEEN_M
+
+        def compute() -> Tensor:
+            return (self.body_qpos(name)[:, :3] - self.tcp_pos).abs().amax(dim=-1) < BETWEEN_M
+
+        return _kept(self._derived, ("between", name), compute)
 
     def grasped(self, name: str) -> Tensor:
         """Whether both finger pads touch the cube ``name`` and it is between them, bool [N].
 
         Contacts alone are not enough: closed fingers that rest on top of a cube touch it with both pads.
         """
-        both = ((self.sensor(f"left_pad_{name}") > 0) & (self.sensor(f"right_pad_{name}") > 0)).squeeze(-1)
-        return both & self.between(name)
+        return _kept(self._derived, ("grasped", name), lambda: self._pads(name).all(dim=-1) & self.between(name))
 
     def touched(self, name: str) -> Tensor:
         """Whether any finger pad touches the cube ``name``, bool [N]."""
-        return ((self.sensor(f"left_pad_{name}") > 0) | (self.sensor(f"right_pad_{name}") > 0)).squeeze(-1)
+        return _kept(self._derived, ("touched", name), lambda: self._pads(name).any(dim=-1))
+
+    def _pads(self, name: str) -> Tensor:
+        """Whether the left and the right pad touch the cube, bool [N, 2]. Their sensors are neighbours (add_cube)."""
+
+        def compute() -> Tensor:
+            return _columns(self.sensors, self.model.sensor(f"left_pad_{name}").adr[0], 2)
+
+        return _kept(self._views, ("pads", name), compute) > 0
+
+
+def _kept(kept: dict[tuple[str, str], Tensor], key: tuple[str, str], compute: Callable[[], Tensor]) -> Tensor:
+    """The value at ``key``, computed where there is none."""
+    if key not in kept:
+        kept[key] = compute()
+    return kept[key]
+
+
+def _columns(array: Tensor, first: int, size: int) -> Tensor:
+    return array[:, first : first + size]
 
 
 def _readonly(array: np.ndarray) -> Tensor:
@@ -139,8 +171,8 @@ class Task:
         """Named parts of ``obs["privileged"]`` beyond the state, each [N, d]; for the critic only."""
         raise NotImplementedError
 
-    def rewards(self) -> dict[str, Tensor]:
-        """Named reward terms, each [N]; the reward is their sum."""
+    def rewards(self, success: Tensor) -> dict[str, Tensor]:
+        """Named reward terms, each [N]; the reward is their sum. success: that of the same state, bool [N]."""
         raise NotImplementedError
 
     def success(self) -> Tensor:
@@ -174,12 +206,3 @@ def near(distance: Tensor, scale_m: float) -> Tensor:
 def progress(distance: Tensor, range_m: float) -> Tensor:
     """1 at distance 0, falling linearly to 0 at ``range_m``: the same pull from near and far."""
     return (1 - distance / range_m).clamp(min=0)
-
-
-def rotation_6d(quat: Tensor) -> Tensor:
-    """First two columns of the rotation matrix of a unit quaternion (w, x, y, z), [N, 6] (Zhou et al. 2019)."""
-    w, x, y, z = quat.unbind(-1)
-    return torch.stack(
-        [1 - 2 * (y * y + z * z), 2 * (x * y + w * z), 2 * (x * z - w * y),
-         2 * (x * y - w * z), 1 - 2 * (x * x + z * z), 2 * (y * z + w * x)], dim=-1,
-    )  # fmt: skip

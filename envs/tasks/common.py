@@ -7,7 +7,9 @@ from torch import Tensor
 
 from envs.robot import ControlConfig
 from envs.seeding import EpisodeRng
-from envs.tasks.base import View, column, rotation_6d
+from envs.tasks.base import View, column
+
+COLUMNS = torch.tensor([0, 3, 6, 1, 4, 7])  # the first two of a 3 x 3 matrix that is written by rows
 
 
 def arm_state(view: View) -> dict[str, Tensor]:
@@ -24,12 +26,13 @@ def arm_state(view: View) -> dict[str, Tensor]:
 
 
 def cube_state(view: View, name: str) -> dict[str, Tensor]:
-    """Pose of a cube: position, position seen from the tool centre point (m), and rotation."""
+    """Pose of a cube: position, position seen from the tool centre point (m), and rotation, as the first two columns
+    of its matrix (Zhou et al. 2019)."""
     pose = view.body_qpos(name)
     return {
         f"{name}_pos": pose[:, :3],
         f"{name}_from_tcp": pose[:, :3] - view.tcp_pos,
-        f"{name}_rotation": rotation_6d(pose[:, 3:]),
+        f"{name}_rotation": view.body_mat(name).index_select(1, COLUMNS),
     }
 
 

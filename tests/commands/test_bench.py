@@ -80,7 +80,7 @@ def test_a_result_is_never_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_bare_engine_computes_what_the_pool_computed(persistent: bool) -> None:
     pool = make_pool("pick_place", {}, num_envs=4, num_threads=1)
-    replay = Replay(pool, 6)
+    replay = Replay(pool, 6, chunk=2)
     batch = Batch(pool.model, 4, 1, persistent=persistent)
     for _ in range(2):
         assert replay.pool_speed() > 0

@@ -78,8 +78,9 @@ def test_damped_least_squares_equals_its_formula() -> None:
     for i, j in enumerate(jac):
         gram = j @ j.T + 0.1**2 * np.eye(6)
         expected[i] = prior[i] + j.T @ np.linalg.solve(gram, twist[i] - j @ prior[i])
-    np.testing.assert_allclose(damped_least_squares(jac, twist, prior, 0.1), expected, rtol=1e-9)
-    exact = damped_least_squares(jac, twist, prior, 1e-6)
+    batch_last = (jac.transpose(1, 2, 0), twist.T, prior.T)
+    np.testing.assert_allclose(damped_least_squares(*batch_last, 0.1).T, expected, rtol=1e-9)
+    exact = damped_least_squares(*batch_last, 1e-6).T
     np.testing.assert_allclose(np.einsum("nij,nj->ni", jac, exact), twist, atol=1e-6)  # the prior is in the null space
 
 
@@ -87,8 +88,8 @@ def test_jacobian_is_that_of_the_engine() -> None:
     rig = Rig(8, spread_rad=0.8)
     rig.drive(rig.action(dx=1.0), 2)
     rows = np.array([1, 4, 6])
-    ours = rig.arm._jacobian(slice(None))
-    np.testing.assert_array_equal(rig.arm._jacobian(rows), ours[rows])
+    ours = rig.arm._jacobian(slice(None)).transpose(2, 0, 1)
+    np.testing.assert_array_equal(rig.arm._jacobian(rows).transpose(2, 0, 1), ours[rows])
     model, data = rig.batch.model, mujoco.MjData(rig.batch.model)
     for i in range(rig.num):
         data.qpos[:] = rig.batch.bind("qpos")[i]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from envs.seeding import EpisodeRng, uniform
+from envs.seeding import EpisodeRng
 from tests.envs.helpers import actions, pool
 
 RANDOMIZATION = {
@@ -15,23 +15,27 @@ RANDOMIZATION = {
 }
 
 
+def unit(seeds: np.ndarray, episodes: np.ndarray, stream: str, size: int) -> np.ndarray:
+    return EpisodeRng(seeds, episodes).unit(stream, size)
+
+
 def test_draws_do_not_depend_on_who_else_draws() -> None:
     seeds, episodes = np.arange(100), np.arange(100) % 7
-    together = uniform(seeds, episodes, "goal", 5)
+    together = unit(seeds, episodes, "goal", 5)
     some = np.array([3, 50, 99])
-    np.testing.assert_array_equal(together[some], uniform(seeds[some], episodes[some], "goal", 5))
-    np.testing.assert_array_equal(together[:, :2], uniform(seeds, episodes, "goal", 2))
+    np.testing.assert_array_equal(together[some], unit(seeds[some], episodes[some], "goal", 5))
+    np.testing.assert_array_equal(together[:, :2], unit(seeds, episodes, "goal", 2))
 
 
 def test_draws_are_uniform_and_independent() -> None:
     n = 20000
     seeds, zeros = np.arange(n), np.zeros(n, int)
-    a = uniform(seeds, zeros, "a", 2)
+    a = unit(seeds, zeros, "a", 2)
     others = {
         "neighbouring seed": np.roll(a[:, 0], 1),
         "next index": a[:, 1],
-        "next episode": uniform(seeds, zeros + 1, "a", 1)[:, 0],
-        "other stream": uniform(seeds, zeros, "b", 1)[:, 0],
+        "next episode": unit(seeds, zeros + 1, "a", 1)[:, 0],
+        "other stream": unit(seeds, zeros, "b", 1)[:, 0],
     }
     assert a.min() >= 0.0
     assert a.max() < 1.0
