@@ -202,7 +202,7 @@ class MujocoPool:
     def _advance(self, action_NA: Tensor, ids: np.ndarray | None) -> Tensor:
         """One control step of envs ``ids``. Returns those whose simulation broke; their state is zeroed at reset."""
         self.guard.remember()
-        self.arm.apply(action_NA.numpy() if ids is None else action_NA.numpy()[ids], ids)
+        self.arm.apply(action_NA.numpy(), ids)
         raised = None
         try:
             self.batch.step(ids, nstep=self.substeps, stage=_CURRENT)

@@ -103,44 +103,47 @@ class PandaArm:
         self.ctrl[ids, :NUM_ARM] = qpos_n7
         self.ctrl[ids, NUM_ARM:] = FINGER_OPEN_M
 
-    def apply(self, action: np.ndarray, ids: np.ndarray | None) -> None:
-        """Write the actuator targets for action [n, A] in [-1, 1] of the envs ``ids`` (None: all).
+    def apply(self, action_NA: np.ndarray, ids: np.ndarray | None) -> None:
+        """Write the actuator targets for actions [N, A] in [-1, 1] of the envs ``ids`` (None: all).
 
         ``site_xpos`` and ``qpos`` must be current. The gripper action is the opening wanted, 1 open and -1
         closed; the fingers' target follows it at a limited rate, so that noise does not drop what is held.
+        Targets are computed for all N: picking rows first costs more than it saves.
         """
-        rows = slice(None) if ids is None else ids
-        qpos = self.qpos[rows, :NUM_ARM]
+        qpos, ctrl, rate = self.qpos[:, :NUM_ARM], np.empty_like(self.ctrl), self.config.gripper_m
         if self.config.mode == "joint_delta":
-            delta = action[:, :NUM_ARM] * self.config.delta_rad
+            delta = action_NA[:, :NUM_ARM] * self.config.delta_rad
         else:
             prior = self.config.posture_gain * (HOME_QPOS - qpos)
-            twist = self._twist(action, rows)
-            delta = damped_least_squares(self._jacobian(rows), twist, prior.T.copy(), self.config.damping).T
-        self.ctrl[rows, :NUM_ARM] = (qpos + delta).clip(self.low, self.high)
-        finger = FINGER_CLOSED_M + (FINGER_OPEN_M - FINGER_CLOSED_M) * (action[:, -1:] + 1) / 2
-        before, rate = self.ctrl[rows, NUM_ARM:], self.config.gripper_m
-        self.ctrl[rows, NUM_ARM:] = before + (finger - before).clip(-rate, rate)
+            delta = damped_least_squares(self._jacobian(), self._twist(action_NA), prior.T.copy(), self.config.damping).T
+        ctrl[:, :NUM_ARM] = (qpos + delta).clip(self.low, self.high)
+        finger = FINGER_CLOSED_M + (FINGER_OPEN_M - FINGER_CLOSED_M) * (action_NA[:, -1:] + 1) / 2
+        before = self.ctrl[:, NUM_ARM:]
+        ctrl[:, NUM_ARM:] = before + (finger - before).clip(-rate, rate)
+        if ids is None:
+            self.ctrl[:] = ctrl
+        else:
+            self.ctrl[ids] = ctrl[ids]
 
-    def _jacobian(self, rows: slice | np.ndarray) -> np.ndarray:
-        """Geometric Jacobian of the tool centre point, [6, 7, n]: translation rows above rotation rows.
+    def _jacobian(self) -> np.ndarray:
+        """Geometric Jacobian of the tool centre point, [6, 7, N]: translation rows above rotation rows.
 
         Column i is (axis_i x (point - anchor_i), axis_i). The engine's ``Batch.jac`` gives the same but runs the
         kinematics again and makes a persistent batch start its next substep afresh; these arrays are current already.
         """
-        axis = self.xaxis[rows, :NUM_ARM].T.copy()
-        lever = (self.site_xpos[rows, None, self.tcp_site] - self.xanchor[rows, :NUM_ARM]).T.copy()
+        axis = self.xaxis[:, :NUM_ARM].T.copy()
+        lever = (self.site_xpos[:, None, self.tcp_site] - self.xanchor[:, :NUM_ARM]).T.copy()
         return np.concatenate([cross(axis, lever), axis])
 
-    def _twist(self, action: np.ndarray, rows: slice | np.ndarray) -> np.ndarray:
-        """Displacement [6, n] (metres, radians) that the action asks for, kept in the workspace and vertical."""
-        position = self.site_xpos[rows, self.tcp_site]
-        target = position + action[:, :3] * self.config.delta_m
+    def _twist(self, action_NA: np.ndarray) -> np.ndarray:
+        """Displacement [6, N] (metres, radians) that the action asks for, kept in the workspace and vertical."""
+        position, frame = self.site_xpos[:, self.tcp_site], self.site_xmat[:, self.tcp_site]
+        target = position + action_NA[:, :3] * self.config.delta_m
         target = target.clip(self.config.workspace_low_m, self.config.workspace_high_m)
-        frame = self.site_xmat[rows, self.tcp_site]  # row-major: its x axis is entries 0, 3, 6, its z axis 2, 5, 8
         twist = np.zeros((6, len(position)))
         twist[:3] = (target - position).T
+        # frame is the tool's matrix by rows: its x axis is entries 0, 3, 6, its z axis 2, 5, 8
         twist[3], twist[4] = -frame[:, 5], frame[:, 2]  # z axis x (0, 0, -1): turns the tool's z downwards
         yaw = np.arctan2(frame[:, 3], frame[:, 0])
-        twist[5] = action[:, 3] * self.config.delta_rad if self.config.rotation else -yaw
+        twist[5] = action_NA[:, 3] * self.config.delta_rad if self.config.rotation else -yaw
         return twist

@@ -27,7 +27,7 @@ def panda_on_table() -> mujoco.MjSpec:
 
 
 def add_cube(spec: mujoco.MjSpec, name: str, half_size_m: float, mass_kg: float, rgba: Rgba) -> None:
-    """A free cube, with a sensor for each finger pad that counts its contacts with the cube."""
+    """A free cube, with a sensor for each finger pad that counts its contacts with the cube, and two for its axes."""
     body = spec.worldbody.add_body(name=name, pos=[0.5, 0, half_size_m])
     body.add_freejoint(name=name)
     body.add_geom(
@@ -36,6 +36,9 @@ def add_cube(spec: mujoco.MjSpec, name: str, half_size_m: float, mass_kg: float,
     )  # fmt: skip
     for pad in ("left_pad", "right_pad"):
         add_contact_sensor(spec, f"{pad}_{name}", pad, name)
+    for axis in ("x", "y"):
+        kind = getattr(mujoco.mjtSensor, f"mjSENS_FRAME{axis.upper()}AXIS")
+        spec.add_sensor(name=f"{name}_{axis}_axis", type=kind, objtype=mujoco.mjtObj.mjOBJ_XBODY, objname=name)
 
 
 def add_contact_sensor(spec: mujoco.MjSpec, name: str, geom1: str, geom2: str) -> None:

@@ -62,7 +62,6 @@ class View:
         self.finger_qpos = self.qpos[:, 7:9]
         self.finger_targets = torch.from_numpy(batch.bind("ctrl"))[:, 7:9]
         self.finger_target = self.finger_targets[:, :1]
-        self.xmat = _readonly(batch.bind("xmat"))
         self._views: dict[tuple[str, str], Tensor] = {}  # by what they are of and whose: looking up names is slow
         self._derived: dict[tuple[str, str], Tensor] = {}  # computed since the simulation last moved
 
@@ -83,9 +82,9 @@ class View:
         """Linear (world frame) and angular (body frame) velocity of a free body, [N, 6]."""
         return _kept(self._views, ("qvel", name), lambda: _columns(self.qvel, self.model.joint(name).dofadr[0], 6))
 
-    def body_mat(self, name: str) -> Tensor:
-        """Rotation matrix of a body by rows, [N, 9]."""
-        return _kept(self._views, ("xmat", name), lambda: self.xmat[:, self.model.body(name).id])
+    def cube_axes(self, name: str) -> Tensor:
+        """Directions of the x and the y axis of the cube ``name``, [N, 6]. Their sensors are neighbours (add_cube)."""
+        return self._neighbours(f"{name}_x_axis", 6)
 
     def mocap(self, name: str) -> Tensor:
         """Position of a mocap body, [N, 3]; writable."""
@@ -116,11 +115,13 @@ class View:
 
     def _pads(self, name: str) -> Tensor:
         """Whether the left and the right pad touch the cube, bool [N, 2]. Their sensors are neighbours (add_cube)."""
+        return self._neighbours(f"left_pad_{name}", 2) > 0
 
-        def compute() -> Tensor:
-            return _columns(self.sensors, self.model.sensor(f"left_pad_{name}").adr[0], 2)
-
-        return _kept(self._views, ("pads", name), compute) > 0
+    def _neighbours(self, first: str, size: int) -> Tensor:
+        """``size`` readings from the sensor ``first`` on."""
+        return _kept(
+            self._views, ("sensors", first), lambda: _columns(self.sensors, self.model.sensor(first).adr[0], size)
+        )
 
 
 def _kept(kept: dict[tuple[str, str], Tensor], key: tuple[str, str], compute: Callable[[], Tensor]) -> Tensor:

@@ -9,8 +9,6 @@ from envs.robot import ControlConfig
 from envs.seeding import EpisodeRng
 from envs.tasks.base import View, column
 
-COLUMNS = torch.tensor([0, 3, 6, 1, 4, 7])  # the first two of a 3 x 3 matrix that is written by rows
-
 
 def arm_state(view: View) -> dict[str, Tensor]:
     """What the robot knows of itself: joints (rad, rad/s), finger positions and target (m, scaled to about 1), and the
@@ -32,7 +30,7 @@ def cube_state(view: View, name: str) -> dict[str, Tensor]:
     return {
         f"{name}_pos": pose[:, :3],
         f"{name}_from_tcp": pose[:, :3] - view.tcp_pos,
-        f"{name}_rotation": view.body_mat(name).index_select(1, COLUMNS),
+        f"{name}_rotation": view.cube_axes(name),
     }
 
 

@@ -87,9 +87,7 @@ def test_damped_least_squares_equals_its_formula() -> None:
 def test_jacobian_is_that_of_the_engine() -> None:
     rig = Rig(8, spread_rad=0.8)
     rig.drive(rig.action(dx=1.0), 2)
-    rows = np.array([1, 4, 6])
-    ours = rig.arm._jacobian(slice(None)).transpose(2, 0, 1)
-    np.testing.assert_array_equal(rig.arm._jacobian(rows).transpose(2, 0, 1), ours[rows])
+    ours = rig.arm._jacobian().transpose(2, 0, 1)
     model, data = rig.batch.model, mujoco.MjData(rig.batch.model)
     for i in range(rig.num):
         data.qpos[:] = rig.batch.bind("qpos")[i]
@@ -208,13 +206,10 @@ def test_the_gripper_opens_and_closes() -> None:
 def test_only_the_given_rows_are_commanded() -> None:
     rig = Rig(5)
     before = rig.batch.bind("ctrl").copy()
-    ids = np.array([0, 3])
-    action = np.stack([rig.action(dx=1.0, gripper=-1.0), rig.action(dz=-1.0)])
-    rig.arm.apply(action, ids)
-    after = rig.batch.bind("ctrl")
+    action = np.stack([rig.action(dx=1.0, gripper=-1.0)] * 5)
+    rig.arm.apply(action, np.array([0, 3]))
+    after = rig.batch.bind("ctrl").copy()
     assert (after != before).any(1).tolist() == [True, False, False, True, False]
-    whole = np.zeros((5, rig.size))
-    whole[ids] = action
     rig.batch.bind("ctrl")[:] = before
-    rig.arm.apply(whole, None)
-    np.testing.assert_allclose(after[ids], rig.batch.bind("ctrl")[ids])
+    rig.arm.apply(action, None)
+    np.testing.assert_array_equal(after[[0, 3]], rig.batch.bind("ctrl")[[0, 3]])
