@@ -18,7 +18,7 @@ from policies.networks import mlp
 class GaussianConfig(ActorCriticConfig):
     """Options of GaussianPolicy; standard deviations are in action units ([-1, 1])."""
 
-    init_std: float = 0.4
+    init_std: float = 0.25
     min_std: float = 0.05
     max_std: float = 1.0
 

@@ -29,7 +29,7 @@ class FlowConfig(ActorCriticConfig):
     exploration: str = "flow_noise"
     sigma_min: float = 0.05
     sigma_max: float = 1.0
-    sigma_init: float = 0.4
+    sigma_init: float = 0.25
 
     def __post_init__(self) -> None:
         super().__post_init__()
