@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,12 +11,13 @@ from torch import Tensor
 from embodied.core.types import EnvSpec, Evaluation, Obs, PolicySample
 from policies.base import ActorCritic, ActorCriticConfig, check, check_hidden, check_name, is_positive_int
 from policies.flow.network import Code, Denoiser, NoiseNetwork, time_features
-from policies.flow.sampler import integrate, sample_chain
-from policies.flow.step import interpolate, time_grid, transition, velocity_to
+from policies.flow.sampler import Transition, integrate, sample_chain, sample_one_step
+from policies.flow.step import flow_noise, flow_sde, interpolate, sde_sigma, time_grid, velocity_to
 from policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_executed
 
 PREDICTIONS = ("action", "velocity")
-EXPLORATIONS = ("flow_noise",)
+EXPLORATIONS = ("flow_noise", "flow_sde")
+STOCHASTIC_STEPS = ("all", "one")
 MIN_LOSS_TIME = 0.05  # lower bound of the 1/t weight in the imitation loss, as in Li & He (2025)
 
 
@@ -27,6 +29,8 @@ class FlowConfig(ActorCriticConfig):
     head_hidden: tuple[int, ...] = (128,)
     prediction: str = "action"
     exploration: str = "flow_noise"
+    stochastic_steps: str = "all"
+    sde_noise: float = 0.5
     sigma_min: float = 0.05
     sigma_max: float = 1.0
     sigma_init: float = 0.25
@@ -37,6 +41,8 @@ class FlowConfig(ActorCriticConfig):
         check_hidden("head_hidden", self.head_hidden)
         check_name("prediction", self.prediction, PREDICTIONS)
         check_name("exploration", self.exploration, EXPLORATIONS)
+        check_name("stochastic_steps", self.stochastic_steps, STOCHASTIC_STEPS)
+        check(self.sde_noise > 0.0, "sde_noise", self.sde_noise, "above 0")
         ordered = 0.0 < self.sigma_min < self.sigma_max
         check(ordered, "sigma_min", self.sigma_min, f"above 0, below sigma_max ({self.sigma_max})")
         inside = self.sigma_min < self.sigma_init < self.sigma_max
@@ -44,48 +50,69 @@ class FlowConfig(ActorCriticConfig):
 
 
 class FlowPolicy(ActorCritic):
-    """Flow matching over chunks [H, A], explored by Flow-Noise (pi_RL): every denoise step is a Gaussian.
+    """Flow matching over chunks [H, A], explored by stochastic denoise steps, each of which is a Gaussian.
 
     Parametrisation. By default the network predicts the clean action f(x, t, state) and the velocity is ``(x - f)/t``
     (x-prediction: Li & He 2025, "Back to Basics: Let Denoising Generative Models Denoise"). The last Euler step then
     lands on f exactly, so the initial noise is contracted away and an untrained policy is a Gaussian around f ~ 0 with
     the last step's sigma: RL from scratch starts as Gaussian PPO does. ``prediction: velocity`` is as in pi0.
 
+    Exploration. ``flow_noise`` learns every step's standard deviation, ``flow_sde`` has the SDE that shares the ODE's
+    marginals (policies/flow/step.py). With ``stochastic_steps: one`` a single step of each decision, drawn uniformly,
+    is stochastic and the others follow the ODE: mixed ODE-SDE.
+
     Likelihood. The chain x_0 (noise), x_1, ..., x_K (action) is a Markov chain of diagonal Gaussians, and the
     log-probability of a decision is the exact sum of its K transitions' log-densities. The density of x_0 has no
-    parameter and cancels in every ratio. With E < H, actions beyond E are never executed and their coordinates do
-    not count, in any transition: the result is the density of the executed coordinates, step by step, given all
-    coordinates of the step before. As the others enter the network's input, this leaves out the credit for what their
-    noise did to the executed ones; with E = H (the default) nothing is left out.
+    parameter and cancels in every ratio. With one stochastic step it is that transition's log-density; the chain
+    holds its ends and its index, whose probability 1/K cancels too. With E < H, actions beyond E are never executed
+    and their coordinates do not count, in any transition: the result is the density of the executed coordinates, step
+    by step, given all coordinates of the step before. As the others enter the network's input, this leaves out the
+    credit for what their noise did to the executed ones; with E = H (the default) nothing is left out.
 
-    Entropy is the sum of the K transitions' Gaussian entropies along the given chain, over the same coordinates.
+    Entropy is the sum of the stochastic transitions' Gaussian entropies along the given chain, over the same
+    coordinates.
     """
 
     grid: Tensor
     grid_features: Tensor
+    grid_sigma: Tensor
 
     def __init__(self, spec: EnvSpec, config: FlowConfig) -> None:
         super().__init__(spec, config)
         self.denoise_steps = config.denoise_steps
         self.predicts_velocity = config.prediction == "velocity"
+        self.one_stochastic_step = config.stochastic_steps == "one"
         chunk = config.horizon * spec.action_dim
         self.denoiser = Denoiser(spec.state_dim, chunk, config.actor_hidden, config.head_hidden, config.activation)
-        sigmas = (config.sigma_min, config.sigma_max, config.sigma_init)
-        self.noise_network = NoiseNetwork(config.head_hidden[-1], chunk, *sigmas)
+        self.noise_network: NoiseNetwork | None = None
+        if config.exploration == "flow_noise":
+            sigmas = (config.sigma_min, config.sigma_max, config.sigma_init)
+            self.noise_network = NoiseNetwork(config.head_hidden[-1], chunk, *sigmas)
         grid = time_grid(config.denoise_steps)
         self.register_buffer("grid", grid.float(), persistent=False)
         self.register_buffer("grid_features", time_features(grid).float(), persistent=False)
+        sigma = sde_sigma(config.denoise_steps, config.sde_noise)
+        self.register_buffer("grid_sigma", sigma.float(), persistent=False)
 
     def velocity(self, code: Code, x: Tensor, t: Tensor, time: Tensor) -> Tensor:
         """Velocity at x [..., H, A] and t [...], whose features are ``time``; code is the encoded state."""
         features = self.denoiser.features(code, x.flatten(-2), time)
         return self.to_velocity(self.denoiser.predict(code, features), x, t)
 
-    def velocity_and_sigma(self, code: Code, x: Tensor, t: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-        """As ``velocity``, with the standard deviation [..., H, A] of the step that starts there."""
+    def transition(self, code: Code, x: Tensor, k: int | slice | Tensor) -> Transition:
+        """Denoise steps ``k`` (which index the grid; the result broadcasts with [...]) at x [..., H, A].
+
+        Sampler and likelihood both come here: there is no other place that knows what a step does.
+        """
+        t, time, delta = self.grid[k], self.grid_features[k], 1.0 / self.denoise_steps
         features = self.denoiser.features(code, x.flatten(-2), time)
-        prediction, sigma = self.denoiser.predict_jointly(code, features, self.noise_network)
-        return self.to_velocity(prediction, x, t), sigma.view_as(x)
+        if self.noise_network is not None:
+            prediction, sigma = self.denoiser.predict_jointly(code, features, self.noise_network)
+            velocity = self.to_velocity(prediction, x, t)
+            return Transition(velocity, *flow_noise(x, velocity, sigma.view_as(x), delta))
+        velocity = self.to_velocity(self.denoiser.predict(code, features), x, t)
+        sigma = self.grid_sigma[k][..., None, None]
+        return Transition(velocity, *flow_sde(x, velocity, t[..., None, None], sigma, delta))
 
     def to_velocity(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:
         """The denoiser's prediction [..., H*A] at x [..., H, A], t [...] as a velocity [..., H, A]."""
@@ -93,8 +120,12 @@ class FlowPolicy(ActorCritic):
         return prediction if self.predicts_velocity else velocity_to(prediction, x, t[..., None, None])
 
     def sample_noise(self, num: int, generator: torch.Generator) -> Tensor:
-        """Standard normals for ``num`` decisions, [num, K+1, H, A]: the initial noise, then that of every step."""
-        return torch.randn(num, self.denoise_steps + 1, self.horizon, self.spec.action_dim, generator=generator)
+        """Standard normals for ``num`` decisions: the initial noise, then that of every step, [num, K+1, H, A].
+
+        With one stochastic step [num, 3, H, A]: the initial noise, that of the step, and one that picks the step.
+        """
+        planes = 3 if self.one_stochastic_step else self.denoise_steps + 1
+        return torch.randn(num, planes, self.horizon, self.spec.action_dim, generator=generator)
 
     @torch.no_grad()
     def act(self, obs: Obs, noise: Tensor | None) -> PolicySample:
@@ -106,28 +137,48 @@ class FlowPolicy(ActorCritic):
         state = self.normalized_state(obs)
         value = self.state_value(state, obs)
         code = self.denoiser.encode(state)
+        log_prob = torch.zeros_like(value)
         if noise is None:
             start = state.new_zeros(state.shape[0], self.horizon, self.spec.action_dim)
             chain = integrate(
                 lambda x, k: self.velocity(code, x, self.grid[k], self.grid_features[k]), start, self.denoise_steps
             )
-            log_prob = torch.zeros_like(value)
+            action = chain[:, -1]
+            if self.one_stochastic_step:
+                last = torch.full(value.shape, self.denoise_steps - 1, device=value.device)
+                chain = _one_step_chain(chain[:, -2], action, last)
+        elif self.one_stochastic_step:
+            index = self.pick_step(noise[:, 2, 0, 0]).to(state.device)
+            start, step_noise = noise[:, 0].to(state), noise[:, 1].to(state)
+            one = sample_one_step(partial(self.transition, code), start, step_noise, index, self.denoise_steps)
+            action, chain = one.action, _one_step_chain(one.before, one.after, index)
+            log_prob = sum_executed(gaussian_log_prob(one.after, one.mean, one.std).unsqueeze(1), self.execute)
         else:
-            chain, mean, std = sample_chain(
-                lambda x, k: self.velocity_and_sigma(code, x, self.grid[k], self.grid_features[k]), noise.to(state)
-            )
+            chain, mean, std = sample_chain(partial(self.transition, code), noise.to(state))
+            action = chain[:, -1]
             log_prob = sum_executed(gaussian_log_prob(chain[:, 1:], mean, std), self.execute)
         version = torch.full(value.shape, -1, dtype=torch.int64, device=value.device)
-        return PolicySample(chain[:, -1], log_prob, value, chain, version)
+        return PolicySample(action, log_prob, value, chain, version)
+
+    def pick_step(self, normal_N: Tensor) -> Tensor:
+        """A step 0..K-1, uniformly, from a standard normal: int64 [N]."""
+        return (torch.special.ndtr(normal_N) * self.denoise_steps).long().clamp(max=self.denoise_steps - 1)
 
     def evaluate(self, obs: Obs, chain: Tensor) -> Evaluation:
-        """Log-probability, entropy and value of recorded chains [B, K+1, H, A], all K transitions in one batch."""
+        """Log-probability, entropy and value of recorded chains [B, K+1, H, A], all K transitions in one batch.
+
+        With one stochastic step the chain is [B, 3, H, A], and that step is all that is computed.
+        """
         state = self.normalized_state(obs)
-        code = self.denoiser.encode(state).unsqueeze(1)
-        x = chain[:, :-1]
-        velocity, sigma = self.velocity_and_sigma(code, x, self.grid, self.grid_features)
-        mean, std = transition(x, velocity, sigma, 1.0 / self.denoise_steps)
-        log_prob = sum_executed(gaussian_log_prob(chain[:, 1:], mean, std), self.execute)
+        code = self.denoiser.encode(state)
+        if self.one_stochastic_step:
+            x, after, index = chain[:, 0], chain[:, 1:2], chain[:, 2, 0, 0].long()
+            _, mean, std = self.transition(code, x, index)
+            mean, std = mean.unsqueeze(1), std.unsqueeze(1)
+        else:
+            after = chain[:, 1:]
+            _, mean, std = self.transition(code.unsqueeze(1), chain[:, :-1], slice(None))
+        log_prob = sum_executed(gaussian_log_prob(after, mean, std), self.execute)
         entropy = sum_executed(gaussian_entropy(std), self.execute)
         return Evaluation(log_prob, entropy, self.state_value(state, obs))
 
@@ -148,3 +199,9 @@ class FlowPolicy(ActorCritic):
         if not self.predicts_velocity:
             error = error * (t_N11 / t_N11.clamp_min(MIN_LOSS_TIME))
         return error.square().mean()
+
+
+def _one_step_chain(before: Tensor, after: Tensor, index_N: Tensor) -> Tensor:
+    """Both ends of the stochastic step [N, H, A] and its index, a plane of its own, [N, 3, H, A]."""
+    plane = index_N[:, None, None].to(before).expand_as(before)
+    return torch.stack((before, after, plane), 1)

@@ -3,30 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from policies.flow.step import euler, transition
+from policies.flow.step import euler
 
 
-def sample_chain(
-    denoise: Callable[[Tensor, int], tuple[Tensor, Tensor]], noise: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw chains; ``denoise(x, k)`` gives the velocity and sigma of step k at x [N, H, A].
+class Transition(NamedTuple):
+    """Of one denoise step: the velocity, and mean and standard deviation of where it leads if it is stochastic."""
+
+    velocity: Tensor
+    mean: Tensor
+    std: Tensor
+
+
+def sample_chain(denoise: Callable[[Tensor, int], Transition], noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw chains whose every step is stochastic; ``denoise(x, k)`` is step k at x [N, H, A].
 
     noise: standard normals [N, K+1, H, A]; the first is where the chain starts, the others are the steps' noise.
     Returns the chain [N, K+1, H, A] and the mean and standard deviation [N, K, H, A] of its K transitions.
     """
-    steps = noise.shape[1] - 1
     chain, means, stds = [noise[:, 0]], [], []
-    for k in range(steps):
-        velocity, sigma = denoise(chain[k], k)
-        mean, std = transition(chain[k], velocity, sigma, 1.0 / steps)
-        means.append(mean)
-        stds.append(std)
-        chain.append(torch.addcmul(mean, std, noise[:, k + 1]))
+    for k in range(noise.shape[1] - 1):
+        step = denoise(chain[k], k)
+        means.append(step.mean)
+        stds.append(step.std)
+        chain.append(torch.addcmul(step.mean, step.std, noise[:, k + 1]))
     return torch.stack(chain, 1), torch.stack(means, 1), torch.stack(stds, 1)
+
+
+class OneStep(NamedTuple):
+    """A decision with one stochastic step: from ``before`` to ``after``, drawn from N(mean, std^2). All [N, H, A]."""
+
+    action: Tensor
+    before: Tensor
+    after: Tensor
+    mean: Tensor
+    std: Tensor
+
+
+def sample_one_step(
+    denoise: Callable[[Tensor, int], Transition], start: Tensor, noise: Tensor, index_N: Tensor, steps: int
+) -> OneStep:
+    """Follow the ODE from ``start`` [N, H, A], but for step ``index`` of each row, which adds ``noise`` [N, H, A]."""
+    x = start
+    result = OneStep(x, x, x, x, x)
+    for k in range(steps):
+        step = denoise(x, k)
+        drawn = torch.addcmul(step.mean, step.std, noise)
+        now = OneStep(x, x, drawn, step.mean, step.std)
+        chosen = (index_N == k)[:, None, None]
+        result = OneStep(*(torch.where(chosen, new, old) for new, old in zip(now, result, strict=True)))
+        x = torch.where(chosen, drawn, euler(x, step.velocity, 1.0 / steps))
+    return result._replace(action=x)
 
 
 def integrate(velocity: Callable[[Tensor, int], Tensor], start: Tensor, steps: int) -> Tensor:

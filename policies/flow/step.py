@@ -42,9 +42,29 @@ def euler(x: Tensor, velocity: Tensor, delta: float) -> Tensor:
     return x - delta * velocity
 
 
-def transition(x: Tensor, velocity: Tensor, sigma: Tensor, delta: float) -> tuple[Tensor, Tensor]:
+def flow_noise(x: Tensor, velocity: Tensor, sigma: Tensor, delta: float) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of x at t - delta given x at t, under Flow-Noise exploration.
 
     Flow-Noise (pi_RL, Chen et al. 2025) is the Euler step with a learned standard deviation ``sigma`` around it.
     """
     return euler(x, velocity, delta), sigma
+
+
+def flow_sde(x: Tensor, velocity: Tensor, t: Tensor, sigma: Tensor, delta: float) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of x at t - delta given x at t, under Flow-SDE exploration. t, sigma broadcast with x.
+
+    Euler-Maruyama step of the SDE with the marginals of the ODE (Flow-GRPO, Liu et al. 2025; pi_RL): the diffusion
+    sigma is balanced by a drift along the score, which is ``-initial_noise / t``.
+    """
+    drift = sigma.square() * delta / (2.0 * t) * initial_noise(x, velocity, t)
+    return euler(x, velocity, delta) - drift, (sigma * delta**0.5).expand_as(x)
+
+
+def sde_sigma(steps: int, noise_level: float) -> Tensor:
+    """Diffusion of Flow-SDE at each of the K grid times, ``a * sqrt(t / (1 - t))``, [K].
+
+    At t = 1, where that is infinite, the denominator is that of the next grid point.
+    """
+    t = time_grid(steps)
+    rest = torch.where(t < 1.0, 1.0 - t, 1.0 / steps)
+    return noise_level * (t / rest).sqrt()

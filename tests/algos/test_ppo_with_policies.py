@@ -13,9 +13,13 @@ from embodied.core.types import EnvSpec, EpisodeStats, Fragment
 from policies import POLICIES
 
 SPEC = EnvSpec("none", state_dim=5, privileged_dim=3, action_dim=2, control_dt_s=0.05, max_episode_steps=50)
+FLOW: dict[str, Any] = {"actor_hidden": (32, 32), "critic_hidden": (32, 32), "head_hidden": (32, 16)}
 SIZES: dict[str, dict[str, Any]] = {
     "gaussian": {"actor_hidden": (32, 32), "critic_hidden": (32, 32)},
-    "flow": {"actor_hidden": (32, 32), "critic_hidden": (32, 32), "head_hidden": (32, 16)},
+    "flow": FLOW,
+    "flow, one step": FLOW | {"stochastic_steps": "one"},
+    "flow, SDE": FLOW | {"exploration": "flow_sde"},
+    "flow, SDE, one step": FLOW | {"exploration": "flow_sde", "stochastic_steps": "one"},
 }
 
 
@@ -52,7 +56,7 @@ def one_thread() -> None:
 
 @pytest.fixture(params=sorted(SIZES))
 def policy(request: pytest.FixtureRequest) -> Policy:
-    entry = POLICIES[request.param]
+    entry = POLICIES[request.param.split(",")[0]]
     return entry.build(SPEC, entry.config(**SIZES[request.param]))
 
 

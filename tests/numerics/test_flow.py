@@ -9,7 +9,7 @@ import torch
 from torch.distributions import Normal
 
 from policies.flow import step
-from policies.flow.sampler import integrate, sample_chain
+from policies.flow.sampler import Transition, integrate, sample_chain, sample_one_step
 from tests.policies.builders import build, generator, observe
 
 MU, S = 0.7, 0.3  # data N(MU, S^2)
@@ -59,7 +59,12 @@ def test_flow_noise_adds_its_noise_once_the_steps_are_small():
     steps, sigma = 32, 0.05
     noise = torch.randn(50_000, steps + 1, 1, 1, dtype=torch.float64, generator=generator())
     grid = step.time_grid(steps)
-    chain, mean, std = sample_chain(lambda x, k: (gaussian_data_velocity(x, grid[k]), torch.full_like(x, sigma)), noise)
+
+    def denoise(x, k):
+        velocity = gaussian_data_velocity(x, grid[k])
+        return Transition(velocity, *step.flow_noise(x, velocity, torch.full_like(x, sigma), 1.0 / steps))
+
+    chain, mean, std = sample_chain(denoise, noise)
     zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     m, variance = zero, one
     for t in grid:
@@ -72,23 +77,90 @@ def test_flow_noise_adds_its_noise_once_the_steps_are_small():
     torch.testing.assert_close(chain[:, 1:], mean + std * noise[:, 1:])
 
 
+@pytest.mark.parametrize("noise_level", [0.3, 1.0])
+def test_sde_samples_have_the_datas_moments_as_steps_grow(noise_level):
+    """Whatever the noise, the SDE has the marginals of the ODE: exact velocity in, the data's distribution out."""
+    errors = []
+    for steps in (8, 32, 128):
+        noise = torch.randn(20_000, steps + 1, 1, 1, dtype=torch.float64, generator=generator())
+        grid, sigma = step.time_grid(steps), step.sde_sigma(steps, noise_level)
+
+        def denoise(x, k, grid=grid, sigma=sigma, steps=steps):
+            velocity = gaussian_data_velocity(x, grid[k])
+            return Transition(velocity, *step.flow_sde(x, velocity, grid[k], sigma[k], 1.0 / steps))
+
+        end = sample_chain(denoise, noise)[0][:, -1]
+        errors.append(abs(float(end.mean()) - MU) + abs(float(end.std()) - S))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.02
+
+
+def test_sde_sigma_by_hand():
+    expected = [0.5 * sqrt(4.0), 0.5 * sqrt(3.0), 0.5, 0.5 * sqrt(1 / 3)]  # t = 1: the next grid point is 0.75
+    torch.testing.assert_close(step.sde_sigma(4, 0.5), torch.tensor(expected, dtype=torch.float64))
+    assert step.sde_sigma(1, 0.5).tolist() == [0.5]
+
+
+def test_one_stochastic_step_leaves_the_others_on_the_ode():
+    """Rows that draw step k leave the ODE there, by that step's noise, and follow it before and after."""
+    steps, num = 4, 1000
+    grid, sigma = step.time_grid(steps), step.sde_sigma(steps, 0.5)
+    start, noise = torch.randn(2, num, 1, 1, dtype=torch.float64, generator=generator())
+    index = torch.arange(num) % steps
+
+    def denoise(x, k):
+        velocity = gaussian_data_velocity(x, grid[k])
+        return Transition(velocity, *step.flow_sde(x, velocity, grid[k], sigma[k], 1.0 / steps))
+
+    def follow(x, first, last):
+        for k in range(first, last):
+            x = step.euler(x, gaussian_data_velocity(x, grid[k]), 1.0 / steps)
+        return x
+
+    one = sample_one_step(denoise, start, noise, index, steps)
+    for k in range(steps):
+        rows = index == k
+        before = follow(start[rows], 0, k)
+        transition = denoise(before, k)
+        after = transition.mean + transition.std * noise[rows]
+        torch.testing.assert_close(one.before[rows], before)
+        torch.testing.assert_close(one.after[rows], after)
+        torch.testing.assert_close(one.action[rows], follow(after, k + 1, steps))
+
+
+def test_the_stochastic_step_is_drawn_uniformly():
+    policy = build("flow, SDE, one step")
+    noise = policy.sample_noise(40_000, generator())
+    counts = torch.bincount(policy.pick_step(noise[:, 2, 0, 0]), minlength=4)
+    assert ((counts - 10_000).abs() < 400).all()
+    assert policy.pick_step(torch.tensor([-40.0, 40.0])).tolist() == [0, 3]
+
+
 @pytest.mark.parametrize("prediction", ["action", "velocity"])
-def test_likelihood_is_the_sum_of_hand_written_transitions(prediction):
-    policy, obs = build("flow", prediction=prediction, execute=2), observe(8)
+@pytest.mark.parametrize("variant", ["flow", "flow, one step", "flow, SDE", "flow, SDE, one step"])
+def test_likelihood_is_the_sum_of_hand_written_transitions(variant, prediction):
+    policy, obs = build(variant, prediction=prediction, execute=2), observe(8)
     sample = policy.act(obs, policy.sample_noise(8, generator()))
     evaluation = policy.evaluate(obs, sample.chain)
     steps, expected, entropy = 4, torch.zeros(8), torch.zeros(8)
+    one_step, sde = variant.endswith("one step"), "SDE" in variant
     with torch.no_grad():
         code = policy.denoiser.encode(policy.state_normalizer(obs["state"]))
         for k in range(steps):
             t = 1.0 - k / steps
-            x = sample.chain[:, k]
+            x, after = (sample.chain[:, 0], sample.chain[:, 1]) if one_step else sample.chain[:, k : k + 2].unbind(1)
             features = policy.denoiser.features(code, x.flatten(1), policy.grid_features[k])
             output = policy.denoiser.predict(code, features).view_as(x)
             velocity = output if prediction == "velocity" else (x - output) / t
-            normal = Normal(x - velocity / steps, policy.noise_network(features).view_as(x))
-            expected += normal.log_prob(sample.chain[:, k + 1])[:, :2].sum((1, 2))
-            entropy += normal.entropy()[:, :2].sum((1, 2))
+            if sde:
+                sigma = 0.5 * sqrt(t / (1 - t)) if k else 0.5 * sqrt(steps)
+                mean = x - velocity / steps - sigma**2 / (2 * t * steps) * (x + (1 - t) * velocity)
+                normal = Normal(mean, sigma * sqrt(1 / steps) * torch.ones_like(x))
+            else:
+                normal = Normal(x - velocity / steps, policy.noise_network(features).view_as(x))
+            drawn = sample.chain[:, 2, 0, 0] == k if one_step else torch.ones(8, dtype=torch.bool)
+            expected += torch.where(drawn, normal.log_prob(after)[:, :2].sum((1, 2)), 0.0)
+            entropy += torch.where(drawn, normal.entropy()[:, :2].sum((1, 2)), 0.0)
     torch.testing.assert_close(sample.log_prob_N, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(evaluation.log_prob_B.detach(), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(evaluation.entropy_B.detach(), entropy, atol=1e-5, rtol=1e-5)

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from embodied.core.protocols import Policy
+from embodied.core.registry import Entry
 from embodied.core.types import EnvSpec, Obs
 from policies import POLICIES, FlowPolicy, GaussianPolicy
 
 SPEC = EnvSpec("test", state_dim=6, privileged_dim=3, action_dim=2, control_dt_s=0.05, max_episode_steps=50)
+FLOW: dict[str, Any] = {
+    "actor_hidden": (16, 16), "critic_hidden": (16,), "head_hidden": (16, 8), "horizon": 3, "execute": 3,
+}  # fmt: skip
 SMALL: dict[str, dict[str, Any]] = {
     "gaussian": {"actor_hidden": (16, 16), "critic_hidden": (16,), "horizon": 3, "execute": 3},
-    "flow": {"actor_hidden": (16, 16), "critic_hidden": (16,), "head_hidden": (16, 8), "horizon": 3, "execute": 3},
+    "flow": FLOW,
+    "flow, one step": FLOW | {"stochastic_steps": "one"},
+    "flow, SDE": FLOW | {"exploration": "flow_sde"},
+    "flow, SDE, one step": FLOW | {"exploration": "flow_sde", "stochastic_steps": "one"},
 }
+"""Options by variant; the word before the comma is the policy's name."""
+
+
+def entry(name: str) -> Entry[Callable[..., Policy]]:
+    """The registry's entry of a variant's policy."""
+    return POLICIES[name.split(",")[0]]
 
 
 def build(name: str, seed: int = 0, spread: float = 0.3, **options: Any) -> GaussianPolicy | FlowPolicy:
     """A small policy whose weights are moved away from their initial values by N(0, spread^2)."""
     torch.manual_seed(seed)
-    entry = POLICIES[name]
-    policy = entry.build(SPEC, entry.config(**(SMALL[name] | options)))
+    policy = entry(name).build(SPEC, entry(name).config(**(SMALL[name] | options)))
     assert isinstance(policy, GaussianPolicy | FlowPolicy)
     with torch.no_grad():
         for parameter in policy.parameters():

@@ -1,4 +1,4 @@
-"""What both policies promise to the runtime and the algorithms."""
+"""What every policy, with every way to explore, promises to the runtime and the algorithms."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from embodied.core.protocols import Policy
-from policies import POLICIES
-from tests.policies.builders import SMALL, SPEC, build, generator, observe
+from tests.policies.builders import SMALL, SPEC, build, entry, generator, observe
 
 NUM = 64
-pytestmark = pytest.mark.parametrize("name", ["gaussian", "flow"])
+pytestmark = pytest.mark.parametrize("name", list(SMALL))
 
 
 def drawn(policy, obs, seed=0):
@@ -20,7 +19,8 @@ def drawn(policy, obs, seed=0):
 def test_shapes_and_dtypes(name):
     policy, obs = build(name), observe(NUM)
     noise = policy.sample_noise(NUM, generator())
-    steps = 4 if name == "flow" else 0
+    one_step = name.endswith("one step")
+    steps = 0 if name == "gaussian" else 2 if one_step else 4
     assert isinstance(policy, Policy)
     assert noise.shape == (NUM, steps + 1, 3, 2)
     for sample in (policy.act(obs, noise), policy.act(obs, None)):
@@ -30,7 +30,7 @@ def test_shapes_and_dtypes(name):
         assert sample.chain.dtype == sample.log_prob_N.dtype == sample.value_N.dtype == torch.float32
         assert sample.version_N.dtype == torch.int64
         assert (sample.version_N == -1).all()
-        assert torch.equal(sample.chain[:, -1], sample.action_NHA)
+        assert one_step or torch.equal(sample.chain[:, -1], sample.action_NHA)
         assert not any(t.requires_grad for t in (sample.action_NHA, sample.log_prob_N, sample.value_N, sample.chain))
     evaluation = policy.evaluate(obs, sample.chain)
     assert evaluation.log_prob_B.shape == evaluation.entropy_B.shape == evaluation.value_B.shape == (NUM,)
@@ -150,8 +150,9 @@ def test_only_the_executed_part_counts(name):
     torch.testing.assert_close(evaluation.log_prob_B, sample.log_prob_N, atol=1e-5, rtol=1e-5)
 
     planned, executed = sample.chain.clone(), sample.chain.clone()
-    planned[:, -1, 1:] += 1.0  # the last state of what is never executed
-    executed[:, -1, :1] += 1.0
+    last = 1 if name.endswith("one step") else -1  # the state that nothing in the chain follows from
+    planned[:, last, 1:] += 1.0  # of what is never executed
+    executed[:, last, :1] += 1.0
     torch.testing.assert_close(policy.evaluate(obs, planned).log_prob_B, evaluation.log_prob_B)
     assert ((policy.evaluate(obs, executed).log_prob_B - evaluation.log_prob_B).abs() > 1e-3).all()
 
@@ -172,8 +173,7 @@ def test_normalizer_statistics_travel_in_the_weights(name):
 
 def test_a_spec_without_privileged_state(name):
     spec = type(SPEC)("test", 6, 0, 2, 0.05, 50)
-    entry = POLICIES[name]
-    policy = entry.build(spec, entry.config(**SMALL[name]))
+    policy = entry(name).build(spec, entry(name).config(**SMALL[name]))
     obs = {"state": torch.randn(4, 6)}
     policy.update_normalizer(obs)
     assert policy.act(obs, policy.sample_noise(4, generator())).value_N.shape == (4,)
@@ -183,7 +183,10 @@ def test_untrained_policy_acts_near_zero_and_explores(name):
     policy, obs = build(name, spread=0.0), observe(2048)
     policy.update_normalizer(obs)
     assert policy.act(obs, None).action_NHA.abs().max() < 0.2
-    assert drawn(policy, obs).action_NHA.std() == pytest.approx(0.4, rel=0.05)
+    std = drawn(policy, obs).action_NHA.std()
+    assert std > 0.05
+    if name in ("gaussian", "flow"):
+        assert std == pytest.approx(0.25, rel=0.05)
 
 
 def test_policy_gradient_learns_a_one_step_task(name):
