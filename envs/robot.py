@@ -115,7 +115,8 @@ class PandaArm:
             delta = action_NA[:, :NUM_ARM] * self.config.delta_rad
         else:
             prior = self.config.posture_gain * (HOME_QPOS - qpos)
-            delta = damped_least_squares(self._jacobian(), self._twist(action_NA), prior.T.copy(), self.config.damping).T
+            twist = self._twist(action_NA)
+            delta = damped_least_squares(self._jacobian(), twist, prior.T.copy(), self.config.damping).T
         ctrl[:, :NUM_ARM] = (qpos + delta).clip(self.low, self.high)
         finger = FINGER_CLOSED_M + (FINGER_OPEN_M - FINGER_CLOSED_M) * (action_NA[:, -1:] + 1) / 2
         before = self.ctrl[:, NUM_ARM:]

@@ -162,7 +162,8 @@ class FlowPolicy(ActorCritic):
 
     def pick_step(self, normal_N: Tensor) -> Tensor:
         """A step 0..K-1, uniformly, from a standard normal: int64 [N]."""
-        return (torch.special.ndtr(normal_N) * self.denoise_steps).long().clamp(max=self.denoise_steps - 1)
+        uniform_N: Tensor = torch.special.ndtr(normal_N)
+        return (uniform_N * self.denoise_steps).long().clamp(max=self.denoise_steps - 1)
 
     def evaluate(self, obs: Obs, chain: Tensor) -> Evaluation:
         """Log-probability, entropy and value of recorded chains [B, K+1, H, A], all K transitions in one batch.

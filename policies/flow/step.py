@@ -51,7 +51,7 @@ def flow_noise(x: Tensor, velocity: Tensor, sigma: Tensor, delta: float) -> tupl
 
 
 def flow_sde(x: Tensor, velocity: Tensor, t: Tensor, sigma: Tensor, delta: float) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of x at t - delta given x at t, under Flow-SDE exploration. t, sigma broadcast with x.
+    """Mean and standard deviation of x at t - delta given x at t, under Flow-SDE exploration; all broadcast with x.
 
     Euler-Maruyama step of the SDE with the marginals of the ODE (Flow-GRPO, Liu et al. 2025; pi_RL): the diffusion
     sigma is balanced by a drift along the score, which is ``-initial_noise / t``.
