@@ -27,25 +27,25 @@ def panda_on_table() -> mujoco.MjSpec:
 
 
 def add_cube(spec: mujoco.MjSpec, name: str, half_size_m: float, mass_kg: float, rgba: Rgba) -> None:
-    """A free cube, with a sensor for each finger pad that counts its contacts with the cube, and two for its axes."""
+    """A free cube, with a sensor for each finger that counts its contacts with the cube, and two for its axes."""
     body = spec.worldbody.add_body(name=name, pos=[0.5, 0, half_size_m])
     body.add_freejoint(name=name)
     body.add_geom(
         name=name, type=mujoco.mjtGeom.mjGEOM_BOX, size=[half_size_m] * 3, mass=mass_kg, rgba=rgba,
         friction=[1, 0.005, 0.0001], **WORLD_BITS,
     )  # fmt: skip
-    for pad in ("left_pad", "right_pad"):
-        add_contact_sensor(spec, f"{pad}_{name}", pad, name)
+    for finger in ("left_finger", "right_finger"):
+        add_contact_sensor(spec, f"{finger}_{name}", finger, name)
     for axis in ("x", "y"):
         kind = getattr(mujoco.mjtSensor, f"mjSENS_FRAME{axis.upper()}AXIS")
         spec.add_sensor(name=f"{name}_{axis}_axis", type=kind, objtype=mujoco.mjtObj.mjOBJ_XBODY, objname=name)
 
 
-def add_contact_sensor(spec: mujoco.MjSpec, name: str, geom1: str, geom2: str) -> None:
-    """A sensor whose one value is the number of contacts between two geoms."""
+def add_contact_sensor(spec: mujoco.MjSpec, name: str, body1: str, body2: str) -> None:
+    """A sensor whose one value is the number of contacts between two bodies."""
     sensor = spec.add_sensor(
-        name=name, type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=mujoco.mjtObj.mjOBJ_GEOM, objname=geom1,
-        reftype=mujoco.mjtObj.mjOBJ_GEOM, refname=geom2,
+        name=name, type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=mujoco.mjtObj.mjOBJ_BODY, objname=body1,
+        reftype=mujoco.mjtObj.mjOBJ_BODY, refname=body2,
     )  # fmt: skip
     sensor.intprm[:3] = [1 << int(mujoco.mjtConDataField.mjCONDATA_FOUND), 0, 1]  # fields, reduce, rows
 

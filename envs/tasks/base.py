@@ -103,19 +103,19 @@ class View:
         return _kept(self._derived, ("between", name), compute)
 
     def grasped(self, name: str) -> Tensor:
-        """Whether both finger pads touch the cube ``name`` and it is between them, bool [N].
+        """Whether both fingers touch the cube ``name`` and it is between them, bool [N].
 
-        Contacts alone are not enough: closed fingers that rest on top of a cube touch it with both pads.
+        Contacts alone are not enough: closed fingers that rest on top of a cube both touch it.
         """
-        return _kept(self._derived, ("grasped", name), lambda: self._pads(name).all(dim=-1) & self.between(name))
+        return _kept(self._derived, ("grasped", name), lambda: self._fingers(name).all(dim=-1) & self.between(name))
 
     def touched(self, name: str) -> Tensor:
-        """Whether any finger pad touches the cube ``name``, bool [N]."""
-        return _kept(self._derived, ("touched", name), lambda: self._pads(name).any(dim=-1))
+        """Whether any finger touches the cube ``name``, bool [N]."""
+        return _kept(self._derived, ("touched", name), lambda: self._fingers(name).any(dim=-1))
 
-    def _pads(self, name: str) -> Tensor:
-        """Whether the left and the right pad touch the cube, bool [N, 2]. Their sensors are neighbours (add_cube)."""
-        return self._neighbours(f"left_pad_{name}", 2) > 0
+    def _fingers(self, name: str) -> Tensor:
+        """Whether the left and the right finger touch the cube, bool [N, 2]. Their sensors are neighbours (add_cube)."""
+        return self._neighbours(f"left_finger_{name}", 2) > 0
 
     def _neighbours(self, first: str, size: int) -> Tensor:
         """``size`` readings from the sensor ``first`` on."""
