@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from algos import ppo as ppo
+from algos import sft as sft
 from algos.registry import ALGORITHMS
 
 __all__ = ["ALGORITHMS"]

@@ -14,14 +14,16 @@ from embodied.core.types import EpisodeStats, Fragment, Obs
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B = T * N decisions on the learner's device. ``columns`` [7, B] holds the per-decision numbers, in the order of
+    """B = T * N decisions on the learner's device. ``columns`` [8, B] holds the per-decision numbers, in the order of
     COLUMNS, so that a minibatch takes them with one index_select."""
 
     obs: Obs
     chain: Tensor
     columns: Tensor
 
-    COLUMNS: ClassVar[tuple[str, ...]] = ("behaviour", "proximal", "alpha", "advantage", "return", "value", "weight")
+    COLUMNS: ClassVar[tuple[str, ...]] = (
+        "behaviour", "proximal", "alpha", "advantage", "return", "value", "weight", "reference",
+    )  # fmt: skip
 
     def column(self, name: str) -> Tensor:
         return self.columns[self.COLUMNS.index(name)]

@@ -62,6 +62,8 @@ class PPOConfig:
     rho_bar: float = 1.0
     c_bar: float = 1.0
     max_staleness: int | None = None
+    critic_warmup: int = 0
+    reference_kl_coef: float = 0.0
 
     def __post_init__(self) -> None:
         names = {
@@ -79,7 +81,7 @@ class PPOConfig:
             self._require(key, getattr(self, key) >= 1, "an integer of at least 1")
         for key in ("clip_range", "desired_kl", "max_grad_norm", "huber_delta", "behaviour_cap", "rho_bar", "c_bar"):
             self._require(key, getattr(self, key) > 0, "a number above 0")
-        for key in ("learning_rate", "entropy_coef", "value_coef"):
+        for key in ("learning_rate", "entropy_coef", "value_coef", "critic_warmup", "reference_kl_coef"):
             self._require(key, getattr(self, key) >= 0, "a number of at least 0")
         for key in ("critic_learning_rate", "target_kl", "value_clip", "max_staleness"):
             value = getattr(self, key)
@@ -118,6 +120,8 @@ class PPO:
         self.config = config
         self.device = device
         self.optimizer = _adam(policy, config)
+        self._actor = [p for name, p in policy.named_parameters() if not name.startswith("critic.")]
+        self.reference = copy.deepcopy(policy).requires_grad_(False) if config.reference_kl_coef > 0 else None
         self._generator = torch.Generator().manual_seed(seed)
 
     def update(self, fragments: Sequence[Fragment], version: int) -> Metrics:
@@ -139,7 +143,8 @@ class PPO:
             "async/dropped": float(too_old_TN.sum()),
         }
         batch = self.prepare(fragment, staleness_TN, valid_TN)
-        metrics |= self._epochs(batch) if bool(valid_TN.any()) else dict.fromkeys(EPOCH_METRICS, 0.0)
+        warming = version < self.config.critic_warmup
+        metrics |= self._epochs(batch, warming) if bool(valid_TN.any()) else dict.fromkeys(EPOCH_METRICS, 0.0)
         metrics["train/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
         metrics["train/explained_variance"] = _explained_variance(batch)
         self.policy.update_normalizer(batch.obs)
@@ -150,7 +155,10 @@ class PPO:
 
     def state_dict(self) -> dict[str, Any]:
         """A snapshot (copies, not views) of the optimiser, its learning rates and the shuffling generator."""
-        return {"optimizer": copy.deepcopy(self.optimizer.state_dict()), "generator": self._generator.get_state()}
+        state = {"optimizer": copy.deepcopy(self.optimizer.state_dict()), "generator": self._generator.get_state()}
+        if self.reference is not None:
+            state["reference"] = {key: value.clone() for key, value in self.reference.state_dict().items()}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where ``state_dict`` was taken. UserError if it is not such a state."""
@@ -159,6 +167,8 @@ class PPO:
             rates = [group["lr"] for group in self.optimizer.param_groups]
             self.optimizer.load_state_dict(optimizer)
             self._generator.set_state(generator.cpu())
+            if self.reference is not None and "reference" in state:
+                self.reference.load_state_dict(state["reference"])
         except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
             raise UserError(f"this is not the state of a PPO on this policy: {error}") from error
         if self.config.schedule == "fixed":  # the configuration decides, not the checkpoint
@@ -173,8 +183,10 @@ class PPO:
         # Data drawn by the very weights that we hold needs no second pass: their log-probability is the proximal one.
         stale = bool((staleness_TN[valid_TN] != 0).any())
         if stale and config.correction in ("decoupled", "vtrace") and config.proximal == "recompute":
-            log_prob_B = self.proximal_log_prob(obs, chain)
-            proximal_TN = log_prob_B.to(fragment.log_prob_TN.device).view_as(fragment.log_prob_TN)
+            proximal_TN = self.log_prob(self.policy, obs, chain).to(proximal_TN.device).view_as(proximal_TN)
+        reference_TN = torch.zeros_like(proximal_TN)
+        if self.reference is not None:
+            reference_TN = self.log_prob(self.reference, obs, chain).to(proximal_TN.device).view_as(proximal_TN)
         weight_TN = torch.ones_like(fragment.log_prob_TN)  # importance weight that the advantage carries already
         if config.correction == "vtrace":
             log_rho_TN = losses.log_ratio(proximal_TN, fragment.log_prob_TN)
@@ -188,22 +200,23 @@ class PPO:
             # centred before it is weighted: a constant is a baseline only under the weighted distribution
             advantage_TN = weight_TN * returns.normalize(advantage_TN / weight_TN, valid_TN)
         alpha_TN = losses.interpolation_alpha(staleness_TN)
-        columns = (fragment.log_prob_TN, proximal_TN, alpha_TN, advantage_TN, return_TN, fragment.value_TN, valid_TN)
+        behaviour_TN, value_TN = fragment.log_prob_TN, fragment.value_TN
+        columns = (behaviour_TN, proximal_TN, alpha_TN, advantage_TN, return_TN, value_TN, valid_TN, reference_TN)
         flat = torch.stack([flatten(column).to(fragment.value_TN.dtype) for column in columns])
         return Batch(obs, chain, flat.to(self.device, non_blocking=True))
 
     @torch.no_grad()
-    def proximal_log_prob(self, obs: Obs, chain: Tensor) -> Tensor:
-        """Log-probability of each of B decisions under the weights before the epochs, [B], in minibatch-size pieces."""
+    def log_prob(self, policy: Policy, obs: Obs, chain: Tensor) -> Tensor:
+        """Log-probability of each of B decisions under a policy, [B], in pieces of the size of a minibatch."""
         size = -(-len(chain) // self.config.num_minibatches)
         pieces = [slice(start, start + size) for start in range(0, len(chain), size)]
-        parts = [self.policy.evaluate({k: v[piece] for k, v in obs.items()}, chain[piece]) for piece in pieces]
+        parts = [policy.evaluate({k: v[piece] for k, v in obs.items()}, chain[piece]) for piece in pieces]
         return torch.cat([part.log_prob_B for part in parts])
 
     def loss(self, batch: Batch) -> MinibatchLoss:
         """Differentiable loss of a minibatch under the current weights, with its statistics."""
         config = self.config
-        behaviour_B, proximal_B, alpha_B, advantage_B, return_B, value_B, weight_B = batch.columns.unbind(0)
+        behaviour_B, proximal_B, alpha_B, advantage_B, return_B, value_B, weight_B, reference_B = batch.columns.unbind(0)
         now = self.policy.evaluate(batch.obs, batch.chain)
         if config.proximal == "interpolate":
             proximal_B = losses.interpolate_proximal(now.log_prob_B, behaviour_B, alpha_B)
@@ -224,13 +237,17 @@ class PPO:
         value_loss = losses.masked_mean(error_B, weight_B)
         entropy = losses.masked_mean(now.entropy_B, weight_B)
         total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+        if self.reference is not None:
+            away_B = losses.approx_kl(losses.log_ratio(reference_B, now.log_prob_B))
+            total = total + config.reference_kl_coef * losses.masked_mean(away_B, weight_B)
         with torch.no_grad():
             kl = losses.masked_mean(losses.approx_kl(term.log_ratio_B), weight_B)
             clipped = losses.masked_mean(term.clipped_B, weight_B)
             statistics = torch.stack([policy_loss, value_loss, kl, clipped, entropy])
         return MinibatchLoss(total, statistics, term.log_ratio_B.detach(), now.log_prob_B.detach())
 
-    def _epochs(self, batch: Batch) -> Metrics:
+    def _epochs(self, batch: Batch, warming: bool) -> Metrics:
+        """The passes over a batch. warming: only the critic learns."""
         config = self.config
         size = len(batch.chain)
         num_minibatches = min(config.num_minibatches, size)
@@ -245,10 +262,13 @@ class PPO:
                 loss = self.loss(minibatch)
                 if first is None:  # under the weights of the start of the update, on a random part of the batch
                     first = torch.stack([loss.log_ratio_B.exp().mean(), _behaviour_sample_size(minibatch, loss)])
-                elif config.schedule == "adaptive":
+                elif config.schedule == "adaptive" and not warming:
                     self._adapt_learning_rate(float(loss.statistics[2]))
                 self.optimizer.zero_grad(set_to_none=True)
                 torch.autograd.backward(loss.total)
+                if warming:
+                    for parameter in self._actor:
+                        parameter.grad = None
                 groups = self.optimizer.param_groups  # the actor, and the critic where it has its own rate
                 norms = [nn.utils.clip_grad_norm_(group["params"], config.max_grad_norm) for group in groups]
                 self.optimizer.step()

@@ -20,9 +20,9 @@ import embodied
 from algos import ALGORITHMS
 from embodied.core.config import GROUPS, apply_values, at_least, compose, from_mapping
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.protocols import Algorithm, Policy
+from embodied.core.protocols import Algorithm, Imitator, Policy
 from embodied.core.types import EnvSpec
-from embodied.runtime import RuntimeConfig
+from embodied.runtime import RuntimeConfig, checkpoint
 from envs import TASKS, MujocoPool, SimConfig, make_pool
 from policies import POLICIES
 
@@ -40,7 +40,8 @@ class RunConfig:
     Both count the whole run, across resumes. seed: of networks, envs, exploration and the final evaluation.
     out: run directory, None is ``runs/<task>/<policy>-<algo>-<time>``. eval_episodes: of the final evaluation, 0 for
     none. checkpoint_minutes: between two checkpoints. stop_at_success: end early when an evaluation during training
-    has at least this success at the end of episodes.
+    has at least this success at the end of episodes. data: demonstrations, for an algorithm that learns from them.
+    init: run directory whose policy training starts from.
     """
 
     task: dict[str, Any]
@@ -56,6 +57,8 @@ class RunConfig:
     eval_episodes: int = 200
     checkpoint_minutes: float = 2.0
     stop_at_success: float | None = None
+    data: str | None = None
+    init: str | None = None
 
     def __post_init__(self) -> None:
         at_least("num_envs", self.num_envs, 1)
@@ -69,6 +72,15 @@ class RunConfig:
             raise UserError(f"stop_at_success={self.stop_at_success} is not allowed: it is a rate, at most 1")
         if self.out is not None and not self.out.strip():
             raise UserError("out is empty: it must name a directory that does not exist yet")
+        if self.imitates and self.data is None:
+            raise UserError("algo=sft learns from demonstrations: data=<directory of embodied.collect> is missing")
+        if not self.imitates and self.data is not None:
+            raise UserError(f"data={self.data} is for algo=sft; {self.algo['name']} learns from its own experience")
+
+    @property
+    def imitates(self) -> bool:
+        """Whether the algorithm learns from demonstrations, without a simulator."""
+        return self.algo["name"] == "sft"
 
     @property
     def title(self) -> str:
@@ -172,6 +184,38 @@ def make_env(
 def make_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     entry = POLICIES[config.policy["name"]]
     return entry.build(spec, from_mapping(entry.config, _options(config.policy), "policy"))
+
+
+def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
+    """The policy that a new run starts with: fresh, or with the weights of the run ``init``.
+
+    What imitation does not train (exploration, critic) stays fresh where they come from imitation. UserError if that
+    run was of another task or architecture, or has no checkpoint.
+    """
+    policy = make_policy(config, spec)
+    if config.init is None:
+        return policy
+    run_dir = Path(config.init)
+    source = read_run(run_dir)
+    if source.task["name"] != config.task["name"]:
+        raise UserError(f"init={run_dir} is a run of task {source.task['name']}, this one is of {config.task['name']}")
+    found = checkpoint.load_latest(run_dir, only="policy")
+    if found is None:
+        raise UserError(f"init={run_dir} has no checkpoint yet")
+    assert isinstance(policy, nn.Module)
+    own = policy.state_dict()
+    fresh = policy.untrained if source.imitates and isinstance(policy, Imitator) else ()
+    weights = {key: value for key, value in found.state.items() if not key.startswith(fresh)}
+    weights |= {key: value for key, value in own.items() if key.startswith(fresh)}
+    differ = sorted(own.keys() ^ weights.keys())
+    differ += sorted(key for key in own.keys() & weights.keys() if own[key].shape != weights[key].shape)
+    if differ:
+        raise UserError(
+            f"init={run_dir} has a policy of another architecture ({source.policy['name']}, {len(differ)} weights do "
+            f"not fit, such as {differ[0]}): give the policy options of its {CONFIG_FILE}"
+        )
+    policy.load_state_dict(weights)
+    return policy
 
 
 def make_algorithm(config: RunConfig, policy: Policy) -> Algorithm:

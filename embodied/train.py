@@ -1,8 +1,10 @@
 """Train a policy: ``python -m embodied.train [key=value ...]``
 
-  task=pick_place  policy=flow|gaussian  algo=ppo  runtime=local|sync  sim=mujoco    what to train, and how
+  task=pick_place  policy=flow|gaussian  algo=ppo|sft  runtime=local|sync  sim=mujoco    what to train, and how
   num_envs=...  total_steps=...  max_minutes=...  seed=0  device=auto|cpu|cuda  max_staleness=...
-  stop_at_success=0.97     end early when an evaluation during training is this good
+  stop_at_success=0.95     end early when an evaluation during training is this good
+  data=<dir>               demonstrations (embodied.collect) for algo=sft, which imitates them
+  init=<run dir>           start from the policy of a run of the same task and architecture
   out=<dir>                run directory, default runs/<task>/<policy>-<algo>-<time>
   resume=<run dir>         go on with a run; total_steps and max_minutes count the whole run
   <group>.<option>=...     any option of a group, such as algo.learning_rate=1e-4 (files in configs/)
@@ -13,25 +15,23 @@ Last line of stdout: {"run", "env_steps", "wall_s", "iterations", "eval"}. Exit 
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from embodied import experiment
+from embodied import experiment, imitation
 from embodied.command import Stopped, run_command
 from embodied.core.config import parse_overrides
-from embodied.core.errors import UserError
 from embodied.core.protocols import VecEnv
 from embodied.eval import evaluate_policy
 from embodied.experiment import CONFIG_FILE, RunConfig
+from embodied.lifecycle import make_run_dir, new_run_dir, save_checkpoint, stop_on_signals
 from embodied.report.metrics import MetricsWriter, write_atomically, write_json
 from embodied.report.progress import Progress, Status, duration
 from embodied.runtime import Iteration, Runtime, build_runtime, checkpoint, threads
@@ -52,8 +52,10 @@ def train(argv: Sequence[str]) -> dict[str, Any]:
         run_dir = Path(str(resume))
         config = experiment.resume_run(run_dir, overrides)
         found = checkpoint.load_latest(run_dir)
+    if config.imitates:
+        return imitation.imitate(config, run_dir, found, start_s)
     with ExitStack() as stack:
-        runtime = stack.enter_context(build(config, run_dir))
+        runtime = stack.enter_context(build(config, run_dir, new=found is None))
         if found is not None:
             runtime.load_state_dict(found.state)
             start_s -= float(found.state["train"]["wall_s"])
@@ -150,13 +152,7 @@ class Training:
         if self.runtime.env_steps == self.saved_steps:
             return
         state = self.runtime.state_dict() | {"train": {"wall_s": self.wall_s}}
-        try:
-            checkpoint.save(self.run_dir, self.runtime.env_steps, state)
-        except OSError as error:
-            raise UserError(
-                f"cannot write a checkpoint in {self.run_dir}: {error.strerror or error}. The checkpoint before it is "
-                f"whole; make room, then go on with resume={self.run_dir}"
-            ) from error
+        save_checkpoint(self.run_dir, self.runtime.env_steps, state)
         self.saved_steps, self.saved_at_s = self.runtime.env_steps, time.monotonic()
 
     def finish(self) -> dict[str, Any]:
@@ -180,8 +176,8 @@ class Training:
         return result
 
 
-def build(config: RunConfig, run_dir: Path) -> Runtime:
-    """The runtime of a configuration, with its envs, policy and algorithm."""
+def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
+    """The runtime of a configuration, with its envs, policy and algorithm. new: unless a checkpoint will be loaded."""
 
     def make_env(num_envs: int, num_threads: int, training: bool = False) -> VecEnv:
         return experiment.make_env(config, num_envs, num_threads, training, run_dir)
@@ -191,30 +187,10 @@ def build(config: RunConfig, run_dir: Path) -> Runtime:
         num_envs=config.num_envs,
         seed=config.seed,
         make_env=partial(make_env, training=True),
-        make_policy=partial(experiment.make_policy, config),
+        make_policy=partial(experiment.make_initial_policy if new else experiment.make_policy, config),
         make_algorithm=partial(experiment.make_algorithm, config),
         make_eval_env=make_env,
     )
-
-
-def new_run_dir(config: RunConfig) -> Path:
-    """Where a new run goes. UserError if ``out=`` exists; nothing is made yet."""
-    if config.out is not None:
-        if Path(config.out).exists():
-            raise UserError(
-                f"out={config.out} exists; give a new directory, or go on with that run: resume={config.out}"
-            )
-        return Path(config.out)
-    base = Path("runs") / config.task["name"] / f"{config.title}-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = [base, *(base.with_name(f"{base.name}-{number}") for number in range(2, 100))]
-    return next(name for name in names if not name.exists())
-
-
-def make_run_dir(run_dir: Path, exist_ok: bool) -> None:
-    try:
-        run_dir.mkdir(parents=True, exist_ok=exist_ok)
-    except OSError as error:
-        raise UserError(f"cannot make the run directory {run_dir}: {error.strerror or error}") from error
 
 
 def announcement(config: RunConfig, runtime: Runtime, run_dir: Path) -> str:
@@ -229,35 +205,6 @@ def announcement(config: RunConfig, runtime: Runtime, run_dir: Path) -> str:
         f"{config.algo['name']}, {config.num_envs:,} envs, runtime {options.name} (threads: simulation {budget.sim}, "
         f"actor {budget.actor}, learner {budget.learner}; {device.type}), seed {config.seed} → {run_dir}"
     )
-
-
-@contextmanager
-def stop_on_signals() -> Iterator[threading.Event]:
-    """An event that the first SIGINT or SIGTERM sets; a second signal acts as if nobody listened.
-
-    Signals reach the main thread only: elsewhere the event is set by no one.
-    """
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def on_signal(number: int, frame: Any) -> None:
-        stop.set()
-        restore()
-        print("stopping: saving a checkpoint (once more: at once, without)", file=sys.stderr)
-
-    for number in before:
-        signal.signal(number, on_signal)
-    try:
-        yield stop
-    finally:
-        restore()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -81,6 +81,10 @@ class ActorCritic(nn.Module):
         value: Tensor = self.critic(state, obs.get("privileged"))
         return value
 
+    def fit_normalizer(self, state_FS: Tensor) -> None:
+        """Take the statistics of the state from F frames of a data set, and keep them from then on."""
+        self.state_normalizer.fit(state_FS)
+
     def update_normalizer(self, obs: Obs) -> None:
         """Fold obs["state"] and obs["privileged"] [..., D] into the running statistics."""
         self.state_normalizer.update(obs["state"])

@@ -35,6 +35,8 @@ class GaussianPolicy(ActorCritic):
     The mean is not squashed: the environment clips. The chain is the action itself, [N, 1, H, A].
     """
 
+    untrained = ("critic.", "log_std")
+
     def __init__(self, spec: EnvSpec, config: GaussianConfig) -> None:
         super().__init__(spec, config)
         chunk = config.horizon * spec.action_dim
@@ -78,3 +80,7 @@ class GaussianPolicy(ActorCritic):
         log_prob = sum_executed(gaussian_log_prob(chain, mean, std), self.execute)
         entropy = sum_executed(gaussian_entropy(std)[None, None], self.execute).expand_as(log_prob)
         return Evaluation(log_prob, entropy, self.state_value(state, obs))
+
+    def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
+        """Mean squared error of the mean against demonstrated chunks, a scalar; the generator is not used."""
+        return (self.mean(self.normalized_state(obs)) - action_NHA).square().mean()

@@ -70,6 +70,21 @@ class Policy(Protocol):
 
 
 @runtime_checkable
+class Imitator(Protocol):
+    """A policy that can learn from demonstrated chunks."""
+
+    untrained: tuple[str, ...]  # prefixes of the weights that imitation leaves as they are: exploration, critic
+
+    def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
+        """Loss of demonstrated chunks [N, H, A], a differentiable scalar."""
+        ...
+
+    def fit_normalizer(self, state_FS: Tensor) -> None:
+        """Take the statistics of the state from F frames, and keep them from then on."""
+        ...
+
+
+@runtime_checkable
 class Algorithm(Protocol):
     """Turns fragments into better weights. Owns the policy's optimiser."""
 

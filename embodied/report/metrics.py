@@ -26,16 +26,20 @@ class MetricsWriter:
         purge_step = None
         if last_iteration is not None:
             kept = truncate_metrics(self._path, last_iteration)
-            purge_step = int(kept[-1]["env_steps"]) + 1 if kept else 0
+            purge_step = int(kept[-1].get("env_steps", kept[-1]["iteration"])) + 1 if kept else 0
         self._file = self._path.open("a", encoding="utf-8")
         self._tensorboard = SummaryWriter(str(run_dir), purge_step=purge_step, flush_secs=30)
 
     def write(self, row: Mapping[str, float | int]) -> None:
-        """One iteration; needs ``env_steps``, the x axis of TensorBoard. Numbers that are not finite become null."""
+        """One iteration; ``env_steps`` is the x axis of TensorBoard, or without it (imitation) ``iteration``.
+
+        Numbers that are not finite become null.
+        """
         finite = {key: value if math.isfinite(value) else None for key, value in row.items()}
         self._file.write(json.dumps(finite) + "\n")
         self._file.flush()
-        self.scalars({key: value for key, value in row.items() if "/" in key}, int(row["env_steps"]))
+        at = int(row.get("env_steps", row["iteration"]))
+        self.scalars({key: value for key, value in row.items() if "/" in key}, at)
 
     def scalars(self, values: Mapping[str, float | int], env_steps: int) -> None:
         """Numbers for TensorBoard alone (an evaluation, which has its own file)."""

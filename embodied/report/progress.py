@@ -24,6 +24,7 @@ class Status:
     env_steps_per_s: float
     success: float | None = None  # of episodes that ended lately in training
     eval_success: float | None = None  # of the last evaluation
+    loss: float | None = None  # on validation data, of imitation
 
 
 class Progress:
@@ -64,8 +65,7 @@ class Progress:
             f"{done:4.0%}",
             f"{_count(status.env_steps)} of {_count(self._total_steps)} steps",
             f"{_count(status.env_steps_per_s)} steps/s",
-            f"success {_percent(status.success)}",
-            f"evaluated {_percent(status.eval_success)}",
+            *_quality(status),
             f"{duration(status.wall_s)} gone",
             f"{duration(self.seconds_left(status))} left",
         ]
@@ -93,6 +93,12 @@ def duration(seconds: float | None) -> str:
     if minutes >= 60:
         return f"{minutes // 60}h{minutes % 60:02d}m"
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def _quality(status: Status) -> list[str]:
+    if status.loss is not None:
+        return [f"validation loss {status.loss:.4f}"]
+    return [f"success {_percent(status.success)}", f"evaluated {_percent(status.eval_success)}"]
 
 
 def _count(number: float) -> str:

@@ -114,7 +114,7 @@ class View:
         return _kept(self._derived, ("touched", name), lambda: self._fingers(name).any(dim=-1))
 
     def _fingers(self, name: str) -> Tensor:
-        """Whether the left and the right finger touch the cube, bool [N, 2]. Their sensors are neighbours (add_cube)."""
+        """Whether the left and the right finger touch the cube, bool [N, 2] (neighbouring sensors of add_cube)."""
         return self._neighbours(f"left_finger_{name}", 2) > 0
 
     def _neighbours(self, first: str, size: int) -> Tensor:

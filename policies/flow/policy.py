@@ -73,6 +73,8 @@ class FlowPolicy(ActorCritic):
     coordinates.
     """
 
+    untrained = ("critic.", "noise_network.")
+
     grid: Tensor
     grid_features: Tensor
     grid_sigma: Tensor

@@ -174,6 +174,56 @@ def test_the_critic_may_have_its_own_learning_rate() -> None:
     assert not any(torch.equal(value, critic[name]) for name, value in policy.critic.state_dict().items())
 
 
+def test_only_the_critic_learns_while_it_warms_up() -> None:
+    policy = TinyPolicy()
+    names = [name for name, _ in policy.named_parameters()]
+    assert any(name.startswith("critic.") for name in names), names
+    algorithm = ppo(policy, critic_warmup=2, learning_rate=1e-2)
+    before = copy.deepcopy(policy.state_dict())
+    for version in range(2):
+        algorithm.update([make_fragment(policy, seed=version, version=version)], version)
+    for name, value in policy.named_parameters():
+        assert torch.equal(value, before[name]) != name.startswith("critic."), name
+    assert algorithm.optimizer.param_groups[0]["lr"] == 1e-2, "no KL to adapt the rate to"
+    algorithm.update([make_fragment(policy, seed=2, version=2)], 2)
+    moved = [name for name, value in policy.named_parameters() if not torch.equal(value, before[name])]
+    assert moved == names
+
+
+def test_the_reference_holds_the_policy_back_and_is_saved() -> None:
+    """With a heavy penalty the policy stays closer to where it began; at the start the penalty has no gradient."""
+    distance = {}
+    for coef in (0.0, 100.0):
+        policy = TinyPolicy()
+        start = parameters(policy)
+        algorithm = ppo(policy, reference_kl_coef=coef, learning_rate=1e-2, schedule="fixed")
+        for version in range(5):
+            algorithm.update([make_fragment(policy, seed=version, version=version)], version)
+        distance[coef] = float((parameters(policy) - start).norm())
+    assert distance[100.0] < 0.7 * distance[0.0]
+    assert algorithm.reference is not None
+    again = ppo(TinyPolicy(), reference_kl_coef=100.0)
+    with torch.no_grad():
+        for parameter in again.reference.parameters():  # type: ignore[union-attr]
+            parameter.add_(1.0)
+    again.load_state_dict(algorithm.state_dict())
+    for a, b in zip(again.reference.parameters(), algorithm.reference.parameters(), strict=True):  # type: ignore[union-attr]
+        assert torch.equal(a, b)
+
+
+def test_the_reference_changes_nothing_at_the_first_step() -> None:
+    gradients = []
+    for coef in (0.0, 10.0):
+        policy = TinyPolicy()
+        algorithm = ppo(policy, reference_kl_coef=coef)
+        fragment = make_fragment(policy, seed=0)
+        staleness = torch.zeros_like(fragment.version_TN)
+        batch = algorithm.prepare(fragment, staleness, torch.ones_like(fragment.terminated_TN))
+        algorithm.loss(batch).total.backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]))
+    torch.testing.assert_close(gradients[0], gradients[1], atol=1e-5, rtol=1e-4)
+
+
 def test_frozen_parameters_stay() -> None:
     policy = TinyPolicy()
     policy.log_std.requires_grad_(False)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from embodied import collect, tasks, train
 from embodied import eval as eval_command
-from embodied import tasks, train
 
 SMALL = [
     "task=reach", "policy=gaussian", "runtime=sync", "num_envs=8", "runtime.decisions=8", "device=cpu",
@@ -49,6 +49,10 @@ def run_train(*words: str) -> Outcome:
 
 def run_eval(*words: str) -> Outcome:
     return run(eval_command.main, list(words))
+
+
+def run_collect(*words: str) -> Outcome:
+    return run(collect.main, list(words))
 
 
 def run_tasks(*words: str) -> Outcome:

@@ -1,0 +1,158 @@
+"""Record a scripted expert: ``python -m embodied.collect task=pick_place out=demos/pick_place [key=value ...]``
+
+  episodes=20  seed=0       how many to keep, and from which initial states
+  noise=0.3                 share of time in which random actions take over; what is recorded is what the expert wanted
+  noise_steps=4             control steps of each such disturbance
+  hold_steps=10             an episode is cut this long after its last unsolved step
+  keep_failures=false       also keep episodes that do not end solved
+  num_threads=0             of the simulation; 0 is all cores
+  task.<option>=...         any option of the task
+
+Disturbed experts visit what a learner's mistakes lead to, and show the way back from there (DART: Laskey et al. 2017).
+Last line of stdout: {"data", "task", "episodes", "frames", "tried", "success_rate", "wall_s"}.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.command import run_command
+from embodied.core.config import at_least, from_mapping, nest, parse_overrides
+from embodied.core.errors import UserError
+from embodied.core.types import EnvSpec
+from embodied.data import Episode, write
+from embodied.experiment import compose_run, make_env
+from embodied.report.progress import duration
+from embodied.runtime import threads
+from envs import MujocoPool
+
+SEED_STRIDE = 7_000_003  # initial states of demonstrations are not those of evaluations or of training
+MAX_TRIES = 20  # times the episodes asked for: a task that its expert solves more rarely is not demonstrated
+
+
+@dataclass(frozen=True, slots=True)
+class CollectConfig:
+    """Options of the command; see the top of this file."""
+
+    out: str
+    episodes: int = 20
+    seed: int = 0
+    noise: float = 0.3
+    noise_steps: int = 4
+    hold_steps: int = 10
+    keep_failures: bool = False
+    num_threads: int = 0
+
+    def __post_init__(self) -> None:
+        at_least("episodes", self.episodes, 1)
+        at_least("seed", self.seed, 0)
+        at_least("noise", self.noise, 0)
+        at_least("noise_steps", self.noise_steps, 1)
+        at_least("hold_steps", self.hold_steps, 0)
+        at_least("num_threads", self.num_threads, 0)
+        if self.noise >= 1:
+            raise UserError(f"noise={self.noise} is not allowed: it is a share, below 1")
+
+
+def collect(argv: Sequence[str]) -> dict[str, Any]:
+    """Record and write; returns the command's result. UserError for bad input, with nothing written."""
+    began = time.monotonic()
+    overrides = parse_overrides(argv)
+    own = {field.name for field in fields(CollectConfig)}
+    options = from_mapping(CollectConfig, nest({key: value for key, value in overrides.items() if key in own}))
+    config = compose_run({key: value for key, value in overrides.items() if key not in own})
+    out = Path(options.out)
+    if out.exists():
+        raise UserError(f"out={out} exists; give a new directory")
+    num_threads = options.num_threads or threads.available_cores()
+    threads.use(1)
+    env = make_env(config, options.episodes, num_threads)
+    kept: list[Episode] = []
+    tried, solved = 0, 0
+    while len(kept) < options.episodes:
+        if tried >= MAX_TRIES * options.episodes:
+            raise UserError(
+                f"the expert of {env.spec.task} solved {solved} of {tried} episodes with noise={options.noise}: too few"
+            )
+        for episode in record(env, options, SEED_STRIDE * (options.seed + 1) + tried):
+            success = bool(episode.success_L[-1])
+            solved += success
+            if success or options.keep_failures:
+                kept.append(episode)
+        tried += env.num_envs
+        spent = duration(time.monotonic() - began)
+        print(f"{min(len(kept), options.episodes)} of {options.episodes} episodes, {spent}", file=sys.stderr)
+    env.close()
+    kept = kept[: options.episodes]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write(out, kept, env.spec)
+    return {
+        "data": str(out),
+        "task": env.spec.task,
+        "episodes": len(kept),
+        "frames": sum(map(len, kept)),
+        "tried": tried,
+        "success_rate": solved / tried,
+        "wall_s": round(time.monotonic() - began, 3),
+    }
+
+
+def record(env: MujocoPool, options: CollectConfig, seed: int) -> list[Episode]:
+    """One episode of every env, by its expert with disturbances; env i has seed + i."""
+    obs = env.reset(seed)
+    steps, num_envs = env.spec.max_episode_steps, env.num_envs
+    disturbance = disturbances(env.spec, num_envs, options, torch.Generator().manual_seed(seed))
+    states, actions, rewards, solved = [], [], [], []
+    for t in range(steps):
+        wanted = env.task.expert()
+        states.append(obs["state"])
+        actions.append(wanted)
+        step = env.step(torch.where(disturbance[:, t].isnan(), wanted, disturbance[:, t]))
+        rewards.append(step.reward_N)
+        solved.append(step.info["success"])
+        obs = step.obs
+    columns = [torch.stack(column, 1) for column in (states, actions, rewards, solved)]
+    instruction = env.task.instruction
+    episodes = []
+    for i in range(num_envs):
+        rows = [column[i] for column in columns]
+        length = cut(rows[3], options.hold_steps)
+        episodes.append(Episode(*(row[:length] for row in rows), instruction))
+    return episodes
+
+
+def disturbances(spec: EnvSpec, num_envs: int, options: CollectConfig, generator: torch.Generator) -> Tensor:
+    """Actions [N, T, A] that are executed instead of the expert's, NaN where the expert's is.
+
+    A disturbance keeps one uniformly random arm action for ``noise_steps``; the gripper stays the expert's, whom a
+    dropped object costs more than a detour.
+    """
+    blocks = -(-spec.max_episode_steps // options.noise_steps)
+    chosen = torch.rand(num_envs, blocks, generator=generator) < options.noise
+    action = 2 * torch.rand(num_envs, blocks, spec.action_dim, generator=generator) - 1
+    action[~chosen] = torch.nan
+    action[..., -1] = torch.nan
+    return action.repeat_interleave(options.noise_steps, 1)[:, : spec.max_episode_steps]
+
+
+def cut(success_L: Tensor, hold_steps: int) -> int:
+    """Length of an episode that ends ``hold_steps`` after its last unsolved step; whole if it does not end solved."""
+    unsolved = (~success_L).nonzero().squeeze(1)
+    last = int(unsolved[-1]) if len(unsolved) else -1
+    return len(success_L) if last == len(success_L) - 1 else min(len(success_L), last + 1 + max(1, hold_steps))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_command(collect, __doc__, sys.argv[1:] if argv is None else argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,6 @@
+"""Demonstrations: what they are in memory, and LeRobotDataset v3 on disk."""
+
+from embodied.data.demonstrations import Demonstrations, Episode
+from embodied.data.lerobot import read, write
+
+__all__ = ["Demonstrations", "Episode", "read", "write"]

@@ -1,0 +1,130 @@
+"""Imitation: it learns, its average is an average, it goes on exactly, and it validates on the same draws."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from algos.sft import SFT, SFTConfig
+from embodied.core.errors import UserError
+from embodied.core.types import EnvSpec, Obs
+from policies import POLICIES
+
+SPEC = EnvSpec("none", state_dim=4, privileged_dim=2, action_dim=2, control_dt_s=0.05, max_episode_steps=50)
+SIZES = {"actor_hidden": (32, 32), "critic_hidden": (8,)}
+CPU = torch.device("cpu")
+
+
+def make(name: str = "flow", **options: object) -> SFT:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    entry = POLICIES[name]
+    sizes = SIZES | ({"head_hidden": (32,)} if name == "flow" else {})
+    return SFT(entry.build(SPEC, entry.config(**sizes)), SFTConfig(**options), seed=0, device=CPU)
+
+
+def batch(num: int, seed: int = 0) -> tuple[Obs, Tensor]:
+    """Chunks that are a function of the state."""
+    state = 5 + 3 * torch.randn(num, 4, generator=torch.Generator().manual_seed(seed))
+    action = (0.3 * (state[:, :2] - 5)).tanh()[:, None].repeat(1, 4, 1)
+    return {"state": state}, action
+
+
+@pytest.mark.parametrize("name", ["flow", "gaussian"])
+def test_the_deterministic_policy_comes_to_do_what_was_demonstrated(name: str) -> None:
+    algorithm = make(name, updates=300, learning_rate=3e-3, ema_decay=0.98)
+    obs, action = batch(512)
+    algorithm.fit_normalizer(obs["state"])
+    before = algorithm.validate(*batch(128, 1))
+    for _ in range(300):
+        algorithm.update(obs, action)
+    assert algorithm.validate(*batch(128, 1)) < 0.2 * before
+    done = algorithm.average.act({**batch(128, 1)[0], "privileged": torch.zeros(128, 2)}, None).action_NHA
+    assert (done - batch(128, 1)[1]).abs().mean() < 0.1
+
+
+def test_average_by_hand() -> None:
+    algorithm = make(ema_decay=0.5, learning_rate=1e-2)
+    weights = [dict(algorithm.policy_module.named_parameters())["denoiser.output.weight"]]
+    expected, decays = weights[0].detach().clone(), (1 / 11, 2 / 12, 3 / 13)
+    for decay in decays:
+        algorithm.update(*batch(32))
+        expected = decay * expected + (1 - decay) * weights[0].detach()
+    found = dict(algorithm.average.named_parameters())["denoiser.output.weight"]
+    torch.testing.assert_close(found, expected)
+
+
+def test_learning_rate_warms_up_and_ends_at_zero() -> None:
+    algorithm = make(updates=20, warmup=4)
+    rates = []
+    for _ in range(20):
+        rates.append(algorithm.optimizer.param_groups[0]["lr"])
+        algorithm.update(*batch(16))
+    assert rates[0] == pytest.approx(1e-3 / 5)
+    assert max(rates) == pytest.approx(1e-3, rel=0.15)
+    assert rates[-1] < 0.01 * 1e-3
+    assert rates.index(max(rates)) == 4
+
+
+def test_validation_draws_the_same_noise_every_time() -> None:
+    algorithm = make()
+    assert algorithm.validate(*batch(64)) == algorithm.validate(*batch(64))
+
+
+def test_statistics_are_those_of_the_data_and_stay() -> None:
+    algorithm = make()
+    obs, _ = batch(1000)
+    algorithm.fit_normalizer(obs["state"])
+    normalizer = algorithm.policy_module.state_normalizer
+    torch.testing.assert_close(normalizer.mean, obs["state"].mean(0))
+    torch.testing.assert_close(normalizer.var, obs["state"].var(0, correction=0))
+    algorithm.policy.update_normalizer({"state": torch.zeros(500, 4), "privileged": torch.ones(500, 2)})
+    torch.testing.assert_close(normalizer.mean, obs["state"].mean(0))
+    torch.testing.assert_close(algorithm.policy_module.critic.normalizer.mean, torch.ones(2))
+    torch.testing.assert_close(algorithm.average.state_normalizer.mean, obs["state"].mean(0))
+
+
+def test_going_on_from_a_state_is_exact() -> None:
+    def advance(algorithm: SFT, count: int) -> list[float]:
+        starts = torch.arange(512)
+        obs, action = batch(512)
+        losses = []
+        for _ in range(count):
+            rows = algorithm.pick(starts)
+            losses.append(algorithm.update({"state": obs["state"][rows]}, action[rows]))
+        return losses
+
+    options = {"updates": 12, "batch_size": 32}
+    whole, first, second = make(**options), make(**options), make(**options)
+    expected = advance(whole, 12)
+    assert advance(first, 5) == expected[:5]
+    second.load_state_dict(first.state_dict())
+    assert advance(second, 7) == expected[5:]
+    for a, b in zip(whole.average.parameters(), second.average.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_state_of_something_else_is_refused() -> None:
+    with pytest.raises(UserError, match="not the state of an SFT"):
+        make().load_state_dict({"policy": {}})
+
+
+def test_a_loss_that_is_not_finite_stops_training() -> None:
+    obs, action = batch(8)
+    with pytest.raises(FloatingPointError):
+        make().update(obs, action * torch.inf)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"updates": 0}, "algo.updates must be an integer of at least 1, got 0"),
+        ({"ema_decay": 1.0}, "algo.ema_decay must be a number from 0 to below 1"),
+        ({"validation_share": 0.0}, "algo.validation_share must be"),
+        ({"patience": 0}, "algo.patience must be"),
+    ],
+)
+def test_options_are_checked(options: dict[str, float], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make(**options)

@@ -1,0 +1,216 @@
+"""Demonstrations, imitation, RL from it: the commands of the few-demonstrations path, and what they refuse."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from embodied import imitation
+from embodied.collect import CollectConfig, cut, disturbances
+from embodied.core.types import EnvSpec
+from embodied.data import read
+from embodied.report.metrics import read_metrics
+from embodied.runtime import checkpoint
+from tests.commands.helpers import SMALL, Outcome, run_collect, run_eval, run_train
+
+TINY = ["task=reach", "device=cpu", "policy.actor_hidden=[16]", "policy.critic_hidden=[16]", "policy.head_hidden=[16]"]
+SFT = [*TINY, "algo=sft", "algo.updates=40", "algo.validate_every=10", "eval_episodes=4"]
+RL = [word for word in SMALL if not word.startswith(("task=", "policy"))] + TINY
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six demonstrations of reach."""
+    path = tmp_path_factory.mktemp("demos") / "reach"
+    outcome = run_collect("task=reach", "episodes=6", f"out={path}", "num_threads=1")
+    assert outcome.code == 0, outcome.stderr
+    return path
+
+
+@pytest.fixture(scope="module")
+def imitated(demos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    """A finished imitation of them. Read-only."""
+    path = tmp_path_factory.mktemp("runs") / "sft"
+    outcome = run_train(*SFT, f"data={demos}", f"out={path}")
+    assert outcome.code == 0, outcome.stderr
+    return path, outcome
+
+
+# -- collect -----------------------------------------------------------------------------------------------------------
+def test_collect_keeps_successes_and_says_so(demos: Path, tmp_path: Path) -> None:
+    outcome = run_collect("task=push", "episodes=5", f"out={tmp_path / 'push'}", "num_threads=1")
+    assert outcome.code == 0, outcome.stderr
+    result, data = outcome.result, read(tmp_path / "push")
+    assert (result["task"], result["episodes"], result["frames"]) == ("push", 5, len(data.state_FS))
+    assert result["tried"] >= 5
+    assert 0 < result["success_rate"] <= 1
+    frames = pq.read_table(tmp_path / "push" / "data" / "chunk-000" / "file-000.parquet").to_pylist()
+    last = [frame for frame in frames if frame["next.done"]]
+    assert len(last) == 5
+    assert all(frame["next.success"] for frame in last)
+    assert data.action_FA.abs().max() <= 1
+
+
+def test_collect_is_repeatable_and_seeds_differ(demos: Path, tmp_path: Path) -> None:
+    for name, words in (("same", []), ("other", ["seed=1"])):
+        assert run_collect("task=reach", "episodes=6", f"out={tmp_path / name}", "num_threads=1", *words).code == 0
+    first = read(demos)
+    assert torch.equal(first.state_FS, read(tmp_path / "same").state_FS)
+    assert not torch.equal(first.state_FS[0], read(tmp_path / "other").state_FS[0])
+
+
+def test_an_episode_is_cut_after_it_stays_solved() -> None:
+    unsolved, solved = [False] * 5, [True] * 8
+    assert cut(torch.tensor(unsolved + solved), 3) == 8
+    assert cut(torch.tensor([True, False, *solved]), 3) == 5
+    assert cut(torch.tensor(unsolved + solved), 100) == 13
+    assert cut(torch.tensor(solved + unsolved), 3) == 13
+    assert cut(torch.tensor(unsolved + solved), 0) == 6, "its last frame is solved"
+
+
+def test_disturbances_leave_the_gripper_alone_and_last() -> None:
+    spec = EnvSpec("t", 3, 1, 4, 0.05, 40)
+    options = CollectConfig("x", noise=0.5, noise_steps=4)
+    action = disturbances(spec, 50, options, torch.Generator().manual_seed(0))
+    assert action.shape == (50, 40, 4)
+    assert action[..., -1].isnan().all()
+    noisy = ~action[..., 0].isnan()
+    assert 0.4 < noisy.float().mean() < 0.6
+    blocks = action[..., :3].unflatten(1, (10, 4))
+    assert torch.equal(blocks.nan_to_num(9), blocks[:, :, :1].nan_to_num(9).expand_as(blocks))
+    none = disturbances(spec, 5, CollectConfig("x", noise=0.0), torch.Generator())
+    assert none.isnan().all()
+
+
+# -- imitation ---------------------------------------------------------------------------------------------------------
+def test_imitation_leaves_a_run(imitated: tuple[Path, Outcome]) -> None:
+    path, outcome = imitated
+    assert outcome.result["env_steps"] == 0
+    assert outcome.result["iterations"] == 40
+    assert outcome.result["eval"]["episodes"] == 4
+    rows = read_metrics(path / "metrics.jsonl")
+    assert [row["iteration"] for row in rows] == [10, 20, 30, 40]
+    assert rows[-1]["train/imitation_loss"] < rows[0]["train/imitation_loss"]
+    assert outcome.result["validation_loss"] == min(row["train/validation_loss"] for row in rows)
+    assert "5 episodes to train on" in outcome.stderr
+    judged = run_eval(f"run={path}", "episodes=4", "seed=0", "num_threads=1")
+    assert judged.code == 0, judged.stderr
+    assert judged.result["success_at_end"] == outcome.result["eval"]["success_at_end"]
+    assert judged.result["return_mean"] == pytest.approx(outcome.result["eval"]["return_mean"], rel=1e-4)
+
+
+def test_imitation_that_was_stopped_goes_on_exactly(
+    imitated: tuple[Path, Outcome], demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "sft"
+    stop, update = threading.Event(), imitation.SFT.update
+
+    def stop_after_25(self: imitation.SFT, *args: object) -> float:
+        loss = update(self, *args)  # type: ignore[arg-type]
+        if self.updates == 25:
+            stop.set()
+        return loss
+
+    with monkeypatch.context() as patch:
+        patch.setattr(imitation.SFT, "update", stop_after_25)
+        patch.setattr(imitation, "stop_on_signals", lambda: _Given(stop))
+        stopped = run_train(*SFT, f"data={demos}", f"out={path}")
+    assert stopped.code == 130
+    assert stopped.result["iterations"] == 25
+    resumed = run_train(f"resume={path}")
+    assert resumed.code == 0, resumed.stderr
+    assert [row["iteration"] for row in read_metrics(path / "metrics.jsonl")] == [10, 20, 30, 40]
+    ours, whole = (checkpoint.load_latest(run).state for run in (path, imitated[0]))  # type: ignore[union-attr]
+    assert ours["best"] == whole["best"]
+    for key, value in whole["policy"].items():
+        assert torch.equal(ours["policy"][key], value), key
+
+
+class _Given:
+    """A context that gives the event it was made with."""
+
+    def __init__(self, event: threading.Event) -> None:
+        self.event = event
+
+    def __enter__(self) -> threading.Event:
+        return self.event
+
+    def __exit__(self, *args: object) -> None:
+        pass
+
+
+def test_reinforcement_learning_starts_from_the_imitation(imitated: tuple[Path, Outcome], tmp_path: Path) -> None:
+    path = tmp_path / "rl"
+    words = [*RL, f"init={imitated[0]}", f"out={path}", "algo.learning_rate=0.0", "algo.schedule=fixed"]
+    outcome = run_train(*words, "total_steps=256")
+    assert outcome.code == 0, outcome.stderr
+    before, after = (checkpoint.load_latest(run, only="policy").state for run in (imitated[0], path))  # type: ignore[union-attr]
+    actor = [key for key in before if not key.startswith(("critic.", "noise_network."))]
+    assert "state_normalizer.mean" in actor
+    for key in actor:
+        assert torch.equal(before[key], after[key]), key
+    assert not torch.equal(before["critic.network.0.weight"], after["critic.network.0.weight"])
+    more = run_train(f"resume={path}", "total_steps=512")
+    assert more.code == 0, more.stderr
+
+
+def test_exploration_is_as_configured_whatever_the_imitation_was(
+    imitated: tuple[Path, Outcome], tmp_path: Path
+) -> None:
+    path = tmp_path / "rl"
+    words = [*RL, f"init={imitated[0]}", f"out={path}", "total_steps=64", "eval_episodes=0"]
+    assert run_train(*words, "policy.exploration=flow_sde", "policy.stochastic_steps=one").code == 0
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["noise=1.5"], "noise=1.5 is not allowed: it is a share, below 1"),
+        (["episodes=0"], "episodes=0 is not allowed"),
+        (["episode=3"], "unknown key 'episode'. Did you mean"),
+        (["task=raech"], "unknown task 'raech'. Did you mean 'reach'?"),
+    ],
+)
+def test_collect_refuses(words: list[str], message: str, tmp_path: Path) -> None:
+    outcome = run_collect("task=reach", *words, f"out={tmp_path / 'x'}")
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert message in outcome.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_collect_never_overwrites(demos: Path) -> None:
+    outcome = run_collect("task=reach", f"out={demos}")
+    assert outcome.code == 2
+    assert "exists" in outcome.stderr
+
+
+def test_train_refuses_data_that_does_not_fit(demos: Path, imitated: tuple[Path, Outcome], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    cases = [
+        ([*SFT], "data=<directory of embodied.collect> is missing"),
+        ([*SFT, f"data={tmp_path / 'none'}"], "is not a LeRobotDataset"),
+        ([*RL, f"data={demos}"], "is for algo=sft; ppo learns from its own experience"),
+        ([*SFT, f"data={demos}", "task=lift"], "task lift has"),
+        ([*SFT, f"data={demos}", "policy.horizon=200", "policy.execute=1"], "shorter than a chunk of 200 actions"),
+        ([*RL, f"init={tmp_path / 'none'}"], "is not a directory"),
+        ([*RL, f"init={imitated[0]}", "task=push"], "is a run of task reach, this one is of push"),
+        ([*RL, f"init={imitated[0]}", "policy.actor_hidden=[8]"], "has a policy of another architecture"),
+    ]
+    for words, message in cases:
+        outcome = run_train(*words, f"out={out}")
+        assert (outcome.code, outcome.stdout) == (2, ""), words
+        assert message in outcome.stderr, outcome.stderr
+        assert not out.exists()
+
+
+def test_a_task_that_its_expert_does_not_solve_is_not_demonstrated(tmp_path: Path) -> None:
+    words = ["task=reach", "task.success_m=0.000001", "episodes=1", f"out={tmp_path / 'x'}", "num_threads=1"]
+    outcome = run_collect(*words)
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert "the expert of reach solved 0 of 20 episodes" in outcome.stderr
+    assert not list(tmp_path.iterdir())

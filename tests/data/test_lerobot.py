@@ -1,0 +1,194 @@
+"""LeRobotDataset v3 on disk: what is written, what is read, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from embodied.core.errors import UserError
+from embodied.core.types import EnvSpec
+from embodied.data import Episode, lerobot, read, write
+
+SPEC = EnvSpec("test", 3, 1, 2, 0.05, 50, ("a", "b", "c"), ("dx", "gripper"))
+LENGTHS = (4, 6, 5)
+
+
+def episode(length: int, instruction: str = "do it") -> Episode:
+    generator = torch.Generator().manual_seed(length)
+    done = torch.zeros(length, dtype=torch.bool)
+    done[-1] = True
+    return Episode(
+        torch.randn(length, 3, generator=generator),
+        torch.rand(length, 2, generator=generator),
+        torch.rand(length, generator=generator),
+        done,
+        instruction,
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A data set of three episodes and two instructions."""
+    write(tmp_path / "set", [episode(LENGTHS[0]), episode(LENGTHS[1], "do that"), episode(LENGTHS[2])], SPEC)
+    return tmp_path / "set"
+
+
+def frames(path: Path) -> pa.Table:
+    return pq.read_table(path / "data" / "chunk-000" / "file-000.parquet")
+
+
+def rewrite(path: Path, **columns: pa.Array) -> None:
+    """Replace columns of the frames."""
+    table = frames(path)
+    for key, value in columns.items():
+        name = key.replace("_dot_", ".")
+        table = table.set_column(table.column_names.index(name), name, value)
+    pq.write_table(table, path / "data" / "chunk-000" / "file-000.parquet")
+
+
+def edit_info(path: Path, **values: object) -> None:
+    file = path / "meta" / "info.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def test_what_was_written_is_read(path: Path) -> None:
+    data = read(path)
+    episodes = [episode(length) for length in LENGTHS]
+    assert torch.equal(data.state_FS, torch.cat([e.state_LS for e in episodes]))
+    assert torch.equal(data.action_FA, torch.cat([e.action_LA for e in episodes]))
+    assert data.episode_F.tolist() == [0] * 4 + [1] * 6 + [2] * 5
+    assert (data.control_hz, data.num_episodes) == (20.0, 3)
+    assert (data.state_names, data.action_names) == (SPEC.state_names, SPEC.action_names)
+    lerobot.check_fits(data, SPEC, path)
+
+
+def test_layout_is_that_of_version_3(path: Path) -> None:
+    """Fields and files that LeRobot 0.6 reads (src/lerobot/datasets: utils.DatasetInfo, io_utils, dataset_metadata)."""
+    info = json.loads((path / "meta" / "info.json").read_text())
+    assert info["codebase_version"] == "v3.0"
+    assert info["fps"] == 20
+    assert isinstance(info["fps"], int)
+    assert (info["total_episodes"], info["total_frames"], info["total_tasks"]) == (3, 15, 2)
+    assert info["splits"] == {"train": "0:3"}
+    assert info["features"]["observation.state"] == {"dtype": "float32", "shape": [3], "names": ["a", "b", "c"]}
+    assert info["features"]["action"]["names"] == ["dx", "gripper"]
+    assert info["features"]["next.done"] == {"dtype": "bool", "shape": [1], "names": None}
+    data_path = info["data_path"].format(chunk_index=0, file_index=0)
+    table = pq.read_table(path / data_path)
+    assert set(table.column_names) == set(info["features"])
+    for key, feature in info["features"].items():
+        kind = table.schema.field(key).type
+        size = kind.list_size if pa.types.is_fixed_size_list(kind) else 1
+        scalar = kind.value_type if pa.types.is_fixed_size_list(kind) else kind
+        assert [size] == feature["shape"], key
+        assert str(scalar).replace("float", "float32").replace("float3232", "float32") == feature["dtype"], key
+    np.testing.assert_allclose(table["timestamp"].to_numpy()[4:10], np.arange(6) / 20, atol=1e-6)
+    assert table["frame_index"].to_pylist() == [*range(4), *range(6), *range(5)]
+    assert table["index"].to_pylist() == list(range(15))
+    assert table["task_index"].to_pylist() == [0] * 4 + [1] * 6 + [0] * 5
+    assert [i for i, done in enumerate(table["next.done"].to_pylist()) if done] == [3, 9, 14]
+
+    rows = pq.read_table(path / "meta" / "episodes" / "chunk-000" / "file-000.parquet").to_pylist()
+    assert [row["length"] for row in rows] == list(LENGTHS)
+    assert [(row["dataset_from_index"], row["dataset_to_index"]) for row in rows] == [(0, 4), (4, 10), (10, 15)]
+    assert [row["tasks"] for row in rows] == [["do it"], ["do that"], ["do it"]]
+    places = ("data/chunk_index", "data/file_index", "meta/episodes/chunk_index", "meta/episodes/file_index")
+    assert all(row[place] == 0 for row in rows for place in places)
+
+
+def test_instructions_are_the_index_of_a_pandas_frame(path: Path) -> None:
+    """LeRobot looks a task up by ``tasks.loc[instruction]`` and ``tasks.iloc[index].name``."""
+    table = pq.read_table(path / "meta" / "tasks.parquet")
+    assert dict(zip(table["task"].to_pylist(), table["task_index"].to_pylist(), strict=True)) == {
+        "do it": 0, "do that": 1,
+    }  # fmt: skip
+    assert json.loads(table.schema.metadata[b"pandas"])["index_columns"] == ["task"]
+
+
+def test_statistics(path: Path) -> None:
+    stats, state = json.loads((path / "meta" / "stats.json").read_text()), read(path).state_FS.double()
+    found = stats["observation.state"]
+    for key, value in {"min": state.amin(0), "max": state.amax(0), "mean": state.mean(0)}.items():
+        np.testing.assert_allclose(found[key], value, rtol=1e-6)
+    np.testing.assert_allclose(found["std"], state.std(0, correction=0), rtol=1e-6)
+    assert found["count"] == [15]
+    assert set(stats) == set(frames(path).column_names)
+
+
+def test_keys_can_be_mapped(path: Path) -> None:
+    table = frames(path)
+    names = [{"observation.state": "obs", "action": "act"}.get(name, name) for name in table.column_names]
+    pq.write_table(table.rename_columns(names), path / "data" / "chunk-000" / "file-000.parquet")
+    features = json.loads((path / "meta" / "info.json").read_text())["features"]
+    edit_info(path, features={"obs": features["observation.state"], "act": {**features["action"], "names": None}})
+    with pytest.raises(UserError, match=r"lacks observation\.state, action\. It has: act, obs"):
+        read(path)
+    data = read(path, {"state": "obs", "action": "act"})
+    assert data.state_FS.shape == (15, 3)
+    assert data.action_names == ()
+
+
+def test_a_wrong_key_is_named_with_the_nearest_one(path: Path) -> None:
+    with pytest.raises(UserError, match=r"lacks observation\.stat \(did you mean observation\.state\?\)"):
+        read(path, {"state": "observation.stat"})
+
+
+def test_numbers_that_are_not_finite(path: Path) -> None:
+    values = np.ones(30, np.float32)
+    values[14] = np.nan
+    rewrite(path, action=pa.FixedSizeListArray.from_arrays(pa.array(values), 2))
+    with pytest.raises(UserError, match="action is not finite in 1 frames, the first is 7"):
+        read(path)
+
+
+def test_frames_of_several_lengths(path: Path) -> None:
+    rewrite(path, action=pa.array([[0.0, 1.0]] * 14 + [[0.0]]))
+    with pytest.raises(UserError, match="action is not a list of numbers of one length"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (EnvSpec("test", 4, 1, 2, 0.05, 50), "its state has 3 entries, task test has 4"),
+        (EnvSpec("test", 3, 1, 7, 0.05, 50), "its action has 2 entries, task test has 7"),
+        (EnvSpec("test", 3, 1, 2, 0.1, 50), "recorded at 20 Hz, but task test runs at 10"),
+        (EnvSpec("test", 3, 1, 2, 0.05, 50, ("a", "x", "c")), "entry 1 of its state is 'b', that of task test 'x'"),
+    ],
+)
+def test_data_of_another_robot_or_rate(path: Path, spec: EnvSpec, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        lerobot.check_fits(read(path), spec, path)
+
+
+def test_what_is_not_a_data_set(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a LeRobotDataset: no readable meta/info.json"):
+        read(tmp_path / "nothing")
+    edit_info(path, codebase_version="v2.1")
+    with pytest.raises(UserError, match=r"has format v2\.1, needed is v3\.0"):
+        read(path)
+    edit_info(path, codebase_version="v3.0")
+    (path / "data" / "chunk-000" / "file-000.parquet").write_bytes(b"PAR1 is not all")
+    with pytest.raises(UserError, match="cannot read its frames"):
+        read(path)
+
+
+def test_nothing_is_overwritten_and_nothing_is_left_half_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sorted(file.read_bytes() for file in path.rglob("*") if file.is_file())
+    with pytest.raises(UserError, match="exists; give a new directory"):
+        write(path, [episode(3)], SPEC)
+    assert sorted(file.read_bytes() for file in path.rglob("*") if file.is_file()) == before
+
+    def full(*args: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", full)
+    with pytest.raises(OSError, match="No space"):
+        write(path.with_name("other"), [episode(3)], SPEC)
+    assert [entry.name for entry in path.parent.iterdir()] == ["set"]
