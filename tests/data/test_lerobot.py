@@ -127,7 +127,7 @@ def test_keys_can_be_mapped(path: Path) -> None:
     pq.write_table(table.rename_columns(names), path / "data" / "chunk-000" / "file-000.parquet")
     features = json.loads((path / "meta" / "info.json").read_text())["features"]
     edit_info(path, features={"obs": features["observation.state"], "act": {**features["action"], "names": None}})
-    with pytest.raises(UserError, match=r"lacks observation\.state, action\. It has: act, obs"):
+    with pytest.raises(UserError, match=r"lacks observation\.state, action .did you mean act.*It has: act, obs"):
         read(path)
     data = read(path, {"state": "obs", "action": "act"})
     assert data.state_FS.shape == (15, 3)
