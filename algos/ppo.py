@@ -216,7 +216,8 @@ class PPO:
     def loss(self, batch: Batch) -> MinibatchLoss:
         """Differentiable loss of a minibatch under the current weights, with its statistics."""
         config = self.config
-        behaviour_B, proximal_B, alpha_B, advantage_B, return_B, value_B, weight_B, reference_B = batch.columns.unbind(0)
+        columns = batch.columns.unbind(0)
+        behaviour_B, proximal_B, alpha_B, advantage_B, return_B, value_B, weight_B, reference_B = columns
         now = self.policy.evaluate(batch.obs, batch.chain)
         if config.proximal == "interpolate":
             proximal_B = losses.interpolate_proximal(now.log_prob_B, behaviour_B, alpha_B)

@@ -194,6 +194,7 @@ class _Simulated:
         self._pool: MujocoPool | None = MujocoPool(
             entry.build(config), num_envs=num_envs, num_threads=num_threads,
             sim=from_mapping(SimConfig, sim or {}, "sim"), stagger=stagger,
+            held_starts=config.held_starts if "held_starts" in options else 0.0,  # the default is for training
         )  # fmt: skip
         self._viewer: Viewer | None = None
         self._seeded = False

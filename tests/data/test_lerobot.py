@@ -168,7 +168,7 @@ def test_data_of_another_robot_or_rate(path: Path, spec: EnvSpec, message: str) 
 
 
 def test_what_is_not_a_data_set(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not a LeRobotDataset: no readable meta/info.json"):
+    with pytest.raises(UserError, match="is not a LeRobotDataset: no readable meta/info"):
         read(tmp_path / "nothing")
     edit_info(path, codebase_version="v2.1")
     with pytest.raises(UserError, match=r"has format v2\.1, needed is v3\.0"):

@@ -169,3 +169,14 @@ def test_a_closed_env_says_so(pool: PandaVectorEnv) -> None:
     pool.close()
     with pytest.raises(ClosedEnvironmentError):
         pool.reset()
+
+
+def test_episodes_start_with_the_cube_held_only_where_that_is_asked_for() -> None:
+    for options, held in (({}, False), ({"held_starts": 1.0}, True)):
+        pool = gymnasium.make_vec("embodied/Lift-v0", num_envs=16, num_threads=1, **options)
+        observations, _ = pool.reset(seed=0)
+        names = [name.partition("[")[0] for name in pool.unwrapped._simulated.pool.spec.state_names]
+        at = names.index("cube_from_tcp")
+        near = (abs(observations["state"][:, at : at + 3]) < 0.02).all(1)
+        assert near.all() if held else not near.any()
+        pool.close()
