@@ -2,6 +2,7 @@
 
   sim          the pool of environments beside the bare engine and its peers; memory
   train        training throughput beside what the costs of its parts allow; local beside sync
+  flow         what exploration costs in an update of the flow policy; sampling beside bare passes of its network
   out=<file>   also write the result there, a file that does not exist yet
   short=true   a quick look: tiny sizes, whose numbers mean nothing
 
@@ -17,14 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embodied.benchmarks import sim, train
+from embodied.benchmarks import flow, sim, train
 from embodied.benchmarks.measure import Report
 from embodied.command import run_command
 from embodied.core.config import from_mapping, parse_overrides
 from embodied.core.errors import UserError, unknown_name
 from embodied.report.metrics import write_json
 
-BENCHMARKS: dict[str, Callable[[bool], Report]] = {"sim": sim.measure, "train": train.measure}
+BENCHMARKS: dict[str, Callable[[bool], Report]] = {
+    "flow": flow.measure,
+    "sim": sim.measure,
+    "train": train.measure,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,15 @@ def test_bench_train_reports_the_bound_and_how_it_was_measured() -> None:
     assert rows["train_one_thread"]["settings"]["sim_threads"] == 1
 
 
+def test_bench_flow_reports_its_ratios() -> None:
+    outcome = run(bench.main, ["flow", "short=true"])
+    assert outcome.code == 0, outcome.stderr
+    ratios = outcome.result["ratios"]
+    assert set(ratios) == {"sde_one_step_over_full_chain", "sample_over_bare_forward"}
+    assert all(value > 0 for value in ratios.values())
+    assert "likelihood_one_step_over_full_chain" in {row["name"] for row in outcome.result["rows"]}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

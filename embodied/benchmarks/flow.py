@@ -1,0 +1,135 @@
+"""Cost of the flow policy's exploration and of its sampling, on the state policy as configured by default.
+
+    sde_one_step_over_full_chain   PPO update of Flow-SDE with one stochastic step / with all K, in seconds
+    sample_over_bare_forward       chunks sampled a second / chunks for which K bare denoiser passes run a second
+
+An update is one of PPO with its default options on a batch of the default size, critic and optimiser included; the
+denoiser's share of it is what one step saves, and is measured beside (likelihood_one_step_over_full_chain: forward and
+backward of the actor's likelihood alone). A bare pass is one call of the denoiser's encoder and head; sampling encodes
+the state once, and adds the normaliser, K stochastic steps, the likelihood and the critic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from algos.ppo import PPO, PPOConfig
+from embodied.benchmarks.measure import Report, in_turns, paired, timed
+from embodied.core.types import EnvSpec, EpisodeStats, Fragment
+from embodied.runtime import threads
+from policies import FlowConfig, FlowPolicy
+
+SPEC = EnvSpec("bench", state_dim=40, privileged_dim=8, action_dim=4, control_dt_s=0.05, max_episode_steps=80)
+DECISIONS, ENVS = 4, 512
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """envs: of a batch, with DECISIONS each. sampled: rows of a request of the sampler. repeats: in one measure."""
+
+    envs: int = ENVS
+    sampled: int = 256
+    repeats: int = 20
+    rounds: int = 9
+
+
+def measure(short: bool) -> Report:
+    """All of the above; ``short`` only shows that it works."""
+    sizes = Sizes(envs=4, sampled=4, repeats=2, rounds=2) if short else Sizes()
+    report = Report("flow")
+    threads.use(1)  # as an actor and a learner have where cores are shared
+    updates(report, sizes)
+    sampling(report, sizes)
+    return report
+
+
+def updates(report: Report, sizes: Sizes) -> None:
+    """Flow-SDE with one and with all stochastic steps: the whole update, and the likelihood alone."""
+    seconds: dict[str, Callable[[], float]] = {}
+    likelihood: dict[str, Callable[[], float]] = {}
+    settings: dict[str, Any] = {"envs": sizes.envs, "decisions": DECISIONS, "rounds": sizes.rounds, "threads": 1}
+    for name in ("one", "all"):
+        torch.manual_seed(0)
+        config = FlowConfig(exploration="flow_sde", stochastic_steps=name)
+        policy = FlowPolicy(SPEC, config)
+        algorithm = PPO(policy, PPOConfig(critic_learning_rate=7e-4, learning_rate=0.0, schedule="fixed"), seed=0,
+                        device=torch.device("cpu"))  # fmt: skip
+        fragment = fragment_of(policy, sizes.envs)
+        seconds[name] = lambda a=algorithm, f=fragment: timed(lambda: a.update([f], 0))
+        likelihood[name] = lambda p=policy, f=fragment: timed(lambda: backward(p, f))
+        settings |= {"denoise_steps": config.denoise_steps}
+    for label, measures in (("update", seconds), ("likelihood", likelihood)):
+        results = in_turns(measures, sizes.rounds)
+        for name, values in results.items():
+            report.add(f"{label}_{name}", 1e3 * median(values), "ms", **settings)
+        ratio = paired(results["one"], results["all"])
+        if label == "update":
+            report.ratio("sde_one_step_over_full_chain", ratio)
+        else:
+            report.add("likelihood_one_step_over_full_chain", ratio, "ratio", **settings)
+
+
+def backward(policy: FlowPolicy, fragment: Fragment) -> None:
+    """Gradient of the log-probability of every decision of a fragment."""
+    obs = {key: value.flatten(0, 1) for key, value in fragment.obs.items()}
+    torch.autograd.backward(policy.evaluate(obs, fragment.chain.flatten(0, 1)).log_prob_B.sum())
+
+
+def fragment_of(policy: FlowPolicy, envs: int) -> Fragment:
+    """A batch of the policy's own decisions on random observations."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (DECISIONS, envs)
+    obs = {
+        "state": torch.randn(*shape, SPEC.state_dim, generator=generator),
+        "privileged": torch.randn(*shape, SPEC.privileged_dim, generator=generator),
+    }
+    flat = {key: value.flatten(0, 1) for key, value in obs.items()}
+    sample = policy.act(flat, policy.sample_noise(DECISIONS * envs, generator))
+    return Fragment(
+        obs=obs,
+        chain=sample.chain.unflatten(0, shape),
+        log_prob_TN=sample.log_prob_N.view(shape),
+        value_TN=sample.value_N.view(shape),
+        reward_TNE=torch.randn(*shape, policy.execute, generator=generator),
+        num_steps_TN=torch.full(shape, policy.execute),
+        terminated_TN=torch.zeros(shape, dtype=torch.bool),
+        truncated_TN=torch.zeros(shape, dtype=torch.bool),
+        final_value_TN=torch.zeros(shape),
+        bootstrap_value_N=torch.zeros(envs),
+        version_TN=torch.zeros(shape, dtype=torch.int64),
+        episodes=EpisodeStats.concatenate([]),
+    )
+
+
+def sampling(report: Report, sizes: Sizes) -> None:
+    """``act`` of the default policy, beside K passes of its denoiser and nothing else."""
+    torch.manual_seed(0)
+    policy = FlowPolicy(SPEC, FlowConfig())
+    generator = torch.Generator().manual_seed(0)
+    obs = {
+        "state": torch.randn(sizes.sampled, SPEC.state_dim, generator=generator),
+        "privileged": torch.randn(sizes.sampled, SPEC.privileged_dim, generator=generator),
+    }
+    noise = policy.sample_noise(sizes.sampled, generator)
+    x = noise[:, 0].flatten(1)
+
+    @torch.no_grad()
+    def passes() -> None:
+        for k in range(policy.denoise_steps):
+            code = policy.denoiser.encode(obs["state"])
+            policy.denoiser.predict(code, policy.denoiser.features(code, x, policy.grid_features[k]))
+
+    def speed(work: Callable[[], object]) -> float:
+        return sizes.repeats * sizes.sampled / timed(lambda: [work() for _ in range(sizes.repeats)])
+
+    results = in_turns({"sample": lambda: speed(lambda: policy.act(obs, noise)), "bare": lambda: speed(passes)},
+                       sizes.rounds)  # fmt: skip
+    settings = {"rows": sizes.sampled, "denoise_steps": policy.denoise_steps, "rounds": sizes.rounds, "threads": 1}
+    report.add("sampled", median(results["sample"]), "chunks/s", **settings)
+    report.add("bare_forward", median(results["bare"]), "chunks/s", **settings)
+    report.ratio("sample_over_bare_forward", paired(results["sample"], results["bare"]))
