@@ -25,13 +25,13 @@ class SFTConfig:
     learning_rate: float = 1e-3
     weight_decay: float = 1e-4
     batch_size: int = 256
-    updates: int = 4000
+    updates: int = 2000
     warmup: int = 100
     ema_decay: float = 0.995
     max_grad_norm: float = 1.0
     validation_share: float = 0.1
     validate_every: int = 200
-    patience: int | None = 5
+    patience: int | None = None
 
     def __post_init__(self) -> None:
         for key in ("batch_size", "updates", "validate_every", "patience"):
