@@ -22,6 +22,7 @@ def collect(run: Path, command: str) -> dict[str, object]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     kept = [*rows[:: max(1, len(rows) // 100)], rows[-1]]
     evaluations = {path.stem: json.loads(path.read_text()) for path in sorted((run / "eval").glob("*.json"))}
+    config = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
     return {
         "command": command,
         "machine": {"cpu": cpu(), "python": platform.python_version()},
@@ -31,7 +32,7 @@ def collect(run: Path, command: str) -> dict[str, object]:
         "final": next(value for name, value in evaluations.items() if name.startswith("final")),
         "during_training": {name: value for name, value in evaluations.items() if name.startswith("train")},
         "curve": {key: [round(row[key], 5) if key in row else None for row in kept] for key in CURVE},
-        "config": OmegaConf.to_container(OmegaConf.load(run / "config.yaml")),
+        "config": config | {"out": f"runs/{run.name}"},
     }
 
 

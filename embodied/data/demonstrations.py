@@ -51,7 +51,7 @@ class Demonstrations:
 
     def chunk_starts(self, horizon: int, episodes: Sequence[int]) -> Tensor:
         """Frames of ``episodes`` from which ``horizon`` actions follow in the same episode, int64 [W]."""
-        frames = torch.arange(len(self.episode_F) - horizon + 1)
+        frames = torch.arange(max(0, len(self.episode_F) - horizon + 1))
         inside = self.episode_F[frames] == self.episode_F[frames + horizon - 1]
         chosen = torch.isin(self.episode_F[frames], torch.as_tensor(list(episodes), dtype=torch.int64))
         return frames[inside & chosen]

@@ -69,7 +69,7 @@ def test_with_learning_rate_zero_they_stay_so_for_ever() -> None:
 def test_skipping_the_proximal_pass_on_fresh_data_is_exact() -> None:
     policy = TinyPolicy()
     algorithm, fragment = ppo(policy), make_fragment(policy, seed=1)
-    recomputed = algorithm.proximal_log_prob(flatten_obs(fragment.obs, CPU), flatten(fragment.chain))
+    recomputed = algorithm.log_prob(policy, flatten_obs(fragment.obs, CPU), flatten(fragment.chain))
     torch.testing.assert_close(recomputed, flatten(fragment.log_prob_TN), atol=1e-5, rtol=0)
 
 
