@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -13,12 +12,12 @@ from torch import Tensor, nn
 
 from algos import losses, returns
 from algos.batch import Batch, flatten, flatten_obs, merge_fragments
+from algos.ppo_config import PPOConfig
 from algos.registry import ALGORITHMS
-from embodied.core.errors import UserError, unknown_name
+from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics, Policy
 from embodied.core.types import Fragment, Obs
 
-SCHEDULES = ("fixed", "adaptive")
 LEARNING_RATE_RANGE = (1e-5, 1e-2)  # bounds and factor of the adaptive schedule, as in rsl_rl
 LEARNING_RATE_FACTOR = 1.5
 EPOCH_METRICS = (
@@ -32,67 +31,6 @@ EPOCH_METRICS = (
     "async/ess",
     "train/epochs",
 )
-
-
-@dataclass(frozen=True)
-class PPOConfig:
-    """Options of PPO; configs/algo/ppo.yaml says what each one means. UserError on a value that is not allowed."""
-
-    gamma: float = 0.97
-    gae_lambda: float = 0.985
-    epochs: int = 5
-    num_minibatches: int = 4
-    clip_range: float = 0.2
-    dual_clip: float | None = None
-    normalize_advantage: bool = True
-    learning_rate: float = 7e-4
-    critic_learning_rate: float | None = None
-    schedule: str = "adaptive"
-    desired_kl: float = 0.03
-    target_kl: float | None = None
-    max_grad_norm: float = 1.0
-    entropy_coef: float = 0.0
-    value_coef: float = 1.0
-    value_loss: str = "mse"
-    huber_delta: float = 1.0
-    value_clip: float | None = None
-    correction: str = "decoupled"
-    proximal: str = "recompute"
-    behaviour_cap: float = 5.0
-    rho_bar: float = 1.0
-    c_bar: float = 1.0
-    max_staleness: int | None = None
-    critic_warmup: int = 0
-    reference_kl_coef: float = 0.0
-
-    def __post_init__(self) -> None:
-        names = {
-            "schedule": SCHEDULES,
-            "value_loss": losses.VALUE_LOSSES,
-            "correction": losses.CORRECTIONS,
-            "proximal": losses.PROXIMALS,
-        }
-        for key, allowed in names.items():
-            if getattr(self, key) not in allowed:
-                raise unknown_name(f"algo.{key}", str(getattr(self, key)), allowed)
-        for key in ("gamma", "gae_lambda"):
-            self._require(key, 0 <= getattr(self, key) <= 1, "a number from 0 to 1")
-        for key in ("epochs", "num_minibatches"):
-            self._require(key, getattr(self, key) >= 1, "an integer of at least 1")
-        for key in ("clip_range", "desired_kl", "max_grad_norm", "huber_delta", "behaviour_cap", "rho_bar", "c_bar"):
-            self._require(key, getattr(self, key) > 0, "a number above 0")
-        for key in ("learning_rate", "entropy_coef", "value_coef", "critic_warmup", "reference_kl_coef"):
-            self._require(key, getattr(self, key) >= 0, "a number of at least 0")
-        for key in ("critic_learning_rate", "target_kl", "value_clip", "max_staleness"):
-            value = getattr(self, key)
-            self._require(key, value is None or value >= 0, "null or a number of at least 0")
-        self._require("dual_clip", self.dual_clip is None or self.dual_clip > 1, "null or a number above 1")
-        if self.proximal == "interpolate" and self.correction != "decoupled":
-            raise UserError(f"algo.proximal=interpolate needs algo.correction=decoupled, got '{self.correction}'")
-
-    def _require(self, key: str, holds: bool, allowed: str) -> None:
-        if not holds:
-            raise UserError(f"algo.{key} must be {allowed}, got {getattr(self, key)}")
 
 
 class MinibatchLoss(NamedTuple):
@@ -109,6 +47,8 @@ class MinibatchLoss(NamedTuple):
 class PPO:
     """PPO with one Adam optimiser. The policy is moved to ``device`` and trained in place.
 
+    ``deployed`` is what is evaluated and kept: the policy itself, or with ``ema_decay`` an exponential moving average
+    of its weights over updates (with the policy's newest normaliser), which does not swing as PPO's iterates do.
     ``seed`` seeds the shuffling of minibatches, the only randomness here. Not thread-safe: one learner thread.
     """
 
@@ -121,7 +61,9 @@ class PPO:
         self.device = device
         self.optimizer = _adam(policy, config)
         self._actor = [p for name, p in policy.named_parameters() if not name.startswith("critic.")]
+        self._parameters = {name for name, _ in policy.named_parameters()}
         self.reference = copy.deepcopy(policy).requires_grad_(False) if config.reference_kl_coef > 0 else None
+        self.deployed: Policy = copy.deepcopy(policy).requires_grad_(False) if config.ema_decay > 0 else policy
         self._generator = torch.Generator().manual_seed(seed)
 
     def update(self, fragments: Sequence[Fragment], version: int) -> Metrics:
@@ -151,6 +93,8 @@ class PPO:
         broken = [f"{key}={value}" for key, value in metrics.items() if not math.isfinite(value)]
         if broken:
             raise FloatingPointError(f"PPO update {version} is not finite: {', '.join(broken)}")
+        if self.deployed is not self.policy:
+            self._average(version)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -158,10 +102,15 @@ class PPO:
         state = {"optimizer": copy.deepcopy(self.optimizer.state_dict()), "generator": self._generator.get_state()}
         if self.reference is not None:
             state["reference"] = {key: value.clone() for key, value in self.reference.state_dict().items()}
+        if self.deployed is not self.policy:
+            state["weights"] = {key: value.clone() for key, value in self.policy.state_dict().items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where ``state_dict`` was taken. UserError if it is not such a state."""
+        """Continue exactly where ``state_dict`` was taken. UserError if it is not such a state.
+
+        ``deployed`` has its weights already; the policy's own are in the state only where they differ.
+        """
         try:
             optimizer, generator = state["optimizer"], state["generator"]
             rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -169,6 +118,7 @@ class PPO:
             self._generator.set_state(generator.cpu())
             if self.reference is not None and "reference" in state:
                 self.reference.load_state_dict(state["reference"])
+            self.policy.load_state_dict(state.get("weights", self.deployed.state_dict()))
         except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
             raise UserError(f"this is not the state of a PPO on this policy: {error}") from error
         if self.config.schedule == "fixed":  # the configuration decides, not the checkpoint
@@ -280,6 +230,17 @@ class PPO:
         assert first is not None
         values = torch.cat([torch.stack(rows).mean(0), first]).tolist()
         return dict(zip(EPOCH_METRICS, [*values, float(epochs)], strict=True))
+
+    @torch.no_grad()
+    def _average(self, version: int) -> None:
+        """Take this update's weights into the average; after few updates it forgets its start faster."""
+        decay = min(self.config.ema_decay, (version + 1) / (version + 10))
+        now = self.policy.state_dict()
+        for name, mean in self.deployed.state_dict().items():
+            if name in self._parameters:
+                mean.lerp_(now[name], 1 - decay)
+            else:
+                mean.copy_(now[name])
 
     def _adapt_learning_rate(self, kl: float) -> None:
         """Keep the KL of a minibatch near desired_kl (the rule of rsl_rl); a separate critic rate stays as it is."""

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from algos.ppo import PPO, PPOConfig
+from algos.ppo import PPO
+from algos.ppo_config import PPOConfig
 from embodied.benchmarks.measure import Report, in_turns, paired, timed
 from embodied.core.types import EnvSpec, EpisodeStats, Fragment
 from embodied.runtime import threads

@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 
 import gymnasium
@@ -133,22 +134,29 @@ def against_engine(report: Report, sizes: Sizes, pool: MujocoPool) -> None:
 
 
 def flatness(report: Report, sizes: Sizes, reference: MujocoPool) -> None:
-    """Pools of other sizes, each in turns with the reference and started every round from copies of its states."""
+    """Pools of other sizes in turns with the reference, on the same states: a smaller pool steps them in parts, a
+    larger one copies of them; every measure has the same control steps."""
     ratios = []
+    start = reference.state_dict()
     for num_envs in sizes.flatness:
         pool = _pool(TASK, num_envs)
-        rows = torch.arange(num_envs) % reference.num_envs
+        count = max(CHUNK, min(4 * CHUNK, sizes.env_steps // num_envs))
+        parts = torch.arange(max(num_envs, reference.num_envs)).view(-1, num_envs) % reference.num_envs
 
-        def other_speed(pool: MujocoPool = pool, rows: Tensor = rows) -> float:
-            pool.load_state_dict({key: value[rows] for key, value in reference.state_dict().items()})
-            return _speed(pool, max(2, sizes.env_steps // pool.num_envs))
+        def speed(pool: MujocoPool, parts: Tensor, count: int = count) -> float:
+            executed, seconds = 0.0, 0.0
+            for rows in parts:
+                pool.load_state_dict({key: value[rows] for key, value in start.items()})
+                part_speed = _speed(pool, count)
+                executed, seconds = executed + len(rows), seconds + len(rows) / part_speed
+            return executed / seconds
 
-        def reference_speed() -> float:
-            return _speed(reference, max(2, sizes.env_steps // reference.num_envs))
-
-        results = in_turns({"other": other_speed, "reference": reference_speed}, sizes.rounds)
+        whole = torch.arange(reference.num_envs)[None]
+        measures = {"other": partial(speed, pool, parts), "reference": partial(speed, reference, whole)}
+        results = in_turns(measures, sizes.rounds)
         ratios.append(paired(results["other"], results["reference"]))
         settings = _settings(pool) | {"over_reference": round(ratios[-1], 4), "rounds": sizes.rounds}
+        settings |= {"control_steps": count}
         report.add(f"pool_{num_envs}", float(np.median(results["other"])), "control steps/s", **settings)
     report.ratio("pool_flatness_256_8192", min(ratios))
 

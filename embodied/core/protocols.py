@@ -86,16 +86,22 @@ class Imitator(Protocol):
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """Turns fragments into better weights. Owns the policy's optimiser."""
+    """Turns fragments into better weights. Owns the policy's optimiser.
+
+    policy: being trained; its weights are what actors get. deployed: what is evaluated and kept, the policy itself or
+    an average of its weights.
+    """
 
     policy: Policy
+    deployed: Policy
 
     def update(self, fragments: Sequence[Fragment], version: int) -> Metrics:
         """One PPO-style update on a batch; ``version`` counts the batches consumed before this one."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimiser, schedules and random generators: tensors and plain numbers only."""
+        """Optimiser, schedules, random generators, and the policy's weights unless it is ``deployed``: tensors and
+        plain numbers only."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...

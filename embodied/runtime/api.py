@@ -87,7 +87,7 @@ class Runtime(ABC):
     @property
     @abstractmethod
     def policy(self) -> Policy:
-        """The learner's policy; read it between iterations only."""
+        """The policy to evaluate and to keep (``Algorithm.deployed``); read it between iterations only."""
 
     @property
     @abstractmethod

@@ -56,7 +56,7 @@ class LoopRuntime(Runtime):
 
     @property
     def policy(self) -> Policy:
-        return self.learner.policy
+        return self.learner.deployed
 
     @property
     def env_steps(self) -> int:
@@ -83,8 +83,8 @@ class LoopRuntime(Runtime):
             if self.ledger.version < self.learner.iteration:
                 self.ledger.consumed_batch()
             clock = Clock(self)
-            batch = self._collect()
-            metrics = self._learn(batch)
+            batch = self.collect()
+            metrics = self.learn(batch)
             if self.config.max_staleness > 0:
                 self.ledger.consumed_batch()
             env_steps = sum(fragment.num_env_steps for fragment in batch)
@@ -143,11 +143,11 @@ class LoopRuntime(Runtime):
             self.learner.publish()
 
     @abstractmethod
-    def _collect(self) -> list[Fragment]:
+    def collect(self) -> list[Fragment]:
         """The next batch, sorted by worker and group."""
 
     @abstractmethod
-    def _learn(self, batch: list[Fragment]) -> Metrics:
+    def learn(self, batch: list[Fragment]) -> Metrics:
         """``learner.learn`` with the learner's threads."""
 
     @abstractmethod

@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from embodied.core.protocols import Algorithm, Metrics, Policy
 from embodied.core.types import Fragment
 from embodied.runtime.weight_store import WeightStore
@@ -27,12 +29,17 @@ class Learner:
         self.learn_s = 0.0
 
     @property
-    def policy(self) -> Policy:
-        return self.algorithm.policy
+    def deployed(self) -> Policy:
+        """The policy to evaluate and to keep."""
+        return self.algorithm.deployed
+
+    def deployed_weights(self) -> dict[str, Tensor]:
+        """A copy of the weights to evaluate and to keep, on the CPU."""
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.deployed.state_dict().items()}
 
     def publish(self) -> None:
         """Make the present weights the newest; once before anything acts, then ``learn`` does."""
-        self.store.publish(self.iteration, self.policy.state_dict())
+        self.store.publish(self.iteration, self.algorithm.policy.state_dict())
 
     def learn(self, fragments: Sequence[Fragment]) -> Metrics:
         """One update on one batch; the algorithm's metrics."""
@@ -47,13 +54,13 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """Keys policy, algorithm, counters."""
         return {
-            "policy": {name: tensor.detach().clone() for name, tensor in self.policy.state_dict().items()},
+            "policy": self.deployed_weights(),
             "algorithm": self.algorithm.state_dict(),
             "counters": {"iteration": self.iteration, "env_steps": self.env_steps},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.policy.load_state_dict(state["policy"])
+        self.deployed.load_state_dict(state["policy"])
         self.algorithm.load_state_dict(state["algorithm"])
         self.iteration = state["counters"]["iteration"]
         self.env_steps = state["counters"]["env_steps"]

@@ -69,7 +69,7 @@ class LocalRuntime(LoopRuntime):
         if self.evaluator is not None:
             self._supervisor.spawn("evaluator", self._judge)
 
-    def _collect(self) -> list[Fragment]:
+    def collect(self) -> list[Fragment]:
         version = self.learner.iteration
         self._say("learner", f"waits for the fragments of batch {version}")
         try:
@@ -78,7 +78,7 @@ class LocalRuntime(LoopRuntime):
             self._running.check()
             raise RuntimeError("the runtime was closed while it iterated") from None
 
-    def _learn(self, batch: list[Fragment]) -> Metrics:
+    def learn(self, batch: list[Fragment]) -> Metrics:
         self._say("learner", f"learns from batch {self.learner.iteration}")
         with threads.borrowing(self.budget.learner, self.budget.learner_alone, self._others_idle):
             metrics = self.learner.learn(batch)
@@ -93,9 +93,8 @@ class LocalRuntime(LoopRuntime):
         if not self._results.empty():
             result, self._evaluating = self._results.get(), False
         if not self._evaluating and self.evaluator.due(self.iteration):
-            version, weights = self.store.latest()
             self._evaluating = True
-            self._jobs.put(Job(weights, version, self.env_steps))
+            self._jobs.put(Job(self.learner.deployed_weights(), self.iteration, self.env_steps))
         return result
 
     def _group_states(self) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from embodied.runtime.messages import ActRequest
 class SyncRuntime(LoopRuntime):
     """No threads of its own. Its batches are those that ``LocalRuntime`` makes with max_staleness=0."""
 
-    def _collect(self) -> list[Fragment]:
+    def collect(self) -> list[Fragment]:
         threads.use(self.budget.actor)
         requests: list[ActRequest] = []
         for worker, group in self._group_keys():
@@ -35,7 +35,7 @@ class SyncRuntime(LoopRuntime):
             assert self.ledger.deliver(Ticket.of(fragment))
         return batch
 
-    def _learn(self, batch: list[Fragment]) -> Metrics:
+    def learn(self, batch: list[Fragment]) -> Metrics:
         threads.use(self.budget.learner)
         return self.learner.learn(batch)
 
@@ -43,8 +43,7 @@ class SyncRuntime(LoopRuntime):
         if self.evaluator is None or not self.evaluator.due(self.iteration):
             return None
         threads.use(self.budget.evaluator)
-        version, weights = self.store.latest()
-        return self.evaluator.run(weights, version, self.env_steps, stop) or None
+        return self.evaluator.run(self.learner.deployed_weights(), self.iteration, self.env_steps, stop) or None
 
     def _group_states(self) -> list[dict[str, Any]]:
         return [self.workers[worker].state_dict(group) for worker, group in self._group_keys()]

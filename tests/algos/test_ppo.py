@@ -15,7 +15,8 @@ from torch import Tensor
 
 from algos import ALGORITHMS
 from algos.losses import CORRECTIONS
-from algos.ppo import PPO, PPOConfig
+from algos.ppo import PPO
+from algos.ppo_config import PPOConfig
 from embodied.core.config import from_mapping
 from embodied.core.errors import UserError
 from embodied.core.protocols import Algorithm, Policy

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from algos.ppo import PPO, PPOConfig
+from algos.ppo import PPO
+from algos.ppo_config import PPOConfig
 from embodied.core.protocols import Policy
 from embodied.core.types import EnvSpec, EpisodeStats, Fragment
 from policies import POLICIES

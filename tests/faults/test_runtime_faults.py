@@ -19,7 +19,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from algos.ppo import PPO, PPOConfig
+from algos.ppo import PPO
+from algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics, Policy
 from embodied.core.types import EnvSpec, Fragment, Obs, PolicySample, Timestep

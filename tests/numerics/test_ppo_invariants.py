@@ -12,7 +12,8 @@ from torch import Tensor
 
 from algos.batch import flatten, flatten_obs, merge_fragments
 from algos.losses import CORRECTIONS
-from algos.ppo import PPO, PPOConfig
+from algos.ppo import PPO
+from algos.ppo_config import PPOConfig
 from tests.numerics.tiny_policy import TinyPolicy, make_fragment
 
 CPU = torch.device("cpu")

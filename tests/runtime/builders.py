@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from algos.ppo import PPO, PPOConfig
+from algos.ppo import PPO
+from algos.ppo_config import PPOConfig
 from embodied.core.protocols import Algorithm, Policy, VecEnv
 from embodied.core.types import EnvSpec
 from embodied.runtime import Runtime, RuntimeConfig, build_runtime

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from algos.ppo import PPO, PPOConfig
+from algos.ppo import PPO
+from algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics, Policy
 from embodied.core.types import Fragment
