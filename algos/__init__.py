@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from algos import grpo as grpo
 from algos import ppo as ppo
 from algos import sft as sft
 from algos.registry import ALGORITHMS

@@ -15,11 +15,13 @@ from embodied.core.types import EpisodeStats, Fragment, Obs
 @dataclass(frozen=True, slots=True)
 class Batch:
     """B = T * N decisions on the learner's device. ``columns`` [8, B] holds the per-decision numbers, in the order of
-    COLUMNS, so that a minibatch takes them with one index_select."""
+    COLUMNS, so that a minibatch takes them with one index_select. ``reduced_BR``: the proximal policy's
+    ``losses.reduce_log_prob``, where that is not the sum."""
 
     obs: Obs
     chain: Tensor
     columns: Tensor
+    reduced_BR: Tensor | None = None
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
         "behaviour", "proximal", "alpha", "advantage", "return", "value", "weight", "reference",
@@ -30,7 +32,8 @@ class Batch:
 
     def select(self, index: Tensor) -> Batch:
         obs = {key: value.index_select(0, index) for key, value in self.obs.items()}
-        return Batch(obs, self.chain.index_select(0, index), self.columns.index_select(1, index))
+        reduced_BR = None if self.reduced_BR is None else self.reduced_BR.index_select(0, index)
+        return Batch(obs, self.chain.index_select(0, index), self.columns.index_select(1, index), reduced_BR)
 
 
 def merge_fragments(fragments: Sequence[Fragment]) -> Fragment:

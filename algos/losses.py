@@ -22,9 +22,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from embodied.core.types import Evaluation
+
 CORRECTIONS = ("decoupled", "vtrace", "tis", "aipo", "none")
 PROXIMALS = ("recompute", "interpolate")
 VALUE_LOSSES = ("mse", "huber")
+REDUCTIONS = ("sum", "mean", "action")
 
 MAX_LOG_RATIO = 20.0  # exp(20) = 5e8: beyond it a float32 ratio says nothing, and exp would overflow at 88
 
@@ -79,20 +82,20 @@ def interpolate_proximal(log_prob_B: Tensor, behaviour_B: Tensor, alpha_B: Tenso
 
 
 def clipped_surrogate(
-    log_ratio_B: Tensor, advantage_B: Tensor, clip_range: float, dual_clip: float | None
+    log_ratio: Tensor, advantage: Tensor, clip_range: float, dual_clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """PPO's min(u A, clip(u, 1 +- clip_range) A), and whether u left that interval, both [B].
+    """PPO's min(u A, clip(u, 1 +- clip_range) A), and whether u left that interval, both of the ratios' shape.
 
     With dual_clip c > 1 the objective of a negative advantage is bounded below by c A (Ye et al. 2020), which stops
     the gradient of an action that has become far more probable although it was bad.
     """
-    ratio_B = log_ratio_B.exp()
-    bounded_B = ratio_B.clamp(1 - clip_range, 1 + clip_range)
-    objective_B = torch.minimum(ratio_B * advantage_B, bounded_B * advantage_B)
+    ratio = log_ratio.exp()
+    bounded = ratio.clamp(1 - clip_range, 1 + clip_range)
+    objective = torch.minimum(ratio * advantage, bounded * advantage)
     if dual_clip is not None:
-        floor_B = torch.where(advantage_B < 0, dual_clip * advantage_B, -torch.inf)
-        objective_B = torch.maximum(objective_B, floor_B)
-    return objective_B, (ratio_B != bounded_B).to(ratio_B.dtype)
+        floor = torch.where(advantage < 0, dual_clip * advantage, -torch.inf)
+        objective = torch.maximum(objective, floor)
+    return objective, (ratio != bounded).to(ratio.dtype)
 
 
 def truncated_objective(log_ratio_B: Tensor, advantage_B: Tensor, cap: float, beyond: bool) -> tuple[Tensor, Tensor]:
@@ -109,6 +112,21 @@ def truncated_objective(log_ratio_B: Tensor, advantage_B: Tensor, cap: float, be
     return objective_B, above_B.to(ratio_B.dtype)
 
 
+def reduce_log_prob(evaluation: Evaluation, reduction: str) -> Tensor:
+    """The log-probabilities whose ratios PPO clips, [B, R].
+
+    sum: the exact one of the decision (R = 1). mean: it over the number of its terms, so that the ratio is the
+    geometric mean of the terms' ratios (R = 1). action: one for each executed action (R = E).
+    ValueError if the policy does not tell the shares of its actions.
+    """
+    if reduction == "action":
+        if evaluation.log_prob_BE is None:
+            raise ValueError("reduction=action needs a policy whose evaluate gives log_prob_BE")
+        return evaluation.log_prob_BE
+    scale = 1 if reduction == "sum" else evaluation.terms
+    return evaluation.log_prob_B[:, None] / scale
+
+
 def policy_term(
     correction: str,
     log_prob_B: Tensor,
@@ -116,17 +134,24 @@ def policy_term(
     proximal_B: Tensor,
     advantage_B: Tensor,
     *,
+    reduced_ratio_BR: Tensor | None = None,
     clip_range: float,
     dual_clip: float | None,
     behaviour_cap: float,
 ) -> PolicyTerm:
-    """The objective of one of CORRECTIONS from log-probabilities under the current, behaviour and proximal policy."""
+    """The objective of one of CORRECTIONS from log-probabilities under the current, behaviour and proximal policy.
+
+    reduced_ratio_BR: log ratios current / p to clip in place of the decision's, each with the decision's advantage;
+    their mean is the objective. What corrects for the behaviour, and log_ratio_B, stay the decision's exact ones.
+    """
     if correction in ("tis", "aipo"):
         log_ratio_B = log_ratio(log_prob_B, behaviour_B)
         objective_B, clipped_B = truncated_objective(log_ratio_B, advantage_B, behaviour_cap, correction == "aipo")
         return PolicyTerm(objective_B, log_ratio_B, clipped_B)
     log_ratio_B = log_ratio(log_prob_B, behaviour_B if correction == "none" else proximal_B)
-    objective_B, clipped_B = clipped_surrogate(log_ratio_B, advantage_B, clip_range, dual_clip)
+    ratio_BR = log_ratio_B[:, None] if reduced_ratio_BR is None else reduced_ratio_BR
+    objective_BR, clipped_BR = clipped_surrogate(ratio_BR, advantage_B[:, None], clip_range, dual_clip)
+    objective_B, clipped_B = objective_BR.mean(-1), clipped_BR.mean(-1)
     if correction == "decoupled":
         objective_B = objective_B * behaviour_weight(proximal_B, behaviour_B, behaviour_cap)
     return PolicyTerm(objective_B, log_ratio_B, clipped_B)

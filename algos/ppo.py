@@ -132,36 +132,48 @@ class PPO:
         proximal_TN = fragment.log_prob_TN
         # Data drawn by the very weights that we hold needs no second pass: their log-probability is the proximal one.
         stale = bool((staleness_TN[valid_TN] != 0).any())
+        reduced_BR = None
+        if config.reduction != "sum":
+            reduced_BR = self.log_prob(self.policy, obs, chain, config.reduction)
         if stale and config.correction in ("decoupled", "vtrace") and config.proximal == "recompute":
             proximal_TN = self.log_prob(self.policy, obs, chain).to(proximal_TN.device).view_as(proximal_TN)
         reference_TN = torch.zeros_like(proximal_TN)
         if self.reference is not None:
             reference_TN = self.log_prob(self.reference, obs, chain).to(proximal_TN.device).view_as(proximal_TN)
-        weight_TN = torch.ones_like(fragment.log_prob_TN)  # importance weight that the advantage carries already
+        log_rho_TN = losses.log_ratio(proximal_TN, fragment.log_prob_TN)
+        advantage_TN, return_TN, valid_TN = self.estimate(fragment, log_rho_TN, valid_TN)
+        alpha_TN = losses.interpolation_alpha(staleness_TN)
+        behaviour_TN, value_TN = fragment.log_prob_TN, fragment.value_TN
+        columns = (behaviour_TN, proximal_TN, alpha_TN, advantage_TN, return_TN, value_TN, valid_TN, reference_TN)
+        flat = torch.stack([flatten(column).to(fragment.value_TN.dtype) for column in columns])
+        return Batch(obs, chain, flat.to(self.device, non_blocking=True), reduced_BR)
+
+    def estimate(self, fragment: Fragment, log_rho_TN: Tensor, valid_TN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Advantages, the critic's targets and which decisions count, all [T, N].
+
+        log_rho_TN: log of proximal / behaviour. The advantages carry V-trace's weight already.
+        """
+        config = self.config
         if config.correction == "vtrace":
-            log_rho_TN = losses.log_ratio(proximal_TN, fragment.log_prob_TN)
             weight_TN = log_rho_TN.exp().clamp(max=config.rho_bar)
             advantage_TN, return_TN = returns.vtrace(
                 fragment, log_rho_TN, config.gamma, config.gae_lambda, config.rho_bar, config.c_bar
             )
         else:
+            weight_TN = torch.ones_like(log_rho_TN)
             advantage_TN, return_TN = returns.gae(fragment, config.gamma, config.gae_lambda)
         if config.normalize_advantage:
             # centred before it is weighted: a constant is a baseline only under the weighted distribution
             advantage_TN = weight_TN * returns.normalize(advantage_TN / weight_TN, valid_TN)
-        alpha_TN = losses.interpolation_alpha(staleness_TN)
-        behaviour_TN, value_TN = fragment.log_prob_TN, fragment.value_TN
-        columns = (behaviour_TN, proximal_TN, alpha_TN, advantage_TN, return_TN, value_TN, valid_TN, reference_TN)
-        flat = torch.stack([flatten(column).to(fragment.value_TN.dtype) for column in columns])
-        return Batch(obs, chain, flat.to(self.device, non_blocking=True))
+        return advantage_TN, return_TN, valid_TN
 
     @torch.no_grad()
-    def log_prob(self, policy: Policy, obs: Obs, chain: Tensor) -> Tensor:
-        """Log-probability of each of B decisions under a policy, [B], in pieces of the size of a minibatch."""
+    def log_prob(self, policy: Policy, obs: Obs, chain: Tensor, reduction: str = "sum") -> Tensor:
+        """``losses.reduce_log_prob`` of B decisions under a policy, [B, R], in pieces of the size of a minibatch."""
         size = -(-len(chain) // self.config.num_minibatches)
         pieces = [slice(start, start + size) for start in range(0, len(chain), size)]
         parts = [policy.evaluate({k: v[piece] for k, v in obs.items()}, chain[piece]) for piece in pieces]
-        return torch.cat([part.log_prob_B for part in parts])
+        return torch.cat([losses.reduce_log_prob(part, reduction) for part in parts])
 
     def loss(self, batch: Batch) -> MinibatchLoss:
         """Differentiable loss of a minibatch under the current weights, with its statistics."""
@@ -171,12 +183,16 @@ class PPO:
         now = self.policy.evaluate(batch.obs, batch.chain)
         if config.proximal == "interpolate":
             proximal_B = losses.interpolate_proximal(now.log_prob_B, behaviour_B, alpha_B)
+        reduced_ratio_BR = None
+        if batch.reduced_BR is not None:
+            reduced_ratio_BR = losses.log_ratio(losses.reduce_log_prob(now, config.reduction), batch.reduced_BR)
         term = losses.policy_term(
             config.correction,
             now.log_prob_B,
             behaviour_B,
             proximal_B,
             advantage_B,
+            reduced_ratio_BR=reduced_ratio_BR,
             clip_range=config.clip_range,
             dual_clip=config.dual_clip,
             behaviour_cap=config.behaviour_cap,

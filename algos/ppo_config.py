@@ -18,6 +18,7 @@ class PPOConfig:
     gae_lambda: float = 0.985
     epochs: int = 5
     num_minibatches: int = 4
+    reduction: str = "sum"
     clip_range: float = 0.2
     dual_clip: float | None = None
     normalize_advantage: bool = True
@@ -48,6 +49,7 @@ class PPOConfig:
             "value_loss": losses.VALUE_LOSSES,
             "correction": losses.CORRECTIONS,
             "proximal": losses.PROXIMALS,
+            "reduction": losses.REDUCTIONS,
         }
         for key, allowed in names.items():
             if getattr(self, key) not in allowed:
@@ -65,6 +67,12 @@ class PPOConfig:
             self._require(key, value is None or value >= 0, "null or a number of at least 0")
         self._require("ema_decay", 0 <= self.ema_decay < 1, "a number from 0 to below 1")
         self._require("dual_clip", self.dual_clip is None or self.dual_clip > 1, "null or a number above 1")
+        exact = self.correction in ("decoupled", "vtrace") and self.proximal == "recompute"
+        if self.reduction != "sum" and not exact:
+            raise UserError(
+                f"algo.reduction={self.reduction} needs proximal=recompute with algo.correction=decoupled or vtrace, "
+                f"got {self.proximal} and {self.correction}"
+            )
         if self.proximal == "interpolate" and self.correction != "decoupled":
             raise UserError(f"algo.proximal=interpolate needs algo.correction=decoupled, got '{self.correction}'")
 

@@ -76,11 +76,35 @@ class RunConfig:
             raise UserError("algo=sft learns from demonstrations: data=<directory of embodied.collect> is missing")
         if not self.imitates and self.data is not None:
             raise UserError(f"data={self.data} is for algo=sft; {self.algo['name']} learns from its own experience")
+        if self.group_size > 1:
+            self._check_groups()
+
+    def _check_groups(self) -> None:
+        """UserError unless groups of envs fit into the runtime's, and episodes into fragments."""
+        env_groups = self.runtime["num_workers"] * self.runtime["groups_per_worker"]
+        if self.num_envs % (env_groups * self.group_size):
+            raise UserError(
+                f"algo.group_size={self.group_size} does not divide the envs of a group of the runtime: num_envs must "
+                f"be a multiple of {env_groups * self.group_size} (group_size * num_workers * groups_per_worker), got "
+                f"{self.num_envs}"
+            )
+        steps, execute = self.task["max_episode_steps"], self.policy["execute"]
+        if self.runtime["decisions"] * execute != steps:
+            fits = "" if steps % execute else f": set runtime.decisions={steps // execute}"
+            raise UserError(
+                f"algo={self.algo['name']} compares whole episodes, so runtime.decisions * policy.execute must be the "
+                f"{steps} steps of task {self.task['name']}, got {self.runtime['decisions']} * {execute}{fits}"
+            )
 
     @property
     def imitates(self) -> bool:
         """Whether the algorithm learns from demonstrations, without a simulator."""
         return self.algo["name"] == "sft"
+
+    @property
+    def group_size(self) -> int:
+        """Training envs that share their episodes, 1 unless the algorithm compares such groups."""
+        return int(self.algo.get("group_size", 1))
 
     @property
     def title(self) -> str:
@@ -164,11 +188,13 @@ def to_yaml(config: RunConfig) -> str:
 def make_env(
     config: RunConfig, num_envs: int, num_threads: int, training: bool = False, run_dir: Path = Path()
 ) -> MujocoPool:
-    """The run's task. Training envs have staggered episodes, and the task's share of them start with the object held.
+    """The run's task. Training envs have staggered episodes, and the task's share of them start with the object held;
+    for an algorithm with a group_size so many neighbours have the same episodes instead, all in step.
 
     run_dir: what the simulator's ``dump_dir`` is relative to.
     """
     sim = _options(config.sim)
+    group_size = config.group_size if training else 1
     return make_pool(
         config.task["name"],
         _options(config.task),
@@ -176,8 +202,9 @@ def make_env(
         num_threads=num_threads,
         seed=config.seed,
         sim={**sim, "dump_dir": str(run_dir / sim["dump_dir"])},
-        stagger=training,
+        stagger=training and group_size == 1,
         held_starts=config.task["held_starts"] if training else 0.0,
+        group_size=group_size,
     )
 
 

@@ -27,6 +27,7 @@ def make_pool(
     sim: Mapping[str, Any] | None = None,
     stagger: bool = False,
     held_starts: float = 0.0,
+    group_size: int = 1,
 ) -> MujocoPool:
     """The pool of a registered task. UserError for an unknown task or option; see MujocoPool for the rest."""
     entry = TASKS[task]
@@ -34,5 +35,5 @@ def make_pool(
     options = from_mapping(SimConfig, sim or {}, "sim")
     return MujocoPool(
         entry.build(config), num_envs=num_envs, num_threads=num_threads, seed=seed, sim=options, stagger=stagger,
-        held_starts=held_starts,
+        held_starts=held_starts, group_size=group_size,
     )  # fmt: skip

@@ -46,7 +46,8 @@ class MujocoPool:
 
     num_threads: threads that step the simulations (0: all cores). stagger: the first episode of each env starts at a
     different elapsed time, so that resets spread over time. held_starts: share of episodes that start with the task's
-    object in the hand (see TaskConfig). seed: env i uses seed + i.
+    object in the hand (see TaskConfig). seed: env i uses seed + i // group_size, so that ``group_size`` neighbours have
+    the same episodes.
     """
 
     def __init__(
@@ -59,10 +60,14 @@ class MujocoPool:
         sim: SimConfig | None = None,
         stagger: bool = False,
         held_starts: float = 0.0,
+        group_size: int = 1,
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs: got {num_envs}, allowed: 1 or more")
+        if group_size < 1 or num_envs % group_size:
+            raise ValueError(f"group_size: got {group_size}, allowed: divisors of the number of envs, {num_envs}")
         sim = sim or SimConfig()
+        self._group_N = np.arange(num_envs, dtype=np.int64) // group_size
         self.task, self.num_envs, self.stagger, self.held_starts = task, num_envs, stagger, held_starts
         spec = panda_on_table()
         task.build_scene(spec)
@@ -75,7 +80,7 @@ class MujocoPool:
         self.guard = NanGuard(self.batch, Path(sim.dump_dir))
         self.randomizer = Randomizer(self.batch, sim.randomization)
         self.on_control_step: Callable[[MujocoPool], None] | None = None  # observer of every control step, for videos
-        self._seed_N = np.arange(num_envs, dtype=np.int64) + seed
+        self._seed_N = self._group_N + seed
         self._episode_N = np.full(num_envs, -1, dtype=np.int64)
         self._elapsed_N = torch.zeros(num_envs, dtype=torch.int64)
         self._length_N = torch.zeros(num_envs, dtype=torch.int64)  # elapsed, but without what stagger skipped
@@ -98,9 +103,9 @@ class MujocoPool:
     # -- VecEnv ----------------------------------------------------------------------------------------------------
 
     def reset(self, seed: int | None = None) -> Obs:
-        """Start every env anew. With a seed, env i starts episode 0 of seed + i; without, its next episode."""
+        """Start every env anew. With a seed, episode 0 of env seeds that begin there; without, its next episode."""
         if seed is not None:
-            self._seed_N = np.arange(self.num_envs, dtype=np.int64) + seed
+            self._seed_N = self._group_N + seed
             self._episode_N[:] = -1
             self._randomized_N[:] = False
         self._start_episodes(np.arange(self.num_envs))

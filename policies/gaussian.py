@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from embodied.core.types import EnvSpec, Evaluation, Obs, PolicySample
 from policies.base import ActorCritic, ActorCriticConfig, check
-from policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_executed
+from policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_by_action, sum_executed
 from policies.networks import mlp
 
 
@@ -77,9 +77,10 @@ class GaussianPolicy(ActorCritic):
         """Log-probability and entropy of the executed actions, and value; chain is [B, 1, H, A]."""
         state = self.normalized_state(obs)
         mean, std = self.mean(state).unsqueeze(1), self.std
-        log_prob = sum_executed(gaussian_log_prob(chain, mean, std), self.execute)
-        entropy = sum_executed(gaussian_entropy(std)[None, None], self.execute).expand_as(log_prob)
-        return Evaluation(log_prob, entropy, self.state_value(state, obs))
+        log_prob_BE = sum_by_action(gaussian_log_prob(chain, mean, std), self.execute)
+        entropy_B = sum_executed(gaussian_entropy(std)[None, None], self.execute).expand(len(chain))
+        terms = self.execute * self.spec.action_dim
+        return Evaluation.of(log_prob_BE, entropy_B, self.state_value(state, obs), terms)
 
     def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
         """Mean squared error of the mean against demonstrated chunks, a scalar; the generator is not used."""

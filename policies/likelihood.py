@@ -19,10 +19,14 @@ def gaussian_entropy(std: Tensor) -> Tensor:
     return std.log() + (0.5 + _HALF_LOG_2PI)
 
 
-def sum_executed(per_element: Tensor, execute: int) -> Tensor:
-    """The ``sum`` reduction: [B, steps, H, A] -> [B], over steps, the first ``execute`` of H actions and all A.
+def sum_by_action(per_element: Tensor, execute: int) -> Tensor:
+    """[B, steps, H, A] -> [B, E]: what each of the first E = ``execute`` actions has in all steps and dimensions."""
+    return per_element[..., :execute, :].sum((1, 3))
 
-    The one place that turns element-wise densities (or entropies) into the log-probability of a decision. The clip
-    range of a PPO ratio is meaningful only together with this reduction.
+
+def sum_executed(per_element: Tensor, execute: int) -> Tensor:
+    """[B, steps, H, A] -> [B], over steps, the first ``execute`` of H actions and all A.
+
+    These two turn element-wise densities (or entropies) into those of a decision; nothing else does.
     """
-    return per_element[..., :execute, :].flatten(1).sum(-1)
+    return sum_by_action(per_element, execute).sum(-1)

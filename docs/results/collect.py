@@ -1,6 +1,6 @@
 """Keep what a finished run showed: its command, configuration, curve and evaluations, as one JSON file.
 
-    python docs/results/collect.py <run directory> <file to write> "<the command that made the run>"
+python docs/results/collect.py <run directory> <file to write> "<the command that made the run>"
 """
 
 from __future__ import annotations

@@ -97,11 +97,22 @@ class PolicySample:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What ``Policy.evaluate`` returns for B decisions: log_prob_B, entropy_B, value_B, all differentiable."""
+    """What ``Policy.evaluate`` returns for B decisions, all differentiable.
+
+    log_prob_B: the exact log-probability. log_prob_BE: the share of each executed action in it (they sum to it);
+    terms: how many scalar densities it is a sum of. Both only matter to algorithms that ask for another reduction.
+    """
 
     log_prob_B: Tensor
     entropy_B: Tensor
     value_B: Tensor
+    log_prob_BE: Tensor | None = None
+    terms: int = 1
+
+    @classmethod
+    def of(cls, log_prob_BE: Tensor, entropy_B: Tensor, value_B: Tensor, terms: int) -> Evaluation:
+        """From the shares of the executed actions."""
+        return cls(log_prob_BE.sum(-1), entropy_B, value_B, log_prob_BE, terms)
 
 
 @dataclass(frozen=True, slots=True)

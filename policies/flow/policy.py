@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from math import log
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from embodied.core.types import EnvSpec, Evaluation, Obs, PolicySample
 from policies.base import ActorCritic, ActorCriticConfig, check, check_hidden, check_name, is_positive_int
 from policies.flow.network import Code, Denoiser, NoiseNetwork, time_features
 from policies.flow.sampler import Transition, integrate, sample_chain, sample_one_step
 from policies.flow.step import flow_noise, flow_sde, interpolate, sde_sigma, time_grid, velocity_to
-from policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_executed
+from policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_by_action, sum_executed
 
 PREDICTIONS = ("action", "velocity")
 EXPLORATIONS = ("flow_noise", "flow_sde")
@@ -34,6 +36,9 @@ class FlowConfig(ActorCriticConfig):
     sigma_min: float = 0.05
     sigma_max: float = 1.0
     sigma_init: float = 0.25
+    noise_final: float = 1.0
+    noise_anneal: int = 0
+    checkpoint_steps: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,6 +50,10 @@ class FlowConfig(ActorCriticConfig):
         check(self.sde_noise > 0.0, "sde_noise", self.sde_noise, "above 0")
         ordered = 0.0 < self.sigma_min < self.sigma_max
         check(ordered, "sigma_min", self.sigma_min, f"above 0, below sigma_max ({self.sigma_max})")
+        shrunk = self.noise_anneal == 0 or self.sigma_max * self.noise_final > self.sigma_min
+        shrunk = shrunk and 0.0 < self.noise_final <= 1.0
+        check(shrunk, "noise_final", self.noise_final, "above 0, at most 1, with sigma_max times it above sigma_min")
+        check(self.noise_anneal >= 0, "noise_anneal", self.noise_anneal, "an integer of at least 0")
         inside = self.sigma_min < self.sigma_init < self.sigma_max
         check(inside, "sigma_init", self.sigma_init, f"between {self.sigma_min} and {self.sigma_max}, both excluded")
 
@@ -69,12 +78,19 @@ class FlowPolicy(ActorCritic):
     by step, given all coordinates of the step before. As the others enter the network's input, this leaves out the
     credit for what their noise did to the executed ones; with E = H (the default) nothing is left out.
 
+    Annealing. After every update the upper end of the noise (sigma_max, sde_noise) shrinks by a constant factor, to
+    noise_final of itself in noise_anneal updates. How far it has shrunk is part of the weights.
+
+    Memory. With ``checkpoint_steps`` the gradient keeps only what enters each of the K steps and computes the rest
+    again: memory does not grow with K times the width of the denoiser.
+
     Entropy is the sum of the stochastic transitions' Gaussian entropies along the given chain, over the same
     coordinates.
     """
 
-    untrained = ("critic.", "noise_network.")
+    untrained = ("critic.", "noise_network.", "log_shrink")
 
+    log_shrink: Tensor
     grid: Tensor
     grid_features: Tensor
     grid_sigma: Tensor
@@ -90,6 +106,9 @@ class FlowPolicy(ActorCritic):
         if config.exploration == "flow_noise":
             sigmas = (config.sigma_min, config.sigma_max, config.sigma_init)
             self.noise_network = NoiseNetwork(config.head_hidden[-1], chunk, *sigmas)
+        self.noise_anneal, self.noise_final = config.noise_anneal, config.noise_final
+        self.register_buffer("log_shrink", torch.zeros(()))
+        self.checkpoint_steps = config.checkpoint_steps
         grid = time_grid(config.denoise_steps)
         self.register_buffer("grid", grid.float(), persistent=False)
         self.register_buffer("grid_features", time_features(grid).float(), persistent=False)
@@ -109,11 +128,11 @@ class FlowPolicy(ActorCritic):
         t, time, delta = self.grid[k], self.grid_features[k], 1.0 / self.denoise_steps
         features = self.denoiser.features(code, x.flatten(-2), time)
         if self.noise_network is not None:
-            prediction, sigma = self.denoiser.predict_jointly(code, features, self.noise_network)
+            prediction, sigma = self.denoiser.predict_jointly(code, features, self.noise_network, self.log_shrink)
             velocity = self.to_velocity(prediction, x, t)
             return Transition(velocity, *flow_noise(x, velocity, sigma.view_as(x), delta))
         velocity = self.to_velocity(self.denoiser.predict(code, features), x, t)
-        sigma = self.grid_sigma[k][..., None, None]
+        sigma = (self.grid_sigma[k] * self.log_shrink.exp())[..., None, None]
         return Transition(velocity, *flow_sde(x, velocity, t[..., None, None], sigma, delta))
 
     def to_velocity(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:
@@ -175,15 +194,32 @@ class FlowPolicy(ActorCritic):
         state = self.normalized_state(obs)
         code = self.denoiser.encode(state)
         if self.one_stochastic_step:
-            x, after, index = chain[:, 0], chain[:, 1:2], chain[:, 2, 0, 0].long()
-            _, mean, std = self.transition(code, x, index)
-            mean, std = mean.unsqueeze(1), std.unsqueeze(1)
+            x, after, index = chain[:, :1], chain[:, 1:2], chain[:, 2, :1, 0].long()
+            log_prob_BE, entropy_B = self._score(code, x, after, index)
+        elif self.checkpoint_steps:
+            steps = [
+                checkpoint(self._score, code, chain[:, k : k + 1], chain[:, k + 1 : k + 2], slice(k, k + 1),
+                           use_reentrant=False)
+                for k in range(self.denoise_steps)
+            ]  # fmt: skip
+            log_prob_BE, entropy_B = (torch.stack(part).sum(0) for part in zip(*steps, strict=True))
         else:
-            after = chain[:, 1:]
-            _, mean, std = self.transition(code.unsqueeze(1), chain[:, :-1], slice(None))
-        log_prob = sum_executed(gaussian_log_prob(after, mean, std), self.execute)
-        entropy = sum_executed(gaussian_entropy(std), self.execute)
-        return Evaluation(log_prob, entropy, self.state_value(state, obs))
+            log_prob_BE, entropy_B = self._score(code, chain[:, :-1], chain[:, 1:], slice(None))
+        count = (1 if self.one_stochastic_step else self.denoise_steps) * self.execute * self.spec.action_dim
+        return Evaluation.of(log_prob_BE, entropy_B, self.state_value(state, obs), count)
+
+    def _score(self, code: Code, x: Tensor, after: Tensor, k: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """Log-density [B, E] and entropy [B] of steps ``k`` from x to after, both [B, steps, H, A]."""
+        _, mean, std = self.transition(code.unsqueeze(1), x, k)
+        log_prob_BE = sum_by_action(gaussian_log_prob(after, mean, std), self.execute)
+        return log_prob_BE, sum_executed(gaussian_entropy(std), self.execute)
+
+    def update_normalizer(self, obs: Obs) -> None:
+        """An update has ended: fold its observations into the statistics, and anneal the noise."""
+        super().update_normalizer(obs)
+        if self.noise_anneal:
+            step = log(self.noise_final) / self.noise_anneal
+            self.log_shrink.copy_((self.log_shrink + step).clamp_min(log(self.noise_final)))
 
     def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
         """Flow-matching loss of demonstrated chunks, a scalar: mean squared error of the velocity ``noise - action``.

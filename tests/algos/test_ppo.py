@@ -307,3 +307,36 @@ def test_it_learns_a_continuous_bandit(correction: str) -> None:
         algorithm.update([collect(version)], version)
     last = collect(1000).reward_TNE.mean().item()
     assert last > 0.25 * first, f"mean reward went from {first:.3f} to {last:.3f} only"
+
+
+def test_the_average_follows_the_weights_and_is_what_is_deployed() -> None:
+    policy = TinyPolicy()
+    algorithm = ppo(policy, ema_decay=0.5)
+    assert algorithm.deployed is not policy
+    expected = parameters(policy)
+    for version in range(4):
+        algorithm.update([make_fragment(policy, seed=version, version=version)], version)
+        decay = min(0.5, (version + 1) / (version + 10))
+        expected = decay * expected + (1 - decay) * parameters(policy)
+    assert isinstance(algorithm.deployed, TinyPolicy)
+    torch.testing.assert_close(parameters(algorithm.deployed), expected)
+    torch.testing.assert_close(algorithm.deployed.mean, policy.mean)
+    assert ppo(TinyPolicy()).deployed is not None
+
+
+def test_a_resumed_average_goes_on_exactly() -> None:
+    fragments = [make_fragment(TinyPolicy(), seed=version, version=version) for version in range(4)]
+    whole, first = ppo(TinyPolicy(), ema_decay=0.9), ppo(TinyPolicy(), ema_decay=0.9)
+    for version, fragment in enumerate(fragments):
+        whole.update([fragment], version)
+    for version in range(2):
+        first.update([fragments[version]], version)
+    second = ppo(TinyPolicy(seed=5), ema_decay=0.9)
+    second.deployed.load_state_dict(first.deployed.state_dict())
+    second.load_state_dict(first.state_dict())
+    for version in range(2, 4):
+        second.update([fragments[version]], version)
+    for mine, theirs in ((second.policy, whole.policy), (second.deployed, whole.deployed)):
+        assert isinstance(mine, TinyPolicy)
+        assert isinstance(theirs, TinyPolicy)
+        torch.testing.assert_close(parameters(mine), parameters(theirs), atol=0, rtol=0)

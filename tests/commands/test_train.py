@@ -186,3 +186,32 @@ def test_local_runtime_leaves_no_thread(tmp_path: Path) -> None:
     outcome = run_train(*SMALL, "runtime=local", "max_staleness=1", "total_steps=640", f"out={tmp_path / 'run'}")
     assert outcome.code == 0, outcome.stderr
     assert set(threading.enumerate()) <= before
+
+
+GRPO = ["task=reach", "policy=flow", "algo=grpo", "algo.group_size=4", "runtime=sync", "num_envs=8", "device=cpu",
+        "policy.actor_hidden=[16]", "policy.critic_hidden=[16]", "policy.head_hidden=[16]", "algo.epochs=1",
+        "algo.num_minibatches=2", "runtime.sim_threads=1", "runtime.eval_every=0", "eval_episodes=0"]  # fmt: skip
+
+
+def test_grpo_trains_on_whole_episodes_of_groups(tmp_path: Path) -> None:
+    outcome = run_train(*GRPO, "total_steps=640", f"out={tmp_path / 'run'}")
+    assert outcome.code == 0, outcome.stderr
+    assert (outcome.result["env_steps"], outcome.result["iterations"]) == (640, 2)
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert all(row["train/ratio_first"] == pytest.approx(1.0, abs=1e-5) for row in rows)
+    assert all(row["train/grad_norm"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["num_envs=12"], "algo.group_size=4 does not divide the envs of a group of the runtime: num_envs must be a "),
+        (["runtime.decisions=7"], "must be the 40 steps of task reach, got 7 * 4: set runtime.decisions=10"),
+        (["policy.horizon=3", "policy.execute=3"], "must be the 40 steps of task reach, got 10 * 3"),
+    ],
+)
+def test_groups_and_episodes_must_fit(words: list[str], message: str, tmp_path: Path) -> None:
+    outcome = run_train(*GRPO, *words, f"out={tmp_path / 'run'}")
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert message in outcome.stderr
+    assert not (tmp_path / "run").exists()

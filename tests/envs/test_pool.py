@@ -217,3 +217,13 @@ def test_every_control_step_can_be_watched() -> None:
     env.step(torch.zeros(2, 4, 4))
     env.step(torch.zeros(2, 4, 4))
     np.testing.assert_allclose(times, 0.05 * np.arange(1, 7))  # the last two actions were not executed
+
+
+def test_neighbours_of_a_group_have_the_same_episodes() -> None:
+    env = make_pool("lift", {"max_episode_steps": 2}, num_envs=6, num_threads=1, group_size=3)
+    for obs in (env.reset(seed=4), env.step(torch.zeros(6, 2, 4)).obs):  # the first episodes and the next ones
+        assert torch.equal(obs["state"][:1].expand(3, -1), obs["state"][:3])
+        assert torch.equal(obs["state"][3:4].expand(3, -1), obs["state"][3:])
+        assert not torch.equal(obs["state"][0], obs["state"][3])
+    with pytest.raises(ValueError, match="group_size: got 4, allowed: divisors of the number of envs, 6"):
+        make_pool("lift", {}, num_envs=6, num_threads=1, group_size=4)

@@ -47,9 +47,9 @@ class TinyPolicy(nn.Module):
         features = self._features(obs)
         scaled = (chain.flatten(1) - self.actor(features)) * (-self.log_std).exp()
         constant = self.log_std + 0.5 * math.log(2 * math.pi)
-        log_prob_B = (-0.5 * scaled**2 - constant).sum(-1)
+        log_prob_BE = (-0.5 * scaled**2 - constant).view(-1, EXECUTE, ACTION).sum(-1)
         entropy_B = (constant + 0.5).sum().expand(len(features)).contiguous()
-        return Evaluation(log_prob_B, entropy_B, self.critic(features)[:, 0])
+        return Evaluation.of(log_prob_BE, entropy_B, self.critic(features)[:, 0], EXECUTE * ACTION)
 
     @torch.no_grad()
     def value(self, obs: Obs) -> Tensor:

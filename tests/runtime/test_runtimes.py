@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics, Policy
 from embodied.core.types import Fragment
 from embodied.runtime import Iteration, Runtime, RuntimeConfig, checkpoint
+from embodied.runtime.base import LoopRuntime
 from tests.runtime.builders import DECISIONS, NUM_ENVS, build, runtime_threads
 from tests.runtime.point_env import PointEnv
 
@@ -249,3 +251,28 @@ def test_bad_input_to_a_run_is_named() -> None:
         runtime.load_state_dict(state)
     with build(name="sync", num_workers=2) as runtime, pytest.raises(UserError, match="groups"):
         runtime.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", ["sync", "local"])
+def test_the_average_is_evaluated_and_saved_and_the_weights_go_on(name: str) -> None:
+    """The runtime keeps ``deployed``; a resumed run has both it and the weights that were being trained."""
+
+    def averaging(policy: Policy) -> PPO:
+        return PPO(policy, PPOConfig(epochs=2, ema_decay=0.9), seed=0, device=torch.device("cpu"))
+
+    with build(make_algorithm=averaging, name=name, eval_every=1) as runtime:
+        assert isinstance(runtime, LoopRuntime)
+        iterate(runtime, 3)
+        state = runtime.state_dict()
+        algorithm = runtime.learner.algorithm
+        assert runtime.policy is algorithm.deployed
+        trained = copy.deepcopy(algorithm.policy.state_dict())
+        kept = copy.deepcopy(runtime.policy.state_dict())
+    assert any(not torch.equal(kept[key], trained[key]) for key in kept)
+    with build(make_algorithm=averaging, name=name, seed=9) as resumed:
+        assert isinstance(resumed, LoopRuntime)
+        resumed.load_state_dict(state)
+        for key, value in resumed.learner.algorithm.policy.state_dict().items():
+            assert torch.equal(value, trained[key])
+        for key, value in resumed.policy.state_dict().items():
+            assert torch.equal(value, kept[key])

@@ -1,0 +1,46 @@
+"""Group-relative policy optimisation: PPO whose baseline is how others fared from the same start, without a critic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from algos import returns
+from algos.ppo import PPO
+from algos.ppo_config import PPOConfig
+from algos.registry import ALGORITHMS
+from embodied.core.errors import UserError
+from embodied.core.types import Fragment
+
+
+@dataclass(frozen=True)
+class GRPOConfig(PPOConfig):
+    """Options of GRPO: those of PPO that have nothing to do with a critic, and group_size, the envs of a group."""
+
+    group_size: int = 8
+    value_coef: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("group_size", self.group_size >= 2, "an integer of at least 2")
+        self._require("value_coef", self.value_coef == 0, "0: GRPO has no critic")
+        self._require("critic_warmup", self.critic_warmup == 0, "0: GRPO has no critic")
+        if self.correction == "vtrace":
+            raise UserError("algo.correction=vtrace needs a critic, GRPO has none: use decoupled, tis, aipo or none")
+
+
+@ALGORITHMS.register("grpo", config=GRPOConfig)
+class GRPO(PPO):
+    """Every decision of an episode has the same advantage: the episode's return, standardised in its group.
+
+    Needs fragments of whole episodes, whose envs come in groups of ``group_size`` neighbours with the same initial
+    states (embodied.experiment makes them so). The critic is neither trained nor used.
+    """
+
+    config: GRPOConfig
+
+    def estimate(self, fragment: Fragment, log_rho_TN: Tensor, valid_TN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Advantages of the groups whose members fared differently; the others do not count."""
+        advantage_N, valid_N = returns.group_relative(fragment, self.config.group_size)
+        return advantage_N.expand_as(log_rho_TN), fragment.value_TN, valid_TN & valid_N

@@ -1,0 +1,47 @@
+"""The policies that ship, small, in every way they explore, and fragments of theirs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from embodied.core.protocols import Policy
+from embodied.core.types import EnvSpec, EpisodeStats, Fragment
+
+SPEC = EnvSpec("none", state_dim=5, privileged_dim=3, action_dim=2, control_dt_s=0.05, max_episode_steps=50)
+FLOW: dict[str, Any] = {"actor_hidden": (32, 32), "critic_hidden": (32, 32), "head_hidden": (32, 16)}
+SIZES: dict[str, dict[str, Any]] = {
+    "gaussian": {"actor_hidden": (32, 32), "critic_hidden": (32, 32)},
+    "flow": FLOW,
+    "flow, one step": FLOW | {"stochastic_steps": "one"},
+    "flow, SDE": FLOW | {"exploration": "flow_sde"},
+    "flow, checkpointed, annealed": FLOW | {"checkpoint_steps": True, "noise_anneal": 4, "noise_final": 0.5},
+    "flow, SDE, one step": FLOW | {"exploration": "flow_sde", "stochastic_steps": "one"},
+}
+
+
+def rollout(policy: Policy, *, seed: int, version: int, T: int = 4, N: int = 16) -> Fragment:
+    """Decisions on random observations; the reward prefers actions near 0.3."""
+    generator = torch.Generator().manual_seed(seed)
+    obs = {
+        "state": torch.randn(T, N, SPEC.state_dim, generator=generator) * 3 + 1,
+        "privileged": torch.randn(T, N, SPEC.privileged_dim, generator=generator),
+    }
+    rows = {key: value.flatten(0, 1) for key, value in obs.items()}
+    sample = policy.act(rows, policy.sample_noise(T * N, generator))
+    executed = sample.action_NHA[:, : policy.execute]
+    return Fragment(
+        obs=obs,
+        chain=sample.chain.unflatten(0, (T, N)),
+        log_prob_TN=sample.log_prob_N.view(T, N),
+        value_TN=sample.value_N.view(T, N),
+        reward_TNE=-(executed - 0.3).square().sum(-1).view(T, N, -1),
+        num_steps_TN=torch.full((T, N), policy.execute),
+        terminated_TN=torch.ones(T, N, dtype=torch.bool),
+        truncated_TN=torch.zeros(T, N, dtype=torch.bool),
+        final_value_TN=torch.zeros(T, N),
+        bootstrap_value_N=torch.zeros(N),
+        version_TN=torch.full((T, N), version),
+        episodes=EpisodeStats.concatenate([]),
+    )

@@ -1,0 +1,138 @@
+"""GRPO: advantages by hand, groups that say nothing, options that contradict it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from algos import ALGORITHMS
+from algos.grpo import GRPO, GRPOConfig
+from algos.ppo_config import PPOConfig
+from algos.returns import group_relative
+from embodied.core.config import from_mapping
+from embodied.core.errors import UserError
+from embodied.core.protocols import Algorithm
+from embodied.core.types import Fragment
+from tests.numerics.tiny_policy import TinyPolicy, make_fragment
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def episodes(policy: TinyPolicy, *, T: int = 3, N: int = 6, **options: Any) -> Fragment:
+    """A fragment of whole episodes: all envs end, by truncation, at its last decision."""
+    fragment = make_fragment(policy, seed=1, T=T, N=N, **options)
+    ended = torch.zeros(T, N, dtype=torch.bool)
+    ended[-1] = True
+    return replace(fragment, terminated_TN=torch.zeros_like(ended), truncated_TN=ended)
+
+
+def with_returns(fragment: Fragment, returns: list[float]) -> Fragment:
+    """The episodes' returns, spread over decisions and control steps."""
+    T, N, E = fragment.reward_TNE.shape
+    return replace(fragment, reward_TNE=(torch.tensor(returns) / (T * E)).expand(T, E, N).transpose(1, 2).clone())
+
+
+def test_the_advantage_is_the_return_standardised_in_its_group() -> None:
+    fragment = with_returns(episodes(TinyPolicy()), [1.0, 3.0, 0.0, 0.0, 10.0, 10.0])
+    advantage, valid = group_relative(fragment, 2)
+    torch.testing.assert_close(advantage, torch.tensor([-1.0, 1.0, 0, 0, 0, 0]), atol=1e-5, rtol=0)
+    assert valid.tolist() == [True, True, False, False, False, False]
+    advantage, valid = group_relative(fragment, 3)
+    torch.testing.assert_close(advantage[:3], torch.tensor([-1 / 3, 5 / 3, -4 / 3]) / (14 / 9) ** 0.5)
+    assert valid.all()
+
+
+def test_a_group_with_an_episode_that_is_not_the_fragment_does_not_count() -> None:
+    fragment = with_returns(episodes(TinyPolicy()), [1.0, 3.0, 2.0, 4.0, 5.0, 7.0])
+    ended_early, goes_on = fragment.truncated_TN.clone(), fragment.truncated_TN.clone()
+    ended_early[0, 2] = True
+    goes_on[-1, 5] = False
+    assert (
+        group_relative(replace(fragment, truncated_TN=ended_early), 2)[1].tolist()
+        == [True] * 2 + [False] * 2 + [True] * 2
+    )
+    assert group_relative(replace(fragment, truncated_TN=goes_on), 2)[1].tolist() == [True] * 4 + [False] * 2
+
+
+def test_groups_must_divide_the_envs() -> None:
+    with pytest.raises(ValueError, match="6 envs cannot be split into groups of 4"):
+        group_relative(episodes(TinyPolicy()), 4)
+
+
+def test_a_batch_of_groups_that_say_nothing_changes_no_parameter() -> None:
+    policy = TinyPolicy()
+    before = {name: value.clone() for name, value in policy.named_parameters()}
+    algorithm = GRPO(policy, GRPOConfig(group_size=2), seed=0, device=CPU)
+    algorithm.update([with_returns(episodes(policy), [2.0] * 6)], 0)
+    for name, value in policy.named_parameters():
+        torch.testing.assert_close(value, before[name], atol=0, rtol=0)
+
+
+def test_the_critic_does_not_learn_and_the_actor_does() -> None:
+    policy = TinyPolicy()
+    before = {name: value.clone() for name, value in policy.named_parameters()}
+    entry = ALGORITHMS["grpo"]
+    algorithm = entry.build(policy, entry.config(group_size=3), seed=0, device=CPU)  # type: ignore[call-arg]
+    assert isinstance(algorithm, Algorithm)
+    metrics = algorithm.update([episodes(policy)], 0)
+    assert metrics["train/ratio_first"] == pytest.approx(1.0, abs=1e-5)
+    changed = {name for name, value in policy.named_parameters() if not torch.equal(value, before[name])}
+    assert any(name.startswith("actor") for name in changed)
+    assert not any(name.startswith("critic") for name in changed)
+
+
+def test_it_learns_to_prefer_what_others_of_the_group_did_better() -> None:
+    policy = TinyPolicy()
+    algorithm = GRPO(policy, GRPOConfig(group_size=8, learning_rate=3e-3), seed=0, device=CPU)
+    rewards = []
+    for version in range(30):
+        fragment = make_fragment(policy, seed=version, version=version, T=1, N=64)
+        state = fragment.obs["state"][:, ::8].repeat_interleave(8, dim=1)  # the same start for a group
+        sample = policy.act({"state": state[0]}, policy.sample_noise(64, torch.Generator().manual_seed(version)))
+        reward = -(sample.action_NHA - 0.5).square().sum(-1)[None]
+        rewards.append(float(reward.mean()))
+        ended = torch.ones(1, 64, dtype=torch.bool)
+        algorithm.update([
+            replace(
+                fragment, obs={"state": state}, chain=sample.chain[None], log_prob_TN=sample.log_prob_N[None],
+                reward_TNE=reward, truncated_TN=ended, terminated_TN=~ended,
+            )
+        ], version)  # fmt: skip
+    assert sum(rewards[-5:]) > sum(rewards[:5]) + 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group_size": 1}, "algo.group_size must be an integer of at least 2, got 1"),
+        ({"value_coef": 0.5}, "algo.value_coef must be 0: GRPO has no critic, got 0.5"),
+        ({"critic_warmup": 3}, "algo.critic_warmup must be 0"),
+        ({"correction": "vtrace"}, "algo.correction=vtrace needs a critic"),
+        ({"reduction": "token"}, "algo.reduction"),
+        ({"reduction": "action", "correction": "none"}, "algo.reduction=action needs proximal=recompute"),
+        ({"reduction": "mean", "proximal": "interpolate"}, "algo.reduction=mean needs proximal=recompute"),
+    ],
+)
+def test_options_that_contradict_it_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        GRPOConfig(**options)
+
+
+def test_the_config_file_lists_options_of_grpo(root: Path) -> None:
+    options = OmegaConf.to_container(OmegaConf.load(root / "configs" / "algo" / "grpo.yaml"))
+    assert isinstance(options, dict)
+    assert options.pop("name") == "grpo"
+    critics = {"gamma", "gae_lambda", "critic_learning_rate", "critic_warmup", "rho_bar", "c_bar"}
+    critics |= {"value_loss", "value_clip", "huber_delta"}
+    assert set(options) == (set(PPOConfig.__dataclass_fields__) | {"group_size"}) - critics
+    from_mapping(GRPOConfig, options, "algo")
