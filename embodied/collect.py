@@ -1,7 +1,7 @@
 """Record a scripted expert: ``python -m embodied.collect task=pick_place out=demos/pick_place [key=value ...]``
 
   episodes=20  seed=0       how many to keep, and from which initial states
-  noise=0.15                share of time in which random actions take over; what is recorded is what the expert wanted
+  noise=0.1                 share of time in which random actions take over; what is recorded is what the expert wanted
   noise_steps=4             control steps of each such disturbance
   hold_steps=10             an episode is cut this long after its last unsolved step
   keep_failures=false       also keep episodes that do not end solved
@@ -45,7 +45,7 @@ class CollectConfig:
     out: str
     episodes: int = 20
     seed: int = 0
-    noise: float = 0.15
+    noise: float = 0.1
     noise_steps: int = 4
     hold_steps: int = 10
     keep_failures: bool = False

@@ -1,7 +1,10 @@
 """Training by imitation: demonstrations in, a run directory out, without a simulator until the final evaluation.
 
 Demonstrations ── split by episode ──► train chunks ──► SFT.update ──► average weights ──► validation loss
-                                  └──► validation chunks ──────────────────┘         the best ones are kept
+                                  └──► validation chunks ──────────────────┘
+
+The last average is kept, or with ``patience`` the one with the lowest validation loss: success goes on growing for long
+after that loss has its minimum (docs/flow_rl.md).
 """
 
 from __future__ import annotations
@@ -82,8 +85,8 @@ class Imitation:
             raise UserError(f"data={config.data}: its episodes are shorter than a chunk of {policy.horizon} actions")
         if new and config.init is None:
             algorithm.fit_normalizer(data.state_FS[torch.isin(data.episode_F, torch.tensor(self.train_episodes))])
-        self.best = self._average()
-        self.best_loss, self.best_update = float("inf"), 0
+        self.kept = self._average()
+        self.kept_loss, self.kept_update = float("inf"), 0
 
     def announcement(self) -> str:
         """One line: what will be trained, on what, and where it goes."""
@@ -111,7 +114,7 @@ class Imitation:
             writer.write(row | {"train/imitation_loss": sum(losses) / len(losses), "train/validation_loss": loss})
             progress.update(Status(algorithm.updates, algorithm.updates, wall_s, rate, loss=loss))
             losses.clear()
-            waited = (algorithm.updates - self.best_update) // options.validate_every
+            waited = (algorithm.updates - self.kept_update) // options.validate_every
             if options.patience is not None and waited >= options.patience:
                 progress.message(f"the validation loss has not improved in {waited} validations")
                 break
@@ -120,11 +123,11 @@ class Imitation:
         self.save(time.monotonic() - start_s)
 
     def validate(self) -> float:
-        """Validation loss of the average weights; the best ones are remembered."""
+        """Validation loss of the average weights; those to keep are remembered."""
         state, action = self.data.chunks(self.validation_starts, self.policy.horizon)
         loss = self.algorithm.validate({"state": state}, action)
-        if loss < self.best_loss:
-            self.best, self.best_loss, self.best_update = self._average(), loss, self.algorithm.updates
+        if loss < self.kept_loss or self.algorithm.config.patience is None:
+            self.kept, self.kept_loss, self.kept_update = self._average(), loss, self.algorithm.updates
         return loss
 
     def finish(self, progress: Progress, start_s: float, interrupted: bool) -> dict[str, Any]:
@@ -134,7 +137,7 @@ class Imitation:
             "env_steps": 0,
             "wall_s": round(time.monotonic() - start_s, 3),
             "iterations": self.algorithm.updates,
-            "validation_loss": self.best_loss,
+            "validation_loss": self.kept_loss,
             "eval": None,
         }
         if interrupted:
@@ -143,22 +146,22 @@ class Imitation:
         if self.config.eval_episodes:
             episodes = self.config.eval_episodes
             progress.message(f"trained for {duration(result['wall_s'])}; evaluating {episodes} episodes")
-            self.algorithm.policy_module.cpu().load_state_dict(self.best)
+            self.algorithm.policy_module.cpu().load_state_dict(self.kept)
             result["eval"] = evaluate_policy(self.config, self.policy, episodes, self.config.seed)
             write_json(self.run_dir / "eval" / f"final_{self.algorithm.updates}.json", result["eval"])
         return result
 
     def save(self, wall_s: float) -> None:
-        """A checkpoint; its ``policy`` is the average with the lowest validation loss."""
-        best = {"loss": self.best_loss, "update": self.best_update}
-        state = {"policy": self.best, "algorithm": self.algorithm.state_dict(), "best": best}
+        """A checkpoint; its ``policy`` is the average that is kept."""
+        kept = {"loss": self.kept_loss, "update": self.kept_update}
+        state = {"policy": self.kept, "algorithm": self.algorithm.state_dict(), "kept": kept}
         save_checkpoint(self.run_dir, self.algorithm.updates, state | {"train": {"wall_s": wall_s}})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what ``save`` wrote."""
         self.algorithm.load_state_dict(state["algorithm"])
-        self.best, self.best_loss = dict(state["policy"]), float(state["best"]["loss"])
-        self.best_update = int(state["best"]["update"])
+        self.kept, self.kept_loss = dict(state["policy"]), float(state["kept"]["loss"])
+        self.kept_update = int(state["kept"]["update"])
 
     def _average(self) -> dict[str, Tensor]:
         return {key: value.clone().cpu() for key, value in self.algorithm.average.state_dict().items()}

@@ -125,7 +125,7 @@ def test_imitation_that_was_stopped_goes_on_exactly(
     assert resumed.code == 0, resumed.stderr
     assert [row["iteration"] for row in read_metrics(path / "metrics.jsonl")] == [10, 20, 30, 40]
     ours, whole = (checkpoint.load_latest(run).state for run in (path, imitated[0]))  # type: ignore[union-attr]
-    assert ours["best"] == whole["best"]
+    assert ours["kept"] == whole["kept"]
     for key, value in whole["policy"].items():
         assert torch.equal(ours["policy"][key], value), key
 
