@@ -7,7 +7,7 @@ overrides ──► compose_run ──► RunConfig ──► make_env, make_pol
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import embodied
 from algos import ALGORITHMS
 from embodied.core.config import GROUPS, apply_values, at_least, compose, from_mapping
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.protocols import Algorithm, Imitator, Policy
+from embodied.core.protocols import Algorithm, Imitator, Policy, Wrapper
 from embodied.core.types import EnvSpec
 from embodied.runtime import RuntimeConfig, checkpoint
 from envs import TASKS, MujocoPool, SimConfig, make_pool
@@ -41,7 +41,8 @@ class RunConfig:
     out: run directory, None is ``runs/<task>/<policy>-<algo>-<time>``. eval_episodes: of the final evaluation, 0 for
     none. checkpoint_minutes: between two checkpoints. stop_at_success: end early when an evaluation during training
     has at least this success at the end of episodes. data: demonstrations, for an algorithm that learns from them.
-    init: run directory whose policy training starts from.
+    data_keys: what they call ``state`` and ``action``, where it is not observation.state and action. init: run
+    directory whose policy training starts from.
     """
 
     task: dict[str, Any]
@@ -58,6 +59,7 @@ class RunConfig:
     checkpoint_minutes: float = 2.0
     stop_at_success: float | None = None
     data: str | None = None
+    data_keys: dict[str, str] = field(default_factory=dict)
     init: str | None = None
 
     def __post_init__(self) -> None:
@@ -216,11 +218,14 @@ def make_policy(config: RunConfig, spec: EnvSpec) -> Policy:
 def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     """The policy that a new run starts with: fresh, or with the weights of the run ``init``.
 
-    What imitation does not train (exploration, critic) stays fresh where they come from imitation. UserError if that
-    run was of another task or architecture, or has no checkpoint.
+    What imitation does not train (exploration, critic) stays fresh where they come from imitation; a policy that wraps
+    another one takes them for that one. UserError if that run was of another task or architecture, or has no
+    checkpoint, or if a wrapping policy is given none.
     """
     policy = make_policy(config, spec)
     if config.init is None:
+        if isinstance(policy, Wrapper):
+            raise UserError(f"policy={config.policy['name']} needs a policy to wrap: init=<run directory> is missing")
         return policy
     run_dir = Path(config.init)
     source = read_run(run_dir)
@@ -231,8 +236,12 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
         raise UserError(f"init={run_dir} has no checkpoint yet")
     assert isinstance(policy, nn.Module)
     own = policy.state_dict()
-    fresh = policy.untrained if source.imitates and isinstance(policy, Imitator) else ()
-    weights = {key: value for key, value in found.state.items() if not key.startswith(fresh)}
+    fresh: tuple[str, ...] = policy.untrained if source.imitates and isinstance(policy, Imitator) else ()
+    found_weights = found.state
+    if isinstance(policy, Wrapper) and source.policy["name"] != config.policy["name"]:
+        found_weights = {policy.wraps + key: value for key, value in found_weights.items()}
+        fresh = tuple(key for key in own if not key.startswith(policy.wraps))
+    weights = {key: value for key, value in found_weights.items() if not key.startswith(fresh)}
     weights |= {key: value for key, value in own.items() if key.startswith(fresh)}
     differ = sorted(own.keys() ^ weights.keys())
     differ += sorted(key for key in own.keys() & weights.keys() if own[key].shape != weights[key].shape)

@@ -45,7 +45,7 @@ def imitate(config: RunConfig, run_dir: Path, found: Checkpoint | None, start_s:
     assert config.data is not None
     env = experiment.make_env(config, num_envs=1, num_threads=1)
     env.close()
-    data = read(Path(config.data))
+    data = read(Path(config.data), config.data_keys)
     check_fits(data, env.spec, Path(config.data))
     threads.use(threads.available_cores())
     training = Imitation(config, run_dir, data, env.spec, new=found is None)

@@ -1,9 +1,10 @@
 """Train a policy: ``python -m embodied.train [key=value ...]``
 
-  task=pick_place  policy=flow|gaussian  algo=ppo|sft  runtime=local|sync  sim=mujoco    what to train, and how
+  task=pick_place  policy=flow|gaussian|dsrl  algo=ppo|grpo|sft  runtime=local|sync  sim=mujoco
   num_envs=...  total_steps=...  max_minutes=...  seed=0  device=auto|cpu|cuda  max_staleness=...
   stop_at_success=0.95     end early when an evaluation during training is this good
-  data=<dir>               demonstrations (embodied.collect) for algo=sft, which imitates them
+  data=<dir>               demonstrations (embodied.collect) for algo=sft, which imitates them; where they have other
+                           names: data_keys.state=observation.qpos data_keys.action=action.joints
   init=<run dir>           start from the policy of a run of the same task and architecture
   out=<dir>                run directory, default runs/<task>/<policy>-<algo>-<time>
   resume=<run dir>         go on with a run; total_steps and max_minutes count the whole run

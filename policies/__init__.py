@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from embodied.core.protocols import Policy
 from embodied.core.registry import Registry
+from policies.dsrl import DSRLConfig, DSRLPolicy
 from policies.flow import FlowConfig, FlowPolicy
 from policies.gaussian import GaussianConfig, GaussianPolicy
 
@@ -12,5 +13,14 @@ POLICIES: Registry[Callable[..., Policy]] = Registry("policy")
 
 POLICIES.register("gaussian", config=GaussianConfig)(GaussianPolicy)
 POLICIES.register("flow", config=FlowConfig)(FlowPolicy)
+POLICIES.register("dsrl", config=DSRLConfig)(DSRLPolicy)
 
-__all__ = ["POLICIES", "FlowConfig", "FlowPolicy", "GaussianConfig", "GaussianPolicy"]
+__all__ = [
+    "POLICIES",
+    "DSRLConfig",
+    "DSRLPolicy",
+    "FlowConfig",
+    "FlowPolicy",
+    "GaussianConfig",
+    "GaussianPolicy",
+]

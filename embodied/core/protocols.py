@@ -85,6 +85,13 @@ class Imitator(Protocol):
 
 
 @runtime_checkable
+class Wrapper(Protocol):
+    """A policy around another one whose weights it needs and never changes."""
+
+    wraps: str  # prefix of that policy's weights among its own
+
+
+@runtime_checkable
 class Algorithm(Protocol):
     """Turns fragments into better weights. Owns the policy's optimiser.
 

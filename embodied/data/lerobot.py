@@ -158,6 +158,9 @@ def read(path: Path, keys: Mapping[str, str] | None = None) -> Demonstrations:
     UserError that lists what is missing, or says what is wrong: no such data set, another version, missing features,
     numbers that are not finite.
     """
+    unknown = sorted(set(keys or {}) - {"state", "action"})
+    if unknown:
+        raise UserError(f"data_keys.{unknown[0]}: a policy here learns from state and action, nothing else")
     keys = {"state": STATE, "action": ACTION, **(keys or {})}
     info = _info(path)
     features = info["features"]

@@ -160,10 +160,7 @@ class FlowPolicy(ActorCritic):
         code = self.denoiser.encode(state)
         log_prob = torch.zeros_like(value)
         if noise is None:
-            start = state.new_zeros(state.shape[0], self.horizon, self.spec.action_dim)
-            chain = integrate(
-                lambda x, k: self.velocity(code, x, self.grid[k], self.grid_features[k]), start, self.denoise_steps
-            )
+            chain = self._integrate(code, state.new_zeros(state.shape[0], self.horizon, self.spec.action_dim))
             action = chain[:, -1]
             if self.one_stochastic_step:
                 last = torch.full(value.shape, self.denoise_steps - 1, device=value.device)
@@ -180,6 +177,16 @@ class FlowPolicy(ActorCritic):
             log_prob = sum_executed(gaussian_log_prob(chain[:, 1:], mean, std), self.execute)
         version = torch.full(value.shape, -1, dtype=torch.int64, device=value.device)
         return PolicySample(action, log_prob, value, chain, version)
+
+    @torch.no_grad()
+    def follow(self, obs: Obs, start: Tensor) -> Tensor:
+        """The ODE from ``start`` [N, H, A] at t = 1, its states [N, K+1, H, A]; the last is the action."""
+        return self._integrate(self.denoiser.encode(self.normalized_state(obs)), start)
+
+    def _integrate(self, code: Code, start: Tensor) -> Tensor:
+        return integrate(
+            lambda x, k: self.velocity(code, x, self.grid[k], self.grid_features[k]), start, self.denoise_steps
+        )
 
     def pick_step(self, normal_N: Tensor) -> Tensor:
         """A step 0..K-1, uniformly, from a standard normal: int64 [N]."""

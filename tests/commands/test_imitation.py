@@ -214,3 +214,18 @@ def test_a_task_that_its_expert_does_not_solve_is_not_demonstrated(tmp_path: Pat
     assert (outcome.code, outcome.stdout) == (2, "")
     assert "the expert of reach solved 0 of 20 episodes" in outcome.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_wrapping_policy_takes_an_imitated_one(imitated: tuple[Path, Outcome], tmp_path: Path) -> None:
+    words = [*RL, "policy=dsrl", "policy.noise_hidden=[8]", "total_steps=128"]
+    outcome = run_train(*words, f"init={imitated[0]}", f"out={tmp_path / 'rl'}")
+    assert outcome.code == 0, outcome.stderr
+    source, found = (checkpoint.load_latest(run, only="policy") for run in (imitated[0], tmp_path / "rl"))
+    assert source is not None
+    assert found is not None
+    for key, value in source.state.items():
+        assert torch.equal(found.state[f"base.{key}"], value)
+    assert run_eval(f"run={tmp_path / 'rl'}", "episodes=2").code == 0
+    without = run_train(*words, f"out={tmp_path / 'none'}")
+    assert (without.code, without.stdout) == (2, "")
+    assert "policy=dsrl needs a policy to wrap: init=<run directory> is missing" in without.stderr

@@ -10,7 +10,7 @@ import torch
 from embodied.core.protocols import Policy
 from embodied.core.registry import Entry
 from embodied.core.types import EnvSpec, Obs
-from policies import POLICIES, FlowPolicy, GaussianPolicy
+from policies import POLICIES, DSRLPolicy, FlowPolicy, GaussianPolicy
 
 SPEC = EnvSpec("test", state_dim=6, privileged_dim=3, action_dim=2, control_dt_s=0.05, max_episode_steps=50)
 FLOW: dict[str, Any] = {
@@ -22,6 +22,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "flow, one step": FLOW | {"stochastic_steps": "one"},
     "flow, SDE": FLOW | {"exploration": "flow_sde"},
     "flow, SDE, one step": FLOW | {"exploration": "flow_sde", "stochastic_steps": "one"},
+    "dsrl": FLOW | {"noise_hidden": (16,), "prediction": "velocity"},
 }
 """Options by variant; the word before the comma is the policy's name."""
 
@@ -31,11 +32,11 @@ def entry(name: str) -> Entry[Callable[..., Policy]]:
     return POLICIES[name.split(",")[0]]
 
 
-def build(name: str, seed: int = 0, spread: float = 0.3, **options: Any) -> GaussianPolicy | FlowPolicy:
+def build(name: str, seed: int = 0, spread: float = 0.3, **options: Any) -> GaussianPolicy | FlowPolicy | DSRLPolicy:
     """A small policy whose weights are moved away from their initial values by N(0, spread^2)."""
     torch.manual_seed(seed)
     policy = entry(name).build(SPEC, entry(name).config(**(SMALL[name] | options)))
-    assert isinstance(policy, GaussianPolicy | FlowPolicy)
+    assert isinstance(policy, GaussianPolicy | FlowPolicy | DSRLPolicy)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(spread * torch.randn_like(parameter))

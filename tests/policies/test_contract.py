@@ -20,7 +20,7 @@ def test_shapes_and_dtypes(name):
     policy, obs = build(name), observe(NUM)
     noise = policy.sample_noise(NUM, generator())
     one_step = name.endswith("one step")
-    steps = 0 if name == "gaussian" else 2 if one_step else 4
+    steps = 0 if name in ("gaussian", "dsrl") else 2 if one_step else 4
     assert isinstance(policy, Policy)
     assert noise.shape == (NUM, steps + 1, 3, 2)
     for sample in (policy.act(obs, noise), policy.act(obs, None)):
@@ -30,7 +30,7 @@ def test_shapes_and_dtypes(name):
         assert sample.chain.dtype == sample.log_prob_N.dtype == sample.value_N.dtype == torch.float32
         assert sample.version_N.dtype == torch.int64
         assert (sample.version_N == -1).all()
-        assert one_step or torch.equal(sample.chain[:, -1], sample.action_NHA)
+        assert one_step or name == "dsrl" or torch.equal(sample.chain[:, -1], sample.action_NHA)
         assert not any(t.requires_grad for t in (sample.action_NHA, sample.log_prob_N, sample.value_N, sample.chain))
     evaluation = policy.evaluate(obs, sample.chain)
     assert evaluation.log_prob_B.shape == evaluation.entropy_B.shape == evaluation.value_B.shape == (NUM,)
@@ -83,7 +83,8 @@ def test_every_parameter_gets_a_gradient(name):
     policy, obs = build(name), observe(NUM)
     evaluation = policy.evaluate(obs, drawn(policy, obs).chain)
     (evaluation.log_prob_B + evaluation.value_B).sum().backward()
-    without = [key for key, p in policy.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    trained = {key: p for key, p in policy.named_parameters() if p.requires_grad}
+    without = [key for key, p in trained.items() if p.grad is None or not p.grad.abs().sum() > 0]
     assert without == []
 
 
@@ -92,7 +93,7 @@ def test_gradient_of_the_likelihood_matches_finite_differences(name):
     policy.update_normalizer(obs)
     chain = drawn(policy, obs).chain
     assert chain.dtype == torch.float64
-    parameters = [p for key, p in policy.named_parameters() if not key.startswith("critic")]
+    parameters = [p for key, p in policy.named_parameters() if p.requires_grad and not key.startswith("critic")]
 
     def total() -> torch.Tensor:
         evaluation = policy.evaluate(obs, chain)
@@ -153,6 +154,9 @@ def test_only_the_executed_part_counts(name):
     last = 1 if name.endswith("one step") else -1  # the state that nothing in the chain follows from
     planned[:, last, 1:] += 1.0  # of what is never executed
     executed[:, last, :1] += 1.0
+    if name == "dsrl":  # all of the noise enters the network that decides on what is executed
+        assert ((policy.evaluate(obs, planned).log_prob_B - evaluation.log_prob_B).abs() > 1e-3).all()
+        return
     torch.testing.assert_close(policy.evaluate(obs, planned).log_prob_B, evaluation.log_prob_B)
     assert ((policy.evaluate(obs, executed).log_prob_B - evaluation.log_prob_B).abs() > 1e-3).all()
 
@@ -182,6 +186,8 @@ def test_a_spec_without_privileged_state(name):
 def test_untrained_policy_acts_near_zero_and_explores(name):
     policy, obs = build(name, spread=0.0), observe(2048)
     policy.update_normalizer(obs)
+    if name == "dsrl":  # whose frozen part brings its statistics along
+        policy.base.update_normalizer(obs)
     assert policy.act(obs, None).action_NHA.abs().max() < 0.2
     std = drawn(policy, obs).action_NHA.std()
     assert std > 0.05

@@ -1,0 +1,106 @@
+"""ManiSkill's recorded trajectories (HDF5), as its RecordEpisode wrapper and its data sets have them.
+
+    <name>.h5     traj_0, traj_1, ...: actions [T, A], obs [T+1, S] or nested groups of such, success [T], rewards [T]
+    <name>.json   env_info (env_id, env_kwargs with control_mode and maybe sim_config.control_freq), episodes
+
+The state is every vector of ``obs`` side by side, in the order of their names; images are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from embodied.core.errors import UserError
+from embodied.core.types import EnvSpec
+from embodied.data.demonstrations import Episode
+
+IMAGES = ("sensor_data", "sensor_param")
+CONTROL_HZ = 20.0  # ManiSkill's default control_freq
+
+
+def read_trajectories(path: Path, instruction: str | None = None) -> tuple[list[Episode], EnvSpec]:
+    """The episodes of a file, and what their numbers are. instruction: by default the environment's id.
+
+    UserError that says what is missing or wrong: h5py, a readable file, the JSON beside it, trajectories with state
+    observations, numbers that are finite and of one size.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise UserError("reading HDF5 needs h5py: pip install -c constraints.txt -e '.[maniskill]'") from error
+    info = _info(path.with_suffix(".json"))
+    env_id = str(info["env_info"].get("env_id", path.stem))
+    kwargs = info["env_info"].get("env_kwargs") or {}
+    rate = float((kwargs.get("sim_config") or {}).get("control_freq", CONTROL_HZ))
+    episodes: list[Episode] = []
+    names: tuple[str, ...] = ()
+    try:
+        with h5py.File(path, "r") as file:
+            keys = sorted((key for key in file if key.startswith("traj_")), key=lambda key: int(key[5:]))
+            if not keys:
+                raise UserError(f"{path} has no trajectories (groups traj_0, traj_1, ...)")
+            for key in keys:
+                episode, names = _episode(file[key], f"{path}: {key}", instruction or env_id)
+                episodes.append(episode)
+    except OSError as error:
+        raise UserError(f"cannot read {path} as HDF5: {error}") from error
+    sizes = {(episode.state_LS.shape[1], episode.action_LA.shape[1]) for episode in episodes}
+    if len(sizes) > 1:
+        raise UserError(f"{path}: trajectories differ in the sizes of state and action: {sorted(sizes)}")
+    ((state, action),) = sizes
+    spec = EnvSpec(
+        task=env_id, state_dim=state, privileged_dim=0, action_dim=action, control_dt_s=1 / rate,
+        max_episode_steps=max(map(len, episodes)), state_names=names,
+        action_names=tuple(f"{kwargs.get('control_mode', 'action')}[{i}]" for i in range(action)),
+    )  # fmt: skip
+    return episodes, spec
+
+
+def _info(path: Path) -> dict[str, Any]:
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"ManiSkill writes {path.name} beside the .h5 file, and it is needed: {error}") from error
+    if not isinstance(info, dict) or not isinstance(info.get("env_info"), dict):
+        raise UserError(f"{path} is not the description of ManiSkill trajectories: it has no env_info")
+    return info
+
+
+def _episode(group: Any, where: str, instruction: str) -> tuple[Episode, tuple[str, ...]]:
+    missing = [name for name in ("obs", "actions") if name not in group]
+    if missing:
+        raise UserError(f"{where} lacks {', '.join(missing)}; replay with obs_mode=state to have observations")
+    actions = np.asarray(group["actions"], dtype=np.float32)
+    parts = _vectors(group["obs"], "state" if hasattr(group["obs"], "shape") else "")
+    if not parts:
+        raise UserError(f"{where} has no vectors in obs; replay with obs_mode=state or state_dict")
+    length = len(actions)
+    for name, value in parts.items():
+        if len(value) != length + 1:
+            raise UserError(f"{where}: obs/{name} has {len(value)} rows, needed is {length + 1}, one more than actions")
+    state = np.concatenate([value[:-1] for value in parts.values()], axis=1)
+    for name, value in (("obs", state), ("actions", actions)):
+        if not np.isfinite(value).all():
+            raise UserError(f"{where}: {name} is not finite")
+    success = np.asarray(group["success"], dtype=bool) if "success" in group else np.zeros(length, dtype=bool)
+    rewards = np.asarray(group["rewards"], dtype=np.float32) if "rewards" in group else np.zeros(length, np.float32)
+    names = tuple(f"{name}[{i}]" for name, value in parts.items() for i in range(value.shape[1]))
+    return Episode(*map(torch.from_numpy, (state, actions, rewards, success)), instruction), names
+
+
+def _vectors(node: Any, name: str) -> dict[str, np.ndarray]:
+    """Every array [T+1] or [T+1, D] under a node, float32 [T+1, D], by its path."""
+    if hasattr(node, "shape"):
+        value = np.asarray(node)
+        numbers = (value.ndim in (1, 2) and np.issubdtype(value.dtype, np.number)) or value.dtype == bool
+        return {name: value.reshape(len(value), -1).astype(np.float32)} if numbers else {}
+    found: dict[str, np.ndarray] = {}
+    for key in sorted(node):
+        if key not in IMAGES:
+            found |= _vectors(node[key], f"{name}/{key}" if name else key)
+    return found
