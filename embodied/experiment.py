@@ -255,11 +255,14 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
 
 
 def make_algorithm(config: RunConfig, policy: Policy) -> Algorithm:
-    """The run's algorithm, on the device that the policy is on."""
+    """The run's algorithm, on the device that the policy is on. Its critic_warmup is for runs with ``init``."""
     assert isinstance(policy, nn.Module)
     device = next(policy.parameters()).device
     entry = ALGORITHMS[config.algo["name"]]
-    options = from_mapping(entry.config, _options(config.algo), "algo")
+    values = _options(config.algo)
+    if config.init is None and "critic_warmup" in values:
+        values["critic_warmup"] = 0
+    options = from_mapping(entry.config, values, "algo")
     return entry.build(policy, options, seed=config.seed, device=device)
 
 
