@@ -1,12 +1,15 @@
-"""Cost of the flow policy's exploration and of its sampling, on the state policy as configured by default.
+"""Cost of the flow policy's exploration and of its sampling.
 
     sde_one_step_over_full_chain   PPO update of Flow-SDE with one stochastic step / with all K, in seconds
     sample_over_bare_forward       chunks sampled a second / chunks for which K bare denoiser passes run a second
 
-An update is one of PPO with its default options on a batch of the default size, critic and optimiser included; the
-denoiser's share of it is what one step saves, and is measured beside (likelihood_one_step_over_full_chain: forward and
-backward of the actor's likelihood alone). A bare pass is one call of the denoiser's encoder and head; sampling encodes
-the state once, and adds the normaliser, K stochastic steps, the likelihood and the critic.
+An update is one of PPO with its default options on a batch of the default size, critic and optimiser included. One step
+saves the denoiser's share of it, so the ratio is that of a policy whose denoiser outweighs the rest, as the action
+expert of a VLA does (EXPERT). The default policy encodes the state once a decision and denoises with a small head: its
+full chain costs little more than one step, and its ratio is measured beside, with that of the likelihood alone
+(forward and backward, no critic, no optimiser). Sampling is that of the default policy. A bare pass is one call of the
+denoiser's encoder and head; sampling encodes the state once, and adds the normaliser, K stochastic steps, the
+likelihood and the critic.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from policies import FlowConfig, FlowPolicy
 
 SPEC = EnvSpec("bench", state_dim=40, privileged_dim=8, action_dim=4, control_dt_s=0.05, max_episode_steps=80)
 DECISIONS, ENVS = 4, 512
+EXPERT = {"head_hidden": (512, 512, 512)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,35 +48,35 @@ def measure(short: bool) -> Report:
     sizes = Sizes(envs=4, sampled=4, repeats=2, rounds=2) if short else Sizes()
     report = Report("flow")
     threads.use(1)  # as an actor and a learner have where cores are shared
-    updates(report, sizes)
+    report.ratio("sde_one_step_over_full_chain", updates(report, sizes, "expert", EXPERT))
+    updates(report, sizes, "default", {})
     sampling(report, sizes)
     return report
 
 
-def updates(report: Report, sizes: Sizes) -> None:
-    """Flow-SDE with one and with all stochastic steps: the whole update, and the likelihood alone."""
+def updates(report: Report, sizes: Sizes, policy_name: str, options: dict[str, Any]) -> float:
+    """Flow-SDE with one and with all stochastic steps: the whole update, whose ratio it returns, and the likelihood."""
     seconds: dict[str, Callable[[], float]] = {}
     likelihood: dict[str, Callable[[], float]] = {}
     settings: dict[str, Any] = {"envs": sizes.envs, "decisions": DECISIONS, "rounds": sizes.rounds, "threads": 1}
     for name in ("one", "all"):
         torch.manual_seed(0)
-        config = FlowConfig(exploration="flow_sde", stochastic_steps=name)
+        config = FlowConfig(exploration="flow_sde", stochastic_steps=name, **options)
         policy = FlowPolicy(SPEC, config)
         algorithm = PPO(policy, PPOConfig(critic_learning_rate=7e-4, learning_rate=0.0, schedule="fixed"), seed=0,
                         device=torch.device("cpu"))  # fmt: skip
         fragment = fragment_of(policy, sizes.envs)
         seconds[name] = lambda a=algorithm, f=fragment: timed(lambda: a.update([f], 0))
         likelihood[name] = lambda p=policy, f=fragment: timed(lambda: backward(p, f))
-        settings |= {"denoise_steps": config.denoise_steps}
+        settings |= {"denoise_steps": config.denoise_steps, "head_hidden": list(config.head_hidden)}
+    ratios = {}
     for label, measures in (("update", seconds), ("likelihood", likelihood)):
         results = in_turns(measures, sizes.rounds)
         for name, values in results.items():
-            report.add(f"{label}_{name}", 1e3 * median(values), "ms", **settings)
-        ratio = paired(results["one"], results["all"])
-        if label == "update":
-            report.ratio("sde_one_step_over_full_chain", ratio)
-        else:
-            report.add("likelihood_one_step_over_full_chain", ratio, "ratio", **settings)
+            report.add(f"{policy_name}_{label}_{name}", 1e3 * median(values), "ms", **settings)
+        ratios[label] = paired(results["one"], results["all"])
+        report.add(f"{policy_name}_{label}_one_over_all", ratios[label], "ratio", **settings)
+    return ratios["update"]
 
 
 def backward(policy: FlowPolicy, fragment: Fragment) -> None:
