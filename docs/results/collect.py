@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 CURVE = ("env_steps", "wall_s", "rollout/return_mean", "rollout/success_at_end", "train/approx_kl", "train/entropy",
          "perf/env_steps_per_s", "perf/sim_s", "perf/infer_s", "perf/learn_s", "perf/wait_s", "async/staleness_mean",
-         "async/ess")  # fmt: skip
+         "async/ess", "train/imitation_loss", "train/validation_loss")  # fmt: skip
 
 
 def collect(run: Path, command: str) -> dict[str, object]:
@@ -27,13 +27,17 @@ def collect(run: Path, command: str) -> dict[str, object]:
         "command": command,
         "machine": {"cpu": cpu(), "python": platform.python_version()},
         "wall_s": rows[-1]["wall_s"],
-        "env_steps": rows[-1]["env_steps"],
+        "env_steps": rows[-1].get("env_steps", 0),  # 0: imitation
         "iterations": rows[-1]["iteration"],
         "final": next(value for name, value in evaluations.items() if name.startswith("final")),
         "during_training": {name: value for name, value in evaluations.items() if name.startswith("train")},
-        "curve": {key: [round(row[key], 5) if key in row else None for row in kept] for key in CURVE},
+        "curve": {key: [row_value(row, key) for row in kept] for key in CURVE if key in rows[-1]},
         "config": config | {"out": f"runs/{run.name}"},
     }
+
+
+def row_value(row: dict[str, float], key: str) -> float | None:
+    return round(row[key], 5) if key in row else None
 
 
 def cpu() -> str:

@@ -1,0 +1,62 @@
+"""Pictures of these results: ``python docs/results/plot.py`` writes docs/images/*.png (needs matplotlib)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import matplotlib.pyplot as plt
+
+HERE = Path(__file__).resolve().parent
+IMAGES = HERE.parent / "images"
+TASKS = ("push", "lift", "pick_place", "stack")
+
+
+def load(folder: str, name: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((HERE / folder / f"{name}.json").read_text())
+    return record
+
+
+def evaluations(record: Mapping[str, Any]) -> tuple[list[float], list[float]]:
+    """Minutes of wall-clock and success in percent, of the evaluations during training and of the final one."""
+    steps, seconds = record["curve"]["env_steps"], record["curve"]["wall_s"]
+    points = []
+    for evaluation in record["during_training"].values():
+        at = next((i for i, done in enumerate(steps) if done >= evaluation["env_steps"]), len(steps) - 1)
+        points.append((seconds[at] / 60, 100 * evaluation["success_at_end"]))
+    points.append((record["wall_s"] / 60, 100 * record["final"]["success_at_end"]))
+    minutes, success = zip(*sorted(points), strict=True)
+    return list(minutes), list(success)
+
+
+def imitation_to_rl() -> None:
+    """Per task: what 20 demonstrations gave, and where reinforcement learning took it, three seeds."""
+    figure, axes = plt.subplots(1, len(TASKS), figsize=(13, 3.2), sharey=True)
+    for axis, task in zip(axes, TASKS, strict=True):
+        seeds = sorted(path.stem.split("-")[1] for path in (HERE / "imitation").glob(f"{task}-*-rl.json"))
+        for seed in seeds:
+            start = 100 * load("imitation", f"{task}-{seed}-sft")["final"]["success_at_end"]
+            minutes, success = evaluations(load("imitation", f"{task}-{seed}-rl"))
+            axis.plot([0, *minutes], [start, *success], lw=1.6, label=f"seed {seed}")
+        scratch = sorted((HERE / "learning").glob(f"{task}-flow-*.json"))
+        for i, path in enumerate(scratch):
+            minutes, success = evaluations(json.loads(path.read_text()))
+            label = "from scratch" if i == 0 else None
+            axis.plot([0, *minutes], [0, *success], lw=1, ls="--", color="gray", label=label)
+        starts = [100 * load("imitation", f"{task}-{seed}-sft")["final"]["success_at_end"] for seed in seeds]
+        axis.axhline(mean(starts), color="black", lw=0.8, ls=":")
+        axis.set(title=task, xlabel="minutes of RL (2 cores)", ylim=(0, 101))
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("success at the end, %")
+    axes[-1].legend(fontsize=8, loc="lower right")
+    axes[1].legend(fontsize=8, loc="lower right")
+    figure.suptitle("Reinforcement learning from 20 demonstrations (dotted: imitation alone)", fontsize=11)
+    figure.tight_layout()
+    figure.savefig(IMAGES / "imitation_to_rl.png", dpi=110)
+
+
+if __name__ == "__main__":
+    imitation_to_rl()
