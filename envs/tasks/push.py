@@ -75,10 +75,10 @@ class Push(Task):
         return torch.cat([back, torch.full_like(self.cube[:, 2:], 0.02)], dim=-1)
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
-        behind = near((self._behind() - self.view.tcp_pos).norm(dim=-1), 0.15)
+        behind, distance = near((self._behind() - self.view.tcp_pos).norm(dim=-1), 0.15), self._goal_distance()
         return {
             "behind": 0.2 * torch.where(success, 1.0, behind),
-            "push": 0.5 * near(self._goal_distance(), 0.15),
+            "push": 0.5 * (0.5 * near(distance, 0.15) + 0.5 * near(distance, 0.04)),
             "at_goal": 0.3 * success,
         }
 
