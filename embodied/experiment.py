@@ -255,14 +255,11 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
 
 
 def make_algorithm(config: RunConfig, policy: Policy) -> Algorithm:
-    """The run's algorithm, on the device that the policy is on. Its critic_warmup is for runs with ``init``."""
+    """The run's algorithm, on the device that the policy is on."""
     assert isinstance(policy, nn.Module)
     device = next(policy.parameters()).device
     entry = ALGORITHMS[config.algo["name"]]
-    values = _options(config.algo)
-    if config.init is None and "critic_warmup" in values:
-        values["critic_warmup"] = 0
-    options = from_mapping(entry.config, values, "algo")
+    options = from_mapping(entry.config, _options(config.algo), "algo")
     return entry.build(policy, options, seed=config.seed, device=device)
 
 

@@ -2,8 +2,9 @@
 
     argv ── parse_overrides ──► {key: value} ── compose ──► nested mapping ── from_mapping ──► dataclass
 
-Precedence, low to high: dataclass defaults, the group's YAML, ``tuned`` settings of the task's YAML for this
-``<policy>-<algo>`` pair, the command line. The dataclasses are the schema: a YAML file lists only what differs.
+Precedence, low to high: dataclass defaults, the group's YAML, ``with_init`` settings where ``init`` is given,
+``tuned`` settings of the task's YAML, both for this ``<policy>-<algo>`` pair, the command line. The dataclasses are the
+schema: a YAML file lists only what differs.
 Everything that a user can get wrong raises UserError with the key, what it got and what is allowed.
 """
 
@@ -95,8 +96,10 @@ def compose(config_dir: Path, name: str, overrides: Mapping[str, Any]) -> dict[s
             choices[group] = choice
     try:
         config = _compose_groups(config_dir, name, [f"{group}={choice}" for group, choice in choices.items()])
-        tuned = _tuned(config, config_dir)
-        tree = OmegaConf.to_container(OmegaConf.merge(config, tuned), resolve=False)
+        with_init = _entry(config, config_dir, "with_init", config)
+        tuned = _entry(config.task, config_dir, "tuned", config)
+        parts = [config, *([with_init] if values.get("init") is not None else []), tuned]
+        tree = OmegaConf.to_container(OmegaConf.merge(*parts), resolve=False)
         assert isinstance(tree, dict)
         apply_values(typing.cast(dict[str, Any], tree), values)
         resolved = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
@@ -113,17 +116,18 @@ def _compose_groups(config_dir: Path, name: str, overrides: list[str]) -> DictCo
     return config
 
 
-def _tuned(config: DictConfig, config_dir: Path) -> dict[str, Any]:
-    """Take ``task.tuned`` out of the configuration; return its entry for the chosen ``<policy>-<algo>``."""
-    tuned = config.task.pop("tuned", None) or {}
+def _entry(section: DictConfig, config_dir: Path, key: str, config: DictConfig) -> dict[str, Any]:
+    """Take ``key`` out of a section of the configuration; return its entry for the chosen ``<policy>-<algo>``."""
+    entries = section.pop(key, None) or {}
     policies, algos = (
         sorted(path.stem for path in (config_dir / group).glob("*.yaml")) for group in ("policy", "algo")
     )
     pairs = [f"{policy}-{algo}" for policy in policies for algo in algos]
-    for pair in tuned:
+    for pair in entries:
         if pair not in pairs:
-            raise unknown_name(f"policy and algorithm in 'tuned' of task {config.task.name}", str(pair), pairs)
-    entry = tuned.get(f"{config.policy.name}-{config.algo.name}", {})
+            where = f" of task {config.task.name}" if key == "tuned" else ""
+            raise unknown_name(f"policy and algorithm in '{key}'{where}", str(pair), pairs)
+    entry = entries.get(f"{config.policy.name}-{config.algo.name}", {})
     return typing.cast(dict[str, Any], OmegaConf.to_container(entry) if OmegaConf.is_config(entry) else entry)
 
 
