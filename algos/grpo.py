@@ -16,7 +16,10 @@ from embodied.core.types import Fragment
 
 @dataclass(frozen=True)
 class GRPOConfig(PPOConfig):
-    """Options of GRPO: those of PPO that have nothing to do with a critic, and group_size, the envs of a group."""
+    """Options of GRPO: those of PPO, and group_size, the envs of a group.
+
+    Those of the critic and of its advantages (gamma, gae_lambda, normalize_advantage, value_*) mean nothing here.
+    """
 
     group_size: int = 8
     value_coef: float = 0.0

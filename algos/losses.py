@@ -45,6 +45,11 @@ def masked_mean(value_B: Tensor, weight_B: Tensor) -> Tensor:
     return torch.dot(value_B, weight_B) / value_B.numel()
 
 
+def valid_mean(value_B: Tensor, weight_B: Tensor) -> Tensor:
+    """Mean over the items that count, for statistics; 0 if none does. Scalar."""
+    return torch.dot(value_B, weight_B) / weight_B.sum().clamp_min(1)
+
+
 def log_ratio(log_prob_B: Tensor, reference_B: Tensor) -> Tensor:
     """log(pi / reference), bounded to +-MAX_LOG_RATIO (no gradient beyond), [B]."""
     return (log_prob_B - reference_B).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -112,6 +117,14 @@ def truncated_objective(log_ratio_B: Tensor, advantage_B: Tensor, cap: float, be
     return objective_B, above_B.to(ratio_B.dtype)
 
 
+def reduction_scale(evaluation: Evaluation, reduction: str) -> int:
+    """What the mean over the R objectives of a reduction is multiplied by, so that at ratio 1 its gradient is that of
+    the sum, whatever else is in the loss."""
+    if reduction == "action" and evaluation.log_prob_BE is not None:
+        return evaluation.log_prob_BE.shape[-1]
+    return evaluation.terms if reduction == "mean" else 1
+
+
 def reduce_log_prob(evaluation: Evaluation, reduction: str) -> Tensor:
     """The log-probabilities whose ratios PPO clips, [B, R].
 
@@ -135,6 +148,7 @@ def policy_term(
     advantage_B: Tensor,
     *,
     reduced_ratio_BR: Tensor | None = None,
+    reduced_scale: int = 1,
     clip_range: float,
     dual_clip: float | None,
     behaviour_cap: float,
@@ -142,7 +156,8 @@ def policy_term(
     """The objective of one of CORRECTIONS from log-probabilities under the current, behaviour and proximal policy.
 
     reduced_ratio_BR: log ratios current / p to clip in place of the decision's, each with the decision's advantage;
-    their mean is the objective. What corrects for the behaviour, and log_ratio_B, stay the decision's exact ones.
+    reduced_scale times their mean is the objective. What corrects for the behaviour, and log_ratio_B, stay the
+    decision's exact ones.
     """
     if correction in ("tis", "aipo"):
         log_ratio_B = log_ratio(log_prob_B, behaviour_B)
@@ -151,7 +166,7 @@ def policy_term(
     log_ratio_B = log_ratio(log_prob_B, behaviour_B if correction == "none" else proximal_B)
     ratio_BR = log_ratio_B[:, None] if reduced_ratio_BR is None else reduced_ratio_BR
     objective_BR, clipped_BR = clipped_surrogate(ratio_BR, advantage_B[:, None], clip_range, dual_clip)
-    objective_B, clipped_B = objective_BR.mean(-1), clipped_BR.mean(-1)
+    objective_B, clipped_B = reduced_scale * objective_BR.mean(-1), clipped_BR.mean(-1)
     if correction == "decoupled":
         objective_B = objective_B * behaviour_weight(proximal_B, behaviour_B, behaviour_cap)
     return PolicyTerm(objective_B, log_ratio_B, clipped_B)

@@ -86,9 +86,10 @@ class PPO:
         }
         batch = self.prepare(fragment, staleness_TN, valid_TN)
         warming = version < self.config.critic_warmup
-        metrics |= self._epochs(batch, warming) if bool(valid_TN.any()) else dict.fromkeys(EPOCH_METRICS, 0.0)
+        learnable = bool(batch.column("weight").any())
+        metrics |= self._epochs(batch, warming) if learnable else dict.fromkeys(EPOCH_METRICS, 0.0)
         metrics["train/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
-        metrics["train/explained_variance"] = _explained_variance(batch)
+        metrics["train/explained_variance"] = _explained_variance(batch) if self.config.value_coef else 0.0
         self.policy.update_normalizer(batch.obs)
         broken = [f"{key}={value}" for key, value in metrics.items() if not math.isfinite(value)]
         if broken:
@@ -111,12 +112,16 @@ class PPO:
 
         ``deployed`` has its weights already; the policy's own are in the state only where they differ.
         """
+        if self.reference is not None and "reference" not in state:
+            raise UserError(
+                "algo.reference_kl_coef cannot be turned on when a run goes on: its first policy is not kept"
+            )
         try:
             optimizer, generator = state["optimizer"], state["generator"]
             rates = [group["lr"] for group in self.optimizer.param_groups]
             self.optimizer.load_state_dict(optimizer)
             self._generator.set_state(generator.cpu())
-            if self.reference is not None and "reference" in state:
+            if self.reference is not None:
                 self.reference.load_state_dict(state["reference"])
             self.policy.load_state_dict(state.get("weights", self.deployed.state_dict()))
         except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
@@ -193,6 +198,7 @@ class PPO:
             proximal_B,
             advantage_B,
             reduced_ratio_BR=reduced_ratio_BR,
+            reduced_scale=losses.reduction_scale(now, config.reduction),
             clip_range=config.clip_range,
             dual_clip=config.dual_clip,
             behaviour_cap=config.behaviour_cap,
@@ -208,8 +214,8 @@ class PPO:
             away_B = losses.approx_kl(losses.log_ratio(reference_B, now.log_prob_B))
             total = total + config.reference_kl_coef * losses.masked_mean(away_B, weight_B)
         with torch.no_grad():
-            kl = losses.masked_mean(losses.approx_kl(term.log_ratio_B), weight_B)
-            clipped = losses.masked_mean(term.clipped_B, weight_B)
+            kl = losses.valid_mean(losses.approx_kl(term.log_ratio_B), weight_B)
+            clipped = losses.valid_mean(term.clipped_B, weight_B)
             statistics = torch.stack([policy_loss, value_loss, kl, clipped, entropy])
         return MinibatchLoss(total, statistics, term.log_ratio_B.detach(), now.log_prob_B.detach())
 
@@ -229,7 +235,7 @@ class PPO:
                 loss = self.loss(minibatch)
                 if first is None:  # under the weights of the start of the update, on a random part of the batch
                     first = torch.stack([loss.log_ratio_B.exp().mean(), _behaviour_sample_size(minibatch, loss)])
-                elif config.schedule == "adaptive" and not warming:
+                elif config.schedule == "adaptive" and not warming and bool(minibatch.column("weight").any()):
                     self._adapt_learning_rate(float(loss.statistics[2]))
                 self.optimizer.zero_grad(set_to_none=True)
                 torch.autograd.backward(loss.total)

@@ -97,17 +97,19 @@ def group_relative(fragment: Fragment, group_size: int) -> tuple[Tensor, Tensor]
 
     Returns advantage_N = (return - mean of the group) / its standard deviation, with undiscounted returns, and valid_N:
     false for a group whose returns are all the same, which says nothing, and for one with an env whose episode is not
-    exactly the fragment. ValueError if N is not a multiple of group_size.
+    exactly the fragment, or shorter than the others'. ValueError if N is not a multiple of group_size.
     """
     num_envs = fragment.reward_TNE.shape[1]
     if num_envs % group_size:
         raise ValueError(f"{num_envs} envs cannot be split into groups of {group_size}")
     ended_TN = fragment.terminated_TN | fragment.truncated_TN
     whole_N = ended_TN[-1] & ~ended_TN[:-1].any(0)
+    length_GM = fragment.num_steps_TN.sum(0).view(-1, group_size)
+    whole_GM = whole_N.view(-1, group_size) & (length_GM == length_GM.amax(1, keepdim=True))
     return_GM = fragment.reward_TNE.sum((0, 2)).view(-1, group_size)
     away_GM = return_GM - return_GM.mean(1, keepdim=True)
     std_G1 = away_GM.square().mean(1, keepdim=True).sqrt()
     scale_G1 = return_GM.abs().mean(1, keepdim=True).clamp_min(1.0)
-    valid_GM = (std_G1 > 1e-5 * scale_G1) & whole_N.view(-1, group_size).all(1, keepdim=True)
+    valid_GM = (std_G1 > 1e-5 * scale_G1) & whole_GM.all(1, keepdim=True)
     advantage_GM = torch.where(valid_GM, away_GM / std_G1, 0.0)
     return advantage_GM.flatten(), valid_GM.expand_as(away_GM).flatten()

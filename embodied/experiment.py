@@ -20,7 +20,7 @@ import embodied
 from algos import ALGORITHMS
 from embodied.core.config import GROUPS, apply_values, at_least, compose, from_mapping
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.protocols import Algorithm, Imitator, Policy, Wrapper
+from embodied.core.protocols import Algorithm, Imitator, Policy, Startable, Wrapper
 from embodied.core.types import EnvSpec
 from embodied.runtime import RuntimeConfig, checkpoint
 from envs import TASKS, MujocoPool, SimConfig, make_pool
@@ -148,7 +148,7 @@ def resume_run(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
             before = before.get(option) if option else before.get("name")
         if value == before:
             continue
-        free = key in CHANGEABLE or (section in ("algo", "runtime") and option not in ("", "name"))
+        free = key in CHANGEABLE or (section in ("algo", "runtime") and option not in ("", "name", "group_size"))
         if section in config and not free:
             raise UserError(
                 f"{key} cannot change when a run is resumed: it is {before!r}, got {value!r}. "
@@ -236,7 +236,16 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
         raise UserError(f"init={run_dir} has no checkpoint yet")
     assert isinstance(policy, nn.Module)
     own = policy.state_dict()
-    fresh: tuple[str, ...] = policy.untrained if source.imitates and isinstance(policy, Imitator) else ()
+    assert isinstance(policy, Startable)
+    for key in policy.meaning:
+        theirs, ours = source.policy.get(key), config.policy[key]
+        if theirs != ours:
+            raise UserError(
+                f"init={run_dir} was trained with policy.{key}={theirs}, this run has {ours}: give the same"
+            )
+    fresh = policy.schedules
+    if source.imitates and isinstance(policy, Imitator):
+        fresh += policy.untrained
     found_weights = found.state
     if isinstance(policy, Wrapper) and source.policy["name"] != config.policy["name"]:
         found_weights = {policy.wraps + key: value for key, value in found_weights.items()}

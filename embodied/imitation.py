@@ -152,7 +152,9 @@ class Imitation:
         return result
 
     def save(self, wall_s: float) -> None:
-        """A checkpoint; its ``policy`` is the average that is kept."""
+        """A checkpoint; its ``policy`` is the average that is kept: the present one, or with ``patience`` the best."""
+        if self.algorithm.config.patience is None:
+            self.kept, self.kept_update = self._average(), self.algorithm.updates
         kept = {"loss": self.kept_loss, "update": self.kept_update}
         state = {"policy": self.kept, "algorithm": self.algorithm.state_dict(), "kept": kept}
         save_checkpoint(self.run_dir, self.algorithm.updates, state | {"train": {"wall_s": wall_s}})

@@ -67,6 +67,7 @@ class MujocoPool:
         if group_size < 1 or num_envs % group_size:
             raise ValueError(f"group_size: got {group_size}, allowed: divisors of the number of envs, {num_envs}")
         sim = sim or SimConfig()
+        self.group_size = group_size
         self._group_N = np.arange(num_envs, dtype=np.int64) // group_size
         self.task, self.num_envs, self.stagger, self.held_starts = task, num_envs, stagger, held_starts
         spec = panda_on_table()
@@ -225,7 +226,11 @@ class MujocoPool:
             ended, self._return_N[ended], self._length_N[ended], self._success_once_N[ended], success_N[ended]
         )
         if len(ended):
+            keep_step = self._early(ended)
+            elapsed_N = self._elapsed_N.view(-1, self.group_size).amax(1).repeat_interleave(self.group_size)
+            self._episode_N[keep_step.numpy()] -= 1
             self._start_episodes(ended.numpy())
+            self._elapsed_N[keep_step] = elapsed_N[keep_step]
             for key, value in self._observe().items():
                 obs[key][ended] = value[ended]
         return Timestep(
@@ -239,6 +244,16 @@ class MujocoPool:
             episodes=episodes,
             info={"success": success_N},
         )
+
+    def _early(self, ended: Tensor) -> Tensor:
+        """Those of the ended envs (they diverged) whose group goes on with its episode. They begin that episode again,
+        as late as the others are, so that the group meets at its end and in the next one."""
+        if self.group_size == 1:
+            return ended[:0]
+        ended_N = torch.zeros(self.num_envs, dtype=torch.bool)
+        ended_N[ended] = True
+        over_G = (self._elapsed_N.view(-1, self.group_size) >= self.task.config.max_episode_steps).any(1)
+        return (ended_N & ~over_G.repeat_interleave(self.group_size)).nonzero().squeeze(1)
 
     def _observe(self) -> Obs:
         state = torch.cat(list(self.task.observe().values()), dim=-1).float()

@@ -59,6 +59,9 @@ class ActorCriticConfig:
 class ActorCritic(nn.Module):
     """Base of policies on a state vector, with an asymmetric critic; subclasses add the actor."""
 
+    meaning: tuple[str, ...] = ("activation",)
+    schedules: tuple[str, ...] = ()
+
     def __init__(self, spec: EnvSpec, config: ActorCriticConfig) -> None:
         super().__init__()
         self.spec = spec

@@ -42,6 +42,7 @@ class DSRLPolicy(ActorCritic):
     off-policy critic.
     """
 
+    meaning = ("activation", "prediction", "denoise_steps")
     wraps = "base."
 
     def __init__(self, spec: EnvSpec, config: DSRLConfig) -> None:

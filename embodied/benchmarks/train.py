@@ -14,8 +14,9 @@ until the first of them is done with the batch, and then the other, alone:
     alternating = alone(collecting) + alone(learning)
     bound       = 1 / min(overlapped, alternating)      env steps per second
 
-Neither time has any room for waiting, for locks or for the channel: that is what the ratio shows. The runs take turns,
-each starts afresh from the same seed, and its first iterations, while pipelines fill, do not count. Beside it stands
+Nobody waits for anybody in these times, there is no channel and no limit on staleness: what those cost is what the
+ratio shows. (What two threads of one interpreter cost each other is in the bound too.) The runs take turns, each starts
+afresh from the same seed, and its first iterations, while pipelines fill, do not count. Beside it stands
 ``bound_independent_cores``, what cores that did not slow each other down would allow: max(sum of the parts' costs on
 one thread / cores, the largest of their costs on all cores). Cores that share caches or memory never reach it.
 Evaluation during training is off, since it is no part of the work that is compared.
@@ -55,8 +56,8 @@ class Sizes:
     """How much is measured: iterations that do not count, iterations that do, rounds."""
 
     warmup: int = 2
-    iterations: int = 8
-    rounds: int = 5
+    iterations: int = 4
+    rounds: int = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def measure(short: bool) -> Report:
     rounds: dict[str, list[Costs]] = {name: [] for name in RUNS}
     shared: list[Shared] = []
     for number in range(sizes.rounds):
-        for name, overrides in RUNS.items():
+        for name, overrides in RUNS.items() if number % 2 else reversed(RUNS.items()):
             costs = run((SHORT if short else {}) | overrides, sizes)
             rounds[name].append(costs)
             note(f"round {number + 1}/{sizes.rounds}: {name:10s} {costs.speed:10,.0f} env steps/s")
@@ -127,8 +128,8 @@ def measure(short: bool) -> Report:
     settings = {name: describe((SHORT if short else {}) | overrides) for name, overrides in RUNS.items()}
     extent = {"iterations": sizes.iterations, "rounds": sizes.rounds}
     for name in RUNS:
-        speed = median(costs.speed for costs in rounds[name])
-        report.add(f"train_{name}", speed, "env steps/s", **settings[name], **extent)
+        speeds = [costs.speed for costs in rounds[name]]
+        report.add(f"train_{name}", median(speeds), "env steps/s", **settings[name], **extent, of_rounds=speeds)
     for part in PARTS:
         for label, name in (("one_thread", "one_thread"), ("all_cores", "sync")):
             cost_us = 1e6 * median(costs.per_step(part) for costs in rounds[name])
@@ -141,7 +142,7 @@ def measure(short: bool) -> Report:
         report.add(f"bound_{label}" + "_cores" * (label == "independent"), speed, "env steps/s", cores=cores)
     local = [costs.speed for costs in rounds["local"]]
     speeds = [bound.speed for bound in bounds]
-    report.add("bound", median(speeds), "env steps/s", cores=cores, definition=DEFINITION)
+    report.add("bound", median(speeds), "env steps/s", cores=cores, definition=DEFINITION, of_rounds=speeds)
     report.ratio("train_over_bound", paired(local, speeds))
     report.ratio("local_over_sync", paired(local, [costs.speed for costs in rounds["sync"]]))
     return report
@@ -180,25 +181,34 @@ def side_by_side(overrides: Mapping[str, Any], sizes: Sizes) -> Shared:
         steps = sum(fragment.num_env_steps for fragment in batch)
         runtime.learn(batch)
         stop = threading.Event()
-        collected: list[int] = []
+        collected: list[tuple[float, int]] = []  # when a batch was complete, and its env steps
+        failures: list[Exception] = []
 
         def collect() -> None:
-            while not stop.is_set():
-                runtime.ledger.consumed_batch()
-                collected.append(sum(fragment.num_env_steps for fragment in runtime.collect()))
+            try:
+                while not stop.is_set():
+                    runtime.ledger.consumed_batch()
+                    done = sum(fragment.num_env_steps for fragment in runtime.collect())
+                    collected.append((time.perf_counter(), done))
+            except Exception as error:
+                failures.append(error)
 
         collector = threading.Thread(target=collect)
         collector.start()
-        learned = 0
-        began_s, first = time.perf_counter(), len(collected)
-        # learner.iteration is ahead of the batch's version, so the batch is stale as those of runtime=local are
-        while learned < sizes.iterations or len(collected) - first < sizes.iterations:
-            runtime.learn(batch)
-            learned += 1
-        wall_s, done = time.perf_counter() - began_s, sum(collected[first:])
-        stop.set()
-        collector.join()
-    return Shared(wall_s / done, wall_s / (learned * steps))
+        learned, began_s = 0, time.perf_counter()
+        try:  # learner.iteration is ahead of the batch's version, so the batch is stale as those of runtime=local are
+            while (learned < sizes.iterations or len(collected) <= sizes.iterations) and not failures:
+                runtime.learn(batch)
+                learned += 1
+            wall_s = time.perf_counter() - began_s
+        finally:
+            stop.set()
+            collector.join()
+        if failures:
+            raise failures[0]
+        during = [entry for entry in collected if entry[0] <= began_s + wall_s]
+        done = sum(env_steps for _, env_steps in during[1:])
+    return Shared((during[-1][0] - during[0][0]) / done, wall_s / (learned * steps))
 
 
 def describe(overrides: Mapping[str, Any]) -> dict[str, Any]:

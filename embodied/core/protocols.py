@@ -70,6 +70,14 @@ class Policy(Protocol):
 
 
 @runtime_checkable
+class Startable(Protocol):
+    """A policy that a run can start from (init=)."""
+
+    meaning: tuple[str, ...]  # options that decide what its weights mean, beside those that decide their shapes
+    schedules: tuple[str, ...]  # prefixes of what a new run begins afresh whatever it starts from
+
+
+@runtime_checkable
 class Imitator(Protocol):
     """A policy that can learn from demonstrated chunks."""
 

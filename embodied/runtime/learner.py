@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from embodied.core.errors import UserError
 from embodied.core.protocols import Algorithm, Metrics, Policy
 from embodied.core.types import Fragment
 from embodied.runtime.weight_store import WeightStore
@@ -60,7 +61,10 @@ class Learner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.deployed.load_state_dict(state["policy"])
+        try:
+            self.deployed.load_state_dict(state["policy"])
+        except RuntimeError as error:
+            raise UserError(f"the checkpoint's policy is not the one of this configuration: {error}") from error
         self.algorithm.load_state_dict(state["algorithm"])
         self.iteration = state["counters"]["iteration"]
         self.env_steps = state["counters"]["env_steps"]

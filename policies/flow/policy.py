@@ -88,7 +88,9 @@ class FlowPolicy(ActorCritic):
     coordinates.
     """
 
-    untrained = ("critic.", "noise_network.", "log_shrink")
+    meaning = ("activation", "prediction")
+    schedules = ("log_shrink",)
+    untrained = ("critic.", "noise_network.")
 
     log_shrink: Tensor
     grid: Tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,14 @@ def test_a_group_with_an_episode_that_is_not_the_fragment_does_not_count() -> No
     ended_early, goes_on = fragment.truncated_TN.clone(), fragment.truncated_TN.clone()
     ended_early[0, 2] = True
     goes_on[-1, 5] = False
+    shorter = fragment.num_steps_TN.clone()
+    shorter[-1, 0] = 1
     assert (
         group_relative(replace(fragment, truncated_TN=ended_early), 2)[1].tolist()
         == [True] * 2 + [False] * 2 + [True] * 2
     )
     assert group_relative(replace(fragment, truncated_TN=goes_on), 2)[1].tolist() == [True] * 4 + [False] * 2
+    assert group_relative(replace(fragment, num_steps_TN=shorter), 2)[1].tolist() == [False] * 2 + [True] * 4
 
 
 def test_groups_must_divide_the_envs() -> None:
@@ -69,13 +73,34 @@ def test_groups_must_divide_the_envs() -> None:
         group_relative(episodes(TinyPolicy()), 4)
 
 
-def test_a_batch_of_groups_that_say_nothing_changes_no_parameter() -> None:
+def test_a_batch_of_groups_that_say_nothing_changes_neither_parameters_nor_learning_rate() -> None:
     policy = TinyPolicy()
-    before = {name: value.clone() for name, value in policy.named_parameters()}
     algorithm = GRPO(policy, GRPOConfig(group_size=2), seed=0, device=CPU)
-    algorithm.update([with_returns(episodes(policy), [2.0] * 6)], 0)
+    rate = algorithm.update([episodes(policy)], 0)["train/learning_rate"]  # Adam has a momentum now
+    before = {name: value.clone() for name, value in policy.named_parameters()}
+    metrics = algorithm.update([with_returns(episodes(policy, version=1), [2.0] * 6)], 1)
+    assert metrics["train/learning_rate"] == rate
+    assert metrics["train/epochs"] == 0
     for name, value in policy.named_parameters():
         torch.testing.assert_close(value, before[name], atol=0, rtol=0)
+
+
+def test_the_kl_that_steers_the_learning_rate_is_of_what_counts() -> None:
+    policy = TinyPolicy()
+    fragment = with_returns(episodes(policy, N=64), [float(i % 2) if i < 2 else 1.0 for i in range(64)])
+    few = GRPO(copy.deepcopy(policy), GRPOConfig(group_size=2, num_minibatches=1, schedule="fixed"), seed=0, device=CPU)
+    alone = GRPO(
+        copy.deepcopy(policy), GRPOConfig(group_size=2, num_minibatches=1, schedule="fixed"), seed=0, device=CPU
+    )
+    first = replace(
+        fragment, obs={"state": fragment.obs["state"][:, :2]}, bootstrap_value_N=fragment.bootstrap_value_N[:2],
+        **{name: getattr(fragment, name)[:, :2] for name in (
+            "chain", "log_prob_TN", "value_TN", "reward_TNE", "num_steps_TN", "terminated_TN", "truncated_TN",
+            "final_value_TN", "version_TN",
+        )},
+    )  # fmt: skip
+    kls = [algorithm.update([part], 0)["train/approx_kl"] for algorithm, part in ((few, fragment), (alone, first))]
+    assert kls[0] == pytest.approx(kls[1], rel=0.5)  # 1/32 of it if the masked ones were counted
 
 
 def test_the_critic_does_not_learn_and_the_actor_does() -> None:
@@ -133,6 +158,6 @@ def test_the_config_file_lists_options_of_grpo(root: Path) -> None:
     assert isinstance(options, dict)
     assert options.pop("name") == "grpo"
     critics = {"gamma", "gae_lambda", "critic_learning_rate", "critic_warmup", "rho_bar", "c_bar"}
-    critics |= {"value_loss", "value_clip", "huber_delta"}
+    critics |= {"value_loss", "value_clip", "huber_delta", "normalize_advantage"}
     assert set(options) == (set(PPOConfig.__dataclass_fields__) | {"group_size"}) - critics
     from_mapping(GRPOConfig, options, "algo")

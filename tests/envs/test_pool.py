@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -227,3 +229,23 @@ def test_neighbours_of_a_group_have_the_same_episodes() -> None:
         assert not torch.equal(obs["state"][0], obs["state"][3])
     with pytest.raises(ValueError, match="group_size: got 4, allowed: divisors of the number of envs, 6"):
         make_pool("lift", {}, num_envs=6, num_threads=1, group_size=4)
+
+
+@pytest.mark.parametrize(("breaks_at", "early"), [(1, True), (3, False)])
+def test_a_group_meets_again_after_one_of_it_diverged(
+    breaks_at: int, early: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Episodes of 4 steps in chunks of 2; env 1 diverges in a control step of the first episode."""
+    sim = {"dump_dir": str(tmp_path)}
+    env = make_pool("lift", {"max_episode_steps": 4}, num_envs=4, num_threads=1, group_size=2, sim=sim)
+    env.reset(seed=0)
+    check, steps = env.guard.check, iter(range(100))
+    monkeypatch.setattr(
+        env.guard, "check", lambda raised: torch.tensor([1]) if next(steps) == breaks_at - 1 else check(raised)
+    )
+    ends = [env.step(torch.zeros(4, 2, 4)).truncated_N.tolist() for _ in range(4)]
+    assert ends == [[False, early, False, False], [True] * 4, [False] * 4, [True] * 4]
+    obs = env.observe()["state"]
+    assert torch.equal(obs[0], obs[1])
+    assert torch.equal(obs[2], obs[3])
+    assert not torch.equal(obs[0], obs[2])

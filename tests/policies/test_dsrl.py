@@ -6,7 +6,8 @@ import torch
 
 from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
-from policies import DSRLPolicy
+from policies import POLICIES, DSRLConfig, DSRLPolicy
+from tests.algos import fragments
 from tests.policies.builders import build, generator, observe
 
 
@@ -21,14 +22,14 @@ def test_the_action_is_where_the_bases_ode_leads_from_the_noise() -> None:
 
 
 def test_learning_leaves_the_base_alone() -> None:
-    policy, obs = build("dsrl"), observe(64)
+    policy = POLICIES["dsrl"].build(fragments.SPEC, DSRLConfig(**fragments.SIZES["dsrl"]))
     assert isinstance(policy, DSRLPolicy)
     before = {key: value.clone() for key, value in policy.state_dict().items()}
-    PPO(policy, PPOConfig(), seed=0, device=torch.device("cpu"))
-    evaluation = policy.evaluate(obs, policy.act(obs, policy.sample_noise(64, generator())).chain)
-    (evaluation.log_prob_B.sum() + evaluation.value_B.sum()).backward()
-    policy.update_normalizer(obs)
-    after = policy.state_dict()
-    assert all(parameter.grad is None for parameter in policy.base.parameters())
-    assert all(torch.equal(after[key], before[key]) for key in after if key.startswith("base."))
-    assert not torch.equal(after["state_normalizer.mean"], before["state_normalizer.mean"])
+    algorithm = PPO(policy, PPOConfig(ema_decay=0.5), seed=0, device=torch.device("cpu"))
+    for version in range(2):
+        algorithm.update([fragments.rollout(policy, seed=version, version=version)], version)
+    assert isinstance(algorithm.deployed, DSRLPolicy)
+    for weights in (policy.state_dict(), algorithm.deployed.state_dict()):
+        changed = {key for key in before if not torch.equal(weights[key], before[key])}
+        assert not any(key.startswith("base.") for key in changed)
+        assert {"log_std", "actor.0.weight", "state_normalizer.mean"} <= changed
