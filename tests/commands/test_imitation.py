@@ -200,6 +200,9 @@ def test_train_refuses_data_that_does_not_fit(demos: Path, imitated: tuple[Path,
         ([*RL, f"init={tmp_path / 'none'}"], "is not a directory"),
         ([*RL, f"init={imitated[0]}", "task=push"], "is a run of task reach, this one is of push"),
         ([*RL, f"init={imitated[0]}", "policy.actor_hidden=[8]"], "has a policy of another architecture"),
+        ([*RL, f"init={imitated[0]}", "policy.prediction=velocity"], "was trained with policy.prediction=action, this"),
+        ([*SFT, f"data={demos}", "data_keys.state=observation.stat"], "did you mean observation.state?"),
+        ([*SFT, f"data={demos}", "data_keys.image=x"], "data_keys.image: a policy here learns from state and action"),
     ]
     for words, message in cases:
         outcome = run_train(*words, f"out={out}")

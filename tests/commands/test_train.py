@@ -202,6 +202,16 @@ def test_grpo_trains_on_whole_episodes_of_groups(tmp_path: Path) -> None:
     assert all(row["train/grad_norm"] > 0 for row in rows)
 
 
+def test_groups_stay_as_they_are_when_a_run_goes_on(tmp_path: Path) -> None:
+    assert run_train(*GRPO, "total_steps=320", f"out={tmp_path / 'run'}").code == 0
+    outcome = run_train(f"resume={tmp_path / 'run'}", "algo.group_size=2")
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert "algo.group_size cannot change when a run is resumed: it is 4, got 2" in outcome.stderr
+    outcome = run_train(f"resume={tmp_path / 'run'}", "algo.reference_kl_coef=0.1", "total_steps=640")
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert "its first policy is not kept" in outcome.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
