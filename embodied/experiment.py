@@ -20,9 +20,9 @@ import embodied
 from algos import ALGORITHMS
 from embodied.core.config import GROUPS, apply_values, at_least, compose, from_mapping
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.protocols import Algorithm, Imitator, Policy, Startable, Wrapper
+from embodied.core.protocols import Algorithm, Policy
 from embodied.core.types import EnvSpec
-from embodied.runtime import RuntimeConfig, checkpoint
+from embodied.runtime import RuntimeConfig
 from envs import TASKS, MujocoPool, SimConfig, make_pool
 from policies import POLICIES
 
@@ -213,54 +213,6 @@ def make_env(
 def make_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     entry = POLICIES[config.policy["name"]]
     return entry.build(spec, from_mapping(entry.config, _options(config.policy), "policy"))
-
-
-def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
-    """The policy that a new run starts with: fresh, or with the weights of the run ``init``.
-
-    What imitation does not train (exploration, critic) stays fresh where they come from imitation; a policy that wraps
-    another one takes them for that one. UserError if that run was of another task or architecture, or has no
-    checkpoint, or if a wrapping policy is given none.
-    """
-    policy = make_policy(config, spec)
-    if config.init is None:
-        if isinstance(policy, Wrapper):
-            raise UserError(f"policy={config.policy['name']} needs a policy to wrap: init=<run directory> is missing")
-        return policy
-    run_dir = Path(config.init)
-    source = read_run(run_dir)
-    if source.task["name"] != config.task["name"]:
-        raise UserError(f"init={run_dir} is a run of task {source.task['name']}, this one is of {config.task['name']}")
-    found = checkpoint.load_latest(run_dir, only="policy")
-    if found is None:
-        raise UserError(f"init={run_dir} has no checkpoint yet")
-    assert isinstance(policy, nn.Module)
-    own = policy.state_dict()
-    assert isinstance(policy, Startable)
-    for key in policy.meaning:
-        theirs, ours = source.policy.get(key), config.policy[key]
-        if theirs != ours:
-            raise UserError(
-                f"init={run_dir} was trained with policy.{key}={theirs}, this run has {ours}: give the same"
-            )
-    fresh = policy.schedules
-    if source.imitates and isinstance(policy, Imitator):
-        fresh += policy.untrained
-    found_weights = found.state
-    if isinstance(policy, Wrapper) and source.policy["name"] != config.policy["name"]:
-        found_weights = {policy.wraps + key: value for key, value in found_weights.items()}
-        fresh = tuple(key for key in own if not key.startswith(policy.wraps))
-    weights = {key: value for key, value in found_weights.items() if not key.startswith(fresh)}
-    weights |= {key: value for key, value in own.items() if key.startswith(fresh)}
-    differ = sorted(own.keys() ^ weights.keys())
-    differ += sorted(key for key in own.keys() & weights.keys() if own[key].shape != weights[key].shape)
-    if differ:
-        raise UserError(
-            f"init={run_dir} has a policy of another architecture ({source.policy['name']}, {len(differ)} weights do "
-            f"not fit, such as {differ[0]}): give the policy options of its {CONFIG_FILE}"
-        )
-    policy.load_state_dict(weights)
-    return policy
 
 
 def make_algorithm(config: RunConfig, policy: Policy) -> Algorithm:

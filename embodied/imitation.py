@@ -28,6 +28,7 @@ from embodied.data import Demonstrations, read
 from embodied.data.lerobot import check_fits
 from embodied.eval import evaluate_policy
 from embodied.experiment import CONFIG_FILE, RunConfig
+from embodied.initial_policy import make_initial_policy
 from embodied.lifecycle import make_run_dir, save_checkpoint, stop_on_signals
 from embodied.report.metrics import MetricsWriter, write_atomically, write_json
 from embodied.report.progress import Progress, Status, duration
@@ -71,7 +72,7 @@ class Imitation:
     def __init__(self, config: RunConfig, run_dir: Path, data: Demonstrations, spec: EnvSpec, new: bool = True) -> None:
         self.config, self.run_dir, self.data = config, run_dir, data
         torch.manual_seed(config.seed)
-        policy = (experiment.make_initial_policy if new else experiment.make_policy)(config, spec)
+        policy = (make_initial_policy if new else experiment.make_policy)(config, spec)
         assert isinstance(policy, nn.Module)
         policy.to(resolve_device(config.runtime_config().device))
         algorithm = experiment.make_algorithm(config, policy)

@@ -32,6 +32,7 @@ from embodied.core.config import parse_overrides
 from embodied.core.protocols import VecEnv
 from embodied.eval import evaluate_policy
 from embodied.experiment import CONFIG_FILE, RunConfig
+from embodied.initial_policy import make_initial_policy
 from embodied.lifecycle import make_run_dir, new_run_dir, save_checkpoint, stop_on_signals
 from embodied.report.metrics import MetricsWriter, write_atomically, write_json
 from embodied.report.progress import Progress, Status, duration
@@ -188,7 +189,7 @@ def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
         num_envs=config.num_envs,
         seed=config.seed,
         make_env=partial(make_env, training=True),
-        make_policy=partial(experiment.make_initial_policy if new else experiment.make_policy, config),
+        make_policy=partial(make_initial_policy if new else experiment.make_policy, config),
         make_algorithm=partial(experiment.make_algorithm, config),
         make_eval_env=make_env,
     )

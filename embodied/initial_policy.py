@@ -1,0 +1,69 @@
+"""The policy that a new run starts with: fresh, or with the weights of the run ``init``.
+
+weights of init ── without what starts afresh ──► + fresh ones ── same names, shapes and meaning? ──► policy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from embodied.core.errors import UserError
+from embodied.core.protocols import Imitator, Policy, Startable, Wrapper
+from embodied.core.types import EnvSpec
+from embodied.experiment import CONFIG_FILE, RunConfig, make_policy, read_run
+from embodied.runtime import checkpoint
+
+
+def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
+    """What imitation does not train (exploration, critic) stays fresh where the weights come from imitation; a policy
+    that wraps another one takes them for that one. UserError if that run was of another task or architecture, or has no
+    checkpoint, or if a wrapping policy is given none.
+    """
+    policy = make_policy(config, spec)
+    if config.init is None:
+        if isinstance(policy, Wrapper):
+            raise UserError(f"policy={config.policy['name']} needs a policy to wrap: init=<run directory> is missing")
+        return policy
+    run_dir = Path(config.init)
+    source = read_run(run_dir)
+    if source.task["name"] != config.task["name"]:
+        raise UserError(f"init={run_dir} is a run of task {source.task['name']}, this one is of {config.task['name']}")
+    found = checkpoint.load_latest(run_dir, only="policy")
+    if found is None:
+        raise UserError(f"init={run_dir} has no checkpoint yet")
+    assert isinstance(policy, nn.Module)
+    assert isinstance(policy, Startable)
+    fresh = policy.schedules
+    if source.imitates and isinstance(policy, Imitator):
+        fresh += policy.untrained
+    weights: Mapping[str, Tensor] = found.state
+    if isinstance(policy, Wrapper) and source.policy["name"] != config.policy["name"]:
+        weights = {policy.wraps + key: value for key, value in weights.items()}
+        fresh = tuple(key for key in policy.state_dict() if not key.startswith(policy.wraps))
+    weights = complete(weights, policy.state_dict(), fresh, f"init={run_dir}")
+    for key in policy.meaning:
+        theirs, ours = source.policy[key], config.policy[key]
+        if theirs != ours:
+            raise UserError(f"init={run_dir} was trained with policy.{key}={theirs}, this run has {ours}")
+    policy.load_state_dict(weights)
+    return policy
+
+
+def complete(
+    found: Mapping[str, Tensor], own: Mapping[str, Tensor], fresh: tuple[str, ...], where: str
+) -> dict[str, Tensor]:
+    """The found weights with our own where a name begins with one of ``fresh``; UserError unless they are then ours in
+    names and shapes."""
+    weights = {key: value for key, value in found.items() if not key.startswith(fresh)}
+    weights |= {key: value for key, value in own.items() if key.startswith(fresh)}
+    differ = sorted(own.keys() ^ weights.keys())
+    differ += sorted(key for key in own.keys() & weights.keys() if own[key].shape != weights[key].shape)
+    if differ:
+        raise UserError(
+            f"{where} has a policy of another architecture ({len(differ)} weights do not fit, such as {differ[0]}): "
+            f"give the policy options of its {CONFIG_FILE}"
+        )
+    return weights
