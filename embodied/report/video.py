@@ -100,7 +100,7 @@ def open_mp4(path: Path, fps: float) -> Iterator[Callable[[Pixels], None]]:
             shape = frame.shape
             stream = imageio_ffmpeg.write_frames(
                 str(partial), (shape[1], shape[0]), fps=fps, codec="libx264", quality=7, macro_block_size=2,
-                output_params=["-pix_fmt", "yuv420p", "-movflags", "+faststart"],
+                output_params=["-movflags", "+faststart"],
             )  # fmt: skip
             stream.send(None)
         elif frame.shape != shape:
