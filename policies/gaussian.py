@@ -29,30 +29,26 @@ class GaussianConfig(ActorCriticConfig):
         check(in_range, "init_std", self.init_std, f"min_std to max_std ({self.min_std} to {self.max_std})")
 
 
-class GaussianPolicy(ActorCritic):
-    """Actions ~ N(mean(state), std^2), std learned per action dimension and independent of the state.
+class GaussianChunk(ActorCritic):
+    """A diagonal Gaussian over a chunk of numbers [H, A], from which the action follows; subclasses say how.
 
-    The mean is not squashed: the environment clips. The chain is the action itself, [N, 1, H, A].
+    counted: of the H rows, those that bear on what is executed. The chain is what was drawn, [N, 1, H, A].
     """
 
-    untrained = ("critic.", "log_std")
-
-    def __init__(self, spec: EnvSpec, config: GaussianConfig) -> None:
-        super().__init__(spec, config)
-        chunk = config.horizon * spec.action_dim
-        self.actor = mlp(spec.state_dim, config.actor_hidden, chunk, config.activation, gain=0.01)
-        self.log_std = nn.Parameter(torch.full((config.horizon, spec.action_dim), log(config.init_std)))
-        self.log_std_range = (log(config.min_std), log(config.max_std))
+    counted: int
 
     @property
     def std(self) -> Tensor:
-        """Standard deviation of each action dimension, [H, A]."""
-        return self.log_std.clamp(*self.log_std_range).exp()
+        """Standard deviation, [H, A]."""
+        raise NotImplementedError
 
     def mean(self, state: Tensor) -> Tensor:
-        """Mean chunk [N, H, A] of a normalised state [N, S]."""
-        mean: Tensor = self.actor(state)
-        return mean.view(-1, self.horizon, self.spec.action_dim)
+        """Mean [N, H, A] at a normalised state [N, S]."""
+        raise NotImplementedError
+
+    def decode(self, obs: Obs, drawn: Tensor) -> Tensor:
+        """The planned chunk of actions [N, H, A] that follows from what was drawn, [N, H, A]."""
+        raise NotImplementedError
 
     def sample_noise(self, num: int, generator: torch.Generator) -> Tensor:
         """Standard normals for ``num`` decisions, [num, 1, H, A]."""
@@ -60,27 +56,55 @@ class GaussianPolicy(ActorCritic):
 
     @torch.no_grad()
     def act(self, obs: Obs, noise: Tensor | None) -> PolicySample:
-        """Draw a chunk for each row; noise=None gives the mean and, a point mass having no density, log-prob 0."""
+        """Draw a chunk for each row; noise=None takes the mean and, a point mass having no density, log-prob 0."""
         state = self.normalized_state(obs)
         mean = self.mean(state)
         value = self.state_value(state, obs)
         if noise is None:
-            action, log_prob = mean, torch.zeros_like(value)
+            drawn, log_prob = mean, torch.zeros_like(value)
         else:
             std = self.std
-            action = mean + std * noise[:, 0].to(mean)
-            log_prob = sum_executed(gaussian_log_prob(action, mean, std).unsqueeze(1), self.execute)
+            drawn = mean + std * noise[:, 0].to(mean)
+            log_prob = sum_executed(gaussian_log_prob(drawn, mean, std).unsqueeze(1), self.counted)
         version = torch.full(value.shape, -1, dtype=torch.int64, device=value.device)
-        return PolicySample(action, log_prob, value, action.unsqueeze(1), version)
+        return PolicySample(self.decode(obs, drawn), log_prob, value, drawn.unsqueeze(1), version)
 
     def evaluate(self, obs: Obs, chain: Tensor) -> Evaluation:
-        """Log-probability and entropy of the executed actions, and value; chain is [B, 1, H, A]."""
+        """Log-probability and entropy of what counts, and value; chain is [B, 1, H, A]."""
         state = self.normalized_state(obs)
         mean, std = self.mean(state).unsqueeze(1), self.std
-        log_prob_BE = sum_by_action(gaussian_log_prob(chain, mean, std), self.execute)
-        entropy_B = sum_executed(gaussian_entropy(std)[None, None], self.execute).expand(len(chain))
-        terms = self.execute * self.spec.action_dim
+        log_prob_BE = sum_by_action(gaussian_log_prob(chain, mean, std), self.counted)
+        entropy_B = sum_executed(gaussian_entropy(std)[None, None], self.counted).expand(len(chain))
+        terms = self.counted * self.spec.action_dim
         return Evaluation.of(log_prob_BE, entropy_B, self.state_value(state, obs), terms)
+
+
+class GaussianPolicy(GaussianChunk):
+    """Actions ~ N(mean(state), std^2), std learned per action dimension and independent of the state.
+
+    The mean is not squashed: the environment clips.
+    """
+
+    untrained = ("critic.", "log_std")
+
+    def __init__(self, spec: EnvSpec, config: GaussianConfig) -> None:
+        super().__init__(spec, config)
+        self.counted = config.execute
+        chunk = config.horizon * spec.action_dim
+        self.actor = mlp(spec.state_dim, config.actor_hidden, chunk, config.activation, gain=0.01)
+        self.log_std = nn.Parameter(torch.full((config.horizon, spec.action_dim), log(config.init_std)))
+        self.log_std_range = (log(config.min_std), log(config.max_std))
+
+    @property
+    def std(self) -> Tensor:
+        return self.log_std.clamp(*self.log_std_range).exp()
+
+    def mean(self, state: Tensor) -> Tensor:
+        mean: Tensor = self.actor(state)
+        return mean.view(-1, self.horizon, self.spec.action_dim)
+
+    def decode(self, obs: Obs, drawn: Tensor) -> Tensor:
+        return drawn
 
     def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
         """Mean squared error of the mean against demonstrated chunks, a scalar; the generator is not used."""
