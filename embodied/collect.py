@@ -4,6 +4,7 @@
   noise=0.1                 share of time in which random actions take over; what is recorded is what the expert wanted
   noise_steps=4             control steps of each such disturbance
   hold_steps=10             an episode is cut this long after its last unsolved step
+  image_size=0              also record pictures of the front camera, so many pixels high and wide; 0 is none
   keep_failures=false       also keep episodes that do not end solved
   num_threads=0             of the simulation; 0 is all cores
   task.<option>=...         any option of the task
@@ -17,7 +18,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from embodied.experiment import compose_run, make_env
 from embodied.report.progress import duration
 from embodied.runtime import threads
 from envs import MujocoPool
+from envs.appearance import FRONT, Viewer
+from envs.cameras import FAST
 
 SEED_STRIDE = 7_000_003  # initial states of demonstrations are not those of evaluations or of training
 MAX_TRIES = 20  # times the episodes asked for: a task that its expert solves more rarely is not demonstrated
@@ -48,6 +51,7 @@ class CollectConfig:
     noise: float = 0.1
     noise_steps: int = 4
     hold_steps: int = 10
+    image_size: int = 0
     keep_failures: bool = False
     num_threads: int = 0
 
@@ -57,6 +61,7 @@ class CollectConfig:
         at_least("noise", self.noise, 0)
         at_least("noise_steps", self.noise_steps, 1)
         at_least("hold_steps", self.hold_steps, 0)
+        at_least("image_size", self.image_size, 0)
         at_least("num_threads", self.num_threads, 0)
         if self.noise >= 1:
             raise UserError(f"noise={self.noise} is not allowed: it is a share, below 1")
@@ -110,10 +115,16 @@ def record(env: MujocoPool, options: CollectConfig, seed: int) -> list[Episode]:
     obs = env.reset(seed)
     steps, num_envs = env.spec.max_episode_steps, env.num_envs
     disturbance = disturbances(env.spec, num_envs, options, torch.Generator().manual_seed(seed))
-    states, actions, rewards, solved = [], [], [], []
+    states, actions, rewards, solved, pictures = [], [], [], [], []
+    viewer = None
+    if options.image_size:
+        camera = replace(FRONT, width=options.image_size, height=options.image_size)
+        viewer = Viewer(env, camera, FAST, mark_solved=False)
     for t in range(steps):
         wanted = env.task.expert()
         states.append(obs["state"])
+        if viewer is not None:
+            pictures.append(torch.from_numpy(viewer.render()))
         actions.append(wanted)
         step = env.step(torch.where(disturbance[:, t].isnan(), wanted, disturbance[:, t]))
         rewards.append(step.reward_N)
@@ -125,7 +136,8 @@ def record(env: MujocoPool, options: CollectConfig, seed: int) -> list[Episode]:
     for i in range(num_envs):
         rows = [column[i] for column in columns]
         length = cut(rows[3], options.hold_steps)
-        episodes.append(Episode(*(row[:length] for row in rows), instruction))
+        images = {FRONT.name: torch.stack([picture[i] for picture in pictures[:length]])} if pictures else {}
+        episodes.append(Episode(*(row[:length] for row in rows), instruction, images))
     return episodes
 
 

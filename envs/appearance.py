@@ -52,19 +52,22 @@ class Viewer:
     """Takes pictures of the simulations of a pool, dressed. The pool's own simulations are only read.
 
     Positions of joints and mocap bodies are shown; per-simulation model fields (``Batch.expand``) are not.
+    mark_solved: put a green frame around the picture of an env where the task is solved now.
     """
 
-    def __init__(self, pool: MujocoPool, camera: Camera = FRONT, look: Look = VIDEO) -> None:
+    def __init__(self, pool: MujocoPool, camera: Camera = FRONT, look: Look = VIDEO, mark_solved: bool = True) -> None:
         spec = panda_on_table()
         pool.task.build_scene(spec)
-        self.pool, self.camera, self.look = pool, camera, look
+        self.pool, self.camera, self.look, self.mark_solved = pool, camera, look, mark_solved
         self.twin = Batch(dress(spec), pool.num_envs, pool.batch.nthread)
 
     def render(self, ids: Sequence[int] | None = None) -> NDArray[np.uint8]:
-        """Colour pictures [n, h, w, 3] of envs ``ids`` (None: all), with a green frame where the task is solved now."""
+        """Colour pictures uint8 [n, h, w, 3] of envs ``ids`` (None: all)."""
         for field in ("qpos", "mocap_pos", "mocap_quat"):
             self.twin.bind(field)[:] = self.pool.batch.bind(field)
         rgb: NDArray[np.uint8] = render(self.twin, self.camera, ids, self.look)["rgb"]
+        if not self.mark_solved:
+            return rgb
         solved = self.pool.task.success().numpy()
         solved = solved if ids is None else solved[np.asarray(ids)]
         border = max(2, self.camera.height // 80)

@@ -6,7 +6,7 @@ Episode [L] ... ──► Demonstrations: all frames [F] in order ──► star
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ class Episode:
     reward_L: Tensor
     success_L: Tensor
     instruction: str
+    images: dict[str, Tensor] = field(default_factory=dict)  # by camera, uint8 [L, h, w, 3]
 
     def __len__(self) -> int:
         return len(self.state_LS)

@@ -7,7 +7,8 @@
           data/chunk-000/file-000.parquet             one row a frame
 
 Format: https://huggingface.co/docs/lerobot/lerobot-dataset-v3. A frame holds the observation and the action that was
-chosen on it; ``next.*`` is what the step led to. We write all episodes into one file of each kind.
+chosen on it; ``next.*`` is what the step led to. Images are columns of PNG files (feature type ``image``). We write all
+episodes into one file of each kind.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from pyarrow.lib import ArrowException
 from torch import Tensor
 
 from embodied.core.errors import UserError, nearest
+from embodied.core.png import encode_png
 from embodied.core.types import EnvSpec
 from embodied.data.demonstrations import Demonstrations, Episode
 
 VERSION = "v3.0"
 FILE = "chunk-000/file-000.parquet"
-STATE, ACTION = "observation.state", "action"
+STATE, ACTION, IMAGES = "observation.state", "action", "observation.images"
+PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 INDEX_COLUMNS = {
     "timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64", "task_index": "int64",
 }  # fmt: skip
@@ -76,6 +79,13 @@ def _write(path: Path, episodes: Sequence[Episode], spec: EnvSpec, robot_type: s
         key: {"dtype": str(value.dtype), "shape": list(value.shape[1:]) or [1], "names": names.get(key)}
         for key, value in columns.items()
     }
+    tables = {key: _array(value) for key, value in columns.items()}
+    stats = {key: _stats(value) for key, value in columns.items()}
+    for camera in episodes[0].images:
+        key, pictures = f"{IMAGES}.{camera}", torch.cat([episode.images[camera] for episode in episodes]).numpy()
+        features[key] = {"dtype": "image", "shape": list(pictures.shape[1:]), "names": ["height", "width", "channels"]}
+        tables[key] = pa.array([{"bytes": encode_png(picture), "path": None} for picture in pictures], type=PICTURE)
+        stats[key] = _image_stats(pictures)
     info = {
         "codebase_version": VERSION,
         "robot_type": robot_type,
@@ -104,10 +114,9 @@ def _write(path: Path, episodes: Sequence[Episode], spec: EnvSpec, robot_type: s
     }
     for folder in ("meta/episodes", "data"):
         (path / folder / FILE).parent.mkdir(parents=True)
-    pq.write_table(pa.table({key: _array(value) for key, value in columns.items()}), path / "data" / FILE)
+    pq.write_table(pa.table(tables), path / "data" / FILE)
     pq.write_table(pa.table(rows), path / "meta" / "episodes" / FILE)
     pq.write_table(_tasks(instructions), path / "meta" / "tasks.parquet")
-    stats = {key: _stats(value) for key, value in columns.items()}
     (path / "meta" / "info.json").write_text(json.dumps(info, indent=4))
     (path / "meta" / "stats.json").write_text(json.dumps(stats, indent=4))
 
@@ -132,6 +141,13 @@ def _stats(value: np.ndarray) -> dict[str, list[float]]:
     rows = value.reshape(len(value), -1).astype(np.float64)
     found = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
     return {**{key: entry.tolist() for key, entry in found.items()}, "count": [len(rows)]}
+
+
+def _image_stats(pictures_FHWC: np.ndarray) -> dict[str, Any]:
+    """Of each colour channel over frames and pixels, of values in [0, 1]; shaped [3, 1, 1] as LeRobot has them."""
+    channels = pictures_FHWC.reshape(-1, pictures_FHWC.shape[-1]) / 255.0
+    found = {"min": channels.min(0), "max": channels.max(0), "mean": channels.mean(0), "std": channels.std(0)}
+    return {**{key: entry[:, None, None].tolist() for key, entry in found.items()}, "count": [len(pictures_FHWC)]}
 
 
 def _tasks(instructions: Sequence[str]) -> pa.Table:

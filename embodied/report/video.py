@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,23 +115,3 @@ def open_mp4(path: Path, fps: float) -> Iterator[Callable[[Pixels], None]]:
         if stream is not None:
             stream.close()
         partial.unlink(missing_ok=True)
-
-
-def save_png(path: Path, rgb: Pixels) -> None:
-    """Write a picture [h, w, 3] uint8 as PNG, in place of what was there."""
-    if rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3:
-        raise ValueError(f"picture: got {rgb.dtype} {rgb.shape}, needed uint8 [h, w, 3]")
-    height, width, _ = rgb.shape
-    left = np.concatenate([np.zeros((height, 1, 3), np.uint8), rgb[:, :-1]], axis=1)
-    rows = np.full((height, 1 + 3 * width), 1, np.uint8)  # each line: filter 1, differences to the pixel on the left
-    rows[:, 1:] = (rgb - left).reshape(height, -1)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    chunks = _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)) + _chunk(b"IEND", b"")
-    partial.write_bytes(b"\x89PNG\r\n\x1a\n" + chunks)
-    partial.replace(path)
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

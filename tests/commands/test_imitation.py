@@ -232,3 +232,12 @@ def test_a_wrapping_policy_takes_an_imitated_one(imitated: tuple[Path, Outcome],
     without = run_train(*words, f"out={tmp_path / 'none'}")
     assert (without.code, without.stdout) == (2, "")
     assert "policy=dsrl needs a policy to wrap: init=<run directory> is missing" in without.stderr
+
+
+def test_pictures_are_recorded_with_the_demonstrations(tmp_path: Path) -> None:
+    outcome = run_collect("task=reach", "episodes=2", "image_size=16", f"out={tmp_path / 'set'}", "num_threads=1")
+    assert outcome.code == 0, outcome.stderr
+    table = pq.read_table(tmp_path / "set" / "data" / "chunk-000" / "file-000.parquet")
+    pictures = [row["bytes"] for row in table["observation.images.front"].to_pylist()]
+    assert len(pictures) == outcome.result["frames"]
+    assert len(set(pictures)) > len(pictures) // 2  # the arm moves

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
 
 from embodied.core.errors import UserError
 from embodied.core.types import EnvSpec
@@ -192,3 +195,20 @@ def test_nothing_is_overwritten_and_nothing_is_left_half_written(path: Path, mon
     with pytest.raises(OSError, match="No space"):
         write(path.with_name("other"), [episode(3)], SPEC)
     assert [entry.name for entry in path.parent.iterdir()] == ["set"]
+
+
+def test_images_are_png_columns_with_statistics_of_their_channels(tmp_path: Path) -> None:
+    pictures = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (4, 6, 8, 3), dtype=np.uint8))
+    plain = episode(4)
+    write(tmp_path / "set", [replace(plain, images={"front": pictures})], SPEC)
+    info = json.loads((tmp_path / "set" / "meta" / "info.json").read_text())
+    assert info["features"]["observation.images.front"] == {
+        "dtype": "image", "shape": [6, 8, 3], "names": ["height", "width", "channels"],
+    }  # fmt: skip
+    column = pq.read_table(tmp_path / "set" / "data" / lerobot.FILE)["observation.images.front"].to_pylist()
+    decoded = np.stack([np.asarray(Image.open(io.BytesIO(row["bytes"]))) for row in column])
+    np.testing.assert_array_equal(decoded, pictures.numpy())
+    stats = json.loads((tmp_path / "set" / "meta" / "stats.json").read_text())["observation.images.front"]
+    np.testing.assert_allclose(np.array(stats["mean"])[:, 0, 0], pictures.double().mean((0, 1, 2)) / 255)
+    assert (np.array(stats["std"]).shape, stats["count"]) == ((3, 1, 1), [4])
+    assert torch.equal(read(tmp_path / "set").action_FA, plain.action_LA)
