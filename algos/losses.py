@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from embodied.core.errors import UserError
 from embodied.core.types import Evaluation
 
 CORRECTIONS = ("decoupled", "vtrace", "tis", "aipo", "none")
@@ -122,7 +123,7 @@ def reduction_scale(evaluation: Evaluation, reduction: str) -> int:
     the sum, whatever else is in the loss."""
     if reduction == "action" and evaluation.log_prob_BE is not None:
         return evaluation.log_prob_BE.shape[-1]
-    return evaluation.terms if reduction == "mean" else 1
+    return evaluation.terms or 1 if reduction == "mean" else 1
 
 
 def reduce_log_prob(evaluation: Evaluation, reduction: str) -> Tensor:
@@ -130,14 +131,13 @@ def reduce_log_prob(evaluation: Evaluation, reduction: str) -> Tensor:
 
     sum: the exact one of the decision (R = 1). mean: it over the number of its terms, so that the ratio is the
     geometric mean of the terms' ratios (R = 1). action: one for each executed action (R = E).
-    ValueError if the policy does not tell the shares of its actions.
+    UserError if the policy does not tell the shares of its actions.
     """
-    if reduction == "action":
-        if evaluation.log_prob_BE is None:
-            raise ValueError("reduction=action needs a policy whose evaluate gives log_prob_BE")
-        return evaluation.log_prob_BE
-    scale = 1 if reduction == "sum" else evaluation.terms
-    return evaluation.log_prob_B[:, None] / scale
+    if reduction == "sum":
+        return evaluation.log_prob_B[:, None]
+    if evaluation.log_prob_BE is None or evaluation.terms is None:
+        raise UserError(f"algo.reduction={reduction} needs a policy that tells its actions' shares; use reduction=sum")
+    return evaluation.log_prob_BE if reduction == "action" else evaluation.log_prob_B[:, None] / evaluation.terms
 
 
 def policy_term(

@@ -100,14 +100,15 @@ class Evaluation:
     """What ``Policy.evaluate`` returns for B decisions, all differentiable.
 
     log_prob_B: the exact log-probability. log_prob_BE: the share of each executed action in it (they sum to it);
-    terms: how many scalar densities it is a sum of. Both only matter to algorithms that ask for another reduction.
+    terms: how many scalar densities it is a sum of. A policy may leave these out (None): algorithms that ask for
+    another reduction than the sum then refuse it.
     """
 
     log_prob_B: Tensor
     entropy_B: Tensor
     value_B: Tensor
     log_prob_BE: Tensor | None = None
-    terms: int = 1
+    terms: int | None = None
 
     @classmethod
     def of(cls, log_prob_BE: Tensor, entropy_B: Tensor, value_B: Tensor, terms: int) -> Evaluation:

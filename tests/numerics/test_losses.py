@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from algos import losses
+from embodied.core.errors import UserError
+from embodied.core.types import Evaluation
 
 OPTIONS: dict[str, Any] = {"clip_range": 0.2, "dual_clip": None, "behaviour_cap": 2.0}
 
@@ -151,3 +153,18 @@ def test_approximate_kl_is_never_negative_and_estimates_the_kl_of_gaussians() ->
     assert (kl >= 0).all()
     exact = torch.distributions.kl_divergence(old, new).item()
     assert kl.mean().item() == pytest.approx(exact, rel=0.03)
+
+
+def test_other_reductions_need_the_shares_of_the_actions() -> None:
+    share_BE = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
+    evaluation = Evaluation.of(share_BE, torch.zeros(2), torch.zeros(2), terms=6)
+    assert losses.reduce_log_prob(evaluation, "sum").tolist() == [[3.0], [8.0]]
+    assert losses.reduce_log_prob(evaluation, "mean").tolist() == [[0.5], [pytest.approx(8 / 6)]]
+    assert losses.reduce_log_prob(evaluation, "action") is share_BE
+    plain = Evaluation(torch.zeros(2), torch.zeros(2), torch.zeros(2))
+    assert losses.reduce_log_prob(plain, "sum").tolist() == [[0.0], [0.0]]
+    for reduction in ("mean", "action"):
+        with pytest.raises(
+            UserError, match=f"algo.reduction={reduction} needs a policy that tells its actions' shares"
+        ):
+            losses.reduce_log_prob(plain, reduction)
