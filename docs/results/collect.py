@@ -22,6 +22,7 @@ def collect(run: Path, command: str) -> dict[str, object]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     kept = [*rows[:: max(1, len(rows) // 100)], rows[-1]]
     evaluations = {path.stem: json.loads(path.read_text()) for path in sorted((run / "eval").glob("*.json"))}
+    finals = [name for name in evaluations if name.startswith("final")]
     config = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
     return {
         "command": command,
@@ -29,7 +30,7 @@ def collect(run: Path, command: str) -> dict[str, object]:
         "wall_s": rows[-1]["wall_s"],
         "env_steps": rows[-1].get("env_steps", 0),  # 0: imitation
         "iterations": rows[-1]["iteration"],
-        "final": next(value for name, value in evaluations.items() if name.startswith("final")),
+        "final": evaluations[max(finals, key=lambda name: int(name.split("_")[1]))],  # of a resumed run the last
         "during_training": {name: value for name, value in evaluations.items() if name.startswith("train")},
         "curve": {key: [row_value(row, key) for row in kept] for key in CURVE if key in rows[-1]},
         "config": config | {"out": f"runs/{run.name}"},
