@@ -128,8 +128,8 @@ def measure(short: bool) -> Report:
     settings = {name: describe((SHORT if short else {}) | overrides) for name, overrides in RUNS.items()}
     extent = {"iterations": sizes.iterations, "rounds": sizes.rounds}
     for name in RUNS:
-        speeds = [costs.speed for costs in rounds[name]]
-        report.add(f"train_{name}", median(speeds), "env steps/s", **settings[name], **extent, of_rounds=[round(speed) for speed in speeds])
+        speeds = [round(costs.speed) for costs in rounds[name]]
+        report.add(f"train_{name}", median(speeds), "env steps/s", **settings[name], **extent, of_rounds=speeds)
     for part in PARTS:
         for label, name in (("one_thread", "one_thread"), ("all_cores", "sync")):
             cost_us = 1e6 * median(costs.per_step(part) for costs in rounds[name])
@@ -142,7 +142,8 @@ def measure(short: bool) -> Report:
         report.add(f"bound_{label}" + "_cores" * (label == "independent"), speed, "env steps/s", cores=cores)
     local = [costs.speed for costs in rounds["local"]]
     speeds = [bound.speed for bound in bounds]
-    report.add("bound", median(speeds), "env steps/s", cores=cores, definition=DEFINITION, of_rounds=[round(speed) for speed in speeds])
+    of_rounds = [round(speed) for speed in speeds]
+    report.add("bound", median(speeds), "env steps/s", cores=cores, definition=DEFINITION, of_rounds=of_rounds)
     report.ratio("train_over_bound", paired(local, speeds))
     report.ratio("local_over_sync", paired(local, [costs.speed for costs in rounds["sync"]]))
     return report
