@@ -27,7 +27,7 @@ from torch import Tensor
 
 from embodied.command import run_command
 from embodied.core.config import at_least, from_mapping, nest, parse_overrides
-from embodied.core.errors import UserError
+from embodied.core.errors import UserError, unknown_name
 from embodied.core.types import EnvSpec
 from embodied.data import Episode, write
 from embodied.experiment import compose_run, make_env
@@ -72,6 +72,9 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
     began = time.monotonic()
     overrides = parse_overrides(argv)
     own = {field.name for field in fields(CollectConfig)}
+    for key in overrides:
+        if key not in own and key.partition(".")[0] not in ("task", "sim"):
+            raise unknown_name("key", key, own | {"task", "sim"})
     options = from_mapping(CollectConfig, nest({key: value for key, value in overrides.items() if key in own}))
     config = compose_run({key: value for key, value in overrides.items() if key not in own})
     out = Path(options.out)

@@ -172,7 +172,7 @@ def test_exploration_is_as_configured_whatever_the_imitation_was(
     [
         (["noise=1.5"], "noise=1.5 is not allowed: it is a share, below 1"),
         (["episodes=0"], "episodes=0 is not allowed"),
-        (["episode=3"], "unknown key 'episode'. Did you mean"),
+        (["episode=3"], "unknown key 'episode'. Did you mean 'episodes'? Allowed: episodes, hold_steps, image_size"),
         (["task=raech"], "unknown task 'raech'. Did you mean 'reach'?"),
     ],
 )
