@@ -10,7 +10,8 @@
   task.<option>=...         any option of the task
 
 Disturbed experts visit what a learner's mistakes lead to, and show the way back from there (DART: Laskey et al. 2017).
-Last line of stdout: {"data", "task", "episodes", "frames", "tried", "success_rate", "wall_s"}.
+Last line of stdout: {"data", "task", "episodes", "frames", "tried", "solved", "success_rate", "wall_s"}; episodes are
+recorded side by side, so more may be solved than are kept.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
         "episodes": len(kept),
         "frames": sum(map(len, kept)),
         "tried": tried,
+        "solved": solved,
         "success_rate": solved / tried,
         "wall_s": round(time.monotonic() - began, 3),
     }

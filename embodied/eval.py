@@ -58,9 +58,12 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     result = evaluate_policy(config, policy, options.episodes, options.seed, options.num_threads)
     result |= {"run": str(run_dir), "checkpoint": found.path.name, "env_steps": found.env_steps}
     name = f"{found.path.name}_seed{options.seed}"
-    if options.video:
-        result["video"] = str(record_video(config, policy, run_dir / "videos" / f"{name}.mp4", options.seed))
     write_json(run_dir / "eval" / f"{name}_episodes{options.episodes}.json", result)
+    if options.video:
+        path = run_dir / "videos" / f"{name}.mp4"
+        note = f"filming {VIDEO_ENVS} episodes into {path}: every picture is ray cast, a minute or two on two cores"
+        print(f"success {result['success_at_end']:.1%}; {note}", file=sys.stderr)
+        result["video"] = str(record_video(config, policy, path, options.seed))
     return result
 
 

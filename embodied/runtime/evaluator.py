@@ -57,11 +57,11 @@ def summary(stats: EpisodeStats, task: str, seed: int) -> dict[str, Any]:
     return {
         "task": task,
         "episodes": episodes,
-        "success_once": float(stats.success_once_M.float().mean()),
+        "success_once": int(stats.success_once_M.sum()) / episodes,
         "success_at_end": successes / episodes,
         "success_at_end_ci95": list(wilson_interval(successes, episodes)),
-        "return_mean": float(stats.return_M.mean()),
-        "episode_length_mean": float(stats.length_M.float().mean()),
+        "return_mean": round(float(stats.return_M.double().mean()), 4),
+        "episode_length_mean": round(float(stats.length_M.double().mean()), 4),
         "seed": seed,
     }
 
