@@ -118,26 +118,28 @@ def truncated_objective(log_ratio_B: Tensor, advantage_B: Tensor, cap: float, be
     return objective_B, above_B.to(ratio_B.dtype)
 
 
-def reduction_scale(evaluation: Evaluation, reduction: str) -> int:
-    """What the mean over the R objectives of a reduction is multiplied by, so that at ratio 1 its gradient is that of
-    the sum, whatever else is in the loss."""
-    if reduction == "action" and evaluation.log_prob_BE is not None:
-        return evaluation.log_prob_BE.shape[-1]
-    return evaluation.terms or 1 if reduction == "mean" else 1
+class Reduced(NamedTuple):
+    """log_prob_BR: log-probabilities whose ratios PPO clips. scale: what the mean over their R objectives is multiplied
+    by, so that at ratio 1 its gradient is that of the sum, whatever else is in the loss."""
+
+    log_prob_BR: Tensor
+    scale: int
 
 
-def reduce_log_prob(evaluation: Evaluation, reduction: str) -> Tensor:
-    """The log-probabilities whose ratios PPO clips, [B, R].
+def reduce_log_prob(evaluation: Evaluation, reduction: str) -> Reduced:
+    """What PPO clips under one of REDUCTIONS.
 
     sum: the exact one of the decision (R = 1). mean: it over the number of its terms, so that the ratio is the
     geometric mean of the terms' ratios (R = 1). action: one for each executed action (R = E).
     UserError if the policy does not tell the shares of its actions.
     """
     if reduction == "sum":
-        return evaluation.log_prob_B[:, None]
+        return Reduced(evaluation.log_prob_B[:, None], 1)
     if evaluation.log_prob_BE is None or evaluation.terms is None:
         raise UserError(f"algo.reduction={reduction} needs a policy that tells its actions' shares; use reduction=sum")
-    return evaluation.log_prob_BE if reduction == "action" else evaluation.log_prob_B[:, None] / evaluation.terms
+    if reduction == "action":
+        return Reduced(evaluation.log_prob_BE, evaluation.log_prob_BE.shape[-1])
+    return Reduced(evaluation.log_prob_B[:, None] / evaluation.terms, evaluation.terms)
 
 
 def policy_term(

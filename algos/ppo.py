@@ -137,14 +137,15 @@ class PPO:
         proximal_TN = fragment.log_prob_TN
         # Data drawn by the very weights that we hold needs no second pass: their log-probability is the proximal one.
         stale = bool((staleness_TN[valid_TN] != 0).any())
+        recompute = stale and config.correction in ("decoupled", "vtrace") and config.proximal == "recompute"
         reduced_BR = None
-        if config.reduction != "sum":
-            reduced_BR = self.log_prob(self.policy, obs, chain, config.reduction)
-        if stale and config.correction in ("decoupled", "vtrace") and config.proximal == "recompute":
-            proximal_TN = self.log_prob(self.policy, obs, chain).to(proximal_TN.device).view_as(proximal_TN)
+        if recompute or config.reduction != "sum":
+            exact_B, found_BR = self.log_prob(self.policy, obs, chain)
+            reduced_BR = found_BR if config.reduction != "sum" else None
+            proximal_TN = exact_B.to(proximal_TN.device).view_as(proximal_TN) if recompute else proximal_TN
         reference_TN = torch.zeros_like(proximal_TN)
         if self.reference is not None:
-            reference_TN = self.log_prob(self.reference, obs, chain).to(proximal_TN.device).view_as(proximal_TN)
+            reference_TN = self.log_prob(self.reference, obs, chain)[0].to(proximal_TN.device).view_as(proximal_TN)
         log_rho_TN = losses.log_ratio(proximal_TN, fragment.log_prob_TN)
         advantage_TN, return_TN, valid_TN = self.estimate(fragment, log_rho_TN, valid_TN)
         alpha_TN = losses.interpolation_alpha(staleness_TN)
@@ -173,12 +174,14 @@ class PPO:
         return advantage_TN, return_TN, valid_TN
 
     @torch.no_grad()
-    def log_prob(self, policy: Policy, obs: Obs, chain: Tensor, reduction: str = "sum") -> Tensor:
-        """``losses.reduce_log_prob`` of B decisions under a policy, [B, R], in pieces of the size of a minibatch."""
+    def log_prob(self, policy: Policy, obs: Obs, chain: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of B decisions under a policy, exact [B] and as it is reduced [B, R], in one pass over pieces
+        of the size of a minibatch."""
         size = -(-len(chain) // self.config.num_minibatches)
         pieces = [slice(start, start + size) for start in range(0, len(chain), size)]
         parts = [policy.evaluate({k: v[piece] for k, v in obs.items()}, chain[piece]) for piece in pieces]
-        return torch.cat([losses.reduce_log_prob(part, reduction) for part in parts])
+        reduced = [losses.reduce_log_prob(part, self.config.reduction).log_prob_BR for part in parts]
+        return torch.cat([part.log_prob_B for part in parts]), torch.cat(reduced)
 
     def loss(self, batch: Batch) -> MinibatchLoss:
         """Differentiable loss of a minibatch under the current weights, with its statistics."""
@@ -188,9 +191,9 @@ class PPO:
         now = self.policy.evaluate(batch.obs, batch.chain)
         if config.proximal == "interpolate":
             proximal_B = losses.interpolate_proximal(now.log_prob_B, behaviour_B, alpha_B)
-        reduced_ratio_BR = None
+        reduced, reduced_ratio_BR = losses.reduce_log_prob(now, config.reduction), None
         if batch.reduced_BR is not None:
-            reduced_ratio_BR = losses.log_ratio(losses.reduce_log_prob(now, config.reduction), batch.reduced_BR)
+            reduced_ratio_BR = losses.log_ratio(reduced.log_prob_BR, batch.reduced_BR)
         term = losses.policy_term(
             config.correction,
             now.log_prob_B,
@@ -198,7 +201,7 @@ class PPO:
             proximal_B,
             advantage_B,
             reduced_ratio_BR=reduced_ratio_BR,
-            reduced_scale=losses.reduction_scale(now, config.reduction),
+            reduced_scale=reduced.scale,
             clip_range=config.clip_range,
             dual_clip=config.dual_clip,
             behaviour_cap=config.behaviour_cap,

@@ -31,6 +31,7 @@ from embodied.core.config import at_least, from_mapping, nest, parse_overrides
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.types import EnvSpec
 from embodied.data import Episode, write
+from embodied.data.lerobot import refuse_existing
 from embodied.experiment import compose_run, make_env
 from embodied.report.progress import duration
 from embodied.runtime import threads
@@ -79,11 +80,14 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
     options = from_mapping(CollectConfig, nest({key: value for key, value in overrides.items() if key in own}))
     config = compose_run({key: value for key, value in overrides.items() if key not in own})
     out = Path(options.out)
-    if out.exists():
-        raise UserError(f"out={out} exists; give a new directory")
+    refuse_existing(out)
     num_threads = options.num_threads or threads.available_cores()
     threads.use(1)
     env = make_env(config, options.episodes, num_threads)
+    viewer = None
+    if options.image_size:
+        camera = replace(FRONT, width=options.image_size, height=options.image_size)
+        viewer = Viewer(env, camera, FAST, mark_solved=False)
     kept: list[Episode] = []
     tried, solved = 0, 0
     while len(kept) < options.episodes:
@@ -91,7 +95,7 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
             raise UserError(
                 f"the expert of {env.spec.task} solved {solved} of {tried} episodes with noise={options.noise}: too few"
             )
-        for episode in record(env, options, SEED_STRIDE * (options.seed + 1) + tried):
+        for episode in record(env, options, SEED_STRIDE * (options.seed + 1) + tried, viewer):
             success = bool(episode.success_L[-1])
             solved += success
             if success or options.keep_failures:
@@ -101,7 +105,6 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
         print(f"{min(len(kept), options.episodes)} of {options.episodes} episodes, {spent}", file=sys.stderr)
     env.close()
     kept = kept[: options.episodes]
-    out.parent.mkdir(parents=True, exist_ok=True)
     write(out, kept, env.spec)
     return {
         "data": str(out),
@@ -115,16 +118,12 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def record(env: MujocoPool, options: CollectConfig, seed: int) -> list[Episode]:
-    """One episode of every env, by its expert with disturbances; env i has seed + i."""
+def record(env: MujocoPool, options: CollectConfig, seed: int, viewer: Viewer | None) -> list[Episode]:
+    """One episode of every env, by its expert with disturbances; env i has seed + i. viewer: takes pictures too."""
     obs = env.reset(seed)
     steps, num_envs = env.spec.max_episode_steps, env.num_envs
     disturbance = disturbances(env.spec, num_envs, options, torch.Generator().manual_seed(seed))
     states, actions, rewards, solved, pictures = [], [], [], [], []
-    viewer = None
-    if options.image_size:
-        camera = replace(FRONT, width=options.image_size, height=options.image_size)
-        viewer = Viewer(env, camera, FAST, mark_solved=False)
     for t in range(steps):
         wanted = env.task.expert()
         states.append(obs["state"])

@@ -19,6 +19,7 @@ from embodied.command import run_command
 from embodied.core.config import from_mapping, nest, parse_overrides
 from embodied.core.errors import UserError
 from embodied.data import write
+from embodied.data.lerobot import refuse_existing
 from embodied.data.maniskill import read_trajectories
 
 
@@ -36,15 +37,13 @@ def convert(argv: Sequence[str]) -> dict[str, Any]:
     """Read and write; returns the command's result. UserError for bad input, with nothing written."""
     options = from_mapping(ConvertConfig, nest(parse_overrides(argv)))
     out = Path(options.out)
-    if out.exists():
-        raise UserError(f"out={out} exists; give a new directory")
+    refuse_existing(out)
     episodes, spec = read_trajectories(Path(options.source), options.instruction)
     kept = [episode for episode in episodes if options.keep_failures or bool(episode.success_L[-1])]
     if not kept:
         raise UserError(
             f"source={options.source}: none of its {len(episodes)} episodes ends solved; keep_failures=true"
         )
-    out.parent.mkdir(parents=True, exist_ok=True)
     write(out, kept, spec)
     return {
         "data": str(out),

@@ -226,11 +226,10 @@ class MujocoPool:
             ended, self._return_N[ended], self._length_N[ended], self._success_once_N[ended], success_N[ended]
         )
         if len(ended):
-            keep_step = self._early(ended)
-            elapsed_N = self._elapsed_N.view(-1, self.group_size).amax(1).repeat_interleave(self.group_size)
-            self._episode_N[keep_step.numpy()] -= 1
-            self._start_episodes(ended.numpy())
-            self._elapsed_N[keep_step] = elapsed_N[keep_step]
+            if self.group_size == 1:
+                self._start_episodes(ended.numpy())
+            else:
+                self._restart_in_step(ended)
             for key, value in self._observe().items():
                 obs[key][ended] = value[ended]
         return Timestep(
@@ -245,15 +244,14 @@ class MujocoPool:
             info={"success": success_N},
         )
 
-    def _early(self, ended: Tensor) -> Tensor:
-        """Those of the ended envs (they diverged) whose group goes on with its episode. They begin that episode again,
+    def _restart_in_step(self, ended: Tensor) -> None:
+        """Start the next episodes of ``ended``. Those that diverged while their group goes on begin its episode again,
         as late as the others are, so that the group meets at its end and in the next one."""
-        if self.group_size == 1:
-            return ended[:0]
-        ended_N = torch.zeros(self.num_envs, dtype=torch.bool)
-        ended_N[ended] = True
-        over_G = (self._elapsed_N.view(-1, self.group_size) >= self.task.config.max_episode_steps).any(1)
-        return (ended_N & ~over_G.repeat_interleave(self.group_size)).nonzero().squeeze(1)
+        elapsed_N = self._elapsed_N.view(-1, self.group_size).amax(1).repeat_interleave(self.group_size)
+        early = ended[elapsed_N[ended] < self.task.config.max_episode_steps]
+        self._episode_N[early.numpy()] -= 1
+        self._start_episodes(ended.numpy())
+        self._elapsed_N[early] = elapsed_N[early]
 
     def _observe(self) -> Obs:
         state = torch.cat(list(self.task.observe().values()), dim=-1).float()

@@ -92,7 +92,7 @@ class Bound:
 
     overlapped_s: float
     alternating_s: float
-    independent_s: float
+    independent_cores_s: float
 
     @classmethod
     def of(cls, one_thread: Costs, all_cores: Costs, shared: Shared, cores: int) -> Bound:
@@ -137,9 +137,9 @@ def measure(short: bool) -> Report:
     for part in ("collect", "learn"):
         cost_us = 1e6 * median(getattr(costs, f"{part}_s") for costs in shared)
         report.add(f"{part}_side_by_side", cost_us, "us/env step", **settings["local"])
-    for label in ("overlapped", "alternating", "independent"):
+    for label in ("overlapped", "alternating", "independent_cores"):
         speed = median(1 / getattr(bound, f"{label}_s") for bound in bounds)
-        report.add(f"bound_{label}" + "_cores" * (label == "independent"), speed, "env steps/s", cores=cores)
+        report.add(f"bound_{label}", speed, "env steps/s", cores=cores)
     local = [costs.speed for costs in rounds["local"]]
     speeds = [bound.speed for bound in bounds]
     of_rounds = [round(speed) for speed in speeds]

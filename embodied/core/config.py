@@ -96,10 +96,12 @@ def compose(config_dir: Path, name: str, overrides: Mapping[str, Any]) -> dict[s
             choices[group] = choice
     try:
         config = _compose_groups(config_dir, name, [f"{group}={choice}" for group, choice in choices.items()])
-        with_init = _entry(config, config_dir, "with_init", config)
-        tuned = _entry(config.task, config_dir, "tuned", config)
-        parts = [config, *([with_init] if values.get("init") is not None else []), tuned]
-        tree = OmegaConf.to_container(OmegaConf.merge(*parts), resolve=False)
+        pairs, pair = _pairs(config_dir), f"{config.policy.name}-{config.algo.name}"
+        with_init = _entry(config.pop("with_init", None), pair, pairs, "'with_init'")
+        tuned = _entry(config.task.pop("tuned", None), pair, pairs, f"'tuned' of task {config.task.name}")
+        if values.get("init") is None:
+            with_init = {}
+        tree = OmegaConf.to_container(OmegaConf.merge(config, with_init, tuned), resolve=False)
         assert isinstance(tree, dict)
         apply_values(typing.cast(dict[str, Any], tree), values)
         resolved = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
@@ -116,18 +118,21 @@ def _compose_groups(config_dir: Path, name: str, overrides: list[str]) -> DictCo
     return config
 
 
-def _entry(section: DictConfig, config_dir: Path, key: str, config: DictConfig) -> dict[str, Any]:
-    """Take ``key`` out of a section of the configuration; return its entry for the chosen ``<policy>-<algo>``."""
-    entries = section.pop(key, None) or {}
+def _pairs(config_dir: Path) -> list[str]:
+    """Every ``<policy>-<algo>`` that can be chosen."""
     policies, algos = (
         sorted(path.stem for path in (config_dir / group).glob("*.yaml")) for group in ("policy", "algo")
     )
-    pairs = [f"{policy}-{algo}" for policy in policies for algo in algos]
-    for pair in entries:
-        if pair not in pairs:
-            where = f" of task {config.task.name}" if key == "tuned" else ""
-            raise unknown_name(f"policy and algorithm in '{key}'{where}", str(pair), pairs)
-    entry = entries.get(f"{config.policy.name}-{config.algo.name}", {})
+    return [f"{policy}-{algo}" for policy in policies for algo in algos]
+
+
+def _entry(entries: DictConfig | None, pair: str, pairs: Sequence[str], where: str) -> dict[str, Any]:
+    """The settings for ``pair`` among those that a YAML file has for pairs; UserError if one of them is not a pair."""
+    entries = entries or DictConfig({})
+    for name in entries:
+        if name not in pairs:
+            raise unknown_name(f"policy and algorithm in {where}", str(name), pairs)
+    entry = entries.get(pair, {})
     return typing.cast(dict[str, Any], OmegaConf.to_container(entry) if OmegaConf.is_config(entry) else entry)
 
 

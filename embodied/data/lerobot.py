@@ -45,8 +45,8 @@ INDEX_COLUMNS = {
 def write(path: Path, episodes: Sequence[Episode], spec: EnvSpec, robot_type: str = "franka_panda") -> None:
     """Write ``episodes`` (one or more) as a data set at ``path``, which must not exist; nothing is left on failure."""
     assert episodes
-    if path.exists():
-        raise UserError(f"out={path} exists; give a new directory")
+    refuse_existing(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.writing")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -55,6 +55,12 @@ def write(path: Path, episodes: Sequence[Episode], spec: EnvSpec, robot_type: st
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def refuse_existing(path: Path) -> None:
+    """UserError if there is something at ``path``; for commands to ask before they work, as ``write`` does after."""
+    if path.exists():
+        raise UserError(f"out={path} exists; give a new directory")
 
 
 def _write(path: Path, episodes: Sequence[Episode], spec: EnvSpec, robot_type: str) -> None:

@@ -36,8 +36,8 @@ class RuntimeConfig:
     sim_threads, actor_threads, learner_threads: 0 lets ``threads.plan`` choose.
     device: of actor and learner; auto takes CUDA when there is one. Simulation stays on the CPU.
     watchdog_s: after so many seconds without any progress, a local run logs who waits for whom; 0 is never.
-    eval_every: evaluate the newest weights each time so many iterations have passed, on eval_episodes episodes from the
-        initial states of eval_seed; 0 is never.
+    eval_every: evaluate the weights to deploy each time so many iterations have passed, on eval_episodes episodes from
+        the initial states of eval_seed; 0 is never.
     """
 
     name: Literal["sync", "local"] = "sync"

@@ -1,9 +1,9 @@
 """How good a policy is: full-length episodes from fixed initial states, deterministic actions, one episode per env.
 
-    newest weights ──► evaluate(policy, env, episodes, seed) ──► {success_at_end, ...}
+    weights to deploy ──► evaluate(policy, env, episodes, seed) ──► {success_at_end, ...}
 
-In a local run it has a thread of its own and judges the newest weights whenever ``eval_every`` iterations have passed
-and it is free; in a sync run it is pumped between iterations.
+In a local run it has a thread of its own and judges the weights to deploy whenever ``eval_every`` iterations have
+passed and it is free; in a sync run it is pumped between iterations.
 """
 
 from __future__ import annotations

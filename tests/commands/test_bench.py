@@ -123,11 +123,11 @@ def test_bound_by_hand() -> None:
     bound = Bound.of(one, two, Shared(collect_s=5e-3, learn_s=2.5e-3), cores=2)
     assert bound.overlapped_s == pytest.approx(4.4e-3)
     assert bound.alternating_s == pytest.approx(5.8e-3)
-    assert bound.independent_s == pytest.approx(5.0e-3)  # 10 s of work on 2 cores
+    assert bound.independent_cores_s == pytest.approx(5.0e-3)  # 10 s of work on 2 cores
     assert bound.speed == pytest.approx(1 / 4.4e-3)
     slow_learner = Bound.of(one, two, Shared(collect_s=4e-3, learn_s=8e-3), cores=8)
     assert slow_learner.overlapped_s == pytest.approx(4e-3 + 1e-3)  # the other half of learning, alone
-    assert slow_learner.independent_s == pytest.approx(3.2e-3)  # the simulator alone takes that long
+    assert slow_learner.independent_cores_s == pytest.approx(3.2e-3)  # the simulator alone takes that long
     assert Bound.of(one, two, Shared(1.0, 1.0), cores=2).speed == pytest.approx(1 / 5.8e-3)
 
 

@@ -158,11 +158,11 @@ def test_approximate_kl_is_never_negative_and_estimates_the_kl_of_gaussians() ->
 def test_other_reductions_need_the_shares_of_the_actions() -> None:
     share_BE = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
     evaluation = Evaluation.of(share_BE, torch.zeros(2), torch.zeros(2), terms=6)
-    assert losses.reduce_log_prob(evaluation, "sum").tolist() == [[3.0], [8.0]]
-    assert losses.reduce_log_prob(evaluation, "mean").tolist() == [[0.5], [pytest.approx(8 / 6)]]
-    assert losses.reduce_log_prob(evaluation, "action") is share_BE
+    assert losses.reduce_log_prob(evaluation, "sum").log_prob_BR.tolist() == [[3.0], [8.0]]
+    assert losses.reduce_log_prob(evaluation, "mean").log_prob_BR.tolist() == [[0.5], [pytest.approx(8 / 6)]]
+    assert losses.reduce_log_prob(evaluation, "action").log_prob_BR is share_BE
     plain = Evaluation(torch.zeros(2), torch.zeros(2), torch.zeros(2))
-    assert losses.reduce_log_prob(plain, "sum").tolist() == [[0.0], [0.0]]
+    assert losses.reduce_log_prob(plain, "sum").log_prob_BR.tolist() == [[0.0], [0.0]]
     for reduction in ("mean", "action"):
         with pytest.raises(
             UserError, match=f"algo.reduction={reduction} needs a policy that tells its actions' shares"
