@@ -43,7 +43,6 @@ class ActorCriticConfig:
 
     horizon: int = 4
     execute: int = 4
-    actor_hidden: tuple[int, ...] = (128, 128)
     critic_hidden: tuple[int, ...] = (128, 128)
     activation: str = "relu"
 
@@ -51,24 +50,26 @@ class ActorCriticConfig:
         check(is_positive_int(self.horizon), "horizon", self.horizon, "an integer of at least 1")
         in_range = is_positive_int(self.execute) and self.execute <= self.horizon
         check(in_range, "execute", self.execute, f"1 to horizon ({self.horizon})")
-        check_hidden("actor_hidden", self.actor_hidden)
         check_hidden("critic_hidden", self.critic_hidden)
         check_name("activation", self.activation, ACTIVATIONS)
 
 
 class ActorCritic(nn.Module):
-    """Base of policies on a state vector, with an asymmetric critic; subclasses add the actor."""
+    """Base of all policies: a normaliser of the state vector and an asymmetric critic; subclasses add the actor."""
 
     meaning: tuple[str, ...] = ("activation",)
     schedules: tuple[str, ...] = ()
+    additions: tuple[str, ...] = ()
 
-    def __init__(self, spec: EnvSpec, config: ActorCriticConfig) -> None:
+    def __init__(self, spec: EnvSpec, config: ActorCriticConfig, critic_inputs: int | None = None) -> None:
+        """critic_inputs: size of what the critic gets beside the privileged observation; None is the state's."""
         super().__init__()
         self.spec = spec
         self.horizon = config.horizon
         self.execute = config.execute
         self.state_normalizer = RunningNormalizer(spec.state_dim)
-        self.critic = Critic(spec.state_dim, spec.privileged_dim, config.critic_hidden, config.activation)
+        inputs = spec.state_dim if critic_inputs is None else critic_inputs
+        self.critic = Critic(inputs, spec.privileged_dim, config.critic_hidden, config.activation)
 
     def normalized_state(self, obs: Obs) -> Tensor:
         """The actor's whole input, [N, S]."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.types import EnvSpec, Evaluation, Obs, PolicySample
-from policies.base import ActorCritic, ActorCriticConfig, check
+from policies.base import ActorCritic, ActorCriticConfig, check, check_hidden
 from policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_by_action, sum_executed
 from policies.networks import mlp
 
@@ -18,12 +18,14 @@ from policies.networks import mlp
 class GaussianConfig(ActorCriticConfig):
     """Options of GaussianPolicy; standard deviations are in action units ([-1, 1])."""
 
+    actor_hidden: tuple[int, ...] = (128, 128)
     init_std: float = 0.25
     min_std: float = 0.05
     max_std: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_hidden("actor_hidden", self.actor_hidden)
         check(0.0 < self.min_std < self.max_std, "min_std", self.min_std, f"above 0, below max_std ({self.max_std})")
         in_range = self.min_std <= self.init_std <= self.max_std
         check(in_range, "init_std", self.init_std, f"min_std to max_std ({self.min_std} to {self.max_std})")

@@ -23,13 +23,15 @@ def time_features(t: Tensor) -> Tensor:
 
 
 class Code(NamedTuple):
-    """An encoded state: its share of the denoiser's first layer [..., head[0]] and of the prediction [..., H*A]."""
+    """A normalised state [..., S], its share of the denoiser's first layer [..., head[0]] and of the prediction
+    [..., H*A]."""
 
+    state: Tensor
     first: Tensor
     direct: Tensor
 
     def unsqueeze(self, dim: int) -> Code:
-        return Code(self.first.unsqueeze(dim), self.direct.unsqueeze(dim))
+        return Code(*(part.unsqueeze(dim) for part in self))
 
 
 class Denoiser(nn.Module):
@@ -55,7 +57,7 @@ class Denoiser(nn.Module):
     def encode(self, state: Tensor) -> Code:
         """Normalised state [N, S] -> what every denoise step of this decision shares."""
         encoded = self.encoder(state)
-        return Code(self.to_head(encoded), self.direct(encoded))
+        return Code(state, self.to_head(encoded), self.direct(encoded))
 
     def features(self, code: Code, x: Tensor, time: Tensor) -> Tensor:
         """Denoiser's last hidden layer, [..., head[-1]].

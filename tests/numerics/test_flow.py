@@ -253,9 +253,7 @@ def test_imitation_learns_a_state_conditional_distribution(prediction):
     with torch.no_grad():
         code = policy.denoiser.encode(policy.state_normalizer(state))
         start = torch.randn(4000, 1, 2, generator=draws)
-        chain = integrate(
-            lambda x, k: policy.velocity(code, x, policy.grid[k], policy.grid_features[k]), start, policy.denoise_steps
-        )
+        chain = integrate(lambda x, k: policy.velocity(code, x, k), start, policy.denoise_steps)
     residual = (chain[:, -1] - mean)[:, 0]
     assert residual.mean(0).abs().max() < 0.05
     exact = integrate(lambda x, k: gaussian_data_velocity(x, policy.grid[k], 0.0, 0.2), start, policy.denoise_steps)
