@@ -1,0 +1,103 @@
+"""The tables of README.md and docs/flow_rl.md, from these results: ``python docs/results/tables.py``."""
+
+from __future__ import annotations
+
+import json
+from math import inf
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from embodied.core.statistics import wilson_interval
+
+HERE = Path(__file__).resolve().parent
+TASKS = ("push", "lift", "pick_place", "stack")
+
+
+def records(pattern: str) -> list[dict[str, Any]]:
+    """Results whose files match, in the order of their names."""
+    return [json.loads(path.read_text()) for path in sorted(HERE.glob(pattern))]
+
+
+def percents(found: list[dict[str, Any]]) -> list[float]:
+    """Final success of each run."""
+    return [100.0 * record["final"]["success_at_end"] for record in found]
+
+
+def pooled(found: list[dict[str, Any]]) -> str:
+    """Success over the final evaluations of all seeds, with its Wilson interval."""
+    episodes = sum(record["final"]["episodes"] for record in found)
+    solved = sum(round(record["final"]["success_at_end"] * record["final"]["episodes"]) for record in found)
+    low, high = wilson_interval(solved, episodes)
+    return f"{100 * solved / episodes:.1f}% ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def listed(values: list[float]) -> str:
+    return ", ".join(f"{value:.1f}" for value in values)
+
+
+def minutes(found: list[dict[str, Any]]) -> str:
+    return listed([record["wall_s"] / 60 for record in found])
+
+
+def minutes_to(record: dict[str, Any], success: float) -> float:
+    """Wall-clock of training when an evaluation first showed so much success; infinite if none did."""
+    steps, seconds = record["curve"]["env_steps"], record["curve"]["wall_s"]
+    good = [e["env_steps"] for e in record["during_training"].values() if e["success_at_end"] >= success]
+    return next((second / 60 for step, second in zip(steps, seconds, strict=True) if good and step >= min(good)), inf)
+
+
+def row(*cells: str) -> None:
+    print("| " + " | ".join(cells) + " |")
+
+
+def imitation() -> None:
+    """From demonstrations to imitation to reinforcement learning."""
+    row("task", "imitation, each seed", "after RL, each seed", "after RL, all episodes", "minutes of RL")
+    row(*["---"] * 5)
+    before, after = [], []
+    for task in TASKS:
+        sft, rl = records(f"imitation/{task}-[0-9]-sft.json"), records(f"imitation/{task}-[0-9]-rl.json")
+        before.append(mean(percents(sft)))
+        after.append(mean(percents(rl)))
+        row(f"`{task}`", listed(percents(sft)), listed(percents(rl)), pooled(rl), minutes(rl))
+    row("average", f"{mean(before):.1f}%", f"{mean(after):.1f}%", "", "")
+    print()
+
+
+def scratch() -> None:
+    """Reinforcement learning from nothing beside that from imitation: minutes to 90%, each seed."""
+    kinds_of = ("from scratch", "from imitation")
+    row("task", *(f"{kind}: minutes to 90%" for kind in kinds_of), *(f"{kind}, at the end" for kind in kinds_of))
+    row(*["---"] * 5)
+    for task in ("lift", "pick_place"):
+        kinds = records(f"learning/{task}-flow-*.json"), records(f"imitation/{task}-[0-9]-rl.json")
+        first = [listed([minutes_to(record, 0.9) for record in found]) for found in kinds]
+        row(f"`{task}`", *first, *map(pooled, kinds))
+    print()
+
+
+def compared(kinds: dict[str, str]) -> None:
+    """Runs of one or several seeds side by side; ``kinds``: a glob for each label."""
+    row("", "each seed", "all episodes (95% Wilson interval)", "minutes")
+    row(*["---"] * 4)
+    for label, pattern in kinds.items():
+        found = records(pattern)
+        if found:
+            row(label, listed(percents(found)), pooled(found), minutes(found))
+    print()
+
+
+if __name__ == "__main__":
+    imitation()
+    scratch()
+    compared({
+        "Flow-SDE, PPO": "comparison/stack-flow_sde-*.json",
+        "Flow-SDE, one stochastic step, PPO": "comparison/stack-flow_sde_one-*.json",
+        "Flow-Noise, PPO (the default)": "comparison/stack-flow_noise-*.json",
+        "Flow-Noise, GRPO": "comparison/stack-grpo-*.json",
+        "DSRL, PPO on the initial noise": "comparison/stack-dsrl-*.json",
+    })  # fmt: skip
+    compared({
+        path.stem.removeprefix("pick_place-"): f"ablation/{path.name}" for path in sorted(HERE.glob("ablation/*.json"))
+    })  # fmt: skip
