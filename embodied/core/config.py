@@ -2,8 +2,8 @@
 
     argv ── parse_overrides ──► {key: value} ── compose ──► nested mapping ── from_mapping ──► dataclass
 
-Precedence, low to high: dataclass defaults, the group's YAML, ``with_init`` settings where ``init`` is given,
-``tuned`` settings of the task's YAML, both for this ``<policy>-<algo>`` pair, the command line. The dataclasses are the
+Precedence, low to high: dataclass defaults, the group's YAML, ``tuned`` settings of the task's YAML, ``with_init``
+settings where ``init`` is given, both for this ``<policy>-<algo>`` pair, the command line. The dataclasses are the
 schema: a YAML file lists only what differs.
 Everything that a user can get wrong raises UserError with the key, what it got and what is allowed.
 """
@@ -101,7 +101,7 @@ def compose(config_dir: Path, name: str, overrides: Mapping[str, Any]) -> dict[s
         tuned = _entry(config.task.pop("tuned", None), pair, pairs, f"'tuned' of task {config.task.name}")
         if values.get("init") is None:
             with_init = {}
-        tree = OmegaConf.to_container(OmegaConf.merge(config, with_init, tuned), resolve=False)
+        tree = OmegaConf.to_container(OmegaConf.merge(config, tuned, with_init), resolve=False)
         assert isinstance(tree, dict)
         apply_values(typing.cast(dict[str, Any], tree), values)
         resolved = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)

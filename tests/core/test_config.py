@@ -88,7 +88,7 @@ def test_precedence_is_command_line_then_tuned_then_group(config_dir: Path) -> N
     assert other_policy["num_envs"] == 8
 
 
-def test_settings_with_init_are_between_the_group_and_tuned(config_dir: Path) -> None:
+def test_settings_with_init_are_between_tuned_and_the_command_line(config_dir: Path) -> None:
     path = config_dir / "train.yaml"
     path.write_text(
         path.read_text() + "\nwith_init:\n  flow-ppo: {num_envs: 8, algo: {gamma: 0.5, epochs: 9}, seed: 3}\n"
@@ -97,7 +97,7 @@ def test_settings_with_init_are_between_the_group_and_tuned(config_dir: Path) ->
     assert (without["num_envs"], without["algo"]["gamma"], without.get("seed")) == (16, 0.97, None)
     with_init = compose(config_dir, "train", {"task": "lift", "init": "runs/x", "algo.epochs": 2})
     assert (with_init["num_envs"], with_init["algo"], with_init["seed"]) == (
-        16, {"name": "ppo", "gamma": 0.97, "epochs": 2}, 3,
+        8, {"name": "ppo", "gamma": 0.5, "epochs": 2}, 3,
     )  # fmt: skip
     reach = compose(config_dir, "train", {"task": "reach", "init": "runs/x"})
     assert (reach["num_envs"], reach["algo"]["gamma"]) == (8, 0.5)
