@@ -15,7 +15,7 @@ from algos.batch import Batch, flatten, flatten_obs, merge_fragments
 from algos.ppo_config import PPOConfig
 from algos.registry import ALGORITHMS
 from embodied.core.errors import UserError
-from embodied.core.protocols import Metrics, Policy
+from embodied.core.protocols import Metrics, Policy, Precomputing
 from embodied.core.types import Fragment, Obs
 
 LEARNING_RATE_RANGE = (1e-5, 1e-2)  # bounds and factor of the adaptive schedule, as in rsl_rl
@@ -134,6 +134,8 @@ class PPO:
         """Proximal log-probabilities, advantages and targets, flattened to B rows on the device."""
         config = self.config
         obs, chain = flatten_obs(fragment.obs, self.device), flatten(fragment.chain).to(self.device, non_blocking=True)
+        if isinstance(self.policy, Precomputing):
+            obs = self.policy.precompute(obs)
         proximal_TN = fragment.log_prob_TN
         # Data drawn by the very weights that we hold needs no second pass: their log-probability is the proximal one.
         stale = bool((staleness_TN[valid_TN] != 0).any())

@@ -3,6 +3,8 @@
   sim          the pool of environments beside the bare engine and its peers; memory
   train        training throughput beside what the costs of its parts allow; local beside sync
   flow         what exploration costs in an update of the flow policy; sampling beside bare passes of its network
+  camera       pictures for policies by ray casting, beside OpenGL on the CPU
+  vla          inference and learning of the vision-language-action policy with and without its economies
   out=<file>   also write the result there, a file that does not exist yet
   short=true   a quick look: tiny sizes, whose numbers mean nothing
 
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embodied.benchmarks import flow, sim, train
+from embodied.benchmarks import camera, flow, sim, train, vla
 from embodied.benchmarks.measure import Report
 from embodied.command import run_command
 from embodied.core.config import from_mapping, parse_overrides
@@ -26,9 +28,11 @@ from embodied.core.errors import UserError, unknown_name
 from embodied.report.metrics import write_json
 
 BENCHMARKS: dict[str, Callable[[bool], Report]] = {
+    "camera": camera.measure,
     "flow": flow.measure,
     "sim": sim.measure,
     "train": train.measure,
+    "vla": vla.measure,
 }
 
 

@@ -1,10 +1,13 @@
 """Record a scripted expert: ``python -m embodied.collect task=pick_place out=demos/pick_place [key=value ...]``
 
-  episodes=20  seed=0       how many to keep, and from which initial states
+  episodes=20  seed=0       how many to keep, and from which initial states; of a task with instructions as many of each
+                            goal that is trained on
   noise=0.1                 share of time in which random actions take over; what is recorded is what the expert wanted
   noise_steps=4             control steps of each such disturbance
   hold_steps=10             an episode is cut this long after its last unsolved step
-  image_size=0              also record pictures of the front camera, so many pixels high and wide; 0 is none
+  cameras=[]                also record pictures of these cameras, such as [front,wrist], and the instruction; the state
+                            is then what a policy with cameras gets, without what only a simulator knows
+  image_size=64             of the pictures: pixels, square
   keep_failures=false       also keep episodes that do not end solved
   num_threads=0             of the simulation; 0 is all cores
   task.<option>=...         any option of the task
@@ -19,7 +22,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +32,13 @@ from torch import Tensor
 from embodied.command import run_command
 from embodied.core.config import at_least, from_mapping, nest, parse_overrides
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.types import EnvSpec
+from embodied.core.types import TRAIN, EnvSpec
 from embodied.data import Episode, write
-from embodied.data.lerobot import refuse_existing
-from embodied.experiment import compose_run, make_env
+from embodied.data.lerobot_writer import refuse_existing
+from embodied.experiment import compose_run, make_env, square_cameras
 from embodied.report.progress import duration
 from embodied.runtime import threads
 from envs import MujocoPool
-from envs.appearance import FRONT, Viewer
-from envs.cameras import FAST
 
 SEED_STRIDE = 7_000_003  # initial states of demonstrations are not those of evaluations or of training
 MAX_TRIES = 20  # times the episodes asked for: a task that its expert solves more rarely is not demonstrated
@@ -53,7 +54,8 @@ class CollectConfig:
     noise: float = 0.1
     noise_steps: int = 4
     hold_steps: int = 10
-    image_size: int = 0
+    cameras: tuple[str, ...] = ()
+    image_size: int = 64
     keep_failures: bool = False
     num_threads: int = 0
 
@@ -63,7 +65,7 @@ class CollectConfig:
         at_least("noise", self.noise, 0)
         at_least("noise_steps", self.noise_steps, 1)
         at_least("hold_steps", self.hold_steps, 0)
-        at_least("image_size", self.image_size, 0)
+        at_least("image_size", self.image_size, 1)
         at_least("num_threads", self.num_threads, 0)
         if self.noise >= 1:
             raise UserError(f"noise={self.noise} is not allowed: it is a share, below 1")
@@ -83,11 +85,9 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
     refuse_existing(out)
     num_threads = options.num_threads or threads.available_cores()
     threads.use(1)
-    env = make_env(config, options.episodes, num_threads)
-    viewer = None
-    if options.image_size:
-        camera = replace(FRONT, width=options.image_size, height=options.image_size)
-        viewer = Viewer(env, camera, FAST, mark_solved=False)
+    cameras = square_cameras(options.cameras, options.image_size)
+    env = make_env(config, options.episodes, num_threads, splits=(TRAIN,), cameras=cameras)
+    missing = shares(env.spec, options.episodes)
     kept: list[Episode] = []
     tried, solved = 0, 0
     while len(kept) < options.episodes:
@@ -95,16 +95,17 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
             raise UserError(
                 f"the expert of {env.spec.task} solved {solved} of {tried} episodes with noise={options.noise}: too few"
             )
-        for episode in record(env, options, SEED_STRIDE * (options.seed + 1) + tried, viewer):
+        for episode in record(env, options, SEED_STRIDE * (options.seed + 1) + tried):
             success = bool(episode.success_L[-1])
+            goal = env.spec.instruction_goals[env.spec.instructions.index(episode.instruction)]
             solved += success
-            if success or options.keep_failures:
+            if (success or options.keep_failures) and missing[goal]:
+                missing[goal] -= 1
                 kept.append(episode)
         tried += env.num_envs
         spent = duration(time.monotonic() - began)
-        print(f"{min(len(kept), options.episodes)} of {options.episodes} episodes, {spent}", file=sys.stderr)
+        print(f"{len(kept)} of {options.episodes} episodes, {spent}", file=sys.stderr)
     env.close()
-    kept = kept[: options.episodes]
     write(out, kept, env.spec)
     return {
         "data": str(out),
@@ -118,30 +119,40 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def record(env: MujocoPool, options: CollectConfig, seed: int, viewer: Viewer | None) -> list[Episode]:
-    """One episode of every env, by its expert with disturbances; env i has seed + i. viewer: takes pictures too."""
+def shares(spec: EnvSpec, episodes: int) -> dict[str, int]:
+    """How many of the episodes show each goal that is trained on: as many of each as possible."""
+    goals = dict.fromkeys(
+        goal for goal, split in zip(spec.instruction_goals, spec.instruction_splits, strict=True) if split == TRAIN
+    )
+    each, more = divmod(episodes, len(goals))
+    return {goal: each + (i < more) for i, goal in enumerate(goals)}
+
+
+def record(env: MujocoPool, options: CollectConfig, seed: int) -> list[Episode]:
+    """One episode of every env, by its expert with disturbances; env i has seed + i."""
     obs = env.reset(seed)
+    told = [env.spec.instructions[i] for i in env.task.instruction_N.tolist()]
     steps, num_envs = env.spec.max_episode_steps, env.num_envs
     disturbance = disturbances(env.spec, num_envs, options, torch.Generator().manual_seed(seed))
-    states, actions, rewards, solved, pictures = [], [], [], [], []
+    states, actions, rewards, solved = [], [], [], []
+    pictures: dict[str, list[Tensor]] = {camera.name: [] for camera in env.spec.cameras}
     for t in range(steps):
         wanted = env.task.expert()
         states.append(obs["state"])
-        if viewer is not None:
-            pictures.append(torch.from_numpy(viewer.render()))
+        for camera, frames in pictures.items():
+            frames.append(obs[f"images.{camera}"])
         actions.append(wanted)
         step = env.step(torch.where(disturbance[:, t].isnan(), wanted, disturbance[:, t]))
         rewards.append(step.reward_N)
         solved.append(step.info["success"])
         obs = step.obs
     columns = [torch.stack(column, 1) for column in (states, actions, rewards, solved)]
-    instruction = env.task.instruction
     episodes = []
     for i in range(num_envs):
         rows = [column[i] for column in columns]
         length = cut(rows[3], options.hold_steps)
-        images = {FRONT.name: torch.stack([picture[i] for picture in pictures[:length]])} if pictures else {}
-        episodes.append(Episode(*(row[:length] for row in rows), instruction, images))
+        images = {camera: torch.stack([frame[i] for frame in frames[:length]]) for camera, frames in pictures.items()}
+        episodes.append(Episode(*(row[:length] for row in rows), told[i], images))
     return episodes
 
 

@@ -19,7 +19,7 @@ from embodied.command import run_command
 from embodied.core.config import from_mapping, nest, parse_overrides
 from embodied.core.errors import UserError
 from embodied.data import write
-from embodied.data.lerobot import refuse_existing
+from embodied.data.lerobot_writer import refuse_existing
 from embodied.data.maniskill import read_trajectories
 
 

@@ -6,7 +6,8 @@
   num_threads=0               of the simulation; 0 is all cores
 
 The policy acts deterministically. Last line of stdout, also written to the run's eval/: {"task", "episodes",
-"success_once", "success_at_end", "success_at_end_ci95", "return_mean", "episode_length_mean", "seed", ...}
+"success_once", "success_at_end", "success_at_end_ci95", "return_mean", "episode_length_mean", "seed", ...}. Where some
+instructions are held out from training, "splits" has the success on those and on the others, and of each goal.
 """
 
 from __future__ import annotations
@@ -56,6 +57,10 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     task = config.task["name"]
     print(f"evaluating {found.path} on {task}: {options.episodes} episodes, seed {options.seed}", file=sys.stderr)
     result = evaluate_policy(config, policy, options.episodes, options.seed, options.num_threads)
+    for split, rates in result.get("splits", {}).items():
+        low, high = rates["success_at_end_ci95"]
+        note = f"{rates['success_at_end']:.1%} of {rates['episodes']} episodes ({low:.1%} to {high:.1%})"
+        print(f"instructions of split {split}: success {note}", file=sys.stderr)
     result |= {"run": str(run_dir), "checkpoint": found.path.name, "env_steps": found.env_steps}
     name = f"{found.path.name}_seed{options.seed}"
     write_json(run_dir / "eval" / f"{name}_episodes{options.episodes}.json", result)

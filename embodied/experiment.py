@@ -6,8 +6,8 @@ overrides ──► compose_run ──► RunConfig ──► make_env, make_pol
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,16 @@ from algos import ALGORITHMS
 from embodied.core.config import GROUPS, apply_values, at_least, compose, from_mapping
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.protocols import Algorithm, Policy
-from embodied.core.types import EnvSpec
+from embodied.core.types import TRAIN, EnvSpec
 from embodied.runtime import RuntimeConfig
 from envs import TASKS, MujocoPool, SimConfig, make_pool
+from envs.cameras import Camera
+from envs.vision import find_camera
 from policies import POLICIES
 
 CONFIG_DIR = Path(embodied.__file__).resolve().parents[1] / "configs"
 CONFIG_FILE = "config.yaml"
+PRETRAINED = "pretrained"  # folder of a run whose policy wraps another library's model
 SHORTHANDS = {"max_staleness": "runtime.max_staleness", "device": "runtime.device"}
 CHANGEABLE = ("total_steps", "max_minutes", "stop_at_success", "eval_episodes", "checkpoint_minutes")
 
@@ -134,7 +137,15 @@ def read_run(run_dir: Path) -> RunConfig:
         raise UserError(f"cannot read {path}: {error}") from error
     if not isinstance(mapping, dict) or any(not isinstance(mapping.get(group), dict) for group in GROUPS):
         raise UserError(f"{path} is not the configuration of a run: it needs the sections {', '.join(GROUPS)}")
-    return typed({str(key): value for key, value in mapping.items()})
+    return with_architecture(typed({str(key): value for key, value in mapping.items()}), run_dir)
+
+
+def with_architecture(config: RunConfig, run_dir: Path) -> RunConfig:
+    """The configuration with ``policy.pretrained`` at the copy of model and tokenizer that a run keeps, if it does."""
+    kept = run_dir / PRETRAINED
+    if "pretrained" not in config.policy or not kept.is_dir():
+        return config
+    return replace(config, policy=config.policy | {"pretrained": str(kept)})
 
 
 def resume_run(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
@@ -188,12 +199,19 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def make_env(
-    config: RunConfig, num_envs: int, num_threads: int, training: bool = False, run_dir: Path = Path()
+    config: RunConfig,
+    num_envs: int,
+    num_threads: int,
+    training: bool = False,
+    run_dir: Path = Path(),
+    splits: Sequence[str] | None = None,
+    cameras: Sequence[Camera] | None = None,
 ) -> MujocoPool:
     """The run's task. Training envs have staggered episodes, and the task's share of them start with the object held;
     for an algorithm with a group_size so many neighbours have the same episodes instead, all in step.
 
-    run_dir: what the simulator's ``dump_dir`` is relative to.
+    run_dir: what the simulator's ``dump_dir`` is relative to. splits: of the task's instructions, those that episodes
+    come from, in turn; None is all, and for training ``train``. cameras: None is those of the policy.
     """
     sim = _options(config.sim)
     group_size = config.group_size if training else 1
@@ -207,7 +225,19 @@ def make_env(
         stagger=training and group_size == 1,
         held_starts=config.task["held_starts"] if training else 0.0,
         group_size=group_size,
+        splits=(TRAIN,) if training and splits is None else splits,
+        cameras=cameras_of(config) if cameras is None else cameras,
     )
+
+
+def cameras_of(config: RunConfig) -> list[Camera]:
+    """What the policy sees, at the size that it takes; nothing for one that gets a state vector alone."""
+    return square_cameras(config.policy.get("cameras", ()), config.policy.get("image_size", 0))
+
+
+def square_cameras(names: Sequence[str], size: int) -> list[Camera]:
+    """The cameras of these names, ``size`` pixels wide and high. UserError for an unknown one."""
+    return [replace(find_camera(name), width=size, height=size) for name in names]
 
 
 def make_policy(config: RunConfig, spec: EnvSpec) -> Policy:

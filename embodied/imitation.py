@@ -29,12 +29,14 @@ from embodied.data.lerobot import check_fits
 from embodied.eval import evaluate_policy
 from embodied.experiment import CONFIG_FILE, RunConfig
 from embodied.initial_policy import make_initial_policy
-from embodied.lifecycle import make_run_dir, save_checkpoint, stop_on_signals
+from embodied.lifecycle import keep_architecture, keep_pretrained, make_run_dir, save_checkpoint, stop_on_signals
 from embodied.report.metrics import MetricsWriter, write_atomically, write_json
 from embodied.report.progress import Progress, Status, duration
 from embodied.runtime import threads
 from embodied.runtime.build import resolve_device
 from embodied.runtime.checkpoint import Checkpoint
+
+VALIDATION_CHUNKS = 256  # at most; spread evenly over the validation episodes
 
 
 def imitate(config: RunConfig, run_dir: Path, found: Checkpoint | None, start_s: float) -> dict[str, Any]:
@@ -46,8 +48,10 @@ def imitate(config: RunConfig, run_dir: Path, found: Checkpoint | None, start_s:
     assert config.data is not None
     env = experiment.make_env(config, num_envs=1, num_threads=1)
     env.close()
-    data = read(Path(config.data), config.data_keys)
+    data = read(Path(config.data), config.data_keys, [camera.name for camera in env.spec.cameras])
     check_fits(data, env.spec, Path(config.data))
+    if env.spec.cameras:  # the policy reads instructions too
+        data = data.told_from(env.spec.instructions)
     threads.use(threads.available_cores())
     training = Imitation(config, run_dir, data, env.spec, new=found is None)
     if found is not None:
@@ -55,6 +59,7 @@ def imitate(config: RunConfig, run_dir: Path, found: Checkpoint | None, start_s:
         start_s -= float(found.state["train"]["wall_s"])
     make_run_dir(run_dir, exist_ok=found is not None)
     write_atomically(run_dir / CONFIG_FILE, experiment.to_yaml(config))
+    keep_architecture(training.policy, run_dir)
     with ExitStack() as stack:
         writer = MetricsWriter(run_dir, None if found is None else training.algorithm.updates)
         stack.callback(writer.close)
@@ -81,7 +86,8 @@ class Imitation:
         self.algorithm = algorithm
         self.train_episodes, self.validation_episodes = data.split(algorithm.config.validation_share)
         self.starts = data.chunk_starts(policy.horizon, self.train_episodes)
-        self.validation_starts = data.chunk_starts(policy.horizon, self.validation_episodes)
+        starts = data.chunk_starts(policy.horizon, self.validation_episodes)
+        self.validation_starts = starts[:: -(-len(starts) // VALIDATION_CHUNKS) or 1]
         if not len(self.starts) or not len(self.validation_starts):
             raise UserError(f"data={config.data}: its episodes are shorter than a chunk of {policy.horizon} actions")
         if new and config.init is None:
@@ -105,8 +111,7 @@ class Imitation:
         losses: list[float] = []
         began, first = time.monotonic(), algorithm.updates
         while algorithm.updates < options.updates and not stop.is_set():
-            state, action = self.data.chunks(algorithm.pick(self.starts), horizon)
-            losses.append(algorithm.update({"state": state}, action))
+            losses.append(algorithm.update(*self.data.chunks(algorithm.pick(self.starts), horizon)))
             if algorithm.updates % options.validate_every and algorithm.updates < options.updates:
                 continue
             wall_s, rate = time.monotonic() - start_s, (algorithm.updates - first) / (time.monotonic() - began)
@@ -125,8 +130,7 @@ class Imitation:
 
     def validate(self) -> float:
         """Validation loss of the average weights; those to keep are remembered."""
-        state, action = self.data.chunks(self.validation_starts, self.policy.horizon)
-        loss = self.algorithm.validate({"state": state}, action)
+        loss = self.algorithm.validate(*self.data.chunks(self.validation_starts, self.policy.horizon))
         if loss < self.kept_loss or self.algorithm.config.patience is None:
             self.kept, self.kept_loss, self.kept_update = self._average(), loss, self.algorithm.updates
         return loss
@@ -144,10 +148,11 @@ class Imitation:
         if interrupted:
             progress.message(f"stopped and saved; go on with: python -m embodied.train resume={self.run_dir}")
             raise Stopped(result)
+        self.algorithm.policy_module.cpu().load_state_dict(self.kept)
+        keep_pretrained(self.policy, self.run_dir)
         if self.config.eval_episodes:
             episodes = self.config.eval_episodes
             progress.message(f"trained for {duration(result['wall_s'])}; evaluating {episodes} episodes")
-            self.algorithm.policy_module.cpu().load_state_dict(self.kept)
             result["eval"] = evaluate_policy(self.config, self.policy, episodes, self.config.seed)
             write_json(self.run_dir / "eval" / f"final_{self.algorithm.updates}.json", result["eval"])
         return result

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from embodied.core.errors import UserError
 from embodied.core.protocols import Imitator, Policy, Startable, Wrapper
 from embodied.core.types import EnvSpec
-from embodied.experiment import CONFIG_FILE, RunConfig, make_policy, read_run
+from embodied.experiment import CONFIG_FILE, RunConfig, make_policy, read_run, with_architecture
 from embodied.runtime import checkpoint
 
 
@@ -22,6 +22,8 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     that wraps another one takes them for that one. UserError if that run was of another task or architecture, or has no
     checkpoint, or if a wrapping policy is given none.
     """
+    if config.init is not None:
+        config = with_architecture(config, Path(config.init))
     policy = make_policy(config, spec)
     if config.init is None:
         if isinstance(policy, Wrapper):
@@ -43,7 +45,9 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     if isinstance(policy, Wrapper) and source.policy["name"] != config.policy["name"]:
         weights = {policy.wraps + key: value for key, value in weights.items()}
         fresh = tuple(key for key in policy.state_dict() if not key.startswith(policy.wraps))
-    weights = complete(weights, policy.state_dict(), fresh, f"init={run_dir}")
+    own = policy.state_dict()
+    weights = {key: own[key] for key in own if key.endswith(policy.additions)} | dict(weights)
+    weights = complete(weights, own, fresh, f"init={run_dir}")
     for key in policy.meaning:
         theirs, ours = source.policy[key], config.policy[key]
         if theirs != ours:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.errors import UserError
-from embodied.experiment import RunConfig
+from embodied.core.protocols import Policy, Pretrained
+from embodied.experiment import PRETRAINED, RunConfig
 from embodied.runtime import checkpoint
 
 
@@ -34,6 +35,18 @@ def make_run_dir(run_dir: Path, exist_ok: bool) -> None:
         run_dir.mkdir(parents=True, exist_ok=exist_ok)
     except OSError as error:
         raise UserError(f"cannot make the run directory {run_dir}: {error.strerror or error}") from error
+
+
+def keep_architecture(policy: Policy, run_dir: Path) -> None:
+    """What the weights of a new run's checkpoints need beside them, if the policy wraps another library's model."""
+    if isinstance(policy, Pretrained) and not (run_dir / PRETRAINED).exists():
+        policy.save_architecture(run_dir / PRETRAINED)
+
+
+def keep_pretrained(policy: Policy, run_dir: Path) -> None:
+    """The trained model in the layout of the library that it comes from."""
+    if isinstance(policy, Pretrained):
+        policy.save_pretrained(run_dir / PRETRAINED)
 
 
 def save_checkpoint(run_dir: Path, steps: int, state: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """List the tasks: ``python -m embodied.tasks``
 
-What each observes, its actions, its instruction and its time limit: for people on stderr, one JSON object on stdout.
+What each observes, its actions, its instructions and its time limit: for people on stderr, one JSON object on stdout.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from embodied.command import run_command
 from embodied.core.errors import UserError
+from embodied.core.types import EnvSpec
 from embodied.experiment import compose_run, make_env
 from envs import TASKS
 
@@ -26,6 +27,10 @@ def tasks(argv: Sequence[str]) -> dict[str, Any]:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for task in found:
         console.print(Text(f"{task['task']}", style="bold"), Text(f"— {task['instruction']}"))
+        if task["instructions"] > 1:
+            goals = ", ".join(f"{count} {split}" for split, count in task["goals"].items())
+            texts = f"{task['instructions']} texts, such as: {task['example']}"
+            console.print(Text(f"  told        {texts}; goals: {goals}"))
         console.print(Text(f"  observes    {', '.join(task['observes'])}  ({task['state_dim']} numbers)"))
         console.print(Text(f"  actions     {', '.join(task['actions'])}, each in [-1, 1], {task['control_hz']:g} Hz"))
         console.print(Text(f"  time limit  {task['time_limit_s']:g} s, {task['max_episode_steps']} steps\n"))
@@ -41,6 +46,9 @@ def describe_task(name: str) -> dict[str, Any]:
     return {
         "task": name,
         "instruction": getattr(TASKS[name].build, "instruction", ""),
+        "instructions": len(spec.instructions),
+        "example": spec.instructions[0],
+        "goals": {split: len(goals) for split, goals in goals_by_split(spec).items()},
         "observes": terms(spec.state_names),
         "state_dim": spec.state_dim,
         "privileged_dim": spec.privileged_dim,
@@ -49,6 +57,14 @@ def describe_task(name: str) -> dict[str, Any]:
         "time_limit_s": round(spec.max_episode_steps * spec.control_dt_s, 3),
         "max_episode_steps": spec.max_episode_steps,
     }
+
+
+def goals_by_split(spec: EnvSpec) -> dict[str, set[str]]:
+    """What the instructions of each split ask for."""
+    found: dict[str, set[str]] = {}
+    for goal, split in zip(spec.instruction_goals, spec.instruction_splits, strict=True):
+        found.setdefault(split, set()).add(goal)
+    return found
 
 
 def terms(names: Sequence[str]) -> list[str]:

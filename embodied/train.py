@@ -33,7 +33,14 @@ from embodied.core.protocols import VecEnv
 from embodied.eval import evaluate_policy
 from embodied.experiment import CONFIG_FILE, RunConfig
 from embodied.initial_policy import make_initial_policy
-from embodied.lifecycle import make_run_dir, new_run_dir, save_checkpoint, stop_on_signals
+from embodied.lifecycle import (
+    keep_architecture,
+    keep_pretrained,
+    make_run_dir,
+    new_run_dir,
+    save_checkpoint,
+    stop_on_signals,
+)
 from embodied.report.metrics import MetricsWriter, write_atomically, write_json
 from embodied.report.progress import Progress, Status, duration
 from embodied.runtime import Iteration, Runtime, build_runtime, checkpoint, threads
@@ -63,6 +70,7 @@ def train(argv: Sequence[str]) -> dict[str, Any]:
             start_s -= float(found.state["train"]["wall_s"])
         make_run_dir(run_dir, exist_ok=resume is not None)
         write_atomically(run_dir / CONFIG_FILE, experiment.to_yaml(config))
+        keep_architecture(runtime.policy, run_dir)
         writer = MetricsWriter(run_dir, None if resume is None else runtime.iteration)
         stack.callback(writer.close)
         progress = Progress(config.total_steps, config.max_minutes)
@@ -169,6 +177,7 @@ class Training:
         if self.interrupted:
             self.progress.message(f"stopped and saved; go on with: python -m embodied.train resume={self.run_dir}")
             raise Stopped(result)
+        keep_pretrained(self.runtime.policy, self.run_dir)
         if self.config.eval_episodes:
             episodes = self.config.eval_episodes
             self.progress.message(f"trained for {duration(self.wall_s)}; evaluating {episodes} episodes")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from embodied.core.config import from_mapping
+from envs.cameras import Camera
 from envs.gymnasium_api import register_tasks
 from envs.pool import MujocoPool, SimConfig
 from envs.registry import TASKS
-from envs.tasks import lift, pick_place, push, reach, stack
+from envs.tasks import lift, pick_place, push, reach, stack, tabletop
 
-__all__ = ["TASKS", "MujocoPool", "SimConfig", "lift", "make_pool", "pick_place", "push", "reach", "stack"]
+__all__ = ["TASKS", "MujocoPool", "SimConfig", "lift", "make_pool", "pick_place", "push", "reach", "stack", "tabletop"]
 
 
 register_tasks()
@@ -28,6 +29,8 @@ def make_pool(
     stagger: bool = False,
     held_starts: float = 0.0,
     group_size: int = 1,
+    splits: Sequence[str] | None = None,
+    cameras: Sequence[Camera] = (),
 ) -> MujocoPool:
     """The pool of a registered task. UserError for an unknown task or option; see MujocoPool for the rest."""
     entry = TASKS[task]
@@ -35,5 +38,5 @@ def make_pool(
     options = from_mapping(SimConfig, sim or {}, "sim")
     return MujocoPool(
         entry.build(config), num_envs=num_envs, num_threads=num_threads, seed=seed, sim=options, stagger=stagger,
-        held_starts=held_starts, group_size=group_size,
+        held_starts=held_starts, group_size=group_size, splits=splits, cameras=cameras,
     )  # fmt: skip

@@ -24,8 +24,9 @@ Array = NDArray[np.float64]
 Ids = NDArray[np.integer]
 Vec3 = tuple[float, float, float]
 
-_EXTENT_M = 8.0  # where the floor has faded into the horizon
-_CHECKER_M = 0.25
+DEFAULT_RGBA = [0.5, 0.5, 0.5, 1.0]  # MuJoCo's mark of a geom that takes its material's colour
+EXTENT_M = 8.0  # where the floor has faded into the horizon
+CHECKER_M = 0.25
 _SUBPIXELS = ((-0.375, -0.125), (0.125, -0.375), (0.375, 0.125), (-0.125, 0.375))  # rotated grid
 
 
@@ -120,18 +121,10 @@ def _poses(batch: Batch, camera: Camera, sims: Ids, model: mujoco.MjModel) -> tu
     if camera.mount is None:
         assert camera.pos is not None
         assert camera.lookat is not None
-        pos = np.array(camera.pos, np.float64)
-        back = pos - np.array(camera.lookat)
-        back /= np.linalg.norm(back)
-        up = np.array([0.0, 0.0, 1.0]) if abs(back[2]) < 0.999 else np.array([0.0, 1.0, 0.0])
-        right = np.cross(up, back)
-        right /= np.linalg.norm(right)
-        rotation = np.stack([right, np.cross(back, right), back], axis=-1)
+        pos = np.array([camera.pos], np.float64)
+        rotation = look_at(pos, np.array([camera.lookat]))
         return np.tile(pos, (len(sims), 1)), np.tile(rotation, (len(sims), 1, 1)), camera.fovy_deg
-    cam = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera.mount)
-    if cam < 0:
-        names = ", ".join(model.camera(i).name for i in range(model.ncam)) or "none"
-        raise ValueError(f"camera '{camera.name}': the model has no camera '{camera.mount}'. It has: {names}")
+    cam = mounted_camera(model, camera)
     pos_n3, rotation_n33 = np.empty((len(sims), 3)), np.empty((len(sims), 3, 3))
     data = mujoco.MjData(model)
     for row, sim in enumerate(sims):
@@ -142,6 +135,37 @@ def _poses(batch: Batch, camera: Camera, sims: Ids, model: mujoco.MjModel) -> tu
         mujoco.mj_camlight(model, data)
         pos_n3[row], rotation_n33[row] = data.cam_xpos[cam], data.cam_xmat[cam].reshape(3, 3)
     return pos_n3, rotation_n33, float(model.cam_fovy[cam])
+
+
+def look_at(pos_n3: Array, lookat_n3: Array, up: Vec3 = (0.0, 0.0, 1.0)) -> Array:
+    """Camera-to-world rotation [n, 3, 3] (columns: right, up, back) of cameras that look from ``pos`` to ``lookat``
+    with ``up`` upwards in the picture, or +y where they look straight along it."""
+    back = pos_n3 - lookat_n3
+    back /= np.linalg.norm(back, axis=-1, keepdims=True)
+    steep = np.abs(back * up).max(axis=-1, keepdims=True) >= 0.999
+    right = np.cross(np.where(steep, [0.0, 1.0, 0.0], up), back)
+    right /= np.linalg.norm(right, axis=-1, keepdims=True)
+    return np.stack([right, np.cross(back, right), back], axis=-1)
+
+
+def mounted_camera(model: mujoco.MjModel, camera: Camera) -> int:
+    """Id of the MJCF camera that ``camera`` is mounted as; ValueError, which lists those there are, for none."""
+    assert camera.mount is not None
+    cam = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera.mount)
+    if cam < 0:
+        names = ", ".join(model.camera(i).name for i in range(model.ncam)) or "none"
+        raise ValueError(f"camera '{camera.name}': the model has no camera '{camera.mount}'. It has: {names}")
+    return cam
+
+
+def geom_colors(batch: Batch, sims: Ids) -> Array:
+    """Colour and opacity of every geom in simulations ``sims``, [n, ngeom, 4]; its material's where it has one."""
+    model, per_sim = batch.model, batch.expanded("geom_rgba")
+    rgba_ng4 = (model.geom_rgba[None] if per_sim is None else per_sim[sims]).astype(np.float64)
+    if model.nmat:
+        uses_material = (model.geom_matid >= 0) & (model.geom_rgba == DEFAULT_RGBA)[:, :3].all(1)
+        rgba_ng4 = np.where(uses_material[:, None], model.mat_rgba[np.clip(model.geom_matid, 0, None)], rgba_ng4)
+    return np.broadcast_to(rgba_ng4, (len(sims), model.ngeom, 4))
 
 
 def _subset(mask_nr: NDArray[np.bool_]) -> NDArray[np.intp]:
@@ -173,12 +197,7 @@ class _Scene:
         self.rows = np.arange(len(sims))[:, None]
         self.plane_g = model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
         material = np.clip(model.geom_matid, 0, None)
-        uses_material = (model.geom_matid >= 0) & (model.geom_rgba == 0.5)[:, :3].all(1)
-        per_sim = batch.expanded("geom_rgba")
-        rgba_ng4 = (model.geom_rgba[None] if per_sim is None else per_sim[sims]).astype(np.float64)
-        if model.nmat:
-            rgba_ng4 = np.where(uses_material[:, None], model.mat_rgba[material], rgba_ng4)
-        self.rgba_ng4 = np.broadcast_to(rgba_ng4, (len(sims), model.ngeom, 4))
+        self.rgba_ng4 = geom_colors(batch, sims)
         specular = model.mat_specular[material] if model.nmat else 0.0
         self.specular_g = np.where(self.plane_g, 0.0, np.where(model.geom_matid >= 0, specular, 0.2))
         sun = np.array(look.sun)
@@ -224,13 +243,13 @@ class _Scene:
         ambient = 0.34 + 0.14 * outward[..., 2] + 0.14 * np.abs(facing)
         color = base * (ambient + 0.62 * lit)[..., None] + 0.6 * (gloss * lit)[..., None]
         sky = self._sky(unit)
-        away = np.where(self.plane_g[geom], (dist * np.linalg.norm(direction, axis=-1) / _EXTENT_M).clip(0, 1) ** 2, 0)
+        away = np.where(self.plane_g[geom], (dist * np.linalg.norm(direction, axis=-1) / EXTENT_M).clip(0, 1) ** 2, 0)
         away = np.where(geom < 0, 1.0, away)[..., None]
         return (1.0 - away) * color + away * sky, np.where(geom < 0, 1.0, rgba[..., 3])
 
     def _checker(self, hit: Array, geom: Ids) -> Array:
         """Brightness of the floor's tiles, 1 on everything else."""
-        cell = np.floor(hit[..., :2] / _CHECKER_M).sum(-1) % 2
+        cell = np.floor(hit[..., :2] / CHECKER_M).sum(-1) % 2
         return np.where(self.plane_g[geom], 0.92 + 0.08 * cell, 1.0)
 
     def _visible(self, hit: Array, outward: Array) -> Array:

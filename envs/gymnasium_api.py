@@ -12,12 +12,14 @@ stable-baselines3 reads, tells whether the task is solved in the state that ``in
 are those beyond which the engine itself calls a state diverged.
 
 Keyword arguments of ``make`` and ``make_vec`` are the task's options (``cube_mass_kg=0.1``,
-``control={"mode": "joint_delta"}``), ``sim`` (options of SimConfig), ``num_threads`` and ``render_mode``; a wrong one
-is a ValueError that names the nearest.
+``control={"mode": "joint_delta"}``), ``sim`` (options of SimConfig), ``splits`` of the instructions that episodes come
+from (by default those to train on), ``num_threads`` and ``render_mode``; a wrong one is a ValueError that names the
+nearest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import gymnasium
@@ -32,7 +34,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from embodied.core.config import from_mapping
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.types import EnvSpec, Obs
+from embodied.core.types import TRAIN, EnvSpec, Obs
 from envs.appearance import Viewer
 from envs.pool import MujocoPool, SimConfig
 from envs.registry import TASKS
@@ -58,11 +60,12 @@ class PandaEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         *,
         num_threads: int = 1,
         sim: dict[str, Any] | None = None,
+        splits: Sequence[str] = (TRAIN,),
         render_mode: str | None = None,
         **options: Any,
     ) -> None:
         self._simulated = _Simulated(
-            task, {"max_episode_steps": _NO_LIMIT, **options}, 1, num_threads, sim, render_mode
+            task, {"max_episode_steps": _NO_LIMIT, **options}, 1, num_threads, sim, render_mode, splits
         )
         self.render_mode = render_mode
         self.metadata = self._simulated.metadata
@@ -112,11 +115,12 @@ class PandaVectorEnv(VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
         num_envs: int = 1,
         num_threads: int = 0,
         sim: dict[str, Any] | None = None,
+        splits: Sequence[str] = (TRAIN,),
         stagger: bool = False,
         render_mode: str | None = None,
         **options: Any,
     ) -> None:
-        self._simulated = _Simulated(task, options, num_envs, num_threads, sim, render_mode, stagger)
+        self._simulated = _Simulated(task, options, num_envs, num_threads, sim, render_mode, splits, stagger)
         self.num_envs = num_envs
         self.render_mode = render_mode
         self.metadata = {**self._simulated.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
@@ -185,6 +189,7 @@ class _Simulated:
         num_threads: int,
         sim: dict[str, Any] | None,
         render_mode: str | None,
+        splits: Sequence[str],
         stagger: bool = False,
     ) -> None:
         if render_mode is not None and render_mode not in METADATA["render_modes"]:
@@ -195,6 +200,7 @@ class _Simulated:
             entry.build(config), num_envs=num_envs, num_threads=num_threads,
             sim=from_mapping(SimConfig, sim or {}, "sim"), stagger=stagger,
             held_starts=config.held_starts if "held_starts" in options else 0.0,  # the default is for training
+            splits=splits,
         )  # fmt: skip
         self._viewer: Viewer | None = None
         self._seeded = False

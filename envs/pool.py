@@ -10,7 +10,7 @@ current are the first half of the next substep and cost nothing extra.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,24 +20,30 @@ import torch
 from mujoco.batch import Batch, SimulationError
 from torch import Tensor
 
-from embodied.core.types import EnvSpec, EpisodeStats, Obs, Timestep
+from embodied.core.types import CameraSpec, EnvSpec, Obs, Timestep
+from envs.camera_randomization import CameraRandomization
+from envs.cameras import Camera
+from envs.episodes import Episodes
 from envs.guard import NanGuard
+from envs.instructions import InstructionDraw
 from envs.randomization import RandomizationTerm, Randomizer
 from envs.robot import PandaArm
 from envs.scene import panda_on_table
-from envs.seeding import EpisodeRng
 from envs.tasks.base import Task, View
+from envs.tasks.common import ROBOT_STATE
+from envs.vision import CameraRig
 
 _CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)
 
 
 @dataclass(frozen=True)
 class SimConfig:
-    """Options of the simulator. randomization: terms by name, see envs/randomization.py. dump_dir: where the NaN
-    guard writes the state of an env that diverged."""
+    """Options of the simulator. randomization: terms by name, see envs/randomization.py. camera_randomization: of what
+    cameras see. dump_dir: where the NaN guard writes the state of an env that diverged."""
 
     name: str = "mujoco"
     randomization: dict[str, RandomizationTerm] = field(default_factory=dict)
+    camera_randomization: CameraRandomization = field(default_factory=CameraRandomization)
     dump_dir: str = "nan_dumps"
 
 
@@ -47,7 +53,9 @@ class MujocoPool:
     num_threads: threads that step the simulations (0: all cores). stagger: the first episode of each env starts at a
     different elapsed time, so that resets spread over time. held_starts: share of episodes that start with the task's
     object in the hand (see TaskConfig). seed: env i uses seed + i // group_size, so that ``group_size`` neighbours have
-    the same episodes.
+    the same episodes. splits: of the task's instructions, those that episodes are drawn from (None: all).
+    cameras: their pictures are observed (``images.<name>``, see CameraSpec), and ``instruction``, an index into
+    ``spec.instructions``. ``state`` has then only what the robot knows of itself; the rest of it is ``privileged``.
     """
 
     def __init__(
@@ -61,6 +69,8 @@ class MujocoPool:
         stagger: bool = False,
         held_starts: float = 0.0,
         group_size: int = 1,
+        splits: Sequence[str] | None = None,
+        cameras: Sequence[Camera] = (),
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs: got {num_envs}, allowed: 1 or more")
@@ -68,28 +78,25 @@ class MujocoPool:
             raise ValueError(f"group_size: got {group_size}, allowed: divisors of the number of envs, {num_envs}")
         sim = sim or SimConfig()
         self.group_size = group_size
-        self._group_N = np.arange(num_envs, dtype=np.int64) // group_size
-        self.task, self.num_envs, self.stagger, self.held_starts = task, num_envs, stagger, held_starts
+        self.task, self.num_envs, self.held_starts = task, num_envs, held_starts
+        self.draw_instructions = InstructionDraw(task.instructions, splits)
+        self.episodes = Episodes(num_envs, group_size, seed, task.config.max_episode_steps, stagger)
         spec = panda_on_table()
         task.build_scene(spec)
         self.model = spec.compile()
-        self.substeps = _substeps(task.config.control_dt_s, self.model.opt.timestep)
+        self.substeps = task.config.substeps(self.model.opt.timestep)
         self.batch = Batch(self.model, num_envs, num_threads, persistent=True)
         self.arm = PandaArm(self.batch, task.config.control)
         self.view = View(self.batch, self.arm)
+        task.instruction_N = torch.zeros(num_envs, dtype=torch.int64)
         task.bind(self.view)
         self.guard = NanGuard(self.batch, Path(sim.dump_dir))
         self.randomizer = Randomizer(self.batch, sim.randomization)
         self.on_control_step: Callable[[MujocoPool], None] | None = None  # observer of every control step, for videos
-        self._seed_N = self._group_N + seed
-        self._episode_N = np.full(num_envs, -1, dtype=np.int64)
-        self._elapsed_N = torch.zeros(num_envs, dtype=torch.int64)
-        self._length_N = torch.zeros(num_envs, dtype=torch.int64)  # elapsed, but without what stagger skipped
-        self._return_N = torch.zeros(num_envs)
-        self._success_once_N = torch.zeros(num_envs, dtype=torch.bool)
+        self.rig = CameraRig(self.batch, spec, cameras, sim.camera_randomization) if cameras else None
         self._randomized_N = np.zeros(num_envs, dtype=bool)
         self._start_episodes(np.arange(num_envs))
-        obs = self._observe()
+        obs = self._vectors()
         self.spec = EnvSpec(
             task=task.name,
             state_dim=obs["state"].shape[1],
@@ -97,8 +104,12 @@ class MujocoPool:
             action_dim=len(self.arm.action_names),
             control_dt_s=task.config.control_dt_s,
             max_episode_steps=task.config.max_episode_steps,
-            state_names=_names(task.observe()),
+            state_names=_names(self._parts()[0]),
             action_names=self.arm.action_names,
+            instructions=task.instructions.texts,
+            instruction_goals=task.instructions.goals,
+            instruction_splits=task.instructions.splits,
+            cameras=tuple(CameraSpec(camera.name, camera.height, camera.width) for camera in cameras),
         )
 
     # -- VecEnv ----------------------------------------------------------------------------------------------------
@@ -106,8 +117,7 @@ class MujocoPool:
     def reset(self, seed: int | None = None) -> Obs:
         """Start every env anew. With a seed, episode 0 of env seeds that begin there; without, its next episode."""
         if seed is not None:
-            self._seed_N = self._group_N + seed
-            self._episode_N[:] = -1
+            self.episodes.rewind(seed)
             self._randomized_N[:] = False
         self._start_episodes(np.arange(self.num_envs))
         return self._observe()
@@ -123,7 +133,6 @@ class MujocoPool:
         num_steps_N = torch.zeros(self.num_envs, dtype=torch.int64)
         success_N = torch.zeros(self.num_envs, dtype=torch.bool)
         alive_N = torch.ones(self.num_envs, dtype=torch.bool)
-        limit = self.task.config.max_episode_steps
         for e in range(num_actions):
             ids = None if bool(alive_N.all()) else alive_N.nonzero().squeeze(-1).numpy()
             broken = self._advance(action_NEA[:, e], ids)
@@ -133,13 +142,10 @@ class MujocoPool:
                 reward[broken] = 0.0
                 success[broken] = False
             success_N = torch.where(alive_N, success, success_N)
-            self._success_once_N |= success
             reward_NE[:, e] = reward
-            self._return_N += reward
             num_steps_N += alive_N
-            self._elapsed_N += alive_N
-            self._length_N += alive_N
-            alive_N &= self._elapsed_N < limit
+            self.episodes.count(alive_N, reward, success)
+            alive_N &= self.episodes.elapsed_N < self.episodes.max_steps
             alive_N[broken] = False
             if self.on_control_step is not None:
                 self.on_control_step(self)
@@ -148,17 +154,13 @@ class MujocoPool:
         return self._finish(reward_NE, num_steps_N, success_N, ~alive_N)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Simulation state and episode counters of every env, as tensors."""
+        """Simulation state, episode counters and what the task keeps of every env, as tensors."""
         return {
             "physics": torch.from_numpy(self.batch.state.copy()),
-            "seed": torch.from_numpy(self._seed_N.copy()),
-            "episode": torch.from_numpy(self._episode_N.copy()),
-            "elapsed": self._elapsed_N.clone(),
-            "length": self._length_N.clone(),
-            "return": self._return_N.clone(),
-            "success_once": self._success_once_N.clone(),
             "randomized": torch.from_numpy(self._randomized_N.copy()),
+            **self.episodes.state_dict(),
             **self.randomizer.state_dict(),
+            **self.task.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -168,17 +170,16 @@ class MujocoPool:
                 got = f"shape {tuple(state[key].shape)}" if key in state else "nothing"
                 raise ValueError(f"env state '{key}': got {got}, needed shape {tuple(needed.shape)}")
         self.randomizer.load_state_dict(state)
-        self._seed_N[:] = state["seed"].numpy()
-        self._episode_N[:] = state["episode"].numpy()
+        self.episodes.load_state_dict(state)
         self._randomized_N[:] = state["randomized"].numpy()
-        self._elapsed_N.copy_(state["elapsed"])
-        self._length_N.copy_(state["length"])
-        self._return_N.copy_(state["return"])
-        self._success_once_N.copy_(state["success_once"])
         self.batch.state[:] = state["physics"].numpy()
+        self.task.load_state_dict(state)
         self.batch.forward(stage=_CURRENT)
         self.batch.state[:] = state["physics"].numpy()
         self.view.changed()
+        if self.rig is not None:
+            everyone = np.arange(self.num_envs)
+            self.rig.start(everyone, self.episodes.rng(everyone))
 
     def observe(self) -> Obs:
         """The present observation of every env."""
@@ -222,16 +223,16 @@ class MujocoPool:
         ended = ended_N.nonzero().squeeze(-1)
         obs = self._observe()
         final_obs = {key: value[ended] for key, value in obs.items()}
-        episodes = EpisodeStats(
-            ended, self._return_N[ended], self._length_N[ended], self._success_once_N[ended], success_N[ended]
-        )
+        episodes = self.episodes.stats(ended, success_N, self.task.instruction_N)
         if len(ended):
             if self.group_size == 1:
                 self._start_episodes(ended.numpy())
             else:
                 self._restart_in_step(ended)
-            for key, value in self._observe().items():
+            for key, value in self._vectors().items():
                 obs[key][ended] = value[ended]
+            for key, value in self._pictures(ended.numpy()).items():
+                obs[key][ended] = value
         return Timestep(
             obs=obs,
             reward_NE=reward_NE,
@@ -245,52 +246,51 @@ class MujocoPool:
         )
 
     def _restart_in_step(self, ended: Tensor) -> None:
-        """Start the next episodes of ``ended``. Those that diverged while their group goes on begin its episode again,
-        as late as the others are, so that the group meets at its end and in the next one."""
-        elapsed_N = self._elapsed_N.view(-1, self.group_size).amax(1).repeat_interleave(self.group_size)
-        early = ended[elapsed_N[ended] < self.task.config.max_episode_steps]
-        self._episode_N[early.numpy()] -= 1
+        """Start the next episodes of ``ended``; of a group that goes on, its present one."""
+        early, elapsed = self.episodes.again_in_step(ended)
         self._start_episodes(ended.numpy())
-        self._elapsed_N[early] = elapsed_N[early]
+        self.episodes.elapsed_N[early] = elapsed
 
     def _observe(self) -> Obs:
-        state = torch.cat(list(self.task.observe().values()), dim=-1).float()
-        privileged = torch.cat(list(self.task.privileged().values()), dim=-1).float()
+        return {**self._vectors(), **self._pictures()}
+
+    def _vectors(self) -> Obs:
+        state, privileged = (torch.cat(list(parts.values()), dim=-1).float() for parts in self._parts())
         return {"state": state, "privileged": privileged}
+
+    def _parts(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What ``state`` and ``privileged`` consist of."""
+        state, privileged = self.task.observe(), self.task.privileged()
+        if self.rig is None:
+            return state, privileged
+        hidden = {name: state.pop(name) for name in list(state) if name not in ROBOT_STATE}
+        return state, {**hidden, **privileged}
+
+    def _pictures(self, ids: np.ndarray | None = None) -> Obs:
+        """What the cameras see in envs ``ids`` (None: all), and what the robot is told there."""
+        if self.rig is None:
+            return {}
+        told = self.task.instruction_N.clone() if ids is None else self.task.instruction_N[torch.from_numpy(ids)]
+        return {**self.rig.render(ids), "instruction": told}
 
     def _start_episodes(self, ids: np.ndarray) -> None:
         """Begin the next episode of envs ``ids``: randomise the model, place arm and objects, compute the sensors."""
-        self._episode_N[ids] += 1
-        rng = EpisodeRng(self._seed_N[ids], self._episode_N[ids])
+        rng = self.episodes.begin(ids)
         self.randomizer.apply(ids, rng, first=~self._randomized_N[ids])
         self._randomized_N[ids] = True
         self.batch.reset(ids, stage=int(mujoco.mjtStage.mjSTAGE_NONE))
         held = rng.uniform("held", 0.0, 1.0) < self.held_starts
         self.arm.reset(ids, self.task.initial_arm_qpos(rng, held))
         rows = torch.from_numpy(ids)
+        self.task.instruction_N[rows] = torch.from_numpy(self.draw_instructions(rng))
         self.task.reset(rows, rng)
         self.batch.forward(ids, stage=_CURRENT)
         if held.any():
             self.task.put_in_hand(rows[torch.from_numpy(held)])
             self.batch.forward(ids[held], stage=_CURRENT)
         self.view.changed()
-        self._elapsed_N[rows] = self._first_elapsed(ids, rng)
-        self._length_N[rows] = 0
-        self._return_N[rows] = 0
-        self._success_once_N[rows] = False
-
-    def _first_elapsed(self, ids: np.ndarray, rng: EpisodeRng) -> Tensor:
-        """Elapsed steps at the start of an episode: 0, or with ``stagger`` anything for the first of each env."""
-        offset = (rng.uniform("stagger", 0.0, 1.0) * self.task.config.max_episode_steps).astype(np.int64)
-        return torch.from_numpy(np.where(self.stagger & (self._episode_N[ids] == 0), offset, 0))
-
-
-def _substeps(control_dt_s: float, timestep_s: float) -> int:
-    """Physics steps in a control step; ValueError unless it is a whole number of them."""
-    substeps = round(control_dt_s / timestep_s)
-    if substeps < 1 or abs(substeps * timestep_s - control_dt_s) > 1e-9:
-        raise ValueError(f"control_dt_s: got {control_dt_s}, allowed: multiples of the physics step, {timestep_s}")
-    return substeps
+        if self.rig is not None:
+            self.rig.start(ids, rng)
 
 
 def _names(parts: Mapping[str, Tensor]) -> tuple[str, ...]:

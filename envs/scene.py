@@ -6,14 +6,52 @@ assets/franka/panda.xml). Metres, kilograms, radians; z up, robot base at the or
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import mujoco
+
+from embodied.core.errors import unknown_name
 
 PANDA_XML = Path(__file__).resolve().parents[1] / "assets" / "franka" / "panda.xml"
 WORLD_BITS = {"contype": 2, "conaffinity": 3}
 GREY, RED, GREEN, BLUE = (0.55, 0.57, 0.6, 1), (0.85, 0.2, 0.15, 1), (0.2, 0.7, 0.3, 1), (0.2, 0.4, 0.8, 1)
 Rgba = tuple[float, float, float, float]
+# geom, how many numbers its size has, condim: what is round needs friction against rolling
+KINDS = {
+    "box": (mujoco.mjtGeom.mjGEOM_BOX, 3, 3),
+    "cylinder": (mujoco.mjtGeom.mjGEOM_CYLINDER, 2, 6),
+    "sphere": (mujoco.mjtGeom.mjGEOM_SPHERE, 1, 6),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A solid. kind: box, cylinder (upright) or sphere. size_m: half sizes of a box; radius and half height of a
+    cylinder; radius of a sphere."""
+
+    kind: str
+    size_m: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise unknown_name("kind of shape", self.kind, KINDS)
+        if len(self.size_m) != KINDS[self.kind][1] or min(self.size_m) <= 0:
+            raise ValueError(f"size_m: got {list(self.size_m)}, a {self.kind} has {KINDS[self.kind][1]}, each above 0")
+
+    @property
+    def half_width_m(self) -> float:
+        """From its centre to a finger that holds it."""
+        return self.size_m[1] if self.kind == "box" else self.size_m[0]
+
+    @property
+    def half_height_m(self) -> float:
+        """Height of its centre when it stands on the table."""
+        return self.size_m[-1]
+
+
+def cube(half_m: float) -> Shape:
+    return Shape("box", (half_m, half_m, half_m))
 
 
 def panda_on_table() -> mujoco.MjSpec:
@@ -26,19 +64,30 @@ def panda_on_table() -> mujoco.MjSpec:
     return spec
 
 
-def add_cube(spec: mujoco.MjSpec, name: str, half_size_m: float, mass_kg: float, rgba: Rgba) -> None:
-    """A free cube, with a sensor for each finger that counts its contacts with the cube, and two for its axes."""
-    body = spec.worldbody.add_body(name=name, pos=[0.5, 0, half_size_m])
+def add_object(spec: mujoco.MjSpec, name: str, shape: Shape, mass_kg: float, rgba: Rgba) -> None:
+    """A free body of one geom, both called ``name``."""
+    geom, _, condim = KINDS[shape.kind]
+    body = spec.worldbody.add_body(name=name, pos=[0.5, 0, shape.half_height_m])
     body.add_freejoint(name=name)
     body.add_geom(
-        name=name, type=mujoco.mjtGeom.mjGEOM_BOX, size=[half_size_m] * 3, mass=mass_kg, rgba=rgba,
-        friction=[1, 0.005, 0.0001], **WORLD_BITS,
+        name=name, type=geom, size=[*shape.size_m, 0, 0][:3], mass=mass_kg, rgba=rgba, condim=condim,
+        friction=[1, 0.005, 0.001], **WORLD_BITS,
     )  # fmt: skip
+
+
+def add_object_sensors(spec: mujoco.MjSpec, name: str) -> None:
+    """What View reads of an object: for each finger its number of contacts with it, and the object's x and y axes."""
     for finger in ("left_finger", "right_finger"):
         add_contact_sensor(spec, f"{finger}_{name}", finger, name)
     for axis in ("x", "y"):
         kind = getattr(mujoco.mjtSensor, f"mjSENS_FRAME{axis.upper()}AXIS")
         spec.add_sensor(name=f"{name}_{axis}_axis", type=kind, objtype=mujoco.mjtObj.mjOBJ_XBODY, objname=name)
+
+
+def add_cube(spec: mujoco.MjSpec, name: str, half_size_m: float, mass_kg: float, rgba: Rgba) -> None:
+    """A free cube with its sensors."""
+    add_object(spec, name, cube(half_size_m), mass_kg, rgba)
+    add_object_sensors(spec, name)
 
 
 def add_contact_sensor(spec: mujoco.MjSpec, name: str, body1: str, body2: str) -> None:

@@ -33,10 +33,11 @@ class EpisodeRng:
     """The random numbers of the episodes that start now, for n envs. A name can be drawn from once per reset.
 
     seed_n, episode_n: env seeds and episode numbers (integers). ``stream`` names what numbers are for; different
-    streams are independent.
+    streams are independent. turn_n: their sum, for what should come in turn instead of at random.
     """
 
     def __init__(self, seed_n: np.ndarray, episode_n: np.ndarray) -> None:
+        self.turn_n = np.asarray(seed_n).astype(np.int64) + np.asarray(episode_n).astype(np.int64)
         with np.errstate(over="ignore"):
             key = _mix(np.asarray(seed_n).astype(np.uint64) * _GOLDEN)
             self._key_n = _mix(key + np.asarray(episode_n).astype(np.uint64) * _GOLDEN)

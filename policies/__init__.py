@@ -4,16 +4,28 @@ from collections.abc import Callable
 
 from embodied.core.protocols import Policy
 from embodied.core.registry import Registry
+from embodied.core.types import EnvSpec
 from policies.dsrl import DSRLConfig, DSRLPolicy
 from policies.flow import FlowConfig, FlowPolicy
 from policies.gaussian import GaussianConfig, GaussianPolicy
+from policies.vla.config import VLAConfig
 
 POLICIES: Registry[Callable[..., Policy]] = Registry("policy")
 """Builders called as ``build(spec, config)``, spec an EnvSpec and config an instance of the entry's dataclass."""
 
+
+def build_vla(spec: EnvSpec, config: VLAConfig) -> Policy:
+    """A VLAPolicy. transformers is imported only now: it takes seconds that other policies should not cost."""
+    from policies.vla.policy import VLAPolicy
+
+    return VLAPolicy(spec, config)
+
+
 POLICIES.register("gaussian", config=GaussianConfig)(GaussianPolicy)
 POLICIES.register("flow", config=FlowConfig)(FlowPolicy)
 POLICIES.register("dsrl", config=DSRLConfig)(DSRLPolicy)
+POLICIES.register("vla", config=VLAConfig)(build_vla)
+POLICIES.register("vla_tiny", config=VLAConfig)(build_vla)
 
 __all__ = [
     "POLICIES",
@@ -23,4 +35,5 @@ __all__ = [
     "FlowPolicy",
     "GaussianConfig",
     "GaussianPolicy",
+    "VLAConfig",
 ]

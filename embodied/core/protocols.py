@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -75,6 +76,7 @@ class Startable(Protocol):
 
     meaning: tuple[str, ...]  # options that decide what its weights mean, beside those that decide their shapes
     schedules: tuple[str, ...]  # prefixes of what a new run begins afresh whatever it starts from
+    additions: tuple[str, ...]  # suffixes of weights that the policy to start from may lack
 
 
 @runtime_checkable
@@ -89,6 +91,29 @@ class Imitator(Protocol):
 
     def fit_normalizer(self, state_FS: Tensor) -> None:
         """Take the statistics of the state from F frames, and keep them from then on."""
+        ...
+
+
+@runtime_checkable
+class Precomputing(Protocol):
+    """A policy of whose network a part is frozen."""
+
+    def precompute(self, obs: Obs) -> Obs:
+        """Observations [B, ...] in which what the frozen part makes of them takes the place of what it reads; as they
+        are where nothing is frozen. ``evaluate`` takes either."""
+        ...
+
+
+@runtime_checkable
+class Pretrained(Protocol):
+    """A policy around a model of another library, whose layout on disk it can write."""
+
+    def save_architecture(self, path: Path) -> None:
+        """What the policy's own weights need beside them to be loaded again, into a new directory."""
+        ...
+
+    def save_pretrained(self, path: Path) -> None:
+        """All that the other library needs to load the model, beside what ``save_architecture`` wrote."""
         ...
 
 

@@ -13,6 +13,16 @@ import torch
 from torch import Tensor
 
 Obs = dict[str, Tensor]
+TRAIN = "train"  # the split of instructions that are trained on
+
+
+@dataclass(frozen=True, slots=True)
+class CameraSpec:
+    """A camera of an environment: ``obs["images.<name>"]`` is uint8 [N, height, width, 3]."""
+
+    name: str
+    height: int
+    width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +32,9 @@ class EnvSpec:
     state_dim: size S of ``obs["state"]``; privileged_dim: size P of ``obs["privileged"]`` (critic only).
     action_dim: A; actions are in [-1, 1]. control_dt_s: seconds between two actions.
     max_episode_steps: time limit in control steps.
+    instructions: every text that the task can be told; instruction_goals: what each asks for, which paraphrases share;
+    instruction_splits: ``train`` or what each is kept for. ``obs["instruction"]`` indexes them.
+    cameras: what is seen; () where the policy gets a state vector alone.
     """
 
     task: str
@@ -32,6 +45,10 @@ class EnvSpec:
     max_episode_steps: int
     state_names: tuple[str, ...] = ()
     action_names: tuple[str, ...] = ()
+    instructions: tuple[str, ...] = ()
+    instruction_goals: tuple[str, ...] = ()
+    instruction_splits: tuple[str, ...] = ()
+    cameras: tuple[CameraSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +60,13 @@ class EpisodeStats:
     length_M: Tensor  # int64, control steps
     success_once_M: Tensor  # bool, success held at some step
     success_at_end_M: Tensor  # bool, success held at the last step
+    instruction_M: Tensor  # int64, index into the spec's instructions
 
     @staticmethod
     def concatenate(parts: list[EpisodeStats]) -> EpisodeStats:
         if not parts:
             empty = torch.zeros(0)
-            return EpisodeStats(empty.long(), empty, empty.long(), empty.bool(), empty.bool())
+            return EpisodeStats(empty.long(), empty, empty.long(), empty.bool(), empty.bool(), empty.long())
         return EpisodeStats(*(torch.cat([getattr(p, name) for p in parts]) for name in EpisodeStats.__slots__))
 
 

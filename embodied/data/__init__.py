@@ -1,6 +1,7 @@
 """Demonstrations: what they are in memory, and LeRobotDataset v3 on disk."""
 
 from embodied.data.demonstrations import Demonstrations, Episode
-from embodied.data.lerobot import read, write
+from embodied.data.lerobot import read
+from embodied.data.lerobot_writer import write
 
 __all__ = ["Demonstrations", "Episode", "read", "write"]

@@ -6,12 +6,13 @@ Episode [L] ... ──► Demonstrations: all frames [F] in order ──► star
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from embodied.core.errors import UserError
+from embodied.core.types import Obs
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +35,22 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Demonstrations:
-    """All frames of a data set, episode after episode: state_FS, action_FA float32, episode_F int64 (not decreasing).
+    """All frames of a data set, episode after episode: state_FS, action_FA float32, episode_F int64 (not decreasing),
+    instruction_F int64 (index into instructions).
 
     control_hz: frames per second. state_names, action_names: what the data set calls the entries, () if it does not.
+    images: those that were asked for, by camera, uint8 [F, h, w, 3].
     """
 
     state_FS: Tensor
     action_FA: Tensor
     episode_F: Tensor
+    instruction_F: Tensor
+    instructions: tuple[str, ...]
     control_hz: float
     state_names: tuple[str, ...] = ()
     action_names: tuple[str, ...] = ()
+    images: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def num_episodes(self) -> int:
@@ -57,9 +63,26 @@ class Demonstrations:
         chosen = torch.isin(self.episode_F[frames], torch.as_tensor(list(episodes), dtype=torch.int64))
         return frames[inside & chosen]
 
-    def chunks(self, starts_B: Tensor, horizon: int) -> tuple[Tensor, Tensor]:
-        """State [B, S] at ``starts`` and the ``horizon`` actions from there on, [B, H, A]."""
-        return self.state_FS[starts_B], self.action_FA[starts_B[:, None] + torch.arange(horizon)]
+    def told_from(self, instructions: Sequence[str]) -> Demonstrations:
+        """The same with ``instructions``, those of a task, in the place of its own. UserError if it has others."""
+        unknown = [text for text in self.instructions if text not in instructions]
+        if unknown:
+            listed = "; ".join(unknown[:5]) + ("; ..." if len(unknown) > 5 else "")
+            raise UserError(
+                f"the task does not know {len(unknown)} of the data set's instructions: {listed}. "
+                f"The task has {len(instructions)}, for instance: {instructions[0]}"
+            )
+        place = torch.tensor([list(instructions).index(text) for text in self.instructions])
+        return replace(self, instruction_F=place[self.instruction_F], instructions=tuple(instructions))
+
+    def obs(self, rows_B: Tensor) -> Obs:
+        """What was observed in frames ``rows``: ``state`` [B, S], ``instruction`` [B], ``images.<camera>``."""
+        pictures = {f"images.{camera}": frames[rows_B] for camera, frames in self.images.items()}
+        return {"state": self.state_FS[rows_B], "instruction": self.instruction_F[rows_B], **pictures}
+
+    def chunks(self, starts_B: Tensor, horizon: int) -> tuple[Obs, Tensor]:
+        """Observation at ``starts`` and the ``horizon`` actions from there on, [B, H, A]."""
+        return self.obs(starts_B), self.action_FA[starts_B[:, None] + torch.arange(horizon)]
 
     def split(self, validation_share: float) -> tuple[list[int], list[int]]:
         """Episodes to train on, and to validate on (every n-th, at least one). UserError if there is but one."""

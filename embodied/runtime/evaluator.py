@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from embodied.core.protocols import Policy, VecEnv
 from embodied.core.statistics import wilson_interval
-from embodied.core.types import EpisodeStats
+from embodied.core.types import EnvSpec, EpisodeStats
 from embodied.runtime.api import RuntimeConfig
 
 
@@ -28,8 +28,9 @@ def evaluate(
     """Run the first episode of each of the ``episodes`` envs of ``env`` to its end.
 
     Env i starts from the state that ``seed + i`` gives. Returns task, episodes, success_once, success_at_end,
-    success_at_end_ci95 (Wilson), return_mean, episode_length_mean (control steps) and seed. An empty dict if ``stop``
-    was set meanwhile. The policy must not be changed by other threads meanwhile.
+    success_at_end_ci95 (Wilson), return_mean, episode_length_mean (control steps) and seed; where instructions are in
+    several splits also splits (see ``summary``). An empty dict if ``stop`` was set meanwhile. The policy must not be
+    changed by other threads meanwhile.
     """
     assert env.num_envs == episodes, f"one episode per env: {env.num_envs} envs, {episodes} episodes"
     assert isinstance(policy, nn.Module)
@@ -47,22 +48,49 @@ def evaluate(
         ended.append(EpisodeStats(*(getattr(stats, name)[first] for name in EpisodeStats.__slots__)))
         running[stats.env_id_M] = False
         obs = step.obs
-    return summary(EpisodeStats.concatenate(ended), env.spec.task, seed)
+    return summary(EpisodeStats.concatenate(ended), env.spec, seed)
 
 
-def summary(stats: EpisodeStats, task: str, seed: int) -> dict[str, Any]:
-    """Means over the M episodes of ``stats``, in the words of the eval command."""
-    episodes = len(stats.env_id_M)
-    successes = int(stats.success_at_end_M.sum())
-    return {
-        "task": task,
-        "episodes": episodes,
-        "success_once": int(stats.success_once_M.sum()) / episodes,
-        "success_at_end": successes / episodes,
-        "success_at_end_ci95": list(wilson_interval(successes, episodes)),
+def summary(stats: EpisodeStats, spec: EnvSpec, seed: int) -> dict[str, Any]:
+    """Means over the M episodes of ``stats``, in the words of the eval command.
+
+    Where the instructions of ``spec`` are in several splits, ``splits`` has the same rates for each of them, and under
+    ``goals`` for each of its goals, over all paraphrases.
+    """
+    result = {
+        "task": spec.task,
+        **success_rates(stats, torch.arange(len(stats.env_id_M))),
         "return_mean": round(float(stats.return_M.double().mean()), 4),
         "episode_length_mean": round(float(stats.length_M.double().mean()), 4),
         "seed": seed,
+    }
+    if len(set(spec.instruction_splits)) > 1:
+        result["splits"] = _by_split(stats, spec)
+    return result
+
+
+def _by_split(stats: EpisodeStats, spec: EnvSpec) -> dict[str, Any]:
+    rows: dict[str, dict[str, list[int]]] = {split: {} for split in spec.instruction_splits}  # by split and goal
+    for row, i in enumerate(stats.instruction_M.tolist()):
+        rows[spec.instruction_splits[i]].setdefault(spec.instruction_goals[i], []).append(row)
+    return {
+        split: {
+            **success_rates(stats, torch.tensor([row for group in goals.values() for row in group])),
+            "goals": {goal: success_rates(stats, torch.tensor(group)) for goal, group in sorted(goals.items())},
+        }
+        for split, goals in rows.items()
+        if goals
+    }
+
+
+def success_rates(stats: EpisodeStats, rows: Tensor) -> dict[str, Any]:
+    """How many of the episodes ``rows`` (one at least) succeeded, with a Wilson interval."""
+    episodes, successes = len(rows), int(stats.success_at_end_M[rows].sum())
+    return {
+        "episodes": episodes,
+        "success_once": int(stats.success_once_M[rows].sum()) / episodes,
+        "success_at_end": successes / episodes,
+        "success_at_end_ci95": list(wilson_interval(successes, episodes)),
     }
 
 

@@ -7,7 +7,7 @@ simulation. All quantities are for N envs, metres, seconds, radians, float64 as 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import mujoco
@@ -16,6 +16,7 @@ import torch
 from mujoco.batch import Batch
 from torch import Tensor
 
+from envs.instructions import Instructions
 from envs.robot import FINGER_CLOSED_M, FINGER_OPEN_M, HOME_QPOS, ControlConfig, PandaArm
 from envs.seeding import EpisodeRng
 
@@ -45,12 +46,24 @@ class TaskConfig:
         if self.max_episode_steps < 1:
             raise ValueError(f"max_episode_steps: got {self.max_episode_steps}, allowed: 1 or more")
 
+    def substeps(self, timestep_s: float) -> int:
+        """Physics steps in a control step; ValueError unless it is a whole number of them."""
+        substeps = round(self.control_dt_s / timestep_s)
+        if substeps < 1 or abs(substeps * timestep_s - self.control_dt_s) > 1e-9:
+            raise ValueError(
+                f"control_dt_s: got {self.control_dt_s}, allowed: multiples of the physics step, {timestep_s}"
+            )
+        return substeps
+
 
 class View:
-    """Named torch tensors over the live arrays of a batch: no copies, current after every control step."""
+    """Named torch tensors over the live arrays of a batch: no copies, current after every control step.
+
+    batch: for model fields that a task sets per simulation.
+    """
 
     def __init__(self, batch: Batch, arm: PandaArm) -> None:
-        self.model = batch.model
+        self.batch, self.model = batch, batch.model
         self.qpos = torch.from_numpy(batch.bind("qpos"))
         self.qvel = torch.from_numpy(batch.bind("qvel"))
         self.mocap_pos = torch.from_numpy(batch.bind("mocap_pos"))
@@ -143,14 +156,24 @@ def _readonly(array: np.ndarray) -> Tensor:
 
 
 class Task:
-    """One task. A subclass names its parts; the pool does the rest."""
+    """One task. A subclass names its parts; the pool does the rest.
+
+    instruction: what is to be done, in a sentence. instruction_N: int64 [N], which of ``instructions`` the present
+    episode of each env has; the pool writes it before ``reset``.
+    """
 
     name: str
     instruction: str
+    instruction_N: Tensor
     config: TaskConfig
 
     def __init__(self, config: TaskConfig) -> None:
         self.config = config
+
+    @property
+    def instructions(self) -> Instructions:
+        """All texts that it can be told; one, unless a task says otherwise."""
+        return Instructions.only(self.instruction)
 
     def build_scene(self, spec: mujoco.MjSpec) -> None:
         """Add the task's objects to a spec that holds the robot and the table."""
@@ -187,6 +210,15 @@ class Task:
     def put_in_hand(self, ids: Tensor) -> None:
         """Put the task's object between the fingers of envs ``ids`` [n], closed on it. For ``held_starts`` above 0."""
         raise ValueError(f"held_starts: {self.name} has no object to hold, allowed: 0")
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the task keeps of its envs outside of the physics, tensors of fixed shapes; its keys begin ``task/``."""
+        return {"task/instruction": self.instruction_N.clone()} if len(self.instructions.texts) > 1 else {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from ``state_dict``, whose entries are in ``state`` among others. The physics is there already."""
+        if len(self.instructions.texts) > 1:
+            self.instruction_N.copy_(state["task/instruction"])
 
     def initial_arm_qpos(self, rng: EpisodeRng, held: np.ndarray) -> np.ndarray:
         """Arm joint angles at the start of an episode, [n, 7]: about home, and farther where ``held`` [n]."""

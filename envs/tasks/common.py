@@ -9,6 +9,8 @@ from envs.robot import ControlConfig
 from envs.seeding import EpisodeRng
 from envs.tasks.base import View, column
 
+ROBOT_STATE = ("joint_pos", "joint_vel", "fingers", "finger_target", "tcp_pos", "tcp_vel")  # names in arm_state
+
 
 def arm_state(view: View) -> dict[str, Tensor]:
     """What the robot knows of itself: joints (rad, rad/s), finger positions and target (m, scaled to about 1), and the
@@ -92,13 +94,16 @@ def grasp_move(view: View, name: str, control: ControlConfig, hover_m: float = 0
     return target, torch.where(closing, -1.0, 1.0)
 
 
-def put_cube_in_hand(view: View, name: str, ids: Tensor, half_size_m: float) -> None:
-    """Put the cube of envs ``ids`` [n] at the tool centre point, square to the fingers, which close on it."""
+def put_cube_in_hand(view: View, name: str, ids: Tensor, half_width_m: float | Tensor) -> None:
+    """Put the cube of envs ``ids`` [n] at the tool centre point, square to the fingers, which close on it.
+
+    half_width_m: from its centre to each finger, a number or [n, 1].
+    """
     half_yaw = torch.atan2(view.tcp_mat[ids, 3], view.tcp_mat[ids, 0]) / 2
     pose = torch.zeros(len(ids), 7, dtype=torch.float64)
     pose[:, :3], pose[:, 3], pose[:, 6] = view.tcp_pos[ids], half_yaw.cos(), half_yaw.sin()
     view.body_qpos(name)[ids] = pose
-    view.finger_qpos[ids] = half_size_m
+    view.finger_qpos[ids] = half_width_m
     view.finger_targets[ids] = 0.0
 
 
@@ -112,10 +117,23 @@ def place_cube(
     half_size_m: float,
 ) -> None:
     """Put the cube of envs ``ids`` flat on the table, anywhere in a rectangle and at any angle about the vertical."""
-    position = torch.from_numpy(rng.uniform(f"{name}_pos", list(low_m), list(high_m)))
-    half_angle = torch.from_numpy(rng.uniform(f"{name}_yaw", -torch.pi / 8, torch.pi / 8))
+    stand(view, name, ids, rng, torch.from_numpy(rng.uniform(f"{name}_pos", list(low_m), list(high_m))), half_size_m)
+
+
+def stand(
+    view: View,
+    name: str,
+    ids: Tensor,
+    rng: EpisodeRng,
+    position: Tensor,
+    half_height_m: float | Tensor,
+    yaw_rad: float = torch.pi / 4,
+) -> None:
+    """Put the object of envs ``ids`` [n] upright on the table at position [n, 2], turned by up to ``yaw_rad``; a cube
+    looks the same beyond 45 degrees."""
+    half_angle = torch.from_numpy(rng.uniform(f"{name}_yaw", -yaw_rad / 2, yaw_rad / 2))
     pose = torch.zeros(len(ids), 7, dtype=torch.float64)
-    pose[:, :2], pose[:, 2] = position, half_size_m
+    pose[:, :2], pose[:, 2] = position, half_height_m
     pose[:, 3], pose[:, 6] = half_angle.cos(), half_angle.sin()
     view.body_qpos(name)[ids] = pose
     view.body_qvel(name)[ids] = 0

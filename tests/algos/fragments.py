@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from embodied.core.protocols import Policy
-from embodied.core.types import EnvSpec, EpisodeStats, Fragment
+from embodied.core.types import EnvSpec, EpisodeStats, Fragment, Obs
 
 SPEC = EnvSpec("none", state_dim=5, privileged_dim=3, action_dim=2, control_dt_s=0.05, max_episode_steps=50)
 FLOW: dict[str, Any] = {"actor_hidden": (32, 32), "critic_hidden": (32, 32), "head_hidden": (32, 16)}
@@ -22,18 +22,16 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def rollout(policy: Policy, *, seed: int, version: int, T: int = 4, N: int = 16) -> Fragment:
-    """Decisions on random observations; the reward prefers actions near 0.3."""
+def rollout(policy: Policy, *, seed: int, version: int, T: int = 4, N: int = 16, rows: Obs | None = None) -> Fragment:
+    """Decisions on random observations (or on ``rows`` [T * N, ...]); the reward prefers actions near 0.3."""
     generator = torch.Generator().manual_seed(seed)
-    obs = {
-        "state": torch.randn(T, N, SPEC.state_dim, generator=generator) * 3 + 1,
-        "privileged": torch.randn(T, N, SPEC.privileged_dim, generator=generator),
-    }
-    rows = {key: value.flatten(0, 1) for key, value in obs.items()}
+    if rows is None:
+        state = torch.randn(T * N, SPEC.state_dim, generator=generator) * 3 + 1
+        rows = {"state": state, "privileged": torch.randn(T * N, SPEC.privileged_dim, generator=generator)}
     sample = policy.act(rows, policy.sample_noise(T * N, generator))
     executed = sample.action_NHA[:, : policy.execute]
     return Fragment(
-        obs=obs,
+        obs={key: value.unflatten(0, (T, N)) for key, value in rows.items()},
         chain=sample.chain.unflatten(0, (T, N)),
         log_prob_TN=sample.log_prob_N.view(T, N),
         value_TN=sample.value_N.view(T, N),

@@ -10,7 +10,7 @@ import pytest
 from mujoco.batch import Batch
 
 from embodied import bench
-from embodied.benchmarks import train
+from embodied.benchmarks import train, vla
 from embodied.benchmarks.measure import in_turns, paired
 from embodied.benchmarks.sim import Replay
 from embodied.benchmarks.train import Bound, Costs, Shared
@@ -138,3 +138,24 @@ def test_costs_of_a_run_are_those_after_the_warmup() -> None:
     assert costs.env_steps == 2 * 8 * 8  # iterations x envs x decisions of one step
     assert all(busy > 0 for busy in costs.busy_s.values())
     assert sum(costs.busy_s.values()) < costs.wall_s
+
+
+@pytest.mark.slow(reason="starts processes for every OpenGL backend")
+def test_bench_camera_reports_ratios_of_the_backends_that_are_there() -> None:
+    outcome = run(bench.main, ["camera", "short=true"])
+    assert outcome.code == 0, outcome.stderr
+    ratios, rows = outcome.result["ratios"], {row["name"]: row for row in outcome.result["rows"]}
+    for backend in ("egl", "osmesa"):
+        assert (f"raycast_over_{backend}" in ratios) == (f"MUJOCO_GL={backend}: left out" not in outcome.stderr)
+    assert all(value > 0 for value in ratios.values())
+    assert {"raycast_front_64", "raycast_front_64_every_ray", "raycast_wrist_64", "raycast_front_128"} <= set(rows)
+    assert rows["raycast_front_64_cpu"]["unit"] == "us/image"
+
+
+def test_vla_measures_its_economies() -> None:
+    report = vla.measure(short=True)
+    assert {"infer_over_sample_actions", "learner_cached_over_recompute"} == set(report.ratios)
+    rows = {row.name: row.value for row in report.rows}
+    assert rows["image_bytes"] == 2 * 64 * 64 * 3, "images travel as uint8"
+    assert rows["prefix_bytes"] > 4 * 2 * 4 * 128 * 32
+    assert all(value > 0 for value in rows.values())

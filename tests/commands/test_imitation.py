@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ from embodied.core.types import EnvSpec
 from embodied.data import read
 from embodied.report.metrics import read_metrics
 from embodied.runtime import checkpoint
+from envs.tasks.words import default_words
 from tests.commands.helpers import SMALL, Outcome, run_collect, run_eval, run_train
 
 TINY = ["task=reach", "device=cpu", "policy.actor_hidden=[16]", "policy.critic_hidden=[16]", "policy.head_hidden=[16]"]
@@ -166,13 +168,33 @@ def test_exploration_is_as_configured_whatever_the_imitation_was(
     assert run_train(*words, "policy.exploration=flow_sde", "policy.stochastic_steps=one").code == 0
 
 
+# -- instructions ------------------------------------------------------------------------------------------------------
+def test_instructed_demonstrations_are_balanced_and_evaluation_tells_splits_apart(tmp_path: Path) -> None:
+    demos, run = tmp_path / "demos", tmp_path / "run"
+    words = ("task=tabletop", "episodes=20", "num_threads=1", f"out={demos}")
+    outcome = run_collect(*words)
+    assert outcome.code == 0, outcome.stderr
+    data, instructions = read(demos), default_words().instructions
+    first = [data.instructions[data.instruction_F[data.episode_F == e][0]] for e in range(20)]
+    goals = Counter(instructions.goals[instructions.texts.index(text)] for text in first)
+    trained = [goal for goal, split in zip(instructions.goals, instructions.splits, strict=True) if split == "train"]
+    assert set(goals) == set(trained)
+    assert sorted(goals.values()) == [1] * 16 + [2] * 2
+    outcome = run_train(*SFT, "task=tabletop", f"data={demos}", f"out={run}", "eval_episodes=0")
+    assert outcome.code == 0, outcome.stderr
+    judged = run_eval(f"run={run}", "episodes=6", "num_threads=1")
+    assert judged.code == 0, judged.stderr
+    assert {split: rates["episodes"] for split, rates in judged.result["splits"].items()} == {"train": 3, "held_out": 3}
+    assert "instructions of split held_out: success 0.0% of 3 episodes" in judged.stderr
+
+
 # -- bad input ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["noise=1.5"], "noise=1.5 is not allowed: it is a share, below 1"),
         (["episodes=0"], "episodes=0 is not allowed"),
-        (["episode=3"], "unknown key 'episode'. Did you mean 'episodes'? Allowed: episodes, hold_steps, image_size"),
+        (["episode=3"], "unknown key 'episode'. Did you mean 'episodes'? Allowed: cameras, episodes, hold_steps"),
         (["task=raech"], "unknown task 'raech'. Did you mean 'reach'?"),
     ],
 )
@@ -202,7 +224,7 @@ def test_train_refuses_data_that_does_not_fit(demos: Path, imitated: tuple[Path,
         ([*RL, f"init={imitated[0]}", "policy.actor_hidden=[8]"], "has a policy of another architecture"),
         ([*RL, f"init={imitated[0]}", "policy.prediction=velocity"], "was trained with policy.prediction=action, this"),
         ([*SFT, f"data={demos}", "data_keys.state=observation.stat"], "did you mean observation.state?"),
-        ([*SFT, f"data={demos}", "data_keys.image=x"], "data_keys.image: a policy here learns from state and action"),
+        ([*SFT, f"data={demos}", "data_keys.image=x"], "data_keys.image: state and action can have other names"),
     ]
     for words, message in cases:
         outcome = run_train(*words, f"out={out}")
@@ -235,7 +257,8 @@ def test_a_wrapping_policy_takes_an_imitated_one(imitated: tuple[Path, Outcome],
 
 
 def test_pictures_are_recorded_with_the_demonstrations(tmp_path: Path) -> None:
-    outcome = run_collect("task=reach", "episodes=2", "image_size=16", f"out={tmp_path / 'set'}", "num_threads=1")
+    words = ("task=reach", "episodes=2", "cameras=[front]", "image_size=16", "num_threads=1")
+    outcome = run_collect(*words, f"out={tmp_path / 'set'}")
     assert outcome.code == 0, outcome.stderr
     table = pq.read_table(tmp_path / "set" / "data" / "chunk-000" / "file-000.parquet")
     pictures = [row["bytes"] for row in table["observation.images.front"].to_pylist()]

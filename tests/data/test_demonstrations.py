@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,15 +15,34 @@ def data(*lengths: int) -> Demonstrations:
     """State and action of frame f are f and 10 f."""
     frame = torch.arange(sum(lengths), dtype=torch.float32)[:, None]
     episode = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    return Demonstrations(frame, 10 * frame, episode, 20.0)
+    return Demonstrations(frame, 10 * frame, episode, episode % 2, ("a", "b"), 20.0)
 
 
 def test_chunks_never_cross_the_end_of_an_episode() -> None:
     starts = data(4, 2, 3).chunk_starts(3, [0, 1, 2])
     assert starts.tolist() == [0, 1, 6]
-    state, action = data(4, 2, 3).chunks(starts, 3)
-    assert state[:, 0].tolist() == [0, 1, 6]
+    obs, action = data(4, 2, 3).chunks(starts, 3)
+    assert obs["state"][:, 0].tolist() == [0, 1, 6]
+    assert obs["instruction"].tolist() == [0, 0, 0]
     assert action[..., 0].tolist() == [[0, 10, 20], [10, 20, 30], [60, 70, 80]]
+
+
+def test_observations_have_pictures_and_instructions_of_the_same_frames() -> None:
+    frames = torch.arange(6, dtype=torch.uint8)[:, None, None, None].expand(6, 2, 2, 3)
+    obs, _ = replace(data(3, 3), images={"front": frames}).chunks(torch.tensor([4, 1]), 1)
+    assert set(obs) == {"state", "instruction", "images.front"}
+    assert obs["images.front"][:, 0, 0, 0].tolist() == obs["state"][:, 0].tolist() == [4, 1]
+    assert obs["instruction"].tolist() == [1, 0]
+
+
+def test_instructions_are_found_by_their_text() -> None:
+    told = data(2, 2, 2).told_from(["c", "b", "a"])
+    assert told.instruction_F.tolist() == [2, 2, 1, 1, 2, 2]
+    assert told.instructions == ("c", "b", "a")
+    with pytest.raises(
+        UserError, match=r"does not know 1 of the data set's instructions: b\. The task has 2, for instance"
+    ):
+        data(2, 2).told_from(["x", "a"])
 
 
 def test_only_the_episodes_asked_for() -> None:

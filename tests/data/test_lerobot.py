@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 from embodied.core.errors import UserError
-from embodied.core.types import EnvSpec
+from embodied.core.png import encode_png
+from embodied.core.types import CameraSpec, EnvSpec
 from embodied.data import Episode, lerobot, read, write
 
 SPEC = EnvSpec("test", 3, 1, 2, 0.05, 50, ("a", "b", "c"), ("dx", "gripper"))
@@ -68,6 +69,9 @@ def test_what_was_written_is_read(path: Path) -> None:
     assert data.episode_F.tolist() == [0] * 4 + [1] * 6 + [2] * 5
     assert (data.control_hz, data.num_episodes) == (20.0, 3)
     assert (data.state_names, data.action_names) == (SPEC.state_names, SPEC.action_names)
+    assert data.instructions == ("do it", "do that")
+    assert data.instruction_F.tolist() == [0] * 4 + [1] * 6 + [0] * 5
+    assert data.images == {}
     lerobot.check_fits(data, SPEC, path)
 
 
@@ -212,3 +216,45 @@ def test_images_are_png_columns_with_statistics_of_their_channels(tmp_path: Path
     np.testing.assert_allclose(np.array(stats["mean"])[:, 0, 0], pictures.double().mean((0, 1, 2)) / 255)
     assert (np.array(stats["std"]).shape, stats["count"]) == ((3, 1, 1), [4])
     assert torch.equal(read(tmp_path / "set").action_FA, plain.action_LA)
+    data = read(tmp_path / "set", cameras=["front"])
+    assert torch.equal(data.images["front"], pictures)
+    lerobot.check_fits(data, replace(SPEC, cameras=(CameraSpec("front", 6, 8),)), tmp_path)
+    with pytest.raises(UserError, match="pictures of camera front have 6x8 pixels, needed is 64x64"):
+        lerobot.check_fits(data, replace(SPEC, cameras=(CameraSpec("front", 64, 64),)), tmp_path)
+    with pytest.raises(UserError, match=r"lacks observation.images.wrist .did you mean observation.images.front"):
+        read(tmp_path / "set", cameras=["front", "wrist"])
+
+
+def test_pictures_that_cannot_be_read(tmp_path: Path) -> None:
+    pictures = torch.zeros(4, 6, 8, 3, dtype=torch.uint8)
+    write(tmp_path / "set", [replace(episode(4), images={"front": pictures})], SPEC)
+    path, key = tmp_path / "set", "observation.images.front"
+    rows = frames(path)[key].to_pylist()
+
+    def put(**row: object) -> None:
+        rewrite(
+            path, observation_dot_images_dot_front=pa.array([*rows[:2], {"bytes": None, "path": None} | row, rows[3]])
+        )
+
+    put(bytes=b"JFIF")
+    with pytest.raises(UserError, match=r"observation.images.front of frame 2: it is not a PNG file; JPEG"):
+        read(path, cameras=["front"])
+    put(path="images/2.png")
+    with pytest.raises(UserError, match="of frame 2: the picture is not in the parquet file"):
+        read(path, cameras=["front"])
+    put(bytes=encode_png(np.zeros((3, 3, 3), np.uint8)))
+    with pytest.raises(UserError, match="has pictures of several sizes, the first is in frame 2"):
+        read(path, cameras=["front"])
+    features = json.loads((path / "meta" / "info.json").read_text())["features"]
+    edit_info(path, features=features | {key: features[key] | {"dtype": "video"}})
+    with pytest.raises(UserError, match=r"observation\.images\.front is of type video, only image can be read"):
+        read(path, cameras=["front"])
+
+
+def test_instructions_that_are_not_there(path: Path) -> None:
+    rewrite(path, task_index=pa.array([0] * 14 + [7]))
+    with pytest.raises(UserError, match=r"task_index 7 of its frames is not in meta/tasks\.parquet"):
+        read(path)
+    (path / "meta" / "tasks.parquet").unlink()
+    with pytest.raises(UserError, match="cannot read its instructions"):
+        read(path)

@@ -10,7 +10,7 @@ from torch import Tensor
 from embodied.core.types import Timestep
 from envs import MujocoPool, make_pool
 
-TASK_NAMES = ("reach", "push", "lift", "pick_place", "stack")
+TASK_NAMES = ("reach", "push", "lift", "pick_place", "stack", "tabletop")
 
 
 def pool(task: str = "lift", num_envs: int = 4, max_episode_steps: int | None = None, **options: Any) -> MujocoPool:

@@ -56,9 +56,8 @@ class PointEnv:
             alive_N &= ~terminated_N & (self.elapsed_N < self.spec.max_episode_steps)
         self.return_N += reward_NE.sum(-1)
         ended = (~alive_N).nonzero().squeeze(-1)
-        stats = EpisodeStats(
-            ended, self.return_N[ended], self.elapsed_N[ended], self.success_once_N[ended], self._success()[ended]
-        )
+        once, now = self.success_once_N[ended], self._success()[ended]
+        stats = EpisodeStats(ended, self.return_N[ended], self.elapsed_N[ended], once, now, torch.zeros_like(ended))
         final_obs = {key: rows[ended] for key, rows in self._obs().items()}
         self._begin(ended)
         truncated_N = ~alive_N & ~terminated_N

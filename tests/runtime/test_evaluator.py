@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from embodied.core.types import Timestep
+from embodied.core.statistics import wilson_interval
+from embodied.core.types import EpisodeStats, Timestep
 from embodied.runtime import evaluate
+from embodied.runtime.evaluator import summary
 from tests.runtime.builders import make_policy
 from tests.runtime.point_env import PointEnv
 
@@ -43,6 +47,27 @@ def test_each_env_counts_its_first_episode_only() -> None:
     assert result["success_at_end"] == sum(row[2] for row in first.values()) / 9
     assert result["task"] == "point"
     assert result["seed"] == 4
+
+
+def test_splits_and_goals_are_counted_apart() -> None:
+    spec = replace(
+        PointEnv(1).spec, instructions=("a1", "a2", "b", "c"), instruction_goals=("a", "a", "b", "c"),
+        instruction_splits=("train", "train", "train", "held_out"),
+    )  # fmt: skip
+    told, solved = torch.tensor([0, 1, 1, 2, 3, 3]), torch.tensor([True, False, True, True, False, False])
+    stats = EpisodeStats(torch.arange(6), torch.ones(6), torch.full((6,), 5), torch.ones(6).bool(), solved, told)
+    result = summary(stats, spec, seed=0)
+    assert (result["episodes"], result["success_at_end"], result["success_once"]) == (6, 0.5, 1.0)
+    assert list(result["splits"]) == ["train", "held_out"]
+    train, held_out = result["splits"].values()
+    assert (train["episodes"], train["success_at_end"]) == (4, 0.75)
+    assert (held_out["episodes"], held_out["success_at_end"], held_out["success_once"]) == (2, 0.0, 1.0)
+    assert train["success_at_end_ci95"] == list(wilson_interval(3, 4))
+    assert {goal: (row["episodes"], row["success_at_end"]) for goal, row in train["goals"].items()} == {
+        "a": (3, 2 / 3), "b": (1, 1.0),
+    }  # fmt: skip
+    assert list(held_out["goals"]) == ["c"]
+    assert "splits" not in summary(stats, PointEnv(1).spec, seed=0)
 
 
 def test_depends_on_the_seed_alone() -> None:

@@ -1,0 +1,72 @@
+"""A process that takes pictures with ``mujoco.Renderer``: the peer in ``embodied.benchmarks.camera``.
+
+    MUJOCO_GL=egl python -m embodied.benchmarks.opengl <directory with model.mjb and states.npz> <settings, JSON>
+
+Says ``ready``, and then answers each line on stdin, a number of pictures, with the processor time that they took, in
+seconds. The renderer is made once and has drawn some pictures before, and nothing is drawn that can be done without.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+
+WARM_UP = 3
+
+
+def photographer(scene: Path, settings: dict[str, Any]) -> Callable[[int], np.ndarray]:
+    """Takes so many pictures, of one state after the other; returns the last one, uint8 [size, size, 3].
+
+    settings: size; lookat, distance, azimuth, elevation and fovy of a free camera; quality, of ``model.vis.quality``.
+    """
+    model, states = mujoco.MjModel.from_binary_path(str(scene / "model.mjb")), dict(np.load(scene / "states.npz"))
+    for name, value in {"offsamples": 0, **settings["quality"]}.items():
+        setattr(model.vis.quality, name, value)
+    model.vis.global_.offwidth = model.vis.global_.offheight = settings["size"]
+    model.vis.global_.fovy = settings["fovy"]
+    camera, option, data = mujoco.MjvCamera(), mujoco.MjvOption(), mujoco.MjData(model)
+    for name in ("lookat", "distance", "azimuth", "elevation"):
+        setattr(camera, name, settings[name])
+    option.geomgroup[:] = 1
+    renderer = mujoco.Renderer(model, settings["size"], settings["size"])
+    order = cycle(range(len(states["qpos"])))
+
+    def take(count: int) -> np.ndarray:
+        for sim in (next(order) for _ in range(count)):
+            for field, values in states.items():
+                getattr(data, field)[:] = values[sim]
+            mujoco.mj_kinematics(model, data)
+            mujoco.mj_comPos(model, data)
+            mujoco.mj_camlight(model, data)
+            renderer.update_scene(data, camera, option)
+            renderer.scene.flags[:] = 0
+            renderer.scene.flags[mujoco.mjtRndFlag.mjRND_CULL_FACE] = 1
+            picture = renderer.render()
+        return picture
+
+    take(WARM_UP)
+    return take
+
+
+def main(scene: str, settings: str) -> None:
+    take = photographer(Path(scene), json.loads(settings))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        began = time.process_time()
+        take(int(line))
+        print(time.process_time() - began, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)  # OSMesa's bindings complain when the interpreter ends

@@ -1,0 +1,178 @@
+"""Speed of the vision-language-action policy, with and without each of its economies.
+
+    infer_over_sample_actions      decisions a second of ``act`` / of ``sample_actions`` of transformers, same model
+    learner_cached_over_recompute  updates a second with the frozen prefix computed once / in every epoch
+
+The policy is ``vla_tiny`` as configs/policy/vla_tiny.yaml has it, with vision and language frozen, on random images and
+instructions of different lengths. ``act`` also draws exploration noise and tells likelihood and value, which
+``sample_actions`` does not. Rows beside the ratios: the prefix computed anew for every denoise step (what a policy that
+knows no prefix would do), one call for a batch against one for each of its quarters, images as float32 instead of
+uint8, and updates of Flow-SDE with one stochastic step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from algos.ppo import PPO
+from algos.ppo_config import PPOConfig
+from embodied.benchmarks.measure import Report, in_turns, paired, timed
+from embodied.core.config import from_mapping
+from embodied.core.types import CameraSpec, EnvSpec, EpisodeStats, Fragment, Obs
+from embodied.experiment import CONFIG_DIR
+from embodied.runtime import threads
+from policies import POLICIES
+
+INSTRUCTIONS = tuple(
+    f"{words} the {colour} {shape}" for colour in ("red", "green", "blue", "yellow") for shape in ("cube", "ball")
+    for words in ("take", "pick up", "please reach out for and pick up")
+)  # fmt: skip
+FROZEN = {"freeze": ("vision", "language")}
+ENVS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """batch: decisions of a request. decisions: of each of ENVS envs in an update."""
+
+    batch: int = 64
+    decisions: int = 8
+    rounds: int = 9
+
+
+def measure(short: bool) -> Report:
+    """All of the above; ``short`` only shows that it works."""
+    sizes = Sizes(batch=4, decisions=1, rounds=2) if short else Sizes()
+    report = Report("vla")
+    threads.use(threads.available_cores())
+    inference(report, sizes)
+    updates(report, sizes)
+    return report
+
+
+def make_policy(**options: Any) -> Any:
+    """The default ``vla_tiny`` with other ``options``, of a task with two cameras."""
+    found = OmegaConf.to_container(OmegaConf.load(CONFIG_DIR / "policy" / "vla_tiny.yaml"))
+    assert isinstance(found, dict)
+    name, size = str(found.pop("name")), int(found["image_size"])
+    cameras = tuple(CameraSpec(camera, size, size) for camera in found["cameras"])
+    spec = EnvSpec("bench", 23, 40, 4, 0.05, 80, instructions=INSTRUCTIONS, cameras=cameras)
+    torch.manual_seed(0)
+    return POLICIES[name].build(spec, from_mapping(POLICIES[name].config, {**found, **options}, "policy"))
+
+
+def observe(policy: Any, num: int) -> Obs:
+    """Random observations of ``num`` envs."""
+    generator = torch.Generator().manual_seed(0)
+    obs = {
+        f"images.{camera.name}": torch.randint(
+            0, 256, (num, camera.height, camera.width, 3), generator=generator, dtype=torch.uint8
+        )
+        for camera in policy.spec.cameras
+    }
+    return obs | {
+        "state": torch.randn(num, policy.spec.state_dim, generator=generator),
+        "privileged": torch.randn(num, policy.spec.privileged_dim, generator=generator),
+        "instruction": torch.randint(0, len(INSTRUCTIONS), (num,), generator=generator),
+    }
+
+
+def inference(report: Report, sizes: Sizes) -> None:
+    policy = make_policy(**FROZEN)
+    obs = observe(policy, sizes.batch)
+    noise = policy.sample_noise(sizes.batch, torch.Generator().manual_seed(0))
+    model, inputs = policy.parts.model, plain_inputs(policy, obs)
+    quarter = -(-sizes.batch // 4)
+    parts = [{key: value[start : start + quarter] for key, value in obs.items()}
+             for start in range(0, sizes.batch, quarter)]  # fmt: skip
+    as_floats = obs | {key: value.float() for key, value in obs.items() if key.startswith("images.")}
+
+    @torch.no_grad()
+    def without_prefix() -> None:
+        x = noise[:, 0]
+        for k in range(policy.denoise_steps):
+            x = x - policy.velocity(policy.encode(obs), x, k) / policy.denoise_steps
+
+    works: dict[str, Callable[[], object]] = {
+        "act": lambda: policy.act(obs, noise),
+        "sample_actions": lambda: model.sample_actions(**inputs, noise=noise[:, 0], num_steps=policy.denoise_steps),
+        "prefix_every_step": without_prefix,
+        "act_in_quarters": lambda: [policy.act(part, noise[: len(part["state"])]) for part in parts],
+        "act_float_images": lambda: policy.act(as_floats, noise),
+    }
+    results = in_turns({name: lambda w=work: sizes.batch / timed(w) for name, work in works.items()}, sizes.rounds)
+    settings = {"batch": sizes.batch, "rounds": sizes.rounds, "threads": threads.available_cores()}
+    for name, values in results.items():
+        report.add(name, median(values), "decisions/s", **settings)
+    report.add("image_bytes", sum(v.nbytes for k, v in obs.items() if k.startswith("images.")) / sizes.batch,
+               "bytes/decision")  # fmt: skip
+    report.ratio("infer_over_sample_actions", paired(results["act"], results["sample_actions"]))
+
+
+def plain_inputs(policy: Any, obs: Obs) -> dict[str, Tensor]:
+    """The observations as ``PI0ForConditionalGeneration.sample_actions`` takes them."""
+    config = policy.parts.model.config
+    images = torch.stack([obs[f"images.{camera}"] for camera in policy.config.cameras], 1)
+    vision = config.vlm_config.vision_config
+    patches = (vision.image_size // vision.patch_size) ** 2 * images.shape[1]
+    image = torch.full((len(images), patches), config.vlm_config.image_token_id)
+    words, real = policy.tokens_IT[obs["instruction"]], policy.real_IT[obs["instruction"]]
+    return {
+        "state": F.pad(policy.normalized_state(obs), (0, config.max_state_dim - policy.spec.state_dim)),
+        "input_ids": torch.cat((image, words), 1),
+        "attention_mask": torch.cat((torch.ones_like(image), real.long()), 1),
+        "pixel_values": images.permute(0, 1, 4, 2, 3).float() / 127.5 - 1.0,
+        "pixel_attention_mask": torch.ones(images.shape[:2], dtype=torch.bool),
+    }
+
+
+def updates(report: Report, sizes: Sizes) -> None:
+    """PPO's update of the default number of epochs and minibatches on one batch."""
+    one_step = {"exploration": "flow_sde", "stochastic_steps": "one"}
+    kinds: dict[str, dict[str, Any]] = {
+        "cached": {}, "recompute": {"prefix_cache_mb": 0}, "cached_one_step": one_step,
+        "recompute_one_step": one_step | {"prefix_cache_mb": 0},
+    }  # fmt: skip
+    works: dict[str, Callable[[], float]] = {}
+    for name, options in kinds.items():
+        policy = make_policy(**FROZEN, **options)
+        algorithm = PPO(policy, PPOConfig(learning_rate=0.0, schedule="fixed"), seed=0, device=torch.device("cpu"))
+        fragment = fragment_of(policy, sizes.decisions)
+        works[name] = lambda a=algorithm, f=fragment: 1.0 / timed(lambda: a.update([f], 0))
+    results = in_turns(works, max(2, sizes.rounds // 3))
+    batch = sizes.decisions * ENVS
+    for name, values in results.items():
+        report.add(f"update_{name}", batch * median(values), "decisions/s", decisions=batch, epochs=PPOConfig().epochs)
+    cached = make_policy(**FROZEN)
+    prefix = cached.precompute(observe(cached, 1))
+    report.add("prefix_bytes", sum(v.nbytes for k, v in prefix.items() if k.startswith("prefix.")), "bytes/decision")
+    report.ratio("learner_cached_over_recompute", paired(results["cached"], results["recompute"]))
+
+
+def fragment_of(policy: Any, decisions: int) -> Fragment:
+    """A batch of the policy's own decisions on random observations."""
+    shape = (decisions, ENVS)
+    flat = observe(policy, decisions * ENVS)
+    sample = policy.act(flat, policy.sample_noise(decisions * ENVS, torch.Generator().manual_seed(0)))
+    return Fragment(
+        obs={key: value.unflatten(0, shape) for key, value in flat.items()},
+        chain=sample.chain.unflatten(0, shape),
+        log_prob_TN=sample.log_prob_N.view(shape),
+        value_TN=sample.value_N.view(shape),
+        reward_TNE=torch.randn(*shape, policy.execute),
+        num_steps_TN=torch.full(shape, policy.execute),
+        terminated_TN=torch.zeros(shape, dtype=torch.bool),
+        truncated_TN=torch.zeros(shape, dtype=torch.bool),
+        final_value_TN=torch.zeros(shape),
+        bootstrap_value_N=torch.zeros(ENVS),
+        version_TN=torch.zeros(shape, dtype=torch.int64),
+        episodes=EpisodeStats.concatenate([]),
+    )

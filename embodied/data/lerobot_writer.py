@@ -1,0 +1,152 @@
+"""Writing a LeRobotDataset v3 (see lerobot.py for its layout): all episodes into one file of each kind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from embodied.core.errors import UserError
+from embodied.core.png import encode_png
+from embodied.core.types import EnvSpec
+from embodied.data.demonstrations import Episode
+from embodied.data.lerobot import ACTION, FILE, IMAGES, STATE, VERSION
+
+PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def write(path: Path, episodes: Sequence[Episode], spec: EnvSpec, robot_type: str = "franka_panda") -> None:
+    """Write ``episodes`` (one or more) as a data set at ``path``, which must not exist; nothing is left on failure."""
+    assert episodes
+    refuse_existing(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.writing")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        _write(partial, episodes, spec, robot_type)
+        partial.rename(path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def refuse_existing(path: Path) -> None:
+    """UserError if there is something at ``path``; for commands to ask before they work, as ``write`` does after."""
+    if path.exists():
+        raise UserError(f"out={path} exists; give a new directory")
+
+
+def _write(path: Path, episodes: Sequence[Episode], spec: EnvSpec, robot_type: str) -> None:
+    instructions = list(dict.fromkeys(episode.instruction for episode in episodes))
+    lengths = np.array([len(episode) for episode in episodes])
+    ends = lengths.cumsum()
+    frame_index = np.concatenate([np.arange(length) for length in lengths])
+    columns = {
+        STATE: _joined(episodes, "state_LS"),
+        ACTION: _joined(episodes, "action_LA"),
+        "next.reward": _joined(episodes, "reward_L"),
+        "next.success": _joined(episodes, "success_L"),
+        "next.done": frame_index == np.repeat(lengths, lengths) - 1,
+        "timestamp": (frame_index * spec.control_dt_s).astype(np.float32),
+        "frame_index": frame_index,
+        "episode_index": np.repeat(np.arange(len(episodes)), lengths),
+        "index": np.arange(ends[-1]),
+        "task_index": np.repeat([instructions.index(episode.instruction) for episode in episodes], lengths),
+    }
+    names = {STATE: list(spec.state_names), ACTION: list(spec.action_names)}
+    features = {
+        key: {"dtype": str(value.dtype), "shape": list(value.shape[1:]) or [1], "names": names.get(key)}
+        for key, value in columns.items()
+    }
+    tables = {key: _array(value) for key, value in columns.items()}
+    stats = {key: _stats(value) for key, value in columns.items()}
+    for camera in episodes[0].images:
+        key, pictures = f"{IMAGES}.{camera}", torch.cat([episode.images[camera] for episode in episodes]).numpy()
+        features[key] = {"dtype": "image", "shape": list(pictures.shape[1:]), "names": ["height", "width", "channels"]}
+        tables[key] = pa.array([{"bytes": encode_png(picture), "path": None} for picture in pictures], type=PICTURE)
+        stats[key] = _image_stats(pictures)
+    info = {
+        "codebase_version": VERSION,
+        "robot_type": robot_type,
+        "total_episodes": len(episodes),
+        "total_frames": int(ends[-1]),
+        "total_tasks": len(instructions),
+        "chunks_size": 1000,
+        "data_files_size_in_mb": 100,
+        "video_files_size_in_mb": 200,
+        "fps": _whole(1 / spec.control_dt_s),
+        "splits": {"train": f"0:{len(episodes)}"},
+        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+        "video_path": None,
+        "features": features,
+    }
+    rows = {
+        "episode_index": np.arange(len(episodes)),
+        "tasks": [[episode.instruction] for episode in episodes],
+        "length": lengths,
+        "data/chunk_index": np.zeros(len(episodes), np.int64),
+        "data/file_index": np.zeros(len(episodes), np.int64),
+        "dataset_from_index": ends - lengths,
+        "dataset_to_index": ends,
+        "meta/episodes/chunk_index": np.zeros(len(episodes), np.int64),
+        "meta/episodes/file_index": np.zeros(len(episodes), np.int64),
+    }
+    for folder in ("meta/episodes", "data"):
+        (path / folder / FILE).parent.mkdir(parents=True)
+    pq.write_table(pa.table(tables), path / "data" / FILE)
+    pq.write_table(pa.table(rows), path / "meta" / "episodes" / FILE)
+    pq.write_table(_tasks(instructions), path / "meta" / "tasks.parquet")
+    (path / "meta" / "info.json").write_text(json.dumps(info, indent=4))
+    (path / "meta" / "stats.json").write_text(json.dumps(stats, indent=4))
+
+
+def _joined(episodes: Sequence[Episode], name: str) -> np.ndarray:
+    joined = torch.cat([getattr(episode, name) for episode in episodes])
+    return joined.numpy() if joined.dtype == torch.bool else joined.float().numpy()
+
+
+def _whole(rate: float) -> int | float:
+    return round(rate) if abs(rate - round(rate)) < 1e-6 else rate
+
+
+def _array(value: np.ndarray) -> pa.Array:
+    if value.ndim == 1:
+        return pa.array(value)
+    return pa.FixedSizeListArray.from_arrays(pa.array(value.reshape(-1)), value.shape[1])
+
+
+def _stats(value: np.ndarray) -> dict[str, list[float]]:
+    """Over frames, for each entry (lists, also where there is one)."""
+    rows = value.reshape(len(value), -1).astype(np.float64)
+    found = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
+    return {**{key: entry.tolist() for key, entry in found.items()}, "count": [len(rows)]}
+
+
+def _image_stats(pictures_FHWC: np.ndarray) -> dict[str, Any]:
+    """Of each colour channel over frames and pixels, of values in [0, 1]; shaped [3, 1, 1] as LeRobot has them."""
+    channels = pictures_FHWC.reshape(-1, pictures_FHWC.shape[-1]) / 255.0
+    found = {"min": channels.min(0), "max": channels.max(0), "mean": channels.mean(0), "std": channels.std(0)}
+    return {**{key: entry[:, None, None].tolist() for key, entry in found.items()}, "count": [len(pictures_FHWC)]}
+
+
+def _tasks(instructions: Sequence[str]) -> pa.Table:
+    """A table that pandas reads as a frame indexed by the instruction, which is what LeRobot looks it up by."""
+    table = pa.table({"task_index": np.arange(len(instructions)), "task": list(instructions)})
+    column = {"field_name": None, "metadata": None}
+    pandas = {
+        "index_columns": ["task"],
+        "column_indexes": [{"name": None, "pandas_type": "unicode", "numpy_type": "object", **column}],
+        "columns": [
+            {"name": "task_index", "pandas_type": "int64", "numpy_type": "int64", **column, "field_name": "task_index"},
+            {"name": "task", "pandas_type": "unicode", "numpy_type": "object", **column, "field_name": "task"},
+        ],
+        "pandas_version": "2.2.0",
+    }
+    return table.replace_schema_metadata({"pandas": json.dumps(pandas)})

@@ -1,0 +1,125 @@
+"""Colours of what policies' cameras see, in single precision: geoms that rays hit, and the ground behind them.
+
+The light is that of ``envs.cameras.render`` without gloss and shadows. Only operations that IEEE 754 defines exactly
+are used, element by element, so a pixel does not depend on which others are computed with it.
+
+Suffixes: n simulations, h and w pixels, m hits, g geoms; names ending in _3m have x, y and z first.
+"""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.cameras import CHECKER_M, EXTENT_M, FAST, Array, Ids
+from envs.culling import Grid
+
+Array32 = NDArray[np.float32]
+AMBIENT, FROM_ABOVE, FACING, SUN = (np.float32(share) for share in (0.34, 0.14, 0.14, 0.62))
+HORIZON, ZENITH = (255 * np.array(color, np.float32) for color in (FAST.horizon, FAST.zenith))
+NOTHING = -1  # segmentation where there is no geom
+
+
+def shade(normal_3m: Array32, ray_3m: Array32, sun_3m: Array32, brightness_m: Array32) -> Array32:
+    """How much light the camera gets from surfaces of white, [m]. ray: from the camera, of any length."""
+    length = np.sqrt(_dot(ray_3m, ray_3m))
+    facing = -_dot(normal_3m, ray_3m) / length
+    outward = np.where(facing < 0, np.float32(-1), np.float32(1))
+    lit = np.maximum(outward * _dot(normal_3m, sun_3m), np.float32(0))
+    light = AMBIENT + FROM_ABOVE * (outward * normal_3m[2]) + FACING * np.abs(facing) + SUN * lit
+    return light * brightness_m
+
+
+def _dot(a_3m: Array32, b_3m: Array32) -> Array32:
+    return a_3m[0] * b_3m[0] + a_3m[1] * b_3m[1] + a_3m[2] * b_3m[2]
+
+
+def frame_rays(grid: Grid, step_n: Array, rotation_n33: Array) -> tuple[list[Array32], Array32]:
+    """World coordinates of the rays through all pixels of pictures (three arrays [n, h*w]) and their lengths [n, h*w].
+    step, rotation: see ``Lens.pose``."""
+    turn = rotation_n33.astype(np.float32)[..., None]
+    x_nw = (step_n[:, None] * grid.x_c.ravel()[: grid.width]).astype(np.float32)
+    y_nh = (step_n[:, None] * grid.y_r.ravel()[: grid.height]).astype(np.float32)
+    across = [turn[:, k, 0] * x_nw for k in range(3)]
+    along = [turn[:, k, 1] * y_nh - turn[:, k, 2] for k in range(3)]
+    ray = [(a[:, None, :] + b[:, :, None]).reshape(len(a), -1) for a, b in zip(across, along, strict=True)]
+    length = np.sqrt((1 + x_nw * x_nw)[:, None, :] + (y_nh * y_nh)[:, :, None])
+    return ray, length.reshape(len(length), -1)
+
+
+def to_uint8(color: Array32) -> NDArray[np.uint8]:
+    """Colours 0 to 255, rounded; brighter ones are white."""
+    return (np.minimum(color, np.float32(255)) + np.float32(0.5)).astype(np.uint8)
+
+
+class Ground:
+    """The table top, the tiled floor that fades into the horizon, and the sky: computed, rather than cast.
+
+    The planes are the geoms ``table_top`` and ``floor`` of the model, both horizontal.
+    """
+
+    def __init__(self, model: mujoco.MjModel) -> None:
+        self.table, self.floor = model.geom("table_top").id, model.geom("floor").id
+        self.table_pos = model.geom_pos[self.table].astype(np.float32)
+        self.table_half = model.geom_size[self.table].astype(np.float32)
+        self.floor_z = np.float32(model.geom_pos[self.floor, 2])
+
+    def paint(
+        self,
+        ray: list[Array32],
+        length: Array32,
+        origin_n3: Array,
+        rgba_ng4: Array32,
+        sun_n3: Array32,
+        brightness_n: Array32,
+    ) -> tuple[NDArray[np.uint8], Array32, Ids]:
+        """Colour uint8 [n, r, 3], depth (inf: sky) and geom (-1: sky) [n, r] of ``frame_rays`` from ``origin``.
+        rgba, sun, brightness: see ``Scenery``."""
+        origin_n3 = origin_n3.astype(np.float32)
+        lit_n = AMBIENT + FROM_ABOVE + SUN * np.maximum(sun_n3[:, 2], np.float32(0))
+        down = -ray[2] / length  # cosine of the angle to straight down
+        light = (lit_n[:, None] + FACING * down) * brightness_n[:, None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            depth = (self.table_pos[2] - origin_n3[:, 2:]) / ray[2]
+            on_table = (ray[2] < 0) & (depth > 0)
+            for k in range(2):
+                reached = origin_n3[:, k, None] + depth * ray[k]
+                on_table &= np.abs(reached - self.table_pos[k]) <= self.table_half[k]
+        rgb = np.empty((*length.shape, 3), np.uint8)
+        for k in range(3):
+            rgb[..., k] = to_uint8(light * rgba_ng4[:, self.table, k, None])
+        geom = np.where(on_table, np.int32(self.table), np.int32(NOTHING))
+        rest = np.flatnonzero(~on_table)
+        row_m = rest // length.shape[1]
+        color_m3, depth_m = self._beyond(
+            [c.ravel()[rest] for c in ray], length.ravel()[rest], origin_n3[row_m].T, light.ravel()[rest],
+            rgba_ng4[row_m, self.floor, :3], brightness_n[row_m],
+        )  # fmt: skip
+        rgb.reshape(-1, 3)[rest] = to_uint8(color_m3)
+        depth.ravel()[rest] = depth_m
+        geom.ravel()[rest] = np.where(depth_m < np.inf, self.floor, NOTHING)
+        return rgb, depth, geom
+
+    def _beyond(
+        self,
+        ray_3m: list[Array32],
+        length_m: Array32,
+        origin_3m: Array32,
+        light_m: Array32,
+        floor_m3: Array32,
+        brightness_m: Array32,
+    ) -> tuple[Array32, Array32]:
+        """Colour [m, 3] and depth [m] of rays that meet the floor or the sky."""
+        up = ray_3m[2] / length_m
+        sky = HORIZON + np.sqrt(np.maximum(up, np.float32(0)))[:, None] * (ZENITH - HORIZON)
+        sky *= brightness_m[:, None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            depth = (self.floor_z - origin_3m[2]) / ray_3m[2]
+            depth = np.where((ray_3m[2] < 0) & (depth > 0), depth, np.float32(np.inf))
+            x, y = (np.floor((origin_3m[k] + depth * ray_3m[k]) / np.float32(CHECKER_M)) for k in range(2))
+            odd = np.abs(x + y - 2 * np.floor((x + y) / 2))
+        near = 1 - np.minimum(depth * length_m / np.float32(EXTENT_M), np.float32(1)) ** 2
+        share = np.where(near > 0, near, np.float32(0))[:, None]
+        tile = np.where(near > 0, light_m * (np.float32(0.92) + np.float32(0.08) * odd), np.float32(0))
+        return share * tile[:, None] * floor_m3 + (1 - share) * sky, depth

@@ -1,0 +1,100 @@
+"""Putting an object into a walled tray and letting go: what tasks of that kind share.
+
+Success needs the object at rest inside the walls with no finger on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from envs.tasks.base import Task, TaskConfig, View, near, progress
+from envs.tasks.common import cube_privileged, grasp_move, grasp_reward, move_towards, put_cube_in_hand
+
+
+@dataclass(frozen=True)
+class PlacingConfig(TaskConfig):
+    """tray_half_m: of the space between the walls. carry_m: height of the object's centre at which it passes the wall
+    with some clearance."""
+
+    max_episode_steps: int = 80
+    held_starts: float = 0.3
+    tray_half_m: float = 0.08
+    wall_m: float = 0.065
+    carry_m: float = 0.1
+    rest_speed_m_s: float = 0.05
+
+
+class Placing(Task):
+    """A subclass's ``bind`` says what goes where.
+
+    object_name, object, object_vel: the body and views of its position and velocity, [N, 3]. tray: where its tray's
+    centre is, [N, 3]. half_width_m, half_height_m: of the object, a number or [N].
+    """
+
+    config: PlacingConfig
+    view: View
+    object_name: str
+    object: Tensor
+    object_vel: Tensor
+    tray: Tensor
+    half_width_m: float | Tensor
+    half_height_m: float | Tensor
+
+    def put_in_hand(self, ids: Tensor) -> None:
+        width = self.half_width_m
+        put_cube_in_hand(self.view, self.object_name, ids, width[ids, None] if isinstance(width, Tensor) else width)
+
+    def privileged(self) -> dict[str, Tensor]:
+        return cube_privileged(self.view, self.object_name)
+
+    def _above(self) -> Tensor:
+        """The object is within the tray's walls seen from above, bool [N]."""
+        inner = self.config.tray_half_m - self.half_width_m / 2
+        return (self.object - self.tray)[:, :2].abs().amax(dim=-1) < inner
+
+    def _inside(self) -> Tensor:
+        """The object is between the walls: above the tray's floor with its centre under the walls' upper edge."""
+        return self._above() & (self.object[:, 2] < self.config.wall_m)
+
+    def rewards(self, success: Tensor) -> dict[str, Tensor]:
+        config, above, inside = self.config, self._above(), self._inside()
+        grasped = self.view.grasped(self.object_name)
+        reach = near((self.object - self.view.tcp_pos).norm(dim=-1), 0.15)
+        height = ((self.object[:, 2] - self.half_height_m) / (config.carry_m - self.half_height_m)).clamp(0, 1)
+        height = torch.where(above, 1.0, height)
+        horizontal = (self.object - self.tray)[:, :2].norm(dim=-1)
+        vertical = torch.where(above, 0.0, self.object[:, 2] - config.carry_m)
+        distance = torch.hypot(horizontal, vertical)
+        across = 0.5 * progress(distance, 0.6) + 0.5 * near(distance, 0.1)
+        low = progress(self.object[:, 2] - self.half_height_m, 0.15)
+        return {
+            "reach": 0.1 * torch.where(inside, 1.0, reach),
+            "grasp": 0.1 * torch.where(inside, 1.0, grasp_reward(self.view, self.object_name)),
+            "lift": 0.1 * torch.where(inside, 1.0, grasped * height),
+            "carry": 0.2 * torch.where(inside, 1.0, grasped * height * across),
+            "lower": 0.15 * torch.where(inside, 1.0, grasped * above * low),
+            "release": 0.1 * inside * self.view.opening(),
+            "placed": 0.25 * success,
+        }
+
+    def success(self) -> Tensor:
+        resting = self.object_vel.norm(dim=-1) < self.config.rest_speed_m_s
+        return self._inside() & resting & ~self.view.touched(self.object_name)
+
+    def expert(self) -> Tensor:
+        config = self.config
+        target, gripper = grasp_move(self.view, self.object_name, config.control)
+        grasped, above, tcp = self.view.grasped(self.object_name), self._above(), self.view.tcp_pos
+        over_tray = self.tray + torch.tensor([0, 0, config.carry_m + 0.02])
+        ready = (self.object[:, 2] > config.carry_m - 0.02) | above
+        way = torch.where(ready.unsqueeze(-1), over_tray, torch.cat([self.object[:, :2], over_tray[:, 2:]], -1))
+        target = torch.where(grasped.unsqueeze(-1), tcp + way - self.object, target)
+        centred = (self.object - self.tray)[:, :2].norm(dim=-1) < 0.03
+        let_go = centred & above
+        retreat = torch.cat([tcp[:, :2], torch.full_like(tcp[:, 2:], 0.2)], dim=-1)
+        target = torch.where(let_go.unsqueeze(-1) | self._inside().unsqueeze(-1), retreat, target)
+        gripper = torch.where(let_go | self._inside(), 1.0, gripper)
+        return move_towards(self.view, target, config.control, gripper)

@@ -1,0 +1,159 @@
+"""Tabletop: three objects, two trays, and an instruction that says which object goes where.
+
+    slot   body           what it is
+    0      target         what the instruction names
+    1      distractor_1   the same shape in another colour
+    2      distractor_2   the same colour in another shape
+
+so that neither the colour nor the shape is enough to know the target; they stand in any order in cells of the table.
+Slots are bodies whose shape and colour change at every reset (envs/morphs.py). What can be said is data (words.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import mujoco
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from embodied.core.errors import UserError
+from envs.instructions import Instructions
+from envs.morphs import Morphs
+from envs.registry import TASKS
+from envs.scene import GREY, add_object, add_object_sensors, add_tray
+from envs.seeding import EpisodeRng
+from envs.tasks.base import View
+from envs.tasks.common import arm_state, cube_state, stand
+from envs.tasks.placing import Placing, PlacingConfig
+from envs.tasks.words import Words, default_words
+
+SLOTS = ("target", "distractor_1", "distractor_2")
+GRASP_M = 0.03  # greatest half width between fingers that open to 0.04 m on each side
+
+
+@dataclass(frozen=True)
+class TabletopConfig(PlacingConfig):
+    """words: what can be said. cells_*, jitter_m: objects stand at most jitter (x, y) from the centre of a cell of
+    their own, which leaves room for an open finger between two neighbours and beside the trays. yaw_rad: how far they
+    are turned at most, little enough that fingers do not close on a cube's edges. wall_m: just below the hand when it
+    reaches for something on the table; fingers can hardly drag something over it.
+    """
+
+    words: Words = field(default_factory=default_words)
+    object_mass_kg: float = 0.064
+    cells_x_m: tuple[float, ...] = (0.45, 0.6)
+    cells_y_m: tuple[float, ...] = (-0.11, 0.0, 0.11)
+    jitter_m: tuple[float, float] = (0.02, 0.01)
+    yaw_rad: float = 0.5
+    tray_jitter_m: tuple[float, float] = (0.02, 0.01)
+    wall_m: float = 0.06
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.cells_x_m) * len(self.cells_y_m) < len(SLOTS):
+            raise UserError(f"cells_x_m, cells_y_m: they make too few cells for {len(SLOTS)} objects")
+        for name, shape in self.words.shapes.items():
+            if shape.half_width_m > GRASP_M:
+                raise UserError(
+                    f"words.shapes.{name}: half as wide as {shape.half_width_m} m, allowed: up to {GRASP_M}"
+                )
+
+
+@TASKS.register("tabletop", config=TabletopConfig)
+class Tabletop(Placing):
+    name = "tabletop"
+    instruction = "put the object that is named into the tray that is named"
+    object_name = SLOTS[0]
+    config: TabletopConfig
+
+    @property
+    def instructions(self) -> Instructions:
+        return self.config.words.instructions
+
+    def build_scene(self, spec: mujoco.MjSpec) -> None:
+        words = self.config.words
+        spec.option.impratio = 10  # otherwise round things, which fingers touch in a point, creep out of them
+        shape, rgb = next(iter(words.shapes.values())), next(iter(words.colors.values()))
+        for name in SLOTS:
+            add_object(spec, name, shape, self.config.object_mass_kg, (*rgb, 1))
+        add_object_sensors(spec, self.object_name)
+        for tray in words.trays:
+            add_tray(spec, f"{tray}_tray", self.config.tray_half_m, self.config.wall_m, GREY)
+
+    def bind(self, view: View) -> None:
+        words, num_envs = self.config.words, len(view.qpos)
+        self.view = view
+        self.object = view.body_qpos(self.object_name)[:, :3]
+        self.object_vel = view.body_qvel(self.object_name)[:, :3]
+        self.trays = [view.mocap(f"{tray}_tray") for tray in words.trays]
+        self.tray = torch.zeros(num_envs, 3, dtype=torch.float64)
+        shapes, colors = list(words.shapes.values()), list(words.colors.values())
+        self.morphs = Morphs(view.batch, SLOTS, shapes, self.config.object_mass_kg)
+        self.rgba = view.batch.expand("geom_rgba")
+        self.geoms = [view.model.geom(name).id for name in SLOTS]
+        self.rgb_C3 = np.array(colors)
+        half_sizes = [(shape.half_width_m, shape.half_height_m) for shape in shapes]
+        self.half_size_K2 = torch.tensor(half_sizes, dtype=torch.float64)
+        goal_G3 = torch.cartesian_prod(*(torch.arange(len(x)) for x in (colors, shapes, self.trays)))
+        self.asked_I3 = goal_G3.repeat_interleave(len(words.templates), 0)  # colour, shape and tray of each instruction
+        cells = (torch.tensor(c, dtype=torch.float64) for c in (self.config.cells_x_m, self.config.cells_y_m))
+        self.cells = torch.cartesian_prod(*cells)
+        self.shape_NB = torch.zeros(num_envs, len(SLOTS), dtype=torch.int64)
+        self.color_NB = torch.zeros(num_envs, len(SLOTS), dtype=torch.int64)
+        self._dress(torch.arange(num_envs))
+
+    def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
+        words, config = self.config.words, self.config
+        color, shape, _ = self.asked_I3[self.instruction_N[ids]].unbind(-1)
+        self.color_NB[ids] = torch.stack([color, _other(color, len(words.colors), rng, "other_color"), color], -1)
+        self.shape_NB[ids] = torch.stack([shape, shape, _other(shape, len(words.shapes), rng, "other_shape")], -1)
+        order = torch.from_numpy(rng.unit("cells", len(self.cells)).argsort(-1))
+        for slot, name in enumerate(SLOTS):
+            place = self.cells[order[:, slot]] + _jitter(config.jitter_m, rng, f"{name}_pos")
+            stand(self.view, name, ids, rng, place, self.half_size_K2[self.shape_NB[ids, slot], 1], config.yaw_rad)
+        for tray, (name, centre) in zip(self.trays, words.trays.items(), strict=True):
+            offset = _jitter(config.tray_jitter_m, rng, f"{name}_tray")
+            tray[ids, :2] = torch.tensor(centre, dtype=torch.float64) + offset
+        self._dress(ids)
+
+    def _dress(self, ids: Tensor) -> None:
+        """Make envs ``ids`` [n] look and behave as their shapes, colours and instructions say."""
+        rows = ids.numpy()
+        self.morphs.apply(rows, self.shape_NB[ids].numpy())
+        self.rgba[rows[:, None], self.geoms, :3] = self.rgb_C3[self.color_NB[ids].numpy()]
+        tray_n = self.asked_I3[self.instruction_N[ids], 2]
+        self.tray[ids] = torch.stack(self.trays)[tray_n, ids]
+        self.half_width_m, self.half_height_m = self.half_size_K2[self.shape_NB[:, 0]].unbind(-1)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {**super().state_dict(), "task/shape": self.shape_NB.clone(), "task/color": self.color_NB.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        super().load_state_dict(state)
+        self.shape_NB.copy_(state["task/shape"])
+        self.color_NB.copy_(state["task/color"])
+        self._dress(torch.arange(len(self.shape_NB)))
+
+    def observe(self) -> dict[str, Tensor]:
+        return {
+            **arm_state(self.view),
+            **cube_state(self.view, "target"),
+            "target_shape": one_hot(self.shape_NB[:, 0], len(self.config.words.shapes)).double(),
+            "tray": self.tray[:, :2],
+            "tray_from_target": self.tray - self.object,
+            **{f"{name}_pos": self.view.body_qpos(name)[:, :3] for name in SLOTS[1:]},
+        }
+
+
+def _other(index_n: Tensor, size: int, rng: EpisodeRng, stream: str) -> Tensor:
+    """For each index below ``size`` any other one, all equally likely, int64 [n]."""
+    return (index_n + 1 + torch.from_numpy(rng.uniform(stream, 0.0, size - 1.0)).long()) % size
+
+
+def _jitter(size_m: tuple[float, float], rng: EpisodeRng, stream: str) -> Tensor:
+    """Uniform offsets [n, 2] of at most size_m."""
+    return torch.from_numpy(rng.uniform(stream, [-size for size in size_m], list(size_m)))

@@ -1,0 +1,122 @@
+"""What policies see: pictures of all simulations of a pool, many a millisecond, without OpenGL or a GPU.
+
+    Lens: where the camera is ─► Ground: table, floor and sky, computed ─► for each layer of geoms
+        Outlines: tiles that may show it ─► Batch.ray through their pixels ─► shade what is nearer than what is there
+
+``envs.cameras.render`` makes better pictures and takes longer: for videos. Here the robot is a few geoms
+(``assets/franka/coarse.xml``), there are no shadows, and a ray is cast only where it can hit something, against the
+geoms of one layer.
+
+Suffixes: n simulations, h and w pixels, r rays of one simulation, m hits of all, g geoms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import mujoco
+import numpy as np
+import torch
+from mujoco.batch import Batch
+from torch import Tensor
+
+from embodied.core.errors import unknown_name
+from envs.appearance import COLLISION_GROUP, add_looks
+from envs.camera_randomization import CameraRandomization, Lens, Scenery
+from envs.cameras import Camera, Ids
+from envs.painter import GROUND, OBJECTS, ROBOT, Frame, Painter
+from envs.seeding import EpisodeRng
+
+CAMERAS = {
+    "front": Camera("front", fovy_deg=44.0, pos=(1.35, -0.2, 0.85), lookat=(0.43, 0.0, 0.15)),
+    "wrist": Camera("wrist", mount="wrist"),
+}
+FEWEST = 8  # simulations that are worth a thread
+
+
+def find_camera(name: str) -> Camera:
+    """The camera of that name in ``CAMERAS``; UserError, which lists them, for another."""
+    if name not in CAMERAS:
+        raise unknown_name("camera", name, CAMERAS)
+    return CAMERAS[name]
+
+
+class CameraRig:
+    """Cameras that take pictures of all simulations of ``batch``, whose kinematics must be current when they do. What a
+    rig binds of the batch is filled by the batch's next call, so a new rig sees something after that.
+
+    spec: of the batch's model. num_threads: 0, as many as the batch has. cull: cast only rays that can hit something,
+    which changes no picture. model: the twin whose geom ids ``segmentation`` gives. Raises ValueError for no or equal
+    names, a mount that the model lacks, or a randomization that is too much for a camera.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        spec: mujoco.MjSpec,
+        cameras: Sequence[Camera],
+        randomization: CameraRandomization | None = None,
+        num_threads: int = 0,
+        cull: bool = True,
+    ) -> None:
+        names = [camera.name for camera in cameras]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"cameras: got the names {names}, allowed: one at least, each once")
+        randomization = randomization or CameraRandomization()
+        layered = _layered(spec)
+        self.batch, self.model = batch, layered.compile()
+        self.lenses = [Lens(camera, batch, randomization) for camera in cameras]
+        group = self.model.geom_group
+        self.scenery = Scenery(self.model, batch.nsim, randomization, np.isin(group, ROBOT), group == GROUND)
+        count = min(num_threads or batch.nthread, -(-batch.nsim // FEWEST))
+        shares = np.array_split(np.arange(batch.nsim), count)
+        self._painters = [Painter(batch, layered, self.model, share, self.scenery, cull) for share in shares]
+        self._threads = ThreadPoolExecutor(len(shares), "camera")
+        self.start(np.arange(batch.nsim), None)
+
+    def start(self, ids: Ids, rng: EpisodeRng | None) -> None:
+        """Episodes begin in simulations ``ids`` [n] (sorted and unique): take over the shapes and colours that geoms
+        have there, and draw what is randomised (nothing without ``rng``)."""
+        for lens in self.lenses:
+            lens.start(ids, rng)
+        self.scenery.start(ids, rng, np.concatenate([painter.sync(ids) for painter in self._painters]))
+
+    def render(self, ids: Ids | None = None, depth: bool = False, segmentation: bool = False) -> dict[str, Tensor]:
+        """Pictures of simulations ``ids`` (sorted and unique; None: all) by every camera.
+
+        Returns ``images.<name>`` uint8 [n, h, w, 3]; on request ``depth.<name>`` float32 [n, h, w] in metres along the
+        optical axis (inf: the sky) and ``segmentation.<name>`` int32 [n, h, w], ids of ``model``'s geoms (-1: the sky).
+        """
+        sims = np.arange(self.batch.nsim) if ids is None else ids
+        frames = [Frame.empty(len(sims), lens.camera.height, lens.camera.width) for lens in self.lenses]
+
+        def work(painter: Painter) -> None:
+            for lens, frame in zip(self.lenses, frames, strict=True):
+                painter.paint(lens, sims, frame)
+
+        list((self._threads.map if len(self._painters) > 1 else map)(work, self._painters))
+        pictures: dict[str, Tensor] = {}
+        for lens, frame in zip(self.lenses, frames, strict=True):
+            pictures[f"images.{lens.camera.name}"] = torch.from_numpy(frame.rgb)
+            if depth:
+                pictures[f"depth.{lens.camera.name}"] = torch.from_numpy(frame.depth)
+            if segmentation:
+                pictures[f"segmentation.{lens.camera.name}"] = torch.from_numpy(frame.geom)
+        return pictures
+
+
+def _layered(spec: mujoco.MjSpec) -> mujoco.MjSpec:
+    """The twin's scene: with the coarse looks, in groups by layer, without what is hidden."""
+    spec = spec.copy()
+    for body in spec.bodies:
+        if not body.explicitinertial and body.name != "world":  # its mass may be that of geoms that are taken away
+            body.explicitinertial, body.mass, body.inertia = True, 1.0, [1.0, 1.0, 1.0]
+        for geom in body.geoms:
+            table = body.name == "world" and geom.type == mujoco.mjtGeom.mjGEOM_PLANE
+            if table or geom.group >= COLLISION_GROUP:
+                spec.delete(geom)
+            else:
+                geom.group = OBJECTS
+    add_looks(spec, "coarse.xml")
+    return spec

@@ -1,0 +1,191 @@
+"""The forward passes of π0 (``PI0ForConditionalGeneration`` of transformers), arranged for reinforcement learning.
+
+    images, words ─► vision tower, language model ─► keys and values of every layer          once a decision: Prefix
+    state         ─► one token of the action expert ─► its keys and values beside them        once a decision
+    x_t, t        ─► action tokens of the expert, which attend to all of that ─► velocity     K times a decision
+
+The modules and their weights are those of transformers, and so are the numbers (a test compares them with
+``sample_actions``). What differs: nothing is computed that nobody reads (the language model's last layer is needed for
+its keys and values alone, the state token does not depend on x_t), keys and values are not copied for each step, and
+any number of denoise steps of the same decision go through the expert in one pass.
+
+Suffixes: N decisions, C cameras, P prefix tokens, S denoise steps, H action tokens, L layers, G key-value heads, D size
+of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Prefix(NamedTuple):
+    """What the action expert attends to: keys and values [N, L, G, P, D], and which tokens are real, bool [N, P]."""
+
+    key: Tensor
+    value: Tensor
+    real: Tensor
+
+
+def encode_prefix(model: nn.Module, pixels_NC3hw: Tensor, tokens_NT: Tensor, real_NT: Tensor) -> Prefix:
+    """Keys and values of images and words. pixels: normalised as the vision tower expects them; real: bool."""
+    vlm: Any = model.get_submodule("model.vlm")
+    language = vlm.language_model
+    image: Tensor = vlm.get_image_features(pixels_NC3hw.flatten(0, 1)).pooler_output
+    image = image.reshape(len(tokens_NT), -1, image.shape[-1])
+    words: Tensor = language.embed_tokens(tokens_NT)
+    x = torch.cat((image.to(words.dtype), words), 1)
+    real_NP = torch.cat((real_NT.new_ones(image.shape[:2]), real_NT), 1)
+    rotation = language.rotary_emb(x, position_ids=real_NP.cumsum(-1) - 1)
+    bias = _bias(real_NP, x.dtype)
+    keys, values = [], []
+    for index, layer in enumerate(language.layers):
+        normed = _rms(layer.input_layernorm, x)
+        key, value = _keys_values(layer.self_attn, normed, rotation)
+        keys.append(key)
+        values.append(value)
+        if index + 1 < len(language.layers):
+            query = _queries(layer.self_attn, normed, rotation)
+            x = _after_attention(layer, x, _attend(layer.self_attn, query, key, value, bias))
+    return Prefix(torch.stack(keys, 1), torch.stack(values, 1), real_NP)
+
+
+class Context(NamedTuple):
+    """A prefix with the state token behind it: keys and values [N, L, G, P+1, D], additive mask of the scores
+    [N, 1, 1, P+1], position of the first action token [N], and the state token's last hidden state [N, hidden]."""
+
+    key: Tensor
+    value: Tensor
+    bias: Tensor
+    position: Tensor
+    feature: Tensor
+
+
+def encode_state(model: nn.Module, prefix: Prefix, state_NM: Tensor) -> Context:
+    """The state token, which sees the prefix and itself. state: padded to the model's ``max_state_dim``."""
+    expert: Any = model.get_submodule("model.dit")
+    embed: Any = model.get_submodule("embed_action_time")
+    x: Tensor = embed.state_proj(state_NM).unsqueeze(1)
+    position_N = prefix.real.sum(-1)
+    rotation = expert.rotary_emb(x, position_ids=position_N[:, None])
+    real = torch.cat((prefix.real, prefix.real.new_ones(len(x), 1)), 1)
+    bias = _bias(real, x.dtype)
+    keys, values = [], []
+    for index, layer in enumerate(expert.layers):
+        normed = _rms(layer.input_layernorm, x)
+        key, value = _keys_values(layer.self_attn, normed, rotation)
+        keys.append(torch.cat((prefix.key[:, index].to(key), key), 2))
+        values.append(torch.cat((prefix.value[:, index].to(value), value), 2))
+        query = _queries(layer.self_attn, normed, rotation)
+        x = _after_attention(layer, x, _attend(layer.self_attn, query, keys[-1], values[-1], bias))
+    feature = _rms(expert.norm, x).squeeze(1)
+    return Context(torch.stack(keys, 1), torch.stack(values, 1), bias, position_N + 1, feature)
+
+
+def denoise(model: nn.Module, context: Context, x_NSHW: Tensor, time_NS: Tensor) -> Tensor:
+    """Last hidden states [N, S, H, hidden] of the expert's action tokens, for S denoise steps at flow times ``time``
+    (broadcast to [N, S]) of each of N decisions. ``action_out_proj`` of them is the velocity."""
+    expert: Any = model.get_submodule("model.dit")
+    embed: Any = model.get_submodule("embed_action_time")
+    num, steps, horizon, _ = x_NSHW.shape
+    frequency = embed.sinusoid_embeds.sinusoid_freq
+    angle = (time_NS.float().unsqueeze(-1) * frequency).to(x_NSHW.dtype)
+    time = torch.cat((angle.sin(), angle.cos()), -1).expand(num, steps, -1)[:, :, None].expand(-1, -1, horizon, -1)
+    x = embed.action_time_mlp_in(torch.cat((embed.action_in_proj(x_NSHW), time), -1))
+    x = embed.action_time_mlp_out(F.silu(x))
+    position_NH = context.position[:, None] + torch.arange(horizon, device=x.device)
+    cos, sin = expert.rotary_emb(x, position_ids=position_NH)
+    rotation = (cos[:, None, None], sin[:, None, None])  # over steps and heads
+    for index, layer in enumerate(expert.layers):
+        x = _expert_layer(layer, x, rotation, context, index)
+    return _rms(expert.norm, x)
+
+
+def _expert_layer(layer: Any, x: Tensor, rotation: tuple[Tensor, Tensor], context: Context, index: int) -> Tensor:
+    """One layer over action tokens x [N, S, H, hidden]: those of one step see the context and each other."""
+    attention = layer.self_attn
+    num, steps, horizon, _ = x.shape
+    normed = _rms(layer.input_layernorm, x)
+    key, value = (  # [N, G, S, H, D]
+        projection(normed).view(num, steps, horizon, -1, attention.head_dim).permute(0, 3, 1, 2, 4)
+        for projection in (attention.k_proj, attention.v_proj)
+    )
+    key = _rotate(key, rotation)
+    heads = attention.num_key_value_groups
+    query = attention.q_proj(normed).view(num, steps, horizon, -1, heads, attention.head_dim)
+    query = _rotate(query.permute(0, 3, 1, 4, 2, 5), (rotation[0][:, None], rotation[1][:, None])).flatten(3, 4)
+    past = (query.flatten(2, 3) @ context.key[:, index].transpose(-1, -2)) * attention.scaling + context.bias
+    own = (query @ key.transpose(-1, -2)) * attention.scaling
+    weight = _softmax(torch.cat((past.view(*own.shape[:-1], -1), own), -1))
+    weight_past, weight_own = weight[..., :-horizon], weight[..., -horizon:]
+    out = (weight_past.flatten(2, 3) @ context.value[:, index]).view_as(query) + weight_own @ value
+    out = out.view(num, -1, steps, heads, horizon, attention.head_dim).permute(0, 2, 4, 1, 3, 5)
+    return _feed_forward(layer, x + attention.o_proj(out.flatten(3)))
+
+
+def _keys_values(attention: Any, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Of tokens x [N, P, hidden], [N, G, P, D] each."""
+    key, value = (
+        projection(x).view(*x.shape[:2], -1, attention.head_dim).transpose(1, 2)
+        for projection in (attention.k_proj, attention.v_proj)
+    )
+    return _rotate(key, (rotation[0][:, None], rotation[1][:, None])), value
+
+
+def _queries(attention: Any, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Of tokens x [N, P, hidden], those of the heads that share a key-value head one after the other, [N, G, gP, D]."""
+    num, tokens = x.shape[:2]
+    query = attention.q_proj(x).view(num, tokens, -1, attention.num_key_value_groups, attention.head_dim)
+    query = query.permute(0, 2, 3, 1, 4)  # [N, G, g, P, D]
+    return _rotate(query, (rotation[0][:, None, None], rotation[1][:, None, None])).flatten(2, 3)
+
+
+def _after_attention(layer: Any, x: Tensor, out: Tensor) -> Tensor:
+    """What a layer does with the attended values [N, G, gP, D] of tokens x [N, P, hidden]."""
+    heads = layer.self_attn.num_key_value_groups
+    out = out.view(*out.shape[:2], heads, x.shape[1], -1).permute(0, 3, 1, 2, 4).flatten(2)
+    return _feed_forward(layer, x + layer.self_attn.o_proj(out))
+
+
+def _attend(attention: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    """Queries [N, G, Q, D] on keys and values [N, G, P, D]."""
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=attention.scaling)
+
+
+def _feed_forward(layer: Any, x: Tensor) -> Tensor:
+    """The gated network of a layer, on top of x. Where no gradient is asked for, the product is made in place."""
+    mlp, normed = layer.mlp, _rms(layer.post_attention_layernorm, x)
+    gate, up = mlp.act_fn(mlp.gate_proj(normed)), mlp.up_proj(normed)
+    residual: Tensor = mlp.down_proj(gate * up if torch.is_grad_enabled() else gate.mul_(up))
+    return x + residual
+
+
+def _rms(norm: Any, x: Tensor) -> Tensor:
+    """GemmaRMSNorm: computed in float32, its weight is around 1."""
+    y: Tensor = x.float()
+    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + norm.eps) * (1.0 + norm.weight.float())
+    return y.to(x.dtype)
+
+
+def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary position embedding (Su et al. 2021); cosines and sines [..., P, D] broadcast with x."""
+    first, second = x.chunk(2, -1)
+    return x * rotation[0] + torch.cat((-second, first), -1) * rotation[1]
+
+
+def _bias(real_NP: Tensor, dtype: torch.dtype) -> Tensor:
+    """Additive mask [N, 1, 1, P] that keeps padding from being attended to."""
+    return torch.where(real_NP, 0.0, torch.finfo(dtype).min).to(dtype)[:, None, None]
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    return scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
+
+
+def frozen(modules: Sequence[nn.Module]) -> bool:
+    """Whether no weight of the modules is trained."""
+    return not any(parameter.requires_grad for module in modules for parameter in module.parameters())

@@ -1,0 +1,180 @@
+"""A policy that sees images and reads an instruction: π0 of transformers, explored and judged like any flow policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from embodied.core.errors import UserError
+from embodied.core.types import EnvSpec, Obs
+from policies.flow.chains import FlowChains
+from policies.flow.step import interpolate
+from policies.vla import checkpoint, lora, pi0
+from policies.vla.config import PARTS, VLAConfig
+from policies.vla.text import tokenize
+
+PREFIX = "prefix."  # what ``precompute`` puts into an observation in place of images and instruction
+PIECE = 256  # decisions whose prefix is computed at a time
+
+
+class Code(NamedTuple):
+    """An encoded decision: its context in the action expert and its normalised state [N, S]."""
+
+    context: pi0.Context
+    state: Tensor
+
+
+class VLAPolicy(FlowChains):
+    """π0 (Black et al. 2024): SigLIP and Gemma read images and words, an action expert denoises chunks [H, W].
+
+    Observations: ``images.<camera>`` uint8 [N, h, w, 3], ``instruction`` int64 [N] (an index into
+    ``spec.instructions``), ``state`` [N, S]. The critic sees the last hidden state of the state token, which has
+    attended to images and words (no gradient goes back through it), the state and what the simulator knows.
+
+    Where vision and language are frozen, their share of a decision never changes: ``precompute`` puts it into the
+    observation, so that the epochs of an update do not compute it again.
+    """
+
+    untrained = ("critic.", "noise_network.")
+    additions = (".lora_a", ".lora_b")
+
+    tokens_IT: Tensor
+    real_IT: Tensor
+    pixel_mean: Tensor
+    pixel_std: Tensor
+
+    def __init__(self, spec: EnvSpec, config: VLAConfig) -> None:
+        if not spec.cameras:
+            raise UserError(f"policy.cameras: task {spec.task} was built without cameras, the policy needs some")
+        parts = checkpoint.build(spec, config)
+        checkpoint.check_fits(parts, spec, config)
+        model: Any = parts.model
+        width, hidden = model.config.max_action_dim, model.config.dit_config.hidden_size
+        super().__init__(spec, config, (hidden, width), width, hidden + spec.state_dim)
+        self.config, self.parts = config, parts
+        self.model: nn.Module = parts.model
+        tokens_IT, real_IT = tokenize(parts.tokenizer, spec.instructions, config.max_tokens)
+        self.register_buffer("tokens_IT", tokens_IT, persistent=False)
+        self.register_buffer("real_IT", real_IT, persistent=False)
+        for name, colours in zip(("pixel_mean", "pixel_std"), parts.pixels, strict=True):
+            self.register_buffer(name, 255.0 * torch.tensor(colours)[:, None, None], persistent=False)
+        self._freeze(config)
+
+    def _freeze(self, config: VLAConfig) -> None:
+        vlm: Any = self.model.get_submodule("model.vlm")
+        if "vision" in config.freeze:
+            vlm.vision_tower.requires_grad_(False)
+        if "language" in config.freeze:
+            vlm.language_model.requires_grad_(False)
+            vlm.multi_modal_projector.requires_grad_(False)
+        if config.lora_rank:
+            lora.adapt(self.model.get_submodule("model.dit.layers"), config.lora_rank)
+        self.frozen = set(config.freeze) == set(PARTS)
+        self.prefix_dtype = getattr(torch, config.dtype)
+        if self.frozen:
+            vlm.to(self.prefix_dtype)
+
+    # -- the network ---------------------------------------------------------------------------------------------------
+
+    def prefix(self, obs: Obs) -> pi0.Prefix:
+        """Of N observations, with a gradient only where something in it is trained."""
+        if f"{PREFIX}key" in obs:
+            return pi0.Prefix(*(obs[PREFIX + name] for name in pi0.Prefix._fields))
+        images = torch.stack([obs[f"images.{camera}"] for camera in self.config.cameras], 1)
+        pixels = (images.permute(0, 1, 4, 2, 3).float() - self.pixel_mean) / self.pixel_std
+        real = self.real_IT[obs["instruction"]]
+        longest = int(real.sum(-1).max())
+        tokens, real = self.tokens_IT[obs["instruction"], :longest], real[:, :longest]
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            return pi0.encode_prefix(self.model, pixels.to(self.prefix_dtype), tokens, real)
+
+    def encode(self, obs: Obs) -> Code:
+        state = self.normalized_state(obs)
+        model: Any = self.model
+        padded = F.pad(state, (0, model.config.max_state_dim - state.shape[-1]))
+        return Code(pi0.encode_state(self.model, self.prefix(obs), padded), state)
+
+    def per_step(self, code: Code) -> Code:
+        return code
+
+    def code_value(self, code: Code, obs: Obs) -> Tensor:
+        return self.state_value(torch.cat((code.context.feature.detach(), code.state), -1), obs)
+
+    def features(self, code: Code, x: Tensor, t: Tensor) -> Tensor:
+        """Last hidden states of the action tokens at x [N, H, W], t [] or [N], or at x [N, steps, H, W] and t that
+        broadcasts with [N, steps]."""
+        denoise = _compiled_denoise() if self.config.compile else pi0.denoise
+        if x.ndim == 4:
+            return denoise(self.model, code.context, x, t.expand(x.shape[:2]))
+        return denoise(self.model, code.context, x.unsqueeze(1), t.expand(len(x))[:, None]).squeeze(1)
+
+    def out(self, features: Tensor) -> Tensor:
+        """Velocity [..., W] of last hidden states."""
+        velocity: Tensor = self.model.get_submodule("action_out_proj")(features)
+        return velocity
+
+    def velocity(self, code: Code, x: Tensor, k: int | slice | Tensor) -> Tensor:
+        return self.out(self.features(code, x, self.grid[k]))
+
+    def noisy_velocity(self, code: Code, x: Tensor, k: int | slice | Tensor) -> tuple[Tensor, Tensor]:
+        assert self.noise_network is not None
+        features = self.features(code, x, self.grid[k])
+        return self.out(features), self.noise_network(features, self.log_shrink)
+
+    def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
+        """Flow-matching loss of demonstrated chunks, a scalar: mean squared error of the velocity ``noise - action``
+        over the real dimensions; padding is zero, as in π0."""
+        action = F.pad(action_NHA, (0, self.width - action_NHA.shape[-1]))
+        noise, t = self.draw_path(action, generator)
+        x = interpolate(action, noise, t[:, None, None])
+        velocity = self.out(self.features(self.encode(obs), x, t))
+        return (velocity - (noise - action))[..., : self.spec.action_dim].square().mean()
+
+    # -- what is shared by the epochs of an update ---------------------------------------------------------------------
+
+    @torch.no_grad()
+    def precompute(self, obs: Obs) -> Obs:
+        """The observations [B, ...] with the prefix in place of images and instruction, if it is frozen and takes no
+        more than ``prefix_cache_mb``; otherwise as they are."""
+        if not self.frozen or f"{PREFIX}key" in obs:
+            return obs
+        num = len(obs["instruction"])
+        rest = {key: value for key, value in obs.items() if key != "instruction" and not key.startswith("images.")}
+        longest = obs["instruction"][self.real_IT[obs["instruction"]].sum(-1).argmax()]
+        sample = self.prefix(_rows(obs, slice(0, 1)) | {"instruction": longest[None]})
+        if num * (sample.key.nbytes + sample.value.nbytes) > self.config.prefix_cache_mb * 2**20:
+            return obs
+        cache = pi0.Prefix(*(part.new_zeros((num, *part.shape[1:])) for part in sample))
+        for start in range(0, num, PIECE):
+            piece = self.prefix(_rows(obs, slice(start, start + PIECE)))
+            tokens = piece.real.shape[1]
+            cache.key[start : start + PIECE, :, :, :tokens] = piece.key
+            cache.value[start : start + PIECE, :, :, :tokens] = piece.value
+            cache.real[start : start + PIECE, :tokens] = piece.real
+        return rest | {PREFIX + name: part for name, part in zip(cache._fields, cache, strict=True)}
+
+    # -- on disk -------------------------------------------------------------------------------------------------------
+
+    def save_architecture(self, path: Path) -> None:
+        """What a run must keep beside its weights to be loaded again: the model's configuration and its tokenizer."""
+        checkpoint.save_architecture(self.parts, path)
+
+    def save_pretrained(self, path: Path) -> None:
+        """A checkpoint that ``PI0ForConditionalGeneration.from_pretrained`` loads. Exploration and critic are not in
+        it."""
+        checkpoint.save_pretrained(self.parts, path)
+
+
+@cache
+def _compiled_denoise() -> Callable[..., Tensor]:
+    return torch.compile(pi0.denoise)
+
+
+def _rows(obs: Obs, rows: slice) -> Obs:
+    return {key: value[rows] for key, value in obs.items()}

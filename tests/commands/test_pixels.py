@@ -1,0 +1,92 @@
+"""The commands with a policy that sees and reads: demonstrations with pictures, imitation, RL, evaluation by split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, PI0ForConditionalGeneration
+
+from embodied.report.metrics import read_metrics
+from tests.commands.helpers import run_collect, run_eval, run_train
+
+SIZE = "16"
+MODEL = "policy.model"
+VLA = [
+    "task=tabletop", "policy=vla_tiny", "device=cpu", f"policy.image_size={SIZE}", "policy.critic_hidden=[16]",
+    f"{MODEL}.dit_config.num_hidden_layers=1", f"{MODEL}.vlm_config.text_config.num_hidden_layers=1",
+    f"{MODEL}.vlm_config.vision_config.num_hidden_layers=1", "eval_episodes=4",
+]  # fmt: skip
+SFT = [*VLA, "algo=sft", "algo.updates=4", "algo.validate_every=2", "algo.batch_size=8"]
+RL = [
+    *VLA, "num_envs=8", "total_steps=256", "runtime.decisions=2", "runtime.groups_per_worker=1", "runtime.eval_every=0",
+    "algo.epochs=1", "algo.num_minibatches=2", "policy.freeze=[vision,language]",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One demonstration of every goal, seen by both cameras."""
+    path = tmp_path_factory.mktemp("demos") / "tabletop"
+    words = ["task=tabletop", "episodes=18", "cameras=[front,wrist]", f"image_size={SIZE}", "num_threads=1"]
+    outcome = run_collect(*words, f"out={path}")
+    assert outcome.code == 0, outcome.stderr
+    return path
+
+
+@pytest.fixture(scope="module")
+def imitated(demos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished imitation of them. Read-only."""
+    path = tmp_path_factory.mktemp("runs") / "sft"
+    outcome = run_train(*SFT, f"data={demos}", f"out={path}")
+    assert outcome.code == 0, outcome.stderr
+    assert {"train", "held_out"} == set(outcome.result["eval"]["splits"])
+    return path
+
+
+@pytest.mark.slow(reason="imitates and trains a small vision-language-action policy")
+def test_imitation_then_reinforcement_learning_then_evaluation(imitated: Path, tmp_path: Path) -> None:
+    trained = run_train(*RL, f"init={imitated}", f"out={tmp_path / 'rl'}")
+    assert trained.code == 0, trained.stderr
+    rows = read_metrics(tmp_path / "rl" / "metrics.jsonl")
+    assert rows[-1]["env_steps"] >= 256
+    assert rows[0]["train/ratio_first"] == pytest.approx(1.0, abs=1e-4)
+    moved = (tmp_path / "rl").rename(tmp_path / "elsewhere")  # a run carries its tokenizer and its architecture along
+    judged = run_eval(f"run={moved}", "episodes=6", "num_threads=1")
+    assert judged.code == 0, judged.stderr
+    splits = judged.result["splits"]
+    assert [splits[name]["episodes"] for name in ("train", "held_out")] == [3, 3]
+    assert "held_out" in judged.stderr
+    model = PI0ForConditionalGeneration.from_pretrained(moved / "pretrained")
+    assert model.config.vlm_config.vision_config.image_size == int(SIZE)
+    assert "cylinder" in AutoTokenizer.from_pretrained(moved / "pretrained").get_vocab()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["policy.cameras=[front,side]"], "unknown camera 'side'"),
+        (["policy.cameras=[]"], "policy.cameras"),
+        (["policy.max_tokens=5"], "policy.max_tokens allows 5"),
+        (["policy.pretrained=/nowhere"], "policy.pretrained=/nowhere lacks"),
+        (["policy.model.chunk_size=3"], "policy.horizon=8 does not fit the model, which was made for 3"),
+        ([f"{MODEL}.dit_config.num_hidden_layers=2"], "num_hidden_layers is 2 in dit_config and 1 in text_config"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    words: list[str], message: str, tmp_path: Path
+) -> None:
+    outcome = run_train(*RL, *words, f"out={tmp_path / 'run'}")
+    assert outcome.code == 2, outcome.stderr
+    assert message in outcome.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow(reason="records demonstrations with pictures")
+def test_a_camera_that_was_not_recorded_is_named(tmp_path: Path) -> None:
+    words = ["task=tabletop", "episodes=4", "cameras=[front]", f"image_size={SIZE}", "num_threads=1"]
+    assert run_collect(*words, f"out={tmp_path / 'front'}").code == 0
+    outcome = run_train(*SFT, f"data={tmp_path / 'front'}", f"out={tmp_path / 'run'}")
+    assert outcome.code == 2
+    assert "it lacks observation.images.wrist" in outcome.stderr
+    assert not (tmp_path / "run").exists()

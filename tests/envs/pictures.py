@@ -1,0 +1,50 @@
+"""What tests of policies' cameras share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import mujoco
+import numpy as np
+import torch
+from torch import Tensor
+
+from envs import MujocoPool
+from envs.cameras import Camera
+from envs.scene import panda_on_table
+from envs.vision import CAMERAS, CameraRig
+from tests.envs.helpers import actions, pool
+
+FRONT, WRIST = (replace(CAMERAS[name], width=40, height=40) for name in ("front", "wrist"))
+EVERYTHING = {"depth": True, "segmentation": True}
+
+
+def scene(env: MujocoPool) -> mujoco.MjSpec:
+    spec = panda_on_table()
+    env.task.build_scene(spec)
+    return spec
+
+
+def rig_of(env: MujocoPool, *cameras: Camera, **options: Any) -> CameraRig:
+    rig = CameraRig(env.batch, scene(env), cameras or (FRONT, WRIST), **options)
+    env.batch.forward()  # outputs that are bound now are filled by the next call
+    return rig
+
+
+def moved(task: str = "pick_place", num_envs: int = 3, anywhere: bool = False, **options: Any) -> MujocoPool:
+    """A pool after some steps, or with arms wherever their joints allow."""
+    env = pool(task, num_envs, **options)
+    for action in actions(list(range(num_envs)), 6, env.spec.action_dim).unbind(1):
+        env.step(action)
+    if anywhere:
+        low, high = env.model.actuator_ctrlrange[:7].T
+        env.batch.bind("qpos")[:, :7] = np.random.default_rng(0).uniform(low, high, (num_envs, 7))
+        env.batch.forward()
+    return env
+
+
+def assert_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for key in a:
+        assert torch.equal(a[key], b[key]), key

@@ -1,0 +1,256 @@
+"""The vision-language-action policy: the numbers of transformers, the promises of a flow policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, PI0ForConditionalGeneration
+
+from algos.ppo import PPO
+from algos.ppo_config import PPOConfig
+from embodied.core.errors import UserError
+from embodied.core.protocols import Imitator, Policy, Precomputing, Pretrained, Startable
+from embodied.core.types import CameraSpec, EnvSpec, Obs
+from policies.vla.policy import VLAPolicy
+from policies.vla.text import tokenize, train_tokenizer
+from tests.algos.fragments import rollout
+from tests.policies.vla_builders import FROZEN, SPEC, TEXTS, build, config, observe
+
+NUM = 12
+EXPLORATIONS: dict[str, dict[str, Any]] = {
+    "flow_noise": {},
+    "flow_sde": {"exploration": "flow_sde"},
+    "one step": {"exploration": "flow_sde", "stochastic_steps": "one"},
+    "part of the chunk": {"execute": 2},
+    "checkpointed": {"checkpoint_steps": True},
+    "lora": {"lora_rank": 2},
+}
+
+
+def draw(policy: VLAPolicy, obs: Obs, seed: int = 0) -> Any:
+    num = len(obs["instruction"])
+    return policy.act(obs, policy.sample_noise(num, torch.Generator().manual_seed(seed)))
+
+
+def plain_sample(policy: VLAPolicy, obs: Obs, start: Tensor) -> Tensor:
+    """What transformers' own ``sample_actions`` gives from the noise ``start``."""
+    model, tokenizer = policy.parts.model, policy.parts.tokenizer
+    pixels = torch.stack([obs[f"images.{camera}"] for camera in policy.config.cameras], 1).permute(0, 1, 4, 2, 3)
+    patches = (policy.config.image_size // 8) ** 2 * len(policy.config.cameras)
+    image = torch.full((len(start), patches), model.config.vlm_config.image_token_id)
+    words, real = (part[obs["instruction"]] for part in tokenize(tokenizer, TEXTS, 48))
+    state = policy.normalized_state(obs)
+    state = torch.nn.functional.pad(state, (0, model.config.max_state_dim - state.shape[1]))
+    return model.sample_actions(
+        state=state,
+        input_ids=torch.cat((image, words), 1),
+        attention_mask=torch.cat((torch.ones_like(image), real.long()), 1),
+        pixel_values=pixels.float() / 127.5 - 1.0,
+        pixel_attention_mask=torch.ones(len(start), len(policy.config.cameras), dtype=torch.bool),
+        noise=start,
+        num_steps=policy.denoise_steps,
+    )
+
+
+def test_the_ode_is_that_of_transformers() -> None:
+    policy, obs = build(), observe(NUM)
+    policy.update_normalizer(obs)
+    start = torch.randn(NUM, 3, policy.width, generator=torch.Generator().manual_seed(3))
+    expected = plain_sample(policy, obs, start)
+    assert expected.std() > 0.3
+    torch.testing.assert_close(policy.follow(obs, start)[:, -1], expected, atol=1e-5, rtol=1e-5)
+    zero = policy.act(obs, None)
+    torch.testing.assert_close(zero.action_NHA, plain_sample(policy, obs, 0 * start)[..., :2], atol=1e-5, rtol=1e-5)
+
+
+def test_image_words_and_state_all_matter() -> None:
+    policy, obs = build(), observe(NUM)
+    before = policy.act(obs, None).action_NHA
+    for key in ("images.front", "images.wrist", "instruction", "state"):
+        changed = obs | {key: obs[key].roll(1, 0)}
+        assert (policy.act(changed, None).action_NHA - before).abs().amax((1, 2)).min() > 1e-4, key
+    changed = obs | {"privileged": obs["privileged"].roll(1, 0)}
+    assert torch.equal(policy.act(changed, None).action_NHA, before)
+    assert not torch.allclose(policy.value(changed), policy.value(obs))
+
+
+@pytest.mark.parametrize("name", list(EXPLORATIONS))
+def test_evaluate_repeats_the_sampler(name: str) -> None:
+    policy, obs = build(**EXPLORATIONS[name]), observe(NUM)
+    assert all(isinstance(policy, kind) for kind in (Policy, Imitator, Startable, Precomputing, Pretrained))
+    policy.update_normalizer(obs)
+    sample = draw(policy, obs)
+    assert sample.action_NHA.shape == (NUM, 3, 2)
+    assert sample.chain.shape[2:] == (3, policy.width)
+    evaluation = policy.evaluate(obs, sample.chain)
+    torch.testing.assert_close(evaluation.log_prob_B, sample.log_prob_N, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(evaluation.value_B, sample.value_N, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(evaluation.value_B, policy.value(obs), atol=1e-5, rtol=1e-5)
+    rows = torch.tensor([5, 2, 9])
+    few = policy.evaluate({key: value[rows] for key, value in obs.items()}, sample.chain[rows])
+    torch.testing.assert_close(few.log_prob_B, sample.log_prob_N[rows], atol=1e-5, rtol=1e-5)
+
+
+def test_padding_of_actions_never_counts() -> None:
+    policy, obs = build(exploration="flow_sde"), observe(NUM)
+    sample = draw(policy, obs)
+    chain = sample.chain.clone()
+    chain[:, -1, :, 2:] += 1.0  # nothing follows the last state
+    before, after = (policy.evaluate(obs, part).log_prob_B for part in (sample.chain, chain))
+    assert torch.equal(before, after)
+    chain[:, -1, :, :2] += 1.0
+    assert not torch.allclose(policy.evaluate(obs, chain).log_prob_B, before)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_frozen_prefix_is_computed_once(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, obs = build(freeze=FROZEN, dtype=dtype), observe(NUM)
+    policy.update_normalizer(obs)
+    sample = draw(policy, obs)
+    cached = policy.precompute(obs)
+    assert not [key for key in cached if key.startswith("images.") or key == "instruction"]
+    monkeypatch.setattr(policy.model.get_submodule("model.vlm"), "get_image_features", None)
+    evaluation = policy.evaluate(cached, sample.chain)
+    torch.testing.assert_close(evaluation.log_prob_B, sample.log_prob_N, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(policy.value(cached), sample.value_N, atol=1e-5, rtol=1e-5)
+    assert policy.precompute(cached) is cached
+    monkeypatch.undo()
+    assert build(freeze=("vision",)).precompute(obs) is obs, "language still learns"
+    assert build(freeze=FROZEN, prefix_cache_mb=0).precompute(obs) is obs, "it would not fit"
+
+
+def test_what_is_frozen_gets_no_gradient() -> None:
+    obs = observe(NUM)
+    for freeze, learns in (((), True), (("vision",), True), (FROZEN, False)):
+        policy = build(freeze=freeze)
+        policy.evaluate(obs, draw(policy, obs).chain).log_prob_B.sum().backward()
+        vlm: Any = policy.model.get_submodule("model.vlm")
+        vision = [p.grad is not None for p in vlm.vision_tower.parameters()]
+        assert any(vision) == (not freeze)
+        assert (vlm.language_model.layers[0].self_attn.q_proj.weight.grad is not None) == learns
+        assert policy.model.get_submodule("action_out_proj").weight.grad is not None
+
+
+def test_lora_starts_as_the_identity_and_learns() -> None:
+    plain, adapted, obs = build(), build(lora_rank=2), observe(NUM)
+    weights = plain.state_dict()
+    own = adapted.state_dict()
+    extra = {key for key in own if key.endswith(adapted.additions)}
+    assert len(extra) == 2 * 4 * 2
+    adapted.load_state_dict(weights | {key: 0 * own[key] if key.endswith("lora_b") else own[key] for key in extra})
+    torch.testing.assert_close(adapted.act(obs, None).action_NHA, plain.act(obs, None).action_NHA, atol=1e-6, rtol=0)
+    chain = draw(adapted, obs).chain
+    adapted.evaluate(obs, chain).log_prob_B.sum().backward()
+    layer: Any = adapted.model.get_submodule("model.dit.layers.0.self_attn.q_proj")
+    assert layer.weight.grad is None
+    assert layer.lora_b.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"freeze": FROZEN}, {"exploration": "flow_sde", "stochastic_steps": "one"}])
+def test_two_updates_and_a_first_ratio_of_one(options: dict[str, Any]) -> None:
+    policy = build(**options)
+    ppo = PPO(policy, PPOConfig(epochs=2, num_minibatches=2), seed=0, device=torch.device("cpu"))
+    before = {key: value.clone() for key, value in policy.state_dict().items()}
+    for version in range(2):
+        metrics = ppo.update(
+            [rollout(policy, seed=version, version=version, T=2, N=6, rows=observe(NUM, version))], version
+        )
+        assert metrics["train/ratio_first"] == pytest.approx(1.0, abs=1e-5)
+    moved = {key for key, value in policy.state_dict().items() if not torch.equal(value, before[key])}
+    assert any("model.dit" in key for key in moved)
+    assert any("vision_tower" in key for key in moved) == ("freeze" not in options)
+
+
+def test_a_checkpoint_of_transformers_goes_in_and_out(tmp_path: Path) -> None:
+    """save_pretrained ─► policy.pretrained ─► two updates ─► save_pretrained ─► plain transformers: same actions."""
+    build(seed=3).save_pretrained(tmp_path / "base")
+    policy, obs = VLAPolicy(SPEC, config(pretrained=str(tmp_path / "base"), lora_rank=2)), observe(NUM)
+    start = torch.randn(NUM, 3, policy.width)
+    torch.testing.assert_close(
+        policy.follow(obs, start)[:, -1], plain_sample(build(seed=3), obs, start), atol=1e-5, rtol=1e-5
+    )
+    ppo = PPO(policy, PPOConfig(epochs=2, num_minibatches=2), seed=0, device=torch.device("cpu"))
+    for version in range(2):
+        ppo.update([rollout(policy, seed=version, version=version, T=2, N=6, rows=observe(NUM, version))], version)
+    policy.save_pretrained(tmp_path / "tuned")
+    model = PI0ForConditionalGeneration.from_pretrained(tmp_path / "tuned")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tuned")
+    expected = policy.follow(obs, start)[:, -1]
+    assert not torch.allclose(expected, plain_sample(build(seed=3), obs, start), atol=1e-3)
+    policy.parts = policy.parts._replace(model=model, tokenizer=tokenizer)
+    torch.testing.assert_close(plain_sample(policy, obs, start), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_an_architecture_is_enough_beside_the_weights_of_a_run(tmp_path: Path) -> None:
+    policy, obs = build(seed=3), observe(NUM)
+    policy.save_architecture(tmp_path / "kept")
+    other = build(seed=4, pretrained=str(tmp_path / "kept"), model={})
+    other.load_state_dict(policy.state_dict())
+    assert torch.equal(other.act(obs, None).action_NHA, policy.act(obs, None).action_NHA)
+
+
+@pytest.mark.parametrize(
+    ("gone", "message"),
+    [
+        ("model.safetensors", r"lacks weights \(model.safetensors\). It has: .*config.json"),
+        ("preprocessor_config.json", r"lacks an image processor \(preprocessor_config.json\)"),
+        ("tokenizer.json", r"lacks a tokenizer \(tokenizer.json\)"),
+        ("config.json", r"lacks config.json"),
+    ],
+)
+def test_an_incomplete_checkpoint_says_what_is_missing(gone: str, message: str, tmp_path: Path) -> None:
+    build().save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / gone).unlink()
+    with pytest.raises(UserError, match=message):
+        build(pretrained=str(tmp_path / "base"))
+
+
+def spec(**changes: Any) -> EnvSpec:
+    return EnvSpec(**({name: getattr(SPEC, name) for name in EnvSpec.__slots__} | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"cameras": ()}, {}, "built without cameras"),
+        ({"cameras": (CameraSpec("front", 16, 16),)}, {}, "sees 'wrist' at 16x16; this environment has: front 16x16"),
+        ({"cameras": (CameraSpec("front", 32, 32),)}, {"cameras": ("front",)}, "has: front 32x32"),
+        ({"state_dim": 7}, {}, "state of task words has 7 entries, the model takes 6"),
+        ({"instructions": ("lift it", " ")}, {}, "an instruction is empty"),
+        ({"instructions": ("lift it now",)}, {"max_tokens": 3}, "has 5 tokens, policy.max_tokens allows 3"),
+        ({}, {"freeze": ("eyes",)}, "policy.freeze"),
+        ({}, {"dtype": "bfloat16"}, "float32 unless vision and language are both frozen"),
+        ({}, {"cameras": ("front", "front")}, "policy.cameras"),
+        ({}, {"pretrained": "/nowhere"}, "policy.pretrained=/nowhere lacks .* It has: no such directory"),
+    ],
+)
+def test_bad_options_are_named(changes: dict[str, Any], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build(spec=spec(**changes), **options)
+
+
+def test_words_that_were_not_trained_on_are_refused() -> None:
+    tokenizer = train_tokenizer(TEXTS)
+    tokens, real = tokenize(tokenizer, TEXTS, 48)
+    assert real.sum(-1).tolist() == [7, 12, 4]  # <bos>, words and punctuation, newline
+    assert tokenizer.decode(tokens[2, 1:3]) == "lift it"
+    with pytest.raises(UserError, match="'lift the wombat' has words that the tokenizer"):
+        tokenize(tokenizer, ["lift the wombat"], 48)
+
+
+def test_imitation_learns_what_the_words_say() -> None:
+    """Two instructions, two actions: after imitation the words decide."""
+    policy, obs = build(), observe(32)
+    obs["instruction"] = torch.arange(32) % 2
+    target = torch.where(obs["instruction"] == 0, -0.6, 0.6)[:, None, None].expand(-1, 3, 2)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(150):
+        optimizer.zero_grad()
+        policy.imitation_loss(obs, target, generator).backward()
+        optimizer.step()
+    assert (policy.act(obs, None).action_NHA - target).abs().mean() < 0.15

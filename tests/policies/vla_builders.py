@@ -1,0 +1,65 @@
+"""A π0 of a few thousand random weights, and observations for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from embodied.core.types import CameraSpec, EnvSpec, Obs
+from policies.vla.config import VLAConfig
+from policies.vla.policy import VLAPolicy
+
+SIZE = 16
+CAMERAS = (CameraSpec("front", SIZE, SIZE), CameraSpec("wrist", SIZE, SIZE))
+TEXTS = ("pick up the red cube", "put the blue ball into the left tray, please", "lift it")
+SPEC = EnvSpec("words", 5, 3, 2, 0.05, 40, instructions=TEXTS, cameras=CAMERAS)
+GEMMA = {
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 24,
+}  # fmt: skip
+MODEL: dict[str, Any] = {
+    "max_state_dim": 6,
+    "max_action_dim": 3,
+    "vlm_config": {
+        "projection_dim": 16,
+        "text_config": {"hidden_size": 16, **GEMMA},
+        "vision_config": {
+            "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+            "patch_size": 8, "vision_use_head": False,
+        },
+    },
+    "dit_config": {"hidden_size": 20, **GEMMA},
+}  # fmt: skip
+FROZEN = ("vision", "language")
+
+
+def config(**options: Any) -> VLAConfig:
+    small: dict[str, Any] = {
+        "image_size": SIZE, "horizon": 3, "execute": 3, "denoise_steps": 4, "critic_hidden": (16,), "model": MODEL,
+    }  # fmt: skip
+    return VLAConfig(**(small | options))
+
+
+def build(seed: int = 0, spec: EnvSpec = SPEC, **options: Any) -> VLAPolicy:
+    """Random weights that are large enough for everything to matter."""
+    torch.manual_seed(seed)
+    policy = VLAPolicy(spec, config(**options))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in policy.named_parameters():
+            if not name.startswith("critic."):
+                weight.add_(0.15 * torch.randn(weight.shape, generator=generator).to(weight))
+    return policy
+
+
+def observe(num: int, seed: int = 1) -> Obs:
+    generator = torch.Generator().manual_seed(seed)
+    images = {
+        f"images.{camera.name}": torch.randint(0, 256, (num, SIZE, SIZE, 3), generator=generator, dtype=torch.uint8)
+        for camera in CAMERAS
+    }
+    return images | {
+        "state": torch.randn(num, SPEC.state_dim, generator=generator),
+        "privileged": torch.randn(num, SPEC.privileged_dim, generator=generator),
+        "instruction": torch.arange(num) % len(TEXTS),
+    }
