@@ -44,7 +44,7 @@ class Sizes:
     """batch: decisions of a request. decisions: of each of ENVS envs in an update."""
 
     batch: int = 64
-    decisions: int = 8
+    decisions: int = 4
     rounds: int = 9
 
 

@@ -180,3 +180,13 @@ def test_episodes_start_with_the_cube_held_only_where_that_is_asked_for() -> Non
         near = (abs(observations["state"][:, at : at + 3]) < 0.02).all(1)
         assert near.all() if held else not near.any()
         pool.close()
+
+
+def test_instructions_are_those_to_train_on_unless_told_otherwise() -> None:
+    for options, expected in (({}, {"train"}), ({"splits": ("held_out",)}, {"held_out"})):
+        env = gymnasium.make_vec("embodied/Tabletop-v0", num_envs=8, num_threads=1, **options)
+        pool = env.unwrapped._simulated.pool
+        assert {pool.spec.instruction_splits[i] for i in pool.task.instruction_N} == expected
+        env.close()
+    with pytest.raises(UserError, match="unknown split of the instructions 'test'"):
+        gymnasium.make_vec("embodied/Tabletop-v0", num_envs=1, splits=("test",))
