@@ -55,12 +55,13 @@ def encode_prefix(model: nn.Module, pixels_NC3hw: Tensor, tokens_NT: Tensor, rea
 
 
 class Context(NamedTuple):
-    """A prefix with the state token behind it: keys and values [N, L, G, P+1, D], additive mask of the scores
-    [N, 1, 1, P+1], position of the first action token [N], and the state token's last hidden state [N, hidden]."""
+    """What action tokens attend to: a prefix with its additive mask [N, 1, 1, P], and behind it the state token, keys
+    and values [N, G, 1, D] of each layer. position: of the first action token, [N]. feature: the state token's last
+    hidden state, [N, hidden]."""
 
-    key: Tensor
-    value: Tensor
+    prefix: Prefix
     bias: Tensor
+    state: tuple[tuple[Tensor, Tensor], ...]
     position: Tensor
     feature: Tensor
 
@@ -70,20 +71,19 @@ def encode_state(model: nn.Module, prefix: Prefix, state_NM: Tensor) -> Context:
     expert: Any = model.get_submodule("model.dit")
     embed: Any = model.get_submodule("embed_action_time")
     x: Tensor = embed.state_proj(state_NM).unsqueeze(1)
+    prefix = Prefix(prefix.key.to(x.dtype), prefix.value.to(x.dtype), prefix.real)
     position_N = prefix.real.sum(-1)
     rotation = expert.rotary_emb(x, position_ids=position_N[:, None])
-    real = torch.cat((prefix.real, prefix.real.new_ones(len(x), 1)), 1)
-    bias = _bias(real, x.dtype)
-    keys, values = [], []
+    bias = _bias(prefix.real, x.dtype)
+    tokens = []
     for index, layer in enumerate(expert.layers):
         normed = _rms(layer.input_layernorm, x)
-        key, value = _keys_values(layer.self_attn, normed, rotation)
-        keys.append(torch.cat((prefix.key[:, index].to(key), key), 2))
-        values.append(torch.cat((prefix.value[:, index].to(value), value), 2))
+        tokens.append(_keys_values(layer.self_attn, normed, rotation))
         query = _queries(layer.self_attn, normed, rotation)
-        x = _after_attention(layer, x, _attend(layer.self_attn, query, keys[-1], values[-1], bias))
+        shared = ((prefix.key[:, index], prefix.value[:, index], bias), (*tokens[-1], None))
+        x = _after_attention(layer, x, _attend_parts(layer.self_attn, query, shared))
     feature = _rms(expert.norm, x).squeeze(1)
-    return Context(torch.stack(keys, 1), torch.stack(values, 1), bias, position_N + 1, feature)
+    return Context(prefix, bias, tuple(tokens), position_N + 1, feature)
 
 
 def denoise(model: nn.Module, context: Context, x_NSHW: Tensor, time_NS: Tensor) -> Tensor:
@@ -114,17 +114,44 @@ def _expert_layer(layer: Any, x: Tensor, rotation: tuple[Tensor, Tensor], contex
         projection(normed).view(num, steps, horizon, -1, attention.head_dim).permute(0, 3, 1, 2, 4)
         for projection in (attention.k_proj, attention.v_proj)
     )
-    key = _rotate(key, rotation)
     heads = attention.num_key_value_groups
     query = attention.q_proj(normed).view(num, steps, horizon, -1, heads, attention.head_dim)
     query = _rotate(query.permute(0, 3, 1, 4, 2, 5), (rotation[0][:, None], rotation[1][:, None])).flatten(3, 4)
-    past = (query.flatten(2, 3) @ context.key[:, index].transpose(-1, -2)) * attention.scaling + context.bias
-    own = (query @ key.transpose(-1, -2)) * attention.scaling
-    weight = _softmax(torch.cat((past.view(*own.shape[:-1], -1), own), -1))
-    weight_past, weight_own = weight[..., :-horizon], weight[..., -horizon:]
-    out = (weight_past.flatten(2, 3) @ context.value[:, index]).view_as(query) + weight_own @ value
+    prefix = context.prefix
+    shared = ((prefix.key[:, index], prefix.value[:, index], context.bias), (*context.state[index], None))
+    out = _attend_parts(attention, query.flatten(2, 3), shared, (_rotate(key, rotation), value))
     out = out.view(num, -1, steps, heads, horizon, attention.head_dim).permute(0, 2, 4, 1, 3, 5)
     return _feed_forward(layer, x + attention.o_proj(out.flatten(3)))
+
+
+def _attend_parts(
+    attention: Any,
+    query: Tensor,
+    shared: Sequence[tuple[Tensor, Tensor, Tensor | None]],
+    own: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Queries [N, G, Q, D] on keys and values in several places, with one softmax over all of them, [N, G, Q, D].
+
+    shared: keys, values [N, G, P, D] and additive mask of what all queries see. own: keys and values [N, G, S, H, D] of
+    what only the queries of one of S steps see, which are Q / S neighbours. Nothing is put together in memory but
+    scores, so that no gradient is made for what needs none.
+    """
+    scores = [query @ key.transpose(-1, -2) * attention.scaling for key, _, _ in shared]
+    scores = [part if bias is None else part + bias for part, (_, _, bias) in zip(scores, shared, strict=True)]
+    if own is not None:
+        by_step = query.view(*query.shape[:2], own[0].shape[2], -1, query.shape[-1])
+        scores.append((by_step @ own[0].transpose(-1, -2)).flatten(2, 3) * attention.scaling)
+    weights = list(torch.cat(scores, -1).softmax(-1).tensor_split(_ends(scores), -1))
+    out = sum(weight @ value for weight, (_, value, _) in zip(weights, shared, strict=False))
+    assert isinstance(out, Tensor)
+    if own is not None:
+        out = out + (weights[-1].reshape(*by_step.shape[:4], -1) @ own[1]).flatten(2, 3)
+    return out
+
+
+def _ends(parts: Sequence[Tensor]) -> list[int]:
+    """Where all parts but the last end when they are joined along their last dimension."""
+    return torch.tensor([part.shape[-1] for part in parts[:-1]]).cumsum(0).tolist()
 
 
 def _keys_values(attention: Any, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -180,12 +207,3 @@ def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 def _bias(real_NP: Tensor, dtype: torch.dtype) -> Tensor:
     """Additive mask [N, 1, 1, P] that keeps padding from being attended to."""
     return torch.where(real_NP, 0.0, torch.finfo(dtype).min).to(dtype)[:, None, None]
-
-
-def _softmax(scores: Tensor) -> Tensor:
-    return scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
-
-
-def frozen(modules: Sequence[nn.Module]) -> bool:
-    """Whether no weight of the modules is trained."""
-    return not any(parameter.requires_grad for module in modules for parameter in module.parameters())
