@@ -36,21 +36,21 @@ INSTRUCTIONS = tuple(
     for words in ("take", "pick up", "please reach out for and pick up")
 )  # fmt: skip
 FROZEN = {"freeze": ("vision", "language")}
-ENVS = 64
+DECISIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """batch: decisions of a request. decisions: of each of ENVS envs in an update."""
+    """batch: decisions of a request. envs: of an update, with DECISIONS each."""
 
     batch: int = 64
-    decisions: int = 4
+    envs: int = 64
     rounds: int = 9
 
 
 def measure(short: bool) -> Report:
     """All of the above; ``short`` only shows that it works."""
-    sizes = Sizes(batch=4, decisions=1, rounds=2) if short else Sizes()
+    sizes = Sizes(batch=4, envs=2, rounds=2) if short else Sizes()
     report = Report("vla")
     threads.use(threads.available_cores())
     inference(report, sizes)
@@ -145,10 +145,10 @@ def updates(report: Report, sizes: Sizes) -> None:
     for name, options in kinds.items():
         policy = make_policy(**FROZEN, **options)
         algorithm = PPO(policy, PPOConfig(learning_rate=0.0, schedule="fixed"), seed=0, device=torch.device("cpu"))
-        fragment = fragment_of(policy, sizes.decisions)
+        fragment = fragment_of(policy, sizes.envs)
         works[name] = lambda a=algorithm, f=fragment: 1.0 / timed(lambda: a.update([f], 0))
     results = in_turns(works, max(2, sizes.rounds // 3))
-    batch = sizes.decisions * ENVS
+    batch = DECISIONS * sizes.envs
     for name, values in results.items():
         report.add(f"update_{name}", batch * median(values), "decisions/s", decisions=batch, epochs=PPOConfig().epochs)
     cached = make_policy(**FROZEN)
@@ -157,11 +157,11 @@ def updates(report: Report, sizes: Sizes) -> None:
     report.ratio("learner_cached_over_recompute", paired(results["cached"], results["recompute"]))
 
 
-def fragment_of(policy: Any, decisions: int) -> Fragment:
+def fragment_of(policy: Any, envs: int) -> Fragment:
     """A batch of the policy's own decisions on random observations."""
-    shape = (decisions, ENVS)
-    flat = observe(policy, decisions * ENVS)
-    sample = policy.act(flat, policy.sample_noise(decisions * ENVS, torch.Generator().manual_seed(0)))
+    shape = (DECISIONS, envs)
+    flat = observe(policy, DECISIONS * envs)
+    sample = policy.act(flat, policy.sample_noise(DECISIONS * envs, torch.Generator().manual_seed(0)))
     return Fragment(
         obs={key: value.unflatten(0, shape) for key, value in flat.items()},
         chain=sample.chain.unflatten(0, shape),
@@ -172,7 +172,7 @@ def fragment_of(policy: Any, decisions: int) -> Fragment:
         terminated_TN=torch.zeros(shape, dtype=torch.bool),
         truncated_TN=torch.zeros(shape, dtype=torch.bool),
         final_value_TN=torch.zeros(shape),
-        bootstrap_value_N=torch.zeros(ENVS),
+        bootstrap_value_N=torch.zeros(envs),
         version_TN=torch.zeros(shape, dtype=torch.int64),
         episodes=EpisodeStats.concatenate([]),
     )
