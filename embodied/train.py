@@ -1,6 +1,6 @@
 """Train a policy: ``python -m embodied.train [key=value ...]``
 
-  task=pick_place  policy=flow|gaussian|dsrl  algo=ppo|grpo|sft  runtime=local|sync  sim=mujoco
+  task=pick_place  policy=flow|gaussian|dsrl|vla|vla_tiny  algo=ppo|grpo|sft  runtime=local|sync  sim=mujoco
   num_envs=...  total_steps=...  max_minutes=...  seed=0  device=auto|cpu|cuda  max_staleness=...
   stop_at_success=0.95     end early when an evaluation during training is this good
   data=<dir>               demonstrations (embodied.collect) for algo=sft, which imitates them; where they have other
