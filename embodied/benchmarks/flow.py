@@ -23,8 +23,9 @@ import torch
 
 from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
+from embodied.benchmarks.fragments import fragment_of
 from embodied.benchmarks.measure import Report, in_turns, paired, timed
-from embodied.core.types import EnvSpec, EpisodeStats, Fragment
+from embodied.core.types import EnvSpec, Fragment, Obs
 from embodied.runtime import threads
 from policies import FlowConfig, FlowPolicy
 
@@ -65,7 +66,8 @@ def updates(report: Report, sizes: Sizes, policy_name: str, options: dict[str, A
         policy = FlowPolicy(SPEC, config)
         algorithm = PPO(policy, PPOConfig(critic_learning_rate=7e-4, learning_rate=0.0, schedule="fixed"), seed=0,
                         device=torch.device("cpu"))  # fmt: skip
-        fragment = fragment_of(policy, sizes.envs)
+        generator = torch.Generator().manual_seed(0)
+        fragment = fragment_of(policy, observe(DECISIONS * sizes.envs, generator), DECISIONS, generator)
         seconds[name] = lambda a=algorithm, f=fragment: timed(lambda: a.update([f], 0))
         likelihood[name] = lambda p=policy, f=fragment: timed(lambda: backward(p, f))
         settings |= {"denoise_steps": config.denoise_steps, "head_hidden": list(config.head_hidden)}
@@ -85,30 +87,12 @@ def backward(policy: FlowPolicy, fragment: Fragment) -> None:
     torch.autograd.backward(policy.evaluate(obs, fragment.chain.flatten(0, 1)).log_prob_B.sum())
 
 
-def fragment_of(policy: FlowPolicy, envs: int) -> Fragment:
-    """A batch of the policy's own decisions on random observations."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (DECISIONS, envs)
-    obs = {
-        "state": torch.randn(*shape, SPEC.state_dim, generator=generator),
-        "privileged": torch.randn(*shape, SPEC.privileged_dim, generator=generator),
+def observe(num: int, generator: torch.Generator) -> Obs:
+    """Random observations [num, ...] of SPEC."""
+    return {
+        "state": torch.randn(num, SPEC.state_dim, generator=generator),
+        "privileged": torch.randn(num, SPEC.privileged_dim, generator=generator),
     }
-    flat = {key: value.flatten(0, 1) for key, value in obs.items()}
-    sample = policy.act(flat, policy.sample_noise(DECISIONS * envs, generator))
-    return Fragment(
-        obs=obs,
-        chain=sample.chain.unflatten(0, shape),
-        log_prob_TN=sample.log_prob_N.view(shape),
-        value_TN=sample.value_N.view(shape),
-        reward_TNE=torch.randn(*shape, policy.execute, generator=generator),
-        num_steps_TN=torch.full(shape, policy.execute),
-        terminated_TN=torch.zeros(shape, dtype=torch.bool),
-        truncated_TN=torch.zeros(shape, dtype=torch.bool),
-        final_value_TN=torch.zeros(shape),
-        bootstrap_value_N=torch.zeros(envs),
-        version_TN=torch.zeros(shape, dtype=torch.int64),
-        episodes=EpisodeStats.concatenate([]),
-    )
 
 
 def sampling(report: Report, sizes: Sizes) -> None:
@@ -116,10 +100,7 @@ def sampling(report: Report, sizes: Sizes) -> None:
     torch.manual_seed(0)
     policy = FlowPolicy(SPEC, FlowConfig())
     generator = torch.Generator().manual_seed(0)
-    obs = {
-        "state": torch.randn(sizes.sampled, SPEC.state_dim, generator=generator),
-        "privileged": torch.randn(sizes.sampled, SPEC.privileged_dim, generator=generator),
-    }
+    obs = observe(sizes.sampled, generator)
     noise = policy.sample_noise(sizes.sampled, generator)
     x = noise[:, 0].flatten(1)
 

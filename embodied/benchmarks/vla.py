@@ -24,9 +24,10 @@ from torch import Tensor
 
 from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
+from embodied.benchmarks.fragments import fragment_of
 from embodied.benchmarks.measure import Report, in_turns, paired, timed
 from embodied.core.config import from_mapping
-from embodied.core.types import CameraSpec, EnvSpec, EpisodeStats, Fragment, Obs
+from embodied.core.types import CameraSpec, EnvSpec, Obs
 from embodied.experiment import CONFIG_DIR
 from embodied.runtime import threads
 from policies import POLICIES
@@ -145,7 +146,9 @@ def updates(report: Report, sizes: Sizes) -> None:
     for name, options in kinds.items():
         policy = make_policy(**FROZEN, **options)
         algorithm = PPO(policy, PPOConfig(learning_rate=0.0, schedule="fixed"), seed=0, device=torch.device("cpu"))
-        fragment = fragment_of(policy, sizes.envs)
+        fragment = fragment_of(
+            policy, observe(policy, DECISIONS * sizes.envs), DECISIONS, torch.Generator().manual_seed(0)
+        )
         works[name] = lambda a=algorithm, f=fragment: 1.0 / timed(lambda: a.update([f], 0))
     results = in_turns(works, max(2, sizes.rounds // 3))
     batch = DECISIONS * sizes.envs
@@ -155,24 +158,3 @@ def updates(report: Report, sizes: Sizes) -> None:
     prefix = cached.precompute(observe(cached, 1))
     report.add("prefix_bytes", sum(v.nbytes for k, v in prefix.items() if k.startswith("prefix.")), "bytes/decision")
     report.ratio("learner_cached_over_recompute", paired(results["cached"], results["recompute"]))
-
-
-def fragment_of(policy: Any, envs: int) -> Fragment:
-    """A batch of the policy's own decisions on random observations."""
-    shape = (DECISIONS, envs)
-    flat = observe(policy, DECISIONS * envs)
-    sample = policy.act(flat, policy.sample_noise(DECISIONS * envs, torch.Generator().manual_seed(0)))
-    return Fragment(
-        obs={key: value.unflatten(0, shape) for key, value in flat.items()},
-        chain=sample.chain.unflatten(0, shape),
-        log_prob_TN=sample.log_prob_N.view(shape),
-        value_TN=sample.value_N.view(shape),
-        reward_TNE=torch.randn(*shape, policy.execute),
-        num_steps_TN=torch.full(shape, policy.execute),
-        terminated_TN=torch.zeros(shape, dtype=torch.bool),
-        truncated_TN=torch.zeros(shape, dtype=torch.bool),
-        final_value_TN=torch.zeros(shape),
-        bootstrap_value_N=torch.zeros(envs),
-        version_TN=torch.zeros(shape, dtype=torch.int64),
-        episodes=EpisodeStats.concatenate([]),
-    )

@@ -141,17 +141,12 @@ def _attend_parts(
     if own is not None:
         by_step = query.view(*query.shape[:2], own[0].shape[2], -1, query.shape[-1])
         scores.append((by_step @ own[0].transpose(-1, -2)).flatten(2, 3) * attention.scaling)
-    weights = list(torch.cat(scores, -1).softmax(-1).tensor_split(_ends(scores), -1))
+    weights = torch.split(torch.cat(scores, -1).softmax(-1), [part.shape[-1] for part in scores], -1)
     out = sum(weight @ value for weight, (_, value, _) in zip(weights, shared, strict=False))
     assert isinstance(out, Tensor)
     if own is not None:
         out = out + (weights[-1].reshape(*by_step.shape[:4], -1) @ own[1]).flatten(2, 3)
     return out
-
-
-def _ends(parts: Sequence[Tensor]) -> list[int]:
-    """Where all parts but the last end when they are joined along their last dimension."""
-    return torch.tensor([part.shape[-1] for part in parts[:-1]]).cumsum(0).tolist()
 
 
 def _keys_values(attention: Any, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,29 @@
+"""A batch for an update that is measured: a policy's own decisions, on observations that the benchmark makes."""
+
+from __future__ import annotations
+
+import torch
+
+from embodied.core.protocols import Policy
+from embodied.core.types import EpisodeStats, Fragment, Obs
+
+
+def fragment_of(policy: Policy, rows: Obs, decisions: int, generator: torch.Generator) -> Fragment:
+    """``decisions`` of each env, fresh, with random rewards; rows: observations [decisions * envs, ...]."""
+    num = len(next(iter(rows.values())))
+    shape = (decisions, num // decisions)
+    sample = policy.act(rows, policy.sample_noise(num, generator))
+    return Fragment(
+        obs={key: value.unflatten(0, shape) for key, value in rows.items()},
+        chain=sample.chain.unflatten(0, shape),
+        log_prob_TN=sample.log_prob_N.view(shape),
+        value_TN=sample.value_N.view(shape),
+        reward_TNE=torch.randn(*shape, policy.execute, generator=generator),
+        num_steps_TN=torch.full(shape, policy.execute),
+        terminated_TN=torch.zeros(shape, dtype=torch.bool),
+        truncated_TN=torch.zeros(shape, dtype=torch.bool),
+        final_value_TN=torch.zeros(shape),
+        bootstrap_value_N=torch.zeros(shape[1]),
+        version_TN=torch.zeros(shape, dtype=torch.int64),
+        episodes=EpisodeStats.concatenate([]),
+    )
