@@ -29,7 +29,7 @@ from envs.painter import GROUND, OBJECTS, ROBOT, Frame, Painter
 from envs.seeding import EpisodeRng
 
 CAMERAS = {
-    "front": Camera("front", fovy_deg=44.0, pos=(1.35, -0.2, 0.85), lookat=(0.43, 0.0, 0.15)),
+    "front": Camera("front", fovy_deg=32.0, pos=(1.2, -0.15, 0.8), lookat=(0.5, 0.0, 0.05)),
     "wrist": Camera("wrist", mount="wrist"),
 }
 FEWEST = 8  # simulations that are worth a thread
