@@ -98,6 +98,10 @@ class Imitator(Protocol):
 class Precomputing(Protocol):
     """A policy of whose network a part is frozen."""
 
+    precompute_in_actor: bool
+    """Whether it is done where decisions are made, once each, so that the learner never sees what was read; otherwise
+    the learner does it, once for every batch."""
+
     def precompute(self, obs: Obs) -> Obs:
         """Observations [B, ...] in which what the frozen part makes of them takes the place of what it reads; as they
         are where nothing is frozen. ``evaluate`` takes either."""

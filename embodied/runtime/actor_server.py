@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from embodied.core.protocols import Policy
+from embodied.core.protocols import Policy, Precomputing
 from embodied.core.types import Obs, PolicySample
 from embodied.runtime.messages import ActReply, ActRequest
 from embodied.runtime.weight_store import WeightStore
@@ -61,19 +61,27 @@ class ActorServer:
         state_values = [None if request.noise is not None else next(values) for request in requests]
         final_values = [None if request.final_obs is None else next(values) for request in requests]
         return [
-            ActReply(request.worker, request.group, next(samples) if value is None else None, value, final)
+            ActReply(request.worker, request.group, *(next(samples) if value is None else (None, None)), value, final)
             for request, value, final in zip(requests, state_values, final_values, strict=True)
         ]
 
-    def _samples(self, requests: Sequence[ActRequest]) -> list[PolicySample]:
+    def _samples(self, requests: Sequence[ActRequest]) -> list[tuple[PolicySample, Obs | None]]:
+        """What each request gets, and what the learner gets of its observations if they are precomputed here."""
         if not requests:
             return []
         noise = self._to_device([request.noise for request in requests if request.noise is not None])
-        sample = self.policy.act(self._merge([request.obs for request in requests]), noise)
-        columns = self._to_host([sample.action_NHA, sample.log_prob_N, sample.value_N, sample.chain])
-        columns.append(torch.full((len(noise),), self.version, dtype=torch.int64))
+        obs, computed = self._merge([request.obs for request in requests]), {}
+        if isinstance(self.policy, Precomputing) and self.policy.precompute_in_actor:
+            obs = computed = self.policy.precompute(obs)
+        sample = self.policy.act(obs, noise)
+        drawn = [sample.action_NHA, sample.log_prob_N, sample.value_N, sample.chain]
+        columns = self._to_host([*drawn, *computed.values()])
+        columns.insert(len(drawn), torch.full((len(noise),), self.version, dtype=torch.int64))
         sizes = [_rows(request.obs) for request in requests]
-        return [PolicySample(*parts) for parts in zip(*(column.split(sizes) for column in columns), strict=True)]
+        rows = zip(*(column.split(sizes) for column in columns), strict=True)
+        return [
+            (PolicySample(*parts[:5]), dict(zip(computed, parts[5:], strict=True)) or None) for parts in rows
+        ]
 
     def _values(self, parts: Sequence[Obs]) -> list[Tensor]:
         if not parts:

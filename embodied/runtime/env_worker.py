@@ -116,7 +116,7 @@ class Cursor:
         if self.obs is None:
             self.obs = self.env.reset(self.env_seed)
         self.ticket, self._t = ticket, 0
-        self._recorder = Recorder(self.decisions, self.obs)
+        self._recorder = Recorder(self.decisions, self.env.num_envs)
         return self._request_action()
 
     def advance(self, reply: ActReply) -> ActRequest | Fragment:
@@ -129,6 +129,8 @@ class Cursor:
             fragment = self._recorder.fragment(reply.value_N, self.ticket)
             self.ticket = self._recorder = None
             return fragment
+        assert self.obs is not None
+        self._recorder.observe(self._t, self.obs if reply.obs is None else reply.obs)
         began = time.perf_counter()
         step = self.env.step(reply.sample.action_NHA[:, : self.execute])
         self.sim_s += time.perf_counter() - began
@@ -162,9 +164,7 @@ class Cursor:
         self.generator.set_state(state["generator"])
 
     def _request_action(self) -> ActRequest:
-        assert self._recorder is not None
         assert self.obs is not None
-        obs = self._recorder.observe(self._t, self.obs)
         final_obs = self._final_obs if self._t else None
         noise = self.sample_noise(self.env.num_envs, self.generator)
-        return ActRequest(self.worker, self.group, obs, noise, final_obs)
+        return ActRequest(self.worker, self.group, self.obs, noise, final_obs)

@@ -27,10 +27,12 @@ class ActRequest:
 @dataclass(frozen=True, slots=True)
 class ActReply:
     """The answer, on the CPU. sample is None for a request of values only, value_N None for a request to act
-    (``sample.value_N`` has it); final_value_M: None without final_obs."""
+    (``sample.value_N`` has it); final_value_M: None without final_obs. obs: what the learner is to get in place of the
+    request's, from a policy that precomputes in the actor."""
 
     worker: int
     group: int
     sample: PolicySample | None
+    obs: Obs | None
     value_N: Tensor | None
     final_value_M: Tensor | None

@@ -12,10 +12,9 @@ from embodied.runtime.ledger import Ticket
 class Recorder:
     """[T, N, ...] buffers of one fragment, filled row by row; fresh for every fragment, since the learner owns it."""
 
-    def __init__(self, decisions: int, obs: Obs) -> None:
+    def __init__(self, decisions: int, num_envs: int) -> None:
         self.decisions = decisions
-        self.obs = {key: _rows(decisions, value) for key, value in obs.items()}
-        num_envs = next(iter(obs.values())).shape[0]
+        self.obs: Obs = {}
         self.chain = self.reward_TNE = torch.empty(0)  # allocated when the first decision tells their shapes
         self.log_prob_TN = torch.empty(decisions, num_envs)
         self.value_TN = torch.empty(decisions, num_envs)
@@ -26,11 +25,12 @@ class Recorder:
         self.version_TN = torch.empty(decisions, num_envs, dtype=torch.int64)
         self.episodes: list[EpisodeStats] = []
 
-    def observe(self, t: int, obs: Obs) -> Obs:
-        """Keep what decision t is made on; returns the kept rows."""
+    def observe(self, t: int, obs: Obs) -> None:
+        """Keep what decision t was made on: a copy."""
+        if t == 0:
+            self.obs = {key: _rows(self.decisions, value) for key, value in obs.items()}
         for key, buffer in self.obs.items():
             buffer[t] = obs[key]
-        return {key: buffer[t] for key, buffer in self.obs.items()}
 
     def record(self, t: int, sample: PolicySample, step: Timestep) -> None:
         """Keep decision t and what came of it."""

@@ -27,6 +27,7 @@ class VLAConfig(ChainConfig):
     dtype: str = "float32"
     compile: bool = False
     prefix_cache_mb: int = 1024
+    prefix_from_actor: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -76,6 +76,7 @@ class VLAPolicy(FlowChains):
         if config.lora_rank:
             lora.adapt(self.model.get_submodule("model.dit.layers"), config.lora_rank)
         self.frozen = set(config.freeze) == set(PARTS)
+        self.precompute_in_actor = self.frozen and config.prefix_from_actor
         self.prefix_dtype = getattr(torch, config.dtype)
         if self.frozen:
             vlm.to(self.prefix_dtype)
@@ -86,11 +87,13 @@ class VLAPolicy(FlowChains):
         """Of N observations, with a gradient only where something in it is trained."""
         if f"{PREFIX}key" in obs:
             return pi0.Prefix(*(obs[PREFIX + name] for name in pi0.Prefix._fields))
+        return self._encode(obs, int(self.real_IT[obs["instruction"]].sum(-1).max()))
+
+    def _encode(self, obs: Obs, num_tokens: int) -> pi0.Prefix:
+        """The prefix of images and the first ``num_tokens`` tokens of instructions, of which no others are real."""
         images = torch.stack([obs[f"images.{camera}"] for camera in self.config.cameras], 1)
         pixels = (images.permute(0, 1, 4, 2, 3).float() - self.pixel_mean) / self.pixel_std
-        real = self.real_IT[obs["instruction"]]
-        longest = int(real.sum(-1).max())
-        tokens, real = self.tokens_IT[obs["instruction"], :longest], real[:, :longest]
+        tokens, real = (part[obs["instruction"], :num_tokens] for part in (self.tokens_IT, self.real_IT))
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             return pi0.encode_prefix(self.model, pixels.to(self.prefix_dtype), tokens, real)
 
@@ -145,19 +148,16 @@ class VLAPolicy(FlowChains):
         if not self.frozen or f"{PREFIX}key" in obs:
             return obs
         num = len(obs["instruction"])
-        rest = {key: value for key, value in obs.items() if key != "instruction" and not key.startswith("images.")}
-        longest = obs["instruction"][self.real_IT[obs["instruction"]].sum(-1).argmax()]
-        sample = self.prefix(_rows(obs, slice(0, 1)) | {"instruction": longest[None]})
-        if num * (sample.key.nbytes + sample.value.nbytes) > self.config.prefix_cache_mb * 2**20:
+        first = self._encode(_rows(obs, slice(PIECE)), self.tokens_IT.shape[1])
+        share = sum(part.nbytes for part in first) / len(first.real)
+        if num * share > self.config.prefix_cache_mb * 2**20:
             return obs
-        cache = pi0.Prefix(*(part.new_zeros((num, *part.shape[1:])) for part in sample))
-        for start in range(0, num, PIECE):
-            piece = self.prefix(_rows(obs, slice(start, start + PIECE)))
-            tokens = piece.real.shape[1]
-            cache.key[start : start + PIECE, :, :, :tokens] = piece.key
-            cache.value[start : start + PIECE, :, :, :tokens] = piece.value
-            cache.real[start : start + PIECE, :tokens] = piece.real
-        return rest | {PREFIX + name: part for name, part in zip(cache._fields, cache, strict=True)}
+        pieces = [first]
+        for start in range(PIECE, num, PIECE):
+            pieces.append(self._encode(_rows(obs, slice(start, start + PIECE)), self.tokens_IT.shape[1]))
+        rest = {key: value for key, value in obs.items() if key != "instruction" and not key.startswith("images.")}
+        parts = (torch.cat(part) if len(part) > 1 else part[0] for part in zip(*pieces, strict=True))
+        return rest | {PREFIX + name: part for name, part in zip(pi0.Prefix._fields, parts, strict=True)}
 
     # -- on disk -------------------------------------------------------------------------------------------------------
 
