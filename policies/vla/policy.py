@@ -20,6 +20,7 @@ from policies.vla.config import PARTS, VLAConfig
 from policies.vla.text import tokenize
 
 PREFIX = "prefix."  # what ``precompute`` puts into an observation in place of images and instruction
+DRAWS = 4  # of noise and time for each observation that is imitated
 PIECE = 256  # decisions whose prefix is computed at a time
 
 
@@ -132,11 +133,13 @@ class VLAPolicy(FlowChains):
 
     def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
         """Flow-matching loss of demonstrated chunks, a scalar: mean squared error of the velocity ``noise - action``
-        over the real dimensions; padding is zero, as in π0."""
-        action = F.pad(action_NHA, (0, self.width - action_NHA.shape[-1]))
+        over the real dimensions; padding is zero, as in π0. Every observation is seen once and denoised from DRAWS
+        points, since what it costs is in the images."""
+        action = F.pad(action_NHA, (0, self.width - action_NHA.shape[-1])).repeat_interleave(DRAWS, 0)
         noise, t = self.draw_path(action, generator)
-        x = interpolate(action, noise, t[:, None, None])
-        velocity = self.out(self.features(self.encode(obs), x, t))
+        by_row = (len(action_NHA), DRAWS)
+        x = interpolate(action, noise, t[:, None, None]).unflatten(0, by_row)
+        velocity = self.out(self.features(self.encode(obs), x, t.unflatten(0, by_row))).flatten(0, 1)
         return (velocity - (noise - action))[..., : self.spec.action_dim].square().mean()
 
     # -- what is shared by the epochs of an update ---------------------------------------------------------------------
