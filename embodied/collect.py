@@ -131,7 +131,7 @@ def shares(spec: EnvSpec, episodes: int) -> dict[str, int]:
 def record(env: MujocoPool, options: CollectConfig, seed: int) -> list[Episode]:
     """One episode of every env, by its expert with disturbances; env i has seed + i."""
     obs = env.reset(seed)
-    told = [env.spec.instructions[i] for i in env.task.instruction_N.tolist()]
+    told = env.told
     steps, num_envs = env.spec.max_episode_steps, env.num_envs
     disturbance = disturbances(env.spec, num_envs, options, torch.Generator().manual_seed(seed))
     states, actions, rewards, solved = [], [], [], []

@@ -2,7 +2,7 @@
 
   episodes=200  seed=0        full-length episodes; the initial states depend on the seed alone
   checkpoint=last|step_<n>    which weights
-  video=true                  also videos/<checkpoint>_seed<seed>.mp4 in the run directory
+  video=true                  also videos/<checkpoint>_seed<seed>.mp4 in the run directory, with what the robot is told
   num_threads=0               of the simulation; 0 is all cores
 
 The policy acts deterministically. Last line of stdout, also written to the run's eval/: {"task", "episodes",
@@ -105,14 +105,19 @@ def load_policy(config: RunConfig, found: checkpoint.Checkpoint) -> Policy:
 
 
 def record_video(config: RunConfig, policy: Policy, path: Path, seed: int) -> Path:
-    """An MP4 of the first episodes of an evaluation, side by side in real time; returns its path."""
+    """An MP4 of the first episodes of an evaluation, side by side in real time, each below what the robot is told.
+
+    Returns its path.
+    """
     from embodied.report import video
+    from embodied.report.caption import caption
     from envs.appearance import FRONT, Viewer
 
     env = make_env(config, VIDEO_ENVS, threads.available_cores())
     camera = replace(FRONT, width=VIDEO_SIZE[0], height=VIDEO_SIZE[1])
+    viewer = Viewer(env, camera)
     try:
-        video.record(env, policy, path, Viewer(env, camera).render, seed=seed)
+        video.record(env, policy, path, lambda: caption(viewer.render(), env.told), seed=seed)
     finally:
         env.close()
     return path

@@ -43,9 +43,9 @@ class RunConfig:
     Both count the whole run, across resumes. seed: of networks, envs, exploration and the final evaluation.
     out: run directory, None is ``runs/<task>/<policy>-<algo>-<time>``. eval_episodes: of the final evaluation, 0 for
     none. checkpoint_minutes: between two checkpoints. stop_at_success: end early when an evaluation during training
-    has at least this success at the end of episodes. data: demonstrations, for an algorithm that learns from them.
-    data_keys: what they call ``state`` and ``action``, where it is not observation.state and action. init: run
-    directory whose policy training starts from.
+    has at least this success at the end of episodes, of those whose instructions are trained on. data: demonstrations,
+    for an algorithm that learns from them. data_keys: what they call ``state`` and ``action``, where it is not
+    observation.state and action. init: run directory whose policy training starts from.
     """
 
     task: dict[str, Any]

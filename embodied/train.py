@@ -30,6 +30,7 @@ from embodied import experiment, imitation
 from embodied.command import Stopped, run_command
 from embodied.core.config import parse_overrides
 from embodied.core.protocols import VecEnv
+from embodied.core.types import TRAIN
 from embodied.eval import evaluate_policy
 from embodied.experiment import CONFIG_FILE, RunConfig
 from embodied.initial_policy import make_initial_policy
@@ -107,7 +108,7 @@ class Training:
         self.writer, self.progress, self.start_s = writer, progress, start_s
         self.interrupted = False
         self.trained_s = 0.0  # wall_s when training ended
-        self.eval_success: float | None = None
+        self.eval_success: float | None = None  # of the last evaluation, on the instructions that are trained on
         self.saved_at_s = time.monotonic()
         self.saved_steps = -1 if runtime.iteration == 0 else runtime.env_steps
 
@@ -144,12 +145,11 @@ class Training:
             **iteration.metrics,
         }
         if iteration.evaluation is not None:
-            self.eval_success = float(iteration.evaluation["success_at_end"])
-            row |= {
-                f"eval/{key}": iteration.evaluation[key] for key in ("success_once", "success_at_end", "return_mean")
-            }
-            steps = iteration.evaluation["env_steps"]
-            write_json(self.run_dir / "eval" / f"train_{steps}.json", iteration.evaluation)
+            evaluation, splits = iteration.evaluation, iteration.evaluation.get("splits", {})
+            self.eval_success = float(splits.get(TRAIN, evaluation)["success_at_end"])
+            row |= {f"eval/{key}": evaluation[key] for key in ("success_once", "success_at_end", "return_mean")}
+            row |= {f"eval/{split}/success_at_end": rates["success_at_end"] for split, rates in splits.items()}
+            write_json(self.run_dir / "eval" / f"train_{evaluation['env_steps']}.json", evaluation)
         self.writer.write(row)
         rate = iteration.metrics.get("perf/env_steps_per_s", 0.0)
         success = iteration.metrics.get("rollout/success_at_end")

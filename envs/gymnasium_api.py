@@ -8,18 +8,24 @@ gymnasium 1.x has no plugin entry points: write ``import envs`` first, or name t
 
 Observations are ``{"state": float32 [S]}``, what a policy may see. What only a simulator knows is not among them: it
 is ``info["privileged"]``, float32 [P], for critics. ``info["success"]``, also under the name ``is_success`` that
-stable-baselines3 reads, tells whether the task is solved in the state that ``info`` belongs to. Bounds of observations
-are those beyond which the engine itself calls a state diverged.
+stable-baselines3 reads, tells whether the task is solved in the state that ``info`` belongs to, and
+``info["instruction"]`` what the robot is told there, in words. Bounds of observations are those beyond which the engine
+itself calls a state diverged.
+
+With ``cameras=["front", "wrist"]``, names in ``envs.vision.CAMERAS``, observations have their pictures beside the
+state: ``images.<name>``, uint8 [h, w, 3], ``image_size`` pixels wide and high. The state is then only what the robot
+knows of itself, and ``info["privileged"]`` has the rest of it.
 
 Keyword arguments of ``make`` and ``make_vec`` are the task's options (``cube_mass_kg=0.1``,
 ``control={"mode": "joint_delta"}``), ``sim`` (options of SimConfig), ``splits`` of the instructions that episodes come
-from (by default those to train on), ``num_threads`` and ``render_mode``; a wrong one is a ValueError that names the
-nearest.
+from (by default those to train on), ``cameras``, ``image_size``, ``num_threads`` and ``render_mode``; a wrong one is a
+ValueError that names the nearest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import gymnasium
@@ -32,14 +38,16 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
-from embodied.core.config import from_mapping
+from embodied.core.config import at_least, from_mapping
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.types import TRAIN, EnvSpec, Obs
 from envs.appearance import Viewer
+from envs.cameras import Camera
 from envs.pool import MujocoPool, SimConfig
 from envs.registry import TASKS
+from envs.vision import find_camera
 
-Observation = dict[str, NDArray[np.float32]]
+Observation = dict[str, NDArray[Any]]
 Info = dict[str, Any]
 
 METADATA: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}
@@ -49,7 +57,8 @@ _NO_LIMIT = 2**31 - 1  # control steps; more than three years
 class PandaEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
     """One env of a task. Never terminates; truncated only if its simulation diverges (TimeLimit does the rest).
 
-    task: name in the registry of tasks. UserError (a ValueError) for an unknown task, option or render mode.
+    task: name in the registry of tasks. cameras: by name, ``image_size`` pixels wide and high, or as Camera objects.
+    UserError (a ValueError) for an unknown task, option, camera or render mode.
     """
 
     metadata = METADATA
@@ -61,12 +70,15 @@ class PandaEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         num_threads: int = 1,
         sim: dict[str, Any] | None = None,
         splits: Sequence[str] = (TRAIN,),
+        cameras: Sequence[str | Camera] = (),
+        image_size: int = 64,
         render_mode: str | None = None,
         **options: Any,
     ) -> None:
         self._simulated = _Simulated(
-            task, {"max_episode_steps": _NO_LIMIT, **options}, 1, num_threads, sim, render_mode, splits
-        )
+            task, {"max_episode_steps": _NO_LIMIT, **options}, 1, num_threads, sim, render_mode, splits,
+            _cameras(cameras, image_size),
+        )  # fmt: skip
         self.render_mode = render_mode
         self.metadata = self._simulated.metadata
         self.observation_space, self.action_space = _spaces(self._simulated.pool.spec)
@@ -75,15 +87,18 @@ class PandaEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         """The first episode of ``seed``, or the one after the present one. There are no options: ValueError."""
         super().reset(seed=seed)
         obs = self._simulated.reset(seed, options, self.np_random)
-        return {"state": obs["state"][0].numpy()}, self._info(obs["privileged"], self._simulated.pool.task.success())
+        task = self._simulated.pool.task
+        return _row(_seen(obs), 0), self._info(obs["privileged"], task.success(), task.instruction_N)
 
     def step(self, action: NDArray[np.float32]) -> tuple[Observation, float, bool, bool, Info]:
         """One control step. ValueError if action is not finite or not of shape [A]; nothing is executed then."""
-        step = self._simulated.pool.step(_checked(action, self.action_space)[None])
+        pool = self._simulated.pool
+        step = pool.step(_checked(action, self.action_space)[None])
         truncated = bool(step.truncated_N[0])
         obs = step.final_obs if truncated else step.obs
-        info = self._info(obs["privileged"], step.info["success"])
-        return {"state": obs["state"][0].numpy()}, float(step.reward_N[0]), False, truncated, info
+        told = step.episodes.instruction_M if truncated else pool.task.instruction_N
+        info = self._info(obs["privileged"], step.info["success"], told)
+        return _row(_seen(obs), 0), float(step.reward_N[0]), False, truncated, info
 
     def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]
         """A picture [h, w, 3] if ``render_mode="rgb_array"``, with a green frame while the task is solved."""
@@ -92,10 +107,10 @@ class PandaEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
     def close(self) -> None:
         self._simulated.close()
 
-    @staticmethod
-    def _info(privileged_1P: torch.Tensor, success_1: torch.Tensor) -> Info:
+    def _info(self, privileged_1P: torch.Tensor, success_1: torch.Tensor, told_1: torch.Tensor) -> Info:
         success = bool(success_1[0])
-        return {"privileged": privileged_1P[0].numpy(), "success": success, "is_success": success}
+        told = self._simulated.words(told_1)[0]
+        return {"privileged": privileged_1P[0].numpy(), "success": success, "is_success": success, "instruction": told}
 
 
 class PandaVectorEnv(VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
@@ -104,6 +119,7 @@ class PandaVectorEnv(VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
     ``infos`` are those of gymnasium's own vector envs: arrays with a mask of the same name and ``_`` before it, and for
     rows that ended ``final_obs`` (an array of objects, None in other rows) and ``final_info``.
     num_threads: that step the simulations, 0 for all cores. stagger: first episodes start at different elapsed times.
+    cameras, image_size: as in PandaEnv.
     """
 
     metadata: ClassVar[dict[str, Any]] = {**METADATA, "autoreset_mode": AutoresetMode.SAME_STEP}
@@ -117,10 +133,14 @@ class PandaVectorEnv(VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
         sim: dict[str, Any] | None = None,
         splits: Sequence[str] = (TRAIN,),
         stagger: bool = False,
+        cameras: Sequence[str | Camera] = (),
+        image_size: int = 64,
         render_mode: str | None = None,
         **options: Any,
     ) -> None:
-        self._simulated = _Simulated(task, options, num_envs, num_threads, sim, render_mode, splits, stagger)
+        self._simulated = _Simulated(
+            task, options, num_envs, num_threads, sim, render_mode, splits, _cameras(cameras, image_size), stagger
+        )
         self.num_envs = num_envs
         self.render_mode = render_mode
         self.metadata = {**self._simulated.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
@@ -132,8 +152,8 @@ class PandaVectorEnv(VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
         """New episodes everywhere; env i starts from seed + i. There are no options: ValueError."""
         super().reset(seed=seed)
         obs = self._simulated.reset(seed, options, self.np_random)
-        success_N = self._simulated.pool.task.success()
-        return {"state": obs["state"].numpy()}, self._infos(obs["privileged"], success_N)
+        task = self._simulated.pool.task
+        return _seen(obs), self._infos(obs["privileged"], task.success(), self._simulated.words(task.instruction_N))
 
     def step(
         self, actions: NDArray[np.float32]
@@ -142,26 +162,24 @@ class PandaVectorEnv(VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
         pool = self._simulated.pool
         step = pool.step(_checked(actions, self.action_space))
         success_N, ended = step.info["success"], step.final_ids
+        told_N = self._simulated.words(pool.task.instruction_N)
         if len(ended) == 0:
-            infos = self._infos(step.obs["privileged"], success_N)
+            infos = self._infos(step.obs["privileged"], success_N, told_N)
         else:
-            infos = self._infos(step.obs["privileged"], torch.where(step.truncated_N, pool.task.success(), success_N))
+            now_N = torch.where(step.truncated_N, pool.task.success(), success_N)
+            infos = self._infos(step.obs["privileged"], now_N, told_N)
             mask_N = step.truncated_N.numpy()
-            final_obs = np.full(self.num_envs, None, dtype=object)
-            for row, state in zip(ended.tolist(), step.final_obs["state"].numpy(), strict=True):
-                final_obs[row] = {"state": state}
+            final_obs, final_told = (np.full(self.num_envs, None, dtype=object) for _ in range(2))
+            seen = _seen(step.final_obs)
+            for i, row in enumerate(ended.tolist()):
+                final_obs[row] = _row(seen, i)
+            final_told[ended.numpy()] = self._simulated.words(step.episodes.instruction_M)
             privileged_NP = torch.zeros_like(step.obs["privileged"])
             privileged_NP[ended] = step.final_obs["privileged"]
-            final_info = self._infos(privileged_NP, success_N & step.truncated_N, mask_N)
+            final_info = self._infos(privileged_NP, success_N & step.truncated_N, final_told, mask_N)
             infos |= {"final_obs": final_obs, "_final_obs": mask_N, "final_info": final_info, "_final_info": mask_N}
         reward_N = step.reward_N.double().numpy()
-        return (
-            {"state": step.obs["state"].numpy()},
-            reward_N,
-            step.terminated_N.numpy(),
-            step.truncated_N.numpy(),
-            infos,
-        )
+        return _seen(step.obs), reward_N, step.terminated_N.numpy(), step.truncated_N.numpy(), infos
 
     def render(self) -> tuple[NDArray[np.uint8], ...] | None:  # type: ignore[override]
         """A picture [h, w, 3] of every env if ``render_mode="rgb_array"``."""
@@ -171,9 +189,16 @@ class PandaVectorEnv(VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
         self._simulated.close()
 
     def _infos(
-        self, privileged_NP: torch.Tensor, success_N: torch.Tensor, mask_N: NDArray[np.bool_] | None = None
+        self,
+        privileged_NP: torch.Tensor,
+        success_N: torch.Tensor,
+        told_N: NDArray[np.object_],
+        mask_N: NDArray[np.bool_] | None = None,
     ) -> Info:
-        values = {"privileged": privileged_NP.numpy(), "success": success_N.numpy(), "is_success": success_N.numpy()}
+        success = success_N.numpy()
+        values = {
+            "privileged": privileged_NP.numpy(), "success": success, "is_success": success, "instruction": told_N,
+        }  # fmt: skip
         masks = {f"_{key}": np.ones(self.num_envs, bool) if mask_N is None else mask_N.copy() for key in values}
         return {key: value.copy() for key, value in values.items()} | masks
 
@@ -190,6 +215,7 @@ class _Simulated:
         sim: dict[str, Any] | None,
         render_mode: str | None,
         splits: Sequence[str],
+        cameras: Sequence[Camera],
         stagger: bool = False,
     ) -> None:
         if render_mode is not None and render_mode not in METADATA["render_modes"]:
@@ -200,8 +226,9 @@ class _Simulated:
             entry.build(config), num_envs=num_envs, num_threads=num_threads,
             sim=from_mapping(SimConfig, sim or {}, "sim"), stagger=stagger,
             held_starts=config.held_starts if "held_starts" in options else 0.0,  # the default is for training
-            splits=splits,
+            splits=splits, cameras=cameras,
         )  # fmt: skip
+        self._texts = np.array(self._pool.spec.instructions, dtype=object)
         self._viewer: Viewer | None = None
         self._seeded = False
         self.metadata = {**METADATA, "render_fps": round(1 / self._pool.spec.control_dt_s)}
@@ -221,6 +248,10 @@ class _Simulated:
         self._seeded = True
         return self.pool.reset(seed)
 
+    def words(self, instruction_N: torch.Tensor) -> NDArray[np.object_]:
+        """The texts of instructions, str [N]."""
+        return np.take(self._texts, instruction_N.numpy())
+
     def frames(self) -> NDArray[np.uint8]:
         """Pictures of all envs, [N, h, w, 3]."""
         if self._viewer is None:
@@ -234,7 +265,26 @@ class _Simulated:
 def _spaces(spec: EnvSpec) -> tuple[Dict, Box]:
     """Spaces of one env: observation and action."""
     limit = np.full(spec.state_dim, mujoco.mjMAXVAL, np.float32)
-    return Dict({"state": Box(-limit, limit)}), Box(-1.0, 1.0, (spec.action_dim,))
+    pictures = {f"images.{cam.name}": Box(0, 255, (cam.height, cam.width, 3), np.uint8) for cam in spec.cameras}
+    return Dict({"state": Box(-limit, limit), **pictures}), Box(-1.0, 1.0, (spec.action_dim,))
+
+
+def _cameras(cameras: Sequence[str | Camera], image_size: int) -> list[Camera]:
+    """Those given by name, ``image_size`` pixels wide and high; Camera objects as they are."""
+    at_least("image_size", image_size, 1)
+    return [
+        camera if isinstance(camera, Camera) else replace(find_camera(camera), width=image_size, height=image_size)
+        for camera in cameras
+    ]
+
+
+def _seen(obs: Obs) -> Observation:
+    """What of the pool's observation is in the observation space, [N, ...]."""
+    return {key: value.numpy() for key, value in obs.items() if key == "state" or key.startswith("images.")}
+
+
+def _row(observation: Observation, row: int) -> Observation:
+    return {key: value[row] for key, value in observation.items()}
 
 
 def _checked(action: ArrayLike, space: gymnasium.Space[Any]) -> torch.Tensor:

@@ -185,6 +185,11 @@ class MujocoPool:
         """The present observation of every env."""
         return self._observe()
 
+    @property
+    def told(self) -> list[str]:
+        """The instruction of every env's present episode, in words."""
+        return [self.spec.instructions[i] for i in self.task.instruction_N.tolist()]
+
     def close(self) -> None:
         """Nothing to release: the engine's threads end with the batch."""
 

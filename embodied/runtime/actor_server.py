@@ -79,9 +79,7 @@ class ActorServer:
         columns.insert(len(drawn), torch.full((len(noise),), self.version, dtype=torch.int64))
         sizes = [_rows(request.obs) for request in requests]
         rows = zip(*(column.split(sizes) for column in columns), strict=True)
-        return [
-            (PolicySample(*parts[:5]), dict(zip(computed, parts[5:], strict=True)) or None) for parts in rows
-        ]
+        return [(PolicySample(*parts[:5]), dict(zip(computed, parts[5:], strict=True)) or None) for parts in rows]
 
     def _values(self, parts: Sequence[Obs]) -> list[Tensor]:
         if not parts:

@@ -70,8 +70,9 @@ class Iteration:
 
     index: iterations so far, from 1; env_steps: control steps consumed so far. metrics: ``train/*`` and ``async/*`` of
     the algorithm, ``perf/*`` and ``rollout/*`` of the runtime (``rollout/*`` keep their last value while no episode
-    ends, and are absent before the first end). episodes: those that ended in the batch. evaluation: what ``evaluate``
-    returned with ``iteration`` and ``env_steps`` of the weights it judged, if one has finished since then.
+    ends, ``rollout/goals/<goal>/*`` while none of that goal does, and are absent before the first end). episodes: those
+    that ended in the batch. evaluation: what ``evaluate`` returned with ``iteration`` and ``env_steps`` of the weights
+    it judged, if one has finished since then.
     """
 
     index: int

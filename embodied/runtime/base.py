@@ -9,15 +9,18 @@ so that workers go on while the caller logs.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics, Policy
-from embodied.core.types import EpisodeStats, Fragment
+from embodied.core.types import EnvSpec, EpisodeStats, Fragment
 from embodied.runtime import threads
 from embodied.runtime.actor_server import ActorServer
 from embodied.runtime.api import Iteration, Runtime, RuntimeConfig
@@ -91,7 +94,7 @@ class LoopRuntime(Runtime):
             now = time.perf_counter()
             metrics |= {"perf/env_steps_per_s": env_steps / (now - previous_end), **clock.read(self)}
             episodes = EpisodeStats.concatenate([fragment.episodes for fragment in batch])
-            self._rollout |= rollout_metrics(episodes)
+            self._rollout |= rollout_metrics(episodes, self.workers[0].cursors[0].env.spec)
             evaluation = self._evaluate_if_due(stop)
             previous_end = time.perf_counter()
             yield Iteration(self.iteration, self.env_steps, metrics | self._rollout, episodes, evaluation)
@@ -183,13 +186,19 @@ class Clock:
         }
 
 
-def rollout_metrics(episodes: EpisodeStats) -> Metrics:
-    """Means over the episodes; empty if there are none."""
+def rollout_metrics(episodes: EpisodeStats, spec: EnvSpec) -> Metrics:
+    """Means over the episodes, and where ``spec`` has several goals the success of each; empty if there are none."""
     if len(episodes.env_id_M) == 0:
         return {}
-    return {
+    metrics = {
         "rollout/return_mean": float(episodes.return_M.mean()),
         "rollout/success_once": float(episodes.success_once_M.float().mean()),
         "rollout/success_at_end": float(episodes.success_at_end_M.float().mean()),
         "rollout/episode_length_mean": float(episodes.length_M.float().mean()),
     }
+    if len(set(spec.instruction_goals)) > 1:
+        solved: defaultdict[str, list[bool]] = defaultdict(list)
+        for i, success in zip(episodes.instruction_M.tolist(), episodes.success_at_end_M.tolist(), strict=True):
+            solved[re.sub(r"\W+", "_", spec.instruction_goals[i])].append(success)
+        metrics |= {f"rollout/goals/{goal}/success_at_end": fmean(values) for goal, values in sorted(solved.items())}
+    return metrics

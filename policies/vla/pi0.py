@@ -15,7 +15,6 @@ of a head.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -40,7 +39,7 @@ def encode_prefix(model: nn.Module, pixels_NC3hw: Tensor, tokens_NT: Tensor, rea
     words: Tensor = language.embed_tokens(tokens_NT)
     x = torch.cat((image.to(words.dtype), words), 1)
     real_NP = torch.cat((real_NT.new_ones(image.shape[:2]), real_NT), 1)
-    rotation = language.rotary_emb(x, position_ids=real_NP.cumsum(-1) - 1)
+    rotation = _rotation(language, x, real_NP.cumsum(-1) - 1)
     bias = _bias(real_NP, x.dtype)
     keys, values = [], []
     for index, layer in enumerate(language.layers):
@@ -73,15 +72,15 @@ def encode_state(model: nn.Module, prefix: Prefix, state_NM: Tensor) -> Context:
     x: Tensor = embed.state_proj(state_NM).unsqueeze(1)
     prefix = Prefix(prefix.key.to(x.dtype), prefix.value.to(x.dtype), prefix.real)
     position_N = prefix.real.sum(-1)
-    rotation = expert.rotary_emb(x, position_ids=position_N[:, None])
+    rotation = _rotation(expert, x, position_N[:, None])
     bias = _bias(prefix.real, x.dtype)
     tokens = []
     for index, layer in enumerate(expert.layers):
         normed = _rms(layer.input_layernorm, x)
         tokens.append(_keys_values(layer.self_attn, normed, rotation))
         query = _queries(layer.self_attn, normed, rotation)
-        shared = ((prefix.key[:, index], prefix.value[:, index], bias), (*tokens[-1], None))
-        x = _after_attention(layer, x, _attend_parts(layer.self_attn, query, shared))
+        own = tuple(part.unsqueeze(2) for part in tokens[-1])
+        x = _after_attention(layer, x, _attend_prefix(layer.self_attn, query, prefix, bias, index, *own))
     feature = _rms(expert.norm, x).squeeze(1)
     return Context(prefix, bias, tuple(tokens), position_N + 1, feature)
 
@@ -98,7 +97,7 @@ def denoise(model: nn.Module, context: Context, x_NSHW: Tensor, time_NS: Tensor)
     x = embed.action_time_mlp_in(torch.cat((embed.action_in_proj(x_NSHW), time), -1))
     x = embed.action_time_mlp_out(F.silu(x))
     position_NH = context.position[:, None] + torch.arange(horizon, device=x.device)
-    cos, sin = expert.rotary_emb(x, position_ids=position_NH)
+    cos, sin = _rotation(expert, x, position_NH)
     rotation = (cos[:, None, None], sin[:, None, None])  # over steps and heads
     for index, layer in enumerate(expert.layers):
         x = _expert_layer(layer, x, rotation, context, index)
@@ -117,36 +116,33 @@ def _expert_layer(layer: Any, x: Tensor, rotation: tuple[Tensor, Tensor], contex
     heads = attention.num_key_value_groups
     query = attention.q_proj(normed).view(num, steps, horizon, -1, heads, attention.head_dim)
     query = _rotate(query.permute(0, 3, 1, 4, 2, 5), (rotation[0][:, None], rotation[1][:, None])).flatten(3, 4)
-    prefix = context.prefix
-    shared = ((prefix.key[:, index], prefix.value[:, index], context.bias), (*context.state[index], None))
-    out = _attend_parts(attention, query.flatten(2, 3), shared, (_rotate(key, rotation), value))
+    own = (
+        torch.cat((token.unsqueeze(2).expand(-1, -1, steps, -1, -1), part), 3)
+        for token, part in zip(context.state[index], (_rotate(key, rotation), value), strict=True)
+    )
+    out = _attend_prefix(attention, query.flatten(2, 3), context.prefix, context.bias, index, *own)
     out = out.view(num, -1, steps, heads, horizon, attention.head_dim).permute(0, 2, 4, 1, 3, 5)
     return _feed_forward(layer, x + attention.o_proj(out.flatten(3)))
 
 
-def _attend_parts(
-    attention: Any,
-    query: Tensor,
-    shared: Sequence[tuple[Tensor, Tensor, Tensor | None]],
-    own: tuple[Tensor, Tensor] | None = None,
+def _attend_prefix(
+    attention: Any, query: Tensor, prefix: Prefix, bias: Tensor, index: int, key: Tensor, value: Tensor
 ) -> Tensor:
-    """Queries [N, G, Q, D] on keys and values in several places, with one softmax over all of them, [N, G, Q, D].
+    """Queries [N, G, Q, D] on the prefix' keys and values of a layer and on ``key`` and ``value`` [N, G, S, J, D], of
+    which Q / S neighbours see those of one of S steps; one softmax over both, [N, G, Q, D].
 
-    shared: keys, values [N, G, P, D] and additive mask of what all queries see. own: keys and values [N, G, S, H, D] of
-    what only the queries of one of S steps see, which are Q / S neighbours. Nothing is put together in memory but
-    scores, so that no gradient is made for what needs none.
+    Nothing is put together in memory but scores, so that no gradient is made for a prefix that needs none.
     """
-    scores = [query @ key.transpose(-1, -2) * attention.scaling for key, _, _ in shared]
-    scores = [part if bias is None else part + bias for part, (_, _, bias) in zip(scores, shared, strict=True)]
-    if own is not None:
-        by_step = query.view(*query.shape[:2], own[0].shape[2], -1, query.shape[-1])
-        scores.append((by_step @ own[0].transpose(-1, -2)).flatten(2, 3) * attention.scaling)
-    weights = torch.split(torch.cat(scores, -1).softmax(-1), [part.shape[-1] for part in scores], -1)
-    out = sum(weight @ value for weight, (_, value, _) in zip(weights, shared, strict=False))
-    assert isinstance(out, Tensor)
-    if own is not None:
-        out = out + (weights[-1].reshape(*by_step.shape[:4], -1) @ own[1]).flatten(2, 3)
-    return out
+    num, groups, count, size = query.shape
+    query = (query * attention.scaling).flatten(0, 1)
+    by_step = query.view(num * groups * key.shape[2], -1, size)
+    shared_key, shared_value = (part[:, index].flatten(0, 1) for part in (prefix.key, prefix.value))
+    shared = torch.baddbmm(bias.expand(-1, groups, 1, -1).flatten(0, 1), query, shared_key.transpose(1, 2))
+    own = torch.bmm(by_step, key.flatten(0, 2).transpose(1, 2)).view(num * groups, count, -1)
+    weights = torch.cat((shared, own), -1).softmax(-1)
+    shared, own = weights.split((shared.shape[-1], own.shape[-1]), -1)
+    out = torch.bmm(own.reshape(*by_step.shape[:2], -1), value.flatten(0, 2)).view(num * groups, count, size)
+    return torch.baddbmm(out, shared, shared_value).view(num, groups, count, size)
 
 
 def _keys_values(attention: Any, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -189,14 +185,21 @@ def _feed_forward(layer: Any, x: Tensor) -> Tensor:
 def _rms(norm: Any, x: Tensor) -> Tensor:
     """GemmaRMSNorm: computed in float32, its weight is around 1."""
     y: Tensor = x.float()
-    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + norm.eps) * (1.0 + norm.weight.float())
-    return y.to(x.dtype)
+    square = torch.linalg.vector_norm(y, dim=-1, keepdim=True).square() / y.shape[-1]
+    return (y * torch.rsqrt(square + norm.eps) * (1.0 + norm.weight.float())).to(x.dtype)
+
+
+def _rotation(module: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [..., P, D] of rotary position embedding (Su et al. 2021), the first half of the sines with
+    its sign turned: what a coordinate takes from its partner, D / 2 further."""
+    cos, sin = module.rotary_emb(x, position_ids=position_ids)
+    sign = torch.ones(sin.shape[-1], dtype=sin.dtype, device=sin.device)
+    sign[: len(sign) // 2] = -1
+    return cos, sin * sign
 
 
 def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary position embedding (Su et al. 2021); cosines and sines [..., P, D] broadcast with x."""
-    first, second = x.chunk(2, -1)
-    return x * rotation[0] + torch.cat((-second, first), -1) * rotation[1]
+    return torch.addcmul(x * rotation[0], x.roll(x.shape[-1] // 2, -1), rotation[1])
 
 
 def _bias(real_NP: Tensor, dtype: torch.dtype) -> Tensor:

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import imageio_ffmpeg
+import numpy as np
 import pytest
 
 from embodied import eval as eval_command
+from embodied.report.caption import caption
 from tests.commands.helpers import Outcome, run_eval, run_tasks
 
 
@@ -60,8 +62,15 @@ def test_video_shows_the_evaluated_policy(trained: tuple[Path, Outcome], monkeyp
     path = Path(evaluated.result["video"])
     assert path.parent == trained[0] / "videos"
     reader = imageio_ffmpeg.read_frames(str(path))
-    assert next(reader)["fps"] == 20
-    assert sum(1 for _ in reader) == 41  # the initial state and 40 control steps
+    about = next(reader)
+    assert about["fps"] == 20
+    width, height = about["size"]
+    frames = [np.frombuffer(frame, np.uint8).reshape(height, width, 3) for frame in reader]
+    assert len(frames) == 41  # the initial state and 40 control steps
+    (words,) = caption(np.zeros((1, 48, 64, 3), np.uint8), ["move the gripper to the green sphere"])
+    assert (width, height) == (64, len(words))
+    for frame in frames:  # compressed, with colours at half the resolution
+        assert np.corrcoef(frame[:-48].mean(-1).flat, words[:-48].mean(-1).flat)[0, 1] > 0.8
 
 
 def test_tasks_are_listed() -> None:

@@ -6,15 +6,18 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embodied.core.errors import UserError
 from embodied.experiment import compose_run, read_run, resume_run, typed
 from embodied.report.metrics import read_metrics
-from embodied.runtime import checkpoint
+from embodied.runtime import checkpoint, evaluate, evaluator
+from envs.tasks.words import default_words
 from tests.commands.helpers import SMALL, Outcome, checkpoint_of, run_train
 
 METRICS = {
@@ -158,6 +161,43 @@ def test_a_good_evaluation_ends_a_run(tmp_path: Path) -> None:
     assert outcome.code == 0, outcome.stderr
     assert outcome.result["env_steps"] < 2_000
     assert outcome.result["eval"]["success_at_end"] == 1.0
+
+
+TOLD = [
+    *SMALL, "task=tabletop", "task.max_episode_steps=8", "runtime.eval_every=1", "runtime.eval_episodes=4",
+    "eval_episodes=0",
+]  # fmt: skip
+
+
+def test_goals_and_splits_have_metrics_of_their_own(tmp_path: Path) -> None:
+    outcome = run_train(*TOLD, "total_steps=128", f"out={tmp_path / 'run'}")
+    assert outcome.code == 0, outcome.stderr
+    row = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
+    trained = {goal for goal in default_words().goals if goal not in default_words().held_out}
+    goals = {key for key in row if key.startswith("rollout/goals/")}
+    assert len(goals) >= 8
+    assert goals <= {f"rollout/goals/{color}_{shape}_{tray}_tray/success_at_end" for color, shape, tray in trained}
+    splits = {f"eval/{split}/success_at_end" for split in ("train", "held_out")}
+    assert row["eval/success_at_end"] == sum(row[key] for key in splits) / 2
+    assert goals | splits <= set(EventAccumulator(str(tmp_path / "run")).Reload().Tags()["scalars"])
+
+
+@pytest.mark.parametrize(("train", "held_out", "iterations"), [(1.0, 0.0, 1), (0.0, 1.0, 3)])
+def test_only_what_is_trained_on_must_be_good(
+    train: float, held_out: float, iterations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real evaluation, with other numbers in its result."""
+
+    def judged(*args: Any) -> dict[str, Any]:
+        result = evaluate(*args) | {"success_at_end": (train + held_out) / 2}
+        for split, success in {"train": train, "held_out": held_out}.items():
+            result["splits"][split]["success_at_end"] = success
+        return result
+
+    monkeypatch.setattr(evaluator, "evaluate", judged)
+    outcome = run_train(*TOLD, "total_steps=192", "stop_at_success=0.9", f"out={tmp_path / 'run'}")
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.result["iterations"] == iterations
 
 
 def test_default_directory_is_named_after_what_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

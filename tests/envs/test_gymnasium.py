@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.utils.env_checker import check_env, data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from embodied.core.errors import UserError
-from envs import TASKS
+from envs import TASKS, make_pool
+from envs.cameras import Camera
 from envs.gymnasium_api import PandaEnv, PandaVectorEnv, gymnasium_id
+from envs.vision import find_camera
 
 REACH = "embodied/Reach-v0"
+TABLETOP = "embodied/Tabletop-v0"
+SEEN: dict[str, Any] = {"cameras": ["front", "wrist"], "image_size": 16}
 IDS = ["embodied/Reach-v0", "embodied/Push-v0", "embodied/Lift-v0", "embodied/PickPlace-v0", "embodied/Stack-v0"]
 
 
@@ -86,10 +95,12 @@ def test_render_gives_a_picture() -> None:
     assert gymnasium.make(REACH, control_dt_s=0.1).metadata["render_fps"] == 10
 
 
-def test_native_pool_equals_gymnasiums_vector_env(pool: PandaVectorEnv) -> None:
+@pytest.mark.parametrize(("env_id", "options"), [(REACH, {}), (TABLETOP, {}), (TABLETOP, SEEN)])
+def test_native_pool_equals_gymnasiums_vector_env(env_id: str, options: dict[str, Any]) -> None:
     """Same seeds and actions: the same arrays, infos, masks and final observations, across autoresets."""
+    pool = gymnasium.make_vec(env_id, num_envs=3, max_episode_steps=4, num_threads=1, **options)
     assert pool.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
-    singles = [lambda: gymnasium.make(REACH, max_episode_steps=4) for _ in range(3)]
+    singles = [lambda: gymnasium.make(env_id, max_episode_steps=4, **options) for _ in range(3)]
     reference = SyncVectorEnv(singles, autoreset_mode=AutoresetMode.SAME_STEP)
     assert reference.observation_space == pool.observation_space
     assert reference.action_space == pool.action_space
@@ -109,6 +120,7 @@ def test_native_pool_equals_gymnasiums_vector_env(pool: PandaVectorEnv) -> None:
                 assert data_equivalence(mine, other, exact=True)
         assert data_equivalence(infos, expected_infos, exact=True)
     assert ends == 2
+    pool.close()
     reference.close()
 
 
@@ -190,3 +202,108 @@ def test_instructions_are_those_to_train_on_unless_told_otherwise() -> None:
         env.close()
     with pytest.raises(UserError, match="unknown split of the instructions 'test'"):
         gymnasium.make_vec("embodied/Tabletop-v0", num_envs=1, splits=("test",))
+
+
+def test_check_env_has_nothing_to_say_of_pictures() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = gymnasium.make(TABLETOP, cameras=["front", "wrist"])
+        check_env(env.unwrapped, skip_render_check=True)
+        assert env.observation_space["images.wrist"] == gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8)
+        env.close()
+
+
+def test_cameras_by_name_are_square_and_others_as_they_are() -> None:
+    above = Camera("above", width=12, height=8, pos=(0.5, 0.0, 1.2), lookat=(0.5, 0.01, 0.0))
+    env = gymnasium.make(REACH, cameras=["front", above], image_size=16)
+    observation, _ = env.reset(seed=0)
+    assert {name: picture.shape for name, picture in observation.items() if name != "state"} == {
+        "images.front": (16, 16, 3),
+        "images.above": (8, 12, 3),
+    }
+    assert observation in env.observation_space
+    env.close()
+
+
+def test_pictures_and_words_are_those_of_the_pool() -> None:
+    """Also in ``final_obs`` and ``final_info``, which belong to the episode that ended."""
+    cameras = [replace(find_camera(name), width=16, height=16) for name in SEEN["cameras"]]
+    pool = make_pool("tabletop", {"max_episode_steps": 3}, num_envs=4, num_threads=1, cameras=cameras, stagger=True,
+                     splits=("train",))  # fmt: skip
+    envs = gymnasium.make_vec(TABLETOP, num_envs=4, num_threads=1, max_episode_steps=3, stagger=True, **SEEN)
+    expected, (observations, infos) = pool.reset(seed=1), envs.reset(seed=1)
+    names = ["images.front", "images.wrist"]
+    ends, changed = 0, 0
+    for action in np.random.default_rng(0).uniform(-1, 1, (4, 4, 4)).astype(np.float32):
+        told = [pool.spec.instructions[i] for i in expected["instruction"]]
+        assert infos["instruction"].tolist() == told
+        assert infos["_instruction"].all()
+        for name in names:
+            assert observations[name].std() > 10
+            np.testing.assert_array_equal(observations[name], expected[name])
+        step = pool.step(torch.from_numpy(action))
+        expected, (observations, _, _, truncated, infos) = step.obs, envs.step(action)
+        for i, row in enumerate(step.final_ids.tolist()):
+            ends, changed = ends + 1, changed + (infos["instruction"][row] != told[row])
+            assert infos["final_info"]["instruction"][row] == told[row]
+            assert np.any(infos["final_obs"][row]["images.wrist"] != observations["images.wrist"][row])
+            for name in names:
+                np.testing.assert_array_equal(infos["final_obs"][row][name], step.final_obs[name][i])
+        if truncated.any():
+            np.testing.assert_array_equal(infos["final_info"]["_instruction"], truncated)
+            assert all(infos["final_info"]["instruction"][row] is None for row in np.flatnonzero(~truncated))
+    assert ends > 4
+    assert changed > 0
+    envs.close()
+
+
+def test_an_env_that_diverged_gives_the_pictures_and_words_of_that_episode(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    env = PandaEnv("tabletop", sim={"dump_dir": str(tmp_path)}, **SEEN)
+    told = env.reset(seed=0)[1]["instruction"]
+    monkeypatch.setattr(env._simulated.pool.guard, "check", lambda raised: torch.tensor([0]))
+    observation, _, _, truncated, info = env.step(np.zeros(4, np.float32))
+    next_episode = env._simulated.pool.observe()
+    assert truncated
+    assert info["instruction"] == told != env._simulated.words(next_episode["instruction"])[0]
+    assert np.any(observation["images.front"] != next_episode["images.front"][0].numpy())
+    env.close()
+
+
+@pytest.mark.parametrize("vector", [False, True])
+def test_what_was_handed_out_is_not_overwritten(vector: bool) -> None:
+    make = gymnasium.make_vec if vector else gymnasium.make
+    env = make(TABLETOP, max_episode_steps=2, **SEEN)
+    handed_out: list[Any] = [env.reset(seed=0)]
+    copies = deepcopy(handed_out)
+    for action in np.random.default_rng(0).uniform(-1, 1, (2, *env.action_space.shape)).astype(np.float32):
+        handed_out.append(env.step(action))
+        copies.append(deepcopy(handed_out[-1]))
+    env.reset()
+    assert data_equivalence(handed_out, copies, exact=True)
+    env.close()
+
+
+def test_an_env_without_cameras_has_words_and_no_pictures() -> None:
+    env = gymnasium.make(TABLETOP)
+    observation, info = env.reset(seed=0)
+    assert set(observation) == {"state"}
+    instruction = info["instruction"]
+    assert isinstance(instruction, str)
+    assert instruction in TASKS["tabletop"].build(TASKS["tabletop"].config()).instructions.texts
+    assert env.step(np.zeros(4, np.float32))[4]["instruction"] == instruction
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cameras": ["frnt"]}, r"unknown camera 'frnt'\. Did you mean 'front'\? Allowed: front, wrist"),
+        ({"cameras": ["front"], "image_size": 0}, "image_size=0"),
+    ],
+)
+def test_bad_cameras(options: dict[str, Any], message: str) -> None:
+    for make in (gymnasium.make, gymnasium.make_vec):
+        with pytest.raises(UserError, match=message):
+            make(REACH, **options)

@@ -6,6 +6,7 @@ import copy
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics, Policy
-from embodied.core.types import Fragment
+from embodied.core.types import Fragment, Timestep
 from embodied.runtime import Iteration, Runtime, RuntimeConfig, checkpoint
-from embodied.runtime.base import LoopRuntime
+from embodied.runtime.base import LoopRuntime, rollout_metrics
 from tests.runtime.builders import DECISIONS, NUM_ENVS, build, runtime_threads
 from tests.runtime.point_env import PointEnv
 
@@ -71,6 +72,21 @@ class SlowEnv(PointEnv):
     def step(self, action: torch.Tensor) -> Any:
         time.sleep(self.step_s)
         return super().step(action)
+
+
+class ToldEnv(PointEnv):
+    """Even envs are told one thing, odd ones another."""
+
+    def __init__(self, num_envs: int, stagger: bool = False) -> None:
+        super().__init__(num_envs, stagger=stagger)
+        self.spec = replace(
+            self.spec, instructions=("go", "put it there"), instruction_goals=("go", "red cube -> left tray"),
+            instruction_splits=("train", "train"),
+        )  # fmt: skip
+
+    def step(self, action: torch.Tensor) -> Timestep:
+        step = super().step(action)
+        return replace(step, episodes=replace(step.episodes, instruction_M=step.episodes.env_id_M % 2))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -128,6 +144,23 @@ def test_iterations_count_and_end_where_they_should(name: str, max_staleness: in
                     "rollout/episode_length_mean", "train/policy_loss", "async/staleness_mean"):  # fmt: skip
             assert torch.isfinite(torch.tensor(more[-1].metrics[key])), key
     assert runtime_threads() == []
+
+
+def test_success_of_a_goal_is_that_of_its_last_episodes() -> None:
+    goals = {"rollout/goals/go/success_at_end": 0, "rollout/goals/red_cube_left_tray/success_at_end": 1}
+    expected: dict[str, float] = {}
+    with build(lambda num_envs, _: ToldEnv(num_envs, stagger=True), num_envs=3) as runtime:
+        done = iterate(runtime, 12)
+    for iteration in done:
+        episodes = iteration.episodes
+        for key, told in goals.items():
+            solved = episodes.success_at_end_M[episodes.instruction_M == told]
+            if len(solved):
+                expected[key] = float(solved.float().mean())
+        assert {key: value for key, value in iteration.metrics.items() if "goals" in key} == pytest.approx(expected)
+    assert set(expected) == set(goals)
+    assert any(len(iteration.episodes.env_id_M) == 0 for iteration in done), "the test must see values that are kept"
+    assert not [key for key in rollout_metrics(done[-1].episodes, PointEnv(1).spec) if "goals" in key]
 
 
 def test_env_steps_are_the_control_steps_really_executed() -> None:
