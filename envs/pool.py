@@ -94,6 +94,7 @@ class MujocoPool:
         self.randomizer = Randomizer(self.batch, sim.randomization)
         self.on_control_step: Callable[[MujocoPool], None] | None = None  # observer of every control step, for videos
         self.rig = CameraRig(self.batch, spec, cameras, sim.camera_randomization) if cameras else None
+        self.observe_segmentation = False  # also ``segmentation.<camera>``, ids of geoms of ``rig.model``
         self._randomized_N = np.zeros(num_envs, dtype=bool)
         self._start_episodes(np.arange(num_envs))
         obs = self._vectors()
@@ -276,7 +277,7 @@ class MujocoPool:
         if self.rig is None:
             return {}
         told = self.task.instruction_N.clone() if ids is None else self.task.instruction_N[torch.from_numpy(ids)]
-        return {**self.rig.render(ids), "instruction": told}
+        return {**self.rig.render(ids, segmentation=self.observe_segmentation), "instruction": told}
 
     def _start_episodes(self, ids: np.ndarray) -> None:
         """Begin the next episode of envs ``ids``: randomise the model, place arm and objects, compute the sensors."""

@@ -8,12 +8,24 @@ tensors whose leading dimensions are the batch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 Obs = dict[str, Tensor]
 TRAIN = "train"  # the split of instructions that are trained on
+MASK = "_mask"  # after a camera's name: pictures [h, w, 1] of what each of its pixels shows, a ``Role``
+
+
+class Role(IntEnum):
+    """What a body is to the instruction: the object or the place that it names, or another one."""
+
+    NONE = 0
+    OBJECT = 1
+    OTHER_OBJECT = 2
+    PLACE = 3
+    OTHER_PLACE = 4
 
 
 @dataclass(frozen=True, slots=True)

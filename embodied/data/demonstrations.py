@@ -27,7 +27,7 @@ class Episode:
     reward_L: Tensor
     success_L: Tensor
     instruction: str
-    images: dict[str, Tensor] = field(default_factory=dict)  # by camera, uint8 [L, h, w, 3]
+    images: dict[str, Tensor] = field(default_factory=dict)  # by camera, uint8 [L, h, w, 3]; see core.types.MASK
 
     def __len__(self) -> int:
         return len(self.state_LS)
@@ -39,7 +39,7 @@ class Demonstrations:
     instruction_F int64 (index into instructions).
 
     control_hz: frames per second. state_names, action_names: what the data set calls the entries, () if it does not.
-    images: those that were asked for, by camera, uint8 [F, h, w, 3].
+    images: those that were asked for, by camera, uint8 [F, h, w, 3]; see core.types.MASK.
     """
 
     state_FS: Tensor

@@ -203,6 +203,10 @@ class Task:
         """Whether the task is solved now, bool [N]."""
         raise NotImplementedError
 
+    def roles(self) -> dict[str, Tensor]:
+        """The ``embodied.core.types.Role`` of bodies in each env's present episode, uint8 [N] by the body's name; others have NONE."""
+        return {}
+
     def expert(self) -> Tensor:
         """A scripted action that solves the task from the present state, [N, A]. Stateless."""
         raise NotImplementedError

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from embodied.core.errors import UserError
+from embodied.core.types import Role
 from envs.instructions import Instructions
 from envs.morphs import Morphs
 from envs.registry import TASKS
@@ -147,6 +148,14 @@ class Tabletop(Placing):
             "tray_from_target": self.tray - self.object,
             **{f"{name}_pos": self.view.body_qpos(name)[:, :3] for name in SLOTS[1:]},
         }
+
+    def roles(self) -> dict[str, Tensor]:
+        named_N = self.asked_I3[self.instruction_N, 2]
+        other = torch.full_like(named_N, Role.OTHER_OBJECT)
+        found = {name: other for name in SLOTS[1:]} | {self.object_name: torch.full_like(named_N, Role.OBJECT)}
+        for tray, name in enumerate(self.config.words.trays):
+            found[f"{name}_tray"] = torch.where(named_N == tray, Role.PLACE, Role.OTHER_PLACE)
+        return {name: role.to(torch.uint8) for name, role in found.items()}
 
 
 def _other(index_n: Tensor, size: int, rng: EpisodeRng, stream: str) -> Tensor:

@@ -30,8 +30,11 @@ class Prefix(NamedTuple):
     real: Tensor
 
 
-def encode_prefix(model: nn.Module, pixels_NC3hw: Tensor, tokens_NT: Tensor, real_NT: Tensor) -> Prefix:
-    """Keys and values of images and words. pixels: normalised as the vision tower expects them; real: bool."""
+def encode_prefix(
+    model: nn.Module, pixels_NC3hw: Tensor, tokens_NT: Tensor, real_NT: Tensor
+) -> tuple[Prefix, Tensor]:
+    """Keys and values of images and words, and the hidden states of the image tokens [N, C * patches, hidden] that the
+    last of them are made of. pixels: normalised as the vision tower expects them; real: bool."""
     vlm: Any = model.get_submodule("model.vlm")
     language = vlm.language_model
     image: Tensor = vlm.get_image_features(pixels_NC3hw.flatten(0, 1)).pooler_output
@@ -50,7 +53,7 @@ def encode_prefix(model: nn.Module, pixels_NC3hw: Tensor, tokens_NT: Tensor, rea
         if index + 1 < len(language.layers):
             query = _queries(layer.self_attn, normed, rotation)
             x = _after_attention(layer, x, _attend(layer.self_attn, query, key, value, bias))
-    return Prefix(torch.stack(keys, 1), torch.stack(values, 1), real_NP)
+    return Prefix(torch.stack(keys, 1), torch.stack(values, 1), real_NP), x[:, : image.shape[1]]
 
 
 class Context(NamedTuple):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from embodied.core.errors import UserError
-from embodied.core.types import EnvSpec, Obs
+from embodied.core.types import MASK, EnvSpec, Obs, Role
 from policies.flow.chains import FlowChains
 from policies.flow.step import interpolate
 from policies.vla import checkpoint, lora, pi0
@@ -21,6 +21,8 @@ from policies.vla.text import tokenize
 
 PREFIX = "prefix."  # what ``precompute`` puts into an observation in place of images and instruction
 DRAWS = 4  # of noise and time for each observation that is imitated
+ROLES = len(Role) - 1  # all but NONE
+CLEARLY = 1 / 8  # of a patch shows something: then it is told to be there
 PIECE = 256  # decisions whose prefix is computed at a time
 
 
@@ -60,6 +62,8 @@ class VLAPolicy(FlowChains):
         super().__init__(spec, config, (hidden, width), width, hidden + spec.state_dim)
         self.config, self.parts = config, parts
         self.model: nn.Module = parts.model
+        text = model.config.vlm_config.text_config.hidden_size
+        self.grounding = nn.Sequential(nn.LayerNorm(text), nn.Linear(text, ROLES)) if config.grounding_coef else None
         tokens_IT, real_IT = tokenize(parts.tokenizer, spec.instructions, config.max_tokens)
         self.register_buffer("tokens_IT", tokens_IT, persistent=False)
         self.register_buffer("real_IT", real_IT, persistent=False)
@@ -88,10 +92,11 @@ class VLAPolicy(FlowChains):
         """Of N observations, with a gradient only where something in it is trained."""
         if f"{PREFIX}key" in obs:
             return pi0.Prefix(*(obs[PREFIX + name] for name in pi0.Prefix._fields))
-        return self._encode(obs, int(self.real_IT[obs["instruction"]].sum(-1).max()))
+        return self._encode(obs, int(self.real_IT[obs["instruction"]].sum(-1).max()))[0]
 
-    def _encode(self, obs: Obs, num_tokens: int) -> pi0.Prefix:
-        """The prefix of images and the first ``num_tokens`` tokens of instructions, of which no others are real."""
+    def _encode(self, obs: Obs, num_tokens: int) -> tuple[pi0.Prefix, Tensor]:
+        """The prefix of images and the first ``num_tokens`` tokens of instructions, of which no others are real, and
+        the hidden states of the image tokens."""
         images = torch.stack([obs[f"images.{camera}"] for camera in self.config.cameras], 1)
         pixels = (images.permute(0, 1, 4, 2, 3).float() - self.pixel_mean) / self.pixel_std
         tokens, real = (part[obs["instruction"], :num_tokens] for part in (self.tokens_IT, self.real_IT))
@@ -99,10 +104,13 @@ class VLAPolicy(FlowChains):
             return pi0.encode_prefix(self.model, pixels.to(self.prefix_dtype), tokens, real)
 
     def encode(self, obs: Obs) -> Code:
+        return self._code(self.prefix(obs), obs)
+
+    def _code(self, prefix: pi0.Prefix, obs: Obs) -> Code:
         state = self.normalized_state(obs)
         model: Any = self.model
         padded = F.pad(state, (0, model.config.max_state_dim - state.shape[-1]))
-        return Code(pi0.encode_state(self.model, self.prefix(obs), padded), state)
+        return Code(pi0.encode_state(self.model, prefix, padded), state)
 
     def per_step(self, code: Code) -> Code:
         return code
@@ -134,13 +142,34 @@ class VLAPolicy(FlowChains):
     def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
         """Flow-matching loss of demonstrated chunks, a scalar: mean squared error of the velocity ``noise - action``
         over the real dimensions; padding is zero, as in π0. Every observation is seen once and denoised from DRAWS
-        points, since what it costs is in the images."""
+        points, since what it costs is in the images. Where masks were recorded, ``grounding_coef`` times the loss of
+        telling from each image token what is to be seen there is added (see ``_grounding_loss``)."""
         action = F.pad(action_NHA, (0, self.width - action_NHA.shape[-1])).repeat_interleave(DRAWS, 0)
         noise, t = self.draw_path(action, generator)
         by_row = (len(action_NHA), DRAWS)
         x = interpolate(action, noise, t[:, None, None]).unflatten(0, by_row)
-        velocity = self.out(self.features(self.encode(obs), x, t.unflatten(0, by_row))).flatten(0, 1)
-        return (velocity - (noise - action))[..., : self.spec.action_dim].square().mean()
+        prefix, hidden = self._encode(obs, int(self.real_IT[obs["instruction"]].sum(-1).max()))
+        velocity = self.out(self.features(self._code(prefix, obs), x, t.unflatten(0, by_row))).flatten(0, 1)
+        loss = (velocity - (noise - action))[..., : self.spec.action_dim].square().mean()
+        masks = [f"images.{camera}{MASK}" for camera in self.config.cameras]
+        if self.config.grounding_coef and all(key in obs for key in masks):
+            masks_NChw = torch.stack([obs[key].squeeze(-1) for key in masks], 1)
+            loss = loss + self.config.grounding_coef * self._grounding_loss(hidden, masks_NChw)
+        return loss
+
+    def _grounding_loss(self, hidden: Tensor, masks_NChw: Tensor) -> Tensor:
+        """Cross entropy of each image token's guess at which roles (``Role``) its patch shows, a scalar.
+
+        hidden: [N, C * patches, hidden], which have read the instruction. So few scenes are demonstrated that actions
+        alone do not teach a fresh model which object a word means; every patch says so here.
+        """
+        model: Any = self.model
+        patch = model.config.vlm_config.vision_config.patch_size
+        shows = torch.stack([masks_NChw == role for role in range(1, ROLES + 1)], 2).flatten(0, 1).float()
+        share = F.avg_pool2d(shows, patch).flatten(2).transpose(1, 2)  # [N * C, patches, ROLES]
+        target = (share / CLEARLY).clamp(max=1.0).reshape(len(hidden), -1, ROLES)
+        assert self.grounding is not None
+        return F.binary_cross_entropy_with_logits(self.grounding(hidden), target) * ROLES
 
     # -- what is shared by the epochs of an update ---------------------------------------------------------------------
 
@@ -151,13 +180,13 @@ class VLAPolicy(FlowChains):
         if not self.frozen or f"{PREFIX}key" in obs:
             return obs
         num = len(obs["instruction"])
-        first = self._encode(_rows(obs, slice(PIECE)), self.tokens_IT.shape[1])
+        first, _ = self._encode(_rows(obs, slice(PIECE)), self.tokens_IT.shape[1])
         share = sum(part.nbytes for part in first) / len(first.real)
         if num * share > self.config.prefix_cache_mb * 2**20:
             return obs
         pieces = [first]
         for start in range(PIECE, num, PIECE):
-            pieces.append(self._encode(_rows(obs, slice(start, start + PIECE)), self.tokens_IT.shape[1]))
+            pieces.append(self._encode(_rows(obs, slice(start, start + PIECE)), self.tokens_IT.shape[1])[0])
         rest = {key: value for key, value in obs.items() if key != "instruction" and not key.startswith("images.")}
         parts = (torch.cat(part) if len(part) > 1 else part[0] for part in zip(*pieces, strict=True))
         return rest | {PREFIX + name: part for name, part in zip(pi0.Prefix._fields, parts, strict=True)}
