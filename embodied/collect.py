@@ -6,8 +6,8 @@
   noise_steps=4             control steps of each such disturbance
   hold_steps=10             an episode is cut this long after its last unsolved step
   cameras=[]                also record pictures of these cameras, such as [front,wrist], and the instruction; the state
-                            is then what a policy with cameras gets, without what only a simulator knows. Where the
-                            task says so, also masks: which pixels show what the instruction names (embodied.core.types.Role)
+                            is then what a policy with cameras gets, without what only a simulator knows. If the task
+                            can tell, also masks of what the instruction names (Role in embodied/core/types.py)
   image_size=64             of the pictures: pixels, square
   keep_failures=false       also keep episodes that do not end solved
   num_threads=0             of the simulation; 0 is all cores
@@ -173,7 +173,7 @@ def roles(env: MujocoPool) -> Tensor | None:
 
 
 def look(spec: EnvSpec, obs: Obs, role_NG: Tensor | None) -> dict[str, Tensor]:
-    """What every camera sees, uint8 [N, h, w, 3], and with ``roles`` as ``<camera>_mask`` what that is, [N, h, w, 1]."""
+    """What each camera sees, uint8 [N, h, w, 3], and with ``roles`` as ``<camera>_mask`` what that is, [N, h, w, 1]."""
     seen = {camera.name: obs[f"images.{camera.name}"] for camera in spec.cameras}
     if role_NG is not None:
         rows = torch.arange(len(role_NG))[:, None, None]

@@ -1,13 +1,14 @@
 """Speed of the vision-language-action policy, with and without each of its economies.
 
     infer_over_sample_actions      decisions a second of ``act`` / of ``sample_actions`` of transformers, same model
-    learner_cached_over_recompute  updates a second with the frozen prefix computed once / in every epoch
+    learner_cached_over_recompute  updates a second with the frozen prefix computed once a decision / in every epoch
 
 The policy is ``vla_tiny`` as configs/policy/vla_tiny.yaml has it, with vision and language frozen, on random images and
 instructions of different lengths. ``act`` also draws exploration noise and tells likelihood and value, which
 ``sample_actions`` does not. Rows beside the ratios: the prefix computed anew for every denoise step (what a policy that
 knows no prefix would do), one call for a batch against one for each of its quarters, images as float32 instead of
-uint8, and updates of Flow-SDE with one stochastic step.
+uint8; updates with the prefix computed once by the learner, rather than handed on by the actor, and updates of
+Flow-Noise, where all denoise steps are stochastic.
 """
 
 from __future__ import annotations
@@ -137,18 +138,18 @@ def plain_inputs(policy: Any, obs: Obs) -> dict[str, Tensor]:
 
 def updates(report: Report, sizes: Sizes) -> None:
     """PPO's update of the default number of epochs and minibatches on one batch."""
-    one_step = {"exploration": "flow_sde", "stochastic_steps": "one"}
+    all_steps = {"exploration": "flow_noise", "stochastic_steps": "all"}
     kinds: dict[str, dict[str, Any]] = {
-        "cached": {}, "recompute": {"prefix_cache_mb": 0}, "cached_one_step": one_step,
-        "recompute_one_step": one_step | {"prefix_cache_mb": 0},
+        "cached": {}, "recompute": {"prefix_cache_mb": 0}, "cached_by_learner": {"prefix_from_actor": False},
+        "cached_flow_noise": all_steps, "recompute_flow_noise": all_steps | {"prefix_cache_mb": 0},
     }  # fmt: skip
     works: dict[str, Callable[[], float]] = {}
     for name, options in kinds.items():
         policy = make_policy(**FROZEN, **options)
         algorithm = PPO(policy, PPOConfig(learning_rate=0.0, schedule="fixed"), seed=0, device=torch.device("cpu"))
-        fragment = fragment_of(
-            policy, observe(policy, DECISIONS * sizes.envs), DECISIONS, torch.Generator().manual_seed(0)
-        )
+        rows = observe(policy, DECISIONS * sizes.envs)
+        rows = policy.precompute(rows) if policy.precompute_in_actor else rows
+        fragment = fragment_of(policy, rows, DECISIONS, torch.Generator().manual_seed(0))
         works[name] = lambda a=algorithm, f=fragment: 1.0 / timed(lambda: a.update([f], 0))
     results = in_turns(works, max(2, sizes.rounds // 3))
     batch = DECISIONS * sizes.envs

@@ -204,7 +204,8 @@ class Task:
         raise NotImplementedError
 
     def roles(self) -> dict[str, Tensor]:
-        """The ``embodied.core.types.Role`` of bodies in each env's present episode, uint8 [N] by the body's name; others have NONE."""
+        """What bodies are to the instruction of each env (see ``embodied.core.types.Role``), uint8 [N] by the body's
+        name; bodies that are not there are nothing to it. Empty for a task that does not tell."""
         return {}
 
     def expert(self) -> Tensor:

@@ -152,7 +152,7 @@ class Tabletop(Placing):
     def roles(self) -> dict[str, Tensor]:
         named_N = self.asked_I3[self.instruction_N, 2]
         other = torch.full_like(named_N, Role.OTHER_OBJECT)
-        found = {name: other for name in SLOTS[1:]} | {self.object_name: torch.full_like(named_N, Role.OBJECT)}
+        found = dict.fromkeys(SLOTS[1:], other) | {self.object_name: torch.full_like(named_N, Role.OBJECT)}
         for tray, name in enumerate(self.config.words.trays):
             found[f"{name}_tray"] = torch.where(named_N == tray, Role.PLACE, Role.OTHER_PLACE)
         return {name: role.to(torch.uint8) for name, role in found.items()}

@@ -30,9 +30,7 @@ class Prefix(NamedTuple):
     real: Tensor
 
 
-def encode_prefix(
-    model: nn.Module, pixels_NC3hw: Tensor, tokens_NT: Tensor, real_NT: Tensor
-) -> tuple[Prefix, Tensor]:
+def encode_prefix(model: nn.Module, pixels_NC3hw: Tensor, tokens_NT: Tensor, real_NT: Tensor) -> tuple[Prefix, Tensor]:
     """Keys and values of images and words, and the hidden states of the image tokens [N, C * patches, hidden] that the
     last of them are made of. pixels: normalised as the vision tower expects them; real: bool."""
     vlm: Any = model.get_submodule("model.vlm")
@@ -143,7 +141,7 @@ def _attend_prefix(
     shared = torch.baddbmm(bias.expand(-1, groups, 1, -1).flatten(0, 1), query, shared_key.transpose(1, 2))
     own = torch.bmm(by_step, key.flatten(0, 2).transpose(1, 2)).view(num * groups, count, -1)
     weights = torch.cat((shared, own), -1).softmax(-1)
-    shared, own = weights.split((shared.shape[-1], own.shape[-1]), -1)
+    shared, own = weights[..., : shared.shape[-1]], weights[..., shared.shape[-1] :]
     out = torch.bmm(own.reshape(*by_step.shape[:2], -1), value.flatten(0, 2)).view(num * groups, count, size)
     return torch.baddbmm(out, shared, shared_value).view(num, groups, count, size)
 
@@ -189,7 +187,8 @@ def _rms(norm: Any, x: Tensor) -> Tensor:
     """GemmaRMSNorm: computed in float32, its weight is around 1."""
     y: Tensor = x.float()
     square = torch.linalg.vector_norm(y, dim=-1, keepdim=True).square() / y.shape[-1]
-    return (y * torch.rsqrt(square + norm.eps) * (1.0 + norm.weight.float())).to(x.dtype)
+    y = y * torch.rsqrt(square + norm.eps) * (1.0 + norm.weight.float())
+    return y.to(x.dtype)
 
 
 def _rotation(module: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,7 +201,8 @@ def _rotation(module: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Ten
 
 
 def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    return torch.addcmul(x * rotation[0], x.roll(x.shape[-1] // 2, -1), rotation[1])
+    turned: Tensor = torch.addcmul(x * rotation[0], x.roll(x.shape[-1] // 2, -1), rotation[1])
+    return turned
 
 
 def _bias(real_NP: Tensor, dtype: torch.dtype) -> Tensor:

@@ -146,10 +146,9 @@ class VLAPolicy(FlowChains):
         telling from each image token what is to be seen there is added (see ``_grounding_loss``)."""
         action = F.pad(action_NHA, (0, self.width - action_NHA.shape[-1])).repeat_interleave(DRAWS, 0)
         noise, t = self.draw_path(action, generator)
-        by_row = (len(action_NHA), DRAWS)
-        x = interpolate(action, noise, t[:, None, None]).unflatten(0, by_row)
+        x, t = interpolate(action, noise, t[:, None, None]), t.view(-1, DRAWS)
         prefix, hidden = self._encode(obs, int(self.real_IT[obs["instruction"]].sum(-1).max()))
-        velocity = self.out(self.features(self._code(prefix, obs), x, t.unflatten(0, by_row))).flatten(0, 1)
+        velocity = self.out(self.features(self._code(prefix, obs), x.view(-1, DRAWS, *x.shape[1:]), t)).flatten(0, 1)
         loss = (velocity - (noise - action))[..., : self.spec.action_dim].square().mean()
         masks = [f"images.{camera}{MASK}" for camera in self.config.cameras]
         if self.config.grounding_coef and all(key in obs for key in masks):

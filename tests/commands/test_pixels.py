@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from transformers import AutoTokenizer, PI0ForConditionalGeneration
 
+from embodied.core.types import Role
+from embodied.data import read
 from embodied.report.metrics import read_metrics
+from envs.tasks.words import default_words
 from tests.commands.helpers import run_collect, run_eval, run_train
 
 SIZE = "16"
@@ -42,6 +47,21 @@ def imitated(demos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert outcome.code == 0, outcome.stderr
     assert {"train", "held_out"} == set(outcome.result["eval"]["splits"])
     return path
+
+
+def test_masks_show_what_the_instruction_names(demos: Path) -> None:
+    data = read(demos, None, ["front", "wrist"])
+    colors = default_words().colors
+    for episode in range(data.num_episodes):
+        frames = data.episode_F == episode
+        named = data.images["wrist"][frames][data.images["wrist_mask"][frames].squeeze(-1) == Role.OBJECT].float()
+        hue = named.mean(0) / named.mean(0).norm()
+        told = data.instructions[int(data.instruction_F[frames][0])]
+        nearest = min(
+            colors, key=lambda name: float((hue - torch.tensor(colors[name]) / np.linalg.norm(colors[name])).norm())
+        )
+        assert nearest in told
+    assert {int(role) for role in data.images["front_mask"].unique()} == set(Role)
 
 
 @pytest.mark.slow(reason="imitates and trains a small vision-language-action policy")

@@ -1,0 +1,40 @@
+"""The actor server with a policy of which a part is frozen: who computes that part, and what the learner then gets."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from embodied.runtime.actor_server import ActorServer
+from embodied.runtime.messages import ActReply, ActRequest
+from embodied.runtime.weight_store import WeightStore
+from policies.vla.policy import VLAPolicy
+from tests.policies.vla_builders import FROZEN, build, observe
+
+
+def serve(policy: VLAPolicy, sizes: tuple[int, ...]) -> list[ActReply]:
+    store = WeightStore()
+    store.publish(0, policy.state_dict())
+    server = ActorServer(policy, store, torch.device("cpu"), merge=True)
+    generator = torch.Generator().manual_seed(0)
+    requests = [
+        ActRequest(0, group, observe(num, seed=group), policy.sample_noise(num, generator))
+        for group, num in enumerate(sizes)
+    ]
+    return server.act(requests)
+
+
+def test_the_actor_hands_on_what_it_computed_of_each_decision() -> None:
+    policy = build(freeze=FROZEN, prefix_from_actor=True)
+    for group, reply in enumerate(serve(policy, (2, 5))):
+        assert reply.obs is not None
+        assert reply.sample is not None
+        assert not [key for key in reply.obs if key.startswith("images.") or key == "instruction"]
+        assert torch.equal(reply.obs["state"], observe((2, 5)[group], seed=group)["state"])
+        again = policy.evaluate(reply.obs, reply.sample.chain)
+        torch.testing.assert_close(again.log_prob_B, reply.sample.log_prob_N, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"freeze": FROZEN}, {"prefix_from_actor": True}], ids=["not asked", "not frozen"])
+def test_otherwise_the_learner_gets_the_observation_itself(options: dict[str, object]) -> None:
+    assert all(reply.obs is None for reply in serve(build(**options), (2,)))
