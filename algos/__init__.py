@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from algos import grounding as grounding
 from algos import grpo as grpo
 from algos import ppo as ppo
 from algos import sft as sft

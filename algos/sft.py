@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from algos.registry import ALGORITHMS
+from algos.supervised import Supervised, SupervisedConfig
 from embodied.core.errors import UserError
 from embodied.core.protocols import Imitator, Policy
 from embodied.core.types import Obs
@@ -19,62 +17,29 @@ VALIDATION_DRAWS = 8  # of noise and time for each validation chunk, the same on
 
 
 @dataclass(frozen=True)
-class SFTConfig:
+class SFTConfig(SupervisedConfig):
     """Options of SFT; configs/algo/sft.yaml says what each one means. UserError on a value that is not allowed."""
 
-    learning_rate: float = 1e-3
-    weight_decay: float = 1e-4
-    batch_size: int = 256
-    updates: int = 2000
-    warmup: int = 100
-    ema_decay: float = 0.995
-    max_grad_norm: float = 1.0
     validation_share: float = 0.1
-    validate_every: int = 200
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        for key in ("batch_size", "updates", "validate_every", "patience"):
-            value = getattr(self, key)
-            self._require(key, (value is None and key == "patience") or value >= 1, "an integer of at least 1")
-        for key in ("learning_rate", "max_grad_norm"):
-            self._require(key, getattr(self, key) > 0, "a number above 0")
-        for key in ("weight_decay", "warmup"):
-            self._require(key, getattr(self, key) >= 0, "a number of at least 0")
-        self._require("ema_decay", 0 <= self.ema_decay < 1, "a number from 0 to below 1")
+        super().__post_init__()
+        self._require("patience", self.patience is None or self.patience >= 1, "an integer of at least 1")
         self._require("validation_share", 0 < self.validation_share <= 0.5, "a number above 0, at most 0.5")
-
-    def _require(self, key: str, holds: bool, allowed: str) -> None:
-        if not holds:
-            raise UserError(f"algo.{key} must be {allowed}, got {getattr(self, key)}")
 
 
 @ALGORITHMS.register("sft", config=SFTConfig)
-class SFT:
-    """AdamW on ``policy.imitation_loss``. ``average`` holds the exponential moving average of the weights, which is
-    what is validated and deployed. ``seed`` seeds noise, times and the order of the data.
+class SFT(Supervised):
+    """AdamW on ``policy.imitation_loss``."""
 
-    Learning rate: linear warm-up, then cosine to 0 over ``updates``.
-    """
+    config: SFTConfig
 
     def __init__(self, policy: Policy, config: SFTConfig, *, seed: int, device: torch.device) -> None:
         if not isinstance(policy, Imitator) or not isinstance(policy, nn.Module):
             raise UserError(f"algo=sft needs a policy that can imitate, {type(policy).__name__} cannot")
-        policy.to(device)
-        self.policy: Policy = policy
+        super().__init__(policy, config, seed=seed, device=device)
         self.imitator: Imitator = policy
-        self.average = copy.deepcopy(policy).requires_grad_(False)
-        self.config, self.device = config, device
-        self.updates = 0
-        self.generator = torch.Generator().manual_seed(seed)
-        self.parameters = [p for p in policy.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
-
-    def fit_normalizer(self, state_FS: Tensor) -> None:
-        """Take the state's statistics from the data, for good. Before the first update."""
-        for module in (self.imitator, self.average):
-            module.fit_normalizer(state_FS.to(self.device))
 
     def pick(self, starts_W: Tensor) -> Tensor:
         """``batch_size`` of the starts, drawn with replacement."""
@@ -82,64 +47,14 @@ class SFT:
 
     def update(self, obs: Obs, action_BHA: Tensor) -> float:
         """One step on a batch; its loss. FloatingPointError if that is not finite."""
-        obs, action_BHA = self._moved(obs, action_BHA)
-        loss = self.imitator.imitation_loss(obs, action_BHA, self.generator)
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
-        self.optimizer.step()
-        self.schedule.step()
-        value = float(loss.detach())
-        if value != value or value == float("inf"):
-            raise FloatingPointError(f"imitation loss {value} after {self.updates} updates")
-        self.updates += 1
-        decay = min(self.config.ema_decay, self.updates / (self.updates + 10))  # the start is forgotten at once
-        with torch.no_grad():
-            for mean, now in zip(self.average.parameters(), self.policy_module.parameters(), strict=True):
-                mean.lerp_(now, 1 - decay)
-        return value
+        action_BHA = action_BHA.to(self.device)
+        return self.descend(self.imitator.imitation_loss(self.to_device(obs), action_BHA, self.generator))
 
     @torch.no_grad()
     def validate(self, obs: Obs, action_BHA: Tensor) -> float:
         """Loss of the average weights on chunks that are not trained on, with the same noise and times every time."""
-        obs, action_BHA = self._moved(obs, action_BHA)
+        assert isinstance(self.average, Imitator)
+        obs, action_BHA = self.to_device(obs), action_BHA.to(self.device)
         generator = torch.Generator().manual_seed(0)
         draws = [self.average.imitation_loss(obs, action_BHA, generator) for _ in range(VALIDATION_DRAWS)]
         return float(torch.stack(draws).mean())
-
-    @property
-    def policy_module(self) -> nn.Module:
-        assert isinstance(self.policy, nn.Module)
-        return self.policy
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that ``load_state_dict`` needs to go on exactly."""
-        return {
-            "policy": {key: value.clone() for key, value in self.policy_module.state_dict().items()},
-            "average": {key: value.clone() for key, value in self.average.state_dict().items()},
-            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
-            "schedule": self.schedule.state_dict(),
-            "generator": self.generator.get_state(),
-            "updates": self.updates,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """UserError if it is not such a state."""
-        try:
-            self.policy_module.load_state_dict(state["policy"])
-            self.average.load_state_dict(state["average"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.schedule.load_state_dict(state["schedule"])
-            self.generator.set_state(state["generator"].cpu())
-            self.updates = int(state["updates"])
-        except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
-            raise UserError(f"this is not the state of an SFT on this policy: {error}") from error
-
-    def _moved(self, obs: Obs, action: Tensor) -> tuple[Obs, Tensor]:
-        return {key: value.to(self.device) for key, value in obs.items()}, action.to(self.device)
-
-    def _rate(self, update: int) -> float:
-        """Factor of the learning rate at an update."""
-        warm = min(1.0, (update + 1) / (self.config.warmup + 1))
-        done = min(1.0, update / self.config.updates)
-        return warm * 0.5 * (1 + float(torch.cos(torch.tensor(torch.pi * done))))

@@ -6,8 +6,7 @@
   noise_steps=4             control steps of each such disturbance
   hold_steps=10             an episode is cut this long after its last unsolved step
   cameras=[]                also record pictures of these cameras, such as [front,wrist], and the instruction; the state
-                            is then what a policy with cameras gets, without what only a simulator knows. If the task
-                            can tell, also masks of what the instruction names (Role in embodied/core/types.py)
+                            is then what a policy with cameras gets, without what only a simulator knows
   image_size=64             of the pictures: pixels, square
   keep_failures=false       also keep episodes that do not end solved
   num_threads=0             of the simulation; 0 is all cores
@@ -33,7 +32,7 @@ from torch import Tensor
 from embodied.command import run_command
 from embodied.core.config import at_least, from_mapping, nest, parse_overrides
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.types import MASK, TRAIN, EnvSpec, Obs
+from embodied.core.types import TRAIN, EnvSpec
 from embodied.data import Episode, write
 from embodied.data.lerobot_writer import refuse_existing
 from embodied.experiment import compose_run, make_env, square_cameras
@@ -88,7 +87,6 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
     threads.use(1)
     cameras = square_cameras(options.cameras, options.image_size)
     env = make_env(config, options.episodes, num_threads, splits=(TRAIN,), cameras=cameras)
-    env.observe_segmentation = bool(cameras and env.task.roles())
     missing = shares(env.spec, options.episodes)
     kept: list[Episode] = []
     tried, solved = 0, 0
@@ -133,15 +131,16 @@ def shares(spec: EnvSpec, episodes: int) -> dict[str, int]:
 def record(env: MujocoPool, options: CollectConfig, seed: int) -> list[Episode]:
     """One episode of every env, by its expert with disturbances; env i has seed + i."""
     obs = env.reset(seed)
-    told, role_NG = env.told, roles(env)
+    told = env.told
     steps, num_envs = env.spec.max_episode_steps, env.num_envs
     disturbance = disturbances(env.spec, num_envs, options, torch.Generator().manual_seed(seed))
     states, actions, rewards, solved = [], [], [], []
-    pictures: list[dict[str, Tensor]] = []
+    pictures: dict[str, list[Tensor]] = {camera.name: [] for camera in env.spec.cameras}
     for t in range(steps):
         wanted = env.task.expert()
         states.append(obs["state"])
-        pictures.append(look(env.spec, obs, role_NG))
+        for camera, frames in pictures.items():
+            frames.append(obs[f"images.{camera}"])
         actions.append(wanted)
         step = env.step(torch.where(disturbance[:, t].isnan(), wanted, disturbance[:, t]))
         rewards.append(step.reward_N)
@@ -152,33 +151,9 @@ def record(env: MujocoPool, options: CollectConfig, seed: int) -> list[Episode]:
     for i in range(num_envs):
         rows = [column[i] for column in columns]
         length = cut(rows[3], options.hold_steps)
-        images = {name: torch.stack([frame[name][i] for frame in pictures[:length]]) for name in pictures[0]}
+        images = {name: torch.stack([frame[i] for frame in frames[:length]]) for name, frames in pictures.items()}
         episodes.append(Episode(*(row[:length] for row in rows), told[i], images))
     return episodes
-
-
-def roles(env: MujocoPool) -> Tensor | None:
-    """The ``Role`` of every geom of the rig's model in each env, uint8 [N, G + 1], the last of them of no geom at all;
-    None unless segmentation is observed."""
-    if not env.observe_segmentation:
-        return None
-    assert env.rig is not None
-    model, by_body = env.rig.model, env.task.roles()
-    role_NG = torch.zeros(env.num_envs, model.ngeom + 1, dtype=torch.uint8)
-    for geom, body in enumerate(model.geom_bodyid):
-        name = model.body(body).name
-        if name in by_body:
-            role_NG[:, geom] = by_body[name]
-    return role_NG
-
-
-def look(spec: EnvSpec, obs: Obs, role_NG: Tensor | None) -> dict[str, Tensor]:
-    """What each camera sees, uint8 [N, h, w, 3], and with ``roles`` as ``<camera>_mask`` what that is, [N, h, w, 1]."""
-    seen = {camera.name: obs[f"images.{camera.name}"] for camera in spec.cameras}
-    if role_NG is not None:
-        rows = torch.arange(len(role_NG))[:, None, None]
-        seen |= {f"{name}{MASK}": role_NG[rows, obs[f"segmentation.{name}"].long(), None] for name in list(seen)}
-    return seen
 
 
 def disturbances(spec: EnvSpec, num_envs: int, options: CollectConfig, generator: torch.Generator) -> Tensor:

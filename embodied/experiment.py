@@ -107,6 +107,11 @@ class RunConfig:
         return self.algo["name"] == "sft"
 
     @property
+    def grounds(self) -> bool:
+        """Whether the algorithm learns from pictures with masks, without actions."""
+        return self.algo["name"] == "grounding"
+
+    @property
     def group_size(self) -> int:
         """Training envs that share their episodes, 1 unless the algorithm compares such groups."""
         return int(self.algo.get("group_size", 1))

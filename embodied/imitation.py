@@ -22,8 +22,8 @@ from algos.sft import SFT
 from embodied import experiment
 from embodied.command import Stopped
 from embodied.core.errors import UserError
-from embodied.core.protocols import Policy
-from embodied.core.types import EnvSpec
+from embodied.core.protocols import Policy, Precomputing
+from embodied.core.types import EnvSpec, Obs
 from embodied.data import Demonstrations, read
 from embodied.data.lerobot import check_fits
 from embodied.eval import evaluate_policy
@@ -92,12 +92,15 @@ class Imitation:
             raise UserError(f"data={config.data}: its episodes are shorter than a chunk of {policy.horizon} actions")
         if new and config.init is None:
             algorithm.fit_normalizer(data.state_FS[torch.isin(data.episode_F, torch.tensor(self.train_episodes))])
-        self.kept = self._average()
+        self.precomputed: Obs | None = None
+        if isinstance(policy, Precomputing) and policy.precompute_in_actor:
+            self.precomputed = policy.precompute(data.obs(torch.arange(len(data.episode_F))))
+        self.kept = algorithm.weights()
         self.kept_loss, self.kept_update = float("inf"), 0
 
     def announcement(self) -> str:
         """One line: what will be trained, on what, and where it goes."""
-        parameters = sum(parameter.numel() for parameter in self.algorithm.policy_module.parameters())
+        parameters = sum(parameter.numel() for parameter in self.algorithm.policy.parameters())
         return (
             f"imitating {self.config.task['name']}: policy {self.config.policy['name']} ({parameters:,} parameters), "
             f"{len(self.train_episodes)} episodes to train on ({len(self.starts):,} chunks), "
@@ -106,12 +109,12 @@ class Imitation:
 
     def learn(self, writer: MetricsWriter, progress: Progress, start_s: float, stop: threading.Event) -> None:
         """Update until the limit, ``patience`` or a signal; the state is saved then."""
-        algorithm, options, horizon = self.algorithm, self.algorithm.config, self.policy.horizon
+        algorithm, options = self.algorithm, self.algorithm.config
         limit_s = None if self.config.max_minutes is None else 60 * self.config.max_minutes
         losses: list[float] = []
         began, first = time.monotonic(), algorithm.updates
         while algorithm.updates < options.updates and not stop.is_set():
-            losses.append(algorithm.update(*self.data.chunks(algorithm.pick(self.starts), horizon)))
+            losses.append(algorithm.update(*self.chunks(algorithm.pick(self.starts))))
             if algorithm.updates % options.validate_every and algorithm.updates < options.updates:
                 continue
             wall_s, rate = time.monotonic() - start_s, (algorithm.updates - first) / (time.monotonic() - began)
@@ -128,11 +131,18 @@ class Imitation:
                 break
         self.save(time.monotonic() - start_s)
 
+    def chunks(self, starts_B: Tensor) -> tuple[Obs, Tensor]:
+        """What was observed in frames ``starts``, or what is precomputed of it, and the actions from there on."""
+        action_BHA = self.data.actions(starts_B, self.policy.horizon)
+        if self.precomputed is None:
+            return self.data.obs(starts_B), action_BHA
+        return {key: value[starts_B] for key, value in self.precomputed.items()}, action_BHA
+
     def validate(self) -> float:
         """Validation loss of the average weights; those to keep are remembered."""
-        loss = self.algorithm.validate(*self.data.chunks(self.validation_starts, self.policy.horizon))
+        loss = self.algorithm.validate(*self.chunks(self.validation_starts))
         if loss < self.kept_loss or self.algorithm.config.patience is None:
-            self.kept, self.kept_loss, self.kept_update = self._average(), loss, self.algorithm.updates
+            self.kept, self.kept_loss, self.kept_update = self.algorithm.weights(), loss, self.algorithm.updates
         return loss
 
     def finish(self, progress: Progress, start_s: float, interrupted: bool) -> dict[str, Any]:
@@ -148,7 +158,7 @@ class Imitation:
         if interrupted:
             progress.message(f"stopped and saved; go on with: python -m embodied.train resume={self.run_dir}")
             raise Stopped(result)
-        self.algorithm.policy_module.cpu().load_state_dict(self.kept)
+        self.algorithm.policy.cpu().load_state_dict(self.kept)
         keep_pretrained(self.policy, self.run_dir)
         if self.config.eval_episodes:
             episodes = self.config.eval_episodes
@@ -160,7 +170,7 @@ class Imitation:
     def save(self, wall_s: float) -> None:
         """A checkpoint; its ``policy`` is the average that is kept: the present one, or with ``patience`` the best."""
         if self.algorithm.config.patience is None:
-            self.kept, self.kept_update = self._average(), self.algorithm.updates
+            self.kept, self.kept_update = self.algorithm.weights(), self.algorithm.updates
         kept = {"loss": self.kept_loss, "update": self.kept_update}
         state = {"policy": self.kept, "algorithm": self.algorithm.state_dict(), "kept": kept}
         save_checkpoint(self.run_dir, self.algorithm.updates, state | {"train": {"wall_s": wall_s}})
@@ -170,6 +180,3 @@ class Imitation:
         self.algorithm.load_state_dict(state["algorithm"])
         self.kept, self.kept_loss = dict(state["policy"]), float(state["kept"]["loss"])
         self.kept_update = int(state["kept"]["update"])
-
-    def _average(self) -> dict[str, Tensor]:
-        return {key: value.clone().cpu() for key, value in self.algorithm.average.state_dict().items()}

@@ -1,6 +1,6 @@
 """Train a policy: ``python -m embodied.train [key=value ...]``
 
-  task=pick_place  policy=flow|gaussian|dsrl|vla|vla_tiny  algo=ppo|grpo|sft  runtime=local|sync  sim=mujoco
+  task=pick_place  policy=flow|gaussian|dsrl|vla|vla_tiny  algo=ppo|grpo|sft|grounding  runtime=local|sync  sim=mujoco
   num_envs=...  total_steps=...  max_minutes=...  seed=0  device=auto|cpu|cuda  max_staleness=...
   stop_at_success=0.95     end early when an evaluation during training is this good
   data=<dir>               demonstrations (embodied.collect) for algo=sft, which imitates them; where they have other
@@ -26,7 +26,7 @@ from typing import Any
 
 from torch import nn
 
-from embodied import experiment, imitation
+from embodied import experiment, grounding, imitation
 from embodied.command import Stopped, run_command
 from embodied.core.config import parse_overrides
 from embodied.core.protocols import VecEnv
@@ -64,6 +64,8 @@ def train(argv: Sequence[str]) -> dict[str, Any]:
         found = checkpoint.load_latest(run_dir)
     if config.imitates:
         return imitation.imitate(config, run_dir, found, start_s)
+    if config.grounds:
+        return grounding.ground(config, run_dir, found, start_s)
     with ExitStack() as stack:
         runtime = stack.enter_context(build(config, run_dir, new=found is None))
         if found is not None:

@@ -95,6 +95,24 @@ class Imitator(Protocol):
 
 
 @runtime_checkable
+class Groundable(Protocol):
+    """A policy that can learn which parts of a picture show what its instruction names."""
+
+    def grounding_loss(self, obs: Obs) -> Tensor:
+        """Loss on observations with ``masks.<camera>`` (see ``Role``), a differentiable scalar."""
+        ...
+
+    def found(self, obs: Obs) -> dict[str, Tensor]:
+        """By camera, for those of the observations in which it sees the object that the instruction names: whether the
+        part of the picture that shows it most surely, as the policy thinks, does show it; bool [M]."""
+        ...
+
+    def fit_normalizer(self, state_FS: Tensor) -> None:
+        """As that of ``Imitator``."""
+        ...
+
+
+@runtime_checkable
 class Precomputing(Protocol):
     """A policy of whose network a part is frozen."""
 

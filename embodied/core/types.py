@@ -15,11 +15,11 @@ from torch import Tensor
 
 Obs = dict[str, Tensor]
 TRAIN = "train"  # the split of instructions that are trained on
-MASK = "_mask"  # after a camera's name: pictures [h, w, 1] of what each of its pixels shows, a ``Role``
 
 
 class Role(IntEnum):
-    """What a body is to the instruction: the object or the place that it names, or another one."""
+    """What a body is to the instruction: the object or the place that it names, or another one. Masks, uint8
+    [N, h, w] under ``masks.<camera>``, say it of every pixel; only grounding is given them."""
 
     NONE = 0
     OBJECT = 1

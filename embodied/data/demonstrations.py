@@ -27,7 +27,7 @@ class Episode:
     reward_L: Tensor
     success_L: Tensor
     instruction: str
-    images: dict[str, Tensor] = field(default_factory=dict)  # by camera, uint8 [L, h, w, 3]; see core.types.MASK
+    images: dict[str, Tensor] = field(default_factory=dict)  # by camera, uint8 [L, h, w, 3]
 
     def __len__(self) -> int:
         return len(self.state_LS)
@@ -39,7 +39,7 @@ class Demonstrations:
     instruction_F int64 (index into instructions).
 
     control_hz: frames per second. state_names, action_names: what the data set calls the entries, () if it does not.
-    images: those that were asked for, by camera, uint8 [F, h, w, 3]; see core.types.MASK.
+    images: those that were asked for, by camera, uint8 [F, h, w, 3].
     """
 
     state_FS: Tensor
@@ -80,9 +80,9 @@ class Demonstrations:
         pictures = {f"images.{camera}": frames[rows_B] for camera, frames in self.images.items()}
         return {"state": self.state_FS[rows_B], "instruction": self.instruction_F[rows_B], **pictures}
 
-    def chunks(self, starts_B: Tensor, horizon: int) -> tuple[Obs, Tensor]:
-        """Observation at ``starts`` and the ``horizon`` actions from there on, [B, H, A]."""
-        return self.obs(starts_B), self.action_FA[starts_B[:, None] + torch.arange(horizon)]
+    def actions(self, starts_B: Tensor, horizon: int) -> Tensor:
+        """The ``horizon`` actions from frames ``starts`` on, [B, H, A]."""
+        return self.action_FA[starts_B[:, None] + torch.arange(horizon)]
 
     def split(self, validation_share: float) -> tuple[list[int], list[int]]:
         """Episodes to train on, and to validate on (every n-th, at least one). UserError if there is but one."""

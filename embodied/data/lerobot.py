@@ -27,7 +27,7 @@ from torch import Tensor
 
 from embodied.core.errors import UserError, nearest
 from embodied.core.png import decode_png
-from embodied.core.types import MASK, EnvSpec
+from embodied.core.types import EnvSpec
 from embodied.data.demonstrations import Demonstrations
 
 VERSION = "v3.0"
@@ -39,7 +39,7 @@ def read(path: Path, keys: Mapping[str, str] | None = None, cameras: Sequence[st
     """State, action, instruction and pictures of every frame of a LeRobotDataset v3, whoever made it.
 
     keys: what the data set calls ``state`` and ``action`` (by default observation.state and action). cameras: whose
-    pictures to decode, from observation.images.<camera>, and their masks, where there are some.
+    pictures to decode, from observation.images.<camera>.
     UserError that lists what is missing, or says what is wrong: no such data set, another version, missing features,
     numbers that are not finite, pictures that are not PNG files of one size.
     """
@@ -47,12 +47,9 @@ def read(path: Path, keys: Mapping[str, str] | None = None, cameras: Sequence[st
     if unknown:
         raise UserError(f"data_keys.{unknown[0]}: state and action can have other names in a data set, nothing else")
     keys = {"state": STATE, "action": ACTION, **(keys or {})}
+    pictures = {camera: f"{IMAGES}.{camera}" for camera in cameras}
     info = _info(path)
     features = info["features"]
-    pictures = {camera: f"{IMAGES}.{camera}" for camera in cameras}
-    pictures |= {
-        f"{camera}{MASK}": f"{key}{MASK}" for camera, key in list(pictures.items()) if f"{key}{MASK}" in features
-    }
     _check_features(features, [*keys.values(), *pictures.values()], path)
     for key in pictures.values():
         if features[key].get("dtype") != "image":
@@ -70,7 +67,7 @@ def read(path: Path, keys: Mapping[str, str] | None = None, cameras: Sequence[st
         float(info["fps"]),
         _names(features[keys["state"]]),
         _names(features[keys["action"]]),
-        {name: _pictures(table, key, path, grey=name.endswith(MASK)) for name, key in pictures.items()},
+        {camera: _pictures(table, key, path) for camera, key in pictures.items()},
     )
 
 
@@ -172,14 +169,14 @@ def _instructions(table: pa.Table, path: Path) -> tuple[Tensor, tuple[str, ...]]
     return torch.tensor([place[index] for index in told]), tuple(map(str, texts.values()))
 
 
-def _pictures(table: pa.Table, key: str, path: Path, grey: bool) -> Tensor:
-    """A column of PNG files as uint8 [F, h, w, 3], or [F, h, w, 1] if it is grey."""
+def _pictures(table: pa.Table, key: str, path: Path) -> Tensor:
+    """A column of PNG files as uint8 [F, h, w, 3]."""
     pictures = []
     for frame, row in enumerate(table[key].to_pylist()):
         try:
             if not row or not row.get("bytes"):
                 raise ValueError("the picture is not in the parquet file")
-            pictures.append(decode_png(row["bytes"])[..., : 1 if grey else 3])
+            pictures.append(decode_png(row["bytes"]))
         except ValueError as error:
             raise UserError(f"data set {path}: {key} of frame {frame}: {error}") from error
         if pictures[-1].shape != pictures[0].shape:

@@ -69,7 +69,6 @@ def _write(path: Path, episodes: Sequence[Episode], spec: EnvSpec, robot_type: s
     stats = {key: _stats(value) for key, value in columns.items()}
     for camera in episodes[0].images:
         key, pictures = f"{IMAGES}.{camera}", torch.cat([episode.images[camera] for episode in episodes]).numpy()
-        pictures = np.broadcast_to(pictures, (*pictures.shape[:3], 3))  # grey, where it is a mask
         features[key] = {"dtype": "image", "shape": list(pictures.shape[1:]), "names": ["height", "width", "channels"]}
         tables[key] = pa.array([{"bytes": encode_png(picture), "path": None} for picture in pictures], type=PICTURE)
         stats[key] = _image_stats(pictures)

@@ -28,7 +28,6 @@ class VLAConfig(ChainConfig):
     compile: bool = False
     prefix_cache_mb: int = 1024
     prefix_from_actor: bool = False
-    grounding_coef: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

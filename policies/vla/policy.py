@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from embodied.core.errors import UserError
-from embodied.core.types import MASK, EnvSpec, Obs, Role
+from embodied.core.types import EnvSpec, Obs, Role
 from policies.flow.chains import FlowChains
 from policies.flow.step import interpolate
 from policies.vla import checkpoint, lora, pi0
@@ -44,7 +44,7 @@ class VLAPolicy(FlowChains):
     observation, so that the epochs of an update do not compute it again.
     """
 
-    untrained = ("critic.", "noise_network.")
+    untrained = ("critic.", "noise_network.", "grounding.")
     additions = (".lora_a", ".lora_b")
 
     tokens_IT: Tensor
@@ -63,7 +63,7 @@ class VLAPolicy(FlowChains):
         self.config, self.parts = config, parts
         self.model: nn.Module = parts.model
         text = model.config.vlm_config.text_config.hidden_size
-        self.grounding = nn.Sequential(nn.LayerNorm(text), nn.Linear(text, ROLES)) if config.grounding_coef else None
+        self.grounding = nn.Sequential(nn.LayerNorm(text), nn.Linear(text, ROLES))
         tokens_IT, real_IT = tokenize(parts.tokenizer, spec.instructions, config.max_tokens)
         self.register_buffer("tokens_IT", tokens_IT, persistent=False)
         self.register_buffer("real_IT", real_IT, persistent=False)
@@ -104,13 +104,10 @@ class VLAPolicy(FlowChains):
             return pi0.encode_prefix(self.model, pixels.to(self.prefix_dtype), tokens, real)
 
     def encode(self, obs: Obs) -> Code:
-        return self._code(self.prefix(obs), obs)
-
-    def _code(self, prefix: pi0.Prefix, obs: Obs) -> Code:
         state = self.normalized_state(obs)
         model: Any = self.model
         padded = F.pad(state, (0, model.config.max_state_dim - state.shape[-1]))
-        return Code(pi0.encode_state(self.model, prefix, padded), state)
+        return Code(pi0.encode_state(self.model, self.prefix(obs), padded), state)
 
     def per_step(self, code: Code) -> Code:
         return code
@@ -142,33 +139,42 @@ class VLAPolicy(FlowChains):
     def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
         """Flow-matching loss of demonstrated chunks, a scalar: mean squared error of the velocity ``noise - action``
         over the real dimensions; padding is zero, as in π0. Every observation is seen once and denoised from DRAWS
-        points, since what it costs is in the images. Where masks were recorded, ``grounding_coef`` times the loss of
-        telling from each image token what is to be seen there is added (see ``_grounding_loss``)."""
+        points, since what it costs is in the images."""
         action = F.pad(action_NHA, (0, self.width - action_NHA.shape[-1])).repeat_interleave(DRAWS, 0)
         noise, t = self.draw_path(action, generator)
         x, t = interpolate(action, noise, t[:, None, None]), t.view(-1, DRAWS)
-        prefix, hidden = self._encode(obs, int(self.real_IT[obs["instruction"]].sum(-1).max()))
-        velocity = self.out(self.features(self._code(prefix, obs), x.view(-1, DRAWS, *x.shape[1:]), t)).flatten(0, 1)
+        velocity = self.out(self.features(self.encode(obs), x.view(-1, DRAWS, *x.shape[1:]), t)).flatten(0, 1)
         loss = (velocity - (noise - action))[..., : self.spec.action_dim].square().mean()
-        masks = [f"images.{camera}{MASK}" for camera in self.config.cameras]
-        if self.config.grounding_coef and all(key in obs for key in masks):
-            masks_NChw = torch.stack([obs[key].squeeze(-1) for key in masks], 1)
-            loss = loss + self.config.grounding_coef * self._grounding_loss(hidden, masks_NChw)
         return loss
 
-    def _grounding_loss(self, hidden: Tensor, masks_NChw: Tensor) -> Tensor:
-        """Cross entropy of each image token's guess at which roles (``Role``) its patch shows, a scalar.
+    # -- grounding -----------------------------------------------------------------------------------------------------
 
-        hidden: [N, C * patches, hidden], which have read the instruction. So few scenes are demonstrated that actions
-        alone do not teach a fresh model which object a word means; every patch says so here.
-        """
+    def grounding_loss(self, obs: Obs) -> Tensor:
+        """Cross entropy of each image token's guess, made after it has read the instruction, at which roles its patch
+        shows: the sum over roles, the mean over patches."""
+        target = (self._shares(obs) / CLEARLY).clamp(max=1.0)
+        return F.binary_cross_entropy_with_logits(self._guess(obs), target) * ROLES
+
+    def found(self, obs: Obs) -> dict[str, Tensor]:
+        """By camera: whether the patch that is thought to show the named object most surely shows some of it."""
+        logit_NCP = self._guess(obs)[..., Role.OBJECT - 1].view(len(obs["state"]), len(self.config.cameras), -1)
+        share_NCP = self._shares(obs)[..., Role.OBJECT - 1].view_as(logit_NCP)
+        hit_NC = share_NCP.gather(-1, logit_NCP.argmax(-1, keepdim=True)).squeeze(-1) > 0
+        seen_NC = share_NCP.amax(-1) > 0
+        return {camera: hit_NC[seen_NC[:, c], c] for c, camera in enumerate(self.config.cameras)}
+
+    def _guess(self, obs: Obs) -> Tensor:
+        """Logits of all roles but NONE for each image token, [N, C * patches, ROLES]."""
+        guess: Tensor = self.grounding(self._encode(obs, self.tokens_IT.shape[1])[1])
+        return guess
+
+    def _shares(self, obs: Obs) -> Tensor:
+        """How much of each patch shows each role but NONE, as ``_guess``."""
         model: Any = self.model
-        patch = model.config.vlm_config.vision_config.patch_size
-        shows = torch.stack([masks_NChw == role for role in range(1, ROLES + 1)], 2).flatten(0, 1).float()
-        share = F.avg_pool2d(shows, patch).flatten(2).transpose(1, 2)  # [N * C, patches, ROLES]
-        target = (share / CLEARLY).clamp(max=1.0).reshape(len(hidden), -1, ROLES)
-        assert self.grounding is not None
-        return F.binary_cross_entropy_with_logits(self.grounding(hidden), target) * ROLES
+        masks_NChw = torch.stack([obs[f"masks.{camera}"] for camera in self.config.cameras], 1)
+        shows = torch.stack([masks_NChw == role for role in Role if role != Role.NONE], 2).flatten(0, 1).float()
+        share = F.avg_pool2d(shows, model.config.vlm_config.vision_config.patch_size)
+        return share.flatten(2).transpose(1, 2).reshape(len(masks_NChw), -1, ROLES)
 
     # -- what is shared by the epochs of an update ---------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ def test_the_deterministic_policy_comes_to_do_what_was_demonstrated(name: str) -
 
 def test_average_by_hand() -> None:
     algorithm = make(ema_decay=0.5, learning_rate=1e-2)
-    weights = [dict(algorithm.policy_module.named_parameters())["denoiser.output.weight"]]
+    weights = [dict(algorithm.policy.named_parameters())["denoiser.output.weight"]]
     expected, decays = weights[0].detach().clone(), (1 / 11, 2 / 12, 3 / 13)
     for decay in decays:
         algorithm.update(*batch(32))
@@ -76,12 +76,12 @@ def test_statistics_are_those_of_the_data_and_stay() -> None:
     algorithm = make()
     obs, _ = batch(1000)
     algorithm.fit_normalizer(obs["state"])
-    normalizer = algorithm.policy_module.state_normalizer
+    normalizer = algorithm.policy.state_normalizer
     torch.testing.assert_close(normalizer.mean, obs["state"].mean(0))
     torch.testing.assert_close(normalizer.var, obs["state"].var(0, correction=0))
     algorithm.policy.update_normalizer({"state": torch.zeros(500, 4), "privileged": torch.ones(500, 2)})
     torch.testing.assert_close(normalizer.mean, obs["state"].mean(0))
-    torch.testing.assert_close(algorithm.policy_module.critic.normalizer.mean, torch.ones(2))
+    torch.testing.assert_close(algorithm.policy.critic.normalizer.mean, torch.ones(2))
     torch.testing.assert_close(algorithm.average.state_normalizer.mean, obs["state"].mean(0))
 
 
@@ -106,7 +106,7 @@ def test_going_on_from_a_state_is_exact() -> None:
 
 
 def test_a_state_of_something_else_is_refused() -> None:
-    with pytest.raises(UserError, match="not the state of an SFT"):
+    with pytest.raises(UserError, match="not the state of SFT"):
         make().load_state_dict({"policy": {}})
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from transformers import AutoTokenizer, PI0ForConditionalGeneration
 
-from embodied.core.types import Role
-from embodied.data import read
 from embodied.report.metrics import read_metrics
-from envs.tasks.words import default_words
 from tests.commands.helpers import run_collect, run_eval, run_train
 
 SIZE = "16"
@@ -22,6 +18,7 @@ VLA = [
     f"{MODEL}.dit_config.num_hidden_layers=1", f"{MODEL}.vlm_config.text_config.num_hidden_layers=1",
     f"{MODEL}.vlm_config.vision_config.num_hidden_layers=1", "eval_episodes=4",
 ]  # fmt: skip
+GROUNDING = [*VLA, "algo=grounding", "num_envs=8", "algo.updates=4", "algo.validate_every=2", "algo.batch_size=8"]
 SFT = [*VLA, "algo=sft", "algo.updates=4", "algo.validate_every=2", "algo.batch_size=8"]
 RL = [
     *VLA, "num_envs=8", "total_steps=256", "runtime.decisions=2", "runtime.groups_per_worker=1", "runtime.eval_every=0",
@@ -40,28 +37,45 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def imitated(demos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def grounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished grounding. Read-only."""
+    path = tmp_path_factory.mktemp("runs") / "grounded"
+    outcome = run_train(*GROUNDING, f"out={path}")
+    assert outcome.code == 0, outcome.stderr
+    assert {"train", "held_out"} == set(outcome.result["eval"]["found"])
+    assert read_metrics(path / "metrics.jsonl")[-1]["train/validation_loss"] == outcome.result["validation_loss"]
+    return path
+
+
+@pytest.fixture(scope="module")
+def imitated(demos: Path, grounded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished imitation of them. Read-only."""
     path = tmp_path_factory.mktemp("runs") / "sft"
-    outcome = run_train(*SFT, f"data={demos}", f"out={path}")
+    outcome = run_train(*SFT, f"data={demos}", f"init={grounded}", f"out={path}")
     assert outcome.code == 0, outcome.stderr
     assert {"train", "held_out"} == set(outcome.result["eval"]["splits"])
     return path
 
 
-def test_masks_show_what_the_instruction_names(demos: Path) -> None:
-    data = read(demos, None, ["front", "wrist"])
-    colors = default_words().colors
-    for episode in range(data.num_episodes):
-        frames = data.episode_F == episode
-        named = data.images["wrist"][frames][data.images["wrist_mask"][frames].squeeze(-1) == Role.OBJECT].float()
-        hue = named.mean(0) / named.mean(0).norm()
-        told = data.instructions[int(data.instruction_F[frames][0])]
-        nearest = min(
-            colors, key=lambda name: float((hue - torch.tensor(colors[name]) / np.linalg.norm(colors[name])).norm())
-        )
-        assert nearest in told
-    assert {int(role) for role in data.images["front_mask"].unique()} == set(Role)
+def test_grounding_goes_on_after_its_end(grounded: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(grounded, tmp_path / "run", symlinks=True)
+    outcome = run_train(f"resume={copy}", "algo.updates=6")
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.result["iterations"] == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["task=tabletop", "policy=flow", "algo=grounding"], "algo=grounding needs"),
+        ([*GROUNDING, "task=pick_place"], "algo=grounding needs cameras and a task with masks"),
+    ],
+)
+def test_grounding_says_what_it_needs(words: list[str], message: str, tmp_path: Path) -> None:
+    outcome = run_train(*words, f"out={tmp_path / 'run'}")
+    assert outcome.code == 2, outcome.stderr
+    assert message in outcome.stderr
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow(reason="imitates and trains a small vision-language-action policy")

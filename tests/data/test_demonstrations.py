@@ -21,7 +21,7 @@ def data(*lengths: int) -> Demonstrations:
 def test_chunks_never_cross_the_end_of_an_episode() -> None:
     starts = data(4, 2, 3).chunk_starts(3, [0, 1, 2])
     assert starts.tolist() == [0, 1, 6]
-    obs, action = data(4, 2, 3).chunks(starts, 3)
+    obs, action = data(4, 2, 3).obs(starts), data(4, 2, 3).actions(starts, 3)
     assert obs["state"][:, 0].tolist() == [0, 1, 6]
     assert obs["instruction"].tolist() == [0, 0, 0]
     assert action[..., 0].tolist() == [[0, 10, 20], [10, 20, 30], [60, 70, 80]]
@@ -29,7 +29,7 @@ def test_chunks_never_cross_the_end_of_an_episode() -> None:
 
 def test_observations_have_pictures_and_instructions_of_the_same_frames() -> None:
     frames = torch.arange(6, dtype=torch.uint8)[:, None, None, None].expand(6, 2, 2, 3)
-    obs, _ = replace(data(3, 3), images={"front": frames}).chunks(torch.tensor([4, 1]), 1)
+    obs = replace(data(3, 3), images={"front": frames}).obs(torch.tensor([4, 1]))
     assert set(obs) == {"state", "instruction", "images.front"}
     assert obs["images.front"][:, 0, 0, 0].tolist() == obs["state"][:, 0].tolist() == [4, 1]
     assert obs["instruction"].tolist() == [1, 0]

@@ -258,35 +258,34 @@ def test_imitation_learns_what_the_words_say() -> None:
 
 def test_masks_teach_each_image_token_what_the_words_name() -> None:
     """A red and a blue half in any order, and an instruction that names one colour: its half is the object."""
-    policy, obs = build(grounding_coef=1.0), observe(64)
+    policy, obs = build(), observe(64)
     left_is_red, told_red = torch.arange(64) % 2 == 0, torch.arange(64) % 4 < 2
     obs["instruction"] = torch.where(told_red, 0, 1)
     red, blue = torch.tensor([255, 0, 0], dtype=torch.uint8), torch.tensor([0, 0, 255], dtype=torch.uint8)
-    half = torch.where(left_is_red[:, None], red, blue), torch.where(left_is_red[:, None], blue, red)
+    colors = torch.where(left_is_red[:, None], red, blue), torch.where(left_is_red[:, None], blue, red)
     named_left = left_is_red == told_red
-    roles = (
-        torch.where(named_left, Role.OBJECT, Role.OTHER_OBJECT),
-        torch.where(named_left, Role.OTHER_OBJECT, Role.OBJECT),
-    )
+    roles = [torch.where(named, Role.OBJECT, Role.OTHER_OBJECT) for named in (named_left, ~named_left)]
     for camera in ("front", "wrist"):
-        picture, mask = torch.empty(64, 16, 16, 3, dtype=torch.uint8), torch.empty(64, 16, 16, 1, dtype=torch.uint8)
+        picture, mask = torch.empty(64, 16, 16, 3, dtype=torch.uint8), torch.empty(64, 16, 16, dtype=torch.uint8)
         for side, columns in enumerate((slice(0, 8), slice(8, 16))):
-            picture[:, :, columns], mask[:, :, columns] = half[side][:, None, None], roles[side][:, None, None, None]
-        obs |= {f"images.{camera}": picture, f"images.{camera}_mask": mask}
-    without = {key: value for key, value in obs.items() if not key.endswith("_mask")}
-    action, optimizer = torch.zeros(64, 3, 2), torch.optim.Adam(policy.parameters(), lr=3e-3)
-
-    def grounding_loss() -> float:
-        draws = (torch.Generator().manual_seed(5) for _ in range(2))
-        with torch.no_grad():
-            return float(
-                policy.imitation_loss(obs, action, next(draws)) - policy.imitation_loss(without, action, next(draws))
-            )
-
-    assert grounding_loss() > 1.0
-    generator = torch.Generator().manual_seed(0)
+            picture[:, :, columns], mask[:, :, columns] = colors[side][:, None, None], roles[side][:, None, None]
+        obs |= {f"images.{camera}": picture, f"masks.{camera}": mask}
+    assert policy.grounding_loss(obs).item() > 1.0
+    optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
     for _ in range(150):
         optimizer.zero_grad()
-        policy.imitation_loss(obs, action, generator).backward()
+        policy.grounding_loss(obs).backward()
         optimizer.step()
-    assert grounding_loss() < 0.1, "the words must be read: the colours alone leave log 2 for each of two roles"
+    assert policy.grounding_loss(obs).item() < 0.1, "colours without words leave log 2 for each of two roles"
+    assert all(bool(hit_M.all()) and len(hit_M) == 64 for hit_M in policy.found(obs).values())
+    other = obs | {"instruction": 1 - obs["instruction"]}
+    assert not any(bool(hit_M.any()) for hit_M in policy.found(other).values()), "other words, other half"
+
+
+def test_only_pictures_that_show_the_object_are_judged() -> None:
+    policy, obs = build(), observe(3)
+    nothing = torch.zeros(3, 16, 16, dtype=torch.uint8)
+    shown = nothing.clone()
+    shown[1, 3, 12] = Role.OBJECT
+    found = policy.found(obs | {"masks.front": shown, "masks.wrist": nothing})
+    assert (len(found["front"]), len(found["wrist"])) == (1, 0)

@@ -1,0 +1,58 @@
+"""Grounding: a fresh policy that sees and reads learns which parts of a picture show what an instruction names.
+
+Its targets are masks that a simulator draws, of as many scenes as one likes. Imitation and reinforcement learning then
+start from eyes and words that know each other, as π0 starts from a model of captioned pictures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from algos.registry import ALGORITHMS
+from algos.supervised import Supervised, SupervisedConfig
+from embodied.core.errors import UserError
+from embodied.core.protocols import Groundable, Policy
+from embodied.core.types import Obs
+
+
+@dataclass(frozen=True)
+class GroundingConfig(SupervisedConfig):
+    """Options of Grounding; configs/algo/grounding.yaml says what each one means. UserError on a value that is not
+    allowed."""
+
+    batch_size: int = 64
+    updates: int = 6000
+    learning_rate: float = 2e-3
+    reuse: float = 3.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("reuse", self.reuse >= 1, "a number of at least 1")
+
+
+@ALGORITHMS.register("grounding", config=GroundingConfig)
+class Grounding(Supervised):
+    """AdamW on ``policy.grounding_loss``."""
+
+    config: GroundingConfig
+
+    def __init__(self, policy: Policy, config: GroundingConfig, *, seed: int, device: torch.device) -> None:
+        if not isinstance(policy, Groundable) or not isinstance(policy, nn.Module):
+            raise UserError(f"algo=grounding needs a policy that sees and reads, {type(policy).__name__} does not")
+        super().__init__(policy, config, seed=seed, device=device)
+        self.learner: Groundable = policy
+
+    def update(self, obs: Obs) -> float:
+        """One step on observations with masks; its loss. FloatingPointError if that is not finite."""
+        return self.descend(self.learner.grounding_loss(self.to_device(obs)))
+
+    @torch.no_grad()
+    def validate(self, obs: Obs) -> tuple[float, dict[str, float]]:
+        """Loss of the average weights, and by camera how often it finds the named object (``Groundable.found``)."""
+        assert isinstance(self.average, Groundable)
+        obs = self.to_device(obs)
+        found = {name: float(hit_M.float().mean()) for name, hit_M in self.average.found(obs).items() if len(hit_M)}
+        return float(self.average.grounding_loss(obs)), found

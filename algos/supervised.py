@@ -1,0 +1,118 @@
+"""What learning from given targets has in common: AdamW, a warm-up and a cosine, and an average of the weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core.errors import UserError
+from embodied.core.types import Obs
+
+
+@dataclass(frozen=True)
+class SupervisedConfig:
+    """Options of Supervised; configs/algo/sft.yaml says what each one means. UserError on a bad value."""
+
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-4
+    batch_size: int = 256
+    updates: int = 2000
+    warmup: int = 100
+    ema_decay: float = 0.995
+    max_grad_norm: float = 1.0
+    validate_every: int = 200
+
+    def __post_init__(self) -> None:
+        for key in ("batch_size", "updates", "validate_every"):
+            self._require(key, getattr(self, key) >= 1, "an integer of at least 1")
+        for key in ("learning_rate", "max_grad_norm"):
+            self._require(key, getattr(self, key) > 0, "a number above 0")
+        for key in ("weight_decay", "warmup"):
+            self._require(key, getattr(self, key) >= 0, "a number of at least 0")
+        self._require("ema_decay", 0 <= self.ema_decay < 1, "a number from 0 to below 1")
+
+    def _require(self, key: str, holds: bool, allowed: str) -> None:
+        if not holds:
+            raise UserError(f"algo.{key} must be {allowed}, got {getattr(self, key)}")
+
+
+class Supervised:
+    """AdamW on a loss that a subclass has. ``average`` holds the exponential moving average of the weights, which is
+    what is validated and deployed. ``seed`` seeds ``generator``: noise, times and the order of the data.
+
+    Learning rate: linear warm-up, then cosine to 0 over ``updates``.
+    """
+
+    def __init__(self, policy: nn.Module, config: SupervisedConfig, *, seed: int, device: torch.device) -> None:
+        policy.to(device)
+        self.policy = policy
+        self.average = copy.deepcopy(policy).requires_grad_(False)
+        self.config, self.device = config, device
+        self.updates = 0
+        self.generator = torch.Generator().manual_seed(seed)
+        self.parameters = [p for p in policy.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
+
+    def fit_normalizer(self, state_FS: Tensor) -> None:
+        """Take the state's statistics from the data, for good. Before the first update."""
+        for module in (self.policy, self.average):
+            module.fit_normalizer(state_FS.to(self.device))  # type: ignore[operator]
+
+    def descend(self, loss: Tensor) -> float:
+        """One step on ``loss``; its value. FloatingPointError if that is not finite."""
+        self.optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
+        self.optimizer.step()
+        self.schedule.step()
+        value = float(loss.detach())
+        if value != value or value == float("inf"):
+            raise FloatingPointError(f"loss {value} after {self.updates} updates")
+        self.updates += 1
+        decay = min(self.config.ema_decay, self.updates / (self.updates + 10))  # the start is forgotten at once
+        with torch.no_grad():
+            for mean, now in zip(self.average.parameters(), self.policy.parameters(), strict=True):
+                mean.lerp_(now, 1 - decay)
+        return value
+
+    def weights(self) -> dict[str, Tensor]:
+        """Of the average, copies on the CPU."""
+        return {key: value.clone().cpu() for key, value in self.average.state_dict().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that ``load_state_dict`` needs to go on exactly."""
+        return {
+            "policy": {key: value.clone() for key, value in self.policy.state_dict().items()},
+            "average": {key: value.clone() for key, value in self.average.state_dict().items()},
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "schedule": self.schedule.state_dict(),
+            "generator": self.generator.get_state(),
+            "updates": self.updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """UserError if it is not such a state."""
+        try:
+            self.policy.load_state_dict(state["policy"])
+            self.average.load_state_dict(state["average"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.schedule.load_state_dict(state["schedule"])
+            self.generator.set_state(state["generator"].cpu())
+            self.updates = int(state["updates"])
+        except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
+            raise UserError(f"this is not the state of {type(self).__name__} on this policy: {error}") from error
+
+    def to_device(self, obs: Obs) -> Obs:
+        return {key: value.to(self.device) for key, value in obs.items()}
+
+    def _rate(self, update: int) -> float:
+        """Factor of the learning rate at an update."""
+        warm = min(1.0, (update + 1) / (self.config.warmup + 1))
+        done = min(1.0, update / self.config.updates)
+        return warm * 0.5 * (1 + float(torch.cos(torch.tensor(torch.pi * done))))

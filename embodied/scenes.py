@@ -1,0 +1,88 @@
+"""Pictures with masks, as many as one likes: what policies' cameras see while the expert and chance move the robot.
+
+MujocoPool ── look ──► observations [N, ...] with ``masks.<camera>`` ──► Buffer of the newest ──► random batches
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from embodied.core.errors import UserError
+from embodied.core.types import Obs
+from envs import MujocoPool
+
+LOOKS = 5  # at a scene, before the next one
+RANDOM_SHARE = 0.3  # of decisions are random: pictures from elsewhere than the expert's path
+
+
+class Scenes:
+    """Looks at the scenes of a pool, which must have cameras; episodes are cut short, so that there are many.
+
+    execute: control steps between two looks. UserError for a task that does not tell what bodies are to an instruction.
+    """
+
+    def __init__(self, env: MujocoPool, execute: int, seed: int) -> None:
+        if env.rig is None or not env.task.roles():
+            raise UserError(f"algo=grounding needs cameras and a task with masks; {env.task.name} does not have both")
+        env.observe_segmentation = True
+        self.env, self.execute, self.seed = env, execute, seed
+        self.generator = torch.Generator().manual_seed(seed)
+        self.looks = 0
+        model = env.rig.model
+        self._geoms = [(geom, model.body(body).name) for geom, body in enumerate(model.geom_bodyid)]
+        self._role_NG = torch.zeros(env.num_envs, model.ngeom + 1, dtype=torch.uint8)  # the last: no geom at all
+
+    def look(self) -> Obs:
+        """What all envs see next, [N, ...]. The first look is at the first scenes of the seed."""
+        if self.looks % LOOKS == 0:
+            obs = self.env.reset(self.seed if self.looks == 0 else None)
+        else:
+            obs = self.env.step(self._actions()).obs
+        self.looks += 1
+        by_body = self.env.task.roles()
+        for geom, body in self._geoms:
+            if body in by_body:
+                self._role_NG[:, geom] = by_body[body]
+        rows = torch.arange(self.env.num_envs)[:, None, None]
+        names = [camera.name for camera in self.env.spec.cameras]
+        masks = {f"masks.{name}": self._role_NG[rows, obs[f"segmentation.{name}"].long()] for name in names}
+        return {key: value for key, value in obs.items() if not key.startswith("segmentation.")} | masks
+
+    def _actions(self) -> Tensor:
+        """One decision of every env: the expert's action, or a random one, held; [N, E, A]."""
+        wanted_NA = self.env.task.expert()
+        random_NA = 2 * torch.rand(wanted_NA.shape, generator=self.generator).to(wanted_NA) - 1
+        chance_N = torch.rand(len(wanted_NA), generator=self.generator) < RANDOM_SHARE
+        action_NA = torch.where(chance_N[:, None], random_NA, wanted_NA)
+        return action_NA[:, None].expand(-1, self.execute, -1)
+
+
+class Buffer:
+    """The newest ``capacity`` observations."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.added = capacity, 0
+        self._rows: Obs = {}
+
+    def __len__(self) -> int:
+        return min(self.added, self.capacity)
+
+    def add(self, obs: Obs) -> None:
+        """Take N more in, in the place of the oldest."""
+        num = len(obs["state"])
+        if not self._rows:
+            self._rows = {key: value.new_empty((self.capacity, *value.shape[1:])) for key, value in obs.items()}
+        place = torch.arange(self.added, self.added + num) % self.capacity
+        for key, value in obs.items():
+            self._rows[key][place] = value
+        self.added += num
+
+    def sample(self, num: int, generator: torch.Generator) -> Obs:
+        """``num`` of them, drawn with replacement."""
+        chosen = torch.randint(len(self), (num,), generator=generator)
+        return {key: rows[chosen] for key, rows in self._rows.items()}
+
+    def states(self) -> Tensor:
+        """Of all that is there, [F, S]."""
+        return self._rows["state"][: len(self)]

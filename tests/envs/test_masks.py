@@ -1,0 +1,51 @@
+"""Masks: which pixels show what an instruction names."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from embodied.core.types import Role
+from embodied.scenes import LOOKS, Buffer, Scenes
+from envs import make_pool
+from envs.tasks.words import default_words
+from envs.vision import CAMERAS
+
+
+def test_masks_show_what_the_instruction_names() -> None:
+    env = make_pool("tabletop", {}, num_envs=24, num_threads=1, cameras=list(CAMERAS.values()))
+    scenes, colors = Scenes(env, execute=4, seed=3), default_words().colors
+    seen = set()
+    for _ in range(LOOKS + 1):
+        obs = scenes.look()
+        told = [env.spec.instructions[i] for i in obs["instruction"].tolist()]
+        for camera in CAMERAS:
+            mask, picture = obs[f"masks.{camera}"], obs[f"images.{camera}"].float()
+            seen |= {Role(role) for role in mask.unique().tolist()}
+            for row, words in enumerate(told):
+                named = picture[row][mask[row] == Role.OBJECT]
+                if len(named) < 5:
+                    continue
+                hue = named.mean(0) / named.mean(0).norm()
+                away = {
+                    name: float((hue - torch.tensor(rgb) / np.linalg.norm(rgb)).norm()) for name, rgb in colors.items()
+                }
+                assert min(away, key=away.__getitem__) in words
+    assert seen == set(Role)
+
+
+def test_places_are_those_of_the_instruction() -> None:
+    env = make_pool("tabletop", {}, num_envs=24, num_threads=1, cameras=[CAMERAS["front"]])
+    obs = Scenes(env, execute=4, seed=0).look()
+    for row, i in enumerate(obs["instruction"].tolist()):
+        columns = (obs["masks.front"][row] == Role.PLACE).nonzero()[:, 1].float()
+        assert (float(columns.mean()) < 32) == ("right tray" in env.spec.instruction_goals[i]), "it looks at the robot"
+
+
+def test_a_buffer_keeps_the_newest() -> None:
+    buffer = Buffer(5)
+    for first in (0, 3, 6):
+        buffer.add({"state": torch.arange(first, first + 3.0)[:, None]})
+    assert sorted(buffer.states().flatten().tolist()) == [4, 5, 6, 7, 8]
+    drawn = buffer.sample(200, torch.Generator().manual_seed(0))["state"]
+    assert sorted(drawn.unique().tolist()) == [4, 5, 6, 7, 8]
