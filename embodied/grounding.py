@@ -17,6 +17,7 @@ from torch import nn
 from algos.grounding import Grounding
 from embodied import experiment
 from embodied.command import Stopped
+from embodied.core.errors import UserError
 from embodied.core.types import Obs
 from embodied.experiment import CONFIG_FILE, RunConfig
 from embodied.initial_policy import make_initial_policy
@@ -39,6 +40,10 @@ def ground(config: RunConfig, run_dir: Path, found: Checkpoint | None, start_s: 
     found: checkpoint to go on from. start_s: when the command began, on the clock of time.monotonic. UserError for
     bad input (nothing is written), Stopped after a signal (the state is saved).
     """
+    if config.policy.get("freeze"):
+        raise UserError(
+            f"algo=grounding trains vision and language: policy.freeze must be [], got {config.policy['freeze']}"
+        )
     threads.use(threads.available_cores())
     training = GroundingRun(config, run_dir, new=found is None)
     if found is not None:

@@ -68,6 +68,7 @@ def test_grounding_goes_on_after_its_end(grounded: Path, tmp_path: Path) -> None
     ("words", "message"),
     [
         (["task=tabletop", "policy=flow", "algo=grounding"], "algo=grounding needs"),
+        ([*GROUNDING, "policy.freeze=[vision]"], "policy.freeze must be []"),
         ([*GROUNDING, "task=pick_place"], "algo=grounding needs cameras and a task with masks"),
     ],
 )
