@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.errors import UserError
+from embodied.core.protocols import Fitted
 from embodied.core.types import Obs
 
 
@@ -62,7 +63,8 @@ class Supervised:
     def fit_normalizer(self, state_FS: Tensor) -> None:
         """Take the state's statistics from the data, for good. Before the first update."""
         for module in (self.policy, self.average):
-            module.fit_normalizer(state_FS.to(self.device))  # type: ignore[operator]
+            assert isinstance(module, Fitted)
+            module.fit_normalizer(state_FS.to(self.device))
 
     def descend(self, loss: Tensor) -> float:
         """One step on ``loss``; its value. FloatingPointError if that is not finite."""

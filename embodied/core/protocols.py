@@ -80,7 +80,16 @@ class Startable(Protocol):
 
 
 @runtime_checkable
-class Imitator(Protocol):
+class Fitted(Protocol):
+    """A policy whose normaliser can be given its statistics, rather than find them while it acts."""
+
+    def fit_normalizer(self, state_FS: Tensor) -> None:
+        """Take the statistics of the state from F frames, and keep them from then on."""
+        ...
+
+
+@runtime_checkable
+class Imitator(Fitted, Protocol):
     """A policy that can learn from demonstrated chunks."""
 
     untrained: tuple[str, ...]  # prefixes of the weights that imitation leaves as they are: exploration, critic
@@ -89,13 +98,9 @@ class Imitator(Protocol):
         """Loss of demonstrated chunks [N, H, A], a differentiable scalar."""
         ...
 
-    def fit_normalizer(self, state_FS: Tensor) -> None:
-        """Take the statistics of the state from F frames, and keep them from then on."""
-        ...
-
 
 @runtime_checkable
-class Groundable(Protocol):
+class Groundable(Fitted, Protocol):
     """A policy that can learn which parts of a picture show what its instruction names."""
 
     def grounding_loss(self, obs: Obs) -> Tensor:
@@ -105,10 +110,6 @@ class Groundable(Protocol):
     def found(self, obs: Obs) -> dict[str, Tensor]:
         """By camera, for those of the observations in which it sees the object that the instruction names: whether the
         part of the picture that shows it most surely, as the policy thinks, does show it; bool [M]."""
-        ...
-
-    def fit_normalizer(self, state_FS: Tensor) -> None:
-        """As that of ``Imitator``."""
         ...
 
 

@@ -75,7 +75,7 @@ class Demonstrations:
         place = torch.tensor([list(instructions).index(text) for text in self.instructions])
         return replace(self, instruction_F=place[self.instruction_F], instructions=tuple(instructions))
 
-    def obs(self, rows_B: Tensor) -> Obs:
+    def obs(self, rows_B: Tensor | slice) -> Obs:
         """What was observed in frames ``rows``: ``state`` [B, S], ``instruction`` [B], ``images.<camera>``."""
         pictures = {f"images.{camera}": frames[rows_B] for camera, frames in self.images.items()}
         return {"state": self.state_FS[rows_B], "instruction": self.instruction_F[rows_B], **pictures}

@@ -144,8 +144,7 @@ class VLAPolicy(FlowChains):
         noise, t = self.draw_path(action, generator)
         x, t = interpolate(action, noise, t[:, None, None]), t.view(-1, DRAWS)
         velocity = self.out(self.features(self.encode(obs), x.view(-1, DRAWS, *x.shape[1:]), t)).flatten(0, 1)
-        loss = (velocity - (noise - action))[..., : self.spec.action_dim].square().mean()
-        return loss
+        return (velocity - (noise - action))[..., : self.spec.action_dim].square().mean()
 
     # -- grounding -----------------------------------------------------------------------------------------------------
 

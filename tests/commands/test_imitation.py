@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from embodied import imitation
+from embodied import imitation, supervised
 from embodied.collect import CollectConfig, cut, disturbances
 from embodied.core.types import EnvSpec
 from embodied.data import read
@@ -119,7 +119,7 @@ def test_imitation_that_was_stopped_goes_on_exactly(
 
     with monkeypatch.context() as patch:
         patch.setattr(imitation.SFT, "update", stop_after_25)
-        patch.setattr(imitation, "stop_on_signals", lambda: _Given(stop))
+        patch.setattr(supervised, "stop_on_signals", lambda: _Given(stop))
         stopped = run_train(*SFT, f"data={demos}", f"out={path}")
     assert stopped.code == 130
     assert stopped.result["iterations"] == 25
