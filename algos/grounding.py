@@ -26,7 +26,7 @@ class GroundingConfig(SupervisedConfig):
     batch_size: int = 64
     updates: int = 6000
     learning_rate: float = 2e-3
-    reuse: float = 3.0
+    reuse: float = 6.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -60,11 +60,11 @@ class Supervised:
         self.optimizer = torch.optim.AdamW(self.parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
 
-    def fit_normalizer(self, state_FS: Tensor) -> None:
-        """Take the state's statistics from the data, for good. Before the first update."""
+    def fit_normalizer(self, obs: Obs) -> None:
+        """Take the statistics of what is observed from the data, for good. Before the first update."""
         for module in (self.policy, self.average):
             assert isinstance(module, Fitted)
-            module.fit_normalizer(state_FS.to(self.device))
+            module.fit_normalizer(self.to_device(obs))
 
     def descend(self, loss: Tensor) -> float:
         """One step on ``loss``; its value. FloatingPointError if that is not finite."""

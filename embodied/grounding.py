@@ -18,10 +18,11 @@ from embodied.experiment import RunConfig
 from embodied.report.progress import Progress
 from embodied.runtime import threads
 from embodied.runtime.checkpoint import Checkpoint
-from embodied.scenes import Buffer, Scenes
+from embodied.scenes import LOOKS, Buffer, Scenes
 from embodied.supervised import SupervisedRun
 
-CAPACITY = 8192  # observations to draw from
+CAPACITY = 16384  # observations to draw from
+FIRST_LOOKS = 2 * LOOKS  # before the first update: statistics must know a robot that moves
 VALIDATION_SCENES = 256
 SEED_STRIDE = 5_000_011  # scenes are not initial states of training, evaluation or demonstrations
 
@@ -72,11 +73,13 @@ class GroundingRun(SupervisedRun):
         if self.scenes is None:
             seed = SEED_STRIDE * (self.config.seed + 1) + algorithm.updates
             self.scenes = Scenes(self.env, self.policy.execute, seed)
+            for _ in range(FIRST_LOOKS):
+                self.buffer.add(self.scenes.look())
         self.drawn += options.batch_size
         while self.drawn > options.reuse * self.buffer.added:
             self.buffer.add(self.scenes.look())
         if algorithm.updates == 0 and self.config.init is None:
-            algorithm.fit_normalizer(self.buffer.states())
+            algorithm.fit_normalizer(self.buffer.rows("state", "privileged"))
         return algorithm.update(self.buffer.sample(options.batch_size, algorithm.generator))
 
     def validate(self) -> tuple[float, dict[str, float]]:

@@ -65,7 +65,8 @@ class Imitation(SupervisedRun):
                 f"data={config.data}: its episodes are shorter than a chunk of {self.policy.horizon} actions"
             )
         if new and config.init is None:
-            self.algorithm.fit_normalizer(data.state_FS[torch.isin(data.episode_F, torch.tensor(self.train_episodes))])
+            trained_on = torch.isin(data.episode_F, torch.tensor(self.train_episodes))
+            self.algorithm.fit_normalizer({"state": data.state_FS[trained_on]})
             self.kept = self.algorithm.weights()
         self.observed = data.obs(slice(None))
         if isinstance(self.policy, Precomputing) and self.policy.precompute_in_actor:

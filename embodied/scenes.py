@@ -83,6 +83,6 @@ class Buffer:
         chosen = torch.randint(len(self), (num,), generator=generator)
         return {key: rows[chosen] for key, rows in self._rows.items()}
 
-    def states(self) -> Tensor:
-        """Of all that is there, [F, S]."""
-        return self._rows["state"][: len(self)]
+    def rows(self, *keys: str) -> Obs:
+        """All that is there of some keys."""
+        return {key: self._rows[key][: len(self)] for key in keys}

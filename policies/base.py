@@ -85,9 +85,12 @@ class ActorCritic(nn.Module):
         value: Tensor = self.critic(state, obs.get("privileged"))
         return value
 
-    def fit_normalizer(self, state_FS: Tensor) -> None:
-        """Take the statistics of the state from F frames of a data set, and keep them from then on."""
-        self.state_normalizer.fit(state_FS)
+    def fit_normalizer(self, obs: Obs) -> None:
+        """Take the statistics of obs["state"], and of obs["privileged"] if it is there, [F, D], and keep them from
+        then on."""
+        self.state_normalizer.fit(obs["state"])
+        if self.critic.normalizer is not None and "privileged" in obs:
+            self.critic.normalizer.fit(obs["privileged"])
 
     def update_normalizer(self, obs: Obs) -> None:
         """Fold obs["state"] and obs["privileged"] [..., D] into the running statistics."""

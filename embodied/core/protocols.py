@@ -83,8 +83,9 @@ class Startable(Protocol):
 class Fitted(Protocol):
     """A policy whose normaliser can be given its statistics, rather than find them while it acts."""
 
-    def fit_normalizer(self, state_FS: Tensor) -> None:
-        """Take the statistics of the state from F frames, and keep them from then on."""
+    def fit_normalizer(self, obs: Obs) -> None:
+        """Take the statistics of obs["state"], and of obs["privileged"] if it is there, [F, D], and keep them from
+        then on."""
         ...
 
 
@@ -101,10 +102,10 @@ class Imitator(Fitted, Protocol):
 
 @runtime_checkable
 class Groundable(Fitted, Protocol):
-    """A policy that can learn which parts of a picture show what its instruction names."""
+    """A policy that can learn which parts of a picture show what its instruction names, and where that is."""
 
     def grounding_loss(self, obs: Obs) -> Tensor:
-        """Loss on observations with ``masks.<camera>`` (see ``Role``), a differentiable scalar."""
+        """Loss on observations with ``masks.<camera>`` (see ``Role``) and ``privileged``, a differentiable scalar."""
         ...
 
     def found(self, obs: Obs) -> dict[str, Tensor]:

@@ -23,6 +23,8 @@ PREFIX = "prefix."  # what ``precompute`` puts into an observation in place of i
 DRAWS = 4  # of noise and time for each observation that is imitated
 ROLES = len(Role) - 1  # all but NONE
 CLEARLY = 1 / 8  # of a patch shows something: then it is told to be there
+CENTRE_WEIGHT = 2.0  # of where a role is in the picture, beside which patches show it
+KNOWN_WEIGHT = 4.0  # of what the state token tells
 PIECE = 256  # decisions whose prefix is computed at a time
 
 
@@ -63,7 +65,9 @@ class VLAPolicy(FlowChains):
         self.config, self.parts = config, parts
         self.model: nn.Module = parts.model
         text = model.config.vlm_config.text_config.hidden_size
-        self.grounding = nn.Sequential(nn.LayerNorm(text), nn.Linear(text, ROLES))
+        self.grounding = nn.ModuleDict({"patches": nn.Sequential(nn.LayerNorm(text), nn.Linear(text, 3 * ROLES))})
+        if spec.privileged_dim:
+            self.grounding["state"] = nn.Linear(hidden, spec.privileged_dim)
         tokens_IT, real_IT = tokenize(parts.tokenizer, spec.instructions, config.max_tokens)
         self.register_buffer("tokens_IT", tokens_IT, persistent=False)
         self.register_buffer("real_IT", real_IT, persistent=False)
@@ -104,10 +108,13 @@ class VLAPolicy(FlowChains):
             return pi0.encode_prefix(self.model, pixels.to(self.prefix_dtype), tokens, real)
 
     def encode(self, obs: Obs) -> Code:
+        return self._code(self.prefix(obs), obs)
+
+    def _code(self, prefix: pi0.Prefix, obs: Obs) -> Code:
         state = self.normalized_state(obs)
         model: Any = self.model
         padded = F.pad(state, (0, model.config.max_state_dim - state.shape[-1]))
-        return Code(pi0.encode_state(self.model, self.prefix(obs), padded), state)
+        return Code(pi0.encode_state(self.model, prefix, padded), state)
 
     def per_step(self, code: Code) -> Code:
         return code
@@ -149,31 +156,47 @@ class VLAPolicy(FlowChains):
     # -- grounding -----------------------------------------------------------------------------------------------------
 
     def grounding_loss(self, obs: Obs) -> Tensor:
-        """Cross entropy of each image token's guess, made after it has read the instruction, at which roles its patch
-        shows: the sum over roles, the mean over patches."""
-        target = (self._shares(obs) / CLEARLY).clamp(max=1.0)
-        return F.binary_cross_entropy_with_logits(self._guess(obs), target) * ROLES
+        """Of what image tokens tell after they have read the instruction, and the state token after it has read them:
+
+        - cross entropy of which roles a patch shows: the sum over roles, the mean over patches;
+        - squared distance of where these roles are in the picture (centres; the picture reaches from -1 to 1), of
+          patches that clearly show them: the same sum and mean;
+        - squared error of what the simulator knows, ``privileged``, standardised: the mean over its numbers.
+        """
+        prefix, tokens = self._encode(obs, self.tokens_IT.shape[1])
+        logit, centre = self._guess(tokens)
+        masks = _by_role(torch.stack([obs[f"masks.{camera}"] for camera in self.config.cameras], 1))
+        share = self._shares(masks)
+        loss = F.binary_cross_entropy_with_logits(logit, (share / CLEARLY).clamp(max=1.0)) * ROLES
+        error = (centre - _centres(masks).repeat_interleave(share.shape[1] // masks.shape[1], 1)).square().sum(-1)
+        clear = share > CLEARLY / 2
+        loss = loss + CENTRE_WEIGHT * ((error * clear).sum((0, 1)) / clear.sum((0, 1)).clamp_min(1)).sum()
+        if "state" in self.grounding and self.critic.normalizer is not None:
+            known = self.grounding["state"](self._code(prefix, obs).context.feature)
+            loss = loss + KNOWN_WEIGHT * F.mse_loss(known, self.critic.normalizer(obs["privileged"]))
+        return loss
 
     def found(self, obs: Obs) -> dict[str, Tensor]:
         """By camera: whether the patch that is thought to show the named object most surely shows some of it."""
-        logit_NCP = self._guess(obs)[..., Role.OBJECT - 1].view(len(obs["state"]), len(self.config.cameras), -1)
-        share_NCP = self._shares(obs)[..., Role.OBJECT - 1].view_as(logit_NCP)
+        logit, _ = self._guess(self._encode(obs, self.tokens_IT.shape[1])[1])
+        masks = _by_role(torch.stack([obs[f"masks.{camera}"] for camera in self.config.cameras], 1))
+        named = (len(logit), len(self.config.cameras), -1)
+        logit_NCP, share_NCP = (part[..., Role.OBJECT - 1].view(named) for part in (logit, self._shares(masks)))
         hit_NC = share_NCP.gather(-1, logit_NCP.argmax(-1, keepdim=True)).squeeze(-1) > 0
         seen_NC = share_NCP.amax(-1) > 0
         return {camera: hit_NC[seen_NC[:, c], c] for c, camera in enumerate(self.config.cameras)}
 
-    def _guess(self, obs: Obs) -> Tensor:
-        """Logits of all roles but NONE for each image token, [N, C * patches, ROLES]."""
-        guess: Tensor = self.grounding(self._encode(obs, self.tokens_IT.shape[1])[1])
-        return guess
+    def _guess(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """What hidden states of image tokens tell: logits of the roles [N, C * patches, ROLES] and where these are
+        [N, C * patches, ROLES, 2]."""
+        told: Tensor = self.grounding["patches"](tokens)
+        return told[..., :ROLES], told[..., ROLES:].reshape(*told.shape[:2], ROLES, 2)
 
-    def _shares(self, obs: Obs) -> Tensor:
-        """How much of each patch shows each role but NONE, as ``_guess``."""
+    def _shares(self, masks_NCRhw: Tensor) -> Tensor:
+        """How much of each patch shows each role, [N, C * patches, ROLES]."""
         model: Any = self.model
-        masks_NChw = torch.stack([obs[f"masks.{camera}"] for camera in self.config.cameras], 1)
-        shows = torch.stack([masks_NChw == role for role in Role if role != Role.NONE], 2).flatten(0, 1).float()
-        share = F.avg_pool2d(shows, model.config.vlm_config.vision_config.patch_size)
-        return share.flatten(2).transpose(1, 2).reshape(len(masks_NChw), -1, ROLES)
+        share = F.avg_pool2d(masks_NCRhw.flatten(0, 1), model.config.vlm_config.vision_config.patch_size)
+        return share.flatten(2).transpose(1, 2).reshape(len(masks_NCRhw), -1, ROLES)
 
     # -- what is shared by the epochs of an update ---------------------------------------------------------------------
 
@@ -210,6 +233,20 @@ class VLAPolicy(FlowChains):
 @cache
 def _compiled_denoise() -> Callable[..., Tensor]:
     return torch.compile(pi0.denoise)
+
+
+def _by_role(masks_NChw: Tensor) -> Tensor:
+    """1 where a picture shows a role, otherwise 0: float [N, C, ROLES, h, w]."""
+    return torch.stack([masks_NChw == role for role in Role if role != Role.NONE], 2).float()
+
+
+def _centres(masks_NCRhw: Tensor) -> Tensor:
+    """Of the pixels of each role in each picture, x and y from -1 to 1, [N, C, ROLES, 2]; 0 where there are none."""
+    down, across = (torch.arange(n, device=masks_NCRhw.device) * 2.0 + 1.0 - n for n in masks_NCRhw.shape[-2:])
+    count = masks_NCRhw.sum((-2, -1)).clamp_min(1.0)
+    x = (masks_NCRhw.sum(-2) @ (across / len(across))) / count
+    y = (masks_NCRhw.sum(-1) @ (down / len(down))) / count
+    return torch.stack((x, y), -1)
 
 
 def _rows(obs: Obs, rows: slice) -> Obs:

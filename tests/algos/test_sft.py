@@ -35,7 +35,7 @@ def batch(num: int, seed: int = 0) -> tuple[Obs, Tensor]:
 def test_the_deterministic_policy_comes_to_do_what_was_demonstrated(name: str) -> None:
     algorithm = make(name, updates=300, learning_rate=3e-3, ema_decay=0.98)
     obs, action = batch(512)
-    algorithm.fit_normalizer(obs["state"])
+    algorithm.fit_normalizer(obs)
     before = algorithm.validate(*batch(128, 1))
     for _ in range(300):
         algorithm.update(obs, action)
@@ -75,7 +75,7 @@ def test_validation_draws_the_same_noise_every_time() -> None:
 def test_statistics_are_those_of_the_data_and_stay() -> None:
     algorithm = make()
     obs, _ = batch(1000)
-    algorithm.fit_normalizer(obs["state"])
+    algorithm.fit_normalizer(obs)
     normalizer = algorithm.policy.state_normalizer
     torch.testing.assert_close(normalizer.mean, obs["state"].mean(0))
     torch.testing.assert_close(normalizer.var, obs["state"].var(0, correction=0))
