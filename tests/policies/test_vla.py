@@ -15,7 +15,7 @@ from algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.core.protocols import Imitator, Policy, Precomputing, Pretrained, Startable
 from embodied.core.types import CameraSpec, EnvSpec, Obs, Role
-from policies.vla.policy import VLAPolicy
+from policies.vla.policy import VLAPolicy, _by_role, _centres
 from policies.vla.text import tokenize, train_tokenizer
 from tests.algos.fragments import rollout
 from tests.policies.vla_builders import FROZEN, SPEC, TEXTS, build, config, observe
@@ -256,9 +256,10 @@ def test_imitation_learns_what_the_words_say() -> None:
     assert (policy.act(obs, None).action_NHA - target).abs().mean() < 0.15
 
 
-def test_masks_teach_each_image_token_what_the_words_name() -> None:
-    """A red and a blue half in any order, and an instruction that names one colour: its half is the object."""
-    policy, obs = build(), observe(64)
+def red_and_blue_halves() -> tuple[Obs, Tensor]:
+    """64 pictures of a red and a blue half in any order, with an instruction that names one colour: its half is the
+    object. And whether that is the left one."""
+    obs = observe(64)
     left_is_red, told_red = torch.arange(64) % 2 == 0, torch.arange(64) % 4 < 2
     obs["instruction"] = torch.where(told_red, 0, 1)
     red, blue = torch.tensor([255, 0, 0], dtype=torch.uint8), torch.tensor([0, 0, 255], dtype=torch.uint8)
@@ -270,16 +271,35 @@ def test_masks_teach_each_image_token_what_the_words_name() -> None:
         for side, columns in enumerate((slice(0, 8), slice(8, 16))):
             picture[:, :, columns], mask[:, :, columns] = colors[side][:, None, None], roles[side][:, None, None]
         obs |= {f"images.{camera}": picture, f"masks.{camera}": mask}
-    assert policy.grounding_loss(obs).item() > 1.0
+    return obs, named_left
+
+
+def test_grounding_teaches_what_the_words_name_and_where_it_is() -> None:
+    policy, (obs, named_left) = build(), red_and_blue_halves()
+    obs["privileged"] = torch.where(named_left, -1.0, 1.0)[:, None].expand(-1, policy.spec.privileged_dim)
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
+    before = policy.grounding_loss(obs).item()
     for _ in range(150):
         optimizer.zero_grad()
         policy.grounding_loss(obs).backward()
         optimizer.step()
-    assert policy.grounding_loss(obs).item() < 0.1, "colours without words leave log 2 for each of two roles"
+    assert before > 4.0
+    assert policy.grounding_loss(obs).item() < 0.2, "colours without words leave log 2 for each of two roles, and more"
     assert all(bool(hit_M.all()) and len(hit_M) == 64 for hit_M in policy.found(obs).values())
     other = obs | {"instruction": 1 - obs["instruction"]}
     assert not any(bool(hit_M.any()) for hit_M in policy.found(other).values()), "other words, other half"
+
+
+def test_centres_by_hand() -> None:
+    """Two pixels of the object, one at each end of the upper row, and one of another object in the lower left."""
+    masks = torch.zeros(1, 2, 4, 8, dtype=torch.uint8)
+    masks[0, 0, 0, 0] = masks[0, 0, 0, 7] = Role.OBJECT
+    masks[0, 1, 3, 0] = Role.OTHER_OBJECT
+    centre = _centres(_by_role(masks))
+    assert centre.shape == (1, 2, 4, 2)
+    torch.testing.assert_close(centre[0, 0, 0], torch.tensor([0.0, -0.75]))
+    torch.testing.assert_close(centre[0, 1, 1], torch.tensor([-0.875, 0.75]))
+    assert centre.count_nonzero() == 3
 
 
 def test_only_pictures_that_show_the_object_are_judged() -> None:
