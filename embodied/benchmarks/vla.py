@@ -3,12 +3,12 @@
     infer_over_sample_actions      decisions a second of ``act`` / of ``sample_actions`` of transformers, same model
     learner_cached_over_recompute  updates a second with the frozen prefix computed once a decision / in every epoch
 
-The policy is ``vla_tiny`` as configs/policy/vla_tiny.yaml has it, with vision and language frozen, on random images and
-instructions of different lengths. ``act`` also draws exploration noise and tells likelihood and value, which
-``sample_actions`` does not. Rows beside the ratios: the prefix computed anew for every denoise step (what a policy that
-knows no prefix would do), one call for a batch against one for each of its quarters, images as float32 instead of
-uint8; updates with the prefix computed once by the learner, rather than handed on by the actor, and updates of
-Flow-Noise, where all denoise steps are stochastic.
+The policy is ``vla_tiny`` as the recipe of the README trains it by reinforcement learning, with vision and language
+frozen and PPO's options, on random images and instructions of different lengths. ``act`` also draws exploration noise
+and tells likelihood and value, which ``sample_actions`` does not. Rows beside the ratios: the prefix computed anew for
+every denoise step (what a policy that knows no prefix would do), one call for a batch against one for each of its
+quarters, images as float32 instead of uint8; updates with the prefix computed once by the learner, rather than handed
+on by the actor, and updates of Flow-Noise, where all denoise steps are stochastic.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
 from embodied.benchmarks.fragments import fragment_of
 from embodied.benchmarks.measure import Report, in_turns, paired, timed
-from embodied.core.config import from_mapping
+from embodied.core.config import compose, from_mapping
 from embodied.core.types import CameraSpec, EnvSpec, Obs
 from embodied.experiment import CONFIG_DIR
 from embodied.runtime import threads
@@ -37,16 +36,15 @@ INSTRUCTIONS = tuple(
     f"{words} the {colour} {shape}" for colour in ("red", "green", "blue", "yellow") for shape in ("cube", "ball")
     for words in ("take", "pick up", "please reach out for and pick up")
 )  # fmt: skip
-FROZEN = {"freeze": ("vision", "language")}
-DECISIONS = 4
+RECIPE = {"task": "tabletop", "policy": "vla_tiny", "init": "a run of imitation"}
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """batch: decisions of a request. envs: of an update, with DECISIONS each."""
+    """batch: decisions of a request. envs: of an update; None as in the recipe."""
 
     batch: int = 64
-    envs: int = 64
+    envs: int | None = None
     rounds: int = 9
 
 
@@ -61,9 +59,8 @@ def measure(short: bool) -> Report:
 
 
 def make_policy(**options: Any) -> Any:
-    """The default ``vla_tiny`` with other ``options``, of a task with two cameras."""
-    found = OmegaConf.to_container(OmegaConf.load(CONFIG_DIR / "policy" / "vla_tiny.yaml"))
-    assert isinstance(found, dict)
+    """The policy of the recipe with other ``options``, of a task with two cameras."""
+    found = dict(compose(CONFIG_DIR, "train", RECIPE)["policy"])
     name, size = str(found.pop("name")), int(found["image_size"])
     cameras = tuple(CameraSpec(camera, size, size) for camera in found["cameras"])
     spec = EnvSpec("bench", 23, 40, 4, 0.05, 80, instructions=INSTRUCTIONS, cameras=cameras)
@@ -88,7 +85,7 @@ def observe(policy: Any, num: int) -> Obs:
 
 
 def inference(report: Report, sizes: Sizes) -> None:
-    policy = make_policy(**FROZEN)
+    policy = make_policy()
     obs = observe(policy, sizes.batch)
     noise = policy.sample_noise(sizes.batch, torch.Generator().manual_seed(0))
     model, inputs = policy.parts.model, plain_inputs(policy, obs)
@@ -137,25 +134,30 @@ def plain_inputs(policy: Any, obs: Obs) -> dict[str, Tensor]:
 
 
 def updates(report: Report, sizes: Sizes) -> None:
-    """PPO's update of the default number of epochs and minibatches on one batch."""
+    """PPO's update on one batch."""
+    recipe = compose(CONFIG_DIR, "train", RECIPE)
+    decisions, envs = recipe["runtime"]["decisions"], sizes.envs or recipe["num_envs"]
+    options = {key: value for key, value in recipe["algo"].items() if key != "name"}
+    still = {"learning_rate": 0.0, "critic_learning_rate": 0.0, "schedule": "fixed", "critic_warmup": 0}
+    config = from_mapping(PPOConfig, options | still, "algo")
     all_steps = {"exploration": "flow_noise", "stochastic_steps": "all"}
     kinds: dict[str, dict[str, Any]] = {
         "cached": {}, "recompute": {"prefix_cache_mb": 0}, "cached_by_learner": {"prefix_from_actor": False},
         "cached_flow_noise": all_steps, "recompute_flow_noise": all_steps | {"prefix_cache_mb": 0},
     }  # fmt: skip
     works: dict[str, Callable[[], float]] = {}
-    for name, options in kinds.items():
-        policy = make_policy(**FROZEN, **options)
-        algorithm = PPO(policy, PPOConfig(learning_rate=0.0, schedule="fixed"), seed=0, device=torch.device("cpu"))
-        rows = observe(policy, DECISIONS * sizes.envs)
+    for name, changes in kinds.items():
+        policy = make_policy(**changes)
+        algorithm = PPO(policy, config, seed=0, device=torch.device("cpu"))
+        rows = observe(policy, decisions * envs)
         rows = policy.precompute(rows) if policy.precompute_in_actor else rows
-        fragment = fragment_of(policy, rows, DECISIONS, torch.Generator().manual_seed(0))
+        fragment = fragment_of(policy, rows, decisions, torch.Generator().manual_seed(0))
         works[name] = lambda a=algorithm, f=fragment: 1.0 / timed(lambda: a.update([f], 0))
     results = in_turns(works, max(2, sizes.rounds // 3))
-    batch = DECISIONS * sizes.envs
+    batch, sizes_of = decisions * envs, {"epochs": config.epochs, "minibatches": config.num_minibatches}
     for name, values in results.items():
-        report.add(f"update_{name}", batch * median(values), "decisions/s", decisions=batch, epochs=PPOConfig().epochs)
-    cached = make_policy(**FROZEN)
+        report.add(f"update_{name}", batch * median(values), "decisions/s", decisions=batch, **sizes_of)
+    cached = make_policy()
     prefix = cached.precompute(observe(cached, 1))
     report.add("prefix_bytes", sum(v.nbytes for k, v in prefix.items() if k.startswith("prefix.")), "bytes/decision")
     report.ratio("learner_cached_over_recompute", paired(results["cached"], results["recompute"]))

@@ -72,7 +72,8 @@ class VLAPolicy(FlowChains):
         self.register_buffer("tokens_IT", tokens_IT, persistent=False)
         self.register_buffer("real_IT", real_IT, persistent=False)
         for name, colours in zip(("pixel_mean", "pixel_std"), parts.pixels, strict=True):
-            self.register_buffer(name, 255.0 * torch.tensor(colours)[:, None, None], persistent=False)
+            alike = colours[:1] if len(set(colours)) == 1 else colours  # one number for all colours is faster
+            self.register_buffer(name, 255.0 * torch.tensor(alike)[:, None, None], persistent=False)
         self._freeze(config)
 
     def _freeze(self, config: VLAConfig) -> None:
@@ -102,7 +103,7 @@ class VLAPolicy(FlowChains):
         """The prefix of images and the first ``num_tokens`` tokens of instructions, of which no others are real, and
         the hidden states of the image tokens."""
         images = torch.stack([obs[f"images.{camera}"] for camera in self.config.cameras], 1)
-        pixels = (images.permute(0, 1, 4, 2, 3).float() - self.pixel_mean) / self.pixel_std
+        pixels = images.permute(0, 1, 4, 2, 3).float().sub_(self.pixel_mean).div_(self.pixel_std)
         tokens, real = (part[obs["instruction"], :num_tokens] for part in (self.tokens_IT, self.real_IT))
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             return pi0.encode_prefix(self.model, pixels.to(self.prefix_dtype), tokens, real)
