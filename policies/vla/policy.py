@@ -102,6 +102,13 @@ class VLAPolicy(FlowChains):
     def _encode(self, obs: Obs, num_tokens: int) -> tuple[pi0.Prefix, Tensor]:
         """The prefix of images and the first ``num_tokens`` tokens of instructions, of which no others are real, and
         the hidden states of the image tokens."""
+        missing = [camera for camera in self.config.cameras if f"images.{camera}" not in obs]
+        if missing:
+            seen = ", ".join(key.removeprefix("images.") for key in obs if key.startswith("images.")) or "none"
+            raise UserError(
+                f"the policy sees {', '.join(self.config.cameras)}, and the observation has no pictures of "
+                f"{', '.join(missing)}. It has: {seen}"
+            )
         images = torch.stack([obs[f"images.{camera}"] for camera in self.config.cameras], 1)
         pixels = images.permute(0, 1, 4, 2, 3).float().sub_(self.pixel_mean).div_(self.pixel_std)
         tokens, real = (part[obs["instruction"], :num_tokens] for part in (self.tokens_IT, self.real_IT))

@@ -233,6 +233,13 @@ def test_bad_options_are_named(changes: dict[str, Any], options: dict[str, Any],
         build(spec=spec(**changes), **options)
 
 
+def test_an_observation_without_a_camera_is_refused() -> None:
+    policy, obs = build(), observe(2)
+    del obs["images.wrist"]
+    with pytest.raises(UserError, match=r"sees front, wrist, .* no pictures of wrist\. It has: front"):
+        policy.act(obs, None)
+
+
 def test_words_that_were_not_trained_on_are_refused() -> None:
     tokenizer = train_tokenizer(TEXTS)
     tokens, real = tokenize(tokenizer, TEXTS, 48)
