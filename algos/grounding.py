@@ -27,15 +27,17 @@ class GroundingConfig(SupervisedConfig):
     updates: int = 6000
     learning_rate: float = 2e-3
     reuse: float = 6.0
+    masks_only: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require("reuse", self.reuse >= 1, "a number of at least 1")
+        self._require("masks_only", 0 <= self.masks_only <= 1, "a number from 0 to 1")
 
 
 @ALGORITHMS.register("grounding", config=GroundingConfig)
 class Grounding(Supervised):
-    """AdamW on ``policy.grounding_loss``."""
+    """AdamW on ``policy.grounding_loss``: first of masks alone, then also of where things are."""
 
     config: GroundingConfig
 
@@ -47,12 +49,16 @@ class Grounding(Supervised):
 
     def update(self, obs: Obs) -> float:
         """One step on observations with masks; its loss. FloatingPointError if that is not finite."""
-        return self.descend(self.learner.grounding_loss(self.to_device(obs)))
+        return self.descend(self.learner.grounding_loss(self.to_device(obs), self.asks_where))
+
+    @property
+    def asks_where(self) -> bool:
+        return self.updates >= self.config.masks_only * self.config.updates
 
     @torch.no_grad()
     def validate(self, obs: Obs) -> tuple[float, dict[str, float]]:
-        """Loss of the average weights, and by camera how often it finds the named object (``Groundable.found``)."""
+        """Loss of the average weights at what is being learned, and by camera how often it finds the named object (``Groundable.found``)."""
         assert isinstance(self.average, Groundable)
         obs = self.to_device(obs)
         found = {name: float(hit_M.float().mean()) for name, hit_M in self.average.found(obs).items() if len(hit_M)}
-        return float(self.average.grounding_loss(obs)), found
+        return float(self.average.grounding_loss(obs, self.asks_where)), found

@@ -104,8 +104,9 @@ class Imitator(Fitted, Protocol):
 class Groundable(Fitted, Protocol):
     """A policy that can learn which parts of a picture show what its instruction names, and where that is."""
 
-    def grounding_loss(self, obs: Obs) -> Tensor:
-        """Loss on observations with ``masks.<camera>`` (see ``Role``) and ``privileged``, a differentiable scalar."""
+    def grounding_loss(self, obs: Obs, where: bool) -> Tensor:
+        """Loss on observations with ``masks.<camera>`` (see ``Role``) and ``privileged``, a differentiable scalar.
+        where: it also asks for positions, rather than for masks alone."""
         ...
 
     def found(self, obs: Obs) -> dict[str, Tensor]:

@@ -94,12 +94,14 @@ def denoise(model: nn.Module, context: Context, x_NSHW: Tensor, time_NS: Tensor)
     num, steps, horizon, _ = x_NSHW.shape
     frequency = embed.sinusoid_embeds.sinusoid_freq
     angle = (time_NS.float().unsqueeze(-1) * frequency).to(x_NSHW.dtype)
-    time = torch.cat((angle.sin(), angle.cos()), -1).expand(num, steps, -1)[:, :, None].expand(-1, -1, horizon, -1)
-    x = embed.action_time_mlp_in(torch.cat((embed.action_in_proj(x_NSHW), time), -1))
+    action = embed.action_in_proj(x_NSHW)
+    first = embed.action_time_mlp_in  # of both, one beside the other; all actions of a step have the same time
+    time = F.linear(torch.cat((angle.sin(), angle.cos()), -1), first.weight[:, action.shape[-1] :], first.bias)
+    x = F.linear(action, first.weight[:, : action.shape[-1]]) + time.expand(num, steps, -1).unsqueeze(2)
     x = embed.action_time_mlp_out(F.silu(x))
     position_NH = context.position[:, None] + torch.arange(horizon, device=x.device)
     cos, sin = _rotation(expert, x, position_NH)
-    rotation = (cos[:, None, None], sin[:, None, None])  # over steps and heads
+    rotation = (cos[:, None, :, None], sin[:, None, :, None])  # over steps and heads
     for index, layer in enumerate(expert.layers):
         x = _expert_layer(layer, x, rotation, context, index)
     return _rms(expert.norm, x)
@@ -110,15 +112,14 @@ def _expert_layer(layer: Any, x: Tensor, rotation: tuple[Tensor, Tensor], contex
     attention = layer.self_attn
     num, steps, horizon, _ = x.shape
     normed = _rms(layer.input_layernorm, x)
-    key, value = (  # [N, G, S, H, D]
-        projection(normed).view(num, steps, horizon, -1, attention.head_dim).permute(0, 3, 1, 2, 4)
-        for projection in (attention.k_proj, attention.v_proj)
+    query, key, value = (
+        projection(normed).view(num, steps, horizon, -1, attention.head_dim)
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
     heads = attention.num_key_value_groups
-    query = attention.q_proj(normed).view(num, steps, horizon, -1, heads, attention.head_dim)
-    query = _rotate(query.permute(0, 3, 1, 4, 2, 5), (rotation[0][:, None], rotation[1][:, None])).flatten(3, 4)
+    query = _rotate(query, rotation).unflatten(3, (-1, heads)).permute(0, 3, 1, 4, 2, 5).flatten(3, 4)
     own = (
-        torch.cat((token.unsqueeze(2).expand(-1, -1, steps, -1, -1), part), 3)
+        torch.cat((token.unsqueeze(2).expand(-1, -1, steps, -1, -1), part.permute(0, 3, 1, 2, 4)), 3)
         for token, part in zip(context.state[index], (_rotate(key, rotation), value), strict=True)
     )
     out = _attend_prefix(attention, query.flatten(2, 3), context.prefix, context.bias, index, *own)
@@ -149,18 +150,17 @@ def _attend_prefix(
 def _keys_values(attention: Any, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Of tokens x [N, P, hidden], [N, G, P, D] each."""
     key, value = (
-        projection(x).view(*x.shape[:2], -1, attention.head_dim).transpose(1, 2)
-        for projection in (attention.k_proj, attention.v_proj)
+        projection(x).view(*x.shape[:2], -1, attention.head_dim) for projection in (attention.k_proj, attention.v_proj)
     )
-    return _rotate(key, (rotation[0][:, None], rotation[1][:, None])), value
+    return _rotate(key, (rotation[0].unsqueeze(2), rotation[1].unsqueeze(2))).transpose(1, 2), value.transpose(1, 2)
 
 
 def _queries(attention: Any, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Of tokens x [N, P, hidden], those of the heads that share a key-value head one after the other, [N, G, gP, D]."""
     num, tokens = x.shape[:2]
-    query = attention.q_proj(x).view(num, tokens, -1, attention.num_key_value_groups, attention.head_dim)
-    query = query.permute(0, 2, 3, 1, 4)  # [N, G, g, P, D]
-    return _rotate(query, (rotation[0][:, None, None], rotation[1][:, None, None])).flatten(2, 3)
+    query = attention.q_proj(x).view(num, tokens, -1, attention.head_dim)
+    query = _rotate(query, (rotation[0].unsqueeze(2), rotation[1].unsqueeze(2)))
+    return query.unflatten(2, (-1, attention.num_key_value_groups)).permute(0, 2, 3, 1, 4).flatten(2, 3)
 
 
 def _after_attention(layer: Any, x: Tensor, out: Tensor) -> Tensor:
@@ -185,10 +185,7 @@ def _feed_forward(layer: Any, x: Tensor) -> Tensor:
 
 def _rms(norm: Any, x: Tensor) -> Tensor:
     """GemmaRMSNorm: computed in float32, its weight is around 1."""
-    y: Tensor = x.float()
-    square = torch.linalg.vector_norm(y, dim=-1, keepdim=True).square() / y.shape[-1]
-    y = y * torch.rsqrt(square + norm.eps) * (1.0 + norm.weight.float())
-    return y.to(x.dtype)
+    return F.rms_norm(x.float(), x.shape[-1:], 1.0 + norm.weight.float(), norm.eps).to(x.dtype)
 
 
 def _rotation(module: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -163,19 +163,22 @@ class VLAPolicy(FlowChains):
 
     # -- grounding -----------------------------------------------------------------------------------------------------
 
-    def grounding_loss(self, obs: Obs) -> Tensor:
-        """Of what image tokens tell after they have read the instruction, and the state token after it has read them:
+    def grounding_loss(self, obs: Obs, where: bool) -> Tensor:
+        """Cross entropy of which roles each patch shows, as its image token tells after it has read the instruction:
+        the sum over roles, the mean over patches. With ``where``, beside it:
 
-        - cross entropy of which roles a patch shows: the sum over roles, the mean over patches;
-        - squared distance of where these roles are in the picture (centres; the picture reaches from -1 to 1), of
-          patches that clearly show them: the same sum and mean;
-        - squared error of what the simulator knows, ``privileged``, standardised: the mean over its numbers.
+        - squared distance of where these roles are in the picture (centres; the picture reaches from -1 to 1), as
+          image tokens tell whose patches clearly show them: the same sum and mean;
+        - squared error of what the simulator knows, ``privileged``, standardised, as the state token tells after it
+          has read them: the mean over its numbers.
         """
         prefix, tokens = self._encode(obs, self.tokens_IT.shape[1])
         logit, centre = self._guess(tokens)
         masks = _by_role(torch.stack([obs[f"masks.{camera}"] for camera in self.config.cameras], 1))
         share = self._shares(masks)
         loss = F.binary_cross_entropy_with_logits(logit, (share / CLEARLY).clamp(max=1.0)) * ROLES
+        if not where:
+            return loss
         error = (centre - _centres(masks).repeat_interleave(share.shape[1] // masks.shape[1], 1)).square().sum(-1)
         clear = share > CLEARLY / 2
         loss = loss + CENTRE_WEIGHT * ((error * clear).sum((0, 1)) / clear.sum((0, 1)).clamp_min(1)).sum()

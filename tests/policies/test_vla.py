@@ -285,13 +285,15 @@ def test_grounding_teaches_what_the_words_name_and_where_it_is() -> None:
     policy, (obs, named_left) = build(), red_and_blue_halves()
     obs["privileged"] = torch.where(named_left, -1.0, 1.0)[:, None].expand(-1, policy.spec.privileged_dim)
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
-    before = policy.grounding_loss(obs).item()
+    before = policy.grounding_loss(obs, where=True).item()
     for _ in range(150):
         optimizer.zero_grad()
-        policy.grounding_loss(obs).backward()
+        policy.grounding_loss(obs, where=True).backward()
         optimizer.step()
     assert before > 4.0
-    assert policy.grounding_loss(obs).item() < 0.2, "colours without words leave log 2 for each of two roles, and more"
+    assert policy.grounding_loss(obs, where=True).item() < 0.2, (
+        "colours without words leave log 2 for each of two roles, and more"
+    )
     assert all(bool(hit_M.all()) and len(hit_M) == 64 for hit_M in policy.found(obs).values())
     other = obs | {"instruction": 1 - obs["instruction"]}
     assert not any(bool(hit_M.any()) for hit_M in policy.found(other).values()), "other words, other half"
