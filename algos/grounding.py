@@ -57,7 +57,8 @@ class Grounding(Supervised):
 
     @torch.no_grad()
     def validate(self, obs: Obs) -> tuple[float, dict[str, float]]:
-        """Loss of the average weights at what is being learned, and by camera how often it finds the named object (``Groundable.found``)."""
+        """Of the average weights: the loss of what is being learned, and by camera how often they find the named object
+        (``Groundable.found``)."""
         assert isinstance(self.average, Groundable)
         obs = self.to_device(obs)
         found = {name: float(hit_M.float().mean()) for name, hit_M in self.average.found(obs).items() if len(hit_M)}
