@@ -117,7 +117,8 @@ def _expert_layer(layer: Any, x: Tensor, rotation: tuple[Tensor, Tensor], contex
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
     heads = attention.num_key_value_groups
-    query = _rotate(query, rotation).unflatten(3, (-1, heads)).permute(0, 3, 1, 4, 2, 5).flatten(3, 4)
+    query = _rotate(query, rotation).view(num, steps, horizon, -1, heads, attention.head_dim)
+    query = query.permute(0, 3, 1, 4, 2, 5).flatten(3, 4)
     own = (
         torch.cat((token.unsqueeze(2).expand(-1, -1, steps, -1, -1), part.permute(0, 3, 1, 2, 4)), 3)
         for token, part in zip(context.state[index], (_rotate(key, rotation), value), strict=True)
@@ -160,7 +161,8 @@ def _queries(attention: Any, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tens
     num, tokens = x.shape[:2]
     query = attention.q_proj(x).view(num, tokens, -1, attention.head_dim)
     query = _rotate(query, (rotation[0].unsqueeze(2), rotation[1].unsqueeze(2)))
-    return query.unflatten(2, (-1, attention.num_key_value_groups)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    query = query.view(num, tokens, -1, attention.num_key_value_groups, attention.head_dim)
+    return query.permute(0, 2, 3, 1, 4).flatten(2, 3)
 
 
 def _after_attention(layer: Any, x: Tensor, out: Tensor) -> Tensor:
