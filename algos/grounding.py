@@ -27,7 +27,7 @@ class GroundingConfig(SupervisedConfig):
     updates: int = 6000
     learning_rate: float = 2e-3
     reuse: float = 6.0
-    masks_only: float = 0.5
+    masks_only: float = 0.4
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,7 +19,7 @@ RANDOM_SHARE = 0.3  # of decisions are random: pictures from elsewhere than the 
 class Scenes:
     """Looks at the scenes of a pool, which must have cameras; episodes are cut short, so that there are many.
 
-    execute: control steps between two looks. UserError for a task that does not tell what bodies are to an instruction.
+    execute: control steps between two looks. UserError for a task that does not tell what its bodies are.
     """
 
     def __init__(self, env: MujocoPool, execute: int, seed: int) -> None:
@@ -31,7 +31,8 @@ class Scenes:
         self.looks = 0
         model = env.rig.model
         self._geoms = [(geom, model.body(body).name) for geom, body in enumerate(model.geom_bodyid)]
-        self._role_NG = torch.zeros(env.num_envs, model.ngeom + 1, dtype=torch.uint8)  # the last: no geom at all
+        blank_NG = torch.zeros(env.num_envs, model.ngeom + 1, dtype=torch.uint8)  # the last: no geom at all
+        self._of_geoms = {"masks": blank_NG, "described": blank_NG.clone()}
 
     def look(self) -> Obs:
         """What all envs see next, [N, ...]. The first look is at the first scenes of the seed."""
@@ -40,14 +41,17 @@ class Scenes:
         else:
             obs = self.env.step(self._actions()).obs
         self.looks += 1
-        by_body = self.env.task.roles()
-        for geom, body in self._geoms:
-            if body in by_body:
-                self._role_NG[:, geom] = by_body[body]
-        rows = torch.arange(self.env.num_envs)[:, None, None]
-        names = [camera.name for camera in self.env.spec.cameras]
-        masks = {f"masks.{name}": self._role_NG[rows, obs[f"segmentation.{name}"].long()] for name in names}
-        return {key: value for key, value in obs.items() if not key.startswith("segmentation.")} | masks
+        task, rows = self.env.task, torch.arange(self.env.num_envs)[:, None, None]
+        known = {"masks": task.roles(), "described": {body: index + 1 for body, index in task.described().items()}}
+        told = {key: value for key, value in obs.items() if not key.startswith("segmentation.")}
+        for what, by_body in known.items():
+            for geom, body in self._geoms:
+                if body in by_body:
+                    self._of_geoms[what][:, geom] = by_body[body]
+            for camera in self.env.spec.cameras:
+                shown = obs[f"segmentation.{camera.name}"].long()
+                told[f"{what}.{camera.name}"] = self._of_geoms[what][rows, shown]
+        return told
 
     def _actions(self) -> Tensor:
         """One decision of every env: the expert's action, or a random one, held; [N, E, A]."""

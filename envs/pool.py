@@ -111,6 +111,7 @@ class MujocoPool:
             instruction_goals=task.instructions.goals,
             instruction_splits=task.instructions.splits,
             cameras=tuple(CameraSpec(camera.name, camera.height, camera.width) for camera in cameras),
+            descriptions=task.descriptions,
         )
 
     # -- VecEnv ----------------------------------------------------------------------------------------------------

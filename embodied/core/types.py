@@ -18,8 +18,9 @@ TRAIN = "train"  # the split of instructions that are trained on
 
 
 class Role(IntEnum):
-    """What a body is to the instruction: the object or the place that it names, or another one. Masks, uint8
-    [N, h, w] under ``masks.<camera>``, say it of every pixel; only grounding is given them."""
+    """What a body is to the instruction: the object or the place that it names, or another one. ``masks.<camera>``,
+    uint8 [N, h, w], says it of every pixel, and ``described.<camera>`` which of ``EnvSpec.descriptions`` fits, counted
+    from 1 (0: none); only grounding is given them."""
 
     NONE = 0
     OBJECT = 1
@@ -47,6 +48,7 @@ class EnvSpec:
     instructions: every text that the task can be told; instruction_goals: what each asks for, which paraphrases share;
     instruction_splits: ``train`` or what each is kept for. ``obs["instruction"]`` indexes them.
     cameras: what is seen; () where the policy gets a state vector alone.
+    descriptions: in words, everything that pixels may show; () where the task does not say.
     """
 
     task: str
@@ -61,6 +63,7 @@ class EnvSpec:
     instruction_goals: tuple[str, ...] = ()
     instruction_splits: tuple[str, ...] = ()
     cameras: tuple[CameraSpec, ...] = ()
+    descriptions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,20 @@ class Tabletop(Placing):
             **{f"{name}_pos": self.view.body_qpos(name)[:, :3] for name in SLOTS[1:]},
         }
 
+    @property
+    def descriptions(self) -> tuple[str, ...]:
+        words = self.config.words
+        solids = tuple(f"{color} {shape}" for color in words.colors for shape in words.shapes)
+        return (*solids, *(f"{tray} tray" for tray in words.trays))
+
+    def described(self) -> dict[str, Tensor]:
+        solid_NB = self.color_NB * len(self.config.words.shapes) + self.shape_NB
+        found = {name: solid_NB[:, slot] for slot, name in enumerate(SLOTS)}
+        for tray in self.config.words.trays:
+            index = self.descriptions.index(f"{tray} tray")
+            found[f"{tray}_tray"] = torch.full((len(solid_NB),), index)
+        return found
+
     def roles(self) -> dict[str, Tensor]:
         named_N = self.asked_I3[self.instruction_N, 2]
         other = torch.full_like(named_N, Role.OTHER_OBJECT)

@@ -30,9 +30,19 @@ class Prefix(NamedTuple):
     real: Tensor
 
 
-def encode_prefix(model: nn.Module, pixels_NC3hw: Tensor, tokens_NT: Tensor, real_NT: Tensor) -> tuple[Prefix, Tensor]:
-    """Keys and values of images and words, and the hidden states of the image tokens [N, C * patches, hidden] that the
-    last of them are made of. pixels: normalised as the vision tower expects them; real: bool."""
+class ImageTokens(NamedTuple):
+    """Hidden states of the image tokens, [N, C * patches, hidden] each: as the language model gets them, and as its
+    last layer does, which have read the instruction."""
+
+    seen: Tensor
+    read: Tensor
+
+
+def encode_prefix(
+    model: nn.Module, pixels_NC3hw: Tensor, tokens_NT: Tensor, real_NT: Tensor
+) -> tuple[Prefix, ImageTokens]:
+    """Keys and values of images and words, and the image tokens on the way to them. pixels: normalised as the vision
+    tower expects them; real: bool."""
     vlm: Any = model.get_submodule("model.vlm")
     language = vlm.language_model
     image: Tensor = vlm.get_image_features(pixels_NC3hw.flatten(0, 1)).pooler_output
@@ -51,7 +61,7 @@ def encode_prefix(model: nn.Module, pixels_NC3hw: Tensor, tokens_NT: Tensor, rea
         if index + 1 < len(language.layers):
             query = _queries(layer.self_attn, normed, rotation)
             x = _after_attention(layer, x, _attend(layer.self_attn, query, key, value, bias))
-    return Prefix(torch.stack(keys, 1), torch.stack(values, 1), real_NP), x[:, : image.shape[1]]
+    return Prefix(torch.stack(keys, 1), torch.stack(values, 1), real_NP), ImageTokens(image, x[:, : image.shape[1]])
 
 
 class Context(NamedTuple):

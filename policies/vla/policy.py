@@ -53,6 +53,7 @@ class VLAPolicy(FlowChains):
     real_IT: Tensor
     pixel_mean: Tensor
     pixel_std: Tensor
+    word_DV: Tensor
 
     def __init__(self, spec: EnvSpec, config: VLAConfig) -> None:
         if not spec.cameras:
@@ -65,7 +66,12 @@ class VLAPolicy(FlowChains):
         self.config, self.parts = config, parts
         self.model: nn.Module = parts.model
         text = model.config.vlm_config.text_config.hidden_size
-        self.grounding = nn.ModuleDict({"patches": nn.Sequential(nn.LayerNorm(text), nn.Linear(text, 3 * ROLES))})
+        words = sorted({word for description in spec.descriptions for word in description.split()})
+        used = [[float(word in description.split()) for word in words] for description in ("", *spec.descriptions)]
+        self.register_buffer("word_DV", torch.tensor(used).reshape(len(used), len(words)), persistent=False)
+        self.grounding = nn.ModuleDict({"roles": nn.Sequential(nn.LayerNorm(text), nn.Linear(text, 3 * ROLES))})
+        if words:
+            self.grounding["words"] = nn.Sequential(nn.LayerNorm(text), nn.Linear(text, len(words)))
         if spec.privileged_dim:
             self.grounding["state"] = nn.Linear(hidden, spec.privileged_dim)
         tokens_IT, real_IT = tokenize(parts.tokenizer, spec.instructions, config.max_tokens)
@@ -99,9 +105,9 @@ class VLAPolicy(FlowChains):
             return pi0.Prefix(*(obs[PREFIX + name] for name in pi0.Prefix._fields))
         return self._encode(obs, int(self.real_IT[obs["instruction"]].sum(-1).max()))[0]
 
-    def _encode(self, obs: Obs, num_tokens: int) -> tuple[pi0.Prefix, Tensor]:
+    def _encode(self, obs: Obs, num_tokens: int) -> tuple[pi0.Prefix, pi0.ImageTokens]:
         """The prefix of images and the first ``num_tokens`` tokens of instructions, of which no others are real, and
-        the hidden states of the image tokens."""
+        the image tokens on the way."""
         missing = [camera for camera in self.config.cameras if f"images.{camera}" not in obs]
         if missing:
             seen = ", ".join(key.removeprefix("images.") for key in obs if key.startswith("images.")) or "none"
@@ -164,19 +170,26 @@ class VLAPolicy(FlowChains):
     # -- grounding -----------------------------------------------------------------------------------------------------
 
     def grounding_loss(self, obs: Obs, where: bool) -> Tensor:
-        """Cross entropy of which roles each patch shows, as its image token tells after it has read the instruction:
-        the sum over roles, the mean over patches. With ``where``, beside it:
+        """What image tokens tell of their patches: cross entropies, summed over words or roles, the mean over patches.
+
+        - before they have read the instruction, which words describe what is there;
+        - then, which roles it has.
+
+        With ``where``, beside it:
 
         - squared distance of where these roles are in the picture (centres; the picture reaches from -1 to 1), as
-          image tokens tell whose patches clearly show them: the same sum and mean;
+          image tokens tell whose patches clearly show them: the sum over roles, the mean over such patches;
         - squared error of what the simulator knows, ``privileged``, standardised, as the state token tells after it
           has read them: the mean over its numbers.
         """
         prefix, tokens = self._encode(obs, self.tokens_IT.shape[1])
         logit, centre = self._guess(tokens)
-        masks = _by_role(torch.stack([obs[f"masks.{camera}"] for camera in self.config.cameras], 1))
+        masks = self._role_masks(obs)
         share = self._shares(masks)
-        loss = F.binary_cross_entropy_with_logits(logit, (share / CLEARLY).clamp(max=1.0)) * ROLES
+        loss = _presence_loss(logit, share)
+        if "words" in self.grounding:
+            shown = self.word_DV[self._of_cameras("described", obs).long()].movedim(-1, 2)
+            loss = loss + _presence_loss(self.grounding["words"](tokens.seen), self._shares(shown))
         if not where:
             return loss
         error = (centre - _centres(masks).repeat_interleave(share.shape[1] // masks.shape[1], 1)).square().sum(-1)
@@ -190,24 +203,34 @@ class VLAPolicy(FlowChains):
     def found(self, obs: Obs) -> dict[str, Tensor]:
         """By camera: whether the patch that is thought to show the named object most surely shows some of it."""
         logit, _ = self._guess(self._encode(obs, self.tokens_IT.shape[1])[1])
-        masks = _by_role(torch.stack([obs[f"masks.{camera}"] for camera in self.config.cameras], 1))
         named = (len(logit), len(self.config.cameras), -1)
-        logit_NCP, share_NCP = (part[..., Role.OBJECT - 1].view(named) for part in (logit, self._shares(masks)))
+        share = self._shares(self._role_masks(obs))
+        logit_NCP, share_NCP = (part[..., Role.OBJECT - 1].view(named) for part in (logit, share))
         hit_NC = share_NCP.gather(-1, logit_NCP.argmax(-1, keepdim=True)).squeeze(-1) > 0
         seen_NC = share_NCP.amax(-1) > 0
         return {camera: hit_NC[seen_NC[:, c], c] for c, camera in enumerate(self.config.cameras)}
 
-    def _guess(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """What hidden states of image tokens tell: logits of the roles [N, C * patches, ROLES] and where these are
+    def _guess(self, tokens: pi0.ImageTokens) -> tuple[Tensor, Tensor]:
+        """What image tokens tell: logits of the roles [N, C * patches, ROLES] and where these are
         [N, C * patches, ROLES, 2]."""
-        told: Tensor = self.grounding["patches"](tokens)
+        told: Tensor = self.grounding["roles"](tokens.read)
         return told[..., :ROLES], told[..., ROLES:].reshape(*told.shape[:2], ROLES, 2)
 
-    def _shares(self, masks_NCRhw: Tensor) -> Tensor:
-        """How much of each patch shows each role, [N, C * patches, ROLES]."""
+    def _of_cameras(self, what: str, obs: Obs) -> Tensor:
+        """``<what>.<camera>`` of every camera, [N, C, h, w]."""
+        return torch.stack([obs[f"{what}.{camera}"] for camera in self.config.cameras], 1)
+
+    def _role_masks(self, obs: Obs) -> Tensor:
+        """1 where a picture shows a role, otherwise 0: float [N, C, ROLES, h, w]."""
+        masks_NChw = self._of_cameras("masks", obs)
+        return torch.stack([masks_NChw == role for role in Role if role != Role.NONE], 2).float()
+
+    def _shares(self, masks_NCMhw: Tensor) -> Tensor:
+        """How much of each patch each of M masks covers, [N, C * patches, M]."""
         model: Any = self.model
-        share = F.avg_pool2d(masks_NCRhw.flatten(0, 1), model.config.vlm_config.vision_config.patch_size)
-        return share.flatten(2).transpose(1, 2).reshape(len(masks_NCRhw), -1, ROLES)
+        num, _, count = masks_NCMhw.shape[:3]
+        share = F.avg_pool2d(masks_NCMhw.flatten(0, 1), model.config.vlm_config.vision_config.patch_size)
+        return share.flatten(2).transpose(1, 2).reshape(num, -1, count)
 
     # -- what is shared by the epochs of an update ---------------------------------------------------------------------
 
@@ -246,9 +269,10 @@ def _compiled_denoise() -> Callable[..., Tensor]:
     return torch.compile(pi0.denoise)
 
 
-def _by_role(masks_NChw: Tensor) -> Tensor:
-    """1 where a picture shows a role, otherwise 0: float [N, C, ROLES, h, w]."""
-    return torch.stack([masks_NChw == role for role in Role if role != Role.NONE], 2).float()
+def _presence_loss(logit_NPM: Tensor, share_NPM: Tensor) -> Tensor:
+    """Cross entropy of what patches show: the sum over M masks, the mean over patches."""
+    target = (share_NPM / CLEARLY).clamp(max=1.0)
+    return F.binary_cross_entropy_with_logits(logit_NPM, target) * target.shape[-1]
 
 
 def _centres(masks_NCRhw: Tensor) -> Tensor:

@@ -46,6 +46,6 @@ def test_a_buffer_keeps_the_newest() -> None:
     buffer = Buffer(5)
     for first in (0, 3, 6):
         buffer.add({"state": torch.arange(first, first + 3.0)[:, None]})
-    assert sorted(buffer.states().flatten().tolist()) == [4, 5, 6, 7, 8]
+    assert sorted(buffer.rows("state")["state"].flatten().tolist()) == [4, 5, 6, 7, 8]
     drawn = buffer.sample(200, torch.Generator().manual_seed(0))["state"]
     assert sorted(drawn.unique().tolist()) == [4, 5, 6, 7, 8]

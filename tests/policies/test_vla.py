@@ -15,7 +15,7 @@ from algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.core.protocols import Imitator, Policy, Precomputing, Pretrained, Startable
 from embodied.core.types import CameraSpec, EnvSpec, Obs, Role
-from policies.vla.policy import VLAPolicy, _by_role, _centres
+from policies.vla.policy import VLAPolicy, _centres
 from policies.vla.text import tokenize, train_tokenizer
 from tests.algos.fragments import rollout
 from tests.policies.vla_builders import FROZEN, SPEC, TEXTS, build, config, observe
@@ -273,16 +273,20 @@ def red_and_blue_halves() -> tuple[Obs, Tensor]:
     colors = torch.where(left_is_red[:, None], red, blue), torch.where(left_is_red[:, None], blue, red)
     named_left = left_is_red == told_red
     roles = [torch.where(named, Role.OBJECT, Role.OTHER_OBJECT) for named in (named_left, ~named_left)]
+    texts = [torch.where(is_red, 1, 2) for is_red in (left_is_red, ~left_is_red)]
     for camera in ("front", "wrist"):
-        picture, mask = torch.empty(64, 16, 16, 3, dtype=torch.uint8), torch.empty(64, 16, 16, dtype=torch.uint8)
+        picture = torch.empty(64, 16, 16, 3, dtype=torch.uint8)
+        mask, text = torch.empty(2, 64, 16, 16, dtype=torch.uint8)
         for side, columns in enumerate((slice(0, 8), slice(8, 16))):
             picture[:, :, columns], mask[:, :, columns] = colors[side][:, None, None], roles[side][:, None, None]
-        obs |= {f"images.{camera}": picture, f"masks.{camera}": mask}
+            text[:, :, columns] = texts[side][:, None, None]
+        obs |= {f"images.{camera}": picture, f"masks.{camera}": mask, f"described.{camera}": text}
     return obs, named_left
 
 
 def test_grounding_teaches_what_the_words_name_and_where_it_is() -> None:
-    policy, (obs, named_left) = build(), red_and_blue_halves()
+    obs, named_left = red_and_blue_halves()
+    policy = build(spec=spec(descriptions=("red half", "blue half")))
     obs["privileged"] = torch.where(named_left, -1.0, 1.0)[:, None].expand(-1, policy.spec.privileged_dim)
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
     before = policy.grounding_loss(obs, where=True).item()
@@ -304,7 +308,7 @@ def test_centres_by_hand() -> None:
     masks = torch.zeros(1, 2, 4, 8, dtype=torch.uint8)
     masks[0, 0, 0, 0] = masks[0, 0, 0, 7] = Role.OBJECT
     masks[0, 1, 3, 0] = Role.OTHER_OBJECT
-    centre = _centres(_by_role(masks))
+    centre = _centres(build()._role_masks({"masks.front": masks[:, 0], "masks.wrist": masks[:, 1]}))
     assert centre.shape == (1, 2, 4, 2)
     torch.testing.assert_close(centre[0, 0, 0], torch.tensor([0.0, -0.75]))
     torch.testing.assert_close(centre[0, 1, 1], torch.tensor([-0.875, 0.75]))
