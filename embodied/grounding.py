@@ -79,7 +79,7 @@ class GroundingRun(SupervisedRun):
         while self.drawn > options.reuse * self.buffer.added:
             self.buffer.add(self.scenes.look())
         if algorithm.updates == 0 and self.config.init is None:
-            algorithm.fit_normalizer(self.buffer.rows("state", "privileged"))
+            algorithm.fit_normalizer(self.buffer.rows("state", "named"))
         return algorithm.update(self.buffer.sample(options.batch_size, algorithm.generator))
 
     def validate(self) -> tuple[float, dict[str, float]]:

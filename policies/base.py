@@ -86,11 +86,8 @@ class ActorCritic(nn.Module):
         return value
 
     def fit_normalizer(self, obs: Obs) -> None:
-        """Take the statistics of obs["state"], and of obs["privileged"] if it is there, [F, D], and keep them from
-        then on."""
+        """Take the statistics of obs["state"] [F, S], and keep them from then on."""
         self.state_normalizer.fit(obs["state"])
-        if self.critic.normalizer is not None and "privileged" in obs:
-            self.critic.normalizer.fit(obs["privileged"])
 
     def update_normalizer(self, obs: Obs) -> None:
         """Fold obs["state"] and obs["privileged"] [..., D] into the running statistics."""

@@ -84,8 +84,8 @@ class Fitted(Protocol):
     """A policy whose normaliser can be given its statistics, rather than find them while it acts."""
 
     def fit_normalizer(self, obs: Obs) -> None:
-        """Take the statistics of obs["state"], and of obs["privileged"] if it is there, [F, D], and keep them from
-        then on."""
+        """Take the statistics of obs["state"] [F, S] and of other things that are there and learned from, and keep
+        them from then on."""
         ...
 
 
@@ -105,8 +105,8 @@ class Groundable(Fitted, Protocol):
     """A policy that can learn which parts of a picture show what its instruction names, and where that is."""
 
     def grounding_loss(self, obs: Obs, where: bool) -> Tensor:
-        """Loss on observations with ``masks.<camera>`` (see ``Role``) and ``privileged``, a differentiable scalar.
-        where: it also asks for positions, rather than for masks alone."""
+        """Loss on observations with ``masks.<camera>``, ``described.<camera>`` and ``named`` (see ``Role``), a
+        differentiable scalar. where: it also asks for positions, rather than for masks alone."""
         ...
 
     def found(self, obs: Obs) -> dict[str, Tensor]:

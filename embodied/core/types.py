@@ -19,8 +19,9 @@ TRAIN = "train"  # the split of instructions that are trained on
 
 class Role(IntEnum):
     """What a body is to the instruction: the object or the place that it names, or another one. ``masks.<camera>``,
-    uint8 [N, h, w], says it of every pixel, and ``described.<camera>`` which of ``EnvSpec.descriptions`` fits, counted
-    from 1 (0: none); only grounding is given them."""
+    uint8 [N, h, w], says it of every pixel, ``described.<camera>`` which of ``EnvSpec.descriptions`` fits, counted from
+    1 (0: none), and ``named`` [N, 9] where the named object is (m), seen from the robot's base and from its tool, and
+    the named place from the base; only grounding is given them."""
 
     NONE = 0
     OBJECT = 1

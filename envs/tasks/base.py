@@ -217,6 +217,10 @@ class Task:
         name; bodies that are not there are nothing to it. Empty for a task that does not tell."""
         return {}
 
+    def named(self) -> tuple[Tensor, Tensor]:
+        """Where the object and the place are that the instruction of each env names, [N, 3] each. For ``roles``."""
+        raise NotImplementedError
+
     def expert(self) -> Tensor:
         """A scripted action that solves the task from the present state, [N, A]. Stateless."""
         raise NotImplementedError

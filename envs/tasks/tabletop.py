@@ -171,6 +171,9 @@ class Tabletop(Placing):
             found[f"{name}_tray"] = torch.where(named_N == tray, Role.PLACE, Role.OTHER_PLACE)
         return {name: role.to(torch.uint8) for name, role in found.items()}
 
+    def named(self) -> tuple[Tensor, Tensor]:
+        return self.object, self.tray
+
 
 def _other(index_n: Tensor, size: int, rng: EpisodeRng, stream: str) -> Tensor:
     """For each index below ``size`` any other one, all equally likely, int64 [n]."""

@@ -15,6 +15,7 @@ from embodied.core.errors import UserError
 from embodied.core.types import EnvSpec, Obs, Role
 from policies.flow.chains import FlowChains
 from policies.flow.step import interpolate
+from policies.normalizer import RunningNormalizer
 from policies.vla import checkpoint, lora, pi0
 from policies.vla.config import PARTS, VLAConfig
 from policies.vla.text import tokenize
@@ -24,7 +25,8 @@ DRAWS = 4  # of noise and time for each observation that is imitated
 ROLES = len(Role) - 1  # all but NONE
 CLEARLY = 1 / 8  # of a patch shows something: then it is told to be there
 CENTRE_WEIGHT = 2.0  # of where a role is in the picture, beside which patches show it
-KNOWN_WEIGHT = 4.0  # of what the state token tells
+NAMED_WEIGHT = 4.0  # of where that is in the world
+NAMED = 9  # numbers that tell it
 PIECE = 256  # decisions whose prefix is computed at a time
 
 
@@ -46,7 +48,7 @@ class VLAPolicy(FlowChains):
     observation, so that the epochs of an update do not compute it again.
     """
 
-    untrained = ("critic.", "noise_network.", "grounding.")
+    untrained = ("critic.", "noise_network.", "grounding.", "named_normalizer.")
     additions = (".lora_a", ".lora_b")
 
     tokens_IT: Tensor
@@ -72,8 +74,8 @@ class VLAPolicy(FlowChains):
         self.grounding = nn.ModuleDict({"roles": nn.Sequential(nn.LayerNorm(text), nn.Linear(text, 3 * ROLES))})
         if words:
             self.grounding["words"] = nn.Sequential(nn.LayerNorm(text), nn.Linear(text, len(words)))
-        if spec.privileged_dim:
-            self.grounding["state"] = nn.Linear(hidden, spec.privileged_dim)
+        self.grounding["named"] = nn.Linear(hidden, NAMED)
+        self.named_normalizer = RunningNormalizer(NAMED)
         tokens_IT, real_IT = tokenize(parts.tokenizer, spec.instructions, config.max_tokens)
         self.register_buffer("tokens_IT", tokens_IT, persistent=False)
         self.register_buffer("real_IT", real_IT, persistent=False)
@@ -167,6 +169,11 @@ class VLAPolicy(FlowChains):
         velocity = self.out(self.features(self.encode(obs), x.view(-1, DRAWS, *x.shape[1:]), t)).flatten(0, 1)
         return (velocity - (noise - action))[..., : self.spec.action_dim].square().mean()
 
+    def fit_normalizer(self, obs: Obs) -> None:
+        super().fit_normalizer(obs)
+        if "named" in obs:
+            self.named_normalizer.fit(obs["named"])
+
     # -- grounding -----------------------------------------------------------------------------------------------------
 
     def grounding_loss(self, obs: Obs, where: bool) -> Tensor:
@@ -179,8 +186,8 @@ class VLAPolicy(FlowChains):
 
         - squared distance of where these roles are in the picture (centres; the picture reaches from -1 to 1), as
           image tokens tell whose patches clearly show them: the sum over roles, the mean over such patches;
-        - squared error of what the simulator knows, ``privileged``, standardised, as the state token tells after it
-          has read them: the mean over its numbers.
+        - squared error of where the named object and place are in the world, ``named``, standardised, as the state
+          token tells after it has read them: the mean over its numbers.
         """
         prefix, tokens = self._encode(obs, self.tokens_IT.shape[1])
         logit, centre = self._guess(tokens)
@@ -195,10 +202,8 @@ class VLAPolicy(FlowChains):
         error = (centre - _centres(masks).repeat_interleave(share.shape[1] // masks.shape[1], 1)).square().sum(-1)
         clear = share > CLEARLY / 2
         loss = loss + CENTRE_WEIGHT * ((error * clear).sum((0, 1)) / clear.sum((0, 1)).clamp_min(1)).sum()
-        if "state" in self.grounding and self.critic.normalizer is not None:
-            known = self.grounding["state"](self._code(prefix, obs).context.feature)
-            loss = loss + KNOWN_WEIGHT * F.mse_loss(known, self.critic.normalizer(obs["privileged"]))
-        return loss
+        told = self.grounding["named"](self._code(prefix, obs).context.feature)
+        return loss + NAMED_WEIGHT * F.mse_loss(told, self.named_normalizer(obs["named"]))
 
     def found(self, obs: Obs) -> dict[str, Tensor]:
         """By camera: whether the patch that is thought to show the named object most surely shows some of it."""

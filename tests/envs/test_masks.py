@@ -34,6 +34,28 @@ def test_masks_show_what_the_instruction_names() -> None:
     assert seen == set(Role)
 
 
+def test_words_describe_what_pixels_show() -> None:
+    env = make_pool("tabletop", {}, num_envs=24, num_threads=1, cameras=[CAMERAS["front"]])
+    obs = Scenes(env, execute=4, seed=5).look()
+    texts = ("nothing", *env.spec.descriptions)
+    for row, i in enumerate(obs["instruction"].tolist()):
+        by_role = {role: obs["described.front"][row][obs["masks.front"][row] == role].unique() for role in Role}
+        named, place = ([texts[index] for index in by_role[role].tolist()] for role in (Role.OBJECT, Role.PLACE))
+        solid, _, tray = env.spec.instruction_goals[i].partition(" -> ")
+        assert set(named) <= {solid}
+        assert place == [tray]
+        assert by_role[Role.NONE].tolist() == [0]
+
+
+def test_what_is_named_is_seen_from_base_and_tool() -> None:
+    env = make_pool("tabletop", {}, num_envs=6, num_threads=1, cameras=[CAMERAS["front"]])
+    obs = Scenes(env, execute=4, seed=5).look()
+    thing, from_tool, place = obs["named"].split(3, -1)
+    torch.testing.assert_close(thing, env.task.object.float())
+    torch.testing.assert_close(thing - from_tool, env.task.view.tcp_pos.float())
+    assert (place[:, 1].abs() > 0.2).all(), "left or right"
+
+
 def test_places_are_those_of_the_instruction() -> None:
     env = make_pool("tabletop", {}, num_envs=24, num_threads=1, cameras=[CAMERAS["front"]])
     obs = Scenes(env, execute=4, seed=0).look()

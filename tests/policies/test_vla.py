@@ -287,7 +287,7 @@ def red_and_blue_halves() -> tuple[Obs, Tensor]:
 def test_grounding_teaches_what_the_words_name_and_where_it_is() -> None:
     obs, named_left = red_and_blue_halves()
     policy = build(spec=spec(descriptions=("red half", "blue half")))
-    obs["privileged"] = torch.where(named_left, -1.0, 1.0)[:, None].expand(-1, policy.spec.privileged_dim)
+    obs["named"] = torch.where(named_left, -1.0, 1.0)[:, None].expand(-1, 9)
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
     before = policy.grounding_loss(obs, where=True).item()
     for _ in range(150):
