@@ -24,7 +24,7 @@ class GroundingConfig(SupervisedConfig):
     allowed."""
 
     batch_size: int = 64
-    updates: int = 6000
+    updates: int = 4000
     learning_rate: float = 2e-3
     reuse: float = 6.0
     masks_only: float = 0.4
