@@ -1,7 +1,8 @@
-"""Grounding: a fresh policy that sees and reads learns which parts of a picture show what an instruction names.
+"""Grounding: a fresh policy that sees and reads learns what a picture shows and where that is which an instruction names.
 
-Its targets are masks that a simulator draws, of as many scenes as one likes. Imitation and reinforcement learning then
-start from eyes and words that know each other, as π0 starts from a model of captioned pictures.
+Its targets are what a simulator knows of as many scenes as one likes: which words describe a part of the picture, which
+part is the named object or place, and where these are. Imitation and reinforcement learning then start from eyes and
+words that know each other, as π0 starts from a model of captioned pictures.
 """
 
 from __future__ import annotations
@@ -56,10 +57,14 @@ class Grounding(Supervised):
         return self.updates >= self.config.masks_only * self.config.updates
 
     @torch.no_grad()
-    def validate(self, obs: Obs) -> tuple[float, dict[str, float]]:
-        """Of the average weights: the loss of what is being learned, and by camera how often they find the named object
-        (``Groundable.found``)."""
+    def validate(self, obs: Obs) -> float:
+        """The loss of the average weights in what is being learned now."""
         assert isinstance(self.average, Groundable)
-        obs = self.to_device(obs)
-        found = {name: float(hit_M.float().mean()) for name, hit_M in self.average.found(obs).items() if len(hit_M)}
-        return float(self.average.grounding_loss(obs, self.asks_where)), found
+        return float(self.average.grounding_loss(self.to_device(obs), self.asks_where))
+
+    @torch.no_grad()
+    def find(self, obs: Obs) -> dict[str, float]:
+        """How often the average weights find the named object, by camera that shows it (``Groundable.found``)."""
+        assert isinstance(self.average, Groundable)
+        found = self.average.found(self.to_device(obs))
+        return {camera: float(hit_M.float().mean()) for camera, hit_M in found.items() if len(hit_M)}

@@ -1,4 +1,5 @@
-"""Training by masks: a simulator in, a run directory out, whose policy imitation can start from (init=).
+"""Training by what a simulator knows of its scenes: a task in, a run directory out, whose policy imitation can start
+from (init=).
 
 Scenes ──► Buffer ──► Grounding.update ──► average weights ──► what they find in scenes that nobody trains on
 """
@@ -83,13 +84,13 @@ class GroundingRun(SupervisedRun):
         return algorithm.update(self.buffer.sample(options.batch_size, algorithm.generator))
 
     def validate(self) -> tuple[float, dict[str, float]]:
-        loss, rates = self.algorithm.validate(self.validation)
-        return loss, {f"eval/found/{camera}": share for camera, share in rates.items()}
+        rates = {f"eval/found/{camera}": rate for camera, rate in self.algorithm.find(self.validation).items()}
+        return self.algorithm.validate(self.validation), rates
 
     def evaluate(self, progress: Progress, trained: str) -> dict[str, Any] | None:
         """What is found in scenes that nobody trained on, by split and camera."""
         progress.message(f"trained for {trained}")
-        found = {split: self.algorithm.validate(obs)[1] for split, obs in self._by_split().items()}
+        found = {split: self.algorithm.find(obs) for split, obs in self._by_split().items()}
         return {"task": self.config.task["name"], "scenes": VALIDATION_SCENES, "found": found}
 
     def _by_split(self) -> dict[str, Obs]:

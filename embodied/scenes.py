@@ -1,6 +1,9 @@
-"""Pictures with masks, as many as one likes: what policies' cameras see while the expert and chance move the robot.
+"""Scenes with what the simulator knows of them: what cameras see while the expert and chance move the robot.
 
-MujocoPool ── look ──► observations [N, ...] with ``masks.<camera>`` ──► Buffer of the newest ──► random batches
+MujocoPool ── look ──► observations [N, ...] and what is in them ──► Buffer of the newest ──► random batches
+
+Beside the observation: ``masks.<camera>``, the role of what each pixel shows, ``described.<camera>``, which description
+fits it, and ``named`` [N, 9], where the named object and place are.
 """
 
 from __future__ import annotations

@@ -10,11 +10,9 @@ Suffixes: n simulations, g geoms, t tiles (c columns, r rows of them), p pixels 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import mujoco
 import numpy as np
 from mujoco import mjtGeom
 from numpy.typing import NDArray
@@ -52,48 +50,27 @@ class Grid:
 
 
 class Outlines:
-    """Bounds of the geoms of some layers in ``num_sims`` simulations: a box along the geom's axes with half sizes h, to
-    every point of which a sphere of radius r is added, or (disc) a disc of that radius across the z axis."""
+    """Bounds of geoms in some simulations: a box along the geom's axes with half sizes h, to every point of which a
+    sphere of radius r is added, or (disc) a disc of that radius across the z axis. kind, size, rbound: types, sizes and
+    bounding radii of the geoms, [n, g], [n, g, 3] and [n, g]."""
 
-    def __init__(self, model: mujoco.MjModel, layers: Sequence[Ids], num_sims: int) -> None:
-        geoms = np.concatenate(layers)
-        ends = np.cumsum([len(layer) for layer in layers])
-        self._layers = [slice(end - len(layer), end) for end, layer in zip(ends, layers, strict=True)]
-        self.bodies, self._body_g = np.unique(model.geom_bodyid[geoms], return_inverse=True)
-        self._pos_g3 = model.geom_pos[geoms].astype(np.float32)
-        rotation = np.empty((len(geoms), 9))
-        for row, geom in zip(rotation, geoms, strict=True):
-            mujoco.mju_quat2Mat(row, model.geom_quat[geom])
-        self._rotation_g33 = rotation.reshape(-1, 3, 3).astype(np.float32)
-        bounds = _bounds(model.geom_type[geoms], model.geom_size[geoms], model.geom_rbound[geoms])
-        self._half_ng3, self._radius_ng, self._disc_ng = (np.stack([bound] * num_sims) for bound in bounds)
+    def __init__(self, kind_ng: Ids, size_ng3: Array, rbound_ng: Array) -> None:
+        self._half_ng3, self._radius_ng, self._disc_ng = _bounds(kind_ng, size_ng3, rbound_ng)
 
-    def resize(self, layer: int, rows: Ids, type_ng: Ids, size_ng3: Array, rbound_ng: Array) -> None:
-        """Take other types, sizes and bounding radii of the geoms of a layer in simulations ``rows`` [n]."""
-        at = rows, self._layers[layer]
-        self._half_ng3[at], self._radius_ng[at], self._disc_ng[at] = _bounds(type_ng, size_ng3, rbound_ng)
+    def resize(self, rows: Ids, kind_ng: Ids, size_ng3: Array, rbound_ng: Array) -> None:
+        """Take others in simulations ``rows``."""
+        self._half_ng3[rows], self._radius_ng[rows], self._disc_ng[rows] = _bounds(kind_ng, size_ng3, rbound_ng)
 
-    def tiles(
-        self,
-        rows: Ids,
-        xpos_nb3: Array,
-        xmat_nb9: Array,
-        origin_n3: Array,
-        rotation_n33: Array,
-        step_n: Array,
-        grid: Grid,
-    ) -> list[NDArray[np.bool_]]:
-        """Which tiles may show each layer, bool [n, t].
+    def touched(
+        self, rows: Ids, center_3ng: Array32, axes_33ng: Array32, step_n: Array, grid: Grid
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which columns and lines of tiles may show each geom of simulations ``rows``, bool [c, n, g] and [r, n, g].
 
-        rows: the simulations. xpos, xmat: poses of ``self.bodies``. origin, rotation, step: see ``Lens.pose``.
+        center, axes: see ``Frames.seen``. step: see ``Lens.pose``.
         """
-        to_camera, n, g = rotation_n33.transpose(0, 2, 1)[:, None], len(rows), len(self._body_g)
-        body_nb33 = (to_camera @ xmat_nb9.reshape(n, -1, 3, 3)).astype(np.float32)
-        body_nb31 = (to_camera @ (xpos_nb3 - origin_n3[:, None])[..., None]).astype(np.float32)
-        turn = body_nb33[:, self._body_g]
+        n, g = center_3ng.shape[1:]
         # one axis for all pairs of simulation and geom, the last one, makes the following fast
-        center = (body_nb31[:, self._body_g] + turn @ self._pos_g3[..., None]).reshape(-1, 3).T.copy()
-        axes = (turn @ self._rotation_g33).reshape(-1, 9).T.copy().reshape(3, 3, -1)
+        center, axes = center_3ng.reshape(3, -1), axes_33ng.reshape(3, 3, -1)
         half, radius, disc = (
             self._half_ng3[rows].reshape(-1, 3).T.copy(),
             self._radius_ng[rows].ravel(),
@@ -111,9 +88,7 @@ class Outlines:
             inside = (middle[:size] + reach[:size] >= 0) & (middle[size:] - reach[size:] <= 0)
             touched.append(inside.reshape(size, n, g))
         ahead = radius - center[2] + (np.abs(axes[2]) * half).sum(0) > 0
-        columns = (touched[0] & ahead.reshape(n, g)).transpose(1, 2, 0).astype(np.float32)
-        lines = touched[1].transpose(1, 0, 2).astype(np.float32)
-        return [(lines[..., some] @ columns[:, some] > 0).reshape(n, -1) for some in self._layers]
+        return touched[0] & ahead.reshape(n, g), touched[1]
 
 
 def _bounds(type_ng: Ids, size_ng3: Array, rbound_ng: Array) -> tuple[Array32, Array32, Array32]:

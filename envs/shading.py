@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from envs.cameras import CHECKER_M, EXTENT_M, FAST, Array, Ids
 from envs.culling import Grid
+from envs.solids import Vector, dot
 
 Array32 = NDArray[np.float32]
 AMBIENT, FROM_ABOVE, FACING, SUN = (np.float32(share) for share in (0.34, 0.14, 0.14, 0.62))
@@ -21,18 +22,14 @@ HORIZON, ZENITH = (255 * np.array(color, np.float32) for color in (FAST.horizon,
 NOTHING = -1  # segmentation where there is no geom
 
 
-def shade(normal_3m: Array32, ray_3m: Array32, sun_3m: Array32, brightness_m: Array32) -> Array32:
-    """How much light the camera gets from surfaces of white, [m]. ray: from the camera, of any length."""
-    length = np.sqrt(_dot(ray_3m, ray_3m))
-    facing = -_dot(normal_3m, ray_3m) / length
+def shade(normal: Vector, ray: Vector, length: Array32, sun: Vector, up: Vector, brightness: Array32) -> Array32:
+    """How much light the camera gets from surfaces of white. normal, ray (from the camera, of some length) and
+    the directions to the sun and upwards: in any one frame, of shapes that broadcast."""
+    facing = -dot(normal, ray) / length
     outward = np.where(facing < 0, np.float32(-1), np.float32(1))
-    lit = np.maximum(outward * _dot(normal_3m, sun_3m), np.float32(0))
-    light = AMBIENT + FROM_ABOVE * (outward * normal_3m[2]) + FACING * np.abs(facing) + SUN * lit
-    return light * brightness_m
-
-
-def _dot(a_3m: Array32, b_3m: Array32) -> Array32:
-    return a_3m[0] * b_3m[0] + a_3m[1] * b_3m[1] + a_3m[2] * b_3m[2]
+    lit = np.maximum(outward * dot(normal, sun), np.float32(0))
+    light = AMBIENT + FROM_ABOVE * (outward * dot(normal, up)) + FACING * np.abs(facing) + SUN * lit
+    return light * brightness
 
 
 def frame_rays(grid: Grid, step_n: Array, rotation_n33: Array) -> tuple[list[Array32], Array32]:

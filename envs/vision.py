@@ -1,13 +1,13 @@
-"""What policies see: pictures of all simulations of a pool, many a millisecond, without OpenGL or a GPU.
+"""What policies see: pictures of all simulations of a pool, thousands a second, without OpenGL or a GPU.
 
-    Lens: where the camera is ─► Ground: table, floor and sky, computed ─► for each layer of geoms
-        Outlines: tiles that may show it ─► Batch.ray through their pixels ─► shade what is nearer than what is there
+    Lens: where the camera is ─► Ground: table, floor and sky ─► what stands still ─► what moves
+        Outlines: tiles that may show a geom ─► solids: where their rays meet it ─► shade what is nearest
 
 ``envs.cameras.render`` makes better pictures and takes longer: for videos. Here the robot is a few geoms
-(``assets/franka/coarse.xml``), there are no shadows, and a ray is cast only where it can hit something, against the
-geoms of one layer.
+(``assets/franka/coarse.xml``), there are no shadows, and rays are cast only where they can hit something, all rays of
+one kind of geom at once.
 
-Suffixes: n simulations, h and w pixels, r rays of one simulation, m hits of all, g geoms.
+Suffixes: n simulations, h and w pixels.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from embodied.core.errors import unknown_name
 from envs.appearance import COLLISION_GROUP, add_looks
 from envs.camera_randomization import CameraRandomization, Lens, Scenery
 from envs.cameras import Camera, Ids
-from envs.painter import GROUND, OBJECTS, ROBOT, Frame, Painter
+from envs.painter import GROUND, Frame, Painter
 from envs.seeding import EpisodeRng
 
 CAMERAS = {
     "front": Camera("front", fovy_deg=32.0, pos=(1.2, -0.15, 0.8), lookat=(0.5, 0.0, 0.05)),
     "wrist": Camera("wrist", mount="wrist"),
 }
+OBJECTS, ROBOT = 0, (1, 2, 3, 4)  # groups of the twin's geoms beside GROUND, see assets/franka/coarse.xml
 FEWEST = 8  # simulations that are worth a thread
 
 

@@ -3,7 +3,8 @@
     raycast_over_egl, raycast_over_osmesa                 over ``mujoco.Renderer``, in as many processes as cores
     raycast_over_egl_coarse, raycast_over_osmesa_coarse   the same where geoms have fewer facets, and the floor ends
 
-Both take the same pictures, 64 x 64: of the same model, all its geoms, states and pose. OpenGL draws no shadows,
+Both take such pictures, 64 x 64, of the same model with all its geoms from the same pose: OpenGL of the states at the
+start, over and over, rays of what follows, a decision later each time, as in training. OpenGL draws no shadows,
 reflections, haze, sky box or multisampling, into a buffer of the picture's size; the coarse scene is the fastest that
 we found for it. The wall clock decides, and the processor time of a picture is told beside; of other cameras too: with
 depth and segmentation, randomised, with every ray cast, 128 x 128, and on the wrist. What is not there is left out.
@@ -37,6 +38,7 @@ from envs.seeding import EpisodeRng
 from envs.vision import CameraRig, find_camera
 
 TASK = "pick_place"
+DECISION = 4  # control steps
 BACKENDS = {
     "egl": "Debian: apt install libegl1 libegl-mesa0 libgl1-mesa-dri",
     "osmesa": "Debian: apt install libosmesa6",
@@ -63,7 +65,7 @@ def measure(short: bool) -> Report:
     threads.use(1)  # as an env worker does
     pool = make_pool(TASK, {}, num_envs=sizes.num_envs, num_threads=threads.available_cores(), stagger=True)
     for _ in range(sizes.preroll):
-        pool.step(2 * torch.rand(pool.num_envs, 4, pool.spec.action_dim) - 1)
+        pool.step(2 * torch.rand(pool.num_envs, DECISION, pool.spec.action_dim) - 1)
     front = Rays(pool)
     against_opengl(report, sizes, front)
     variants(report, sizes, front)
@@ -87,7 +89,8 @@ class Rays:
         self.cpu_s: list[float] = []
 
     def speed(self) -> float:
-        """Pictures a second."""
+        """Pictures a second, of what random actions lead to; some episodes begin on the way."""
+        self.pool.step(2 * torch.rand(self.pool.num_envs, DECISION, self.pool.spec.action_dim) - 1)
         began = time.process_time()
         seconds = timed(lambda: self.rig.render(**self.request))
         self.cpu_s.append((time.process_time() - began) / self.pool.num_envs)

@@ -41,7 +41,9 @@ def test_depth_and_segmentation_are_those_of_rays(task: str, camera: Camera) -> 
     rig = rig_of(env, camera)
     seen, truth = rig.render(**EVERYTHING), all_rays(env, rig, camera)
     other = seen[f"segmentation.{camera.name}"].numpy() != truth["segmentation"]
-    assert other.mean() < 1e-3, "only where two geoms meet, as the depth below shows: which is nearer is rounding there"
+    assert other.mean() < 5e-3, (
+        "only where two geoms coincide, as the depth below shows: walls of a tray at its corners"
+    )
     near = truth["depth"] < 5.0
     depth = seen[f"depth.{camera.name}"].numpy()
     np.testing.assert_allclose(depth[near], truth["depth"][near], rtol=2e-6)
@@ -97,6 +99,21 @@ def test_a_picture_does_not_depend_on_the_others() -> None:
         assert_equal(alone, {key: value[[i]] for key, value in together.items()})
     some = np.array([3, 4, 20, 36])
     assert_equal(rig_of(env, num_threads=3).render(some, **EVERYTHING), {k: v[some] for k, v in together.items()})
+
+
+def test_what_stands_still_is_painted_anew_when_it_moves() -> None:
+    env = moved(num_envs=3)
+    rig = rig_of(env, FRONT)
+    before = rig.render(**EVERYTHING)
+    env.batch.bind("mocap_pos")[1, 0, :2] += 0.05  # the tray of one of them
+    env.batch.forward()
+    after = rig.render(**EVERYTHING)
+    truth = all_rays(env, rig, FRONT)
+    np.testing.assert_allclose(after["depth.front"][0].numpy(), before["depth.front"][0].numpy())
+    np.testing.assert_allclose(after["depth.front"].numpy(), truth["depth"], rtol=1e-3)
+    changed = (before["images.front"] != after["images.front"]).flatten(1).any(1)
+    assert changed.tolist() == [False, True, False]
+    assert_equal(rig_of(env, FRONT).render(**EVERYTHING), after)
 
 
 def test_pictures_do_not_change_the_simulation() -> None:
