@@ -25,35 +25,43 @@ from envs.shading import Ground, frame_rays, shade, to_uint8
 from envs.solids import SOLIDS, Meeting, Vector
 
 GROUND = 5  # group of the twin's geoms that are computed, see assets/franka/coarse.xml
-BLOCK = 32  # simulations that are painted together
+BLOCK = 128  # simulations that are painted together
 _SHAPE = ("geom_type", "geom_size", "geom_rbound")
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Pictures as they grow: rgb uint8 [n, h, w, 3], depth float32 [n, h, w], geom int32 [n, h, w]."""
+    """Pictures as they grow: rgb uint8 [n, h, w, 3], depth float32 [n, h, w], geom int32 [n, h, w] or None, which saves
+    time."""
 
     rgb: NDArray[np.uint8]
     depth: NDArray[np.float32]
-    geom: NDArray[np.int32]
+    geom: NDArray[np.int32] | None
 
     @staticmethod
-    def empty(count: int, height: int, width: int) -> Frame:
+    def empty(count: int, height: int, width: int, geoms: bool = True) -> Frame:
         shape = (count, height, width)
-        return Frame(np.empty((*shape, 3), np.uint8), np.empty(shape, np.float32), np.empty(shape, np.int32))
+        geom = np.empty(shape, np.int32) if geoms else None
+        return Frame(np.empty((*shape, 3), np.uint8), np.empty(shape, np.float32), geom)
 
     def flat(self, rows: slice) -> Frame:
         """A view of some rows, with one axis for all pixels."""
-        rgb, depth, geom = self.rgb[rows], self.depth[rows], self.geom[rows]
-        return Frame(rgb.reshape(len(rgb), -1, 3), depth.reshape(len(rgb), -1), geom.reshape(len(rgb), -1))
-
-    def take(self, rows: Ids) -> Frame:
-        """A copy of some rows."""
-        return Frame(self.rgb.take(rows, axis=0), self.depth.take(rows, axis=0), self.geom.take(rows, axis=0))
+        rgb, depth = self.rgb[rows], self.depth[rows]
+        n = len(depth)
+        geom = None if self.geom is None else self.geom[rows].reshape(n, -1)
+        return Frame(rgb.reshape(n, -1, 3), depth.reshape(n, -1), geom)
 
     def put(self, rows: Ids | slice, other: Frame) -> None:
         """Replace some rows by those of ``other``."""
-        self.rgb[rows], self.depth[rows], self.geom[rows] = other.rgb, other.depth, other.geom
+        self.rgb[rows], self.depth[rows] = other.rgb, other.depth
+        if self.geom is not None:
+            self.geom[rows] = other.geom
+
+    def take(self, rows: Ids, out: Frame) -> None:
+        """Copy some rows to ``out``."""
+        for kept, copy in ((self.rgb, out.rgb), (self.depth, out.depth), (self.geom, out.geom)):
+            if kept is not None and copy is not None:
+                kept.take(rows, axis=0, out=copy, mode="clip")  # type: ignore[call-overload]  # clip needs no buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +148,8 @@ class _Stage:
         all_places = (shot.grid.pixel_tp.T.take(tile_m, axis=1) + row_m * frame.depth.shape[1]).ravel()
         nearer = _keep_nearest(frame.depth.reshape(-1), all_places, depth)
         place, picture = all_places.take(nearer), frame.rgb.reshape(-1, 3)
-        frame.geom.reshape(-1)[place] = np.broadcast_to(self.geoms[geom_m], light.shape).ravel().take(nearer)
+        if frame.geom is not None:
+            frame.geom.reshape(-1)[place] = np.broadcast_to(self.geoms[geom_m], light.shape).ravel().take(nearer)
         for k in range(3):
             color = light * view.rgba_4m[k]
             if translucent:
@@ -309,7 +318,7 @@ class Painter:
             self._paint_still(lens, _Shot.of(lens, shot.sims[stale], fresh))
             backdrop.frame.put(rows[stale], fresh)
             backdrop.pose_nb12[rows], backdrop.known_n[rows] = pose, True
-        shot.frame.put(slice(None), backdrop.frame.take(rows))
+        backdrop.frame.take(rows, out=shot.frame)
 
     def _paint_still(self, lens: Lens, shot: _Shot) -> None:
         """Start the pictures with the ground and what stands still on it."""

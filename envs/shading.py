@@ -46,8 +46,10 @@ def frame_rays(grid: Grid, step_n: Array, rotation_n33: Array) -> tuple[list[Arr
 
 
 def to_uint8(color: Array32) -> NDArray[np.uint8]:
-    """Colours 0 to 255, rounded; brighter ones are white."""
-    return (np.minimum(color, np.float32(255)) + np.float32(0.5)).astype(np.uint8)
+    """Colours 0 to 255, rounded; brighter ones are white. ``color`` is used up."""
+    np.minimum(color, np.float32(255), out=color)
+    color += np.float32(0.5)
+    return color.astype(np.uint8)
 
 
 class Ground:

@@ -33,7 +33,7 @@ CAMERAS = {
     "wrist": Camera("wrist", mount="wrist"),
 }
 OBJECTS, ROBOT = 0, (1, 2, 3, 4)  # groups of the twin's geoms beside GROUND, see assets/franka/coarse.xml
-FEWEST = 8  # simulations that are worth a thread
+FEWEST = 64  # simulations that are worth a thread
 
 
 def find_camera(name: str) -> Camera:
@@ -90,7 +90,8 @@ class CameraRig:
         optical axis (inf: the sky) and ``segmentation.<name>`` int32 [n, h, w], ids of ``model``'s geoms (-1: the sky).
         """
         sims = np.arange(self.batch.nsim) if ids is None else ids
-        frames = [Frame.empty(len(sims), lens.camera.height, lens.camera.width) for lens in self.lenses]
+        sizes = [(lens.camera.height, lens.camera.width) for lens in self.lenses]
+        frames = [Frame.empty(len(sims), *size, geoms=segmentation) for size in sizes]
 
         def work(painter: Painter) -> None:
             for lens, frame in zip(self.lenses, frames, strict=True):
@@ -102,7 +103,7 @@ class CameraRig:
             pictures[f"images.{lens.camera.name}"] = torch.from_numpy(frame.rgb)
             if depth:
                 pictures[f"depth.{lens.camera.name}"] = torch.from_numpy(frame.depth)
-            if segmentation:
+            if frame.geom is not None:
                 pictures[f"segmentation.{lens.camera.name}"] = torch.from_numpy(frame.geom)
         return pictures
 
