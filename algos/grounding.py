@@ -24,10 +24,10 @@ class GroundingConfig(SupervisedConfig):
     """Options of Grounding; configs/algo/grounding.yaml says what each one means. UserError on a value that is not
     allowed."""
 
-    batch_size: int = 64
-    updates: int = 4000
-    learning_rate: float = 2e-3
-    reuse: float = 6.0
+    batch_size: int = 32
+    updates: int = 12000
+    learning_rate: float = 1.5e-3
+    reuse: float = 4.0
     masks_only: float = 0.4
 
     def __post_init__(self) -> None:

@@ -90,7 +90,8 @@ def test_translucent_geoms_show_what_is_behind() -> None:
 # -- what a picture may depend on ------------------------------------------------------------------------------------
 
 
-def test_a_picture_does_not_depend_on_the_others() -> None:
+def test_a_picture_does_not_depend_on_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envs.vision.FEWEST", 8)
     env = moved(num_envs=37)
     rig = rig_of(env, num_threads=1)
     together = rig.render(**EVERYTHING)
