@@ -22,6 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+SHORT = 128  # tokens
+
+
 class Prefix(NamedTuple):
     """What the action expert attends to: keys and values [N, L, G, P, D], and which tokens are real, bool [N, P]."""
 
@@ -128,13 +131,13 @@ def _expert_layer(layer: Any, x: Tensor, rotation: tuple[Tensor, Tensor], contex
     )
     heads = attention.num_key_value_groups
     query = _rotate(query, rotation).view(num, steps, horizon, -1, heads, attention.head_dim)
-    query = query.permute(0, 3, 1, 4, 2, 5).flatten(3, 4)
+    query = query.permute(0, 3, 1, 2, 4, 5).flatten(2, 4)
     own = (
         torch.cat((token.unsqueeze(2).expand(-1, -1, steps, -1, -1), part.permute(0, 3, 1, 2, 4)), 3)
         for token, part in zip(context.state[index], (_rotate(key, rotation), value), strict=True)
     )
-    out = _attend_prefix(attention, query.flatten(2, 3), context.prefix, context.bias, index, *own)
-    out = out.view(num, -1, steps, heads, horizon, attention.head_dim).permute(0, 2, 4, 1, 3, 5)
+    out = _attend_prefix(attention, query, context.prefix, context.bias, index, *own)
+    out = out.view(num, -1, steps, horizon, heads, attention.head_dim).permute(0, 2, 3, 1, 4, 5)
     return _feed_forward(layer, x + attention.o_proj(out.flatten(3)))
 
 
@@ -147,11 +150,12 @@ def _attend_prefix(
     Nothing is put together in memory but scores, so that no gradient is made for a prefix that needs none.
     """
     num, groups, count, size = query.shape
-    query = (query * attention.scaling).flatten(0, 1)
+    query, scaling = query.flatten(0, 1), attention.scaling
     by_step = query.view(num * groups * key.shape[2], -1, size)
     shared_key, shared_value = (part[:, index].flatten(0, 1) for part in (prefix.key, prefix.value))
-    shared = torch.baddbmm(bias.expand(-1, groups, 1, -1).flatten(0, 1), query, shared_key.transpose(1, 2))
-    own = torch.bmm(by_step, key.flatten(0, 2).transpose(1, 2)).view(num * groups, count, -1)
+    bias = bias.expand(-1, groups, 1, -1).flatten(0, 1)
+    shared = torch.baddbmm(bias, query, shared_key.transpose(1, 2), alpha=scaling)
+    own = scaling * torch.bmm(by_step, key.flatten(0, 2).transpose(1, 2)).view(num * groups, count, -1)
     weights = torch.cat((shared, own), -1).softmax(-1)
     shared, own = weights[..., : shared.shape[-1]], weights[..., shared.shape[-1] :]
     out = torch.bmm(own.reshape(*by_step.shape[:2], -1), value.flatten(0, 2)).view(num * groups, count, size)
@@ -167,24 +171,29 @@ def _keys_values(attention: Any, x: Tensor, rotation: tuple[Tensor, Tensor]) -> 
 
 
 def _queries(attention: Any, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Of tokens x [N, P, hidden], those of the heads that share a key-value head one after the other, [N, G, gP, D]."""
+    """Of tokens x [N, P, hidden], of each the heads that share a key-value head one after the other, [N, G, Pg, D]; for
+    a single such head, as π0 has it, nothing is copied."""
     num, tokens = x.shape[:2]
     query = attention.q_proj(x).view(num, tokens, -1, attention.head_dim)
     query = _rotate(query, (rotation[0].unsqueeze(2), rotation[1].unsqueeze(2)))
     query = query.view(num, tokens, -1, attention.num_key_value_groups, attention.head_dim)
-    return query.permute(0, 2, 3, 1, 4).flatten(2, 3)
+    return query.permute(0, 2, 1, 3, 4).flatten(2, 3)
 
 
 def _after_attention(layer: Any, x: Tensor, out: Tensor) -> Tensor:
-    """What a layer does with the attended values [N, G, gP, D] of tokens x [N, P, hidden]."""
+    """What a layer does with the attended values [N, G, Pg, D] of tokens x [N, P, hidden]."""
     heads = layer.self_attn.num_key_value_groups
-    out = out.view(*out.shape[:2], heads, x.shape[1], -1).permute(0, 3, 1, 2, 4).flatten(2)
+    out = out.view(*out.shape[:2], x.shape[1], heads, -1).permute(0, 2, 1, 3, 4).flatten(2)
     return _feed_forward(layer, x + layer.self_attn.o_proj(out))
 
 
 def _attend(attention: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    """Queries [N, G, Q, D] on keys and values [N, G, P, D]."""
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=attention.scaling)
+    """Queries [N, G, Q, D] on keys and values [N, G, P, D]. Where P is small all scores at once are faster."""
+    if key.shape[2] > SHORT:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=attention.scaling)
+    bias = bias.expand(-1, query.shape[1], query.shape[2], -1).flatten(0, 1)
+    scores = torch.baddbmm(bias, query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2), alpha=attention.scaling)
+    return torch.bmm(scores.softmax(-1), value.flatten(0, 1)).view(query.shape)
 
 
 def _feed_forward(layer: Any, x: Tensor) -> Tensor:
@@ -196,8 +205,12 @@ def _feed_forward(layer: Any, x: Tensor) -> Tensor:
 
 
 def _rms(norm: Any, x: Tensor) -> Tensor:
-    """GemmaRMSNorm: computed in float32, its weight is around 1."""
-    return F.rms_norm(x.float(), x.shape[-1:], 1.0 + norm.weight.float(), norm.eps).to(x.dtype)
+    """GemmaRMSNorm: computed in float32, its weight is around 1. (F.rms_norm goes over the numbers once more on a CPU.)"""
+    wide = x.float()
+    mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square() / x.shape[-1]
+    normed = wide * torch.rsqrt(mean_square + norm.eps)
+    weight = 1.0 + norm.weight.float()
+    return (normed * weight if torch.is_grad_enabled() else normed.mul_(weight)).to(x.dtype)
 
 
 def _rotation(module: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
