@@ -65,14 +65,14 @@ class CameraRig:
         if not names or len(set(names)) < len(names):
             raise ValueError(f"cameras: got the names {names}, allowed: one at least, each once")
         randomization = randomization or CameraRandomization()
-        layered = _layered(spec)
-        self.batch, self.model = batch, layered.compile()
+        coarse = _coarse(spec)
+        self.batch, self.model = batch, coarse.compile()
         self.lenses = [Lens(camera, batch, randomization) for camera in cameras]
         group = self.model.geom_group
         self.scenery = Scenery(self.model, batch.nsim, randomization, np.isin(group, ROBOT), group == GROUND)
         count = min(num_threads or batch.nthread, -(-batch.nsim // FEWEST))
         shares = np.array_split(np.arange(batch.nsim), count)
-        self._painters = [Painter(batch, layered, self.model, share, self.scenery, cull) for share in shares]
+        self._painters = [Painter(batch, coarse, self.model, share, self.scenery, cull) for share in shares]
         self._threads = ThreadPoolExecutor(len(shares), "camera")
         self.start(np.arange(batch.nsim), None)
 
@@ -108,8 +108,8 @@ class CameraRig:
         return pictures
 
 
-def _layered(spec: mujoco.MjSpec) -> mujoco.MjSpec:
-    """The twin's scene: with the coarse looks, in groups by layer, without what is hidden."""
+def _coarse(spec: mujoco.MjSpec) -> mujoco.MjSpec:
+    """The twin's scene: with the coarse looks, and without what is hidden."""
     spec = spec.copy()
     for body in spec.bodies:
         if not body.explicitinertial and body.name != "world":  # its mass may be that of geoms that are taken away
