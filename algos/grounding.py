@@ -1,4 +1,4 @@
-"""Grounding: a fresh policy that sees and reads learns what a picture shows and where that is which an instruction names.
+"""Grounding: a fresh policy that sees and reads learns what pictures show, and where that is which a task names.
 
 Its targets are what a simulator knows of as many scenes as one likes: which words describe a part of the picture, which
 part is the named object or place, and where these are. Imitation and reinforcement learning then start from eyes and

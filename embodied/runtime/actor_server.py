@@ -35,6 +35,7 @@ class ActorServer:
         self.device = device
         self.merge = merge
         self.version = -1
+        self._loaded: dict[str, Tensor] = {}
         self.infer_s = 0.0
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -44,12 +45,18 @@ class ActorServer:
         began = time.perf_counter()
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
             if self.store.version > self.version:
-                self.version, state = self.store.latest()
-                self.policy.load_state_dict(state)
+                self._take_newest()
             batches = [requests] if self.merge else [[request] for request in requests]
             replies = [reply for batch in batches for reply in self._serve(batch)]
         self.infer_s += time.perf_counter() - began
         return replies
+
+    def _take_newest(self) -> None:
+        """Load those of the newest weights that are others than those loaded before."""
+        self.version, state = self.store.latest()
+        changed = {name: tensor for name, tensor in state.items() if tensor is not self._loaded.get(name)}
+        self.policy.load_state_dict(changed, strict=not self._loaded)
+        self._loaded = state
 
     def _serve(self, requests: Sequence[ActRequest]) -> list[ActReply]:
         """One call of ``Policy.act`` for all who want actions, one of ``Policy.value`` for all who want values."""

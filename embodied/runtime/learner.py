@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from embodied.core.errors import UserError
 from embodied.core.protocols import Algorithm, Metrics, Policy
@@ -40,7 +40,10 @@ class Learner:
 
     def publish(self) -> None:
         """Make the present weights the newest; once before anything acts, then ``learn`` does."""
-        self.store.publish(self.iteration, self.algorithm.policy.state_dict())
+        policy = self.algorithm.policy
+        assert isinstance(policy, nn.Module)
+        frozen = {name for name, parameter in policy.named_parameters() if not parameter.requires_grad}
+        self.store.publish(self.iteration, policy.state_dict(), frozen)
 
     def learn(self, fragments: Sequence[Fragment]) -> Metrics:
         """One update on one batch; the algorithm's metrics."""

@@ -5,12 +5,13 @@
 Timeline: the learner publishes 0 before anything acts, then v+1 after its update on batch v, and only after that does
 the ledger count batch v as consumed: whoever is admitted by that finds the new weights. A published snapshot is never
 written again, so readers may hold it for as long as they like. Normaliser statistics are buffers inside the state.
+Frozen weights, which may be most of a large model, are copied once: all snapshots have the same tensor.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -29,10 +30,15 @@ class WeightStore:
         newest = self._newest
         return -1 if newest is None else newest[0]
 
-    def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
-        """Copy ``state`` (on its device) and make it the newest. Versions must not go back."""
+    def publish(self, version: int, state: Mapping[str, Tensor], frozen: Collection[str] = ()) -> None:
+        """Copy ``state`` (on its device) and make it the newest. Versions must not go back. frozen: names of what has
+        not changed since the first publish."""
         assert version >= self.version, f"published {version} after {self.version}"
-        copy = {name: tensor.detach().clone() for name, tensor in state.items()}
+        kept = self._newest[1] if self._newest else {}
+        copy = {
+            name: kept[name] if name in frozen and name in kept else tensor.detach().clone()
+            for name, tensor in state.items()
+        }
         if any(tensor.is_cuda for tensor in copy.values()):
             torch.cuda.current_stream().synchronize()  # readers use other streams
         with self._changed:

@@ -38,3 +38,28 @@ def test_the_actor_hands_on_what_it_computed_of_each_decision() -> None:
 @pytest.mark.parametrize("options", [{"freeze": FROZEN}, {"prefix_from_actor": True}], ids=["not asked", "not frozen"])
 def test_otherwise_the_learner_gets_the_observation_itself(options: dict[str, object]) -> None:
     assert all(reply.obs is None for reply in serve(build(**options), (2,)))
+
+
+def test_frozen_weights_are_copied_once_and_the_rest_is_followed() -> None:
+    learning, acting, store = build(freeze=FROZEN), build(freeze=FROZEN), WeightStore()
+    frozen = {name for name, parameter in learning.named_parameters() if not parameter.requires_grad}
+    assert frozen
+    assert len(frozen) < len(dict(learning.named_parameters()))
+    with torch.no_grad():
+        for parameter in acting.parameters():
+            parameter.zero_()
+    server = ActorServer(acting, store, torch.device("cpu"), merge=True)
+    request = ActRequest(0, 0, observe(2), learning.sample_noise(2, torch.Generator().manual_seed(0)))
+    snapshots = []
+    for version in range(2):
+        with torch.no_grad():
+            for parameter in learning.parameters():
+                parameter.add_(0.01 * parameter.requires_grad)
+        store.publish(version, learning.state_dict(), frozen)
+        snapshots.append(store.latest()[1])
+        (reply,) = server.act([request])
+        assert reply.sample is not None
+        assert reply.sample.version_N.tolist() == [version] * 2
+        for name, tensor in learning.state_dict().items():
+            assert torch.equal(acting.state_dict()[name], tensor), name
+    assert {name for name, tensor in snapshots[1].items() if tensor is snapshots[0][name]} == frozen
