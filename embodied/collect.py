@@ -42,6 +42,7 @@ from envs import MujocoPool
 
 SEED_STRIDE = 7_000_003  # initial states of demonstrations are not those of evaluations or of training
 MAX_TRIES = 20  # times the episodes asked for: a task that its expert solves more rarely is not demonstrated
+SPARE = 8  # episodes that are tried for each that is still missing, at most as many as were asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +88,21 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
     threads.use(1)
     cameras = square_cameras(options.cameras, options.image_size)
     env = make_env(config, options.episodes, num_threads, splits=(TRAIN,), cameras=cameras)
-    missing = shares(env.spec, options.episodes)
+    spec, missing = env.spec, shares(env.spec, options.episodes)
     kept: list[Episode] = []
     tried, solved = 0, 0
     while len(kept) < options.episodes:
+        few = min(options.episodes, SPARE * (options.episodes - len(kept)))
+        if few < env.num_envs:  # the rest is of goals that not every episode has
+            env.close()
+            env = make_env(config, few, num_threads, splits=(TRAIN,), cameras=cameras)
         if tried >= MAX_TRIES * options.episodes:
             raise UserError(
-                f"the expert of {env.spec.task} solved {solved} of {tried} episodes with noise={options.noise}: too few"
+                f"the expert of {spec.task} solved {solved} of {tried} episodes with noise={options.noise}: too few"
             )
         for episode in record(env, options, SEED_STRIDE * (options.seed + 1) + tried):
             success = bool(episode.success_L[-1])
-            goal = env.spec.instruction_goals[env.spec.instructions.index(episode.instruction)]
+            goal = spec.instruction_goals[spec.instructions.index(episode.instruction)]
             solved += success
             if (success or options.keep_failures) and missing[goal]:
                 missing[goal] -= 1
@@ -106,10 +111,10 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
         spent = duration(time.monotonic() - began)
         print(f"{len(kept)} of {options.episodes} episodes, {spent}", file=sys.stderr)
     env.close()
-    write(out, kept, env.spec)
+    write(out, kept, spec)
     return {
         "data": str(out),
-        "task": env.spec.task,
+        "task": spec.task,
         "episodes": len(kept),
         "frames": sum(map(len, kept)),
         "tried": tried,
