@@ -58,7 +58,7 @@ class GroundingRun(SupervisedRun):
         super().__init__(config, run_dir, self.env.spec, new)
         self.buffer, self.drawn = Buffer(CAPACITY), 0
         judged = experiment.make_env(config, VALIDATION_SCENES, cores)
-        self.validation = Scenes(judged, self.policy.execute, int(config.runtime["eval_seed"])).look()
+        self.validation = Scenes(judged, self.policy.horizon, int(config.runtime["eval_seed"])).look()
         judged.close()
         self.scenes: Scenes | None = None
 
@@ -73,7 +73,7 @@ class GroundingRun(SupervisedRun):
         algorithm, options = self.algorithm, self.algorithm.config
         if self.scenes is None:
             seed = SEED_STRIDE * (self.config.seed + 1) + algorithm.updates
-            self.scenes = Scenes(self.env, self.policy.execute, seed)
+            self.scenes = Scenes(self.env, self.policy.horizon, seed)
             for _ in range(FIRST_LOOKS):
                 self.buffer.add(self.scenes.look())
         self.drawn += options.batch_size

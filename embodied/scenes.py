@@ -22,14 +22,14 @@ RANDOM_SHARE = 0.3  # of decisions are random: pictures from elsewhere than the 
 class Scenes:
     """Looks at the scenes of a pool, which must have cameras; episodes are cut short, so that there are many.
 
-    execute: control steps between two looks. UserError for a task that does not tell what its bodies are.
+    steps: control steps between two looks. UserError for a task that does not tell what its bodies are.
     """
 
-    def __init__(self, env: MujocoPool, execute: int, seed: int) -> None:
+    def __init__(self, env: MujocoPool, steps: int, seed: int) -> None:
         if env.rig is None or not env.task.roles():
             raise UserError(f"algo=grounding needs cameras and a task with masks; {env.task.name} does not have both")
         env.observe_segmentation = True
-        self.env, self.execute, self.seed = env, execute, seed
+        self.env, self.steps, self.seed = env, steps, seed
         self.generator = torch.Generator().manual_seed(seed)
         self.looks = 0
         model = env.rig.model
@@ -59,12 +59,12 @@ class Scenes:
         return told
 
     def _actions(self) -> Tensor:
-        """One decision of every env: the expert's action, or a random one, held; [N, E, A]."""
+        """Until the next look: the expert's action, or a random one, held; [N, steps, A]."""
         wanted_NA = self.env.task.expert()
         random_NA = 2 * torch.rand(wanted_NA.shape, generator=self.generator).to(wanted_NA) - 1
         chance_N = torch.rand(len(wanted_NA), generator=self.generator) < RANDOM_SHARE
         action_NA = torch.where(chance_N[:, None], random_NA, wanted_NA)
-        return action_NA[:, None].expand(-1, self.execute, -1)
+        return action_NA[:, None].expand(-1, self.steps, -1)
 
 
 class Buffer:
