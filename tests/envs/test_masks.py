@@ -14,7 +14,7 @@ from envs.vision import CAMERAS
 
 def test_masks_show_what_the_instruction_names() -> None:
     env = make_pool("tabletop", {}, num_envs=24, num_threads=1, cameras=list(CAMERAS.values()))
-    scenes, colors = Scenes(env, execute=4, seed=3), default_words().colors
+    scenes, colors = Scenes(env, steps=4, seed=3), default_words().colors
     seen = set()
     for _ in range(LOOKS + 1):
         obs = scenes.look()
@@ -36,7 +36,7 @@ def test_masks_show_what_the_instruction_names() -> None:
 
 def test_words_describe_what_pixels_show() -> None:
     env = make_pool("tabletop", {}, num_envs=24, num_threads=1, cameras=[CAMERAS["front"]])
-    obs = Scenes(env, execute=4, seed=5).look()
+    obs = Scenes(env, steps=4, seed=5).look()
     texts = ("nothing", *env.spec.descriptions)
     for row, i in enumerate(obs["instruction"].tolist()):
         by_role = {role: obs["described.front"][row][obs["masks.front"][row] == role].unique() for role in Role}
@@ -49,7 +49,7 @@ def test_words_describe_what_pixels_show() -> None:
 
 def test_what_is_named_is_seen_from_base_and_tool() -> None:
     env = make_pool("tabletop", {}, num_envs=6, num_threads=1, cameras=[CAMERAS["front"]])
-    obs = Scenes(env, execute=4, seed=5).look()
+    obs = Scenes(env, steps=4, seed=5).look()
     thing, from_tool, place = obs["named"].split(3, -1)
     torch.testing.assert_close(thing, env.task.object.float())
     torch.testing.assert_close(thing - from_tool, env.task.view.tcp_pos.float())
@@ -58,7 +58,7 @@ def test_what_is_named_is_seen_from_base_and_tool() -> None:
 
 def test_places_are_those_of_the_instruction() -> None:
     env = make_pool("tabletop", {}, num_envs=24, num_threads=1, cameras=[CAMERAS["front"]])
-    obs = Scenes(env, execute=4, seed=0).look()
+    obs = Scenes(env, steps=4, seed=0).look()
     for row, i in enumerate(obs["instruction"].tolist()):
         columns = (obs["masks.front"][row] == Role.PLACE).nonzero()[:, 1].float()
         assert (float(columns.mean()) < 32) == ("right tray" in env.spec.instruction_goals[i]), "it looks at the robot"
