@@ -8,7 +8,7 @@ state follows. Videos show the shells; policies' cameras the few geoms of ``coar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mujoco
 import numpy as np
@@ -75,11 +75,6 @@ class Twin:
         """Take over the positions of joints and mocap bodies."""
         for field in ("qpos", "mocap_pos", "mocap_quat"):
             self.batch.bind(field)[:] = self.source.bind(field)[self.sims]
-
-    def values(self, field: str, rows: NDArray[np.integer]) -> NDArray[Any]:
-        """Of a field of the model in twins ``rows``, [n, ...]."""
-        shared, expanded = getattr(self.batch.model, field), self.batch.expanded(field)
-        return np.broadcast_to(shared, (len(rows), *shared.shape)) if expanded is None else expanded[rows]
 
     def sync(self, rows: NDArray[np.integer] | slice = slice(None)) -> None:
         """Take over the types, sizes and colours that geoms have in single simulations (``Batch.expand``), in twins

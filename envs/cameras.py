@@ -158,14 +158,20 @@ def mounted_camera(model: mujoco.MjModel, camera: Camera) -> int:
     return cam
 
 
+def field_values(batch: Batch, field: str, sims: Ids) -> NDArray[Any]:
+    """A field of the model in simulations ``sims``, [n, ...]."""
+    shared, expanded = getattr(batch.model, field), batch.expanded(field)
+    values: NDArray[Any] = np.broadcast_to(shared, (len(sims), *shared.shape)) if expanded is None else expanded[sims]
+    return values
+
+
 def geom_colors(batch: Batch, sims: Ids) -> Array:
     """Colour and opacity of every geom in simulations ``sims``, [n, ngeom, 4]; its material's where it has one."""
-    model, per_sim = batch.model, batch.expanded("geom_rgba")
-    rgba_ng4 = (model.geom_rgba[None] if per_sim is None else per_sim[sims]).astype(np.float64)
+    model, rgba_ng4 = batch.model, field_values(batch, "geom_rgba", sims).astype(np.float64)
     if model.nmat:
         uses_material = (model.geom_matid >= 0) & (model.geom_rgba == DEFAULT_RGBA)[:, :3].all(1)
         rgba_ng4 = np.where(uses_material[:, None], model.mat_rgba[np.clip(model.geom_matid, 0, None)], rgba_ng4)
-    return np.broadcast_to(rgba_ng4, (len(sims), model.ngeom, 4))
+    return rgba_ng4
 
 
 def _subset(mask_nr: NDArray[np.bool_]) -> NDArray[np.intp]:

@@ -66,7 +66,8 @@ class Outlines:
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Which columns and lines of tiles may show each geom of simulations ``rows``, bool [c, n, g] and [r, n, g].
 
-        center, axes: see ``Frames.seen``. step: see ``Lens.pose``.
+        center, axes: where the geoms are, and component i of their axis k, [i, k, n, g], in the camera's coordinates.
+        step: see ``Lens.pose``.
         """
         n, g = center_3ng.shape[1:]
         # one axis for all pairs of simulation and geom, the last one, makes the following fast

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from envs.appearance import Twin
 from envs.camera_randomization import Lens, Scenery
-from envs.cameras import Array, Ids, geom_colors
+from envs.cameras import Array, Ids, field_values, geom_colors
 from envs.culling import TILE, Array32, Grid, Outlines
 from envs.other_shapes import OtherShape
 from envs.shading import Ground, frame_rays, shade, to_uint8
@@ -105,7 +105,7 @@ class _Stage:
 
     def _shapes(self, rows: Ids) -> tuple[NDArray[np.int32], Array32, Array]:
         """Types [n, g], sizes [n, g, 3] and bounding radii [n, g] in twins ``rows``."""
-        kind, size, rbound = (self.twin.values(name, rows)[:, self.geoms] for name in _SHAPE)
+        kind, size, rbound = (field_values(self.twin.batch, name, rows)[:, self.geoms] for name in _SHAPE)
         return kind.astype(np.int32), size.astype(np.float32), rbound
 
     def poses(self, sims: Ids) -> Array:

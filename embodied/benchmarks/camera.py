@@ -65,11 +65,16 @@ def measure(short: bool) -> Report:
     threads.use(1)  # as an env worker does
     pool = make_pool(TASK, {}, num_envs=sizes.num_envs, num_threads=threads.available_cores(), stagger=True)
     for _ in range(sizes.preroll):
-        pool.step(2 * torch.rand(pool.num_envs, DECISION, pool.spec.action_dim) - 1)
+        wander(pool)
     front = Rays(pool)
     against_opengl(report, sizes, front)
     variants(report, sizes, front)
     return report
+
+
+def wander(pool: MujocoPool) -> None:
+    """One random decision of every env."""
+    pool.step(2 * torch.rand(pool.num_envs, DECISION, pool.spec.action_dim) - 1)
 
 
 class Rays:
@@ -90,7 +95,7 @@ class Rays:
 
     def speed(self) -> float:
         """Pictures a second, of what random actions lead to; some episodes begin on the way."""
-        self.pool.step(2 * torch.rand(self.pool.num_envs, DECISION, self.pool.spec.action_dim) - 1)
+        wander(self.pool)
         began = time.process_time()
         seconds = timed(lambda: self.rig.render(**self.request))
         self.cpu_s.append((time.process_time() - began) / self.pool.num_envs)

@@ -40,10 +40,9 @@ def test_depth_and_segmentation_are_those_of_rays(task: str, camera: Camera) -> 
     env = moved(task)
     rig = rig_of(env, camera)
     seen, truth = rig.render(**EVERYTHING), all_rays(env, rig, camera)
-    other = seen[f"segmentation.{camera.name}"].numpy() != truth["segmentation"]
-    assert other.mean() < 5e-3, (
-        "only where two geoms coincide, as the depth below shows: walls of a tray at its corners"
-    )
+    body = np.append(rig.model.geom_bodyid, -1)  # walls of a tray coincide at its corners; -1 is the sky
+    other = body[seen[f"segmentation.{camera.name}"].numpy()] != body[truth["segmentation"]]
+    assert other.mean() < 1e-3, "only where two geoms meet, as the depth below shows: which is nearer is rounding there"
     near = truth["depth"] < 5.0
     depth = seen[f"depth.{camera.name}"].numpy()
     np.testing.assert_allclose(depth[near], truth["depth"][near], rtol=2e-6)

@@ -56,7 +56,10 @@ def plain_sample(policy: VLAPolicy, obs: Obs, start: Tensor) -> Tensor:
     )
 
 
-def test_the_ode_is_that_of_transformers() -> None:
+@pytest.mark.parametrize("short", [0, 128], ids=["long prefix", "short prefix"])
+def test_the_ode_is_that_of_transformers(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever way attention is computed."""
+    monkeypatch.setattr("policies.vla.pi0.SHORT", short)
     policy, obs = build(), observe(NUM)
     policy.update_normalizer(obs)
     start = torch.randn(NUM, 3, policy.width, generator=torch.Generator().manual_seed(3))
