@@ -5,10 +5,11 @@
 
 The policy is ``vla_tiny`` as the recipe of the README trains it by reinforcement learning, with vision and language
 frozen and PPO's options, on random images and instructions of different lengths. ``act`` also draws exploration noise
-and tells likelihood and value, which ``sample_actions`` does not. Rows beside the ratios: the prefix computed anew for
-every denoise step (what a policy that knows no prefix would do), one call for a batch against one for each of its
-quarters, images as float32 instead of uint8; updates with the prefix computed once by the learner, rather than handed
-on by the actor, and updates of Flow-Noise, where all denoise steps are stochastic.
+and tells likelihood and value, which ``sample_actions`` does not. That gets its tokens as ``PI0Processor`` pads them.
+Rows beside the ratios: ``sample_actions`` of tokens padded to the longest instruction, as ``act`` has them; the prefix
+computed anew for every denoise step (what a policy that knows no prefix would do), one call for a batch against one
+for each of its quarters, images as float32 instead of uint8; updates with the prefix computed once by the learner,
+rather than handed on by the actor, and updates of Flow-Noise, where all denoise steps are stochastic.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ INSTRUCTIONS = tuple(
     f"{words} the {colour} {shape}" for colour in ("red", "green", "blue", "yellow") for shape in ("cube", "ball")
     for words in ("take", "pick up", "please reach out for and pick up")
 )  # fmt: skip
+PADDED = 48  # tokens of images and words that PI0Processor pads a prompt to
 RECIPE = {"task": "tabletop", "policy": "vla_tiny", "init": "a run of imitation"}
 
 
@@ -88,7 +90,9 @@ def inference(report: Report, sizes: Sizes) -> None:
     policy = make_policy()
     obs = observe(policy, sizes.batch)
     noise = policy.sample_noise(sizes.batch, torch.Generator().manual_seed(0))
-    model, inputs = policy.parts.model, plain_inputs(policy, obs)
+    model, shortest = policy.parts.model, plain_inputs(policy, obs)
+    inputs = shortest | {key: F.pad(shortest[key], (0, max(0, PADDED - shortest[key].shape[1])))
+                         for key in ("input_ids", "attention_mask")}  # fmt: skip
     quarter = -(-sizes.batch // 4)
     parts = [{key: value[start : start + quarter] for key, value in obs.items()}
              for start in range(0, sizes.batch, quarter)]  # fmt: skip
@@ -103,6 +107,9 @@ def inference(report: Report, sizes: Sizes) -> None:
     works: dict[str, Callable[[], object]] = {
         "act": lambda: policy.act(obs, noise),
         "sample_actions": lambda: model.sample_actions(**inputs, noise=noise[:, 0], num_steps=policy.denoise_steps),
+        "sample_actions_shortest": lambda: model.sample_actions(
+            **shortest, noise=noise[:, 0], num_steps=policy.denoise_steps
+        ),
         "prefix_every_step": without_prefix,
         "act_in_quarters": lambda: [policy.act(part, noise[: len(part["state"])]) for part in parts],
         "act_float_images": lambda: policy.act(as_floats, noise),

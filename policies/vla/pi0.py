@@ -6,11 +6,11 @@
 
 The modules and their weights are those of transformers, and so are the numbers (a test compares them with
 ``sample_actions``). What differs: nothing is computed that nobody reads (the language model's last layer is needed for
-its keys and values alone, the state token does not depend on x_t), keys and values are not copied for each step, and
-any number of denoise steps of the same decision go through the expert in one pass.
+its keys and values alone, the state token does not depend on x_t), the prefix is not copied for each step, and any
+number of denoise steps of the same decision go through the expert in one pass.
 
 Suffixes: N decisions, C cameras, P prefix tokens, S denoise steps, H action tokens, L layers, G key-value heads, D size
-of a head.
+of a head, Q queries of a key-value head, J keys and values of action tokens.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def encode_prefix(
 
 
 class Context(NamedTuple):
-    """What action tokens attend to: a prefix with its additive mask [N, 1, 1, P], and behind it the state token, keys
-    and values [N, G, 1, D] of each layer. position: of the first action token, [N]. feature: the state token's last
-    hidden state, [N, hidden]."""
+    """What action tokens attend to: keys and values of the prefix and, behind it, of the state token, of each layer,
+    and their additive mask [N, 1, 1, P + 1]. They are [N, G, P + 1, D] where a gradient is asked for, otherwise
+    [N, G, P + 1 + H, D]: each denoise step writes what its action tokens have into the same place, and nothing else is
+    copied. position: of the first action token, [N]. feature: the state token's last hidden state, [N, hidden]."""
 
-    prefix: Prefix
+    memory: tuple[tuple[Tensor, Tensor], ...]
     bias: Tensor
-    state: tuple[tuple[Tensor, Tensor], ...]
     position: Tensor
     feature: Tensor
 
@@ -82,20 +82,23 @@ def encode_state(model: nn.Module, prefix: Prefix, state_NM: Tensor) -> Context:
     """The state token, which sees the prefix and itself. state: padded to the model's ``max_state_dim``."""
     expert: Any = model.get_submodule("model.dit")
     embed: Any = model.get_submodule("embed_action_time")
+    config: Any = model.config
     x: Tensor = embed.state_proj(state_NM).unsqueeze(1)
-    prefix = Prefix(prefix.key.to(x.dtype), prefix.value.to(x.dtype), prefix.real)
     position_N = prefix.real.sum(-1)
     rotation = _rotation(expert, x, position_N[:, None])
-    bias = _bias(prefix.real, x.dtype)
-    tokens = []
+    bias = F.pad(_bias(prefix.real, x.dtype), (0, 1))
+    used, room = bias.shape[-1], 0 if torch.is_grad_enabled() else config.chunk_size
+    memory = []
     for index, layer in enumerate(expert.layers):
         normed = _rms(layer.input_layernorm, x)
-        tokens.append(_keys_values(layer.self_attn, normed, rotation))
+        parts = zip((prefix.key, prefix.value), _keys_values(layer.self_attn, normed, rotation), strict=True)
+        key, value = (
+            torch.cat((shared[:, index].to(x.dtype), own, own.expand(-1, -1, room, -1)), 2) for shared, own in parts
+        )
+        memory.append((key, value))
         query = _queries(layer.self_attn, normed, rotation)
-        own = tuple(part.unsqueeze(2) for part in tokens[-1])
-        x = _after_attention(layer, x, _attend_prefix(layer.self_attn, query, prefix, bias, index, *own))
-    feature = _rms(expert.norm, x).squeeze(1)
-    return Context(prefix, bias, tuple(tokens), position_N + 1, feature)
+        x = _after_attention(layer, x, _attend(layer.self_attn, query, key[:, :, :used], value[:, :, :used], bias))
+    return Context(tuple(memory), bias, position_N + 1, _rms(expert.norm, x).squeeze(1))
 
 
 def denoise(model: nn.Module, context: Context, x_NSHW: Tensor, time_NS: Tensor) -> Tensor:
@@ -110,55 +113,36 @@ def denoise(model: nn.Module, context: Context, x_NSHW: Tensor, time_NS: Tensor)
     first = embed.action_time_mlp_in  # of both, one beside the other; all actions of a step have the same time
     time = F.linear(torch.cat((angle.sin(), angle.cos()), -1), first.weight[:, action.shape[-1] :], first.bias)
     x = F.linear(action, first.weight[:, : action.shape[-1]]) + time.expand(num, steps, -1).unsqueeze(2)
-    x = embed.action_time_mlp_out(F.silu(x))
-    position_NH = context.position[:, None] + torch.arange(horizon, device=x.device)
-    cos, sin = _rotation(expert, x, position_NH)
-    rotation = (cos[:, None, :, None], sin[:, None, :, None])  # over steps and heads
-    for index, layer in enumerate(expert.layers):
-        x = _expert_layer(layer, x, rotation, context, index)
-    return _rms(expert.norm, x)
+    x = embed.action_time_mlp_out(F.silu(x)).flatten(1, 2)
+    position_NQ = context.position[:, None] + torch.arange(horizon, device=x.device).repeat(steps)
+    rotation = _rotation(expert, x, position_NQ)
+    bias = _steps_bias(context.bias, steps, horizon, expert.layers[0].self_attn.num_key_value_groups)
+    for layer, memory in zip(expert.layers, context.memory, strict=True):
+        normed = _rms(layer.input_layernorm, x)
+        parts = zip(memory, _keys_values(layer.self_attn, normed, rotation), strict=True)
+        key, value = (_joined(past, own, context.bias.shape[-1]) for past, own in parts)
+        query = _queries(layer.self_attn, normed, rotation)
+        x = _after_attention(layer, x, _attend(layer.self_attn, query, key, value, bias))
+    return _rms(expert.norm, x).view(num, steps, horizon, -1)
 
 
-def _expert_layer(layer: Any, x: Tensor, rotation: tuple[Tensor, Tensor], context: Context, index: int) -> Tensor:
-    """One layer over action tokens x [N, S, H, hidden]: those of one step see the context and each other."""
-    attention = layer.self_attn
-    num, steps, horizon, _ = x.shape
-    normed = _rms(layer.input_layernorm, x)
-    query, key, value = (
-        projection(normed).view(num, steps, horizon, -1, attention.head_dim)
-        for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
-    heads = attention.num_key_value_groups
-    query = _rotate(query, rotation).view(num, steps, horizon, -1, heads, attention.head_dim)
-    query = query.permute(0, 3, 1, 2, 4, 5).flatten(2, 4)
-    own = (
-        torch.cat((token.unsqueeze(2).expand(-1, -1, steps, -1, -1), part.permute(0, 3, 1, 2, 4)), 3)
-        for token, part in zip(context.state[index], (_rotate(key, rotation), value), strict=True)
-    )
-    out = _attend_prefix(attention, query, context.prefix, context.bias, index, *own)
-    out = out.view(num, -1, steps, horizon, heads, attention.head_dim).permute(0, 2, 3, 1, 4, 5)
-    return _feed_forward(layer, x + attention.o_proj(out.flatten(3)))
+def _joined(past: Tensor, own: Tensor, used: int) -> Tensor:
+    """``own`` [N, G, J, D] behind the first ``used`` of ``past`` [N, G, used + room, D]: in its room if that is what it
+    is for, otherwise in a copy."""
+    if torch.is_grad_enabled() or past.shape[2] != used + own.shape[2]:
+        return torch.cat((past[:, :, :used], own), 2)
+    past[:, :, used:] = own
+    return past
 
 
-def _attend_prefix(
-    attention: Any, query: Tensor, prefix: Prefix, bias: Tensor, index: int, key: Tensor, value: Tensor
-) -> Tensor:
-    """Queries [N, G, Q, D] on the prefix' keys and values of a layer and on ``key`` and ``value`` [N, G, S, J, D], of
-    which Q / S neighbours see those of one of S steps; one softmax over both, [N, G, Q, D].
-
-    Nothing is put together in memory but scores, so that no gradient is made for a prefix that needs none.
-    """
-    num, groups, count, size = query.shape
-    query, scaling = query.flatten(0, 1), attention.scaling
-    by_step = query.view(num * groups * key.shape[2], -1, size)
-    shared_key, shared_value = (part[:, index].flatten(0, 1) for part in (prefix.key, prefix.value))
-    bias = bias.expand(-1, groups, 1, -1).flatten(0, 1)
-    shared = torch.baddbmm(bias, query, shared_key.transpose(1, 2), alpha=scaling)
-    own = scaling * torch.bmm(by_step, key.flatten(0, 2).transpose(1, 2)).view(num * groups, count, -1)
-    weights = torch.cat((shared, own), -1).softmax(-1)
-    shared, own = weights[..., : shared.shape[-1]], weights[..., shared.shape[-1] :]
-    out = torch.bmm(own.reshape(*by_step.shape[:2], -1), value.flatten(0, 2)).view(num * groups, count, size)
-    return torch.baddbmm(out, shared, shared_value).view(num, groups, count, size)
+def _steps_bias(bias: Tensor, steps: int, horizon: int, heads: int) -> Tensor:
+    """``bias`` [N, 1, 1, P + 1] with the action tokens of all steps behind it, where each sees those of its own step:
+    [N, 1, 1, P + 1 + H] of one step, else [N, 1, S * H * heads, P + 1 + S * H]."""
+    if steps == 1:
+        return F.pad(bias, (0, horizon))
+    step = torch.arange(steps, device=bias.device).repeat_interleave(horizon)
+    own = _bias(step.repeat_interleave(heads)[:, None] == step, bias.dtype).permute(1, 2, 0, 3)
+    return torch.cat((bias.expand(-1, -1, own.shape[2], -1), own.expand(len(bias), -1, -1, -1)), -1)
 
 
 def _keys_values(attention: Any, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -187,7 +171,8 @@ def _after_attention(layer: Any, x: Tensor, out: Tensor) -> Tensor:
 
 
 def _attend(attention: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    """Queries [N, G, Q, D] on keys and values [N, G, P, D]. Where P is small all scores at once are faster."""
+    """Queries [N, G, Q, D] on keys and values [N, G, K, D] with an additive mask that broadcasts to [N, 1, Q, K]. Where
+    K is small all scores at once are faster."""
     if key.shape[2] > SHORT:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=attention.scaling)
     bias = bias.expand(-1, query.shape[1], query.shape[2], -1).flatten(0, 1)
