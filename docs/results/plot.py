@@ -20,16 +20,22 @@ def load(folder: str, name: str) -> dict[str, Any]:
     return record
 
 
-def evaluations(record: Mapping[str, Any]) -> tuple[list[float], list[float]]:
-    """Minutes of wall-clock and success in percent, of the evaluations during training and of the final one."""
+def evaluations(record: Mapping[str, Any], split: str | None = None) -> tuple[list[float], list[float]]:
+    """Minutes of wall-clock and success in percent, of the evaluations during training and of the final one, on all
+    goals or on those of a split."""
     steps, seconds = record["curve"]["env_steps"], record["curve"]["wall_s"]
     points = []
     for evaluation in record["during_training"].values():
         at = next((i for i, done in enumerate(steps) if done >= evaluation["env_steps"]), len(steps) - 1)
-        points.append((seconds[at] / 60, 100 * evaluation["success_at_end"]))
-    points.append((record["wall_s"] / 60, 100 * record["final"]["success_at_end"]))
+        points.append((seconds[at] / 60, success_of(evaluation, split)))
+    points.append((record["wall_s"] / 60, success_of(record["final"], split)))
     minutes, success = zip(*sorted(points), strict=True)
     return list(minutes), list(success)
+
+
+def success_of(evaluation: Mapping[str, Any], split: str | None) -> float:
+    """In percent."""
+    return 100.0 * float((evaluation["splits"][split] if split else evaluation)["success_at_end"])
 
 
 def imitation_to_rl() -> None:
@@ -58,5 +64,26 @@ def imitation_to_rl() -> None:
     figure.savefig(IMAGES / "imitation_to_rl.png", dpi=110)
 
 
+def tabletop() -> None:
+    """From 54 demonstrations with pixels and words, and from the state alone: goals trained on, goals held out."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.4), sharey=True)
+    for axis, prefix, title in zip(axes, ("", "state-"), ("two cameras and words", "state alone"), strict=True):
+        for path in sorted((HERE / "vla").glob(f"{prefix}rl-54-[0-9].json")):
+            seed = path.stem[-1]
+            start = load("vla", f"{prefix}imitation-54-{seed}")["final"]
+            for split, style in (("train", "-"), ("held_out", "--")):
+                minutes, success = evaluations(load("vla", path.stem), split)
+                label = f"seed {seed}, {'trained on' if split == 'train' else 'held out'}"
+                axis.plot([0, *minutes], [success_of(start, split), *success], style, color=f"C{seed}", label=label)
+        axis.set(title=title, xlabel="minutes of RL (2 cores)", ylim=(0, 101))
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8, loc="lower right")
+    axes[0].set_ylabel("success at the end, %")
+    figure.suptitle("tabletop: reinforcement learning from 54 demonstrations", fontsize=11)
+    figure.tight_layout()
+    figure.savefig(IMAGES / "tabletop.png", dpi=110)
+
+
 if __name__ == "__main__":
     imitation_to_rl()
+    tabletop()

@@ -19,15 +19,21 @@ def records(pattern: str) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(HERE.glob(pattern))]
 
 
-def percents(found: list[dict[str, Any]]) -> list[float]:
-    """Final success of each run."""
-    return [100.0 * record["final"]["success_at_end"] for record in found]
+def percents(found: list[dict[str, Any]], split: str | None = None) -> list[float]:
+    """Final success of each run, on all goals or on those of a split."""
+    return [100.0 * final(record, split)["success_at_end"] for record in found]
 
 
-def pooled(found: list[dict[str, Any]]) -> str:
+def final(record: dict[str, Any], split: str | None) -> dict[str, Any]:
+    found: dict[str, Any] = record["final"]["splits"][split] if split else record["final"]
+    return found
+
+
+def pooled(found: list[dict[str, Any]], split: str | None = None) -> str:
     """Success over the final evaluations of all seeds, with its Wilson interval."""
-    episodes = sum(record["final"]["episodes"] for record in found)
-    solved = sum(round(record["final"]["success_at_end"] * record["final"]["episodes"]) for record in found)
+    results = [final(record, split) for record in found]
+    episodes = sum(result["episodes"] for result in results)
+    solved = sum(round(result["success_at_end"] * result["episodes"]) for result in results)
     low, high = wilson_interval(solved, episodes)
     return f"{100 * solved / episodes:.1f}% ({100 * low:.1f} to {100 * high:.1f})"
 
@@ -77,6 +83,17 @@ def scratch() -> None:
     print()
 
 
+def tabletop() -> None:
+    """Goals that are trained on and goals that are held out, from pixels and words and from the state alone."""
+    row("sees", "goals", "imitation, each seed", "after RL, each seed", "after RL, all episodes", "minutes of RL")
+    row(*["---"] * 6)
+    for sees, prefix in (("two cameras, words", "vla/"), ("state", "vla/state-")):
+        sft, rl = records(f"{prefix}imitation-54-[0-9].json"), records(f"{prefix}rl-54-[0-9].json")
+        for split, label in (("train", "trained on"), ("held_out", "held out")):
+            row(sees, label, listed(percents(sft, split)), listed(percents(rl, split)), pooled(rl, split), minutes(rl))
+    print()
+
+
 def compared(kinds: dict[str, str]) -> None:
     """Runs of one or several seeds side by side; ``kinds``: a glob for each label."""
     row("", "each seed", "all episodes (95% Wilson interval)", "minutes")
@@ -91,6 +108,7 @@ def compared(kinds: dict[str, str]) -> None:
 if __name__ == "__main__":
     imitation()
     scratch()
+    tabletop()
     compared({
         "Flow-SDE, PPO": "comparison/stack-flow_sde-*.json",
         "Flow-SDE, one stochastic step, PPO": "comparison/stack-flow_sde_one-*.json",
