@@ -4,12 +4,13 @@
     learner_cached_over_recompute  updates a second with the frozen prefix computed once a decision / in every epoch
 
 The policy is ``vla_tiny`` as the recipe of the README trains it by reinforcement learning, with vision and language
-frozen and PPO's options, on random images and instructions of different lengths. ``act`` also draws exploration noise
-and tells likelihood and value, which ``sample_actions`` does not. That gets its tokens as ``PI0Processor`` pads them.
-Rows beside the ratios: ``sample_actions`` of tokens padded to the longest instruction, as ``act`` has them; the prefix
-computed anew for every denoise step (what a policy that knows no prefix would do), one call for a batch against one
-for each of its quarters, images as float32 instead of uint8; updates with the prefix computed once by the learner,
-rather than handed on by the actor, and updates of Flow-Noise, where all denoise steps are stochastic.
+frozen and PPO's options, on random images and instructions of different lengths. ``act`` also explores, normalises
+images and state, and tells likelihood and value, which ``sample_actions`` does not. That gets its tokens as
+``PI0Processor`` pads them. Rows beside the ratios: ``sample_actions`` of tokens padded to the longest instruction, as
+``act`` has them (for a model whose image tokens alone are more than 48, both are the same); the prefix computed anew
+for every denoise step (what a policy that knows no prefix would do), one call for a batch against one for each of its
+quarters, images as float32 instead of uint8; updates with the prefix computed once by the learner, rather than handed
+on by the actor, and updates of Flow-Noise, where all denoise steps are stochastic.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def plain_inputs(policy: Any, obs: Obs) -> dict[str, Tensor]:
 
 
 def updates(report: Report, sizes: Sizes) -> None:
-    """PPO's update on one batch."""
+    """PPO's update on one batch, which weights one version older drew, as in asynchronous training."""
     recipe = compose(CONFIG_DIR, "train", RECIPE)
     decisions, envs = recipe["runtime"]["decisions"], sizes.envs or recipe["num_envs"]
     options = {key: value for key, value in recipe["algo"].items() if key != "name"}
@@ -159,7 +160,7 @@ def updates(report: Report, sizes: Sizes) -> None:
         rows = observe(policy, decisions * envs)
         rows = policy.precompute(rows) if policy.precompute_in_actor else rows
         fragment = fragment_of(policy, rows, decisions, torch.Generator().manual_seed(0))
-        works[name] = lambda a=algorithm, f=fragment: 1.0 / timed(lambda: a.update([f], 0))
+        works[name] = lambda a=algorithm, f=fragment: 1.0 / timed(lambda: a.update([f], 1))
     results = in_turns(works, max(2, sizes.rounds // 3))
     batch, sizes_of = decisions * envs, {"epochs": config.epochs, "minibatches": config.num_minibatches}
     for name, values in results.items():

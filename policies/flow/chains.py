@@ -33,7 +33,6 @@ class ChainConfig(ActorCriticConfig):
     denoise_steps: int = 4
     exploration: str = "flow_noise"
     stochastic_steps: str = "all"
-    start_noise: float = 1.0
     sde_noise: float = 0.5
     sigma_min: float = 0.05
     sigma_max: float = 1.0
@@ -47,7 +46,6 @@ class ChainConfig(ActorCriticConfig):
         check(is_positive_int(self.denoise_steps), "denoise_steps", self.denoise_steps, "an integer of at least 1")
         check_name("exploration", self.exploration, EXPLORATIONS)
         check_name("stochastic_steps", self.stochastic_steps, STOCHASTIC_STEPS)
-        check(0.0 <= self.start_noise <= 1.0, "start_noise", self.start_noise, "from 0 to 1")
         check(self.sde_noise > 0.0, "sde_noise", self.sde_noise, "above 0")
         ordered = 0.0 < self.sigma_min < self.sigma_max
         check(ordered, "sigma_min", self.sigma_min, f"above 0, below sigma_max ({self.sigma_max})")
@@ -66,9 +64,7 @@ class FlowChains(ActorCritic):
 
     Exploration. ``flow_noise`` learns every step's standard deviation, ``flow_sde`` has the SDE that shares the ODE's
     marginals (policies/flow/step.py). With ``stochastic_steps: one`` a single step of each decision, drawn uniformly,
-    is stochastic and the others follow the ODE: mixed ODE-SDE. Chains start from normals with standard deviation
-    ``start_noise``; at 0 that is where the policy starts when it acts deterministically, so that nothing but the
-    stochastic steps makes a decision differ from what is evaluated.
+    is stochastic and the others follow the ODE: mixed ODE-SDE.
 
     Likelihood. The chain x_0 (noise), x_1, ..., x_K (action) is a Markov chain of diagonal Gaussians, and the
     log-probability of a decision is the exact sum of its K transitions' log-densities. The density of x_0 has no
@@ -103,7 +99,6 @@ class FlowChains(ActorCritic):
         self.width = width
         self.denoise_steps = config.denoise_steps
         self.one_stochastic_step = config.stochastic_steps == "one"
-        self.start_noise = config.start_noise
         self.noise_network: NoiseNetwork | None = None
         if config.exploration == "flow_noise":
             sigmas = (config.sigma_min, config.sigma_max, config.sigma_init)
@@ -156,15 +151,12 @@ class FlowChains(ActorCritic):
         return self.code_value(self.encode(obs), obs)
 
     def sample_noise(self, num: int, generator: torch.Generator) -> Tensor:
-        """For ``num`` decisions the initial noise, times ``start_noise``, then standard normals for every step,
-        [num, K+1, H, W].
+        """Standard normals for ``num`` decisions: the initial noise, then that of every step, [num, K+1, H, W].
 
         With one stochastic step [num, 3, H, W]: the initial noise, that of the step, and one that picks the step.
         """
         planes = 3 if self.one_stochastic_step else self.denoise_steps + 1
-        noise = torch.randn(num, planes, self.horizon, self.width, generator=generator)
-        noise[:, 0] *= self.start_noise
-        return noise
+        return torch.randn(num, planes, self.horizon, self.width, generator=generator)
 
     @torch.no_grad()
     def act(self, obs: Obs, noise: Tensor | None) -> PolicySample:

@@ -6,11 +6,11 @@
 
 The modules and their weights are those of transformers, and so are the numbers (a test compares them with
 ``sample_actions``). What differs: nothing is computed that nobody reads (the language model's last layer is needed for
-its keys and values alone, the state token does not depend on x_t), the prefix is not copied for each step, and any
-number of denoise steps of the same decision go through the expert in one pass.
+its keys and values alone, the state token does not depend on x_t), acting copies the prefix once and not for each step,
+and any number of denoise steps of the same decision go through the expert in one pass.
 
-Suffixes: N decisions, C cameras, P prefix tokens, S denoise steps, H action tokens, L layers, G key-value heads, D size
-of a head, Q queries of a key-value head, J keys and values of action tokens.
+Suffixes: N decisions, C cameras, P prefix tokens, S denoise steps, H action tokens of a step, J of all steps, L layers,
+G key-value heads, D size of a head, Q queries of a key-value head, T tokens that they attend to.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SHORT = 128  # tokens, of attention
+SHORT = 128  # tokens attended to; up to so many all scores at once are faster on a CPU than fused attention
 
 
 class Prefix(NamedTuple):
@@ -67,10 +67,10 @@ def encode_prefix(
 
 
 class Context(NamedTuple):
-    """What action tokens attend to: keys and values of the prefix and, behind it, of the state token, of each layer,
-    and their additive mask [N, 1, 1, P + 1]. They are [N, G, P + 1, D] where a gradient is asked for, otherwise
-    [N, G, P + 1 + H, D]: each denoise step writes what its action tokens have into the same place, and nothing else is
-    copied. position: of the first action token, [N]. feature: the state token's last hidden state, [N, hidden]."""
+    """What action tokens attend to. memory: keys and values of the prefix and, behind it, of the state token, of each
+    layer, [N, G, P + 1, D] where a gradient is asked for, otherwise [N, G, P + 1 + H, D]: each denoise step writes what
+    its action tokens have into the same place, and nothing else is copied. bias: their additive mask, [N, 1, 1, P + 1].
+    position: of the first action token, [N]. feature: the state token's last hidden state, [N, hidden]."""
 
     memory: tuple[tuple[Tensor, Tensor], ...]
     bias: Tensor
@@ -92,7 +92,7 @@ def encode_state(model: nn.Module, prefix: Prefix, state_NM: Tensor) -> Context:
     for index, layer in enumerate(expert.layers):
         normed = _rms(layer.input_layernorm, x)
         parts = zip((prefix.key, prefix.value), _keys_values(layer.self_attn, normed, rotation), strict=True)
-        key, value = (
+        key, value = (  # what stands in the room does not matter
             torch.cat((shared[:, index].to(x.dtype), own, own.expand(-1, -1, room, -1)), 2) for shared, own in parts
         )
         memory.append((key, value))
@@ -114,8 +114,8 @@ def denoise(model: nn.Module, context: Context, x_NSHW: Tensor, time_NS: Tensor)
     time = F.linear(torch.cat((angle.sin(), angle.cos()), -1), first.weight[:, action.shape[-1] :], first.bias)
     x = F.linear(action, first.weight[:, : action.shape[-1]]) + time.expand(num, steps, -1).unsqueeze(2)
     x = embed.action_time_mlp_out(F.silu(x)).flatten(1, 2)
-    position_NQ = context.position[:, None] + torch.arange(horizon, device=x.device).repeat(steps)
-    rotation = _rotation(expert, x, position_NQ)
+    position_NJ = context.position[:, None] + torch.arange(horizon, device=x.device).repeat(steps)
+    rotation = _rotation(expert, x, position_NJ)
     bias = _steps_bias(context.bias, steps, horizon, expert.layers[0].self_attn.num_key_value_groups)
     for layer, memory in zip(expert.layers, context.memory, strict=True):
         normed = _rms(layer.input_layernorm, x)
@@ -171,8 +171,7 @@ def _after_attention(layer: Any, x: Tensor, out: Tensor) -> Tensor:
 
 
 def _attend(attention: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    """Queries [N, G, Q, D] on keys and values [N, G, K, D] with an additive mask that broadcasts to [N, 1, Q, K]. Where
-    K is small all scores at once are faster."""
+    """Queries [N, G, Q, D] on keys and values [N, G, T, D] with an additive mask that broadcasts to [N, 1, Q, T]."""
     if key.shape[2] > SHORT:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=attention.scaling)
     bias = bias.expand(-1, query.shape[1], query.shape[2], -1).flatten(0, 1)
@@ -190,11 +189,36 @@ def _feed_forward(layer: Any, x: Tensor) -> Tensor:
 
 def _rms(norm: Any, x: Tensor) -> Tensor:
     """GemmaRMSNorm: computed in float32, its weight is around 1. F.rms_norm takes half as long again on a CPU."""
-    wide = x.float()
-    mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square() / x.shape[-1]
-    normed = wide * torch.rsqrt(mean_square + norm.eps)
-    weight = 1.0 + norm.weight.float()
-    return (normed * weight if torch.is_grad_enabled() else normed.mul_(weight)).to(x.dtype)
+    wide, weight = x.float(), 1.0 + norm.weight.float()
+    if torch.is_grad_enabled():
+        normed: Tensor = _RMSNorm.apply(wide, weight, norm.eps)  # type: ignore[no-untyped-call]
+        return normed.to(x.dtype)
+    return (wide * _inverse_rms(wide, norm.eps)).mul_(weight).to(x.dtype)
+
+
+def _inverse_rms(x: Tensor, eps: float) -> Tensor:
+    mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1]
+    return torch.rsqrt(mean_square + eps)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """x [..., W] over its root mean square, times weight [W]: a gradient in fewer passes than that of its parts."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        inverse = _inverse_rms(x, eps)
+        normed = x * inverse
+        ctx.save_for_backward(normed, inverse, weight)
+        return normed * weight
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        normed, inverse, weight = ctx.saved_tensors
+        product = grad * normed
+        along = (product @ weight).unsqueeze(-1) / weight.shape[0]
+        grad_x = torch.addcmul(grad * weight, normed, along, value=-1.0).mul_(inverse)
+        return grad_x, product.flatten(0, -2).sum(0), None
 
 
 def _rotation(module: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -139,8 +139,8 @@ class VLAPolicy(FlowChains):
         return self.state_value(torch.cat((code.context.feature.detach(), code.state), -1), obs)
 
     def features(self, code: Code, x: Tensor, t: Tensor) -> Tensor:
-        """Last hidden states of the action tokens at x [N, H, W], t [] or [N], or at x [N, steps, H, W] and t that
-        broadcasts with [N, steps]."""
+        """Last hidden states of the action tokens at x [N, H, W] and one time t [], or at x [N, steps, H, W] and t
+        that broadcasts with [N, steps]."""
         denoise = _compiled_denoise() if self.config.compile else pi0.denoise
         if x.ndim == 4:
             return denoise(self.model, code.context, x, t.expand(x.shape[:2]))
@@ -245,14 +245,11 @@ class VLAPolicy(FlowChains):
         more than ``prefix_cache_mb``; otherwise as they are."""
         if not self.frozen or f"{PREFIX}key" in obs:
             return obs
-        num = len(obs["instruction"])
-        first, _ = self._encode(_rows(obs, slice(PIECE)), self.tokens_IT.shape[1])
-        share = sum(part.nbytes for part in first) / len(first.real)
-        if num * share > self.config.prefix_cache_mb * 2**20:
+        num, num_tokens = len(obs["instruction"]), self.tokens_IT.shape[1]
+        one, _ = self._encode(_rows(obs, slice(1)), num_tokens)
+        if num * sum(part.nbytes for part in one) > self.config.prefix_cache_mb * 2**20:
             return obs
-        pieces = [first]
-        for start in range(PIECE, num, PIECE):
-            pieces.append(self._encode(_rows(obs, slice(start, start + PIECE)), self.tokens_IT.shape[1])[0])
+        pieces = [self._encode(_rows(obs, slice(i, i + PIECE)), num_tokens)[0] for i in range(0, num, PIECE)]
         rest = {key: value for key, value in obs.items() if key != "instruction" and not key.startswith("images.")}
         parts = (torch.cat(part) if len(part) > 1 else part[0] for part in zip(*pieces, strict=True))
         return rest | {PREFIX + name: part for name, part in zip(pi0.Prefix._fields, parts, strict=True)}

@@ -88,19 +88,3 @@ def test_checkpointed_steps_have_the_same_gradient_and_keep_less() -> None:
 def test_annealing_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"policy\.noise_"):
         policy(**options)
-
-
-@pytest.mark.parametrize("steps", ["all", "one"])
-def test_without_start_noise_only_the_steps_differ_from_what_is_evaluated(steps: str) -> None:
-    flow, obs = policy(start_noise=0.0, stochastic_steps=steps), observations(8)
-    noise = flow.sample_noise(8, torch.Generator().manual_seed(0))
-    explored, evaluated = flow.act(obs, noise), flow.act(obs, None)
-    assert not torch.allclose(explored.action_NHA, evaluated.action_NHA, atol=0.01)
-    noise[:, 1:] = 0.0
-    torch.testing.assert_close(flow.act(obs, noise).action_NHA, evaluated.action_NHA)
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.5])
-def test_start_noise_that_makes_no_sense_is_refused(value: float) -> None:
-    with pytest.raises(UserError, match=r"policy\.start_noise"):
-        policy(start_noise=value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.core.protocols import Imitator, Policy, Precomputing, Pretrained, Startable
 from embodied.core.types import CameraSpec, EnvSpec, Obs, Role
+from policies.vla.pi0 import _RMSNorm
 from policies.vla.policy import VLAPolicy, _centres
 from policies.vla.text import tokenize, train_tokenizer
 from tests.algos.fragments import rollout
@@ -96,6 +98,38 @@ def test_evaluate_repeats_the_sampler(name: str) -> None:
     rows = torch.tensor([5, 2, 9])
     few = policy.evaluate({key: value[rows] for key, value in obs.items()}, sample.chain[rows])
     torch.testing.assert_close(few.log_prob_B, sample.log_prob_N[rows], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("short", [0, 128], ids=["long prefix", "short prefix"])
+def test_steps_side_by_side_do_not_see_each_other(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policies.vla.pi0.SHORT", short)
+    policy, obs = build(), observe(NUM)
+    x = torch.randn(NUM, 4, 3, policy.width, generator=torch.Generator().manual_seed(1))
+    side_by_side = policy.velocity(policy.encode(obs), x, slice(None))
+    with torch.no_grad():  # where each step writes its keys and values into the same place
+        code = policy.encode(obs)
+        alone = torch.stack([policy.velocity(code, x[:, k], k) for k in (3, 1, 0, 2)], 1)[:, [2, 1, 3, 0]]
+    torch.testing.assert_close(side_by_side, alone, atol=1e-5, rtol=1e-5)
+
+
+def test_the_gradient_of_the_norm() -> None:
+    x, weight = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 4, 8), (8,)))
+    assert torch.autograd.gradcheck(lambda x, weight: _RMSNorm.apply(x, weight, 1e-6), (x, weight))
+
+
+@pytest.mark.slow(reason="compiles C++")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler: install g++")
+def test_compiled_denoise_steps_give_the_same() -> None:
+    obs = observe(NUM)
+    plain, compiled = build(), build(compile=True)
+    compiled.load_state_dict(plain.state_dict())
+    samples = [draw(policy, obs) for policy in (plain, compiled)]
+    torch.testing.assert_close(samples[1].action_NHA, samples[0].action_NHA, atol=1e-4, rtol=1e-4)
+    gradients = []
+    for policy in (plain, compiled):
+        policy.evaluate(obs, samples[0].chain).log_prob_B.mean().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]))
+    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-3, rtol=1e-3)
 
 
 def test_padding_of_actions_never_counts() -> None:
