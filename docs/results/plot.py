@@ -75,7 +75,7 @@ def tabletop() -> None:
                 minutes, success = evaluations(load("vla", path.stem), split)
                 label = f"seed {seed}, {'trained on' if split == 'train' else 'held out'}"
                 axis.plot([0, *minutes], [success_of(start, split), *success], style, color=f"C{seed}", label=label)
-        axis.set(title=title, xlabel="minutes of RL (2 cores)", ylim=(0, 101))
+        axis.set(title=title, xlabel="minutes of RL", ylim=(0, 101))
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8, loc="lower right")
     axes[0].set_ylabel("success at the end, %")
