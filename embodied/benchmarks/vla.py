@@ -91,9 +91,7 @@ def inference(report: Report, sizes: Sizes) -> None:
     policy = make_policy()
     obs = observe(policy, sizes.batch)
     noise = policy.sample_noise(sizes.batch, torch.Generator().manual_seed(0))
-    model, shortest = policy.parts.model, plain_inputs(policy, obs)
-    inputs = shortest | {key: F.pad(shortest[key], (0, max(0, PADDED - shortest[key].shape[1])))
-                         for key in ("input_ids", "attention_mask")}  # fmt: skip
+    model, inputs, shortest = policy.parts.model, plain_inputs(policy, obs, PADDED), plain_inputs(policy, obs)
     quarter = -(-sizes.batch // 4)
     parts = [{key: value[start : start + quarter] for key, value in obs.items()}
              for start in range(0, sizes.batch, quarter)]  # fmt: skip
@@ -124,14 +122,16 @@ def inference(report: Report, sizes: Sizes) -> None:
     report.ratio("infer_over_sample_actions", paired(results["act"], results["sample_actions"]))
 
 
-def plain_inputs(policy: Any, obs: Obs) -> dict[str, Tensor]:
-    """The observations as ``PI0ForConditionalGeneration.sample_actions`` takes them."""
+def plain_inputs(policy: Any, obs: Obs, num_tokens: int = 0) -> dict[str, Tensor]:
+    """The observations as ``PI0ForConditionalGeneration.sample_actions`` takes them, padded to the longest instruction
+    or to ``num_tokens`` with those of images, whichever is more."""
     config = policy.parts.model.config
     images = torch.stack([obs[f"images.{camera}"] for camera in policy.config.cameras], 1)
     vision = config.vlm_config.vision_config
     patches = (vision.image_size // vision.patch_size) ** 2 * images.shape[1]
     image = torch.full((len(images), patches), config.vlm_config.image_token_id)
-    words, real = policy.tokens_IT[obs["instruction"]], policy.real_IT[obs["instruction"]]
+    found = (part[obs["instruction"]] for part in (policy.tokens_IT, policy.real_IT))
+    words, real = (F.pad(part, (0, max(0, num_tokens - patches - part.shape[1]))) for part in found)
     return {
         "state": F.pad(policy.normalized_state(obs), (0, config.max_state_dim - policy.spec.state_dim)),
         "input_ids": torch.cat((image, words), 1),

@@ -61,8 +61,7 @@ def encode_prefix(
         keys.append(key)
         values.append(value)
         if index + 1 < len(language.layers):
-            query = _queries(layer.self_attn, normed, rotation)
-            x = _after_attention(layer, x, _attend(layer.self_attn, query, key, value, bias))
+            x = _through(layer, x, normed, rotation, key, value, bias)
     return Prefix(torch.stack(keys, 1), torch.stack(values, 1), real_NP), ImageTokens(image, x[:, : image.shape[1]])
 
 
@@ -96,8 +95,7 @@ def encode_state(model: nn.Module, prefix: Prefix, state_NM: Tensor) -> Context:
             torch.cat((shared[:, index].to(x.dtype), own, own.expand(-1, -1, room, -1)), 2) for shared, own in parts
         )
         memory.append((key, value))
-        query = _queries(layer.self_attn, normed, rotation)
-        x = _after_attention(layer, x, _attend(layer.self_attn, query, key[:, :, :used], value[:, :, :used], bias))
+        x = _through(layer, x, normed, rotation, key[:, :, :used], value[:, :, :used], bias)
     return Context(tuple(memory), bias, position_N + 1, _rms(expert.norm, x).squeeze(1))
 
 
@@ -121,8 +119,7 @@ def denoise(model: nn.Module, context: Context, x_NSHW: Tensor, time_NS: Tensor)
         normed = _rms(layer.input_layernorm, x)
         parts = zip(memory, _keys_values(layer.self_attn, normed, rotation), strict=True)
         key, value = (_joined(past, own, context.bias.shape[-1]) for past, own in parts)
-        query = _queries(layer.self_attn, normed, rotation)
-        x = _after_attention(layer, x, _attend(layer.self_attn, query, key, value, bias))
+        x = _through(layer, x, normed, rotation, key, value, bias)
     return _rms(expert.norm, x).view(num, steps, horizon, -1)
 
 
@@ -141,8 +138,8 @@ def _steps_bias(bias: Tensor, steps: int, horizon: int, heads: int) -> Tensor:
     if steps == 1:
         return F.pad(bias, (0, horizon))
     step = torch.arange(steps, device=bias.device).repeat_interleave(horizon)
-    own = _bias(step.repeat_interleave(heads)[:, None] == step, bias.dtype).permute(1, 2, 0, 3)
-    return torch.cat((bias.expand(-1, -1, own.shape[2], -1), own.expand(len(bias), -1, -1, -1)), -1)
+    own = _bias(step.repeat_interleave(heads)[:, None] == step, bias.dtype)[:, 0, 0]
+    return torch.cat((bias.expand(-1, -1, len(own), -1), own.expand(len(bias), 1, -1, -1)), -1)
 
 
 def _keys_values(attention: Any, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -163,11 +160,14 @@ def _queries(attention: Any, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tens
     return query.permute(0, 2, 1, 3, 4).flatten(2, 3)
 
 
-def _after_attention(layer: Any, x: Tensor, out: Tensor) -> Tensor:
-    """What a layer does with the attended values [N, G, Pg, D] of tokens x [N, P, hidden]."""
-    heads = layer.self_attn.num_key_value_groups
-    out = out.view(*out.shape[:2], x.shape[1], heads, -1).permute(0, 2, 1, 3, 4).flatten(2)
-    return _feed_forward(layer, x + layer.self_attn.o_proj(out))
+def _through(
+    layer: Any, x: Tensor, normed: Tensor, rotation: tuple[Tensor, Tensor], key: Tensor, value: Tensor, bias: Tensor
+) -> Tensor:
+    """What a layer makes of tokens x [N, P, hidden] that attend to keys and values; normed: x as attention reads it."""
+    attention = layer.self_attn
+    out = _attend(attention, _queries(attention, normed, rotation), key, value, bias)
+    out = out.view(*out.shape[:2], x.shape[1], attention.num_key_value_groups, -1).permute(0, 2, 1, 3, 4).flatten(2)
+    return _feed_forward(layer, x + attention.o_proj(out))
 
 
 def _attend(attention: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
@@ -189,36 +189,11 @@ def _feed_forward(layer: Any, x: Tensor) -> Tensor:
 
 def _rms(norm: Any, x: Tensor) -> Tensor:
     """GemmaRMSNorm: computed in float32, its weight is around 1. F.rms_norm takes half as long again on a CPU."""
-    wide, weight = x.float(), 1.0 + norm.weight.float()
-    if torch.is_grad_enabled():
-        normed: Tensor = _RMSNorm.apply(wide, weight, norm.eps)  # type: ignore[no-untyped-call]
-        return normed.to(x.dtype)
-    return (wide * _inverse_rms(wide, norm.eps)).mul_(weight).to(x.dtype)
-
-
-def _inverse_rms(x: Tensor, eps: float) -> Tensor:
-    mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1]
-    return torch.rsqrt(mean_square + eps)
-
-
-class _RMSNorm(torch.autograd.Function):
-    """x [..., W] over its root mean square, times weight [W]: a gradient in fewer passes than that of its parts."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        inverse = _inverse_rms(x, eps)
-        normed = x * inverse
-        ctx.save_for_backward(normed, inverse, weight)
-        return normed * weight
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        normed, inverse, weight = ctx.saved_tensors
-        product = grad * normed
-        along = (product @ weight).unsqueeze(-1) / weight.shape[0]
-        grad_x = torch.addcmul(grad * weight, normed, along, value=-1.0).mul_(inverse)
-        return grad_x, product.flatten(0, -2).sum(0), None
+    wide = x.float()
+    mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square() / x.shape[-1]
+    normed = wide * torch.rsqrt(mean_square + norm.eps)
+    weight = 1.0 + norm.weight.float()
+    return (normed * weight if torch.is_grad_enabled() else normed.mul_(weight)).to(x.dtype)
 
 
 def _rotation(module: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:

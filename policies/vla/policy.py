@@ -246,13 +246,21 @@ class VLAPolicy(FlowChains):
         if not self.frozen or f"{PREFIX}key" in obs:
             return obs
         num, num_tokens = len(obs["instruction"]), self.tokens_IT.shape[1]
-        one, _ = self._encode(_rows(obs, slice(1)), num_tokens)
-        if num * sum(part.nbytes for part in one) > self.config.prefix_cache_mb * 2**20:
+        if num * self._prefix_bytes(num_tokens) > self.config.prefix_cache_mb * 2**20:
             return obs
         pieces = [self._encode(_rows(obs, slice(i, i + PIECE)), num_tokens)[0] for i in range(0, num, PIECE)]
         rest = {key: value for key, value in obs.items() if key != "instruction" and not key.startswith("images.")}
         parts = (torch.cat(part) if len(part) > 1 else part[0] for part in zip(*pieces, strict=True))
         return rest | {PREFIX + name: part for name, part in zip(pi0.Prefix._fields, parts, strict=True)}
+
+    def _prefix_bytes(self, num_tokens: int) -> int:
+        """Of the prefix of one decision: keys and values of every layer, and which tokens are real."""
+        model: Any = self.model
+        vision, text = model.config.vlm_config.vision_config, model.config.vlm_config.text_config
+        tokens = len(self.config.cameras) * (vision.image_size // vision.patch_size) ** 2 + num_tokens
+        numbers = 2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim
+        size: int = tokens * (numbers * self.prefix_dtype.itemsize + 1)
+        return size
 
     # -- on disk -------------------------------------------------------------------------------------------------------
 
