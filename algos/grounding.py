@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from algos.registry import ALGORITHMS
 from algos.supervised import Supervised, SupervisedConfig
@@ -25,10 +25,10 @@ class GroundingConfig(SupervisedConfig):
     allowed."""
 
     batch_size: int = 32
-    updates: int = 12000
+    updates: int = 14000
     learning_rate: float = 1.5e-3
-    reuse: float = 4.0
-    masks_only: float = 0.4
+    reuse: float = 2.0
+    masks_only: float = 0.3
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,3 +68,9 @@ class Grounding(Supervised):
         assert isinstance(self.average, Groundable)
         found = self.average.found(self.to_device(obs))
         return {camera: float(hit_M.float().mean()) for camera, hit_M in found.items() if len(hit_M)}
+
+    @torch.no_grad()
+    def locate(self, obs: Obs) -> Tensor:
+        """Where the average weights say that the named object and place are (``Groundable.locate``), on the CPU."""
+        assert isinstance(self.average, Groundable)
+        return self.average.locate(self.to_device(obs)).cpu()

@@ -23,8 +23,9 @@ from embodied.scenes import LOOKS, Buffer, Scenes
 from embodied.supervised import SupervisedRun
 
 CAPACITY = 16384  # observations to draw from
-FIRST_LOOKS = 2 * LOOKS  # before the first update: statistics must know a robot that moves
-VALIDATION_SCENES = 256
+FIRST_LOOKS = LOOKS  # before the first update: statistics must know a robot that moves
+VALIDATION_SCENES = 64  # LOOKS pictures of each
+NEAR_M = 0.12  # from the tool to the named object: soon the gripper closes
 SEED_STRIDE = 5_000_011  # scenes are not initial states of training, evaluation or demonstrations
 
 
@@ -58,7 +59,9 @@ class GroundingRun(SupervisedRun):
         super().__init__(config, run_dir, self.env.spec, new)
         self.buffer, self.drawn = Buffer(CAPACITY), 0
         judged = experiment.make_env(config, VALIDATION_SCENES, cores)
-        self.validation = Scenes(judged, self.policy.horizon, int(config.runtime["eval_seed"])).look()
+        scenes = Scenes(judged, self.policy.execute, int(config.runtime["eval_seed"]))
+        looks = [scenes.look() for _ in range(LOOKS)]
+        self.validation: Obs = {key: torch.cat([look[key] for look in looks]) for key in looks[0]}
         judged.close()
         self.scenes: Scenes | None = None
 
@@ -73,7 +76,7 @@ class GroundingRun(SupervisedRun):
         algorithm, options = self.algorithm, self.algorithm.config
         if self.scenes is None:
             seed = SEED_STRIDE * (self.config.seed + 1) + algorithm.updates
-            self.scenes = Scenes(self.env, self.policy.horizon, seed)
+            self.scenes = Scenes(self.env, self.policy.execute, seed)
             for _ in range(FIRST_LOOKS):
                 self.buffer.add(self.scenes.look())
         self.drawn += options.batch_size
@@ -84,14 +87,25 @@ class GroundingRun(SupervisedRun):
         return algorithm.update(self.buffer.sample(options.batch_size, algorithm.generator))
 
     def validate(self) -> tuple[float, dict[str, float]]:
-        rates = {f"eval/found/{camera}": rate for camera, rate in self.algorithm.find(self.validation).items()}
-        return self.algorithm.validate(self.validation), rates
+        found = {f"eval/found/{camera}": rate for camera, rate in self.algorithm.find(self.validation).items()}
+        error = {f"eval/error_cm/{where}": cm for where, cm in self._error_cm(self.validation).items()}
+        return self.algorithm.validate(self.validation), found | error
 
     def evaluate(self, progress: Progress, trained: str) -> dict[str, Any] | None:
-        """What is found in scenes that nobody trained on, by split and camera."""
+        """What is found in scenes that nobody trained on, by split and camera, and how precisely."""
         progress.message(f"trained for {trained}")
-        found = {split: self.algorithm.find(obs) for split, obs in self._by_split().items()}
-        return {"task": self.config.task["name"], "scenes": VALIDATION_SCENES, "found": found}
+        by_split = self._by_split()
+        found = {split: self.algorithm.find(obs) for split, obs in by_split.items()}
+        error_cm = {split: self._error_cm(obs) for split, obs in by_split.items()}
+        pictures = VALIDATION_SCENES * LOOKS
+        return {"task": self.config.task["name"], "pictures": pictures, "found": found, "error_cm": error_cm}
+
+    def _error_cm(self, obs: Obs) -> dict[str, float]:
+        """Median distance, cm, between where the named object is from the tool and where the policy says that it is;
+        where it is near the tool, and where it is not."""
+        true_N3, told_N3 = obs["named"][:, 3:6], self.algorithm.locate(obs)[:, 3:6]
+        error_N, near_N = (told_N3 - true_N3).norm(dim=-1), true_N3.norm(dim=-1) < NEAR_M
+        return {name: 100 * float(error_N[rows].median()) for name, rows in (("near", near_N), ("far", ~near_N))}
 
     def _by_split(self) -> dict[str, Obs]:
         """The scenes to judge by, apart."""

@@ -15,7 +15,7 @@ from embodied.core.errors import UserError
 from embodied.core.types import Obs
 from envs import MujocoPool
 
-LOOKS = 5  # at a scene, before the next one
+LOOKS = 10  # at a scene, before the next one
 RANDOM_SHARE = 0.3  # of decisions are random: pictures from elsewhere than the expert's path
 
 

@@ -35,6 +35,10 @@ class RunningNormalizer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return ((x - self.mean) * torch.rsqrt(self.var + self.epsilon)).clamp(-self.clip, self.clip)
 
+    def inverse(self, standardised: Tensor) -> Tensor:
+        """The x [..., D] that ``forward`` standardises to this, unless it clips."""
+        return standardised * torch.sqrt(self.var + self.epsilon) + self.mean
+
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
         """Fold x [..., D] into the statistics; an empty x changes nothing, nor does any after ``fit``."""

@@ -114,6 +114,10 @@ class Groundable(Fitted, Protocol):
         part of the picture that shows it most surely, as the policy thinks, does show it; bool [M]."""
         ...
 
+    def locate(self, obs: Obs) -> Tensor:
+        """``named`` as the policy tells it, [N, 9], m."""
+        ...
+
 
 @runtime_checkable
 class Precomputing(Protocol):

@@ -26,6 +26,7 @@ ROLES = len(Role) - 1  # all but NONE
 CLEARLY = 1 / 8  # of a patch shows something: then it is told to be there
 CENTRE_WEIGHT = 2.0  # of where a role is in the picture, beside which patches show it
 NAMED_WEIGHT = 4.0  # of where that is in the world
+PRECISE = 0.1  # standard deviations, about a centimetre: larger errors all pull alike
 NAMED = 9  # numbers that tell it
 PIECE = 256  # decisions whose prefix is computed at a time
 
@@ -186,8 +187,8 @@ class VLAPolicy(FlowChains):
 
         - squared distance of where these roles are in the picture (centres; the picture reaches from -1 to 1), as
           image tokens tell whose patches clearly show them: the sum over roles, the mean over such patches;
-        - squared error of where the named object and place are in the world, ``named``, standardised, as the state
-          token tells after it has read them: the mean over its numbers.
+        - smooth L1 error (Girshick 2015, equation 3, quadratic below PRECISE) of where the named object and place are in
+          the world, ``named``, standardised, as the state token tells after it has read them: the mean over its numbers.
         """
         prefix, tokens = self._encode(obs, self.tokens_IT.shape[1])
         logit, centre = self._guess(tokens)
@@ -203,7 +204,7 @@ class VLAPolicy(FlowChains):
         clear = share > CLEARLY / 2
         loss = loss + CENTRE_WEIGHT * ((error * clear).sum((0, 1)) / clear.sum((0, 1)).clamp_min(1)).sum()
         told = self.grounding["named"](self._code(prefix, obs).context.feature)
-        return loss + NAMED_WEIGHT * F.mse_loss(told, self.named_normalizer(obs["named"]))
+        return loss + NAMED_WEIGHT * F.smooth_l1_loss(told, self.named_normalizer(obs["named"]), beta=PRECISE)
 
     def found(self, obs: Obs) -> dict[str, Tensor]:
         """By camera: whether the patch that is thought to show the named object most surely shows some of it."""
@@ -214,6 +215,9 @@ class VLAPolicy(FlowChains):
         hit_NC = share_NCP.gather(-1, logit_NCP.argmax(-1, keepdim=True)).squeeze(-1) > 0
         seen_NC = share_NCP.amax(-1) > 0
         return {camera: hit_NC[seen_NC[:, c], c] for c, camera in enumerate(self.config.cameras)}
+
+    def locate(self, obs: Obs) -> Tensor:
+        return self.named_normalizer.inverse(self.grounding["named"](self.encode(obs).context.feature))
 
     def _guess(self, tokens: pi0.ImageTokens) -> tuple[Tensor, Tensor]:
         """What image tokens tell: logits of the roles [N, C * patches, ROLES] and where these are
