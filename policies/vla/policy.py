@@ -187,8 +187,9 @@ class VLAPolicy(FlowChains):
 
         - squared distance of where these roles are in the picture (centres; the picture reaches from -1 to 1), as
           image tokens tell whose patches clearly show them: the sum over roles, the mean over such patches;
-        - smooth L1 error (Girshick 2015, equation 3, quadratic below PRECISE) of where the named object and place are in
-          the world, ``named``, standardised, as the state token tells after it has read them: the mean over its numbers.
+        - smooth L1 error (Girshick 2015, equation 3; quadratic below PRECISE) of where the named object and place are
+          in the world, ``named``, standardised, as the state token tells after it has read them: the mean over its
+          numbers.
         """
         prefix, tokens = self._encode(obs, self.tokens_IT.shape[1])
         logit, centre = self._guess(tokens)

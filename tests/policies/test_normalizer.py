@@ -41,6 +41,13 @@ def test_identity_before_the_first_update_and_unchanged_by_an_empty_batch():
     torch.testing.assert_close(normalizer(x), x)
 
 
+def test_inverse_gives_back_what_was_standardised():
+    normalizer = RunningNormalizer(3)
+    x = torch.from_numpy(np.concatenate(batches()))
+    normalizer.update(x)
+    torch.testing.assert_close(normalizer.inverse(normalizer(x)), x, rtol=1e-4, atol=1e-3)
+
+
 def test_leading_dimensions_are_all_batch():
     flat, nested = RunningNormalizer(3), RunningNormalizer(3)
     x = torch.randn(5, 4, 3)

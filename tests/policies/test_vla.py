@@ -332,6 +332,7 @@ def test_grounding_teaches_what_the_words_name_and_where_it_is() -> None:
         "colours without words leave log 2 for each of two roles, and more"
     )
     assert all(bool(hit_M.all()) and len(hit_M) == 64 for hit_M in policy.found(obs).values())
+    assert (policy.locate(obs) - obs["named"]).abs().max() < 0.3
     other = obs | {"instruction": 1 - obs["instruction"]}
     assert not any(bool(hit_M.any()) for hit_M in policy.found(other).values()), "other words, other half"
 
