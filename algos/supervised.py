@@ -107,6 +107,11 @@ class Supervised:
             self.schedule.load_state_dict(state["schedule"])
             self.generator.set_state(state["generator"].cpu())
             self.updates = int(state["updates"])
+            for group in self.optimizer.param_groups:  # the configuration decides, not the checkpoint
+                group["weight_decay"] = self.config.weight_decay
+                group["initial_lr"] = self.config.learning_rate
+                group["lr"] = self.config.learning_rate * self._rate(self.updates)
+            self.schedule.base_lrs = [self.config.learning_rate] * len(self.optimizer.param_groups)
         except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
             raise UserError(f"this is not the state of {type(self).__name__} on this policy: {error}") from error
 

@@ -26,7 +26,7 @@ CAPACITY = 16384  # observations to draw from
 FIRST_LOOKS = LOOKS  # before the first update: statistics must know a robot that moves
 VALIDATION_SCENES = 64  # LOOKS pictures of each
 NEAR_M = 0.12  # from the tool to the named object: soon the gripper closes
-SEED_STRIDE = 5_000_011  # scenes are not initial states of training, evaluation or demonstrations
+SEED_STRIDE = 5_000_011  # scenes are not the initial states of evaluation or demonstrations, nor those of small seeds
 
 
 def ground(config: RunConfig, run_dir: Path, found: Checkpoint | None, start_s: float) -> dict[str, Any]:
@@ -54,11 +54,11 @@ class GroundingRun(SupervisedRun):
 
     def __init__(self, config: RunConfig, run_dir: Path, new: bool) -> None:
         cores = threads.available_cores()
-        self.env = experiment.make_env(config, config.num_envs, cores, training=True)
+        self.env = experiment.make_env(config, config.num_envs, cores, training=True, run_dir=run_dir)
         torch.manual_seed(config.seed)
         super().__init__(config, run_dir, self.env.spec, new)
         self.buffer, self.drawn = Buffer(CAPACITY), 0
-        judged = experiment.make_env(config, VALIDATION_SCENES, cores)
+        judged = experiment.make_env(config, VALIDATION_SCENES, cores, run_dir=run_dir)
         scenes = Scenes(judged, self.policy.execute, int(config.runtime["eval_seed"]))
         looks = [scenes.look() for _ in range(LOOKS)]
         self.validation: Obs = {key: torch.cat([look[key] for look in looks]) for key in looks[0]}
@@ -82,8 +82,8 @@ class GroundingRun(SupervisedRun):
         self.drawn += options.batch_size
         while self.drawn > options.reuse * self.buffer.added:
             self.buffer.add(self.scenes.look())
-        if algorithm.updates == 0 and self.config.init is None:
-            algorithm.fit_normalizer(self.buffer.rows("state", "named"))
+        if algorithm.updates == 0:
+            algorithm.fit_normalizer(self.buffer.rows("named", *(["state"] if self.config.init is None else [])))
         return algorithm.update(self.buffer.sample(options.batch_size, algorithm.generator))
 
     def validate(self) -> tuple[float, dict[str, float]]:
@@ -105,7 +105,8 @@ class GroundingRun(SupervisedRun):
         where it is near the tool, and where it is not."""
         true_N3, told_N3 = obs["named"][:, 3:6], self.algorithm.locate(obs)[:, 3:6]
         error_N, near_N = (told_N3 - true_N3).norm(dim=-1), true_N3.norm(dim=-1) < NEAR_M
-        return {name: 100 * float(error_N[rows].median()) for name, rows in (("near", near_N), ("far", ~near_N))}
+        chosen = {"near": near_N, "far": ~near_N}
+        return {name: 100 * float(error_N[rows].median()) for name, rows in chosen.items() if rows.any()}
 
     def _by_split(self) -> dict[str, Obs]:
         """The scenes to judge by, apart."""

@@ -9,6 +9,7 @@ after that loss has its minimum (docs/flow_rl.md).
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,13 @@ class Imitation(SupervisedRun):
             trained_on = torch.isin(data.episode_F, torch.tensor(self.train_episodes))
             self.algorithm.fit_normalizer({"state": data.state_FS[trained_on]})
             self.kept = self.algorithm.weights()
-        self.observed = data.obs(slice(None))
-        if isinstance(self.policy, Precomputing) and self.policy.precompute_in_actor:
-            self.observed = self.policy.precompute(self.observed)
+
+    @cached_property
+    def observed(self) -> Obs:
+        """Of all frames, with the frozen share of the policy in place of what it is computed from. First asked for by
+        the first update: a run that goes on has its weights only then."""
+        obs = self.data.obs(slice(None))
+        return self.policy.precompute(obs) if isinstance(self.policy, Precomputing) else obs
 
     def announcement(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.algorithm.policy.parameters())

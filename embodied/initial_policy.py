@@ -18,9 +18,9 @@ from embodied.runtime import checkpoint
 
 
 def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
-    """What imitation does not train (exploration, critic) stays fresh where the weights come from imitation; a policy
-    that wraps another one takes them for that one. UserError if that run was of another task or architecture, or has no
-    checkpoint, or if a wrapping policy is given none.
+    """What imitation does not train (exploration, critic) stays fresh where the weights come from imitation or, unless
+    that goes on, from grounding; a policy that wraps another one takes them for that one. UserError if that run was of
+    another task or architecture, or has no checkpoint, or if a wrapping policy is given none.
     """
     if config.init is not None:
         config = with_architecture(config, Path(config.init))
@@ -39,7 +39,8 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     assert isinstance(policy, nn.Module)
     assert isinstance(policy, Startable)
     fresh = policy.schedules
-    if source.imitates and isinstance(policy, Imitator):
+    supervised = source.imitates or (source.grounds and not config.grounds)
+    if supervised and isinstance(policy, Imitator):
         fresh += policy.untrained
     weights: Mapping[str, Tensor] = found.state
     if isinstance(policy, Wrapper) and source.policy["name"] != config.policy["name"]:

@@ -48,7 +48,7 @@ class Scenes:
         known = {"masks": task.roles(), "described": {body: index + 1 for body, index in task.described().items()}}
         told = {key: value for key, value in obs.items() if not key.startswith("segmentation.")}
         thing_N3, place_N3 = task.named()
-        told["named"] = torch.cat((thing_N3, thing_N3 - task.view.tcp_pos, place_N3), -1).float()
+        told["named"] = torch.cat((thing_N3, thing_N3 - self.env.view.tcp_pos, place_N3), -1).float()
         for what, by_body in known.items():
             for geom, body in self._geoms:
                 if body in by_body:

@@ -5,6 +5,7 @@ targets ──► algorithm.update ──► average weights ──► validatio
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from contextlib import ExitStack
@@ -79,11 +80,12 @@ class SupervisedRun:
         if found is not None:
             self.load_state_dict(found.state)
             start_s -= float(found.state["train"]["wall_s"])
-        make_run_dir(self.run_dir, exist_ok=found is not None)
+        goes_on = self.run_dir.exists()  # a new run's directory does not
+        make_run_dir(self.run_dir, exist_ok=goes_on)
         write_atomically(self.run_dir / CONFIG_FILE, experiment.to_yaml(self.config))
         keep_architecture(self.policy, self.run_dir)
         with ExitStack() as stack:
-            writer = MetricsWriter(self.run_dir, None if found is None else self.algorithm.updates)
+            writer = MetricsWriter(self.run_dir, self.algorithm.updates if goes_on else None)
             stack.callback(writer.close)
             progress = Progress(self.algorithm.config.updates, self.config.max_minutes)
             stack.callback(progress.close)
@@ -93,14 +95,17 @@ class SupervisedRun:
             return self.finish(progress, start_s, stop.is_set())
 
     def learn(self, writer: MetricsWriter, progress: Progress, start_s: float, stop: threading.Event) -> None:
-        """Update until the limit, ``patience`` or a signal; the state is saved then."""
+        """Update until a limit, ``patience`` or a signal; the state is saved then, and every ``checkpoint_minutes``
+        after a validation."""
         algorithm, options = self.algorithm, self.algorithm.config
         limit_s = None if self.config.max_minutes is None else 60 * self.config.max_minutes
         losses: list[float] = []
         began, first = time.monotonic(), algorithm.updates
+        saved_at = began
         while algorithm.updates < options.updates and not stop.is_set():
             losses.append(self.update())
-            if algorithm.updates % options.validate_every and algorithm.updates < options.updates:
+            late = limit_s is not None and time.monotonic() - start_s >= limit_s
+            if algorithm.updates % options.validate_every and algorithm.updates < options.updates and not late:
                 continue
             wall_s, rate = time.monotonic() - start_s, (algorithm.updates - first) / (time.monotonic() - began)
             loss, metrics = self.validate()
@@ -115,8 +120,11 @@ class SupervisedRun:
             if self.patience is not None and waited >= self.patience:
                 progress.message(f"the validation loss has not improved in {waited} validations")
                 break
-            if limit_s is not None and wall_s >= limit_s:
+            if late:
                 break
+            if time.monotonic() - saved_at >= 60 * self.config.checkpoint_minutes:
+                self.save(time.monotonic() - start_s)
+                saved_at = time.monotonic()
         self.save(time.monotonic() - start_s)
 
     def finish(self, progress: Progress, start_s: float, interrupted: bool) -> dict[str, Any]:
@@ -126,7 +134,7 @@ class SupervisedRun:
             "env_steps": 0,
             "wall_s": round(time.monotonic() - start_s, 3),
             "iterations": self.algorithm.updates,
-            "validation_loss": self.kept_loss,
+            "validation_loss": self.kept_loss if math.isfinite(self.kept_loss) else None,
             "eval": None,
         }
         if interrupted:

@@ -86,8 +86,9 @@ class ActorCritic(nn.Module):
         return value
 
     def fit_normalizer(self, obs: Obs) -> None:
-        """Take the statistics of obs["state"] [F, S], and keep them from then on."""
-        self.state_normalizer.fit(obs["state"])
+        """Take the statistics of obs["state"] [F, S], if it is there, and keep them from then on."""
+        if "state" in obs:
+            self.state_normalizer.fit(obs["state"])
 
     def update_normalizer(self, obs: Obs) -> None:
         """Fold obs["state"] and obs["privileged"] [..., D] into the running statistics."""

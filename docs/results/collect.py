@@ -40,7 +40,7 @@ def collect(run: Path, command: str) -> dict[str, object]:
 
 
 def row_value(row: dict[str, float], key: str) -> float | None:
-    return round(row[key], 5) if key in row else None
+    return None if row.get(key) is None else round(row[key], 5)
 
 
 def cpu() -> str:

@@ -88,7 +88,7 @@ def tabletop() -> None:
     row("sees", "goals", "imitation, each seed", "after RL, each seed", "after RL, all episodes", "minutes of RL")
     row(*["---"] * 6)
     for sees, prefix in (("two cameras, words", "vla/"), ("state", "vla/state-")):
-        sft, rl = records(f"{prefix}imitation-54-[0-9].json"), records(f"{prefix}rl-54-[0-9].json")
+        sft, rl = records(f"{prefix}imitation-[0-9].json"), records(f"{prefix}rl-[0-9].json")
         for split, label in (("train", "trained on"), ("held_out", "held out")):
             row(sees, label, listed(percents(sft, split)), listed(percents(rl, split)), pooled(rl, split), minutes(rl))
     print()
@@ -116,6 +116,5 @@ if __name__ == "__main__":
         "Flow-Noise, GRPO": "comparison/stack-grpo-*.json",
         "DSRL, PPO on the initial noise": "comparison/stack-dsrl-*.json",
     })  # fmt: skip
-    compared({
-        path.stem.removeprefix("pick_place-"): f"ablation/{path.name}" for path in sorted(HERE.glob("ablation/*.json"))
-    })  # fmt: skip
+    ablations = sorted(HERE.glob("ablation/pick_place-*.json"))
+    compared({path.stem.removeprefix("pick_place-"): f"ablation/{path.name}" for path in ablations})

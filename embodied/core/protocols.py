@@ -84,8 +84,8 @@ class Fitted(Protocol):
     """A policy whose normaliser can be given its statistics, rather than find them while it acts."""
 
     def fit_normalizer(self, obs: Obs) -> None:
-        """Take the statistics of obs["state"] [F, S] and of other things that are there and learned from, and keep
-        them from then on."""
+        """Take the statistics of what is there, obs["state"] [F, S] and what is learned from, and keep them from then
+        on. What is learned from keeps those that it has."""
         ...
 
 

@@ -49,6 +49,7 @@ class VLAPolicy(FlowChains):
     observation, so that the epochs of an update do not compute it again.
     """
 
+    meaning = ("activation", "cameras")
     untrained = ("critic.", "noise_network.", "grounding.", "named_normalizer.")
     additions = (".lora_a", ".lora_b")
 
@@ -172,7 +173,7 @@ class VLAPolicy(FlowChains):
 
     def fit_normalizer(self, obs: Obs) -> None:
         super().fit_normalizer(obs)
-        if "named" in obs:
+        if "named" in obs and not bool(self.named_normalizer.fixed):
             self.named_normalizer.fit(obs["named"])
 
     # -- grounding -----------------------------------------------------------------------------------------------------
@@ -246,15 +247,18 @@ class VLAPolicy(FlowChains):
 
     @torch.no_grad()
     def precompute(self, obs: Obs) -> Obs:
-        """The observations [B, ...] with the prefix in place of images and instruction, if it is frozen and takes no
-        more than ``prefix_cache_mb``; otherwise as they are."""
+        """The observations [B, ...] with the prefix, on the policy's device, in place of images and instruction, if it
+        is frozen and takes no more than ``prefix_cache_mb``; otherwise as they are."""
         if not self.frozen or f"{PREFIX}key" in obs:
             return obs
         num, num_tokens = len(obs["instruction"]), self.tokens_IT.shape[1]
         if num * self._prefix_bytes(num_tokens) > self.config.prefix_cache_mb * 2**20:
             return obs
-        pieces = [self._encode(_rows(obs, slice(i, i + PIECE)), num_tokens)[0] for i in range(0, num, PIECE)]
-        rest = {key: value for key, value in obs.items() if key != "instruction" and not key.startswith("images.")}
+        read = {key: value for key, value in obs.items() if key == "instruction" or key.startswith("images.")}
+        rest = {key: value for key, value in obs.items() if key not in read}
+        device = self.tokens_IT.device
+        rows = ({key: value[i : i + PIECE].to(device) for key, value in read.items()} for i in range(0, num, PIECE))
+        pieces = [self._encode(piece, num_tokens)[0] for piece in rows]
         parts = (torch.cat(part) if len(part) > 1 else part[0] for part in zip(*pieces, strict=True))
         return rest | {PREFIX + name: part for name, part in zip(pi0.Prefix._fields, parts, strict=True)}
 
@@ -297,7 +301,3 @@ def _centres(masks_NCRhw: Tensor) -> Tensor:
     x = (masks_NCRhw.sum(-2) @ (across / len(across))) / count
     y = (masks_NCRhw.sum(-1) @ (down / len(down))) / count
     return torch.stack((x, y), -1)
-
-
-def _rows(obs: Obs, rows: slice) -> Obs:
-    return {key: value[rows] for key, value in obs.items()}

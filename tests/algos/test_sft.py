@@ -85,6 +85,18 @@ def test_statistics_are_those_of_the_data_and_stay() -> None:
     torch.testing.assert_close(algorithm.average.state_normalizer.mean, obs["state"].mean(0))
 
 
+def test_rates_of_the_configuration_win_when_going_on() -> None:
+    first, second = make(updates=12), make(updates=12, learning_rate=5e-4, weight_decay=0.5)
+    first.update(*batch(16))
+    second.load_state_dict(first.state_dict())
+    before, after = (algorithm.optimizer.param_groups[0] for algorithm in (first, second))
+    assert after["lr"] == pytest.approx(before["lr"] / 2)
+    assert after["weight_decay"] == 0.5
+    for algorithm in (first, second):
+        algorithm.update(*batch(16))
+    assert after["lr"] == pytest.approx(before["lr"] / 2)
+
+
 def test_going_on_from_a_state_is_exact() -> None:
     def advance(algorithm: SFT, count: int) -> list[float]:
         starts = torch.arange(512)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embodied import collect, tasks, train
+import pytest
+
+from algos.sft import SFT
+from embodied import collect, supervised, tasks, train
 from embodied import eval as eval_command
 
 SMALL = [
@@ -57,6 +61,25 @@ def run_collect(*words: str) -> Outcome:
 
 def run_tasks(*words: str) -> Outcome:
     return run(tasks.main, list(words))
+
+
+@contextmanager
+def imitation_ends_after(updates: int, error: Exception | None = None) -> Iterator[None]:
+    """Imitation gets a signal to stop after so many updates, or raises an error."""
+    stop, update = threading.Event(), SFT.update
+
+    def ending(self: SFT, *args: Any) -> float:
+        loss = update(self, *args)
+        if self.updates == updates:
+            if error is not None:
+                raise error
+            stop.set()
+        return loss
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SFT, "update", ending)
+        patch.setattr(supervised, "stop_on_signals", lambda: nullcontext(stop))
+        yield
 
 
 def checkpoint_of(run_dir: Path, env_steps: int) -> Path:

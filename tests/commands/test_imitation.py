@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from pathlib import Path
 
@@ -10,14 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from embodied import imitation, supervised
 from embodied.collect import CollectConfig, cut, disturbances
 from embodied.core.types import EnvSpec
 from embodied.data import read
 from embodied.report.metrics import read_metrics
 from embodied.runtime import checkpoint
 from envs.tasks.words import default_words
-from tests.commands.helpers import SMALL, Outcome, run_collect, run_eval, run_train
+from tests.commands.helpers import SMALL, Outcome, imitation_ends_after, run_collect, run_eval, run_train
 
 TINY = ["task=reach", "device=cpu", "policy.actor_hidden=[16]", "policy.critic_hidden=[16]", "policy.head_hidden=[16]"]
 SFT = [*TINY, "algo=sft", "algo.updates=40", "algo.validate_every=10", "eval_episodes=4"]
@@ -105,44 +103,50 @@ def test_imitation_leaves_a_run(imitated: tuple[Path, Outcome]) -> None:
     assert judged.result["return_mean"] == pytest.approx(outcome.result["eval"]["return_mean"], rel=1e-4)
 
 
+def assert_ends_alike(run: Path, whole: Path) -> None:
+    """The last checkpoints of two runs of imitation hold the same."""
+    ours, expected = (checkpoint.load_latest(path).state for path in (run, whole))  # type: ignore[union-attr]
+    assert ours["kept"] == expected["kept"]
+    for key, value in expected["policy"].items():
+        assert torch.equal(ours["policy"][key], value), key
+
+
 def test_imitation_that_was_stopped_goes_on_exactly(
-    imitated: tuple[Path, Outcome], demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    imitated: tuple[Path, Outcome], demos: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "sft"
-    stop, update = threading.Event(), imitation.SFT.update
-
-    def stop_after_25(self: imitation.SFT, *args: object) -> float:
-        loss = update(self, *args)  # type: ignore[arg-type]
-        if self.updates == 25:
-            stop.set()
-        return loss
-
-    with monkeypatch.context() as patch:
-        patch.setattr(imitation.SFT, "update", stop_after_25)
-        patch.setattr(supervised, "stop_on_signals", lambda: _Given(stop))
+    with imitation_ends_after(25):
         stopped = run_train(*SFT, f"data={demos}", f"out={path}")
     assert stopped.code == 130
     assert stopped.result["iterations"] == 25
     resumed = run_train(f"resume={path}")
     assert resumed.code == 0, resumed.stderr
     assert [row["iteration"] for row in read_metrics(path / "metrics.jsonl")] == [10, 20, 30, 40]
-    ours, whole = (checkpoint.load_latest(run).state for run in (path, imitated[0]))  # type: ignore[union-attr]
-    assert ours["kept"] == whole["kept"]
-    for key, value in whole["policy"].items():
-        assert torch.equal(ours["policy"][key], value), key
+    assert_ends_alike(path, imitated[0])
 
 
-class _Given:
-    """A context that gives the event it was made with."""
+@pytest.mark.parametrize(("minutes", "saved"), [("0", 20), ("60", None)], ids=["from a checkpoint", "anew"])
+def test_imitation_that_failed_goes_on_exactly(
+    minutes: str, saved: int | None, imitated: tuple[Path, Outcome], demos: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "sft"
+    with imitation_ends_after(25, FloatingPointError("loss nan")):
+        failed = run_train(*SFT, f"data={demos}", f"out={path}", f"checkpoint_minutes={minutes}")
+    assert failed.code == 1
+    found = checkpoint.load_latest(path)
+    assert (None if found is None else found.state["algorithm"]["updates"]) == saved
+    resumed = run_train(f"resume={path}")
+    assert resumed.code == 0, resumed.stderr
+    assert [row["iteration"] for row in read_metrics(path / "metrics.jsonl")] == [10, 20, 30, 40]
+    assert_ends_alike(path, imitated[0])
 
-    def __init__(self, event: threading.Event) -> None:
-        self.event = event
 
-    def __enter__(self) -> threading.Event:
-        return self.event
-
-    def __exit__(self, *args: object) -> None:
-        pass
+def test_imitation_keeps_to_its_minutes(demos: Path, tmp_path: Path) -> None:
+    words = ["algo.updates=1000000", "algo.validate_every=1000000", "max_minutes=0.01", "eval_episodes=0"]
+    outcome = run_train(*SFT, *words, f"data={demos}", f"out={tmp_path / 'run'}")
+    assert outcome.code == 0, outcome.stderr
+    assert 0 < outcome.result["iterations"] < 100_000
+    assert outcome.result["validation_loss"] > 0
 
 
 def test_reinforcement_learning_starts_from_the_imitation(imitated: tuple[Path, Outcome], tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoTokenizer, PI0ForConditionalGeneration
 
 from embodied.report.metrics import read_metrics
-from tests.commands.helpers import run_collect, run_eval, run_train
+from embodied.runtime import checkpoint
+from tests.commands.helpers import imitation_ends_after, run_collect, run_eval, run_train
 
 SIZE = "16"
 MODEL = "policy.model"
@@ -66,6 +68,29 @@ def test_grounding_goes_on_after_its_end(grounded: Path, tmp_path: Path) -> None
     assert outcome.result["iterations"] == 6
 
 
+@pytest.mark.slow(reason="records demonstrations with pictures")
+def test_imitation_with_frozen_eyes_that_was_stopped_goes_on_exactly(
+    imitated: Path, demos: Path, grounded: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    with imitation_ends_after(2):
+        assert run_train(*SFT, f"data={demos}", f"init={grounded}", f"out={path}").code == 130
+    resumed = run_train(f"resume={path}")
+    assert resumed.code == 0, resumed.stderr
+    ours, whole = (checkpoint.load_latest(run).state["policy"] for run in (path, imitated))  # type: ignore[union-attr]
+    for key, value in whole.items():
+        assert torch.equal(ours[key], value), key
+
+
+@pytest.mark.slow(reason="records demonstrations with pictures")
+def test_grounding_goes_on_from_an_imitation(imitated: Path, tmp_path: Path) -> None:
+    outcome = run_train(*GROUNDING, f"init={imitated}", f"out={tmp_path / 'run'}")
+    assert outcome.code == 0, outcome.stderr
+    source, found = (checkpoint.load_latest(run).state["policy"] for run in (imitated, tmp_path / "run"))  # type: ignore[union-attr]
+    assert bool(found["named_normalizer.fixed"])
+    assert torch.equal(found["state_normalizer.mean"], source["state_normalizer.mean"])
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -117,6 +142,12 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     assert outcome.code == 2, outcome.stderr
     assert message in outcome.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_eyes_in_another_order_are_refused(grounded: Path, tmp_path: Path) -> None:
+    outcome = run_train(*RL, f"init={grounded}", "policy.cameras=[wrist,front]", f"out={tmp_path / 'run'}")
+    assert outcome.code == 2
+    assert "was trained with policy.cameras=('front', 'wrist'), this run has ('wrist', 'front')" in outcome.stderr
 
 
 @pytest.mark.slow(reason="records demonstrations with pictures")
