@@ -9,14 +9,13 @@ fits it, and ``named`` [N, 9], where the named object and place are.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from embodied.core.errors import UserError
 from embodied.core.types import Obs
 from envs import MujocoPool
 
 LOOKS = 10  # at a scene, before the next one
-RANDOM_SHARE = 0.3  # of decisions are random: pictures from elsewhere than the expert's path
+RANDOM_SHARE = 0.2  # of decisions are random: pictures from elsewhere than the expert's path
 
 
 class Scenes:
@@ -39,10 +38,8 @@ class Scenes:
 
     def look(self) -> Obs:
         """What all envs see next, [N, ...]. The first look is at the first scenes of the seed."""
-        if self.looks % LOOKS == 0:
-            obs = self.env.reset(self.seed if self.looks == 0 else None)
-        else:
-            obs = self.env.step(self._actions()).obs
+        new = self.looks % LOOKS == 0
+        obs = self.env.reset(self.seed if self.looks == 0 else None) if new else self._move()
         self.looks += 1
         task, rows = self.env.task, torch.arange(self.env.num_envs)[:, None, None]
         known = {"masks": task.roles(), "described": {body: index + 1 for body, index in task.described().items()}}
@@ -58,13 +55,17 @@ class Scenes:
                 told[f"{what}.{camera.name}"] = self._of_geoms[what][rows, shown]
         return told
 
-    def _actions(self) -> Tensor:
-        """Until the next look: the expert's action, or a random one, held; [N, steps, A]."""
-        wanted_NA = self.env.task.expert()
-        random_NA = 2 * torch.rand(wanted_NA.shape, generator=self.generator).to(wanted_NA) - 1
-        chance_N = torch.rand(len(wanted_NA), generator=self.generator) < RANDOM_SHARE
-        action_NA = torch.where(chance_N[:, None], random_NA, wanted_NA)
-        return action_NA[:, None].expand(-1, self.steps, -1)
+    def _move(self) -> Obs:
+        """``steps`` control steps of the expert, or where chance says so of a random action, held; what is seen after
+        them."""
+        num, action_dim = self.env.num_envs, self.env.spec.action_dim
+        random_NA = 2 * torch.rand(num, action_dim, generator=self.generator, dtype=torch.float64) - 1
+        chance_N1 = torch.rand(num, 1, generator=self.generator) < RANDOM_SHARE
+        self.env.observe_pictures = False
+        for _ in range(self.steps - 1):
+            self.env.step(torch.where(chance_N1, random_NA, self.env.task.expert()))
+        self.env.observe_pictures = True
+        return self.env.step(torch.where(chance_N1, random_NA, self.env.task.expert())).obs
 
 
 class Buffer:

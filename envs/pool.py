@@ -94,6 +94,7 @@ class MujocoPool:
         self.randomizer = Randomizer(self.batch, sim.randomization)
         self.on_control_step: Callable[[MujocoPool], None] | None = None  # observer of every control step, for videos
         self.rig = CameraRig(self.batch, spec, cameras, sim.camera_randomization) if cameras else None
+        self.observe_pictures = True  # while it is False no pictures are taken, and observations have none
         self.observe_segmentation = False  # also ``segmentation.<camera>``, ids of geoms of ``rig.model``
         self._randomized_N = np.zeros(num_envs, dtype=bool)
         self._start_episodes(np.arange(num_envs))
@@ -275,7 +276,7 @@ class MujocoPool:
 
     def _pictures(self, ids: np.ndarray | None = None) -> Obs:
         """What the cameras see in envs ``ids`` (None: all), and what the robot is told there."""
-        if self.rig is None:
+        if self.rig is None or not self.observe_pictures:
             return {}
         told = self.task.instruction_N.clone() if ids is None else self.task.instruction_N[torch.from_numpy(ids)]
         return {**self.rig.render(ids, segmentation=self.observe_segmentation), "instruction": told}

@@ -191,6 +191,17 @@ def test_a_pool_without_cameras_is_as_before() -> None:
     assert "cube_pos[0]" in env.spec.state_names
 
 
+def test_pictures_that_were_not_taken_are_not_missed_later() -> None:
+    always, seldom = (pool("lift", 2, cameras=(FRONT, WRIST)) for _ in range(2))
+    chunks = actions([0, 1], 3, always.spec.action_dim)
+    for step in range(3):
+        seldom.observe_pictures = step == 2
+        expected, found = always.step(chunks[:, step]).obs, seldom.step(chunks[:, step]).obs
+        assert set(found) == (set(expected) if step == 2 else {"state", "privileged"})
+    for key, value in expected.items():
+        assert torch.equal(found[key], value), key
+
+
 def test_final_observations_and_those_of_the_next_episode() -> None:
     env = pool("pick_place", 3, 4, cameras=(FRONT, WRIST), stagger=True)
     still = torch.zeros(3, 1, env.spec.action_dim)

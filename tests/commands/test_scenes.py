@@ -1,0 +1,40 @@
+"""Scenes that grounding learns from: what they show and what is told of them."""
+
+from __future__ import annotations
+
+import torch
+
+from embodied.core.types import Role
+from embodied.experiment import square_cameras
+from embodied.scenes import LOOKS, Buffer, Scenes
+from envs import make_pool
+
+STEPS, ENVS = 4, 16
+
+
+def test_the_expert_gets_hold_of_what_is_named_before_the_next_scene() -> None:
+    env = make_pool("tabletop", {}, num_envs=ENVS, cameras=square_cameras(["front", "wrist"], 16))
+    scenes = Scenes(env, STEPS, seed=3)
+    looks, held = [], []
+    for _ in range(LOOKS + 1):
+        looks.append(scenes.look())
+        held.append(int(env.view.grasped("target").sum()))
+    env.close()
+    assert held[0] == held[-1] == 0, "a scene begins with an empty hand"
+    assert max(held) > ENVS / 4
+    assert torch.equal(looks[0]["instruction"], looks[LOOKS - 1]["instruction"])
+    assert not torch.equal(looks[0]["instruction"], looks[LOOKS]["instruction"])
+    near = [(look["named"][:, 3:6].norm(dim=-1) < 0.12).float().mean() for look in looks[:LOOKS]]
+    assert torch.stack(near).mean() > 0.5
+    for look in looks:
+        assert look["masks.front"].shape == look["described.wrist"].shape == (ENVS, 16, 16)
+        assert look["masks.front"].max() < len(Role)
+
+
+def test_a_buffer_keeps_the_newest() -> None:
+    buffer = Buffer(5)
+    for first in (0, 3):
+        buffer.add({"state": torch.arange(first, first + 3.0)[:, None]})
+    assert len(buffer) == 5
+    assert sorted(buffer.rows("state")["state"].flatten().tolist()) == [1, 2, 3, 4, 5]
+    assert set(buffer.sample(50, torch.Generator().manual_seed(0))["state"].flatten().tolist()) <= {1, 2, 3, 4, 5}
