@@ -6,6 +6,7 @@ Scenes ──► Buffer ──► Grounding.update ──► average weights ─
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +93,16 @@ class GroundingRun(SupervisedRun):
         return self.algorithm.validate(self.validation), found | error
 
     def evaluate(self, progress: Progress, trained: str) -> dict[str, Any] | None:
-        """What is found in scenes that nobody trained on, by split and camera, and how precisely."""
+        """What is found in scenes that nobody trained on, by split and camera, and how precisely, also by goal."""
         progress.message(f"trained for {trained}")
-        by_split = self._by_split()
-        found = {split: self.algorithm.find(obs) for split, obs in by_split.items()}
-        error_cm = {split: self._error_cm(obs) for split, obs in by_split.items()}
-        pictures = VALIDATION_SCENES * LOOKS
-        return {"task": self.config.task["name"], "pictures": pictures, "found": found, "error_cm": error_cm}
+        by_split = self._by(self.env.spec.instruction_splits)
+        return {
+            "task": self.config.task["name"],
+            "pictures": VALIDATION_SCENES * LOOKS,
+            "found": {split: self.algorithm.find(obs) for split, obs in by_split.items()},
+            "error_cm": {split: self._error_cm(obs) for split, obs in by_split.items()},
+            "goals": {goal: self._error_cm(obs) for goal, obs in self._by(self.env.spec.instruction_goals).items()},
+        }
 
     def _error_cm(self, obs: Obs) -> dict[str, float]:
         """Median distance, cm, between where the named object is from the tool and where the policy says that it is;
@@ -108,9 +112,8 @@ class GroundingRun(SupervisedRun):
         chosen = {"near": near_N, "far": ~near_N}
         return {name: 100 * float(error_N[rows].median()) for name, rows in chosen.items() if rows.any()}
 
-    def _by_split(self) -> dict[str, Obs]:
-        """The scenes to judge by, apart."""
-        splits = self.env.spec.instruction_splits
-        told = [splits[i] for i in self.validation["instruction"].tolist()]
-        chosen = {split: [row for row, name in enumerate(told) if name == split] for split in dict.fromkeys(told)}
-        return {split: {key: value[rows] for key, value in self.validation.items()} for split, rows in chosen.items()}
+    def _by(self, labels: Sequence[str]) -> dict[str, Obs]:
+        """The pictures to judge by, apart by the labels of their instructions."""
+        told = [labels[i] for i in self.validation["instruction"].tolist()]
+        chosen = {label: [row for row, name in enumerate(told) if name == label] for label in sorted(set(told))}
+        return {label: {key: value[rows] for key, value in self.validation.items()} for label, rows in chosen.items()}

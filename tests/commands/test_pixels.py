@@ -45,6 +45,7 @@ def grounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     outcome = run_train(*GROUNDING, f"out={path}")
     assert outcome.code == 0, outcome.stderr
     assert {"train", "held_out"} == set(outcome.result["eval"]["found"])
+    assert "red cube -> right tray" in outcome.result["eval"]["goals"]
     for error_cm in outcome.result["eval"]["error_cm"].values():
         assert all(0 < cm < 200 for cm in (error_cm["near"], error_cm["far"]))
     assert read_metrics(path / "metrics.jsonl")[-1]["train/validation_loss"] == outcome.result["validation_loss"]
