@@ -58,7 +58,7 @@ class Supervised:
         self.generator = torch.Generator().manual_seed(seed)
         self.parameters = [p for p in policy.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
+        self._set_rate()
 
     def fit_normalizer(self, obs: Obs) -> None:
         """Take the statistics of what is observed from the data, for good. Before the first update."""
@@ -72,11 +72,11 @@ class Supervised:
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
         self.optimizer.step()
-        self.schedule.step()
         value = float(loss.detach())
         if value != value or value == float("inf"):
             raise FloatingPointError(f"loss {value} after {self.updates} updates")
         self.updates += 1
+        self._set_rate()
         decay = min(self.config.ema_decay, self.updates / (self.updates + 10))  # the start is forgotten at once
         with torch.no_grad():
             for mean, now in zip(self.average.parameters(), self.policy.parameters(), strict=True):
@@ -93,7 +93,6 @@ class Supervised:
             "policy": {key: value.clone() for key, value in self.policy.state_dict().items()},
             "average": {key: value.clone() for key, value in self.average.state_dict().items()},
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
-            "schedule": self.schedule.state_dict(),
             "generator": self.generator.get_state(),
             "updates": self.updates,
         }
@@ -104,22 +103,19 @@ class Supervised:
             self.policy.load_state_dict(state["policy"])
             self.average.load_state_dict(state["average"])
             self.optimizer.load_state_dict(state["optimizer"])
-            self.schedule.load_state_dict(state["schedule"])
             self.generator.set_state(state["generator"].cpu())
             self.updates = int(state["updates"])
-            for group in self.optimizer.param_groups:  # the configuration decides, not the checkpoint
-                group["weight_decay"] = self.config.weight_decay
-                group["initial_lr"] = self.config.learning_rate
-                group["lr"] = self.config.learning_rate * self._rate(self.updates)
-            self.schedule.base_lrs = [self.config.learning_rate] * len(self.optimizer.param_groups)
         except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
             raise UserError(f"this is not the state of {type(self).__name__} on this policy: {error}") from error
+        self._set_rate()
 
     def to_device(self, obs: Obs) -> Obs:
         return {key: value.to(self.device) for key, value in obs.items()}
 
-    def _rate(self, update: int) -> float:
-        """Factor of the learning rate at an update."""
-        warm = min(1.0, (update + 1) / (self.config.warmup + 1))
-        done = min(1.0, update / self.config.updates)
-        return warm * 0.5 * (1 + float(torch.cos(torch.tensor(torch.pi * done))))
+    def _set_rate(self) -> None:
+        """Those of the next update, as the configuration has them, whatever a checkpoint had."""
+        warm = min(1.0, (self.updates + 1) / (self.config.warmup + 1))
+        done = min(1.0, self.updates / self.config.updates)
+        factor = warm * 0.5 * (1 + float(torch.cos(torch.tensor(torch.pi * done))))
+        for group in self.optimizer.param_groups:
+            group["lr"], group["weight_decay"] = self.config.learning_rate * factor, self.config.weight_decay

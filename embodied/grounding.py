@@ -24,13 +24,12 @@ from embodied.scenes import LOOKS, Buffer, Scenes
 from embodied.supervised import SupervisedRun
 
 CAPACITY = 16384  # observations to draw from
-FIRST_LOOKS = LOOKS  # before the first update: statistics must know a robot that moves
 VALIDATION_SCENES = 64  # LOOKS pictures of each
 NEAR_M = 0.12  # from the tool to the named object: soon the gripper closes
 SEED_STRIDE = 5_000_011  # scenes are not the initial states of evaluation or demonstrations, nor those of small seeds
 
 
-def ground(config: RunConfig, run_dir: Path, found: Checkpoint | None, start_s: float) -> dict[str, Any]:
+def ground(config: RunConfig, run_dir: Path, found: Checkpoint | None, start_s: float, resumed: bool) -> dict[str, Any]:
     """Train on scenes of ``config.task`` and tell what is found in others; see ``SupervisedRun.carry_out``."""
     if config.policy.get("freeze"):
         raise UserError(
@@ -39,7 +38,7 @@ def ground(config: RunConfig, run_dir: Path, found: Checkpoint | None, start_s: 
     threads.use(threads.available_cores())
     training = GroundingRun(config, run_dir, new=found is None)
     try:
-        return training.carry_out(found, start_s)
+        return training.carry_out(found, start_s, resumed)
     finally:
         training.env.close()
 
@@ -78,42 +77,50 @@ class GroundingRun(SupervisedRun):
         if self.scenes is None:
             seed = SEED_STRIDE * (self.config.seed + 1) + algorithm.updates
             self.scenes = Scenes(self.env, self.policy.execute, seed)
-            for _ in range(FIRST_LOOKS):
+            for _ in range(LOOKS):  # statistics must know a robot that moves
                 self.buffer.add(self.scenes.look())
         self.drawn += options.batch_size
         while self.drawn > options.reuse * self.buffer.added:
             self.buffer.add(self.scenes.look())
         if algorithm.updates == 0:
-            algorithm.fit_normalizer(self.buffer.rows("named", *(["state"] if self.config.init is None else [])))
+            unknown = ("state", "named") if self.config.init is None else ("named",)
+            algorithm.fit_normalizer(self.buffer.rows(*unknown))
         return algorithm.update(self.buffer.sample(options.batch_size, algorithm.generator))
 
     def validate(self) -> tuple[float, dict[str, float]]:
         found = {f"eval/found/{camera}": rate for camera, rate in self.algorithm.find(self.validation).items()}
-        error = {f"eval/error_cm/{where}": cm for where, cm in self._error_cm(self.validation).items()}
+        error = {f"eval/error_cm/{where}": cm for where, cm in _error_cm(self._located()).items()}
         return self.algorithm.validate(self.validation), found | error
 
     def evaluate(self, progress: Progress, trained: str) -> dict[str, Any] | None:
         """What is found in scenes that nobody trained on, by split and camera, and how precisely, also by goal."""
         progress.message(f"trained for {trained}")
-        by_split = self._by(self.env.spec.instruction_splits)
+        located, spec = self._located(), self.env.spec
+        by_split, by_goal = _by(spec.instruction_splits, located), _by(spec.instruction_goals, located)
         return {
             "task": self.config.task["name"],
             "pictures": VALIDATION_SCENES * LOOKS,
             "found": {split: self.algorithm.find(obs) for split, obs in by_split.items()},
-            "error_cm": {split: self._error_cm(obs) for split, obs in by_split.items()},
-            "goals": {goal: self._error_cm(obs) for goal, obs in self._by(self.env.spec.instruction_goals).items()},
+            "error_cm": {split: _error_cm(obs) for split, obs in by_split.items()},
+            "goals": {goal: _error_cm(obs) for goal, obs in by_goal.items()},
         }
 
-    def _error_cm(self, obs: Obs) -> dict[str, float]:
-        """Median distance, cm, between where the named object is from the tool and where the policy says that it is;
-        where it is near the tool, and where it is not."""
-        true_N3, told_N3 = obs["named"][:, 3:6], self.algorithm.locate(obs)[:, 3:6]
-        error_N, near_N = (told_N3 - true_N3).norm(dim=-1), true_N3.norm(dim=-1) < NEAR_M
-        chosen = {"near": near_N, "far": ~near_N}
-        return {name: 100 * float(error_N[rows].median()) for name, rows in chosen.items() if rows.any()}
+    def _located(self) -> Obs:
+        """The pictures to judge by, and ``located``: ``named`` as the policy tells it."""
+        return self.validation | {"located": self.algorithm.locate(self.validation)}
 
-    def _by(self, labels: Sequence[str]) -> dict[str, Obs]:
-        """The pictures to judge by, apart by the labels of their instructions."""
-        told = [labels[i] for i in self.validation["instruction"].tolist()]
-        chosen = {label: [row for row, name in enumerate(told) if name == label] for label in sorted(set(told))}
-        return {label: {key: value[rows] for key, value in self.validation.items()} for label, rows in chosen.items()}
+
+def _error_cm(obs: Obs) -> dict[str, float]:
+    """Median distance, cm, between where the named object is from the tool and where the policy says that it is; where
+    it is near the tool, and where it is not."""
+    true_N3, told_N3 = obs["named"][:, 3:6], obs["located"][:, 3:6]
+    error_N, near_N = (told_N3 - true_N3).norm(dim=-1), true_N3.norm(dim=-1) < NEAR_M
+    chosen = {"near": near_N, "far": ~near_N}
+    return {name: 100 * float(error_N[rows].median()) for name, rows in chosen.items() if rows.any()}
+
+
+def _by(labels: Sequence[str], obs: Obs) -> dict[str, Obs]:
+    """Observations apart by the labels of their instructions."""
+    told = [labels[i] for i in obs["instruction"].tolist()]
+    chosen = {label: [row for row, name in enumerate(told) if name == label] for label in sorted(set(told))}
+    return {label: {key: value[rows] for key, value in obs.items()} for label, rows in chosen.items()}

@@ -33,7 +33,9 @@ from embodied.supervised import SupervisedRun
 VALIDATION_CHUNKS = 256  # at most; spread evenly over the validation episodes
 
 
-def imitate(config: RunConfig, run_dir: Path, found: Checkpoint | None, start_s: float) -> dict[str, Any]:
+def imitate(
+    config: RunConfig, run_dir: Path, found: Checkpoint | None, start_s: float, resumed: bool
+) -> dict[str, Any]:
     """Train on ``config.data`` and evaluate; see ``SupervisedRun.carry_out``."""
     assert config.data is not None
     env = experiment.make_env(config, num_envs=1, num_threads=1)
@@ -43,7 +45,7 @@ def imitate(config: RunConfig, run_dir: Path, found: Checkpoint | None, start_s:
     if env.spec.cameras:  # the policy reads instructions too
         data = data.told_from(env.spec.instructions)
     threads.use(threads.available_cores())
-    return Imitation(config, run_dir, data, env.spec, new=found is None).carry_out(found, start_s)
+    return Imitation(config, run_dir, data, env.spec, new=found is None).carry_out(found, start_s, resumed)
 
 
 class Imitation(SupervisedRun):

@@ -61,11 +61,10 @@ class Scenes:
         num, action_dim = self.env.num_envs, self.env.spec.action_dim
         random_NA = 2 * torch.rand(num, action_dim, generator=self.generator, dtype=torch.float64) - 1
         chance_N1 = torch.rand(num, 1, generator=self.generator) < RANDOM_SHARE
-        self.env.observe_pictures = False
-        for _ in range(self.steps - 1):
-            self.env.step(torch.where(chance_N1, random_NA, self.env.task.expert()))
-        self.env.observe_pictures = True
-        return self.env.step(torch.where(chance_N1, random_NA, self.env.task.expert())).obs
+        for step in range(self.steps):
+            self.env.observe_pictures = step == self.steps - 1
+            obs = self.env.step(torch.where(chance_N1, random_NA, self.env.task.expert())).obs
+        return obs
 
 
 class Buffer:

@@ -71,21 +71,21 @@ class SupervisedRun:
 
     # -- what follows from it ------------------------------------------------------------------------------------------
 
-    def carry_out(self, found: Checkpoint | None, start_s: float) -> dict[str, Any]:
+    def carry_out(self, found: Checkpoint | None, start_s: float, resumed: bool) -> dict[str, Any]:
         """All of it; the contract's result of ``train``.
 
-        found: checkpoint to go on from. start_s: when the command began, on the clock of time.monotonic. UserError for
-        bad input (nothing is written), Stopped after a signal (the state is saved).
+        found: checkpoint to go on from. start_s: when the command began, on the clock of time.monotonic. resumed: the
+        run directory is there, even without a checkpoint; otherwise one that is there is refused. UserError for bad
+        input (nothing is written), Stopped after a signal (the state is saved).
         """
         if found is not None:
             self.load_state_dict(found.state)
             start_s -= float(found.state["train"]["wall_s"])
-        goes_on = self.run_dir.exists()  # a new run's directory does not
-        make_run_dir(self.run_dir, exist_ok=goes_on)
+        make_run_dir(self.run_dir, exist_ok=resumed)
         write_atomically(self.run_dir / CONFIG_FILE, experiment.to_yaml(self.config))
         keep_architecture(self.policy, self.run_dir)
         with ExitStack() as stack:
-            writer = MetricsWriter(self.run_dir, self.algorithm.updates if goes_on else None)
+            writer = MetricsWriter(self.run_dir, self.algorithm.updates if resumed else None)
             stack.callback(writer.close)
             progress = Progress(self.algorithm.config.updates, self.config.max_minutes)
             stack.callback(progress.close)

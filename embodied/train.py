@@ -63,9 +63,9 @@ def train(argv: Sequence[str]) -> dict[str, Any]:
         config = experiment.resume_run(run_dir, overrides)
         found = checkpoint.load_latest(run_dir)
     if config.imitates:
-        return imitation.imitate(config, run_dir, found, start_s)
+        return imitation.imitate(config, run_dir, found, start_s, resumed=resume is not None)
     if config.grounds:
-        return grounding.ground(config, run_dir, found, start_s)
+        return grounding.ground(config, run_dir, found, start_s, resumed=resume is not None)
     with ExitStack() as stack:
         runtime = stack.enter_context(build(config, run_dir, new=found is None))
         if found is not None:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from algos.sft import SFT
 from embodied import collect, supervised, tasks, train
 from embodied import eval as eval_command
+from embodied.runtime import checkpoint
 
 SMALL = [
     "task=reach", "policy=gaussian", "runtime=sync", "num_envs=8", "runtime.decisions=8", "device=cpu",
@@ -80,6 +82,14 @@ def imitation_ends_after(updates: int, error: Exception | None = None) -> Iterat
         patch.setattr(SFT, "update", ending)
         patch.setattr(supervised, "stop_on_signals", lambda: nullcontext(stop))
         yield
+
+
+def assert_ends_alike(run: Path, whole: Path) -> None:
+    """The last checkpoints of two runs of imitation hold the same."""
+    ours, expected = (checkpoint.load_latest(path).state for path in (run, whole))  # type: ignore[union-attr]
+    assert ours["kept"] == expected["kept"]
+    for key, value in expected["policy"].items():
+        assert torch.equal(ours["policy"][key], value), key
 
 
 def checkpoint_of(run_dir: Path, env_steps: int) -> Path:

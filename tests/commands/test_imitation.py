@@ -15,7 +15,15 @@ from embodied.data import read
 from embodied.report.metrics import read_metrics
 from embodied.runtime import checkpoint
 from envs.tasks.words import default_words
-from tests.commands.helpers import SMALL, Outcome, imitation_ends_after, run_collect, run_eval, run_train
+from tests.commands.helpers import (
+    SMALL,
+    Outcome,
+    assert_ends_alike,
+    imitation_ends_after,
+    run_collect,
+    run_eval,
+    run_train,
+)
 
 TINY = ["task=reach", "device=cpu", "policy.actor_hidden=[16]", "policy.critic_hidden=[16]", "policy.head_hidden=[16]"]
 SFT = [*TINY, "algo=sft", "algo.updates=40", "algo.validate_every=10", "eval_episodes=4"]
@@ -101,14 +109,6 @@ def test_imitation_leaves_a_run(imitated: tuple[Path, Outcome]) -> None:
     assert judged.code == 0, judged.stderr
     assert judged.result["success_at_end"] == outcome.result["eval"]["success_at_end"]
     assert judged.result["return_mean"] == pytest.approx(outcome.result["eval"]["return_mean"], rel=1e-4)
-
-
-def assert_ends_alike(run: Path, whole: Path) -> None:
-    """The last checkpoints of two runs of imitation hold the same."""
-    ours, expected = (checkpoint.load_latest(path).state for path in (run, whole))  # type: ignore[union-attr]
-    assert ours["kept"] == expected["kept"]
-    for key, value in expected["policy"].items():
-        assert torch.equal(ours["policy"][key], value), key
 
 
 def test_imitation_that_was_stopped_goes_on_exactly(
