@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from algos.registry import ALGORITHMS
 from algos.supervised import Supervised, SupervisedConfig
 from embodied.core.errors import UserError
-from embodied.core.protocols import Imitator, Policy
+from embodied.core.protocols import Groundable, Imitator, Policy
 from embodied.core.types import Obs
 
 VALIDATION_DRAWS = 8  # of noise and time for each validation chunk, the same ones every time
@@ -21,17 +21,19 @@ class SFTConfig(SupervisedConfig):
     """Options of SFT; configs/algo/sft.yaml says what each one means. UserError on a value that is not allowed."""
 
     validation_share: float = 0.1
+    keep_grounding: float = 4.0
     patience: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require("patience", self.patience is None or self.patience >= 1, "an integer of at least 1")
+        self._require("keep_grounding", self.keep_grounding >= 0, "a number of at least 0")
         self._require("validation_share", 0 < self.validation_share <= 0.5, "a number above 0, at most 0.5")
 
 
 @ALGORITHMS.register("sft", config=SFTConfig)
 class SFT(Supervised):
-    """AdamW on ``policy.imitation_loss``."""
+    """AdamW on ``policy.imitation_loss``, and for a policy that was grounded on ``policy.location_loss`` beside it."""
 
     config: SFTConfig
 
@@ -41,14 +43,24 @@ class SFT(Supervised):
         super().__init__(policy, config, seed=seed, device=device)
         self.imitator: Imitator = policy
 
+    @property
+    def keeps_grounding(self) -> bool:
+        """Whether updates need scenes: the policy has learned where things are, and is to go on knowing it."""
+        return self.config.keep_grounding > 0 and isinstance(self.policy, Groundable) and self.policy.grounded
+
     def pick(self, starts_W: Tensor) -> Tensor:
         """``batch_size`` of the starts, drawn with replacement."""
         return starts_W[torch.randint(len(starts_W), (self.config.batch_size,), generator=self.generator)]
 
-    def update(self, obs: Obs, action_BHA: Tensor) -> float:
-        """One step on a batch; its loss. FloatingPointError if that is not finite."""
+    def update(self, obs: Obs, action_BHA: Tensor, scenes: Obs | None = None) -> float:
+        """One step on a batch, and on observations with ``named``; its loss. FloatingPointError if that is not
+        finite."""
         action_BHA = action_BHA.to(self.device)
-        return self.descend(self.imitator.imitation_loss(self.to_device(obs), action_BHA, self.generator))
+        loss = self.imitator.imitation_loss(self.to_device(obs), action_BHA, self.generator)
+        if scenes is not None:
+            assert isinstance(self.policy, Groundable)
+            loss = loss + self.config.keep_grounding * self.policy.location_loss(self.to_device(scenes))
+        return self.descend(loss)
 
     @torch.no_grad()
     def validate(self, obs: Obs, action_BHA: Tensor) -> float:

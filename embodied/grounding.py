@@ -1,7 +1,7 @@
 """Training by what a simulator knows of its scenes: a task in, a run directory out, whose policy imitation can start
 from (init=).
 
-Scenes ──► Buffer ──► Grounding.update ──► average weights ──► what they find in scenes that nobody trains on
+Pictures ──► Grounding.update ──► average weights ──► what they find in scenes that nobody trains on
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from embodied.experiment import RunConfig
 from embodied.report.progress import Progress
 from embodied.runtime import threads
 from embodied.runtime.checkpoint import Checkpoint
-from embodied.scenes import LOOKS, Buffer, Scenes
+from embodied.scenes import LOOKS, Pictures, Scenes
 from embodied.supervised import SupervisedRun
 
 CAPACITY = 16384  # observations to draw from
 VALIDATION_SCENES = 64  # LOOKS pictures of each
 NEAR_M = 0.12  # from the tool to the named object: soon the gripper closes
-SEED_STRIDE = 5_000_011  # scenes are not the initial states of evaluation or demonstrations, nor those of small seeds
 
 
 def ground(config: RunConfig, run_dir: Path, found: Checkpoint | None, start_s: float, resumed: bool) -> dict[str, Any]:
@@ -46,7 +45,7 @@ def ground(config: RunConfig, run_dir: Path, found: Checkpoint | None, start_s: 
 class GroundingRun(SupervisedRun):
     """The scenes of one run and the algorithm that learns from them. UserError if they do not fit.
 
-    A run that goes on fills its buffer with scenes that follow from the number of updates so far.
+    A run that goes on has other scenes than it would have had (``Pictures``).
     """
 
     loss_name = "train/grounding_loss"
@@ -57,13 +56,12 @@ class GroundingRun(SupervisedRun):
         self.env = experiment.make_env(config, config.num_envs, cores, training=True, run_dir=run_dir)
         torch.manual_seed(config.seed)
         super().__init__(config, run_dir, self.env.spec, new)
-        self.buffer, self.drawn = Buffer(CAPACITY), 0
         judged = experiment.make_env(config, VALIDATION_SCENES, cores, run_dir=run_dir)
         scenes = Scenes(judged, self.policy.execute, int(config.runtime["eval_seed"]))
         looks = [scenes.look() for _ in range(LOOKS)]
         self.validation: Obs = {key: torch.cat([look[key] for look in looks]) for key in looks[0]}
         judged.close()
-        self.scenes: Scenes | None = None
+        self.pictures: Pictures | None = None
 
     def announcement(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.algorithm.policy.parameters())
@@ -74,18 +72,15 @@ class GroundingRun(SupervisedRun):
 
     def update(self) -> float:
         algorithm, options = self.algorithm, self.algorithm.config
-        if self.scenes is None:
-            seed = SEED_STRIDE * (self.config.seed + 1) + algorithm.updates
-            self.scenes = Scenes(self.env, self.policy.execute, seed)
-            for _ in range(LOOKS):  # statistics must know a robot that moves
-                self.buffer.add(self.scenes.look())
-        self.drawn += options.batch_size
-        while self.drawn > options.reuse * self.buffer.added:
-            self.buffer.add(self.scenes.look())
+        if self.pictures is None:
+            self.pictures = Pictures(
+                self.env, self.policy.execute, seed=self.config.seed, updates=algorithm.updates, capacity=CAPACITY,
+                reuse=options.reuse,
+            )  # fmt: skip
         if algorithm.updates == 0:
             unknown = ("state", "named") if self.config.init is None else ("named",)
-            algorithm.fit_normalizer(self.buffer.rows(*unknown))
-        return algorithm.update(self.buffer.sample(options.batch_size, algorithm.generator))
+            algorithm.fit_normalizer(self.pictures.buffer.rows(*unknown))
+        return algorithm.update(self.pictures.draw(options.batch_size, algorithm.generator))
 
     def validate(self) -> tuple[float, dict[str, float]]:
         found = {f"eval/found/{camera}": rate for camera, rate in self.algorithm.find(self.validation).items()}

@@ -1,7 +1,9 @@
-"""Training by imitation: demonstrations in, a run directory out, without a simulator until the final evaluation.
+"""Training by imitation: demonstrations in, a run directory out, without a simulator until the final evaluation. Only a
+policy that was grounded keeps seeing scenes: as few demonstrations as one has would make it forget where things are.
 
 Demonstrations ── split by episode ──► train chunks ──► SFT.update ──► average weights ──► validation loss
-                                  └──► validation chunks ──────────────────┘
+                                  └──► validation chunks ───│──────────────┘
+                                               Pictures ────┘
 
 The last average is kept, or with ``patience`` the one with the lowest validation loss: success goes on growing for long
 after that loss has its minimum (docs/flow_rl.md).
@@ -28,9 +30,12 @@ from embodied.experiment import RunConfig
 from embodied.report.progress import Progress
 from embodied.runtime import threads
 from embodied.runtime.checkpoint import Checkpoint
+from embodied.scenes import Pictures
 from embodied.supervised import SupervisedRun
 
 VALIDATION_CHUNKS = 256  # at most; spread evenly over the validation episodes
+CAPACITY = 8192  # observations of scenes to draw from
+REUSE = 4.0  # how often one is drawn, on average
 
 
 def imitate(
@@ -45,11 +50,18 @@ def imitate(
     if env.spec.cameras:  # the policy reads instructions too
         data = data.told_from(env.spec.instructions)
     threads.use(threads.available_cores())
-    return Imitation(config, run_dir, data, env.spec, new=found is None).carry_out(found, start_s, resumed)
+    training = Imitation(config, run_dir, data, env.spec, new=found is None)
+    try:
+        return training.carry_out(found, start_s, resumed)
+    finally:
+        training.close()
 
 
 class Imitation(SupervisedRun):
-    """The data of one run, split, and the algorithm that learns from it. UserError if they do not fit."""
+    """The data of one run, split, and the algorithm that learns from it. UserError if they do not fit.
+
+    A run that goes on learns from the same chunks as if it had not been stopped, but has other scenes, if any.
+    """
 
     loss_name = "train/imitation_loss"
     algorithm: SFT
@@ -72,6 +84,27 @@ class Imitation(SupervisedRun):
             self.algorithm.fit_normalizer({"state": data.state_FS[trained_on]})
             self.kept = self.algorithm.weights()
 
+    def close(self) -> None:
+        if "pictures" in self.__dict__:
+            self.pictures.scenes.env.close()
+
+    @cached_property
+    def pictures(self) -> Pictures:
+        """Scenes for a policy that keeps what grounding taught it, first asked for by the first update, as above."""
+        config = self.config
+        env = experiment.make_env(
+            config, config.num_envs, threads.available_cores(), training=True, run_dir=self.run_dir
+        )
+        return Pictures(
+            env, self.policy.execute, seed=config.seed, updates=self.algorithm.updates, capacity=CAPACITY, reuse=REUSE,
+            keep=self._without_masks,
+        )  # fmt: skip
+
+    def _without_masks(self, look: Obs) -> Obs:
+        read = ("state", "named", "instruction")
+        obs = {key: value for key, value in look.items() if key in read or key.startswith("images.")}
+        return self.policy.precompute(obs) if isinstance(self.policy, Precomputing) else obs
+
     @cached_property
     def observed(self) -> Obs:
         """Of all frames, with the frozen share of the policy in place of what it is computed from. First asked for by
@@ -88,7 +121,10 @@ class Imitation(SupervisedRun):
         )
 
     def update(self) -> float:
-        return self.algorithm.update(*self.chunks(self.algorithm.pick(self.starts)))
+        algorithm = self.algorithm
+        obs, action_BHA = self.chunks(algorithm.pick(self.starts))
+        scenes = self.pictures.draw(len(action_BHA), algorithm.generator) if algorithm.keeps_grounding else None
+        return algorithm.update(obs, action_BHA, scenes)
 
     def validate(self) -> tuple[float, dict[str, float]]:
         return self.algorithm.validate(*self.chunks(self.validation_starts)), {}

@@ -1,12 +1,14 @@
 """Scenes with what the simulator knows of them: what cameras see while the expert and chance move the robot.
 
-MujocoPool ── look ──► observations [N, ...] and what is in them ──► Buffer of the newest ──► random batches
+Scenes.look ──► observations [N, ...] and what is in them ──► Buffer of the newest ──► Pictures.draw: random batches
 
 Beside the observation: ``masks.<camera>``, the role of what each pixel shows, ``described.<camera>``, which description
 fits it, and ``named`` [N, 9], where the named object and place are.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -15,6 +17,7 @@ from embodied.core.types import Obs
 from envs import MujocoPool
 
 LOOKS = 10  # at a scene, before the next one
+SEED_STRIDE = 5_000_011  # scenes are not the initial states of evaluation or demonstrations, nor those of small seeds
 RANDOM_SHARE = 0.2  # of decisions are random: pictures from elsewhere than the expert's path
 
 
@@ -95,3 +98,38 @@ class Buffer:
     def rows(self, *keys: str) -> Obs:
         """All that is there of some keys."""
         return {key: self._rows[key][: len(self)] for key in keys}
+
+
+class Pictures:
+    """Random batches of the newest observations of the scenes of a pool; new ones are made as they are needed, so that
+    each is drawn ``reuse`` times on average.
+
+    The scenes follow from the seed of the run and from how many updates it has made. steps: control steps between two
+    looks. keep: what is kept of a look.
+    """
+
+    def __init__(
+        self,
+        env: MujocoPool,
+        steps: int,
+        *,
+        seed: int,
+        updates: int,
+        capacity: int,
+        reuse: float,
+        keep: Callable[[Obs], Obs] = lambda obs: obs,
+    ) -> None:
+        self.scenes = Scenes(env, steps, SEED_STRIDE * (seed + 1) + updates)
+        self.buffer, self.reuse, self.keep = Buffer(capacity), reuse, keep
+        self.drawn = 0
+        for _ in range(LOOKS):  # one look knows only robots at rest
+            self._look()
+
+    def draw(self, num: int, generator: torch.Generator) -> Obs:
+        self.drawn += num
+        while self.drawn > self.reuse * self.buffer.added:
+            self._look()
+        return self.buffer.sample(num, generator)
+
+    def _look(self) -> None:
+        self.buffer.add(self.keep(self.scenes.look()))

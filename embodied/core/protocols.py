@@ -109,6 +109,16 @@ class Groundable(Fitted, Protocol):
         differentiable scalar. where: it also asks for positions, rather than for masks alone."""
         ...
 
+    @property
+    def grounded(self) -> bool:
+        """Whether it has been asked for positions: it knows their scale."""
+        ...
+
+    def location_loss(self, obs: Obs) -> Tensor:
+        """The part of ``grounding_loss`` that asks where things are (``named``), without its weight, for observations
+        whose frozen share may be precomputed. A differentiable scalar."""
+        ...
+
     def found(self, obs: Obs) -> dict[str, Tensor]:
         """By camera, for those of the observations in which it sees the object that the instruction names: whether the
         part of the picture that shows it most surely, as the policy thinks, does show it; bool [M]."""

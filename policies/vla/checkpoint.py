@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from transformers import AutoTokenizer, PI0Config, PI0ForConditionalGeneration
+from transformers.utils import logging as transformers_logging
 
 from embodied.core.errors import UserError
 from embodied.core.types import EnvSpec
@@ -27,6 +29,9 @@ EXPECTED = {
     "an image processor (preprocessor_config.json)": ("preprocessor_config.json", "processor_config.json"),
 }
 WEIGHTS = "weights (model.safetensors)"
+
+if not sys.stderr.isatty():  # plain lines in a log; on a terminal, gigabytes of weights show how far they are
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 class Pixels(NamedTuple):

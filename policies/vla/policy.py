@@ -50,7 +50,7 @@ class VLAPolicy(FlowChains):
     """
 
     meaning = ("activation", "cameras")
-    untrained = ("critic.", "noise_network.", "grounding.", "named_normalizer.")
+    untrained = ("critic.", "noise_network.")
     additions = (".lora_a", ".lora_b")
 
     tokens_IT: Tensor
@@ -205,8 +205,18 @@ class VLAPolicy(FlowChains):
         error = (centre - _centres(masks).repeat_interleave(share.shape[1] // masks.shape[1], 1)).square().sum(-1)
         clear = share > CLEARLY / 2
         loss = loss + CENTRE_WEIGHT * ((error * clear).sum((0, 1)) / clear.sum((0, 1)).clamp_min(1)).sum()
-        told = self.grounding["named"](self._code(prefix, obs).context.feature)
-        return loss + NAMED_WEIGHT * F.smooth_l1_loss(told, self.named_normalizer(obs["named"]), beta=PRECISE)
+        return loss + NAMED_WEIGHT * self._location_loss(self._code(prefix, obs), obs)
+
+    @property
+    def grounded(self) -> bool:
+        return bool(self.named_normalizer.fixed)
+
+    def location_loss(self, obs: Obs) -> Tensor:
+        return self._location_loss(self.encode(obs), obs)
+
+    def _location_loss(self, code: Code, obs: Obs) -> Tensor:
+        told, named = self.grounding["named"](code.context.feature), self.named_normalizer(obs["named"])
+        return F.smooth_l1_loss(told, named, beta=PRECISE)
 
     def found(self, obs: Obs) -> dict[str, Tensor]:
         """By camera: whether the patch that is thought to show the named object most surely shows some of it."""

@@ -21,7 +21,7 @@ VLA = [
     f"{MODEL}.vlm_config.vision_config.num_hidden_layers=1", "eval_episodes=4",
 ]  # fmt: skip
 GROUNDING = [*VLA, "algo=grounding", "num_envs=8", "algo.updates=4", "algo.validate_every=2", "algo.batch_size=8"]
-SFT = [*VLA, "algo=sft", "algo.updates=4", "algo.validate_every=2", "algo.batch_size=8"]
+SFT = [*VLA, "algo=sft", "num_envs=8", "algo.updates=4", "algo.validate_every=2", "algo.batch_size=8"]
 RL = [
     *VLA, "num_envs=8", "total_steps=256", "runtime.decisions=2", "runtime.groups_per_worker=1", "runtime.eval_every=0",
     "algo.epochs=1", "algo.num_minibatches=2", "policy.freeze=[vision,language]",
@@ -62,6 +62,13 @@ def imitated(demos: Path, grounded: Path, tmp_path_factory: pytest.TempPathFacto
     return path
 
 
+def head_of(run: Path) -> torch.Tensor:
+    """What a run's policy tells with where things are."""
+    found = checkpoint.load_latest(run)
+    assert found is not None
+    return found.state["policy"]["grounding.named.weight"]
+
+
 def test_grounding_goes_on_after_its_end(grounded: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(grounded, tmp_path / "run", symlinks=True)
     outcome = run_train(f"resume={copy}", "algo.updates=6")
@@ -71,14 +78,27 @@ def test_grounding_goes_on_after_its_end(grounded: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow(reason="records demonstrations with pictures")
 def test_imitation_with_frozen_eyes_that_was_stopped_goes_on_exactly(
-    imitated: Path, demos: Path, grounded: Path, tmp_path: Path
+    demos: Path, grounded: Path, tmp_path: Path
 ) -> None:
-    path = tmp_path / "run"
+    words = [*SFT, "algo.keep_grounding=0", f"data={demos}", f"init={grounded}"]
+    whole, path = tmp_path / "whole", tmp_path / "run"
+    assert run_train(*words, f"out={whole}").code == 0
     with imitation_ends_after(2):
-        assert run_train(*SFT, f"data={demos}", f"init={grounded}", f"out={path}").code == 130
+        assert run_train(*words, f"out={path}").code == 130
     resumed = run_train(f"resume={path}")
     assert resumed.code == 0, resumed.stderr
-    assert_ends_alike(path, imitated)
+    assert_ends_alike(path, whole)
+    asked, told = (head_of(run) for run in (grounded, path))
+    assert torch.equal(asked, told), "nobody asked where things are"
+
+
+@pytest.mark.slow(reason="records demonstrations with pictures")
+def test_imitation_goes_on_to_be_asked_where_things_are(imitated: Path, grounded: Path, tmp_path: Path) -> None:
+    assert not torch.equal(head_of(grounded), head_of(imitated))
+    copy = shutil.copytree(imitated, tmp_path / "run", symlinks=True)
+    resumed = run_train(f"resume={copy}", "algo.updates=6")
+    assert resumed.code == 0, resumed.stderr
+    assert not torch.equal(head_of(copy), head_of(imitated))
 
 
 @pytest.mark.slow(reason="records demonstrations with pictures")

@@ -6,7 +6,7 @@ import torch
 
 from embodied.core.types import Role
 from embodied.experiment import square_cameras
-from embodied.scenes import LOOKS, Buffer, Scenes
+from embodied.scenes import LOOKS, Buffer, Pictures, Scenes
 from envs import make_pool
 
 STEPS, ENVS = 4, 16
@@ -38,3 +38,18 @@ def test_a_buffer_keeps_the_newest() -> None:
     assert len(buffer) == 5
     assert sorted(buffer.rows("state")["state"].flatten().tolist()) == [1, 2, 3, 4, 5]
     assert set(buffer.sample(50, torch.Generator().manual_seed(0))["state"].flatten().tolist()) <= {1, 2, 3, 4, 5}
+
+
+def test_pictures_are_made_as_they_are_needed() -> None:
+    env = make_pool("tabletop", {}, num_envs=ENVS, cameras=square_cameras(["front"], 16))
+    pictures = Pictures(
+        env, STEPS, seed=0, updates=0, capacity=1000, reuse=2.0, keep=lambda obs: {"state": obs["state"]}
+    )
+    assert pictures.buffer.added == LOOKS * ENVS
+    generator = torch.Generator().manual_seed(0)
+    drawn = 0
+    while drawn < 4 * LOOKS * ENVS:
+        assert set(pictures.draw(10, generator)) == {"state"}
+        drawn += 10
+    env.close()
+    assert drawn / 2 <= pictures.buffer.added < drawn / 2 + ENVS
