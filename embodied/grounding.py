@@ -7,6 +7,7 @@ Pictures ──► Grounding.update ──► average weights ──► what the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,6 @@ class GroundingRun(SupervisedRun):
         looks = [scenes.look() for _ in range(LOOKS)]
         self.validation: Obs = {key: torch.cat([look[key] for look in looks]) for key in looks[0]}
         judged.close()
-        self.pictures: Pictures | None = None
 
     def announcement(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.algorithm.policy.parameters())
@@ -70,13 +70,17 @@ class GroundingRun(SupervisedRun):
             f"{self.config.task['name']}: {self.config.num_envs} envs, seed {self.config.seed} → {self.run_dir}"
         )
 
+    @cached_property
+    def pictures(self) -> Pictures:
+        """First asked for by the first update: a run that goes on knows only then how many it has made."""
+        algorithm = self.algorithm
+        return Pictures(
+            self.env, self.policy.execute, seed=self.config.seed, updates=algorithm.updates, capacity=CAPACITY,
+            reuse=algorithm.config.reuse,
+        )  # fmt: skip
+
     def update(self) -> float:
         algorithm, options = self.algorithm, self.algorithm.config
-        if self.pictures is None:
-            self.pictures = Pictures(
-                self.env, self.policy.execute, seed=self.config.seed, updates=algorithm.updates, capacity=CAPACITY,
-                reuse=options.reuse,
-            )  # fmt: skip
         if algorithm.updates == 0:
             unknown = ("state", "named") if self.config.init is None else ("named",)
             algorithm.fit_normalizer(self.pictures.buffer.rows(*unknown))

@@ -11,6 +11,7 @@ after that loss has its minimum (docs/flow_rl.md).
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,8 @@ def imitate(
         data = data.told_from(env.spec.instructions)
     threads.use(threads.available_cores())
     training = Imitation(config, run_dir, data, env.spec, new=found is None)
-    try:
+    with training.opened:
         return training.carry_out(found, start_s, resumed)
-    finally:
-        training.close()
 
 
 class Imitation(SupervisedRun):
@@ -69,6 +68,7 @@ class Imitation(SupervisedRun):
     def __init__(self, config: RunConfig, run_dir: Path, data: Demonstrations, spec: EnvSpec, new: bool = True) -> None:
         torch.manual_seed(config.seed)
         super().__init__(config, run_dir, spec, new)
+        self.opened = ExitStack()  # the simulator, once it is there
         self.patience = self.algorithm.config.patience
         self.data = data
         self.train_episodes, self.validation_episodes = data.split(self.algorithm.config.validation_share)
@@ -84,10 +84,6 @@ class Imitation(SupervisedRun):
             self.algorithm.fit_normalizer({"state": data.state_FS[trained_on]})
             self.kept = self.algorithm.weights()
 
-    def close(self) -> None:
-        if "pictures" in self.__dict__:
-            self.pictures.scenes.env.close()
-
     @cached_property
     def pictures(self) -> Pictures:
         """Scenes for a policy that keeps what grounding taught it, first asked for by the first update, as above."""
@@ -95,21 +91,19 @@ class Imitation(SupervisedRun):
         env = experiment.make_env(
             config, config.num_envs, threads.available_cores(), training=True, run_dir=self.run_dir
         )
+        self.opened.callback(env.close)
         return Pictures(
             env, self.policy.execute, seed=config.seed, updates=self.algorithm.updates, capacity=CAPACITY, reuse=REUSE,
-            keep=self._without_masks,
+            masks=False, keep=self._precomputed,
         )  # fmt: skip
-
-    def _without_masks(self, look: Obs) -> Obs:
-        read = ("state", "named", "instruction")
-        obs = {key: value for key, value in look.items() if key in read or key.startswith("images.")}
-        return self.policy.precompute(obs) if isinstance(self.policy, Precomputing) else obs
 
     @cached_property
     def observed(self) -> Obs:
         """Of all frames, with the frozen share of the policy in place of what it is computed from. First asked for by
         the first update: a run that goes on has its weights only then."""
-        obs = self.data.obs(slice(None))
+        return self._precomputed(self.data.obs(slice(None)))
+
+    def _precomputed(self, obs: Obs) -> Obs:
         return self.policy.precompute(obs) if isinstance(self.policy, Precomputing) else obs
 
     def announcement(self) -> str:

@@ -2,8 +2,8 @@
 
 Scenes.look ──► observations [N, ...] and what is in them ──► Buffer of the newest ──► Pictures.draw: random batches
 
-Beside the observation: ``masks.<camera>``, the role of what each pixel shows, ``described.<camera>``, which description
-fits it, and ``named`` [N, 9], where the named object and place are.
+Beside the observation: ``named`` [N, 9], where the named object and place are, and where masks are asked for
+``masks.<camera>``, the role of what each pixel shows, and ``described.<camera>``, which description fits it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Scenes:
     steps: control steps between two looks. UserError for a task that does not tell what its bodies are.
     """
 
-    def __init__(self, env: MujocoPool, steps: int, seed: int) -> None:
+    def __init__(self, env: MujocoPool, steps: int, seed: int, *, masks: bool = True) -> None:
         if env.rig is None or not env.task.roles():
             raise UserError(f"algo=grounding needs cameras and a task with masks; {env.task.name} does not have both")
-        env.observe_segmentation = True
+        env.observe_segmentation = masks
         self.env, self.steps, self.seed = env, steps, seed
         self.generator = torch.Generator().manual_seed(seed)
         self.looks = 0
@@ -44,19 +44,24 @@ class Scenes:
         new = self.looks % LOOKS == 0
         obs = self.env.reset(self.seed if self.looks == 0 else None) if new else self._move()
         self.looks += 1
+        told = {key: value for key, value in obs.items() if not key.startswith("segmentation.")}
+        thing_N3, place_N3 = self.env.task.named()
+        told["named"] = torch.cat((thing_N3, thing_N3 - self.env.view.tcp_pos, place_N3), -1).float()
+        return told | self._shown(obs) if self.env.observe_segmentation else told
+
+    def _shown(self, obs: Obs) -> Obs:
+        """What the pixels of every camera show, [N, height, width]."""
         task, rows = self.env.task, torch.arange(self.env.num_envs)[:, None, None]
         known = {"masks": task.roles(), "described": {body: index + 1 for body, index in task.described().items()}}
-        told = {key: value for key, value in obs.items() if not key.startswith("segmentation.")}
-        thing_N3, place_N3 = task.named()
-        told["named"] = torch.cat((thing_N3, thing_N3 - self.env.view.tcp_pos, place_N3), -1).float()
+        shown = {}
         for what, by_body in known.items():
             for geom, body in self._geoms:
                 if body in by_body:
                     self._of_geoms[what][:, geom] = by_body[body]
             for camera in self.env.spec.cameras:
-                shown = obs[f"segmentation.{camera.name}"].long()
-                told[f"{what}.{camera.name}"] = self._of_geoms[what][rows, shown]
-        return told
+                geom_NHW = obs[f"segmentation.{camera.name}"].long()
+                shown[f"{what}.{camera.name}"] = self._of_geoms[what][rows, geom_NHW]
+        return shown
 
     def _move(self) -> Obs:
         """``steps`` control steps of the expert, or where chance says so of a random action, held; what is seen after
@@ -105,7 +110,7 @@ class Pictures:
     each is drawn ``reuse`` times on average.
 
     The scenes follow from the seed of the run and from how many updates it has made. steps: control steps between two
-    looks. keep: what is kept of a look.
+    looks. masks: whether they are told too. keep: what is kept of a look.
     """
 
     def __init__(
@@ -117,9 +122,10 @@ class Pictures:
         updates: int,
         capacity: int,
         reuse: float,
+        masks: bool = True,
         keep: Callable[[Obs], Obs] = lambda obs: obs,
     ) -> None:
-        self.scenes = Scenes(env, steps, SEED_STRIDE * (seed + 1) + updates)
+        self.scenes = Scenes(env, steps, SEED_STRIDE * (seed + 1) + updates, masks=masks)
         self.buffer, self.reuse, self.keep = Buffer(capacity), reuse, keep
         self.drawn = 0
         for _ in range(LOOKS):  # one look knows only robots at rest

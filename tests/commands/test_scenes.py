@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from embodied.core.types import Role
+from embodied.core.types import Obs, Role
 from embodied.experiment import square_cameras
 from embodied.scenes import LOOKS, Buffer, Pictures, Scenes
 from envs import make_pool
@@ -29,6 +29,21 @@ def test_the_expert_gets_hold_of_what_is_named_before_the_next_scene() -> None:
     for look in looks:
         assert look["masks.front"].shape == look["described.wrist"].shape == (ENVS, 16, 16)
         assert look["masks.front"].max() < len(Role)
+
+
+def test_without_masks_the_same_scenes_are_seen() -> None:
+    def looks(masks: bool) -> list[Obs]:
+        env = make_pool("tabletop", {}, num_envs=ENVS, cameras=square_cameras(["front", "wrist"], 16))
+        scenes = Scenes(env, STEPS, seed=3, masks=masks)
+        seen = [scenes.look() for _ in range(3)]
+        env.close()
+        return seen
+
+    for told, untold in zip(looks(masks=True), looks(masks=False), strict=True):
+        masks = {"masks.front", "masks.wrist", "described.front", "described.wrist"}
+        assert set(told) == set(untold) | masks
+        assert not set(untold) & masks
+        assert all(torch.equal(told[key], untold[key]) for key in untold)
 
 
 def test_a_buffer_keeps_the_newest() -> None:
