@@ -16,7 +16,7 @@ from envs import MujocoPool
 from envs.morphs import Morphs
 from envs.scene import RED, Shape, add_object, cube, panda_on_table
 from envs.tasks.common import arm_state
-from envs.tasks.tabletop import SLOTS
+from envs.tasks.tabletop import SLOTS, UPRIGHT
 from envs.vision import CAMERAS
 from tests.envs.helpers import actions, assert_same, pool
 
@@ -48,6 +48,20 @@ def test_only_the_named_object_in_the_named_tray_counts() -> None:
         env.reset(seed=0)
     rest_in(env, "target", wanted)
     assert env.task.success().all()
+
+
+def test_knocking_over_what_stands_tall_costs() -> None:
+    """A lying cylinder loses that term until it is in the tray; a cube or a ball that rolled has lost nothing."""
+    env = pool("tabletop", 24)
+    tall = env.task.half_height_m > env.task.half_width_m
+    assert 0 < tall.sum() < 24
+    standing = env.task.rewards(env.task.success())["upright"]
+    env.view.body_qpos("target")[:, 3:] = torch.tensor([0.5**0.5, 0.5**0.5, 0.0, 0.0])  # by 90 degrees
+    lying = env.task.rewards(env.task.success())["upright"]
+    assert torch.allclose(standing, torch.full_like(standing, UPRIGHT))
+    assert torch.allclose(lying, UPRIGHT * (~tall).double(), atol=1e-9)
+    rest_in(env, "target", env.task.tray)
+    assert torch.allclose(env.task.rewards(env.task.success())["upright"], torch.full_like(standing, UPRIGHT))
 
 
 def test_what_is_said_is_what_is_there() -> None:
