@@ -150,7 +150,7 @@ def test_imitation_then_reinforcement_learning_then_evaluation(imitated: Path, t
         (["policy.cameras=[]"], "policy.cameras"),
         (["policy.max_tokens=5"], "policy.max_tokens allows 5"),
         (["policy.pretrained=/nowhere"], "policy.pretrained=/nowhere lacks"),
-        (["policy.model.chunk_size=3"], "policy.horizon=8 does not fit the model, which was made for 3"),
+        (["policy.model.chunk_size=3"], "policy.horizon=4 does not fit the model, which was made for 3"),
         ([f"{MODEL}.dit_config.num_hidden_layers=2"], "num_hidden_layers is 2 in dit_config and 1 in text_config"),
     ],
 )
