@@ -86,7 +86,7 @@ class Imitation(SupervisedRun):
 
     @cached_property
     def pictures(self) -> Pictures:
-        """Scenes for a policy that keeps what grounding taught it, first asked for by the first update, as above."""
+        """Scenes for a policy that keeps what grounding taught it, first asked for as ``observed`` is."""
         config = self.config
         env = experiment.make_env(
             config, config.num_envs, threads.available_cores(), training=True, run_dir=self.run_dir
