@@ -87,7 +87,7 @@ class PPO:
         batch = self.prepare(fragment, staleness_TN, valid_TN)
         warming = version < self.config.critic_warmup
         learnable = bool(batch.column("weight").any())
-        metrics |= self._epochs(batch, warming, self.config.kl_at(version)) if learnable else dict.fromkeys(EPOCH_METRICS, 0.0)
+        metrics |= self._epochs(batch, warming) if learnable else dict.fromkeys(EPOCH_METRICS, 0.0)
         metrics["train/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
         metrics["train/explained_variance"] = _explained_variance(batch) if self.config.value_coef else 0.0
         self.policy.update_normalizer(batch.obs)
@@ -224,7 +224,7 @@ class PPO:
             statistics = torch.stack([policy_loss, value_loss, kl, clipped, entropy])
         return MinibatchLoss(total, statistics, term.log_ratio_B.detach(), now.log_prob_B.detach())
 
-    def _epochs(self, batch: Batch, warming: bool, desired_kl: float) -> Metrics:
+    def _epochs(self, batch: Batch, warming: bool) -> Metrics:
         """The passes over a batch. warming: only the critic learns."""
         config = self.config
         size = len(batch.chain)
@@ -241,7 +241,7 @@ class PPO:
                 if first is None:  # under the weights of the start of the update, on a random part of the batch
                     first = torch.stack([loss.log_ratio_B.exp().mean(), _behaviour_sample_size(minibatch, loss)])
                 elif config.schedule == "adaptive" and not warming and bool(minibatch.column("weight").any()):
-                    self._adapt_learning_rate(float(loss.statistics[2]), desired_kl)
+                    self._adapt_learning_rate(float(loss.statistics[2]))
                 self.optimizer.zero_grad(set_to_none=True)
                 torch.autograd.backward(loss.total)
                 if warming:
@@ -269,13 +269,13 @@ class PPO:
             else:
                 mean.copy_(now[name])
 
-    def _adapt_learning_rate(self, kl: float, desired_kl: float) -> None:
+    def _adapt_learning_rate(self, kl: float) -> None:
         """Keep the KL of a minibatch near desired_kl (the rule of rsl_rl); a separate critic rate stays as it is."""
         group = self.optimizer.param_groups[0]
         lowest, highest = LEARNING_RATE_RANGE
-        if kl > 2 * desired_kl:
+        if kl > 2 * self.config.desired_kl:
             group["lr"] = max(min(lowest, group["lr"]), group["lr"] / LEARNING_RATE_FACTOR)
-        elif kl < desired_kl / 2:
+        elif kl < self.config.desired_kl / 2:
             group["lr"] = min(max(highest, group["lr"]), group["lr"] * LEARNING_RATE_FACTOR)
 
 

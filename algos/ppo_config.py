@@ -26,8 +26,6 @@ class PPOConfig:
     critic_learning_rate: float | None = None
     schedule: str = "adaptive"
     desired_kl: float = 0.03
-    kl_final: float = 1.0
-    kl_anneal: int = 0
     target_kl: float | None = None
     max_grad_norm: float = 1.0
     entropy_coef: float = 0.0
@@ -67,8 +65,6 @@ class PPOConfig:
         for key in ("critic_learning_rate", "target_kl", "value_clip", "max_staleness"):
             value = getattr(self, key)
             self._require(key, value is None or value >= 0, "null or a number of at least 0")
-        self._require("kl_final", 0 < self.kl_final <= 1, "a number above 0, at most 1")
-        self._require("kl_anneal", self.kl_anneal >= 0, "an integer of at least 0")
         self._require("ema_decay", 0 <= self.ema_decay < 1, "a number from 0 to below 1")
         self._require("dual_clip", self.dual_clip is None or self.dual_clip > 1, "null or a number above 1")
         exact = self.correction in ("decoupled", "vtrace") and self.proximal == "recompute"
@@ -79,11 +75,6 @@ class PPOConfig:
             )
         if self.proximal == "interpolate" and self.correction != "decoupled":
             raise UserError(f"algo.proximal=interpolate needs algo.correction=decoupled, got '{self.correction}'")
-
-    def kl_at(self, version: int) -> float:
-        """What schedule=adaptive keeps the KL of a minibatch near, after so many updates."""
-        share = min(1.0, version / self.kl_anneal) if self.kl_anneal else 0.0
-        return self.desired_kl * self.kl_final**share
 
     def _require(self, key: str, holds: bool, allowed: str) -> None:
         if not holds:
