@@ -68,7 +68,8 @@ class Scenes:
     def _shown(self, obs: Obs, told_N: Tensor) -> Obs:
         """What the pixels of every camera show, [N, height, width]."""
         task, rows = self.env.task, torch.arange(self.env.num_envs)[:, None, None]
-        known = {"masks": task.roles(told_N), "described": {body: index + 1 for body, index in task.described().items()}}
+        described = {body: index + 1 for body, index in task.described().items()}
+        known = {"masks": task.roles(told_N), "described": described}
         shown = {}
         for what, by_body in known.items():
             for geom, body in self._geoms:

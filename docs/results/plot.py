@@ -65,7 +65,7 @@ def imitation_to_rl() -> None:
 
 
 def tabletop() -> None:
-    """From 9 demonstrations with pixels and words, and from the state alone: goals trained on, goals held out."""
+    """With pixels and words, and with the state alone: goals trained on, goals held out."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.4), sharey=True)
     for axis, prefix, title in zip(axes, ("", "state-"), ("two cameras and words", "state alone"), strict=True):
         for path in sorted((HERE / "vla").glob(f"{prefix}rl-[0-9].json")):
@@ -79,7 +79,7 @@ def tabletop() -> None:
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8, loc="lower right")
     axes[0].set_ylabel("success at the end, %")
-    figure.suptitle("tabletop: reinforcement learning from 9 demonstrations", fontsize=11)
+    figure.suptitle("tabletop: reinforcement learning from imitation", fontsize=11)
     figure.tight_layout()
     figure.savefig(IMAGES / "tabletop.png", dpi=110)
 
