@@ -74,6 +74,10 @@ def test_a_buffer_keeps_the_newest() -> None:
     assert len(buffer) == 5
     assert sorted(buffer.rows("state")["state"].flatten().tolist()) == [1, 2, 3, 4, 5]
     assert set(buffer.sample(50, torch.Generator().manual_seed(0))["state"].flatten().tolist()) <= {1, 2, 3, 4, 5}
+    buffer.add({"state": torch.arange(6.0, 9.0)[:, None]})
+    assert sorted(buffer.rows("state")["state"].flatten().tolist()) == [4, 5, 6, 7, 8]
+    drawn = buffer.sample(200, torch.Generator().manual_seed(0))["state"]
+    assert sorted(drawn.unique().tolist()) == [4, 5, 6, 7, 8]
 
 
 def test_pictures_are_made_as_they_are_needed() -> None:
