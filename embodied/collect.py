@@ -32,6 +32,7 @@ from torch import Tensor
 from embodied.command import run_command
 from embodied.core.config import at_least, from_mapping, nest, parse_overrides
 from embodied.core.errors import UserError, unknown_name
+from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.types import TRAIN, EnvSpec
 from embodied.data import Episode, write
 from embodied.data.lerobot_writer import refuse_existing
@@ -40,7 +41,6 @@ from embodied.report.progress import duration
 from embodied.runtime import threads
 from envs import MujocoPool
 
-SEED_STRIDE = 7_000_003  # initial states of demonstrations are not those of evaluations or of training
 MAX_TRIES = 20  # times the episodes asked for: a task that its expert solves more rarely is not demonstrated
 SPARE = 8  # episodes that are tried for each that is still missing, at most as many as were asked for
 
@@ -100,7 +100,7 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
             raise UserError(
                 f"the expert of {spec.task} solved {solved} of {tried} episodes with noise={options.noise}: too few"
             )
-        for episode in record(env, options, SEED_STRIDE * (options.seed + 1) + tried):
+        for episode in record(env, options, first_env_seed(Purpose.DEMONSTRATIONS, options.seed) + tried):
             success = bool(episode.success_L[-1])
             goal = spec.instruction_goals[spec.instructions.index(episode.instruction)]
             solved += success
@@ -125,12 +125,13 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def shares(spec: EnvSpec, episodes: int) -> dict[str, int]:
-    """How many of the episodes show each goal that is trained on: as many of each as possible."""
+    """How many of the episodes show each goal that is trained on: as many of each as possible, and what is left over of
+    goals that are as far apart as possible in the order of the task, so of every word."""
     goals = dict.fromkeys(
         goal for goal, split in zip(spec.instruction_goals, spec.instruction_splits, strict=True) if split == TRAIN
     )
-    each, more = divmod(episodes, len(goals))
-    return {goal: each + (i < more) for i, goal in enumerate(goals)}
+    upto = [i * episodes // len(goals) for i in range(len(goals) + 1)]
+    return {goal: upto[i + 1] - upto[i] for i, goal in enumerate(goals)}
 
 
 def record(env: MujocoPool, options: CollectConfig, seed: int) -> list[Episode]:

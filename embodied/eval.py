@@ -22,6 +22,7 @@ from embodied.command import run_command
 from embodied.core.config import at_least, from_mapping, nest, parse_overrides
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.protocols import Policy
+from embodied.core.seeds import Purpose, first_env_seed
 from embodied.experiment import RunConfig, make_env, make_policy, read_run
 from embodied.report.metrics import write_json
 from embodied.runtime import checkpoint, evaluate, threads
@@ -117,7 +118,8 @@ def record_video(config: RunConfig, policy: Policy, path: Path, seed: int) -> Pa
     camera = replace(FRONT, width=VIDEO_SIZE[0], height=VIDEO_SIZE[1])
     viewer = Viewer(env, camera)
     try:
-        video.record(env, policy, path, lambda: caption(viewer.render(), env.told), seed=seed)
+        first = first_env_seed(Purpose.EVALUATION, seed)
+        video.record(env, policy, path, lambda: caption(viewer.render(), env.told), seed=first)
     finally:
         env.close()
     return path

@@ -16,6 +16,7 @@ import torch
 from algos.grounding import Grounding
 from embodied import experiment
 from embodied.core.errors import UserError
+from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.types import Obs
 from embodied.experiment import RunConfig
 from embodied.report.progress import Progress
@@ -58,7 +59,8 @@ class GroundingRun(SupervisedRun):
         torch.manual_seed(config.seed)
         super().__init__(config, run_dir, self.env.spec, new)
         judged = experiment.make_env(config, VALIDATION_SCENES, cores, run_dir=run_dir)
-        scenes = Scenes(judged, self.policy.execute, int(config.runtime["eval_seed"]))
+        seed = first_env_seed(Purpose.SCENES, int(config.runtime["eval_seed"]))
+        scenes = Scenes(judged, self.policy.execute, seed)
         looks = [scenes.look() for _ in range(LOOKS)]
         self.validation: Obs = {key: torch.cat([look[key] for look in looks]) for key in looks[0]}
         judged.close()

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from embodied.core.errors import UserError
+from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.types import Obs
 from envs import MujocoPool
 
 LOOKS = 10  # at a scene, before the next one
-SEED_STRIDE = 5_000_011  # scenes are not the initial states of evaluation or demonstrations, nor those of small seeds
 OTHERWISE_SHARE = 0.5  # of pictures are told any instruction of the scene's
 RANDOM_SHARE = 0.2  # of decisions are random: pictures from elsewhere than the expert's path
 
@@ -142,7 +142,7 @@ class Pictures:
         masks: bool = True,
         keep: Callable[[Obs], Obs] = lambda obs: obs,
     ) -> None:
-        self.scenes = Scenes(env, steps, SEED_STRIDE * (seed + 1) + updates, masks=masks)
+        self.scenes = Scenes(env, steps, first_env_seed(Purpose.SCENES, seed) + updates, masks=masks)
         self.buffer, self.reuse, self.keep = Buffer(capacity), reuse, keep
         self.drawn = 0
         for _ in range(LOOKS):  # one look knows only robots at rest

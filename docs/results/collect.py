@@ -15,8 +15,7 @@ from omegaconf import OmegaConf
 CURVE = ("env_steps", "wall_s", "rollout/return_mean", "rollout/success_at_end", "train/approx_kl", "train/entropy",
          "perf/env_steps_per_s", "perf/sim_s", "perf/infer_s", "perf/learn_s", "perf/wait_s", "async/staleness_mean",
          "async/ess", "train/imitation_loss", "train/grounding_loss", "train/validation_loss", "eval/found/front",
-         "eval/found/wrist", "eval/error_cm/near", "eval/error_cm/far", "eval/train/success_at_end",
-         "eval/held_out/success_at_end")  # fmt: skip
+         "eval/found/wrist", "eval/error_cm/near", "eval/error_cm/far")  # fmt: skip
 
 
 def collect(run: Path, command: str) -> dict[str, object]:

@@ -23,12 +23,11 @@ import torch
 from torch import Tensor
 
 from embodied.core.protocols import VecEnv
+from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.types import Fragment, Obs
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActReply, ActRequest
 from embodied.runtime.recorder import Recorder
-
-RUN_SEED_STRIDE = 1_000_003  # env seeds of runs with different seeds do not meet, nor do they meet evaluation's
 
 SampleNoise = Callable[[int, torch.Generator], Tensor]
 """``Policy.sample_noise``: (num, generator) -> [num, ...]"""
@@ -101,7 +100,7 @@ class Cursor:
         self.decisions = decisions
         self.execute = execute
         self.sample_noise = sample_noise
-        self.env_seed = RUN_SEED_STRIDE * (seed + 1) + first_env
+        self.env_seed = first_env_seed(Purpose.TRAINING, seed) + first_env
         self.generator = torch.Generator().manual_seed(int(np.random.SeedSequence((seed, *key)).generate_state(1)[0]))
         self.obs: Obs | None = None
         self.ticket: Ticket | None = None

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.protocols import Policy, VecEnv
+from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.statistics import wilson_interval
 from embodied.core.types import EnvSpec, EpisodeStats
 from embodied.runtime.api import RuntimeConfig
@@ -27,15 +28,15 @@ def evaluate(
 ) -> dict[str, Any]:
     """Run the first episode of each of the ``episodes`` envs of ``env`` to its end.
 
-    Env i starts from the state that ``seed + i`` gives. Returns task, episodes, success_once, success_at_end,
-    success_at_end_ci95 (Wilson), return_mean, episode_length_mean (control steps) and seed; where instructions are in
-    several splits also splits (see ``summary``). An empty dict if ``stop`` was set meanwhile. The policy must not be
-    changed by other threads meanwhile.
+    Env i starts from state i of the seed; no two seeds share a state. Returns task, episodes, success_once,
+    success_at_end, success_at_end_ci95 (Wilson), return_mean, episode_length_mean (control steps) and seed; where
+    instructions are in several splits also splits (see ``summary``). An empty dict if ``stop`` was set meanwhile. The
+    policy must not be changed by other threads meanwhile.
     """
     assert env.num_envs == episodes, f"one episode per env: {env.num_envs} envs, {episodes} episodes"
     assert isinstance(policy, nn.Module)
     device = next(policy.parameters()).device
-    obs = env.reset(seed)
+    obs = env.reset(first_env_seed(Purpose.EVALUATION, seed))
     running = torch.ones(episodes, dtype=torch.bool)
     ended: list[EpisodeStats] = []
     while running.any():

@@ -9,9 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from embodied.collect import CollectConfig, cut, disturbances
+from embodied.collect import CollectConfig, cut, disturbances, shares
 from embodied.core.types import EnvSpec
 from embodied.data import read
+from embodied.experiment import compose_run, make_env
 from embodied.report.metrics import read_metrics
 from embodied.runtime import checkpoint
 from envs.tasks.words import default_words
@@ -173,6 +174,17 @@ def test_exploration_is_as_configured_whatever_the_imitation_was(
 
 
 # -- instructions ------------------------------------------------------------------------------------------------------
+def test_few_demonstrations_show_every_word_of_the_goals_that_are_trained_on() -> None:
+    env = make_env(compose_run({"task": "tabletop"}), 1, 1)
+    env.close()
+    chosen = shares(env.spec, 9)
+    assert sorted(chosen.values()) == [0] * 9 + [1] * 9
+    named = Counter(word for goal, count in chosen.items() if count for word in goal.split())
+    assert {word for goal in chosen for word in goal.split()} == set(named)
+    assert [named[word] for word in ("cube", "ball", "cylinder")] == [3, 3, 3]
+    assert set(shares(env.spec, 40).values()) == {2, 3}
+
+
 def test_instructed_demonstrations_are_balanced_and_evaluation_tells_splits_apart(tmp_path: Path) -> None:
     demos, run = tmp_path / "demos", tmp_path / "run"
     words = ("task=tabletop", "episodes=20", "num_threads=1", f"out={demos}")

@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.types import Fragment
 from embodied.runtime.actor_server import ActorServer
-from embodied.runtime.env_worker import RUN_SEED_STRIDE, EnvWorker
+from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActRequest
 from embodied.runtime.weight_store import WeightStore
@@ -46,7 +47,7 @@ def test_two_fragments_match_a_rollout_by_hand() -> None:
     policy = server.policy
     env = PointEnv(N, max_episode_steps=6, stagger=True)
     generator = torch.Generator().manual_seed(int(np.random.SeedSequence((SEED, 0, 0)).generate_state(1)[0]))
-    obs = env.reset(RUN_SEED_STRIDE * (SEED + 1))
+    obs = env.reset(first_env_seed(Purpose.TRAINING, SEED))
     for sequence in range(2):
         fragment = sample(worker, server, sequence)
         truncations = 0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.statistics import wilson_interval
-from embodied.core.types import EpisodeStats, Timestep
+from embodied.core.types import EpisodeStats, Obs, Timestep
 from embodied.runtime import evaluate
 from embodied.runtime.evaluator import summary
 from tests.runtime.builders import make_policy
@@ -22,6 +22,11 @@ class WatchedEnv(PointEnv):
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs)
         self.steps: list[Timestep] = []
+        self.first: Obs = {}
+
+    def reset(self, seed: int | None = None) -> Obs:
+        self.first = super().reset(seed)
+        return self.first
 
     def step(self, action: Tensor) -> Timestep:
         self.steps.append(super().step(action))
@@ -78,3 +83,12 @@ def test_depends_on_the_seed_alone() -> None:
     results = [evaluate(policy, env, 6, seed) for env, seed in ((PointEnv(6), 1), (used, 1), (PointEnv(6), 2))]
     assert results[0] == results[1]
     assert results[0] != results[2]
+
+
+def test_two_seeds_share_no_initial_state() -> None:
+    def starts(seed: int) -> set[tuple[float, ...]]:
+        env = WatchedEnv(6)
+        evaluate(make_policy(env.spec), env, 6, seed)
+        return {tuple(row) for row in env.first["state"].tolist()}
+
+    assert len(starts(1) | starts(2)) == 12
