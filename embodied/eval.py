@@ -80,7 +80,8 @@ def load_checkpoint(run_dir: Path, name: str) -> checkpoint.Checkpoint:
         if newest is None:
             raise UserError(f"{run_dir} has no checkpoint yet")
         return newest
-    folders = {f"step_{int(path.name[5:])}": path for path in (run_dir / "checkpoints").glob("step_*")}
+    found = checkpoint.newest_first(run_dir / "checkpoints")
+    folders = {f"step_{int(path.name.removeprefix('step_'))}": path for path in found}
     prefix, _, steps = name.partition("_")
     key = f"step_{int(steps)}" if prefix == "step" and steps.isdecimal() else name
     if key not in folders:

@@ -95,6 +95,8 @@ class GroundingRun(SupervisedRun):
 
     def evaluate(self, progress: Progress, trained: str) -> dict[str, Any] | None:
         """What is found in scenes that nobody trained on, by split and camera, and how precisely, also by goal."""
+        if not self.config.eval_episodes:
+            return None
         progress.message(f"trained for {trained}")
         located, spec = self._located(), self.env.spec
         by_split, by_goal = _by(spec.instruction_splits, located), _by(spec.instruction_goals, located)

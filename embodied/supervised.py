@@ -17,6 +17,7 @@ from torch import nn
 from algos.supervised import Supervised
 from embodied import experiment
 from embodied.command import Stopped
+from embodied.core.errors import UserError
 from embodied.core.protocols import Policy
 from embodied.core.types import EnvSpec
 from embodied.experiment import CONFIG_FILE, RunConfig
@@ -40,6 +41,8 @@ class SupervisedRun:
 
     def __init__(self, config: RunConfig, run_dir: Path, spec: EnvSpec, new: bool) -> None:
         self.config, self.run_dir = config, run_dir
+        if config.stop_at_success is not None:
+            raise UserError(f"stop_at_success is for reinforcement learning, not for algo={config.algo['name']}")
         policy = (make_initial_policy if new else experiment.make_policy)(config, spec)
         assert isinstance(policy, nn.Module)
         policy.to(resolve_device(config.runtime_config().device))

@@ -12,6 +12,7 @@ import numpy as np
 from mujoco.batch import Batch
 from numpy.typing import NDArray
 
+from embodied.core.errors import UserError
 from envs.cameras import FAST, Array, Camera, Ids, look_at, mounted_camera
 from envs.seeding import EpisodeRng
 
@@ -44,7 +45,7 @@ class CameraRandomization:
         for field in fields(self):
             value, most = getattr(self, field.name), _MOST.get(field.name, 1.0)
             if not 0.0 <= value <= most:
-                raise ValueError(f"camera_randomization.{field.name}: got {value}, allowed: 0 to {most}")
+                raise UserError(f"camera_randomization.{field.name}: got {value}, allowed: 0 to {most}")
 
     @property
     def moves_cameras(self) -> bool:
@@ -93,7 +94,7 @@ class Lens:
         for (what, got), limit in limits.items():
             if got >= limit:
                 camera = self.camera.name
-                raise ValueError(
+                raise UserError(
                     f"camera_randomization.{what}: got {got:g}, allowed for camera '{camera}': below {limit:.3g}"
                 )
 

@@ -20,11 +20,14 @@ import numpy as np
 from mujoco.batch import Batch
 from numpy.typing import NDArray
 
+from embodied.core.errors import UserError
+
 Array = NDArray[np.float64]
 Ids = NDArray[np.integer]
 Vec3 = tuple[float, float, float]
 
 DEFAULT_RGBA = [0.5, 0.5, 0.5, 1.0]  # MuJoCo's mark of a geom that takes its material's colour
+GROUPS = (0, 1, 2)  # of geoms that MuJoCo shows unless told otherwise
 EXTENT_M = 8.0  # where the floor has faded into the horizon
 CHECKER_M = 0.25
 _SUBPIXELS = ((-0.375, -0.125), (0.125, -0.375), (0.375, 0.125), (-0.125, 0.375))  # rotated grid
@@ -35,7 +38,7 @@ class Camera:
     """Where a picture is taken from and how large it is.
 
     Either ``pos`` and ``lookat`` (world frame, +z up in the picture) or ``mount``: the name of a ``<camera>`` of the
-    MJCF, which gives the pose (it moves with its body) and the field of view. Raises ValueError for anything else.
+    MJCF, which gives the pose (it moves with its body) and the field of view. Raises UserError for anything else.
     """
 
     name: str
@@ -45,18 +48,18 @@ class Camera:
     pos: Vec3 | None = None
     lookat: Vec3 | None = None
     mount: str | None = None
-    groups: tuple[int, ...] = (0, 1, 2)
+    groups: tuple[int, ...] = GROUPS
 
     def __post_init__(self) -> None:
         placed = self.pos is not None and self.lookat is not None
         if placed == (self.mount is not None) or (self.pos is None) != (self.lookat is None):
-            raise ValueError(f"camera '{self.name}': give either pos and lookat, or mount (an MJCF camera's name)")
+            raise UserError(f"camera '{self.name}': give either pos and lookat, or mount (an MJCF camera's name)")
         if placed and self.pos == self.lookat:
-            raise ValueError(f"camera '{self.name}': pos and lookat are the same point, {self.pos}")
+            raise UserError(f"camera '{self.name}': pos and lookat are the same point, {self.pos}")
         if self.width < 1 or self.height < 1:
-            raise ValueError(f"camera '{self.name}': width and height must be positive, got {self.width}x{self.height}")
+            raise UserError(f"camera '{self.name}': width and height must be positive, got {self.width}x{self.height}")
         if not 0.0 < self.fovy_deg < 180.0:
-            raise ValueError(f"camera '{self.name}': fovy_deg must be in (0, 180), got {self.fovy_deg}")
+            raise UserError(f"camera '{self.name}': fovy_deg must be in (0, 180), got {self.fovy_deg}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +152,12 @@ def look_at(pos_n3: Array, lookat_n3: Array, up: Vec3 = (0.0, 0.0, 1.0)) -> Arra
 
 
 def mounted_camera(model: mujoco.MjModel, camera: Camera) -> int:
-    """Id of the MJCF camera that ``camera`` is mounted as; ValueError, which lists those there are, for none."""
+    """Id of the MJCF camera that ``camera`` is mounted as; UserError, which lists those there are, for none."""
     assert camera.mount is not None
     cam = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera.mount)
     if cam < 0:
         names = ", ".join(model.camera(i).name for i in range(model.ncam)) or "none"
-        raise ValueError(f"camera '{camera.name}': the model has no camera '{camera.mount}'. It has: {names}")
+        raise UserError(f"camera '{camera.name}': the model has no camera '{camera.mount}'. It has: {names}")
     return cam
 
 

@@ -15,7 +15,7 @@ import torch
 from mujoco.batch import MODEL_FIELDS, Batch
 from torch import Tensor
 
-from embodied.core.errors import unknown_name
+from embodied.core.errors import UserError, unknown_name
 from envs.seeding import EpisodeRng
 
 _OBJECT_OF_PREFIX = {"geom": "geom", "body": "body", "actuator": "actuator", "dof": "joint", "jnt": "joint"}
@@ -54,15 +54,15 @@ class RandomizationTerm:
         if self.field not in _FIELDS:
             raise unknown_name("randomization field", self.field, _FIELDS)
         if not self.names:
-            raise ValueError(f"randomization of {self.field}: names is empty, name one object at least")
+            raise UserError(f"randomization of {self.field}: names is empty, name one object at least")
         low, high = self.range
         if self.distribution == "gaussian":
             if high < 0:
-                raise ValueError(f"randomization of {self.field}: range {self.range} has a negative standard deviation")
+                raise UserError(f"randomization of {self.field}: range {self.range} has a negative standard deviation")
         elif low > high:
-            raise ValueError(f"randomization of {self.field}: range {self.range} has low above high")
+            raise UserError(f"randomization of {self.field}: range {self.range} has low above high")
         elif self.distribution == "log_uniform" and low <= 0:
-            raise ValueError(f"randomization of {self.field}: range {self.range} of log_uniform must be above 0")
+            raise UserError(f"randomization of {self.field}: range {self.range} of log_uniform must be above 0")
 
     def draw(self, rng: EpisodeRng, name: str) -> np.ndarray:
         """One number for each env, [n]."""
@@ -141,11 +141,11 @@ def _rows(model: mujoco.MjModel, term: RandomizationTerm) -> np.ndarray:
             raise unknown_name(f"{kind} in the randomization of {term.field}", name, known)
     values = getattr(model, term.field)
     if not np.issubdtype(values.dtype, np.floating):
-        raise ValueError(f"randomization of {term.field}: it holds {values.dtype}, only real numbers can vary")
+        raise UserError(f"randomization of {term.field}: it holds {values.dtype}, only real numbers can vary")
     columns = values.shape[1] if values.ndim > 1 else 0
     if term.column is not None and not 0 <= term.column < columns:
         allowed = f"null or 0 to {columns - 1}" if columns else "null, the field has one number for each object"
-        raise ValueError(f"randomization of {term.field}: column: got {term.column}, allowed: {allowed}")
+        raise UserError(f"randomization of {term.field}: column: got {term.column}, allowed: {allowed}")
     index = np.array([known[name] for name in term.names])
     if term.field.startswith("dof"):
         return np.flatnonzero(np.isin(model.dof_jntid, index))

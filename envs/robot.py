@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from mujoco.batch import Batch
 
+from embodied.core.errors import UserError
+
 # Gripper down, tool centre point at (0.615, 0, 0.17).
 HOME_QPOS = np.array([0, np.pi / 8, 0, -5 * np.pi / 8, 0, 3 * np.pi / 4, np.pi / 4])
 FINGER_OPEN_M, FINGER_CLOSED_M = 0.04, -0.01  # target of each finger; below 0 so that closing squeezes
@@ -36,7 +38,7 @@ class ControlConfig:
 
     def __post_init__(self) -> None:
         if self.mode not in ("ee_delta", "joint_delta"):
-            raise ValueError(f"control.mode: got '{self.mode}', allowed: ee_delta, joint_delta")
+            raise UserError(f"control.mode: got '{self.mode}', allowed: ee_delta, joint_delta")
 
 
 def solve_spd(matrix: np.ndarray, rhs: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import mujoco
 
-from embodied.core.errors import unknown_name
+from embodied.core.errors import UserError, unknown_name
 
 PANDA_XML = Path(__file__).resolve().parents[1] / "assets" / "franka" / "panda.xml"
 WORLD_BITS = {"contype": 2, "conaffinity": 3}
@@ -37,7 +37,7 @@ class Shape:
         if self.kind not in KINDS:
             raise unknown_name("kind of shape", self.kind, KINDS)
         if len(self.size_m) != KINDS[self.kind][1] or min(self.size_m) <= 0:
-            raise ValueError(f"size_m: got {list(self.size_m)}, a {self.kind} has {KINDS[self.kind][1]}, each above 0")
+            raise UserError(f"size_m: got {list(self.size_m)}, a {self.kind} has {KINDS[self.kind][1]}, each above 0")
 
     @property
     def half_width_m(self) -> float:

@@ -21,10 +21,10 @@ import torch
 from mujoco.batch import Batch
 from torch import Tensor
 
-from embodied.core.errors import unknown_name
+from embodied.core.errors import UserError, unknown_name
 from envs.appearance import COLLISION_GROUP, add_looks
 from envs.camera_randomization import CameraRandomization, Lens, Scenery
-from envs.cameras import Camera, Ids
+from envs.cameras import GROUPS, Camera, Ids
 from envs.painter import GROUND, Frame, Painter
 from envs.seeding import EpisodeRng
 
@@ -48,8 +48,8 @@ class CameraRig:
     rig binds of the batch is filled by the batch's next call, so a new rig sees something after that.
 
     spec: of the batch's model. num_threads: 0, as many as the batch has. cull: cast only rays that can hit something,
-    which changes no picture. model: the twin whose geom ids ``segmentation`` gives. Raises ValueError for no or equal
-    names, a mount that the model lacks, or a randomization that is too much for a camera.
+    which changes no picture. model: the twin whose geom ids ``segmentation`` gives. Raises UserError for no or equal
+    names, other groups than usual, a mount that the model lacks, or a randomization that is too much for a camera.
     """
 
     def __init__(
@@ -63,7 +63,10 @@ class CameraRig:
     ) -> None:
         names = [camera.name for camera in cameras]
         if not names or len(set(names)) < len(names):
-            raise ValueError(f"cameras: got the names {names}, allowed: one at least, each once")
+            raise UserError(f"cameras: got the names {names}, allowed: one at least, each once")
+        for camera in cameras:
+            if camera.groups != GROUPS:
+                raise UserError(f"camera '{camera.name}': got groups {camera.groups}, allowed for a policy: {GROUPS}")
         randomization = randomization or CameraRandomization()
         coarse = _coarse(spec)
         self.batch, self.model = batch, coarse.compile()

@@ -79,7 +79,7 @@ def save(run_dir: Path, env_steps: int, state: Mapping[str, Any], keep: int = 3)
         raise
     _point_last(folder, final.name)
     _flush_folder(folder)
-    for old in [*_newest_first(folder)[keep:], *folder.glob(".saving-*")]:
+    for old in [*newest_first(folder)[keep:], *folder.glob(".saving-*")]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 
@@ -89,7 +89,7 @@ def load_latest(run_dir: Path, only: str | None = None) -> Checkpoint | None:
 
     A corrupt one is passed over, with a warning. UserError if all of them are corrupt.
     """
-    folders = _newest_first(run_dir / "checkpoints")
+    folders = newest_first(run_dir / "checkpoints")
     for folder in folders:
         try:
             return load(folder, only)
@@ -160,6 +160,7 @@ def _flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _newest_first(folder: Path) -> list[Path]:
+def newest_first(folder: Path) -> list[Path]:
+    """The checkpoints ``step_<env_steps>`` in a folder of them."""
     steps = [path for path in folder.glob("step_*") if re.fullmatch(r"step_\d+", path.name)]
     return sorted(steps, key=lambda path: int(path.name.removeprefix("step_")), reverse=True)

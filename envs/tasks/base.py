@@ -16,6 +16,7 @@ import torch
 from mujoco.batch import Batch
 from torch import Tensor
 
+from embodied.core.errors import UserError
 from envs.instructions import Instructions
 from envs.robot import FINGER_CLOSED_M, FINGER_OPEN_M, HOME_QPOS, ControlConfig, PandaArm
 from envs.seeding import EpisodeRng
@@ -42,15 +43,15 @@ class TaskConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.held_starts <= 1:
-            raise ValueError(f"held_starts: got {self.held_starts}, allowed: 0 to 1")
+            raise UserError(f"held_starts: got {self.held_starts}, allowed: 0 to 1")
         if self.max_episode_steps < 1:
-            raise ValueError(f"max_episode_steps: got {self.max_episode_steps}, allowed: 1 or more")
+            raise UserError(f"max_episode_steps: got {self.max_episode_steps}, allowed: 1 or more")
 
     def substeps(self, timestep_s: float) -> int:
-        """Physics steps in a control step; ValueError unless it is a whole number of them."""
+        """Physics steps in a control step; UserError unless it is a whole number of them."""
         substeps = round(self.control_dt_s / timestep_s)
         if substeps < 1 or abs(substeps * timestep_s - self.control_dt_s) > 1e-9:
-            raise ValueError(
+            raise UserError(
                 f"control_dt_s: got {self.control_dt_s}, allowed: multiples of the physics step, {timestep_s}"
             )
         return substeps
@@ -231,7 +232,7 @@ class Task:
 
     def put_in_hand(self, ids: Tensor) -> None:
         """Put the task's object between the fingers of envs ``ids`` [n], closed on it. For ``held_starts`` above 0."""
-        raise ValueError(f"held_starts: {self.name} has no object to hold, allowed: 0")
+        raise UserError(f"held_starts: {self.name} has no object to hold, allowed: 0")
 
     def state_dict(self) -> dict[str, Tensor]:
         """What the task keeps of its envs outside of the physics, tensors of fixed shapes; its keys begin ``task/``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from embodied.core.errors import UserError
 from envs.robot import ControlConfig
 from envs.seeding import EpisodeRng
 from envs.tasks.base import View, column
@@ -70,7 +71,7 @@ def move_towards(
     limit: greatest arm action, [N] or a number; what is held fast slips when it is moved fast.
     """
     if control.mode != "ee_delta":
-        raise ValueError(f"control.mode: the scripted experts need ee_delta, got '{control.mode}'")
+        raise UserError(f"control.mode: the scripted experts need ee_delta, got '{control.mode}'")
     step = (target - view.tcp_pos) * gain / control.delta_m
     limit = torch.as_tensor(limit, dtype=step.dtype).reshape(-1, 1)
     step = step.clamp(-limit, limit)

@@ -8,10 +8,13 @@ from __future__ import annotations
 import copy
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoTokenizer, PI0Config, PI0ForConditionalGeneration
 from transformers.utils import logging as transformers_logging
@@ -29,6 +32,10 @@ EXPECTED = {
     "an image processor (preprocessor_config.json)": ("preprocessor_config.json", "processor_config.json"),
 }
 WEIGHTS = "weights (model.safetensors)"
+ABSENT = "absent"
+LOADING_ERRORS = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError, StrictDataclassError,
+)  # fmt: skip
 
 if not sys.stderr.isatty():  # plain lines in a log; on a terminal, gigabytes of weights show how far they are
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -53,14 +60,10 @@ def build(spec: EnvSpec, config: VLAConfig) -> Parts:
     """A fresh model for the task, with a tokenizer trained on its instructions, or what ``config.pretrained`` holds.
 
     A checkpoint without weights is accepted only where a run keeps it for its architecture (``save_architecture``).
-    UserError that lists what is missing or does not fit.
+    UserError that names what is missing or does not fit.
     """
     if config.pretrained is None:
-        tokenizer = train_tokenizer(spec.instructions)
-        arguments = config.architecture(
-            spec.action_dim, len(tokenizer), image_token_id(tokenizer), tokenizer.pad_token_id
-        )
-        return Parts(PI0ForConditionalGeneration(PI0Config(**arguments)), tokenizer, Pixels())
+        return _fresh(spec, config)
     path = Path(config.pretrained)
     missing = [what for what, names in EXPECTED.items() if not any((path / name).is_file() for name in names)]
     architecture_only = missing == [WEIGHTS] and (path / ".architecture").is_file()
@@ -70,15 +73,54 @@ def build(spec: EnvSpec, config: VLAConfig) -> Parts:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         model_config = PI0Config.from_pretrained(path, local_files_only=True)
+        pixels = _pixels(path)
         if architecture_only:
-            model: nn.Module = PI0ForConditionalGeneration(model_config)
+            model, lacking = PI0ForConditionalGeneration(model_config), set()
         else:
-            model = PI0ForConditionalGeneration.from_pretrained(
-                path, config=model_config, dtype=torch.float32, local_files_only=True, use_safetensors=True
-            )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+            model, loaded = PI0ForConditionalGeneration.from_pretrained(
+                path, config=model_config, dtype=torch.float32, local_files_only=True, use_safetensors=True,
+                output_loading_info=True,
+            )  # fmt: skip
+            lacking = loaded["missing_keys"]
+    except LOADING_ERRORS as error:
         raise UserError(f"policy.pretrained={path} cannot be loaded: {error}") from error
-    return Parts(model, tokenizer, _pixels(path))
+    if lacking:
+        some = ", ".join(sorted(lacking)[:3])
+        raise UserError(f"policy.pretrained={path} lacks {len(lacking)} of the model's weights, for instance {some}")
+    for key, (wanted, there) in _differing(config.model, model_config.to_dict()).items():
+        raise UserError(f"policy.model.{key}={wanted} does not fit policy.pretrained={path}, where it is {there}")
+    return Parts(model, tokenizer, pixels)
+
+
+def _fresh(spec: EnvSpec, config: VLAConfig) -> Parts:
+    """A model of random weights, of the sizes that ``config.model`` says."""
+    if not config.model:
+        raise UserError(
+            "policy=vla goes on from a model: give policy.pretrained=<directory of a checkpoint of π0> or "
+            "init=<run directory>; policy=vla_tiny begins with a fresh one"
+        )
+    unknown = [key for key, (_, has) in _differing(config.model, PI0Config().to_dict()).items() if has is ABSENT]
+    if unknown:
+        raise UserError(f"unknown key 'policy.model.{unknown[0]}': PI0Config of transformers has no such entry")
+    tokenizer = train_tokenizer(spec.instructions)
+    arguments = config.architecture(spec.action_dim, len(tokenizer), image_token_id(tokenizer), tokenizer.pad_token_id)
+    try:
+        model_config = PI0Config(**arguments)
+    except LOADING_ERRORS as error:
+        raise UserError(f"policy.model: {error}") from error
+    return Parts(PI0ForConditionalGeneration(model_config), tokenizer, Pixels())
+
+
+def _differing(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What ``wanted`` says otherwise than ``there``: both values by the dotted name, ABSENT for what is not there."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key, value in wanted.items():
+        has = there.get(key, ABSENT)
+        if isinstance(value, Mapping) and isinstance(has, Mapping):
+            found |= {f"{key}.{inner}": both for inner, both in _differing(value, has).items()}
+        elif value != has:
+            found[key] = (value, has)
+    return found
 
 
 def check_fits(parts: Parts, spec: EnvSpec, config: VLAConfig) -> None:
@@ -97,6 +139,17 @@ def check_fits(parts: Parts, spec: EnvSpec, config: VLAConfig) -> None:
         if size > largest:
             raise UserError(f"the {what} of task {spec.task} has {size} entries, the model takes {largest} at most")
     text, expert = model.vlm_config.text_config, model.dit_config
+    if model.vlm_config.projection_dim != text.hidden_size:
+        raise UserError(
+            f"policy.model: vlm_config.projection_dim is {model.vlm_config.projection_dim}, of image tokens, and "
+            f"text_config.hidden_size is {text.hidden_size}, of words: they must be equal"
+        )
+    for name, part in (("text_config", text), ("dit_config", expert)):
+        if part.num_attention_heads % part.num_key_value_heads:
+            raise UserError(
+                f"policy.model: {name}.num_attention_heads, {part.num_attention_heads}, must be a multiple of "
+                f"num_key_value_heads, {part.num_key_value_heads}"
+            )
     for key in ("num_hidden_layers", "num_key_value_heads", "head_dim"):
         if getattr(text, key) != getattr(expert, key):
             raise UserError(

@@ -34,7 +34,7 @@ class Prefix(NamedTuple):
 
 class ImageTokens(NamedTuple):
     """Hidden states of the image tokens, [N, C * patches, hidden] each: as the language model gets them, and as its
-    last layer does, which have read the instruction."""
+    last layer does, which have read the instruction where there are two layers or more."""
 
     seen: Tensor
     read: Tensor

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer, PI0ForConditionalGeneration
 
@@ -19,7 +20,7 @@ from embodied.core.types import CameraSpec, EnvSpec, Obs, Role
 from policies.vla.policy import VLAPolicy, _centres
 from policies.vla.text import tokenize, train_tokenizer
 from tests.algos.fragments import rollout
-from tests.policies.vla_builders import FROZEN, SPEC, TEXTS, build, config, observe
+from tests.policies.vla_builders import FROZEN, MODEL, SPEC, TEXTS, build, config, observe
 
 NUM = 12
 EXPLORATIONS: dict[str, dict[str, Any]] = {
@@ -242,8 +243,47 @@ def test_an_incomplete_checkpoint_says_what_is_missing(gone: str, message: str, 
         build(pretrained=str(tmp_path / "base"))
 
 
+def test_a_checkpoint_without_some_weights_is_refused(tmp_path: Path) -> None:
+    build().save_pretrained(tmp_path / "base")
+    weights = load_file(tmp_path / "base" / "model.safetensors")
+    gone = next(name for name in weights if "vision_tower" in name and "q_proj.weight" in name)
+    del weights[gone]
+    save_file(weights, tmp_path / "base" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"lacks 1 of the model's weights, for instance .*vision_tower.*q_proj.weight"):
+        build(pretrained=str(tmp_path / "base"))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("model.safetensors", b"\0" * 20, "cannot be loaded"),
+        ("preprocessor_config.json", b"{", "cannot be loaded"),
+        ("config.json", b"[]", "cannot be loaded"),
+        ("config.json", b'{"model_type": "pi0", "chunk_size": "x"}', "cannot be loaded: .*chunk_size"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(file: str, content: bytes, message: str, tmp_path: Path) -> None:
+    build().save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / file).write_bytes(content)
+    with pytest.raises(UserError, match=f"(?s)policy.pretrained=.*{message}"):
+        build(pretrained=str(tmp_path / "base"))
+
+
+def test_other_sizes_than_those_of_the_checkpoint_are_refused(tmp_path: Path) -> None:
+    build().save_pretrained(tmp_path / "base")
+    larger = MODEL | {"dit_config": MODEL["dit_config"] | {"hidden_size": 40}}
+    with pytest.raises(UserError, match=r"policy.model.dit_config.hidden_size=40 does not fit .*, where it is 20"):
+        build(pretrained=str(tmp_path / "base"), model=larger)
+
+
 def spec(**changes: Any) -> EnvSpec:
     return EnvSpec(**({name: getattr(SPEC, name) for name in EnvSpec.__slots__} | changes))
+
+
+def sized(text_config: dict[str, int] | None = None, **changes: int) -> dict[str, Any]:
+    """MODEL with other sizes of its vision-language model."""
+    vlm = MODEL["vlm_config"]
+    return MODEL | {"vlm_config": vlm | {"text_config": vlm["text_config"] | (text_config or {})} | changes}
 
 
 @pytest.mark.parametrize(
@@ -259,6 +299,11 @@ def spec(**changes: Any) -> EnvSpec:
         ({}, {"dtype": "bfloat16"}, "float32 unless vision and language are both frozen"),
         ({}, {"cameras": ("front", "front")}, "policy.cameras"),
         ({}, {"pretrained": "/nowhere"}, "policy.pretrained=/nowhere lacks .* It has: no such directory"),
+        ({}, {"model": {}}, "policy=vla goes on from a model: give policy.pretrained="),
+        ({}, {"model": MODEL | {"max_stat_dim": 9}}, "unknown key 'policy.model.max_stat_dim'"),
+        ({}, {"model": sized(text_config={"hiden_size": 9})}, "'policy.model.vlm_config.text_config.hiden_size'"),
+        ({}, {"model": sized(projection_dim=8)}, "projection_dim is 8, of image tokens, and text_config.hidden_size"),
+        ({}, {"model": sized(text_config={"num_attention_heads": 3})}, "num_attention_heads, 3, must be a multiple"),
     ],
 )
 def test_bad_options_are_named(changes: dict[str, Any], options: dict[str, Any], message: str) -> None:
