@@ -94,17 +94,20 @@ class Imitation(SupervisedRun):
         self.opened.callback(env.close)
         return Pictures(
             env, self.policy.execute, seed=config.seed, updates=self.algorithm.updates, capacity=CAPACITY, reuse=REUSE,
-            masks=False, keep=self._precomputed,
+            masks=False, keep=lambda obs: self._precomputed(obs, CAPACITY),
         )  # fmt: skip
 
     @cached_property
     def observed(self) -> Obs:
         """Of all frames, with the frozen share of the policy in place of what it is computed from. First asked for by
         the first update: a run that goes on has its weights only then."""
-        return self._precomputed(self.data.obs(slice(None)))
+        return self._precomputed(self.data.obs(slice(None)), len(self.data.state_FS))
 
-    def _precomputed(self, obs: Obs) -> Obs:
-        return self.policy.precompute(obs) if isinstance(self.policy, Precomputing) else obs
+    def _precomputed(self, obs: Obs, kept: int) -> Obs:
+        """Of observations of which ``kept`` are kept together."""
+        if isinstance(self.policy, Precomputing) and self.policy.may_keep(kept):
+            return self.policy.precompute(obs)
+        return obs
 
     def announcement(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.algorithm.policy.parameters())

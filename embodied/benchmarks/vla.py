@@ -148,10 +148,11 @@ def updates(report: Report, sizes: Sizes) -> None:
     options = {key: value for key, value in recipe["algo"].items() if key != "name"}
     still = {"learning_rate": 0.0, "critic_learning_rate": 0.0, "schedule": "fixed", "critic_warmup": 0}
     config = from_mapping(PPOConfig, options | still, "algo")
+    again = {"prefix_from_actor": False, "prefix_cache_mb": 0}
     all_steps = {"exploration": "flow_noise", "stochastic_steps": "all"}
     kinds: dict[str, dict[str, Any]] = {
-        "cached": {}, "recompute": {"prefix_cache_mb": 0}, "cached_by_learner": {"prefix_from_actor": False},
-        "cached_flow_noise": all_steps, "recompute_flow_noise": all_steps | {"prefix_cache_mb": 0},
+        "cached": {}, "recompute": again, "cached_by_learner": {"prefix_from_actor": False},
+        "cached_flow_noise": all_steps, "recompute_flow_noise": all_steps | again,
     }  # fmt: skip
     works: dict[str, Callable[[], float]] = {}
     for name, changes in kinds.items():

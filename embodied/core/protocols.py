@@ -142,6 +142,10 @@ class Precomputing(Protocol):
         are where nothing is frozen. ``evaluate`` takes either."""
         ...
 
+    def may_keep(self, decisions: int) -> bool:
+        """Whether what so many observations become is small enough to be kept."""
+        ...
+
 
 @runtime_checkable
 class Pretrained(Protocol):

@@ -77,11 +77,11 @@ def build(spec: EnvSpec, config: VLAConfig) -> Parts:
         if architecture_only:
             model, lacking = PI0ForConditionalGeneration(model_config), set()
         else:
-            model, loaded = PI0ForConditionalGeneration.from_pretrained(
+            loaded: Any = PI0ForConditionalGeneration.from_pretrained(
                 path, config=model_config, dtype=torch.float32, local_files_only=True, use_safetensors=True,
                 output_loading_info=True,
             )  # fmt: skip
-            lacking = loaded["missing_keys"]
+            model, lacking = loaded[0], loaded[1]["missing_keys"]
     except LOADING_ERRORS as error:
         raise UserError(f"policy.pretrained={path} cannot be loaded: {error}") from error
     if lacking:

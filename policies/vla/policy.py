@@ -258,12 +258,10 @@ class VLAPolicy(FlowChains):
     @torch.no_grad()
     def precompute(self, obs: Obs) -> Obs:
         """The observations [B, ...] with the prefix, on the policy's device, in place of images and instruction, if it
-        is frozen and takes no more than ``prefix_cache_mb``; otherwise as they are."""
+        is frozen; otherwise as they are."""
         if not self.frozen or f"{PREFIX}key" in obs:
             return obs
         num, num_tokens = len(obs["instruction"]), self.tokens_IT.shape[1]
-        if num * self._prefix_bytes(num_tokens) > self.config.prefix_cache_mb * 2**20:
-            return obs
         read = {key: value for key, value in obs.items() if key == "instruction" or key.startswith("images.")}
         rest = {key: value for key, value in obs.items() if key not in read}
         device = self.tokens_IT.device
@@ -271,6 +269,10 @@ class VLAPolicy(FlowChains):
         pieces = [self._encode(piece, num_tokens)[0] for piece in rows]
         parts = (torch.cat(part) if len(part) > 1 else part[0] for part in zip(*pieces, strict=True))
         return rest | {PREFIX + name: part for name, part in zip(pi0.Prefix._fields, parts, strict=True)}
+
+    def may_keep(self, decisions: int) -> bool:
+        """Whether their prefixes take no more than ``prefix_cache_mb``."""
+        return decisions * self._prefix_bytes(self.tokens_IT.shape[1]) <= self.config.prefix_cache_mb * 2**20
 
     def _prefix_bytes(self, num_tokens: int) -> int:
         """Of the prefix of one decision: keys and values of every layer, and which tokens are real."""

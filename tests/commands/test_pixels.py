@@ -17,7 +17,7 @@ SIZE = "16"
 MODEL = "policy.model"
 VLA = [
     "task=tabletop", "policy=vla_tiny", "device=cpu", f"policy.image_size={SIZE}", "policy.critic_hidden=[16]",
-    f"{MODEL}.dit_config.num_hidden_layers=1", f"{MODEL}.vlm_config.text_config.num_hidden_layers=1",
+    f"{MODEL}.dit_config.num_hidden_layers=2", f"{MODEL}.vlm_config.text_config.num_hidden_layers=2",
     f"{MODEL}.vlm_config.vision_config.num_hidden_layers=1", "eval_episodes=4",
 ]  # fmt: skip
 GROUNDING = [*VLA, "algo=grounding", "num_envs=8", "algo.updates=4", "algo.validate_every=2", "algo.batch_size=8"]
@@ -115,6 +115,7 @@ def test_grounding_goes_on_from_an_imitation(imitated: Path, tmp_path: Path) -> 
     [
         (["task=tabletop", "policy=flow", "algo=grounding"], "algo=grounding needs"),
         ([*GROUNDING, "policy.freeze=[vision]"], "policy.freeze must be []"),
+        ([*GROUNDING, "stop_at_success=0.9"], "stop_at_success is for reinforcement learning, not for algo=grounding"),
         ([*GROUNDING, "task=pick_place"], "algo=grounding needs cameras and a task with masks"),
     ],
 )

@@ -236,6 +236,8 @@ def test_cameras_that_cannot_be_had_are_named() -> None:
         pool(cameras=(FRONT, FRONT))
     with pytest.raises(ValueError, match=r"no camera 'elbow'. It has: wrist"):
         pool(cameras=(Camera("elbow", mount="elbow"),))
+    with pytest.raises(UserError, match=r"camera 'front': got groups \(5,\), allowed for a policy: \(0, 1, 2\)"):
+        pool(cameras=(replace(FRONT, groups=(5,)),))
     with pytest.raises(ValueError, match="width and height must be positive, got 0x64"):
         replace(find_camera("front"), width=0)
 

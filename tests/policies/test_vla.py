@@ -154,7 +154,9 @@ def test_a_frozen_prefix_is_computed_once(dtype: str, monkeypatch: pytest.Monkey
     assert policy.precompute(cached) is cached
     monkeypatch.undo()
     assert build(freeze=("vision",)).precompute(obs) is obs, "language still learns"
-    assert build(freeze=FROZEN, prefix_cache_mb=0).precompute(obs) is obs, "it would not fit"
+    assert not build(freeze=FROZEN, prefix_cache_mb=0).may_keep(1)
+    limited, most = build(freeze=FROZEN, dtype=dtype, prefix_cache_mb=1), 2**20 * NUM // size
+    assert (limited.may_keep(most), limited.may_keep(most + 1)) == (True, False)
 
 
 def test_what_is_frozen_gets_no_gradient() -> None:

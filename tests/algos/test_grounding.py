@@ -1,0 +1,29 @@
+"""Grounding: when it begins to ask where things are, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from algos.grounding import Grounding, GroundingConfig
+from embodied.core.errors import UserError
+from tests.policies.vla_builders import build
+
+
+def grounding(**options: float) -> Grounding:
+    return Grounding(build(), GroundingConfig(updates=10, **options), seed=0, device=torch.device("cpu"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("masks_only", "first"), [(0.0, 0), (0.3, 3), (0.35, 4), (1.0, 10)])
+def test_it_asks_where_things_are_from_a_share_of_the_updates_on(masks_only: float, first: int) -> None:
+    algorithm = grounding(masks_only=masks_only)
+    asked = []
+    for algorithm.updates in range(11):
+        asked.append(algorithm.asks_where)
+    assert asked == [update >= first for update in range(11)]
+
+
+@pytest.mark.parametrize("options", [{"masks_only": -0.1}, {"masks_only": 1.1}, {"reuse": 0.5}])
+def test_options_have_bounds(options: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=next(iter(options))):
+        grounding(**options)
