@@ -2,10 +2,6 @@
 
 Scenes.look ──► observations [N, ...] and what is in them ──► Buffer of the newest ──► Pictures.draw: random batches
 
-What is said of a scene is half of the time not what the expert does, but any instruction that fits it: otherwise the
-object next to the hand would be the named one in almost every picture, and a policy that once reached for another would
-take that for the named one.
-
 Beside the observation: ``named`` [N, 9], where the named object and place are, and where masks are asked for
 ``masks.<camera>``, the role of what each pixel shows, and ``described.<camera>``, which description fits it.
 """
@@ -15,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from embodied.core.errors import UserError
 from embodied.core.seeds import Purpose, first_env_seed
@@ -23,7 +18,6 @@ from embodied.core.types import Obs
 from envs import MujocoPool
 
 LOOKS = 10  # at a scene, before the next one
-OTHERWISE_SHARE = 0.5  # of pictures are told any instruction of the scene's
 RANDOM_SHARE = 0.2  # of decisions are random: pictures from elsewhere than the expert's path
 
 
@@ -34,7 +28,7 @@ class Scenes:
     """
 
     def __init__(self, env: MujocoPool, steps: int, seed: int, *, masks: bool = True) -> None:
-        if env.rig is None or not env.task.roles(env.task.instruction_N):
+        if env.rig is None or not env.task.roles():
             raise UserError(f"algo=grounding needs cameras and a task with masks; {env.task.name} does not have both")
         env.observe_segmentation = masks
         self.env, self.steps, self.seed = env, steps, seed
@@ -50,26 +44,15 @@ class Scenes:
         new = self.looks % LOOKS == 0
         obs = self.env.reset(self.seed if self.looks == 0 else None) if new else self._move()
         self.looks += 1
-        told_N = self._said()
         told = {key: value for key, value in obs.items() if not key.startswith("segmentation.")}
-        thing_N3, place_N3 = self.env.task.named(told_N)
-        told["instruction"] = told_N
+        thing_N3, place_N3 = self.env.task.named()
         told["named"] = torch.cat((thing_N3, thing_N3 - self.env.view.tcp_pos, place_N3), -1).float()
-        return told | self._shown(obs, told_N) if self.env.observe_segmentation else told
+        return told | self._shown(obs) if self.env.observe_segmentation else told
 
-    def _said(self) -> Tensor:
-        """An instruction for each picture, of the splits that the pool draws from, int64 [N]."""
-        drawn, splits = self.env.draw_instructions.splits, self.env.spec.instruction_splits
-        fits_NI = self.env.task.sayable() & torch.tensor([split in drawn for split in splits])
-        any_N = fits_NI.double().multinomial(1, generator=self.generator).squeeze(-1)
-        otherwise_N = torch.rand(self.env.num_envs, generator=self.generator) < OTHERWISE_SHARE
-        return torch.where(otherwise_N, any_N, self.env.task.instruction_N)
-
-    def _shown(self, obs: Obs, told_N: Tensor) -> Obs:
+    def _shown(self, obs: Obs) -> Obs:
         """What the pixels of every camera show, [N, height, width]."""
         task, rows = self.env.task, torch.arange(self.env.num_envs)[:, None, None]
-        described = {body: index + 1 for body, index in task.described().items()}
-        known = {"masks": task.roles(told_N), "described": described}
+        known = {"masks": task.roles(), "described": {body: index + 1 for body, index in task.described().items()}}
         shown = {}
         for what, by_body in known.items():
             for geom, body in self._geoms:

@@ -19,7 +19,7 @@ from embodied.core.types import TRAIN
 from embodied.eval import load_checkpoint, load_policy
 from embodied.experiment import make_env, read_run
 from embodied.report.metrics import write_json
-from envs.tasks.tabletop import Tabletop
+from envs.tasks.tabletop import SLOTS, Tabletop
 
 NUM_ENVS, SEED = 256, 5
 APPROACH = 10  # control steps: the hand is at the object and has not lifted it
@@ -47,7 +47,7 @@ def measure(run: Path) -> dict[str, object]:
         exchange(env.task)
         trained = torch.tensor([split == TRAIN for split in env.spec.instruction_splits])[env.task.instruction_N]
         obs = env.step(torch.zeros(NUM_ENVS, env.spec.action_dim)).obs
-        named_N3 = env.task.named(env.task.instruction_N)[0] - env.view.tcp_pos
+        named_N3 = env.view.body_qpos(SLOTS[SAME_COLOUR])[:, :3] - env.view.tcp_pos
         told_N3 = policy.locate(obs)[:, 3:6]
         rows = trained & ~env.view.grasped("target")
         error, to_first = ((told_N3 - where)[rows].norm(dim=-1) for where in (named_N3, first_N3))

@@ -213,17 +213,13 @@ class Task:
         """Which of ``descriptions`` fits each body of each env, int64 [N] by the body's name."""
         return {}
 
-    def sayable(self) -> Tensor:
-        """Which of ``instructions`` name what is there in each env, bool [N, I]; its own always does. For ``roles``."""
-        raise NotImplementedError
-
-    def roles(self, told_N: Tensor) -> dict[str, Tensor]:
-        """What bodies are to an instruction told_N [N] that is sayable (see ``embodied.core.types.Role``), uint8 [N]
-        by the body's name; bodies that are not there are nothing to it. Empty for a task that does not tell."""
+    def roles(self) -> dict[str, Tensor]:
+        """What bodies are to the instruction of each env (see ``embodied.core.types.Role``), uint8 [N] by the body's
+        name; bodies that are not there are nothing to it. Empty for a task that does not tell."""
         return {}
 
-    def named(self, told_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the object and the place are that told_N names, [N, 3] each. For ``roles``."""
+    def named(self) -> tuple[Tensor, Tensor]:
+        """Where the object and the place are that the instruction of each env names, [N, 3] each. For ``roles``."""
         raise NotImplementedError
 
     def expert(self) -> Tensor:

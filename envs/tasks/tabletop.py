@@ -173,25 +173,16 @@ class Tabletop(Placing):
             found[f"{tray}_tray"] = torch.full((len(solid_NB),), index)
         return found
 
-    def sayable(self) -> Tensor:
-        color_I, shape_I, _ = self.asked_I3.unbind(-1)
-        return ((self.color_NB[..., None] == color_I) & (self.shape_NB[..., None] == shape_I)).any(1)
-
-    def roles(self, told_N: Tensor) -> dict[str, Tensor]:
-        slot_N, tray_N = self._slot(told_N), self.asked_I3[told_N, 2]
-        found = {name: torch.where(slot_N == i, Role.OBJECT, Role.OTHER_OBJECT) for i, name in enumerate(SLOTS)}
+    def roles(self) -> dict[str, Tensor]:
+        named_N = self.asked_I3[self.instruction_N, 2]
+        other = torch.full_like(named_N, Role.OTHER_OBJECT)
+        found = dict.fromkeys(SLOTS[1:], other) | {self.object_name: torch.full_like(named_N, Role.OBJECT)}
         for tray, name in enumerate(self.config.words.trays):
-            found[f"{name}_tray"] = torch.where(tray_N == tray, Role.PLACE, Role.OTHER_PLACE)
+            found[f"{name}_tray"] = torch.where(named_N == tray, Role.PLACE, Role.OTHER_PLACE)
         return {name: role.to(torch.uint8) for name, role in found.items()}
 
-    def named(self, told_N: Tensor) -> tuple[Tensor, Tensor]:
-        things, rows = [self.view.body_qpos(name)[:, :3] for name in SLOTS], torch.arange(len(told_N))
-        return torch.stack(things)[self._slot(told_N), rows], torch.stack(self.trays)[self.asked_I3[told_N, 2], rows]
-
-    def _slot(self, told_N: Tensor) -> Tensor:
-        """Which of SLOTS an instruction names, int64 [N]; no two look alike."""
-        color_N1, shape_N1, _ = self.asked_I3[told_N].split(1, -1)
-        return ((self.color_NB == color_N1) & (self.shape_NB == shape_N1)).int().argmax(-1)
+    def named(self) -> tuple[Tensor, Tensor]:
+        return self.object, self.tray
 
 
 def _other(index_n: Tensor, size: int, rng: EpisodeRng, stream: str) -> Tensor:
