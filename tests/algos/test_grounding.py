@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,8 +12,8 @@ from embodied.core.errors import UserError
 from tests.policies.vla_builders import build
 
 
-def grounding(**options: float) -> Grounding:
-    return Grounding(build(), GroundingConfig(updates=10, **options), seed=0, device=torch.device("cpu"))  # type: ignore[arg-type]
+def grounding(**options: Any) -> Grounding:
+    return Grounding(build(), GroundingConfig(updates=10, **options), seed=0, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("masks_only", "first"), [(0.0, 0), (0.3, 3), (0.35, 4), (1.0, 10)])
