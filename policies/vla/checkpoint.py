@@ -8,7 +8,8 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,26 +71,34 @@ def build(spec: EnvSpec, config: VLAConfig) -> Parts:
     if missing and not architecture_only:
         there = ", ".join(sorted(entry.name for entry in path.iterdir())) if path.is_dir() else "no such directory"
         raise UserError(f"policy.pretrained={path} lacks {'; '.join(missing)}. It has: {there or 'nothing'}")
-    try:
+    with _named(path):
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         model_config = PI0Config.from_pretrained(path, local_files_only=True)
         pixels = _pixels(path)
-        if architecture_only:
-            model, lacking = PI0ForConditionalGeneration(model_config), set()
-        else:
-            loaded: Any = PI0ForConditionalGeneration.from_pretrained(
-                path, config=model_config, dtype=torch.float32, local_files_only=True, use_safetensors=True,
-                output_loading_info=True,
-            )  # fmt: skip
-            model, lacking = loaded[0], loaded[1]["missing_keys"]
-    except LOADING_ERRORS as error:
-        raise UserError(f"policy.pretrained={path} cannot be loaded: {error}") from error
+    for key, (wanted, there) in _differing(config.model, model_config.to_dict()).items():
+        raise UserError(f"policy.model.{key}={wanted} does not fit policy.pretrained={path}, where it is {there}")
+    if architecture_only:
+        with _named(path):
+            return Parts(PI0ForConditionalGeneration(model_config), tokenizer, pixels)
+    with _named(path):
+        loaded: Any = PI0ForConditionalGeneration.from_pretrained(
+            path, config=model_config, dtype=torch.float32, local_files_only=True, use_safetensors=True,
+            output_loading_info=True,
+        )  # fmt: skip
+    model, lacking = loaded[0], loaded[1]["missing_keys"]
     if lacking:
         some = ", ".join(sorted(lacking)[:3])
         raise UserError(f"policy.pretrained={path} lacks {len(lacking)} of the model's weights, for instance {some}")
-    for key, (wanted, there) in _differing(config.model, model_config.to_dict()).items():
-        raise UserError(f"policy.model.{key}={wanted} does not fit policy.pretrained={path}, where it is {there}")
     return Parts(model, tokenizer, pixels)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What goes wrong in reading a checkpoint is a UserError that names it."""
+    try:
+        yield
+    except LOADING_ERRORS as error:
+        raise UserError(f"policy.pretrained={path} cannot be loaded: {error}") from error
 
 
 def _fresh(spec: EnvSpec, config: VLAConfig) -> Parts:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoTokenizer, PI0ForConditionalGeneration
 
 from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
@@ -20,7 +17,7 @@ from embodied.core.types import CameraSpec, EnvSpec, Obs, Role
 from policies.vla.policy import VLAPolicy, _centres
 from policies.vla.text import tokenize, train_tokenizer
 from tests.algos.fragments import rollout
-from tests.policies.vla_builders import FROZEN, MODEL, SPEC, TEXTS, build, config, observe
+from tests.policies.vla_builders import FROZEN, MODEL, SPEC, TEXTS, build, observe, plain_sample
 
 NUM = 12
 EXPLORATIONS: dict[str, dict[str, Any]] = {
@@ -36,26 +33,6 @@ EXPLORATIONS: dict[str, dict[str, Any]] = {
 def draw(policy: VLAPolicy, obs: Obs, seed: int = 0) -> Any:
     num = len(obs["instruction"])
     return policy.act(obs, policy.sample_noise(num, torch.Generator().manual_seed(seed)))
-
-
-def plain_sample(policy: VLAPolicy, obs: Obs, start: Tensor) -> Tensor:
-    """What transformers' own ``sample_actions`` gives from the noise ``start``."""
-    model, tokenizer = policy.parts.model, policy.parts.tokenizer
-    pixels = torch.stack([obs[f"images.{camera}"] for camera in policy.config.cameras], 1).permute(0, 1, 4, 2, 3)
-    patches = (policy.config.image_size // 8) ** 2 * len(policy.config.cameras)
-    image = torch.full((len(start), patches), model.config.vlm_config.image_token_id)
-    words, real = (part[obs["instruction"]] for part in tokenize(tokenizer, TEXTS, 48))
-    state = policy.normalized_state(obs)
-    state = torch.nn.functional.pad(state, (0, model.config.max_state_dim - state.shape[1]))
-    return model.sample_actions(
-        state=state,
-        input_ids=torch.cat((image, words), 1),
-        attention_mask=torch.cat((torch.ones_like(image), real.long()), 1),
-        pixel_values=pixels.float() / 127.5 - 1.0,
-        pixel_attention_mask=torch.ones(len(start), len(policy.config.cameras), dtype=torch.bool),
-        noise=start,
-        num_steps=policy.denoise_steps,
-    )
 
 
 @pytest.mark.parametrize("short", [0, 128], ids=["long prefix", "short prefix"])
@@ -199,83 +176,6 @@ def test_two_updates_and_a_first_ratio_of_one(options: dict[str, Any]) -> None:
     moved = {key for key, value in policy.state_dict().items() if not torch.equal(value, before[key])}
     assert any("model.dit" in key for key in moved)
     assert any("vision_tower" in key for key in moved) == ("freeze" not in options)
-
-
-def test_a_checkpoint_of_transformers_goes_in_and_out(tmp_path: Path) -> None:
-    """save_pretrained ─► policy.pretrained ─► two updates ─► save_pretrained ─► plain transformers: same actions."""
-    build(seed=3).save_pretrained(tmp_path / "base")
-    policy, obs = VLAPolicy(SPEC, config(pretrained=str(tmp_path / "base"), lora_rank=2)), observe(NUM)
-    start = torch.randn(NUM, 3, policy.width)
-    torch.testing.assert_close(
-        policy.follow(obs, start)[:, -1], plain_sample(build(seed=3), obs, start), atol=1e-5, rtol=1e-5
-    )
-    ppo = PPO(policy, PPOConfig(epochs=2, num_minibatches=2), seed=0, device=torch.device("cpu"))
-    for version in range(2):
-        ppo.update([rollout(policy, seed=version, version=version, T=2, N=6, rows=observe(NUM, version))], version)
-    policy.save_pretrained(tmp_path / "tuned")
-    model = PI0ForConditionalGeneration.from_pretrained(tmp_path / "tuned")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tuned")
-    expected = policy.follow(obs, start)[:, -1]
-    assert not torch.allclose(expected, plain_sample(build(seed=3), obs, start), atol=1e-3)
-    policy.parts = policy.parts._replace(model=model, tokenizer=tokenizer)
-    torch.testing.assert_close(plain_sample(policy, obs, start), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_an_architecture_is_enough_beside_the_weights_of_a_run(tmp_path: Path) -> None:
-    policy, obs = build(seed=3), observe(NUM)
-    policy.save_architecture(tmp_path / "kept")
-    other = build(seed=4, pretrained=str(tmp_path / "kept"), model={})
-    other.load_state_dict(policy.state_dict())
-    assert torch.equal(other.act(obs, None).action_NHA, policy.act(obs, None).action_NHA)
-
-
-@pytest.mark.parametrize(
-    ("gone", "message"),
-    [
-        ("model.safetensors", r"lacks weights \(model.safetensors\). It has: .*config.json"),
-        ("preprocessor_config.json", r"lacks an image processor \(preprocessor_config.json\)"),
-        ("tokenizer.json", r"lacks a tokenizer \(tokenizer.json\)"),
-        ("config.json", r"lacks config.json"),
-    ],
-)
-def test_an_incomplete_checkpoint_says_what_is_missing(gone: str, message: str, tmp_path: Path) -> None:
-    build().save_pretrained(tmp_path / "base")
-    (tmp_path / "base" / gone).unlink()
-    with pytest.raises(UserError, match=message):
-        build(pretrained=str(tmp_path / "base"))
-
-
-def test_a_checkpoint_without_some_weights_is_refused(tmp_path: Path) -> None:
-    build().save_pretrained(tmp_path / "base")
-    weights = load_file(tmp_path / "base" / "model.safetensors")
-    gone = next(name for name in weights if "vision_tower" in name and "q_proj.weight" in name)
-    del weights[gone]
-    save_file(weights, tmp_path / "base" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match=r"lacks 1 of the model's weights, for instance .*vision_tower.*q_proj.weight"):
-        build(pretrained=str(tmp_path / "base"))
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("model.safetensors", b"\0" * 20, "cannot be loaded"),
-        ("preprocessor_config.json", b"{", "cannot be loaded"),
-        ("config.json", b"[]", "cannot be loaded"),
-        ("config.json", b'{"model_type": "pi0", "chunk_size": "x"}', "cannot be loaded: .*chunk_size"),
-    ],
-)
-def test_a_damaged_checkpoint_is_refused(file: str, content: bytes, message: str, tmp_path: Path) -> None:
-    build().save_pretrained(tmp_path / "base")
-    (tmp_path / "base" / file).write_bytes(content)
-    with pytest.raises(UserError, match=f"(?s)policy.pretrained=.*{message}"):
-        build(pretrained=str(tmp_path / "base"))
-
-
-def test_other_sizes_than_those_of_the_checkpoint_are_refused(tmp_path: Path) -> None:
-    build().save_pretrained(tmp_path / "base")
-    larger = MODEL | {"dit_config": MODEL["dit_config"] | {"hidden_size": 40}}
-    with pytest.raises(UserError, match=r"policy.model.dit_config.hidden_size=40 does not fit .*, where it is 20"):
-        build(pretrained=str(tmp_path / "base"), model=larger)
 
 
 def spec(**changes: Any) -> EnvSpec:

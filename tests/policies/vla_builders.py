@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from embodied.core.types import CameraSpec, EnvSpec, Obs
 from policies.vla.config import VLAConfig
 from policies.vla.policy import VLAPolicy
+from policies.vla.text import tokenize
 
 SIZE = 16
 CAMERAS = (CameraSpec("front", SIZE, SIZE), CameraSpec("wrist", SIZE, SIZE))
@@ -63,3 +65,23 @@ def observe(num: int, seed: int = 1) -> Obs:
         "privileged": torch.randn(num, SPEC.privileged_dim, generator=generator),
         "instruction": torch.arange(num) % len(TEXTS),
     }
+
+
+def plain_sample(policy: VLAPolicy, obs: Obs, start: Tensor) -> Tensor:
+    """What transformers' own ``sample_actions`` gives from the noise ``start``."""
+    model, tokenizer = policy.parts.model, policy.parts.tokenizer
+    pixels = torch.stack([obs[f"images.{camera}"] for camera in policy.config.cameras], 1).permute(0, 1, 4, 2, 3)
+    patches = (policy.config.image_size // 8) ** 2 * len(policy.config.cameras)
+    image = torch.full((len(start), patches), model.config.vlm_config.image_token_id)
+    words, real = (part[obs["instruction"]] for part in tokenize(tokenizer, TEXTS, 48))
+    state = policy.normalized_state(obs)
+    state = torch.nn.functional.pad(state, (0, model.config.max_state_dim - state.shape[1]))
+    return model.sample_actions(
+        state=state,
+        input_ids=torch.cat((image, words), 1),
+        attention_mask=torch.cat((torch.ones_like(image), real.long()), 1),
+        pixel_values=pixels.float() / 127.5 - 1.0,
+        pixel_attention_mask=torch.ones(len(start), len(policy.config.cameras), dtype=torch.bool),
+        noise=start,
+        num_steps=policy.denoise_steps,
+    )

@@ -1,0 +1,97 @@
+"""Checkpoints of the vision-language-action policy: what transformers writes goes in, and comes out again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, PI0ForConditionalGeneration
+
+from algos.ppo import PPO
+from algos.ppo_config import PPOConfig
+from embodied.core.errors import UserError
+from policies.vla.policy import VLAPolicy
+from tests.algos.fragments import rollout
+from tests.policies.vla_builders import MODEL, SPEC, build, config, observe, plain_sample
+
+NUM = 12
+
+
+def test_a_checkpoint_of_transformers_goes_in_and_out(tmp_path: Path) -> None:
+    """save_pretrained ─► policy.pretrained ─► two updates ─► save_pretrained ─► plain transformers: same actions."""
+    build(seed=3).save_pretrained(tmp_path / "base")
+    policy, obs = VLAPolicy(SPEC, config(pretrained=str(tmp_path / "base"), lora_rank=2)), observe(NUM)
+    start = torch.randn(NUM, 3, policy.width)
+    torch.testing.assert_close(
+        policy.follow(obs, start)[:, -1], plain_sample(build(seed=3), obs, start), atol=1e-5, rtol=1e-5
+    )
+    ppo = PPO(policy, PPOConfig(epochs=2, num_minibatches=2), seed=0, device=torch.device("cpu"))
+    for version in range(2):
+        ppo.update([rollout(policy, seed=version, version=version, T=2, N=6, rows=observe(NUM, version))], version)
+    policy.save_pretrained(tmp_path / "tuned")
+    model = PI0ForConditionalGeneration.from_pretrained(tmp_path / "tuned")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tuned")
+    expected = policy.follow(obs, start)[:, -1]
+    assert not torch.allclose(expected, plain_sample(build(seed=3), obs, start), atol=1e-3)
+    policy.parts = policy.parts._replace(model=model, tokenizer=tokenizer)
+    torch.testing.assert_close(plain_sample(policy, obs, start), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_an_architecture_is_enough_beside_the_weights_of_a_run(tmp_path: Path) -> None:
+    policy, obs = build(seed=3), observe(NUM)
+    policy.save_architecture(tmp_path / "kept")
+    other = build(seed=4, pretrained=str(tmp_path / "kept"), model={})
+    other.load_state_dict(policy.state_dict())
+    assert torch.equal(other.act(obs, None).action_NHA, policy.act(obs, None).action_NHA)
+
+
+@pytest.mark.parametrize(
+    ("gone", "message"),
+    [
+        ("model.safetensors", r"lacks weights \(model.safetensors\). It has: .*config.json"),
+        ("preprocessor_config.json", r"lacks an image processor \(preprocessor_config.json\)"),
+        ("tokenizer.json", r"lacks a tokenizer \(tokenizer.json\)"),
+        ("config.json", r"lacks config.json"),
+    ],
+)
+def test_an_incomplete_checkpoint_says_what_is_missing(gone: str, message: str, tmp_path: Path) -> None:
+    build().save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / gone).unlink()
+    with pytest.raises(UserError, match=message):
+        build(pretrained=str(tmp_path / "base"))
+
+
+def test_a_checkpoint_without_some_weights_is_refused(tmp_path: Path) -> None:
+    build().save_pretrained(tmp_path / "base")
+    weights = load_file(tmp_path / "base" / "model.safetensors")
+    gone = next(name for name in weights if "vision_tower" in name and "q_proj.weight" in name)
+    del weights[gone]
+    save_file(weights, tmp_path / "base" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"lacks 1 of the model's weights, for instance .*vision_tower.*q_proj.weight"):
+        build(pretrained=str(tmp_path / "base"))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("model.safetensors", b"\0" * 20, "cannot be loaded"),
+        ("preprocessor_config.json", b"{", "cannot be loaded"),
+        ("config.json", b"[]", "cannot be loaded"),
+        ("config.json", b'{"model_type": "pi0", "chunk_size": "x"}', "cannot be loaded: .*chunk_size"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(file: str, content: bytes, message: str, tmp_path: Path) -> None:
+    build().save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / file).write_bytes(content)
+    with pytest.raises(UserError, match=f"(?s)policy.pretrained=.*{message}"):
+        build(pretrained=str(tmp_path / "base"))
+
+
+def test_other_sizes_than_those_of_the_checkpoint_are_refused(tmp_path: Path) -> None:
+    build().save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / "model.safetensors").write_bytes(b"")  # gigabytes, not read for this
+    larger = MODEL | {"dit_config": MODEL["dit_config"] | {"hidden_size": 40}}
+    with pytest.raises(UserError, match=r"policy.model.dit_config.hidden_size=40 does not fit .*, where it is 20"):
+        build(pretrained=str(tmp_path / "base"), model=larger)
