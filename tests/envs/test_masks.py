@@ -51,7 +51,11 @@ def test_what_is_named_is_seen_from_base_and_tool() -> None:
     env = make_pool("tabletop", {}, num_envs=6, num_threads=1, cameras=[CAMERAS["front"]])
     obs = Scenes(env, steps=4, seed=5).look()
     thing, from_tool, place = obs["named"].split(3, -1)
-    torch.testing.assert_close(thing, env.task.object.float())
+    solids = {name: told for name, told in env.task.described().items() if not name.endswith("tray")}
+    for row, i in enumerate(obs["instruction"].tolist()):
+        wanted = env.spec.instruction_goals[i].partition(" -> ")[0]
+        (body,) = [name for name, told in solids.items() if env.spec.descriptions[told[row]] == wanted]
+        torch.testing.assert_close(thing[row], env.view.body_qpos(body)[row, :3].float())
     torch.testing.assert_close(thing - from_tool, env.task.view.tcp_pos.float())
     assert (place[:, 1].abs() > 0.2).all(), "left or right"
 
