@@ -71,16 +71,15 @@ def build(spec: EnvSpec, config: VLAConfig) -> Parts:
     if missing and not architecture_only:
         there = ", ".join(sorted(entry.name for entry in path.iterdir())) if path.is_dir() else "no such directory"
         raise UserError(f"policy.pretrained={path} lacks {'; '.join(missing)}. It has: {there or 'nothing'}")
-    with _named(path):
+    with _loading(path):
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         model_config = PI0Config.from_pretrained(path, local_files_only=True)
         pixels = _pixels(path)
     for key, (wanted, there) in _differing(config.model, model_config.to_dict()).items():
         raise UserError(f"policy.model.{key}={wanted} does not fit policy.pretrained={path}, where it is {there}")
-    if architecture_only:
-        with _named(path):
+    with _loading(path):
+        if architecture_only:
             return Parts(PI0ForConditionalGeneration(model_config), tokenizer, pixels)
-    with _named(path):
         loaded: Any = PI0ForConditionalGeneration.from_pretrained(
             path, config=model_config, dtype=torch.float32, local_files_only=True, use_safetensors=True,
             output_loading_info=True,
@@ -93,7 +92,7 @@ def build(spec: EnvSpec, config: VLAConfig) -> Parts:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _loading(path: Path) -> Iterator[None]:
     """What goes wrong in reading a checkpoint is a UserError that names it."""
     try:
         yield
