@@ -23,7 +23,7 @@ from policies.flow.step import flow_noise, flow_sde, sde_sigma, time_grid
 from policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_by_action, sum_executed
 
 EXPLORATIONS = ("flow_noise", "flow_sde")
-STOCHASTIC_STEPS = ("all", "one")
+STOCHASTIC_STEPS = ("all", "one", "last")
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,17 @@ class FlowChains(ActorCritic):
 
     Exploration. ``flow_noise`` learns every step's standard deviation, ``flow_sde`` has the SDE that shares the ODE's
     marginals (policies/flow/step.py). With ``stochastic_steps: one`` a single step of each decision, drawn uniformly,
-    is stochastic and the others follow the ODE: mixed ODE-SDE.
+    is stochastic and the others follow the ODE: mixed ODE-SDE. With ``last`` it is always the last one, whose noise
+    reaches the action as it was drawn: a trained flow takes away most of what earlier steps add.
 
     Likelihood. The chain x_0 (noise), x_1, ..., x_K (action) is a Markov chain of diagonal Gaussians, and the
     log-probability of a decision is the exact sum of its K transitions' log-densities. The density of x_0 has no
     parameter and cancels in every ratio. With one stochastic step it is that transition's log-density; the chain
-    holds its ends and its index, whose probability 1/K cancels too. With E < H, actions beyond E are never executed
-    and their coordinates do not count, in any transition, nor does padding: the result is the density of the executed
-    coordinates, step by step, given all coordinates of the step before. As the others enter the network's input, this
-    leaves out the credit for what their noise did to the executed ones; with E = H and W = A nothing is left out.
+    holds its ends and its index, whose probability (1/K, or 1) cancels too. With E < H, actions beyond E are never
+    executed and their coordinates do not count, in any transition, nor does padding: the result is the density of the
+    executed coordinates, step by step, given all coordinates of the step before. As the others enter the network's
+    input, this leaves out the credit for what their noise did to the executed ones; with E = H and W = A nothing is
+    left out.
 
     Annealing. After every update the upper end of the noise (sigma_max, sde_noise) shrinks by a constant factor, to
     noise_final of itself in noise_anneal updates. How far it has shrunk is part of the weights.
@@ -98,7 +100,8 @@ class FlowChains(ActorCritic):
         super().__init__(spec, config, critic_inputs)
         self.width = width
         self.denoise_steps = config.denoise_steps
-        self.one_stochastic_step = config.stochastic_steps == "one"
+        self.one_stochastic_step = config.stochastic_steps != "all"
+        self.first_stochastic_step = config.denoise_steps - 1 if config.stochastic_steps == "last" else 0
         self.noise_network: NoiseNetwork | None = None
         if config.exploration == "flow_noise":
             sigmas = (config.sigma_min, config.sigma_max, config.sigma_init)
@@ -196,9 +199,10 @@ class FlowChains(ActorCritic):
         return integrate(lambda x, k: self.velocity(code, x, k), start, self.denoise_steps)
 
     def pick_step(self, normal_N: Tensor) -> Tensor:
-        """A step 0..K-1, uniformly, from a standard normal: int64 [N]."""
+        """The stochastic step of N decisions, uniformly of those it may be, from a standard normal: int64 [N]."""
         uniform_N: Tensor = torch.special.ndtr(normal_N)
-        return (uniform_N * self.denoise_steps).long().clamp(max=self.denoise_steps - 1)
+        first, last = self.first_stochastic_step, self.denoise_steps - 1
+        return (first + uniform_N * (last + 1 - first)).long().clamp(max=last)
 
     def evaluate(self, obs: Obs, chain: Tensor) -> Evaluation:
         """Log-probability, entropy and value of recorded chains [B, K+1, H, W], all K transitions in one batch.

@@ -19,6 +19,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "flow, checkpointed, annealed": FLOW | {"checkpoint_steps": True, "noise_anneal": 4, "noise_final": 0.5},
     "dsrl": FLOW | {"noise_hidden": (32,), "prediction": "velocity"},
     "flow, SDE, one step": FLOW | {"exploration": "flow_sde", "stochastic_steps": "one"},
+    "flow, SDE, last step": FLOW | {"exploration": "flow_sde", "stochastic_steps": "last"},
 }
 
 

@@ -10,7 +10,7 @@ from torch.distributions import Normal
 
 from policies.flow import step
 from policies.flow.sampler import Transition, integrate, sample_chain, sample_one_step
-from tests.policies.builders import build, generator, observe
+from tests.policies.builders import SMALL, build, generator, observe
 
 MU, S = 0.7, 0.3  # data N(MU, S^2)
 
@@ -136,14 +136,25 @@ def test_the_stochastic_step_is_drawn_uniformly():
     assert policy.pick_step(torch.tensor([-40.0, 40.0])).tolist() == [0, 3]
 
 
+def test_the_last_step_alone_adds_its_noise_to_the_action():
+    policy, obs = build("flow, SDE, last step"), observe(8)
+    noise = policy.sample_noise(8, generator())
+    assert policy.pick_step(torch.tensor([-40.0, 0.0, 40.0])).tolist() == [3, 3, 3]
+    drawn, middle = policy.act(obs, noise), policy.act(obs, noise.index_fill(1, torch.tensor([1]), 0.0))
+    torch.testing.assert_close(drawn.action_NHA, drawn.chain[:, 1])
+    torch.testing.assert_close(drawn.chain[:, 0], policy.follow(obs, noise[:, 0])[:, -2])
+    std = 0.5 * sqrt(0.25 / 0.75) * sqrt(0.25)
+    torch.testing.assert_close(drawn.action_NHA - middle.action_NHA, std * noise[:, 1])
+
+
 @pytest.mark.parametrize("prediction", ["action", "velocity"])
-@pytest.mark.parametrize("variant", ["flow", "flow, one step", "flow, SDE", "flow, SDE, one step"])
+@pytest.mark.parametrize("variant", [name for name in SMALL if name.startswith("flow")])
 def test_likelihood_is_the_sum_of_hand_written_transitions(variant, prediction):
     policy, obs = build(variant, prediction=prediction, execute=2), observe(8)
     sample = policy.act(obs, policy.sample_noise(8, generator()))
     evaluation = policy.evaluate(obs, sample.chain)
     steps, expected, entropy = 4, torch.zeros(8), torch.zeros(8)
-    one_step, sde = variant.endswith("one step"), "SDE" in variant
+    one_step, sde = variant.endswith(" step"), "SDE" in variant
     with torch.no_grad():
         code = policy.denoiser.encode(policy.state_normalizer(obs["state"]))
         for k in range(steps):

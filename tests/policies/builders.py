@@ -22,6 +22,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "flow, one step": FLOW | {"stochastic_steps": "one"},
     "flow, SDE": FLOW | {"exploration": "flow_sde"},
     "flow, SDE, one step": FLOW | {"exploration": "flow_sde", "stochastic_steps": "one"},
+    "flow, SDE, last step": FLOW | {"exploration": "flow_sde", "stochastic_steps": "last"},
     "dsrl": FLOW | {"noise_hidden": (16,), "prediction": "velocity"},
 }
 """Options by variant; the word before the comma is the policy's name."""

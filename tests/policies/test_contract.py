@@ -19,7 +19,7 @@ def drawn(policy, obs, seed=0):
 def test_shapes_and_dtypes(name):
     policy, obs = build(name), observe(NUM)
     noise = policy.sample_noise(NUM, generator())
-    one_step = name.endswith("one step")
+    one_step = name.endswith(" step")
     steps = 0 if name in ("gaussian", "dsrl") else 2 if one_step else 4
     assert isinstance(policy, Policy)
     assert noise.shape == (NUM, steps + 1, 3, 2)
@@ -151,7 +151,7 @@ def test_only_the_executed_part_counts(name):
     torch.testing.assert_close(evaluation.log_prob_B, sample.log_prob_N, atol=1e-5, rtol=1e-5)
 
     planned, executed = sample.chain.clone(), sample.chain.clone()
-    last = 1 if name.endswith("one step") else -1  # the state that nothing in the chain follows from
+    last = 1 if name.endswith(" step") else -1  # the state that nothing in the chain follows from
     planned[:, last, 1:] += 1.0  # of what is never executed
     executed[:, last, :1] += 1.0
     if name == "dsrl":  # all of the noise enters the network that decides on what is executed

@@ -24,6 +24,7 @@ EXPLORATIONS: dict[str, dict[str, Any]] = {
     "flow_noise": {},
     "flow_sde": {"exploration": "flow_sde"},
     "one step": {"exploration": "flow_sde", "stochastic_steps": "one"},
+    "last step": {"exploration": "flow_sde", "stochastic_steps": "last"},
     "part of the chunk": {"execute": 2},
     "checkpointed": {"checkpoint_steps": True},
     "lora": {"lora_rank": 2},
