@@ -34,6 +34,7 @@ EXPECTED = {
 }
 WEIGHTS = "weights (model.safetensors)"
 ABSENT = "absent"
+LISTED = 12  # names of a directory in an error
 LOADING_ERRORS = (
     OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError, StrictDataclassError,
 )  # fmt: skip
@@ -69,8 +70,7 @@ def build(spec: EnvSpec, config: VLAConfig) -> Parts:
     missing = [what for what, names in EXPECTED.items() if not any((path / name).is_file() for name in names)]
     architecture_only = missing == [WEIGHTS] and (path / ".architecture").is_file()
     if missing and not architecture_only:
-        there = ", ".join(sorted(entry.name for entry in path.iterdir())) if path.is_dir() else "no such directory"
-        raise UserError(f"policy.pretrained={path} lacks {'; '.join(missing)}. It has: {there or 'nothing'}")
+        raise UserError(f"policy.pretrained={path} lacks {'; '.join(missing)}. It has: {_listing(path)}")
     with _loading(path):
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         model_config = PI0Config.from_pretrained(path, local_files_only=True)
@@ -89,6 +89,15 @@ def build(spec: EnvSpec, config: VLAConfig) -> Parts:
         some = ", ".join(sorted(lacking)[:3])
         raise UserError(f"policy.pretrained={path} lacks {len(lacking)} of the model's weights, for instance {some}")
     return Parts(model, tokenizer, pixels)
+
+
+def _listing(path: Path) -> str:
+    """What is in a directory that should be a checkpoint, for an error."""
+    if not path.is_dir():
+        return "no such directory"
+    names = sorted(entry.name for entry in path.iterdir())
+    more = [f"{len(names) - LISTED} more"] if len(names) > LISTED else []
+    return ", ".join(names[:LISTED] + more) or "nothing"
 
 
 @contextmanager

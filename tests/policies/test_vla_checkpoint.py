@@ -63,6 +63,13 @@ def test_an_incomplete_checkpoint_says_what_is_missing(gone: str, message: str, 
         build(pretrained=str(tmp_path / "base"))
 
 
+def test_a_directory_of_many_files_is_named_by_its_first(tmp_path: Path) -> None:
+    for number in range(30):
+        (tmp_path / f"picture-{number:02}.png").touch()
+    with pytest.raises(UserError, match=r"It has: picture-00.png, .*picture-11.png, 18 more$"):
+        build(pretrained=str(tmp_path))
+
+
 def test_a_checkpoint_without_some_weights_is_refused(tmp_path: Path) -> None:
     build().save_pretrained(tmp_path / "base")
     weights = load_file(tmp_path / "base" / "model.safetensors")
