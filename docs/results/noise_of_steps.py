@@ -1,6 +1,6 @@
 """How much of the noise of each denoise step of Flow-SDE is left in the action?
 
-python docs/results/noise_of_steps.py <run directory of a flow policy> <file to write>
+python docs/results/noise_of_steps.py <run directory of a policy that explores by flow_sde> <file to write>
 
 In states that the scripted expert comes by, with one initial noise each, a single step is drawn again and again, and
 the others follow the ODE.
@@ -30,6 +30,7 @@ def measure(run: Path) -> dict[str, object]:
     config = read_run(run)
     policy = load_policy(config, load_checkpoint(run, "last"))
     assert isinstance(policy, FlowChains)
+    assert policy.noise_network is None
     env = make_env(config, NUM_ENVS, 1)
     obs = env.reset(SEED)
     for _ in range(DECISION * policy.execute):

@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/flow_rl.md, from these results: ``python docs/results/tables.py``."""
+"""The tables of README.md, docs/flow_rl.md and docs/vla.md, from these results: ``python docs/results/tables.py``."""
 
 from __future__ import annotations
 
@@ -94,6 +94,24 @@ def tabletop() -> None:
     print()
 
 
+def stochastic_steps() -> None:
+    """``tabletop`` by the denoise step that explores: success on goals trained on, every evaluation of each run."""
+    row("noise in", "demonstrations", "seed", "million steps: success", "at the end, 500 episodes (nine: 100)")
+    row(*["---"] * 5)
+    runs = {
+        "last": "vla/rl-*",
+        "one": "ablation/tabletop-demos12-one-rl-*",
+        "one, nine": "*/tabletop-red-green9-one-rl-*",
+    }
+    for label, pattern in runs.items():
+        for seed, record in enumerate(records(f"{pattern}.json")):
+            found = sorted(record["during_training"].values(), key=lambda e: e["env_steps"])
+            curve = [f"{e['env_steps'] / 1e6:.2f}: {100 * e['splits']['train']['success_at_end']:.1f}" for e in found]
+            name, _, nine = label.partition(", ")
+            row(f"`{name}`", nine or "12", str(seed), ", ".join(curve), listed(percents([record], "train")))
+    print()
+
+
 def compared(kinds: dict[str, str]) -> None:
     """Runs of one or several seeds side by side; ``kinds``: a glob for each label."""
     row("", "each seed", "all episodes (95% Wilson interval)", "minutes")
@@ -109,6 +127,7 @@ if __name__ == "__main__":
     imitation()
     scratch()
     tabletop()
+    stochastic_steps()
     compared({
         "Flow-SDE, PPO": "comparison/stack-flow_sde-*.json",
         "Flow-SDE, one stochastic step, PPO": "comparison/stack-flow_sde_one-*.json",

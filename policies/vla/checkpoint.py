@@ -150,6 +150,11 @@ def check_fits(parts: Parts, spec: EnvSpec, config: VLAConfig) -> None:
     for key, (got, expected) in needed.items():
         if got != expected:
             raise UserError(f"{key}={got} does not fit the model, which was made for {expected}")
+    patch = model.vlm_config.vision_config.patch_size
+    if config.image_size % patch:
+        raise UserError(
+            f"policy.image_size={config.image_size} must be a multiple of the model's patches, {patch} pixels"
+        )
     for what, size, largest in (
         ("state", spec.state_dim, model.max_state_dim), ("action", spec.action_dim, model.max_action_dim)
     ):  # fmt: skip

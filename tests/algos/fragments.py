@@ -15,6 +15,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "gaussian": {"actor_hidden": (32, 32), "critic_hidden": (32, 32)},
     "flow": FLOW,
     "flow, one step": FLOW | {"stochastic_steps": "one"},
+    "flow, last step": FLOW | {"stochastic_steps": "last"},
     "flow, SDE": FLOW | {"exploration": "flow_sde"},
     "flow, checkpointed, annealed": FLOW | {"checkpoint_steps": True, "noise_anneal": 4, "noise_final": 0.5},
     "dsrl": FLOW | {"noise_hidden": (32,), "prediction": "velocity"},

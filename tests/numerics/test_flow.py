@@ -136,14 +136,15 @@ def test_the_stochastic_step_is_drawn_uniformly():
     assert policy.pick_step(torch.tensor([-40.0, 40.0])).tolist() == [0, 3]
 
 
-def test_the_last_step_alone_adds_its_noise_to_the_action():
-    policy, obs = build("flow, SDE, last step"), observe(8)
+@pytest.mark.parametrize("steps", [1, 4, 7])
+def test_the_last_step_alone_adds_its_noise_to_the_action(steps):
+    policy, obs = build("flow, SDE, last step", denoise_steps=steps), observe(8)
     noise = policy.sample_noise(8, generator())
-    assert policy.pick_step(torch.tensor([-40.0, 0.0, 40.0])).tolist() == [3, 3, 3]
+    assert policy.pick_step(torch.tensor([-40.0, 0.0, 40.0])).tolist() == [steps - 1] * 3
     drawn, middle = policy.act(obs, noise), policy.act(obs, noise.index_fill(1, torch.tensor([1]), 0.0))
     torch.testing.assert_close(drawn.action_NHA, drawn.chain[:, 1])
     torch.testing.assert_close(drawn.chain[:, 0], policy.follow(obs, noise[:, 0])[:, -2])
-    std = 0.5 * sqrt(0.25 / 0.75) * sqrt(0.25)
+    std = 0.5 / sqrt(steps * (steps - 1)) if steps > 1 else 0.5
     torch.testing.assert_close(drawn.action_NHA - middle.action_NHA, std * noise[:, 1])
 
 

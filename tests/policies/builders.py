@@ -20,6 +20,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "gaussian": {"actor_hidden": (16, 16), "critic_hidden": (16,), "horizon": 3, "execute": 3},
     "flow": FLOW,
     "flow, one step": FLOW | {"stochastic_steps": "one"},
+    "flow, last step": FLOW | {"stochastic_steps": "last"},
     "flow, SDE": FLOW | {"exploration": "flow_sde"},
     "flow, SDE, one step": FLOW | {"exploration": "flow_sde", "stochastic_steps": "one"},
     "flow, SDE, last step": FLOW | {"exploration": "flow_sde", "stochastic_steps": "last"},

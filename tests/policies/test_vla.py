@@ -25,6 +25,7 @@ EXPLORATIONS: dict[str, dict[str, Any]] = {
     "flow_sde": {"exploration": "flow_sde"},
     "one step": {"exploration": "flow_sde", "stochastic_steps": "one"},
     "last step": {"exploration": "flow_sde", "stochastic_steps": "last"},
+    "last step, learned noise": {"stochastic_steps": "last"},
     "part of the chunk": {"execute": 2},
     "checkpointed": {"checkpoint_steps": True},
     "lora": {"lora_rank": 2},
@@ -164,7 +165,10 @@ def test_lora_starts_as_the_identity_and_learns() -> None:
     assert layer.lora_b.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("options", [{}, {"freeze": FROZEN}, {"exploration": "flow_sde", "stochastic_steps": "one"}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"freeze": FROZEN}, *({"exploration": "flow_sde", "stochastic_steps": name} for name in ("one", "last"))],
+)
 def test_two_updates_and_a_first_ratio_of_one(options: dict[str, Any]) -> None:
     policy = build(**options)
     ppo = PPO(policy, PPOConfig(epochs=2, num_minibatches=2), seed=0, device=torch.device("cpu"))
@@ -202,6 +206,7 @@ def sized(text_config: dict[str, int] | None = None, **changes: int) -> dict[str
         ({}, {"dtype": "bfloat16"}, "float32 unless vision and language are both frozen"),
         ({}, {"cameras": ("front", "front")}, "policy.cameras"),
         ({}, {"pretrained": "/nowhere"}, "policy.pretrained=/nowhere lacks .* It has: no such directory"),
+        ({}, {"image_size": 20}, "policy.image_size=20 must be a multiple of the model's patches, 8 pixels"),
         ({}, {"model": {}}, "policy=vla goes on from a model: give policy.pretrained="),
         ({}, {"model": MODEL | {"max_stat_dim": 9}}, "unknown key 'policy.model.max_stat_dim'"),
         ({}, {"model": sized(text_config={"hiden_size": 9})}, "'policy.model.vlm_config.text_config.hiden_size'"),
