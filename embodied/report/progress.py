@@ -16,7 +16,8 @@ PLAIN_INTERVAL_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Where training stands. Successes are rates in [0, 1], None before there is one."""
+    """Where training stands. Successes are rates in [0, 1], None before there is one. Where nothing is simulated, in
+    imitation and grounding, which have a loss in place of successes, the steps are updates."""
 
     iteration: int
     env_steps: int
@@ -24,7 +25,7 @@ class Status:
     env_steps_per_s: float
     success: float | None = None  # of episodes that ended lately in training
     eval_success: float | None = None  # of the last evaluation
-    loss: float | None = None  # on validation data, of imitation
+    loss: float | None = None  # on validation data
 
 
 class Progress:
@@ -61,10 +62,11 @@ class Progress:
 
     def _line(self, status: Status) -> str:
         done = min(1.0, self._fraction(status))
+        unit, rate = ("steps" if status.loss is None else "updates"), status.env_steps_per_s
         parts = [
             f"{done:4.0%}",
-            f"{_count(status.env_steps)} of {_count(self._total_steps)} steps",
-            f"{_count(status.env_steps_per_s)} steps/s",
+            f"{_count(status.env_steps)} of {_count(self._total_steps)} {unit}",
+            f"{rate:.1f} {unit}/s" if rate < 10 else f"{_count(rate)} {unit}/s",
             *_quality(status),
             f"{duration(status.wall_s)} gone",
             f"{duration(self.seconds_left(status))} left",

@@ -18,6 +18,14 @@ def test_a_plain_line_has_rate_success_and_time_left() -> None:
     )
 
 
+def test_what_learns_from_data_counts_updates_and_slow_ones_too() -> None:
+    stream = io.StringIO()
+    Progress(1_000, 10.0, stream).update(Status(100, 100, 240.0, 0.42, loss=0.25))
+    assert stream.getvalue() == (
+        " 40%  100 of 1.0k updates  0.4 updates/s  validation loss 0.2500  4m00s gone  6m00s left\n"
+    )
+
+
 def test_plain_lines_are_rare_but_messages_are_not_lost() -> None:
     stream = io.StringIO()
     progress = Progress(1_000_000, None, stream)
