@@ -96,19 +96,19 @@ def tabletop() -> None:
 
 def stochastic_steps() -> None:
     """``tabletop`` by the denoise step that explores: success on goals trained on, every evaluation of each run."""
-    row("noise in", "demonstrations", "seed", "million steps: success", "at the end, 500 episodes (nine: 100)")
+    row("noise in", "demonstrations", "seed", "million steps: success of 100 or 200 episodes", "at the end")
     row(*["---"] * 5)
-    runs = {
-        "last": "vla/rl-*",
-        "one": "ablation/tabletop-demos12-one-rl-*",
-        "one, nine": "*/tabletop-red-green9-one-rl-*",
-    }
-    for label, pattern in runs.items():
-        for seed, record in enumerate(records(f"{pattern}.json")):
+    for step, demonstrations, pattern in (
+        ("last", "12", "vla/rl-[0-9].json"),
+        ("last", "12, the same, on to an hour", "ablation/tabletop-demos12-hour-rl-*.json"),
+        ("one", "12", "ablation/tabletop-demos12-one-rl-*.json"),
+        ("one", "nine, red and green", "ablation/tabletop-red-green9-one-rl-*.json"),
+    ):
+        for record in records(pattern):
             found = sorted(record["during_training"].values(), key=lambda e: e["env_steps"])
-            curve = [f"{e['env_steps'] / 1e6:.2f}: {100 * e['splits']['train']['success_at_end']:.1f}" for e in found]
-            name, _, nine = label.partition(", ")
-            row(f"`{name}`", nine or "12", str(seed), ", ".join(curve), listed(percents([record], "train")))
+            curve = [f"{e['env_steps'] / 1e6:.2f}: {100 * e['splits']['train']['success_at_end']:.3g}" for e in found]
+            end = f"{record['env_steps'] / 1e6:.2f}: {listed(percents([record], 'train'))}"
+            row(f"`{step}`", demonstrations, str(record["config"]["seed"]), ", ".join(curve), end)
     print()
 
 
