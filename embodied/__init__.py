@@ -2,7 +2,7 @@
 
 This is the import package of the distribution ``embodied-rl``. Another project on PyPI is called ``embodied`` and
 installs the same import name; pip merges the two silently. Every command looks at ``__distribution__`` first and
-stops with a message if what it imported is not this package alone (``embodied.command.check_installation``).
+stops with a message if what it imported is not this package alone (``embodied.run.command.check_installation``).
 """
 
 __distribution__ = "embodied-rl"

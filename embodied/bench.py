@@ -22,10 +22,10 @@ from typing import Any
 
 from embodied.benchmarks import camera, flow, sim, train, vla
 from embodied.benchmarks.measure import Report
-from embodied.command import run_command
 from embodied.core.config import from_mapping, parse_overrides
 from embodied.core.errors import UserError, unknown_name
 from embodied.report.metrics import write_json
+from embodied.run.command import run_command
 
 BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "camera": camera.measure,

@@ -29,15 +29,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.command import run_command
 from embodied.core.config import at_least, from_mapping, nest, parse_overrides
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.types import TRAIN, EnvSpec
 from embodied.data import Episode, write
 from embodied.data.lerobot_writer import refuse_existing
-from embodied.experiment import compose_run, make_env, square_cameras
 from embodied.report.progress import duration
+from embodied.run.command import run_command
+from embodied.run.experiment import compose_run, make_env, square_cameras
 from embodied.runtime import threads
 from envs import MujocoPool
 

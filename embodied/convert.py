@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embodied.command import run_command
 from embodied.core.config import from_mapping, nest, parse_overrides
 from embodied.core.errors import UserError
 from embodied.data import write
 from embodied.data.lerobot_writer import refuse_existing
 from embodied.data.maniskill import read_trajectories
+from embodied.run.command import run_command
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from embodied.command import run_command
 from embodied.core.config import at_least, from_mapping, nest, parse_overrides
-from embodied.core.errors import UserError, unknown_name
 from embodied.core.protocols import Policy
 from embodied.core.seeds import Purpose, first_env_seed
-from embodied.experiment import RunConfig, make_env, make_policy, read_run
 from embodied.report.metrics import write_json
-from embodied.runtime import checkpoint, evaluate, threads
+from embodied.run.command import run_command
+from embodied.run.evaluation import evaluate_policy, load_checkpoint, load_policy
+from embodied.run.experiment import RunConfig, make_env, read_run
+from embodied.runtime import threads
 
 VIDEO_ENVS = 4  # beside each other
 VIDEO_SIZE = (320, 240)  # width and height of each, pixels
@@ -73,39 +73,6 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     return result
 
 
-def load_checkpoint(run_dir: Path, name: str) -> checkpoint.Checkpoint:
-    """The policy's part of a checkpoint: ``last`` (the newest that is whole) or ``step_<env_steps>``."""
-    if name == "last":
-        newest = checkpoint.load_latest(run_dir, only="policy")
-        if newest is None:
-            raise UserError(f"{run_dir} has no checkpoint yet")
-        return newest
-    found = checkpoint.newest_first(run_dir / "checkpoints")
-    folders = {f"step_{int(path.name.removeprefix('step_'))}": path for path in found}
-    prefix, _, steps = name.partition("_")
-    key = f"step_{int(steps)}" if prefix == "step" and steps.isdecimal() else name
-    if key not in folders:
-        raise unknown_name("checkpoint", name, ["last", *folders])
-    try:
-        return checkpoint.load(folders[key], only="policy")
-    except checkpoint.CorruptCheckpoint as error:
-        raise UserError(f"{error}; checkpoint=last takes the newest that is whole") from error
-
-
-def load_policy(config: RunConfig, found: checkpoint.Checkpoint) -> Policy:
-    """The run's policy with a checkpoint's weights, on the CPU. UserError if the task has changed since."""
-    env = make_env(config, num_envs=1, num_threads=1)
-    env.close()
-    policy = make_policy(config, env.spec)
-    try:
-        policy.load_state_dict(found.state)
-    except RuntimeError as error:
-        raise UserError(
-            f"{found.path} does not fit the task and policy of this version of the code: {error}"
-        ) from error
-    return policy
-
-
 def record_video(config: RunConfig, policy: Policy, path: Path, seed: int) -> Path:
     """An MP4 of the first episodes of an evaluation, side by side in real time, each below what the robot is told.
 
@@ -113,7 +80,7 @@ def record_video(config: RunConfig, policy: Policy, path: Path, seed: int) -> Pa
     """
     from embodied.report import video
     from embodied.report.caption import caption
-    from envs.appearance import FRONT, Viewer
+    from envs.rendering.appearance import FRONT, Viewer
 
     env = make_env(config, VIDEO_ENVS, threads.available_cores())
     camera = replace(FRONT, width=VIDEO_SIZE[0], height=VIDEO_SIZE[1])
@@ -124,19 +91,6 @@ def record_video(config: RunConfig, policy: Policy, path: Path, seed: int) -> Pa
     finally:
         env.close()
     return path
-
-
-def evaluate_policy(
-    config: RunConfig, policy: Policy, episodes: int, seed: int, num_threads: int = 0
-) -> dict[str, Any]:
-    """The deterministic policy on ``episodes`` fixed initial states; see embodied.runtime.evaluate. 0 is all cores."""
-    num_threads = num_threads or threads.available_cores()
-    threads.use(num_threads)
-    env = make_env(config, episodes, num_threads)
-    try:
-        return evaluate(policy, env, episodes, seed)
-    finally:
-        env.close()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

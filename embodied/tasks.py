@@ -12,10 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from embodied.command import run_command
 from embodied.core.errors import UserError
 from embodied.core.types import EnvSpec
-from embodied.experiment import compose_run, make_env
+from embodied.run.command import run_command
+from embodied.run.experiment import compose_run, make_env
 from envs import TASKS
 
 

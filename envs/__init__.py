@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from embodied.core.config import from_mapping
-from envs.cameras import Camera
-from envs.gymnasium_api import register_tasks
-from envs.pool import MujocoPool, SimConfig
+from envs.mujoco.pool import MujocoPool, SimConfig
 from envs.registry import TASKS
+from envs.rendering.cameras import Camera
 from envs.tasks import lift, pick_place, push, reach, stack, tabletop
+from envs.views.gymnasium_api import register_tasks
 
 __all__ = ["TASKS", "MujocoPool", "SimConfig", "lift", "make_pool", "pick_place", "push", "reach", "stack", "tabletop"]
 

@@ -35,10 +35,10 @@ def test_import_rules_are_not_vacuous(root: Path, tmp_path: Path) -> None:
     for room in ROOMS:
         (tmp_path / room).mkdir()
         (tmp_path / room / "__init__.py").touch()
-    for name in ("core", "runtime", "report", "data"):
+    for name in ("core", "runtime", "report", "data", "run", "training", "benchmarks"):
         (tmp_path / "embodied" / name).mkdir()
         (tmp_path / "embodied" / name / "__init__.py").touch()
-    for command in ("train", "eval", "tasks", "bench", "collect"):
+    for command in ("train", "eval", "tasks", "bench", "collect", "convert"):
         (tmp_path / "embodied" / f"{command}.py").touch()
     (tmp_path / "pyproject.toml").write_text((root / "pyproject.toml").read_text())
     lint = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]

@@ -12,7 +12,7 @@ import torch
 
 from embodied.core.png import encode_png
 from envs import MujocoPool, make_pool
-from envs.vision import CAMERAS
+from envs.rendering.vision import CAMERAS
 
 MOMENTS, EVERY, SCALE, GAP = 6, 9, 3, 2  # control steps, pixels
 VARIED = {

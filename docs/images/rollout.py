@@ -17,11 +17,11 @@ from torch import Tensor
 from embodied.core.config import parse_overrides
 from embodied.core.png import encode_png
 from embodied.core.types import Obs
-from embodied.eval import load_checkpoint, load_policy
-from embodied.experiment import make_env, read_run
 from embodied.report.caption import caption
+from embodied.run.evaluation import load_checkpoint, load_policy
+from embodied.run.experiment import make_env, read_run
 from envs import MujocoPool, make_pool
-from envs.vision import CAMERAS
+from envs.rendering.vision import CAMERAS
 
 SEEDS = (17, 19, 22)  # of the episodes; an even one asks for a goal that is held out from training
 MOMENTS, SCALE, GAP = 6, 3, 2  # pixels

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from embodied.eval import load_checkpoint, load_policy
-from embodied.experiment import make_env, read_run
 from embodied.report.metrics import write_json
+from embodied.run.evaluation import load_checkpoint, load_policy
+from embodied.run.experiment import make_env, read_run
 from policies.flow.chains import FlowChains
 from policies.flow.sampler import sample_one_step
 

@@ -32,10 +32,10 @@ import torch
 from embodied.benchmarks.measure import Report, in_turns, note, paired, timed
 from embodied.runtime import threads
 from envs import MujocoPool, make_pool
-from envs.camera_randomization import CameraRandomization
-from envs.scene import panda_on_table
-from envs.seeding import EpisodeRng
-from envs.vision import CameraRig, find_camera
+from envs.common.seeding import EpisodeRng
+from envs.mujoco.scene import panda_on_table
+from envs.rendering.camera_randomization import CameraRandomization
+from envs.rendering.vision import CameraRig, find_camera
 
 TASK = "pick_place"
 DECISION = 4  # control steps

@@ -30,7 +30,7 @@ from torch import Tensor
 from embodied.benchmarks.measure import Report, in_turns, note, paired, timed
 from embodied.runtime import threads
 from envs import MujocoPool, make_pool
-from envs.gymnasium_api import gymnasium_id
+from envs.views.gymnasium_api import gymnasium_id
 
 TASK = "pick_place"
 ENVPOOL_ID, ENVPOOL_PEER = "PandaPickCube-v1", "lift"

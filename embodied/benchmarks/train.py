@@ -33,12 +33,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from embodied import experiment
 from embodied.benchmarks.measure import Report, note, paired
+from embodied.run import experiment
 from embodied.runtime import threads
 from embodied.runtime.build import resolve_device
 from embodied.runtime.sync import SyncRuntime
-from embodied.train import build
+from embodied.training.reinforcement import build
 
 PARTS = ("sim", "infer", "learn")
 ONE_THREAD = {"runtime.sim_threads": 1, "runtime.actor_threads": 1, "runtime.learner_threads": 1}

@@ -17,9 +17,9 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from embodied.core.errors import UserError
-from envs.instructions import Instructions
-from envs.robot import FINGER_CLOSED_M, FINGER_OPEN_M, HOME_QPOS, ControlConfig, PandaArm
-from envs.seeding import EpisodeRng
+from envs.common.instructions import Instructions
+from envs.common.seeding import EpisodeRng
+from envs.mujoco.robots.panda import FINGER_CLOSED_M, FINGER_OPEN_M, HOME_QPOS, ControlConfig, PandaArm
 
 HOME_SPREAD = np.full(7, 0.05)
 HELD_SPREAD = np.array([0.4, 0.15, 0.05, 0.15, 0.05, 0.1, 0.05])  # tool from y = -0.25 to 0.25 m, z = 0.06 to 0.3 m

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from embodied.core.errors import UserError
-from envs.robot import ControlConfig
-from envs.seeding import EpisodeRng
+from envs.common.seeding import EpisodeRng
+from envs.mujoco.robots.panda import ControlConfig
 from envs.tasks.base import View, column
 
 ROBOT_STATE = ("joint_pos", "joint_vel", "fingers", "finger_target", "tcp_pos", "tcp_vel")  # names in arm_state

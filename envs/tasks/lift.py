@@ -8,9 +8,9 @@ import mujoco
 import torch
 from torch import Tensor
 
+from envs.common.seeding import EpisodeRng
+from envs.mujoco.scene import RED, add_cube, add_goal
 from envs.registry import TASKS
-from envs.scene import RED, add_cube, add_goal
-from envs.seeding import EpisodeRng
 from envs.tasks.base import Task, TaskConfig, View, near, progress
 from envs.tasks.common import (
     arm_state,

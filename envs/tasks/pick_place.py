@@ -11,9 +11,9 @@ import mujoco
 import torch
 from torch import Tensor
 
+from envs.common.seeding import EpisodeRng
+from envs.mujoco.scene import BLUE, RED, add_cube, add_tray
 from envs.registry import TASKS
-from envs.scene import BLUE, RED, add_cube, add_tray
-from envs.seeding import EpisodeRng
 from envs.tasks.base import View
 from envs.tasks.common import arm_state, cube_state, place_cube
 from envs.tasks.placing import Placing, PlacingConfig

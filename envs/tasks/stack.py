@@ -8,9 +8,9 @@ import mujoco
 import torch
 from torch import Tensor
 
+from envs.common.seeding import EpisodeRng
+from envs.mujoco.scene import BLUE, RED, add_cube
 from envs.registry import TASKS
-from envs.scene import BLUE, RED, add_cube
-from envs.seeding import EpisodeRng
 from envs.tasks.base import Task, TaskConfig, View, near, progress
 from envs.tasks.common import (
     arm_state,

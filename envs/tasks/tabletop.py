@@ -6,7 +6,8 @@
     2      distractor_2   the same colour in another shape
 
 so that neither the colour nor the shape is enough to know the target; they stand in any order in cells of the table.
-Slots are bodies whose shape and colour change at every reset (envs/morphs.py). What can be said is data (words.py).
+Slots are bodies whose shape and colour change at every reset (envs/mujoco/shape_variants.py). What can be said is data
+(words.py).
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from torch.nn.functional import one_hot
 
 from embodied.core.errors import UserError
 from embodied.core.types import Role
-from envs.instructions import Instructions
-from envs.morphs import Morphs
+from envs.common.instructions import Instructions
+from envs.common.seeding import EpisodeRng
+from envs.mujoco.scene import GREY, add_object, add_object_sensors, add_tray
+from envs.mujoco.shape_variants import Morphs
 from envs.registry import TASKS
-from envs.scene import GREY, add_object, add_object_sensors, add_tray
-from envs.seeding import EpisodeRng
 from envs.tasks.base import View
 from envs.tasks.common import arm_state, cube_state, stand
 from envs.tasks.placing import Placing, PlacingConfig

@@ -14,8 +14,8 @@ import yaml
 from embodied.core.config import from_mapping
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.types import TRAIN
-from envs.instructions import Instructions
-from envs.scene import Shape
+from envs.common.instructions import Instructions
+from envs.mujoco.scene import Shape
 
 CONFIG_FILE = Path(__file__).resolve().parents[2] / "configs" / "task" / "tabletop.yaml"
 HELD_OUT = "held_out"

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from algos.sft import SFT
-from embodied import collect, supervised, tasks, train
+from embodied import collect, tasks, train
 from embodied import eval as eval_command
 from embodied.runtime import checkpoint
+from embodied.training import supervised
 
 SMALL = [
     "task=reach", "policy=gaussian", "runtime=sync", "num_envs=8", "runtime.decisions=8", "device=cpu",

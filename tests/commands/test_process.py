@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from embodied import command, experiment
 from embodied.report.metrics import read_metrics
+from embodied.run import command, experiment
 from tests.commands.helpers import SMALL, checkpoint_of, run_train
 
 ROOT = Path(experiment.CONFIG_DIR).parent
@@ -89,7 +89,7 @@ def test_another_package_of_this_name_is_told_apart(monkeypatch: pytest.MonkeyPa
 
 def test_a_merged_install_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip's record of the other distribution lies where our package is."""
-    site = Path(command.__file__).resolve().parents[1]
+    site = Path(command.__file__).resolve().parents[2]
     record = tmp_path / "embodied-2.0.3.dist-info"
     record.mkdir()
     (record / "METADATA").write_text("Metadata-Version: 2.1\nName: embodied\nVersion: 2.0.3\n")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from embodied.core.types import Obs, Role
-from embodied.experiment import square_cameras
-from embodied.scenes import LOOKS, Buffer, Pictures, Scenes
+from embodied.run.experiment import square_cameras
+from embodied.training.scenes import LOOKS, Buffer, Pictures, Scenes
 from envs import make_pool
 
 STEPS, ENVS = 4, 16

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from envs import MujocoPool
-from envs.cameras import Camera
-from envs.scene import panda_on_table
-from envs.vision import CAMERAS, CameraRig
+from envs.mujoco.scene import panda_on_table
+from envs.rendering.cameras import Camera
+from envs.rendering.vision import CAMERAS, CameraRig
 from tests.envs.helpers import actions, pool
 
 FRONT, WRIST = (replace(CAMERAS[name], width=40, height=40) for name in ("front", "wrist"))

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from embodied.core.errors import UserError
-from envs.camera_randomization import CameraRandomization
-from envs.seeding import EpisodeRng
+from envs.common.seeding import EpisodeRng
+from envs.rendering.camera_randomization import CameraRandomization
 from tests.envs.helpers import actions, assert_same, pool
 from tests.envs.pictures import EVERYTHING, FRONT, WRIST, assert_equal, moved, rig_of
 

@@ -15,8 +15,8 @@ from embodied.core.png import encode_png
 from embodied.core.types import PolicySample
 from embodied.report.video import grid, open_mp4, record
 from envs import MujocoPool, make_pool
-from envs.appearance import SOLVED, Viewer
-from envs.cameras import FAST, PICTURE, VIDEO, Camera, render
+from envs.rendering.appearance import SOLVED, Viewer
+from envs.rendering.cameras import FAST, PICTURE, VIDEO, Camera, render
 
 SCENE = """
 <mujoco>

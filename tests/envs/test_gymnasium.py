@@ -19,9 +19,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from embodied.core.errors import UserError
 from envs import TASKS, make_pool
-from envs.cameras import Camera
-from envs.gymnasium_api import PandaEnv, PandaVectorEnv, gymnasium_id
-from envs.vision import find_camera
+from envs.rendering.cameras import Camera
+from envs.rendering.vision import find_camera
+from envs.views.gymnasium_api import PandaEnv, PandaVectorEnv, gymnasium_id
 
 REACH = "embodied/Reach-v0"
 TABLETOP = "embodied/Tabletop-v0"

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from embodied.core.errors import UserError
-from envs.instructions import InstructionDraw, Instructions
-from envs.seeding import EpisodeRng
+from envs.common.instructions import InstructionDraw, Instructions
+from envs.common.seeding import EpisodeRng
 from envs.tasks.words import default_words
 from tests.envs.helpers import pool
 

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from embodied.core.types import Role
-from embodied.scenes import LOOKS, Scenes
+from embodied.training.scenes import LOOKS, Scenes
 from envs import make_pool
+from envs.rendering.vision import CAMERAS
 from envs.tasks.words import default_words
-from envs.vision import CAMERAS
 
 
 def test_masks_show_what_the_instruction_names() -> None:

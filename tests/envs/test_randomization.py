@@ -16,9 +16,9 @@ from mujoco.batch import Batch
 from embodied.core.config import from_mapping
 from embodied.core.errors import UserError
 from envs import SimConfig
-from envs.randomization import RandomizationTerm, Randomizer
-from envs.scene import RED, add_cube, panda_on_table
-from envs.seeding import EpisodeRng
+from envs.common.seeding import EpisodeRng
+from envs.mujoco.randomization import RandomizationTerm, Randomizer
+from envs.mujoco.scene import RED, add_cube, panda_on_table
 from tests.envs.helpers import pool
 
 N = 400

@@ -9,8 +9,16 @@ import numpy as np
 import pytest
 from mujoco.batch import Batch
 
-from envs.robot import FINGER_OPEN_M, HOME_QPOS, NUM_ARM, ControlConfig, PandaArm, damped_least_squares, solve_spd
-from envs.scene import panda_on_table
+from envs.mujoco.robots.panda import (
+    FINGER_OPEN_M,
+    HOME_QPOS,
+    NUM_ARM,
+    ControlConfig,
+    PandaArm,
+    damped_least_squares,
+    solve_spd,
+)
+from envs.mujoco.scene import panda_on_table
 
 SUBSTEPS = 5  # 20 Hz
 N = 32

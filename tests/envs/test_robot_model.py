@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from mujoco.batch import Batch
 
-from envs.appearance import COLLISION_GROUP, dress
-from envs.scene import RED, add_cube, panda_on_table
+from envs.mujoco.scene import RED, add_cube, panda_on_table
+from envs.rendering.appearance import COLLISION_GROUP, dress
 
 HOME = np.array([0.0, 0.0, 0.0, -np.pi / 2, 0.0, np.pi / 2, np.pi / 4])
 BENT = np.array([0.4, -0.7, 1.1, -2.3, -0.9, 2.0, 0.6])

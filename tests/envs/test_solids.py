@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from mujoco.batch import Batch
 
-from envs.appearance import Twin
-from envs.cameras import render
-from envs.scene import panda_on_table
-from envs.solids import MISSED, SOLIDS, Vector, dot
-from envs.vision import CameraRig
+from envs.mujoco.scene import panda_on_table
+from envs.rendering.appearance import Twin
+from envs.rendering.cameras import render
+from envs.rendering.solids import MISSED, SOLIDS, Vector, dot
+from envs.rendering.vision import CameraRig
 from tests.envs.pictures import EVERYTHING, FRONT
 
 SIZE = {

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from embodied.core.types import TRAIN
 from envs import MujocoPool
-from envs.morphs import Morphs
-from envs.scene import RED, Shape, add_object, cube, panda_on_table
+from envs.mujoco.scene import RED, Shape, add_object, cube, panda_on_table
+from envs.mujoco.shape_variants import Morphs
+from envs.rendering.vision import CAMERAS
 from envs.tasks.common import arm_state
 from envs.tasks.tabletop import SLOTS, UPRIGHT
-from envs.vision import CAMERAS
 from tests.envs.helpers import actions, assert_same, pool
 
 SHAPES = (cube(0.02), Shape("cylinder", (0.02, 0.035)), Shape("sphere", (0.025,)))

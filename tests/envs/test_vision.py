@@ -13,10 +13,10 @@ import torch
 from embodied.core.errors import UserError
 from embodied.core.types import CameraSpec
 from envs import MujocoPool
-from envs.appearance import Twin, Viewer
-from envs.cameras import FAST, Camera, render
+from envs.rendering.appearance import Twin, Viewer
+from envs.rendering.cameras import FAST, Camera, render
+from envs.rendering.vision import CameraRig, find_camera
 from envs.tasks.common import ROBOT_STATE, arm_state
-from envs.vision import CameraRig, find_camera
 from tests.envs.helpers import actions, pool
 from tests.envs.pictures import EVERYTHING, FRONT, WRIST, assert_equal, moved, rig_of
 
@@ -90,7 +90,7 @@ def test_translucent_geoms_show_what_is_behind() -> None:
 
 
 def test_a_picture_does_not_depend_on_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envs.vision.FEWEST", 8)
+    monkeypatch.setattr("envs.rendering.vision.FEWEST", 8)
     env = moved(num_envs=37)
     rig = rig_of(env, num_threads=1)
     together = rig.render(**EVERYTHING)

@@ -24,8 +24,8 @@ from embodied.core.protocols import Algorithm, Policy
 from embodied.core.types import TRAIN, EnvSpec
 from embodied.runtime import RuntimeConfig
 from envs import TASKS, MujocoPool, SimConfig, make_pool
-from envs.cameras import Camera
-from envs.vision import find_camera
+from envs.rendering.cameras import Camera
+from envs.rendering.vision import find_camera
 from policies import POLICIES
 
 CONFIG_DIR = Path(embodied.__file__).resolve().parents[1] / "configs"

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 
 from algos.grounding import Grounding
-from embodied import experiment
 from embodied.core.errors import UserError
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.types import Obs
-from embodied.experiment import RunConfig
 from embodied.report.progress import Progress
+from embodied.run import experiment
+from embodied.run.experiment import RunConfig
 from embodied.runtime import threads
 from embodied.runtime.checkpoint import Checkpoint
-from embodied.scenes import LOOKS, Pictures, Scenes
-from embodied.supervised import SupervisedRun
+from embodied.training.scenes import LOOKS, Pictures, Scenes
+from embodied.training.supervised import SupervisedRun
 
 CAPACITY = 16384  # observations to draw from
 VALIDATION_SCENES = 64  # LOOKS pictures of each

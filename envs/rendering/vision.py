@@ -3,7 +3,7 @@
     Lens: where the camera is ─► Ground: table, floor and sky ─► what stands still ─► what moves
         Outlines: tiles that may show a geom ─► solids: where their rays meet it ─► shade what is nearest
 
-``envs.cameras.render`` makes better pictures and takes longer: for videos. Here the robot is a few geoms
+``envs.rendering.cameras.render`` makes better pictures and takes longer: for videos. Here the robot is a few geoms
 (``assets/franka/coarse.xml``), there are no shadows, and rays are cast only where they can hit something, all rays of
 one kind of geom at once.
 
@@ -22,11 +22,11 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from embodied.core.errors import UserError, unknown_name
-from envs.appearance import COLLISION_GROUP, add_looks
-from envs.camera_randomization import CameraRandomization, Lens, Scenery
-from envs.cameras import GROUPS, Camera, Ids
-from envs.painter import GROUND, Frame, Painter
-from envs.seeding import EpisodeRng
+from envs.common.seeding import EpisodeRng
+from envs.rendering.appearance import COLLISION_GROUP, add_looks
+from envs.rendering.camera_randomization import CameraRandomization, Lens, Scenery
+from envs.rendering.cameras import GROUPS, Camera, Ids
+from envs.rendering.painter import GROUND, Frame, Painter
 
 CAMERAS = {
     "front": Camera("front", fovy_deg=32.0, pos=(1.2, -0.15, 0.8), lookat=(0.5, 0.0, 0.05)),

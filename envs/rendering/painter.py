@@ -16,13 +16,13 @@ import numpy as np
 from mujoco.batch import Batch
 from numpy.typing import NDArray
 
-from envs.appearance import Twin
-from envs.camera_randomization import Lens, Scenery
-from envs.cameras import Array, Ids, field_values, geom_colors
-from envs.culling import TILE, Array32, Grid, Outlines
-from envs.other_shapes import OtherShape
-from envs.shading import Ground, frame_rays, shade, to_uint8
-from envs.solids import SOLIDS, Meeting, Vector
+from envs.rendering.appearance import Twin
+from envs.rendering.camera_randomization import Lens, Scenery
+from envs.rendering.cameras import Array, Ids, field_values, geom_colors
+from envs.rendering.culling import TILE, Array32, Grid, Outlines
+from envs.rendering.mesh_rays import OtherShape
+from envs.rendering.shading import Ground, frame_rays, shade, to_uint8
+from envs.rendering.solids import SOLIDS, Meeting, Vector
 
 GROUND = 5  # group of the twin's geoms that are computed, see assets/franka/coarse.xml
 BLOCK = 128  # simulations that are painted together

@@ -21,25 +21,25 @@ from mujoco.batch import Batch, SimulationError
 from torch import Tensor
 
 from embodied.core.types import CameraSpec, EnvSpec, Obs, Timestep
-from envs.camera_randomization import CameraRandomization
-from envs.cameras import Camera
-from envs.episodes import Episodes
-from envs.guard import NanGuard
-from envs.instructions import InstructionDraw
-from envs.randomization import RandomizationTerm, Randomizer
-from envs.robot import PandaArm
-from envs.scene import panda_on_table
+from envs.common.episodes import Episodes
+from envs.common.instructions import InstructionDraw
+from envs.mujoco.nan_guard import NanGuard
+from envs.mujoco.randomization import RandomizationTerm, Randomizer
+from envs.mujoco.robots.panda import PandaArm
+from envs.mujoco.scene import panda_on_table
+from envs.rendering.camera_randomization import CameraRandomization
+from envs.rendering.cameras import Camera
+from envs.rendering.vision import CameraRig
 from envs.tasks.base import Task, View
 from envs.tasks.common import ROBOT_STATE
-from envs.vision import CameraRig
 
 _CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)
 
 
 @dataclass(frozen=True)
 class SimConfig:
-    """Options of the simulator. randomization: terms by name, see envs/randomization.py. camera_randomization: of what
-    cameras see. dump_dir: where the NaN guard writes the state of an env that diverged."""
+    """Options of the simulator. randomization: terms by name, see envs/mujoco/randomization.py.
+    camera_randomization: of what cameras see. dump_dir: where the NaN guard writes the state of diverged envs."""
 
     name: str = "mujoco"
     randomization: dict[str, RandomizationTerm] = field(default_factory=dict)

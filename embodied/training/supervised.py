@@ -15,16 +15,16 @@ from typing import Any, ClassVar
 from torch import nn
 
 from algos.supervised import Supervised
-from embodied import experiment
-from embodied.command import Stopped
 from embodied.core.errors import UserError
 from embodied.core.protocols import Policy
 from embodied.core.types import EnvSpec
-from embodied.experiment import CONFIG_FILE, RunConfig
-from embodied.initial_policy import make_initial_policy
-from embodied.lifecycle import keep_architecture, keep_pretrained, make_run_dir, save_checkpoint, stop_on_signals
 from embodied.report.metrics import MetricsWriter, write_atomically, write_json
 from embodied.report.progress import Progress, Status, duration
+from embodied.run import experiment
+from embodied.run.command import Stopped
+from embodied.run.experiment import CONFIG_FILE, RunConfig
+from embodied.run.lifecycle import keep_architecture, keep_pretrained, make_run_dir, save_checkpoint, stop_on_signals
+from embodied.run.warm_start import make_initial_policy
 from embodied.runtime.build import resolve_device
 from embodied.runtime.checkpoint import Checkpoint
 

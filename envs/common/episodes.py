@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.types import EpisodeStats
-from envs.seeding import EpisodeRng
+from envs.common.seeding import EpisodeRng
 
 
 class Episodes:

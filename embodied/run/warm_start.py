@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from embodied.core.errors import UserError
 from embodied.core.protocols import Imitator, Policy, Startable, Wrapper
 from embodied.core.types import EnvSpec
-from embodied.experiment import CONFIG_FILE, RunConfig, make_policy, read_run, with_architecture
+from embodied.run.experiment import CONFIG_FILE, RunConfig, make_policy, read_run, with_architecture
 from embodied.runtime import checkpoint
 
 

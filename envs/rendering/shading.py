@@ -1,7 +1,7 @@
 """Colours of what policies' cameras see, in single precision: geoms that rays hit, and the ground behind them.
 
-The light is that of ``envs.cameras.render`` without gloss and shadows. Only operations that IEEE 754 defines exactly
-are used, element by element, so a pixel does not depend on which others are computed with it.
+The light is that of ``envs.rendering.cameras.render`` without gloss and shadows. Only operations that IEEE 754 defines
+exactly are used, element by element, so a pixel does not depend on which others are computed with it.
 
 Suffixes: n simulations, h and w pixels, m hits, g geoms; names ending in _3m have x, y and z first.
 """
@@ -12,9 +12,9 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.cameras import CHECKER_M, EXTENT_M, FAST, Array, Ids
-from envs.culling import Grid
-from envs.solids import Vector, dot
+from envs.rendering.cameras import CHECKER_M, EXTENT_M, FAST, Array, Ids
+from envs.rendering.culling import Grid
+from envs.rendering.solids import Vector, dot
 
 Array32 = NDArray[np.float32]
 AMBIENT, FROM_ABOVE, FACING, SUN = (np.float32(share) for share in (0.34, 0.14, 0.14, 0.62))

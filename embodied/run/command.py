@@ -23,7 +23,7 @@ INTERRUPTED = 130
 def check_installation() -> str | None:
     """Why the imported ``embodied`` is not (only) ours, or None if all is well. See ``embodied/__init__.py``."""
     cure = "Cure: pip uninstall -y embodied embodied-rl, then install embodied-rl again, in an environment of its own."
-    here = Path(__file__).resolve().with_name("__init__.py")
+    here = Path(embodied.__file__).resolve()
     if getattr(embodied, "__distribution__", None) != "embodied-rl":
         return f"{embodied.__file__} belongs to another project that is also called 'embodied'. {cure}"
     try:

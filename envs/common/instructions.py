@@ -9,7 +9,7 @@ import numpy as np
 
 from embodied.core.errors import unknown_name
 from embodied.core.types import TRAIN
-from envs.seeding import EpisodeRng
+from envs.common.seeding import EpisodeRng
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ import numpy as np
 from mujoco.batch import Batch
 from numpy.typing import NDArray
 
-from envs.cameras import DEFAULT_RGBA, VIDEO, Camera, Look, render
-from envs.scene import PANDA_XML, panda_on_table
+from envs.mujoco.scene import PANDA_XML, panda_on_table
+from envs.rendering.cameras import DEFAULT_RGBA, VIDEO, Camera, Look, render
 
 if TYPE_CHECKING:
-    from envs.pool import MujocoPool
+    from envs.mujoco.pool import MujocoPool
 
 COLLISION_GROUP = 3
 FOLLOWED = ("geom_type", "geom_size", "geom_rgba", "geom_rbound", "geom_aabb")  # per-simulation fields of a twin

@@ -16,7 +16,7 @@ from mujoco.batch import MODEL_FIELDS, Batch
 from torch import Tensor
 
 from embodied.core.errors import UserError, unknown_name
-from envs.seeding import EpisodeRng
+from envs.common.seeding import EpisodeRng
 
 _OBJECT_OF_PREFIX = {"geom": "geom", "body": "body", "actuator": "actuator", "dof": "joint", "jnt": "joint"}
 _FOLLOWER = {"body_mass": "body_inertia", "actuator_gainprm": "actuator_biasprm"}

@@ -13,7 +13,7 @@ import mujoco
 
 from embodied.core.errors import UserError, unknown_name
 
-PANDA_XML = Path(__file__).resolve().parents[1] / "assets" / "franka" / "panda.xml"
+PANDA_XML = Path(__file__).resolve().parents[2] / "assets" / "franka" / "panda.xml"
 WORLD_BITS = {"contype": 2, "conaffinity": 3}
 GREY, RED, GREEN, BLUE = (0.55, 0.57, 0.6, 1), (0.85, 0.2, 0.15, 1), (0.2, 0.7, 0.3, 1), (0.2, 0.4, 0.8, 1)
 Rgba = tuple[float, float, float, float]

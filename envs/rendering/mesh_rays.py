@@ -1,13 +1,13 @@
-"""Geoms of other shapes than ``envs.solids`` has, such as meshes: MuJoCo casts rays at them."""
+"""Geoms of other shapes than ``envs.rendering.solids`` has, such as meshes: MuJoCo casts rays at them."""
 
 from __future__ import annotations
 
 import mujoco
 import numpy as np
 
-from envs.appearance import Twin
-from envs.cameras import Array, Ids
-from envs.solids import MISSED, Meeting, Vector
+from envs.rendering.appearance import Twin
+from envs.rendering.cameras import Array, Ids
+from envs.rendering.solids import MISSED, Meeting, Vector
 
 
 class OtherShape:

@@ -12,8 +12,8 @@ stable-baselines3 reads, tells whether the task is solved in the state that ``in
 ``info["instruction"]`` what the robot is told there, in words. Bounds of observations are those beyond which the engine
 itself calls a state diverged.
 
-With ``cameras=["front", "wrist"]``, names in ``envs.vision.CAMERAS``, observations have their pictures beside the
-state: ``images.<name>``, uint8 [h, w, 3], ``image_size`` pixels wide and high. The state is then only what the robot
+With ``cameras=["front", "wrist"]``, names in ``envs.rendering.vision.CAMERAS``, observations have their pictures beside
+the state: ``images.<name>``, uint8 [h, w, 3], ``image_size`` pixels wide and high. The state is then what the robot
 knows of itself, and ``info["privileged"]`` has the rest of it.
 
 Keyword arguments of ``make`` and ``make_vec`` are the task's options (``cube_mass_kg=0.1``,
@@ -41,11 +41,11 @@ from numpy.typing import ArrayLike, NDArray
 from embodied.core.config import at_least, from_mapping
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.types import TRAIN, EnvSpec, Obs
-from envs.appearance import Viewer
-from envs.cameras import Camera
-from envs.pool import MujocoPool, SimConfig
+from envs.mujoco.pool import MujocoPool, SimConfig
 from envs.registry import TASKS
-from envs.vision import find_camera
+from envs.rendering.appearance import Viewer
+from envs.rendering.cameras import Camera
+from envs.rendering.vision import find_camera
 
 Observation = dict[str, NDArray[Any]]
 Info = dict[str, Any]

@@ -20,19 +20,19 @@ import torch
 from torch import Tensor
 
 from algos.sft import SFT
-from embodied import experiment
 from embodied.core.errors import UserError
 from embodied.core.protocols import Precomputing
 from embodied.core.types import EnvSpec, Obs
 from embodied.data import Demonstrations, read
 from embodied.data.lerobot import check_fits
-from embodied.eval import evaluate_policy
-from embodied.experiment import RunConfig
 from embodied.report.progress import Progress
+from embodied.run import experiment
+from embodied.run.evaluation import evaluate_policy
+from embodied.run.experiment import RunConfig
 from embodied.runtime import threads
 from embodied.runtime.checkpoint import Checkpoint
-from embodied.scenes import Pictures
-from embodied.supervised import SupervisedRun
+from embodied.training.scenes import Pictures
+from embodied.training.supervised import SupervisedRun
 
 VALIDATION_CHUNKS = 256  # at most; spread evenly over the validation episodes
 CAPACITY = 8192  # observations of scenes to draw from

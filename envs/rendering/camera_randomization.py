@@ -13,8 +13,8 @@ from mujoco.batch import Batch
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
-from envs.cameras import FAST, Array, Camera, Ids, look_at, mounted_camera
-from envs.seeding import EpisodeRng
+from envs.common.seeding import EpisodeRng
+from envs.rendering.cameras import FAST, Array, Camera, Ids, look_at, mounted_camera
 
 Array32 = NDArray[np.float32]
 
