@@ -38,7 +38,7 @@ class GRPO(PPO):
     """Every decision of an episode has the same advantage: the episode's return, standardised in its group.
 
     Needs fragments of whole episodes, whose envs come in groups of ``group_size`` neighbours with the same initial
-    states (embodied.run.experiment makes them so). The critic is neither trained nor used.
+    states (embodied.run.factories makes them so). The critic is neither trained nor used.
     """
 
     config: GRPOConfig

@@ -37,7 +37,8 @@ from embodied.data import Episode, write
 from embodied.data.lerobot_writer import refuse_existing
 from embodied.report.progress import duration
 from embodied.run.command import run_command
-from embodied.run.experiment import compose_run, make_env, square_cameras
+from embodied.run.config import compose_run
+from embodied.run.factories import make_env, square_cameras
 from embodied.runtime import threads
 from envs import MujocoPool
 

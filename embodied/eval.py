@@ -23,8 +23,9 @@ from embodied.core.protocols import Policy
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.report.metrics import write_json
 from embodied.run.command import run_command
+from embodied.run.config import RunConfig, read_run
 from embodied.run.evaluation import evaluate_policy, load_checkpoint, load_policy
-from embodied.run.experiment import RunConfig, make_env, read_run
+from embodied.run.factories import make_env
 from embodied.runtime import threads
 
 VIDEO_ENVS = 4  # beside each other

@@ -15,7 +15,8 @@ from rich.text import Text
 from embodied.core.errors import UserError
 from embodied.core.types import EnvSpec
 from embodied.run.command import run_command
-from embodied.run.experiment import compose_run, make_env
+from embodied.run.config import compose_run
+from embodied.run.factories import make_env
 from envs import TASKS
 
 

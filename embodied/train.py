@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.config import parse_overrides
-from embodied.run import experiment
+from embodied.run import config as run_config
 from embodied.run.command import run_command
 from embodied.run.lifecycle import new_run_dir
 from embodied.runtime import checkpoint
@@ -36,11 +36,11 @@ def train(argv: Sequence[str]) -> dict[str, Any]:
     overrides = parse_overrides(argv)
     resume = overrides.pop("resume", None)
     if resume is None:
-        config = experiment.compose_run(overrides)
+        config = run_config.compose_run(overrides)
         run_dir, found = new_run_dir(config), None
     else:
         run_dir = Path(str(resume))
-        config = experiment.resume_run(run_dir, overrides)
+        config = run_config.resume_run(run_dir, overrides)
         found = checkpoint.load_latest(run_dir)
     if config.imitates:
         return imitation.imitate(config, run_dir, found, start_s, resumed=resume is not None)

@@ -18,8 +18,9 @@ from embodied.core.config import parse_overrides
 from embodied.core.png import encode_png
 from embodied.core.types import Obs
 from embodied.report.caption import caption
+from embodied.run.config import read_run
 from embodied.run.evaluation import load_checkpoint, load_policy
-from embodied.run.experiment import make_env, read_run
+from embodied.run.factories import make_env
 from envs import MujocoPool, make_pool
 from envs.rendering.vision import CAMERAS
 

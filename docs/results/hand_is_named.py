@@ -17,8 +17,9 @@ import torch
 from embodied.core.protocols import Groundable
 from embodied.core.types import TRAIN
 from embodied.report.metrics import write_json
+from embodied.run.config import read_run
 from embodied.run.evaluation import load_checkpoint, load_policy
-from embodied.run.experiment import make_env, read_run
+from embodied.run.factories import make_env
 from envs.tasks.tabletop import SLOTS, Tabletop
 
 NUM_ENVS, SEED = 256, 5

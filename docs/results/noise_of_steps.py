@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 
 from embodied.report.metrics import write_json
+from embodied.run.config import read_run
 from embodied.run.evaluation import load_checkpoint, load_policy
-from embodied.run.experiment import make_env, read_run
+from embodied.run.factories import make_env
 from policies.flow.chains import FlowChains
 from policies.flow.sampler import sample_one_step
 

@@ -34,7 +34,7 @@ from statistics import median
 from typing import Any
 
 from embodied.benchmarks.measure import Report, note, paired
-from embodied.run import experiment
+from embodied.run import config as run_config
 from embodied.runtime import threads
 from embodied.runtime.build import resolve_device
 from embodied.runtime.sync import SyncRuntime
@@ -151,7 +151,7 @@ def measure(short: bool) -> Report:
 
 def run(overrides: Mapping[str, Any], sizes: Sizes) -> Costs:
     """Train afresh; what the iterations after the warm-up cost."""
-    config = experiment.compose_run({**overrides, "runtime.eval_every": 0, "eval_episodes": 0})
+    config = run_config.compose_run({**overrides, "runtime.eval_every": 0, "eval_episodes": 0})
     workers = config.runtime_config().num_workers
     busy_s = dict.fromkeys(PARTS, 0.0)
     with tempfile.TemporaryDirectory() as folder, build(config, Path(folder)) as runtime:
@@ -170,11 +170,11 @@ def run(overrides: Mapping[str, Any], sizes: Sizes) -> Costs:
 
 def side_by_side(overrides: Mapping[str, Any], sizes: Sizes) -> Shared:
     """Collect in one thread and learn in another, neither waiting for the other, with the threads of runtime=local."""
-    config = experiment.compose_run({**overrides, "runtime": "local"})
+    config = run_config.compose_run({**overrides, "runtime": "local"})
     budget = threads.plan(config.runtime_config(), resolve_device(config.runtime_config().device))
     split = {"runtime.actor_threads": budget.actor, "runtime.learner_threads": budget.learner}
     quiet = {"runtime": "sync", "runtime.eval_every": 0, "eval_episodes": 0}
-    config = experiment.compose_run({**overrides, **quiet, **split})
+    config = run_config.compose_run({**overrides, **quiet, **split})
     with tempfile.TemporaryDirectory() as folder, build(config, Path(folder)) as runtime:
         assert isinstance(runtime, SyncRuntime)
         runtime.learner.publish()
@@ -214,7 +214,7 @@ def side_by_side(overrides: Mapping[str, Any], sizes: Sizes) -> Shared:
 
 def describe(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """What a run's numbers depend on: its parts, sizes and threads."""
-    config = experiment.compose_run(overrides)
+    config = run_config.compose_run(overrides)
     options = config.runtime_config()
     budget = threads.plan(options, resolve_device(options.device))
     return {

@@ -30,7 +30,7 @@ from embodied.benchmarks.fragments import fragment_of
 from embodied.benchmarks.measure import Report, in_turns, paired, timed
 from embodied.core.config import compose, from_mapping
 from embodied.core.types import CameraSpec, EnvSpec, Obs
-from embodied.run.experiment import CONFIG_DIR
+from embodied.run.config import CONFIG_DIR
 from embodied.runtime import threads
 from policies import POLICIES
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.protocols import Policy
-from embodied.run.experiment import RunConfig, make_env, make_policy
+from embodied.run.config import RunConfig
+from embodied.run.factories import make_env, make_policy
 from embodied.runtime import checkpoint, evaluate, threads
 
 

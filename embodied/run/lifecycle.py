@@ -13,7 +13,7 @@ from typing import Any
 
 from embodied.core.errors import UserError
 from embodied.core.protocols import Policy, Pretrained
-from embodied.run.experiment import PRETRAINED, RunConfig
+from embodied.run.config import PRETRAINED, RunConfig
 from embodied.runtime import checkpoint
 
 

@@ -18,8 +18,8 @@ from embodied.core.errors import UserError
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.types import Obs
 from embodied.report.progress import Progress
-from embodied.run import experiment
-from embodied.run.experiment import RunConfig
+from embodied.run import factories
+from embodied.run.config import RunConfig
 from embodied.runtime import threads
 from embodied.runtime.checkpoint import Checkpoint
 from embodied.training.scenes import LOOKS, Pictures, Scenes
@@ -55,10 +55,10 @@ class GroundingRun(SupervisedRun):
 
     def __init__(self, config: RunConfig, run_dir: Path, new: bool) -> None:
         cores = threads.available_cores()
-        self.env = experiment.make_env(config, config.num_envs, cores, training=True, run_dir=run_dir)
+        self.env = factories.make_env(config, config.num_envs, cores, training=True, run_dir=run_dir)
         torch.manual_seed(config.seed)
         super().__init__(config, run_dir, self.env.spec, new)
-        judged = experiment.make_env(config, VALIDATION_SCENES, cores, run_dir=run_dir)
+        judged = factories.make_env(config, VALIDATION_SCENES, cores, run_dir=run_dir)
         seed = first_env_seed(Purpose.SCENES, int(config.runtime["eval_seed"]))
         scenes = Scenes(judged, self.policy.execute, seed)
         looks = [scenes.look() for _ in range(LOOKS)]

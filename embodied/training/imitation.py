@@ -26,9 +26,9 @@ from embodied.core.types import EnvSpec, Obs
 from embodied.data import Demonstrations, read
 from embodied.data.lerobot import check_fits
 from embodied.report.progress import Progress
-from embodied.run import experiment
+from embodied.run import factories
+from embodied.run.config import RunConfig
 from embodied.run.evaluation import evaluate_policy
-from embodied.run.experiment import RunConfig
 from embodied.runtime import threads
 from embodied.runtime.checkpoint import Checkpoint
 from embodied.training.scenes import Pictures
@@ -44,7 +44,7 @@ def imitate(
 ) -> dict[str, Any]:
     """Train on ``config.data`` and evaluate; see ``SupervisedRun.carry_out``."""
     assert config.data is not None
-    env = experiment.make_env(config, num_envs=1, num_threads=1)
+    env = factories.make_env(config, num_envs=1, num_threads=1)
     env.close()
     data = read(Path(config.data), config.data_keys, [camera.name for camera in env.spec.cameras])
     check_fits(data, env.spec, Path(config.data))
@@ -88,7 +88,7 @@ class Imitation(SupervisedRun):
     def pictures(self) -> Pictures:
         """Scenes for a policy that keeps what grounding taught it, first asked for as ``observed`` is."""
         config = self.config
-        env = experiment.make_env(
+        env = factories.make_env(
             config, config.num_envs, threads.available_cores(), training=True, run_dir=self.run_dir
         )
         self.opened.callback(env.close)

@@ -14,10 +14,11 @@ from embodied.core.protocols import VecEnv
 from embodied.core.types import TRAIN
 from embodied.report.metrics import MetricsWriter, write_atomically, write_json
 from embodied.report.progress import Progress, Status, duration
-from embodied.run import experiment
+from embodied.run import config as run_config
+from embodied.run import factories
 from embodied.run.command import Stopped
+from embodied.run.config import CONFIG_FILE, RunConfig
 from embodied.run.evaluation import evaluate_policy
-from embodied.run.experiment import CONFIG_FILE, RunConfig
 from embodied.run.lifecycle import keep_architecture, keep_pretrained, make_run_dir, save_checkpoint, stop_on_signals
 from embodied.run.warm_start import make_initial_policy
 from embodied.runtime import Iteration, Runtime, build_runtime, threads
@@ -35,7 +36,7 @@ def reinforce(
             runtime.load_state_dict(found.state)
             start_s -= float(found.state["train"]["wall_s"])
         make_run_dir(run_dir, exist_ok=resumed)
-        write_atomically(run_dir / CONFIG_FILE, experiment.to_yaml(config))
+        write_atomically(run_dir / CONFIG_FILE, run_config.to_yaml(config))
         keep_architecture(runtime.policy, run_dir)
         writer = MetricsWriter(run_dir, runtime.iteration if resumed else None)
         stack.callback(writer.close)
@@ -156,15 +157,15 @@ def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
     """The runtime of a configuration, with its envs, policy and algorithm. new: unless a checkpoint will be loaded."""
 
     def make_env(num_envs: int, num_threads: int, training: bool = False) -> VecEnv:
-        return experiment.make_env(config, num_envs, num_threads, training, run_dir)
+        return factories.make_env(config, num_envs, num_threads, training, run_dir)
 
     return build_runtime(
         config.runtime_config(),
         num_envs=config.num_envs,
         seed=config.seed,
         make_env=partial(make_env, training=True),
-        make_policy=partial(make_initial_policy if new else experiment.make_policy, config),
-        make_algorithm=partial(experiment.make_algorithm, config),
+        make_policy=partial(make_initial_policy if new else factories.make_policy, config),
+        make_algorithm=partial(factories.make_algorithm, config),
         make_eval_env=make_env,
     )
 

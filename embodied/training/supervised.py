@@ -20,9 +20,10 @@ from embodied.core.protocols import Policy
 from embodied.core.types import EnvSpec
 from embodied.report.metrics import MetricsWriter, write_atomically, write_json
 from embodied.report.progress import Progress, Status, duration
-from embodied.run import experiment
+from embodied.run import config as run_config
+from embodied.run import factories
 from embodied.run.command import Stopped
-from embodied.run.experiment import CONFIG_FILE, RunConfig
+from embodied.run.config import CONFIG_FILE, RunConfig
 from embodied.run.lifecycle import keep_architecture, keep_pretrained, make_run_dir, save_checkpoint, stop_on_signals
 from embodied.run.warm_start import make_initial_policy
 from embodied.runtime.build import resolve_device
@@ -43,10 +44,10 @@ class SupervisedRun:
         self.config, self.run_dir = config, run_dir
         if config.stop_at_success is not None:
             raise UserError(f"stop_at_success is for reinforcement learning, not for algo={config.algo['name']}")
-        policy = (make_initial_policy if new else experiment.make_policy)(config, spec)
+        policy = (make_initial_policy if new else factories.make_policy)(config, spec)
         assert isinstance(policy, nn.Module)
         policy.to(resolve_device(config.runtime_config().device))
-        algorithm = experiment.make_algorithm(config, policy)
+        algorithm = factories.make_algorithm(config, policy)
         assert isinstance(algorithm, Supervised)
         self.policy: Policy = policy
         self.algorithm = algorithm
@@ -85,7 +86,7 @@ class SupervisedRun:
             self.load_state_dict(found.state)
             start_s -= float(found.state["train"]["wall_s"])
         make_run_dir(self.run_dir, exist_ok=resumed)
-        write_atomically(self.run_dir / CONFIG_FILE, experiment.to_yaml(self.config))
+        write_atomically(self.run_dir / CONFIG_FILE, run_config.to_yaml(self.config))
         keep_architecture(self.policy, self.run_dir)
         with ExitStack() as stack:
             writer = MetricsWriter(self.run_dir, self.algorithm.updates if resumed else None)

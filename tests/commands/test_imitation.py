@@ -13,7 +13,8 @@ from embodied.collect import CollectConfig, cut, disturbances, shares
 from embodied.core.types import EnvSpec
 from embodied.data import read
 from embodied.report.metrics import read_metrics
-from embodied.run.experiment import compose_run, make_env
+from embodied.run.config import compose_run
+from embodied.run.factories import make_env
 from embodied.runtime import checkpoint
 from envs.tasks.words import default_words
 from tests.commands.helpers import (

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from embodied.report.metrics import read_metrics
-from embodied.run import command, experiment
+from embodied.run import command
+from embodied.run import config as run_config
 from tests.commands.helpers import SMALL, checkpoint_of, run_train
 
-ROOT = Path(experiment.CONFIG_DIR).parent
+ROOT = Path(run_config.CONFIG_DIR).parent
 
 
 def start(module: str, *words: str) -> subprocess.Popen[str]:

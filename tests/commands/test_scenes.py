@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from embodied.core.types import Obs, Role
-from embodied.run.experiment import square_cameras
+from embodied.run.factories import square_cameras
 from embodied.training.scenes import LOOKS, Buffer, Pictures, Scenes
 from envs import make_pool
 

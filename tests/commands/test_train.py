@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from embodied.core.errors import UserError
 from embodied.report.metrics import read_metrics
-from embodied.run.experiment import compose_run, read_run, resume_run, typed
+from embodied.run.config import compose_run, read_run, resume_run, typed
 from embodied.runtime import checkpoint, evaluate, evaluator
 from envs.tasks.words import default_words
 from tests.commands.helpers import SMALL, Outcome, checkpoint_of, run_train

@@ -1,31 +1,26 @@
-"""A run's configuration, and the parts that it names: what commands share.
+"""A run's configuration: composed from overrides, read from a run directory, checked and completed.
 
-overrides ──► compose_run ──► RunConfig ──► make_env, make_policy, make_algorithm ──► a runtime
+overrides ──► compose_run ──► RunConfig ──► factories.make_env, make_policy, make_algorithm ──► a runtime
                   run directory ──► read_run ──┘
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from torch import nn
 from yaml import YAMLError
 
 import embodied
 from algos import ALGORITHMS
 from embodied.core.config import GROUPS, apply_values, at_least, compose, from_mapping
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.protocols import Algorithm, Policy
-from embodied.core.types import TRAIN, EnvSpec
 from embodied.runtime import RuntimeConfig
-from envs import TASKS, MujocoPool, SimConfig, make_pool
-from envs.rendering.cameras import Camera
-from envs.rendering.vision import find_camera
+from envs import TASKS, SimConfig
 from policies import POLICIES
 
 CONFIG_DIR = Path(embodied.__file__).resolve().parents[1] / "configs"
@@ -203,72 +198,17 @@ def to_yaml(config: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(to_mapping(config)))
 
 
-def make_env(
-    config: RunConfig,
-    num_envs: int,
-    num_threads: int,
-    training: bool = False,
-    run_dir: Path = Path(),
-    splits: Sequence[str] | None = None,
-    cameras: Sequence[Camera] | None = None,
-) -> MujocoPool:
-    """The run's task. Training envs have staggered episodes, and the task's share of them start with the object held;
-    for an algorithm with a group_size so many neighbours have the same episodes instead, all in step.
-
-    run_dir: what the simulator's ``dump_dir`` is relative to. splits: of the task's instructions, those that episodes
-    come from, in turn; None is all, and for training ``train``. cameras: None is those of the policy.
-    """
-    sim = _options(config.sim)
-    group_size = config.group_size if training else 1
-    return make_pool(
-        config.task["name"],
-        _options(config.task),
-        num_envs=num_envs,
-        num_threads=num_threads,
-        seed=config.seed,
-        sim={**sim, "dump_dir": str(run_dir / sim["dump_dir"])},
-        stagger=training and group_size == 1,
-        held_starts=config.task["held_starts"] if training else 0.0,
-        group_size=group_size,
-        splits=(TRAIN,) if training and splits is None else splits,
-        cameras=cameras_of(config) if cameras is None else cameras,
-    )
-
-
-def cameras_of(config: RunConfig) -> list[Camera]:
-    """What the policy sees, at the size that it takes; nothing for one that gets a state vector alone."""
-    return square_cameras(config.policy.get("cameras", ()), config.policy.get("image_size", 0))
-
-
-def square_cameras(names: Sequence[str], size: int) -> list[Camera]:
-    """The cameras of these names, ``size`` pixels wide and high. UserError for an unknown one."""
-    return [replace(find_camera(name), width=size, height=size) for name in names]
-
-
-def make_policy(config: RunConfig, spec: EnvSpec) -> Policy:
-    entry = POLICIES[config.policy["name"]]
-    return entry.build(spec, from_mapping(entry.config, _options(config.policy), "policy"))
-
-
-def make_algorithm(config: RunConfig, policy: Policy) -> Algorithm:
-    """The run's algorithm, on the device that the policy is on."""
-    assert isinstance(policy, nn.Module)
-    device = next(policy.parameters()).device
-    entry = ALGORITHMS[config.algo["name"]]
-    options = from_mapping(entry.config, _options(config.algo), "algo")
-    return entry.build(policy, options, seed=config.seed, device=device)
-
-
 def _expand(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return {SHORTHANDS.get(key, key): value for key, value in overrides.items()}
 
 
-def _options(section: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(section: Mapping[str, Any]) -> dict[str, Any]:
+    """A section of the configuration without its ``name``."""
     return {key: value for key, value in section.items() if key != "name"}
 
 
 def _complete(section: Mapping[str, Any], config: type[Any], path: str) -> dict[str, Any]:
     """``section`` with the defaults of its config dataclass, checked; ``name`` stays first."""
     has_name = any(field.name == "name" for field in fields(config))
-    options = section if has_name else _options(section)
+    options = section if has_name else options_of(section)
     return {"name": section.get("name"), **asdict(from_mapping(config, options, path))}
