@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from embodied.core.types import EpisodeStats, Fragment, Obs
+from embodied.core.episodes import EpisodeStats
+from embodied.core.types import Fragment, Obs
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,11 @@ import torch
 from torch import Tensor
 
 from embodied.core.config import at_least, from_mapping, nest, parse_overrides
+from embodied.core.episodes import PlanList
 from embodied.core.errors import UserError, unknown_name
+from embodied.core.protocols import Demonstrating
 from embodied.core.seeds import Purpose, first_env_seed
-from embodied.core.types import TRAIN, EnvSpec
+from embodied.core.spec import TRAIN, EnvSpec
 from embodied.data import Episode, write
 from embodied.data.lerobot_writer import refuse_existing
 from embodied.report.progress import duration
@@ -40,7 +42,7 @@ from embodied.run.command import run_command
 from embodied.run.config import compose_run
 from embodied.run.factories import make_env, square_cameras
 from embodied.runtime import threads
-from envs import MujocoPool
+from envs import first_episodes
 
 MAX_TRIES = 20  # times the episodes asked for: a task that its expert solves more rarely is not demonstrated
 SPARE = 8  # episodes that are tried for each that is still missing, at most as many as were asked for
@@ -88,7 +90,9 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
     num_threads = options.num_threads or threads.available_cores()
     threads.use(1)
     cameras = square_cameras(options.cameras, options.image_size)
-    env = make_env(config, options.episodes, num_threads, splits=(TRAIN,), cameras=cameras)
+    env = make_env(config, options.episodes, num_threads, cameras=cameras)
+    if not isinstance(env, Demonstrating):
+        raise UserError(f"task={config.task['name']} has no scripted expert to record")
     spec, missing = env.spec, shares(env.spec, options.episodes)
     kept: list[Episode] = []
     tried, solved = 0, 0
@@ -96,14 +100,14 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
         few = min(options.episodes, SPARE * (options.episodes - len(kept)))
         if few < env.num_envs:  # the rest is of goals that not every episode has
             env.close()
-            env = make_env(config, few, num_threads, splits=(TRAIN,), cameras=cameras)
+            env = make_env(config, few, num_threads, cameras=cameras)
         if tried >= MAX_TRIES * options.episodes:
             raise UserError(
                 f"the expert of {spec.task} solved {solved} of {tried} episodes with noise={options.noise}: too few"
             )
         for episode in record(env, options, first_env_seed(Purpose.DEMONSTRATIONS, options.seed) + tried):
             success = bool(episode.success_L[-1])
-            goal = spec.instruction_goals[spec.instructions.index(episode.instruction)]
+            goal = spec.goals[spec.texts.index(episode.instruction)] if spec.texts else spec.task
             solved += success
             if (success or options.keep_failures) and missing[goal]:
                 missing[goal] -= 1
@@ -128,23 +132,23 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
 def shares(spec: EnvSpec, episodes: int) -> dict[str, int]:
     """How many of the episodes show each goal that is trained on: as many of each as possible, and what is left over of
     goals that are as far apart as possible in the order of the task, so of every word."""
-    goals = dict.fromkeys(
-        goal for goal, split in zip(spec.instruction_goals, spec.instruction_splits, strict=True) if split == TRAIN
-    )
+    goals = dict.fromkeys(goal for goal, split in zip(spec.goals, spec.splits, strict=True) if split == TRAIN)
+    goals = goals or {spec.task: None}
     upto = [i * episodes // len(goals) for i in range(len(goals) + 1)]
     return {goal: upto[i + 1] - upto[i] for i, goal in enumerate(goals)}
 
 
-def record(env: MujocoPool, options: CollectConfig, seed: int) -> list[Episode]:
+def record(env: Demonstrating, options: CollectConfig, seed: int) -> list[Episode]:
     """One episode of every env, by its expert with disturbances; env i has seed + i."""
-    obs = env.reset(seed)
-    told = env.told
+    plans = first_episodes(env.spec, env.num_envs, seed, splits=(TRAIN,) if env.spec.instructions else None)
+    obs = env.reset(PlanList(plans, env.num_envs))
+    told = [env.spec.texts[i] if env.spec.texts else env.spec.task for i in plans.instruction_n.tolist()]
     steps, num_envs = env.spec.max_episode_steps, env.num_envs
     disturbance = disturbances(env.spec, num_envs, options, torch.Generator().manual_seed(seed))
     states, actions, rewards, solved = [], [], [], []
     pictures: dict[str, list[Tensor]] = {camera.name: [] for camera in env.spec.cameras}
     for t in range(steps):
-        wanted = env.task.expert()
+        wanted = env.expert()
         states.append(obs["state"])
         for camera, frames in pictures.items():
             frames.append(obs[f"images.{camera}"])

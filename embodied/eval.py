@@ -20,12 +20,11 @@ from typing import Any
 
 from embodied.core.config import at_least, from_mapping, nest, parse_overrides
 from embodied.core.protocols import Policy
-from embodied.core.seeds import Purpose, first_env_seed
 from embodied.report.metrics import write_json
 from embodied.run.command import run_command
 from embodied.run.config import RunConfig, read_run
 from embodied.run.evaluation import evaluate_policy, load_checkpoint, load_policy
-from embodied.run.factories import make_env
+from embodied.run.factories import evaluation_plans, make_env
 from embodied.runtime import threads
 
 VIDEO_ENVS = 4  # beside each other
@@ -87,8 +86,8 @@ def record_video(config: RunConfig, policy: Policy, path: Path, seed: int) -> Pa
     camera = replace(FRONT, width=VIDEO_SIZE[0], height=VIDEO_SIZE[1])
     viewer = Viewer(env, camera)
     try:
-        first = first_env_seed(Purpose.EVALUATION, seed)
-        video.record(env, policy, path, lambda: caption(viewer.render(), env.told), seed=first)
+        plans = evaluation_plans(env.spec, VIDEO_ENVS, seed)
+        video.record(env, policy, path, lambda: caption(viewer.render(), env.instruction_texts), plans)
     finally:
         env.close()
     return path

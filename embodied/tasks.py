@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from embodied.core.errors import UserError
-from embodied.core.types import EnvSpec
+from embodied.core.spec import EnvSpec
 from embodied.run.command import run_command
 from embodied.run.config import compose_run
-from embodied.run.factories import make_env
+from embodied.run.factories import make_spec
 from envs import TASKS
 
 
@@ -39,18 +39,15 @@ def tasks(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def describe_task(name: str) -> dict[str, Any]:
-    """A task as its default configuration makes it, learnt from one env of it."""
-    config = compose_run({"task": name})
-    env = make_env(config, num_envs=1, num_threads=1)
-    env.close()
-    spec = env.spec
+    """A task as its default configuration makes it."""
+    spec = make_spec(compose_run({"task": name}))
     return {
         "task": name,
         "instruction": getattr(TASKS[name].build, "instruction", ""),
         "instructions": len(spec.instructions),
-        "example": spec.instructions[0],
+        "example": spec.texts[0],
         "goals": {split: len(goals) for split, goals in goals_by_split(spec).items()},
-        "observes": terms(spec.state_names),
+        "observes": [term.name for term in spec.state],
         "state_dim": spec.state_dim,
         "privileged_dim": spec.privileged_dim,
         "actions": list(spec.action_names),
@@ -63,14 +60,9 @@ def describe_task(name: str) -> dict[str, Any]:
 def goals_by_split(spec: EnvSpec) -> dict[str, set[str]]:
     """What the instructions of each split ask for."""
     found: dict[str, set[str]] = {}
-    for goal, split in zip(spec.instruction_goals, spec.instruction_splits, strict=True):
+    for goal, split in zip(spec.goals, spec.splits, strict=True):
         found.setdefault(split, set()).add(goal)
     return found
-
-
-def terms(names: Sequence[str]) -> list[str]:
-    """Names of observation terms, each once, of names with an index: ``cube_pos[0], cube_pos[1]`` → ``cube_pos``."""
-    return list(dict.fromkeys(name.partition("[")[0] for name in names))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Environments: batched MuJoCo tasks behind one VecEnv. Importing this fills ``TASKS`` and gymnasium's registry."""
+"""Environments: batched MuJoCo tasks and others behind one VecEnv. Importing this fills the registries."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from embodied.core.config import from_mapping
+from embodied.core.spec import CameraSpec
+from envs.common.sampler import SAMPLERS, SamplerSetup, UniformConfig, UniformSampler, first_episodes
+from envs.mujoco import family
 from envs.mujoco.pool import MujocoPool, SimConfig
-from envs.registry import TASKS
+from envs.registry import FAMILIES, TASKS
 from envs.rendering.cameras import Camera
 from envs.tasks import lift, pick_place, push, reach, stack, tabletop
 from envs.views.gymnasium_api import register_tasks
 
-__all__ = ["TASKS", "MujocoPool", "SimConfig", "lift", "make_pool", "pick_place", "push", "reach", "stack", "tabletop"]
+__all__ = [
+    "FAMILIES", "SAMPLERS", "TASKS", "MujocoPool", "SamplerSetup", "SimConfig", "UniformConfig", "UniformSampler",
+    "family", "first_episodes", "lift", "make_pool", "make_sampler", "pick_place", "push", "reach", "stack", "tabletop",
+]  # fmt: skip
 
 
 register_tasks()
@@ -24,19 +30,17 @@ def make_pool(
     *,
     num_envs: int,
     num_threads: int = 0,
-    seed: int = 0,
     sim: Mapping[str, Any] | None = None,
-    stagger: bool = False,
-    held_starts: float = 0.0,
-    group_size: int = 1,
-    splits: Sequence[str] | None = None,
-    cameras: Sequence[Camera] = (),
+    cameras: Sequence[Camera | CameraSpec] = (),
 ) -> MujocoPool:
     """The pool of a registered task. UserError for an unknown task or option; see MujocoPool for the rest."""
+    found = [family.find(camera) if isinstance(camera, CameraSpec) else camera for camera in cameras]
     entry = TASKS[task]
     config = from_mapping(entry.config, task_config, f"task.{task}")
     options = from_mapping(SimConfig, sim or {}, "sim")
-    return MujocoPool(
-        entry.build(config), num_envs=num_envs, num_threads=num_threads, seed=seed, sim=options, stagger=stagger,
-        held_starts=held_starts, group_size=group_size, splits=splits, cameras=cameras,
-    )  # fmt: skip
+    return MujocoPool(entry.build(config), num_envs=num_envs, num_threads=num_threads, sim=options, cameras=found)
+
+
+def make_sampler(env: MujocoPool, seed: int = 0, **setup: Any) -> UniformSampler:
+    """A uniform sampler for an env; ``setup`` has other fields of ``SamplerSetup``."""
+    return UniformSampler(env.spec, UniformConfig(), SamplerSetup(env.num_envs, seed, **setup))

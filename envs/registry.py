@@ -1,6 +1,49 @@
-"""The registry of tasks. Import ``envs`` to have it filled."""
+"""The registries of environments. Import ``envs`` to have them filled.
 
+``task=<family>/<id>`` names an environment of a family: a simulator and everything that can run in it. A name without
+``/`` is one of our own tasks, which the family ``mujoco`` runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from embodied.core.protocols import VecEnv
 from embodied.core.registry import Registry
+from embodied.core.spec import CameraSpec, EnvSpec
 from envs.tasks.base import Task
 
 TASKS: Registry[type[Task]] = Registry("task")
+DEFAULT_FAMILY = "mujoco"
+
+
+class Family(Protocol):
+    """Environments of one simulator. A class without arguments, registered with the dataclass of ``sim`` options."""
+
+    def ids(self) -> Sequence[str]:
+        """Names of the environments, as users write them."""
+        ...
+
+    def task_config(self, id: str) -> type[Any]:
+        """The dataclass of the environment's options. UserError with the nearest name for an unknown ``id``."""
+        ...
+
+    def spec(self, id: str, task: Any, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
+        """What the environment with options ``task`` is, without building it. UserError for cameras it cannot have."""
+        ...
+
+    def make(
+        self, id: str, task: Any, *, num_envs: int, num_threads: int, sim: Any, cameras: Sequence[CameraSpec] = ()
+    ) -> VecEnv:
+        """``num_envs`` copies of the environment, stepped by ``num_threads`` threads (0: all cores)."""
+        ...
+
+
+FAMILIES: Registry[type[Family]] = Registry("family of environments")
+
+
+def split_name(task: str) -> tuple[str, str]:
+    """Family and id of a task's name: ``lift`` → ``("mujoco", "lift")``, ``mine/cart`` → ``("mine", "cart")``."""
+    family, slash, id = task.partition("/")
+    return (family, id) if slash else (DEFAULT_FAMILY, task)

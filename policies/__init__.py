@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from embodied.core.protocols import Policy
 from embodied.core.registry import Registry
-from embodied.core.types import EnvSpec
+from embodied.core.spec import EnvSpec
 from policies.dsrl import DSRLConfig, DSRLPolicy
 from policies.flow import FlowConfig, FlowPolicy
 from policies.gaussian import GaussianConfig, GaussianPolicy

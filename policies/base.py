@@ -9,7 +9,8 @@ from typing import TypeGuard
 from torch import Tensor, nn
 
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.types import EnvSpec, Obs
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Obs
 from policies.critic import Critic
 from policies.networks import ACTIVATIONS
 from policies.normalizer import RunningNormalizer

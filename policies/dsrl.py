@@ -8,7 +8,8 @@ from math import log
 import torch
 from torch import Tensor, nn
 
-from embodied.core.types import EnvSpec, Obs
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Obs
 from policies.base import check, check_hidden
 from policies.flow.policy import FlowConfig, FlowPolicy
 from policies.gaussian import GaussianChunk

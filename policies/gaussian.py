@@ -8,7 +8,8 @@ from math import log
 import torch
 from torch import Tensor, nn
 
-from embodied.core.types import EnvSpec, Evaluation, Obs, PolicySample
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Evaluation, Obs, PolicySample
 from policies.base import ActorCritic, ActorCriticConfig, check, check_hidden
 from policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_by_action, sum_executed
 from policies.networks import mlp

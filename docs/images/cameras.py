@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from embodied.core.png import encode_png
-from envs import MujocoPool, make_pool
+from envs import MujocoPool, make_pool, make_sampler
 from envs.rendering.vision import CAMERAS
 
 MOMENTS, EVERY, SCALE, GAP = 6, 9, 3, 2  # control steps, pixels
@@ -22,10 +22,11 @@ VARIED = {
 
 
 def pool(**randomization: float) -> MujocoPool:
-    return make_pool(
-        "tabletop", {}, num_envs=MOMENTS, seed=2, cameras=list(CAMERAS.values()),
-        sim={"camera_randomization": randomization},
-    )  # fmt: skip
+    made = make_pool(
+        "tabletop", {}, num_envs=MOMENTS, cameras=list(CAMERAS.values()), sim={"camera_randomization": randomization}
+    )
+    made.reset(make_sampler(made, seed=2))
+    return made
 
 
 def moments(env: MujocoPool) -> dict[str, np.ndarray]:

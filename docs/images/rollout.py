@@ -21,7 +21,7 @@ from embodied.report.caption import caption
 from embodied.run.config import read_run
 from embodied.run.evaluation import load_checkpoint, load_policy
 from embodied.run.factories import make_env
-from envs import MujocoPool, make_pool
+from envs import MujocoPool, make_pool, make_sampler
 from envs.rendering.vision import CAMERAS
 
 SEEDS = (17, 19, 22)  # of the episodes; an even one asks for a goal that is held out from training
@@ -40,7 +40,9 @@ def learned(run_dir: Path) -> tuple[MujocoPool, Act]:
     """A run's task, with the cameras of its policy, and how the policy acts."""
     config = read_run(run_dir)
     policy = load_policy(config, load_checkpoint(run_dir, "last"))
-    return make_env(config, 1, 1), lambda obs: policy.act(obs, None).action_NHA[:, : policy.execute]
+    env = make_env(config, 1, 1)
+    assert isinstance(env, MujocoPool)
+    return env, lambda obs: policy.act(obs, None).action_NHA[:, : policy.execute]
 
 
 def episode(env: MujocoPool, act: Act, seed: int) -> np.ndarray:
@@ -52,12 +54,12 @@ def episode(env: MujocoPool, act: Act, seed: int) -> np.ndarray:
         pictures = rig.render()
         seen.append(torch.stack([pictures[f"images.{camera.name}"][0] for camera in env.spec.cameras]).numpy())
 
-    obs, solved, ended = env.reset(seed), False, False
+    obs, solved, ended = env.reset(make_sampler(env, seed)), False, False
     env.on_control_step = look
     look(env)
     while not solved and not ended:
         step = env.step(act(obs))
-        obs, solved, ended = step.obs, bool(step.info["success"]), bool(step.truncated_N)
+        obs, solved, ended = step.obs, bool(step.info["success"]), bool(step.terminated_N | step.truncated_N)
     env.on_control_step = None
     return np.stack([seen[t] for t in np.linspace(0, len(seen) - 1, MOMENTS).round().astype(int)], axis=1)
 
@@ -68,8 +70,8 @@ def main() -> None:
     env, act = expert() if run is None else learned(Path(run))
     told, strips = [], []
     for seed in SEEDS:
-        env.reset(seed)
-        told += env.told
+        env.reset(make_sampler(env, seed))
+        told += env.instruction_texts
         large = episode(env, act, seed).repeat(SCALE, 2).repeat(SCALE, 3)
         tiles = np.pad(large, ((0, 0), (0, 0), (GAP, GAP), (GAP, GAP), (0, 0)), constant_values=255)
         strips.append(np.concatenate([np.concatenate(list(row), axis=1) for row in tiles]))

@@ -15,11 +15,12 @@ from pathlib import Path
 import torch
 
 from embodied.core.protocols import Groundable
-from embodied.core.types import TRAIN
+from embodied.core.spec import TRAIN
 from embodied.report.metrics import write_json
 from embodied.run.config import read_run
 from embodied.run.evaluation import load_checkpoint, load_policy
 from embodied.run.factories import make_env
+from envs import MujocoPool, make_sampler
 from envs.tasks.tabletop import SLOTS, Tabletop
 
 NUM_ENVS, SEED = 256, 5
@@ -38,15 +39,16 @@ def measure(run: Path) -> dict[str, object]:
     found = {}
     for name, steps in (("hand_at_rest", 0), ("hand_at_first_object", APPROACH)):
         env = make_env(config, NUM_ENVS, 1)
+        assert isinstance(env, MujocoPool)
         assert isinstance(env.task, Tabletop)
-        env.reset(SEED)
+        env.reset(make_sampler(env, SEED))
         env.observe_pictures = False
         for _ in range(steps):
             env.step(env.task.expert())
         env.observe_pictures = True
         first_N3 = env.view.body_qpos("target")[:, :3] - env.view.tcp_pos
         exchange(env.task)
-        trained = torch.tensor([split == TRAIN for split in env.spec.instruction_splits])[env.task.instruction_N]
+        trained = torch.tensor([split == TRAIN for split in env.spec.splits])[env.task.instruction_N]
         obs = env.step(torch.zeros(NUM_ENVS, env.spec.action_dim)).obs
         named_N3 = env.view.body_qpos(SLOTS[SAME_COLOUR])[:, :3] - env.view.tcp_pos
         told_N3 = policy.locate(obs)[:, 3:6]

@@ -18,6 +18,7 @@ from embodied.report.metrics import write_json
 from embodied.run.config import read_run
 from embodied.run.evaluation import load_checkpoint, load_policy
 from embodied.run.factories import make_env
+from envs import MujocoPool, make_sampler
 from policies.flow.chains import FlowChains
 from policies.flow.sampler import sample_one_step
 
@@ -33,7 +34,8 @@ def measure(run: Path) -> dict[str, object]:
     assert isinstance(policy, FlowChains)
     assert policy.noise_network is None
     env = make_env(config, NUM_ENVS, 1)
-    obs = env.reset(SEED)
+    assert isinstance(env, MujocoPool)
+    obs = env.reset(make_sampler(env, SEED))
     for _ in range(DECISION * policy.execute):
         obs = env.step(env.task.expert()).obs
     env.close()

@@ -31,7 +31,7 @@ import torch
 
 from embodied.benchmarks.measure import Report, in_turns, note, paired, timed
 from embodied.runtime import threads
-from envs import MujocoPool, make_pool
+from envs import MujocoPool, make_pool, make_sampler
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import panda_on_table
 from envs.rendering.camera_randomization import CameraRandomization
@@ -63,7 +63,8 @@ def measure(short: bool) -> Report:
     sizes = Sizes(num_envs=4, preroll=1, opengl=2, rounds=2) if short else Sizes()
     report = Report("camera")
     threads.use(1)  # as an env worker does
-    pool = make_pool(TASK, {}, num_envs=sizes.num_envs, num_threads=threads.available_cores(), stagger=True)
+    pool = make_pool(TASK, {}, num_envs=sizes.num_envs, num_threads=threads.available_cores())
+    pool.reset(make_sampler(pool, stagger=True))
     for _ in range(sizes.preroll):
         wander(pool)
     front = Rays(pool)

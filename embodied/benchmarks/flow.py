@@ -25,11 +25,12 @@ from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
 from embodied.benchmarks.fragments import fragment_of
 from embodied.benchmarks.measure import Report, in_turns, paired, timed
-from embodied.core.types import EnvSpec, Fragment, Obs
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Fragment, Obs
 from embodied.runtime import threads
 from policies import FlowConfig, FlowPolicy
 
-SPEC = EnvSpec("bench", state_dim=40, privileged_dim=8, action_dim=4, control_dt_s=0.05, max_episode_steps=80)
+SPEC = EnvSpec.of_sizes("bench", state=40, privileged=8, action=4, max_episode_steps=80)
 DECISIONS, ENVS = 4, 512
 EXPERT = {"head_hidden": (512, 512, 512)}
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from embodied.core.episodes import EpisodeStats
 from embodied.core.protocols import Policy
-from embodied.core.types import EpisodeStats, Fragment, Obs
+from embodied.core.types import Fragment, Obs
 
 
 def fragment_of(policy: Policy, rows: Obs, decisions: int, generator: torch.Generator) -> Fragment:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from embodied.benchmarks.measure import Report, in_turns, note, paired, timed
 from embodied.runtime import threads
-from envs import MujocoPool, make_pool
+from envs import MujocoPool, make_pool, make_sampler
 from envs.views.gymnasium_api import gymnasium_id
 
 TASK = "pick_place"
@@ -146,7 +146,7 @@ def flatness(report: Report, sizes: Sizes, reference: MujocoPool) -> None:
         def speed(pool: MujocoPool, parts: Tensor, count: int = count) -> float:
             executed, seconds = 0.0, 0.0
             for rows in parts:
-                pool.load_state_dict({key: value[rows] for key, value in start.items()})
+                pool.load_state_dict({key: value[rows] for key, value in start.items()}, make_sampler(pool))
                 part_speed = _speed(pool, count)
                 executed, seconds = executed + len(rows), seconds + len(rows) / part_speed
             return executed / seconds
@@ -210,10 +210,11 @@ def against_async(report: Report, sizes: Sizes) -> None:
 
 MEMORY = """
 import sys, torch
-from envs import make_pool
+from envs import make_pool, make_sampler
 torch.set_num_threads(1)
 num_envs, num_threads = map(int, sys.argv[2:])
-pool = make_pool(sys.argv[1], {}, num_envs=num_envs, num_threads=num_threads, stagger=True)
+pool = make_pool(sys.argv[1], {}, num_envs=num_envs, num_threads=num_threads)
+pool.reset(make_sampler(pool, stagger=True))
 for _ in range(3):
     pool.step(2 * torch.rand(num_envs, pool.spec.action_dim) - 1)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
@@ -231,7 +232,9 @@ def memory(report: Report, sizes: Sizes) -> None:
 
 
 def _pool(task: str, num_envs: int) -> MujocoPool:
-    return make_pool(task, {}, num_envs=num_envs, num_threads=threads.available_cores(), stagger=True)
+    pool = make_pool(task, {}, num_envs=num_envs, num_threads=threads.available_cores())
+    pool.reset(make_sampler(pool, stagger=True))
+    return pool
 
 
 def _walk(pool: MujocoPool, count: int, chunk: int = CHUNK) -> int:

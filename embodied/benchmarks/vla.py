@@ -29,7 +29,8 @@ from algos.ppo_config import PPOConfig
 from embodied.benchmarks.fragments import fragment_of
 from embodied.benchmarks.measure import Report, in_turns, paired, timed
 from embodied.core.config import compose, from_mapping
-from embodied.core.types import CameraSpec, EnvSpec, Obs
+from embodied.core.spec import CameraSpec, EnvSpec, Instruction
+from embodied.core.types import Obs
 from embodied.run.config import CONFIG_DIR
 from embodied.runtime import threads
 from policies import POLICIES
@@ -66,7 +67,10 @@ def make_policy(**options: Any) -> Any:
     found = dict(compose(CONFIG_DIR, "train", RECIPE)["policy"])
     name, size = str(found.pop("name")), int(found["image_size"])
     cameras = tuple(CameraSpec(camera, size, size) for camera in found["cameras"])
-    spec = EnvSpec("bench", 23, 40, 4, 0.05, 80, instructions=INSTRUCTIONS, cameras=cameras)
+    spec = EnvSpec.of_sizes(
+        "bench", state=23, privileged=40, action=4, max_episode_steps=80, cameras=cameras,
+        instructions=tuple(Instruction(text, goal=text) for text in INSTRUCTIONS),
+    )  # fmt: skip
     torch.manual_seed(0)
     return POLICIES[name].build(spec, from_mapping(POLICIES[name].config, {**found, **options}, "policy"))
 

@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from embodied.core.errors import UserError, nearest, unknown_name
 
 T = TypeVar("T")
-GROUPS = ("task", "policy", "algo", "runtime", "sim")
+GROUPS = ("task", "policy", "algo", "runtime", "sim", "sampler")
 
 
 # ---------------------------------------------------------------------------------------------- words → values
@@ -89,13 +89,10 @@ def compose(config_dir: Path, name: str, overrides: Mapping[str, Any]) -> dict[s
     values = dict(overrides)
     for group in GROUPS:
         if group in values:
-            allowed = sorted(path.stem for path in (config_dir / group).glob("*.yaml"))
             choice = values.pop(group)
-            if not isinstance(choice, str) or choice not in allowed:
-                raise unknown_name(group, str(choice), allowed)
-            choices[group] = choice
+            choices[group] = _known_choice(config_dir / group, choice)
     try:
-        config = _compose_groups(config_dir, name, [f"{group}={choice}" for group, choice in choices.items()])
+        config = _compose_groups(config_dir, name, choices)
         pairs, pair = _pairs(config_dir), f"{config.policy.name}-{config.algo.name}"
         with_init = _entry(config.pop("with_init", None), pair, pairs, "'with_init'")
         tuned = _entry(config.task.pop("tuned", None), pair, pairs, f"'tuned' of task {config.task.name}")
@@ -110,11 +107,24 @@ def compose(config_dir: Path, name: str, overrides: Mapping[str, Any]) -> dict[s
     return typing.cast(dict[str, Any], resolved)
 
 
-def _compose_groups(config_dir: Path, name: str, overrides: list[str]) -> DictConfig:
+def _known_choice(folder: Path, choice: Any) -> str:
+    """``choice`` if the group has a file for it, or if it is ``<family>/<id>``; UserError with the nearest name."""
+    allowed = sorted(path.stem for path in folder.glob("*.yaml"))
+    if not isinstance(choice, str) or (choice not in allowed and "/" not in choice):
+        raise unknown_name(folder.name, str(choice), allowed)
+    return choice
+
+
+def _compose_groups(config_dir: Path, name: str, choices: Mapping[str, str]) -> DictConfig:
+    """The groups' files together; a choice without a file is a section of its name alone."""
+    bare = {group: choice for group, choice in choices.items() if not (config_dir / group / f"{choice}.yaml").is_file()}
+    overrides = [f"~{group}" if group in bare else f"{group}={choice}" for group, choice in choices.items()]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_dir), version_base="1.3"):
         config = hydra_compose(name, overrides=overrides)
     OmegaConf.set_struct(config, False)
+    for group, choice in bare.items():
+        config[group] = {"name": choice}
     return config
 
 

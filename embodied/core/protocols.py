@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from embodied.core.types import EnvSpec, Evaluation, Fragment, Obs, PolicySample, Timestep
+from embodied.core.episodes import EpisodeSampler
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Evaluation, Fragment, Obs, PolicySample, Timestep
 
 Metrics = dict[str, float]
 
@@ -20,22 +22,53 @@ class VecEnv(Protocol):
 
     num_envs: int
     spec: EnvSpec
+    device: torch.device
+    """Where observations and rewards are, and where actions should be."""
 
-    def reset(self, seed: int | None = None) -> Obs:
-        """Start a new episode in every env; env i uses seed + i. Returns obs with leading dimension N."""
+    def reset(self, sampler: EpisodeSampler) -> Obs:
+        """Start an episode in every env as ``sampler`` says, which is asked again whenever one ends.
+
+        Returns the observation of every env, with leading dimension N.
+        """
         ...
 
     def step(self, action: Tensor) -> Timestep:
-        """Execute action [N, E, A] (or [N, A]) in [-1, 1]; ValueError on NaN or a wrong shape."""
+        """Execute a chunk of actions, float32 [N, E, A] in [-1, 1], or int64 [N, E, 1] for ``Discrete``.
+
+        ValueError for NaN or a wrong shape; nothing is executed then.
+        """
         ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class ExactResume(VecEnv, Protocol):
+    """A VecEnv that can go on exactly from a saved state. A run without it starts new episodes when it is resumed."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that ``load_state_dict`` needs to continue exactly, as tensors."""
         ...
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, Tensor], sampler: EpisodeSampler) -> None:
+        """Continue from a state; ``sampler`` has loaded its own already. ValueError for one that does not fit."""
+        ...
 
-    def close(self) -> None: ...
+
+@runtime_checkable
+class Watchable(VecEnv, Protocol):
+    """A VecEnv that calls ``on_control_step`` with itself after every control step, before a reset."""
+
+    on_control_step: Callable[[Any], None] | None
+
+
+@runtime_checkable
+class Demonstrating(VecEnv, Protocol):
+    """A VecEnv with a scripted expert."""
+
+    def expert(self) -> Tensor:
+        """The action [N, A] that leads from the present state to success."""
+        ...
 
 
 @runtime_checkable

@@ -134,7 +134,7 @@ class EnvSpec:
     cameras: tuple[CameraSpec, ...] = ()
     """What is seen; empty where a policy gets a state vector alone."""
     instructions: tuple[Instruction, ...] = ()
-    """Every text that the task can be given; ``obs["instruction"]``, int64 [N], indexes them."""
+    """Every text that the task can be given; ``obs["instruction"]``, int64 [N], indexes them. Empty for none."""
     stages: tuple[StartStage, ...] = ()
     """Stages beyond the ordinary start from which an episode can start; ``EpisodePlans.stage_n`` counts them from 1."""
     outcomes: tuple[str, ...] = (SUCCESS,)
@@ -156,6 +156,11 @@ class EnvSpec:
     def action_dim(self) -> int:
         """Size A of an action."""
         return self.action.size
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """One name for each entry of an action."""
+        return self.action.names if isinstance(self.action, Box) else ("choice",)
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -181,3 +186,28 @@ class EnvSpec:
     def splits(self) -> tuple[str, ...]:
         """The split of each instruction."""
         return tuple(instruction.split for instruction in self.instructions)
+
+    @classmethod
+    def of_sizes(
+        cls,
+        task: str,
+        *,
+        state: int,
+        action: int,
+        privileged: int = 0,
+        control_dt_s: float = 0.05,
+        max_episode_steps: int = 50,
+        instructions: tuple[Instruction, ...] = (),
+        cameras: tuple[CameraSpec, ...] = (),
+    ) -> EnvSpec:
+        """A spec whose entries have no names or units of their own, as measurements and tests need it."""
+        return cls(
+            task=task,
+            state=(Term("state", state),),
+            action=Box(tuple(ActionTerm(f"action[{i}]") for i in range(action))),
+            control_dt_s=control_dt_s,
+            max_episode_steps=max_episode_steps,
+            privileged=(Term("privileged", privileged),) if privileged else (),
+            cameras=cameras,
+            instructions=instructions,
+        )

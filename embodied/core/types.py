@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-import torch
 from torch import Tensor
 
+from embodied.core.episodes import EpisodeStats
+
 Obs = dict[str, Tensor]
-TRAIN = "train"  # the split of instructions that are trained on
 
 
 class Role(IntEnum):
@@ -31,62 +31,6 @@ class Role(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class CameraSpec:
-    """A camera of an environment: ``obs["images.<name>"]`` is uint8 [N, height, width, 3]."""
-
-    name: str
-    height: int
-    width: int
-
-
-@dataclass(frozen=True, slots=True)
-class EnvSpec:
-    """What a policy must know of an environment to be built for it, and a robot to run it.
-
-    state_dim: size S of ``obs["state"]``; privileged_dim: size P of ``obs["privileged"]`` (critic only).
-    action_dim: A; actions are in [-1, 1]. control_dt_s: seconds between two actions.
-    max_episode_steps: time limit in control steps.
-    instructions: every text that the task can be told; instruction_goals: what each asks for, which paraphrases share;
-    instruction_splits: ``train`` or what each is kept for. ``obs["instruction"]`` indexes them.
-    cameras: what is seen; () where the policy gets a state vector alone.
-    descriptions: in words, everything that pixels may show; () where the task does not say.
-    """
-
-    task: str
-    state_dim: int
-    privileged_dim: int
-    action_dim: int
-    control_dt_s: float
-    max_episode_steps: int
-    state_names: tuple[str, ...] = ()
-    action_names: tuple[str, ...] = ()
-    instructions: tuple[str, ...] = ()
-    instruction_goals: tuple[str, ...] = ()
-    instruction_splits: tuple[str, ...] = ()
-    cameras: tuple[CameraSpec, ...] = ()
-    descriptions: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeStats:
-    """Episodes that ended in one step call, one row each (M rows, M may be 0)."""
-
-    env_id_M: Tensor  # int64, index in the VecEnv
-    return_M: Tensor  # float32, undiscounted sum of rewards
-    length_M: Tensor  # int64, control steps
-    success_once_M: Tensor  # bool, success held at some step
-    success_at_end_M: Tensor  # bool, success held at the last step
-    instruction_M: Tensor  # int64, index into the spec's instructions
-
-    @staticmethod
-    def concatenate(parts: list[EpisodeStats]) -> EpisodeStats:
-        if not parts:
-            empty = torch.zeros(0)
-            return EpisodeStats(empty.long(), empty, empty.long(), empty.bool(), empty.bool(), empty.long())
-        return EpisodeStats(*(torch.cat([getattr(p, name) for p in parts]) for name in EpisodeStats.__slots__))
-
-
-@dataclass(frozen=True, slots=True)
 class Timestep:
     """Result of executing one chunk in N envs (SAME_STEP autoreset).
 
@@ -95,6 +39,7 @@ class Timestep:
     num_steps_N: control steps really executed (1..E): the discount of this decision is gamma ** num_steps.
     terminated_N, truncated_N: never both true for one env.
     final_ids: rows that ended; final_obs: their last observation, one row per entry of final_ids.
+    info: for each of ``EnvSpec.outcomes``, whether it held after the last step that was executed, bool [N].
     """
 
     obs: Obs

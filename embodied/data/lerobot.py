@@ -27,7 +27,7 @@ from torch import Tensor
 
 from embodied.core.errors import UserError, nearest
 from embodied.core.png import decode_png
-from embodied.core.types import EnvSpec
+from embodied.core.spec import EnvSpec
 from embodied.data.demonstrations import Demonstrations
 
 VERSION = "v3.0"

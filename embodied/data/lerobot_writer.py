@@ -15,7 +15,7 @@ import torch
 
 from embodied.core.errors import UserError
 from embodied.core.png import encode_png
-from embodied.core.types import EnvSpec
+from embodied.core.spec import EnvSpec
 from embodied.data.demonstrations import Episode
 from embodied.data.lerobot import ACTION, FILE, IMAGES, STATE, VERSION
 

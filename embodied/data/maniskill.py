@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from embodied.core.errors import UserError
-from embodied.core.types import EnvSpec
+from embodied.core.spec import ActionTerm, Box, EnvSpec, Term
 from embodied.data.demonstrations import Episode
 
 IMAGES = ("sensor_data", "sensor_param")
@@ -38,25 +38,24 @@ def read_trajectories(path: Path, instruction: str | None = None) -> tuple[list[
     kwargs = info["env_info"].get("env_kwargs") or {}
     rate = float((kwargs.get("sim_config") or {}).get("control_freq", CONTROL_HZ))
     episodes: list[Episode] = []
-    names: tuple[str, ...] = ()
+    terms: tuple[Term, ...] = ()
     try:
         with h5py.File(path, "r") as file:
             keys = sorted((key for key in file if key.startswith("traj_")), key=lambda key: int(key[5:]))
             if not keys:
                 raise UserError(f"{path} has no trajectories (groups traj_0, traj_1, ...)")
             for key in keys:
-                episode, names = _episode(file[key], f"{path}: {key}", instruction or env_id)
+                episode, terms = _episode(file[key], f"{path}: {key}", instruction or env_id)
                 episodes.append(episode)
     except OSError as error:
         raise UserError(f"cannot read {path} as HDF5: {error}") from error
     sizes = {(episode.state_LS.shape[1], episode.action_LA.shape[1]) for episode in episodes}
     if len(sizes) > 1:
         raise UserError(f"{path}: trajectories differ in the sizes of state and action: {sorted(sizes)}")
-    ((state, action),) = sizes
+    ((_, action),) = sizes
     spec = EnvSpec(
-        task=env_id, state_dim=state, privileged_dim=0, action_dim=action, control_dt_s=1 / rate,
-        max_episode_steps=max(map(len, episodes)), state_names=names,
-        action_names=tuple(f"{kwargs.get('control_mode', 'action')}[{i}]" for i in range(action)),
+        task=env_id, state=terms, control_dt_s=1 / rate, max_episode_steps=max(map(len, episodes)),
+        action=Box(tuple(ActionTerm(f"{kwargs.get('control_mode', 'action')}[{i}]") for i in range(action))),
     )  # fmt: skip
     return episodes, spec
 
@@ -71,7 +70,7 @@ def _info(path: Path) -> dict[str, Any]:
     return info
 
 
-def _episode(group: Any, where: str, instruction: str) -> tuple[Episode, tuple[str, ...]]:
+def _episode(group: Any, where: str, instruction: str) -> tuple[Episode, tuple[Term, ...]]:
     missing = [name for name in ("obs", "actions") if name not in group]
     if missing:
         raise UserError(f"{where} lacks {', '.join(missing)}; replay with obs_mode=state to have observations")
@@ -89,8 +88,8 @@ def _episode(group: Any, where: str, instruction: str) -> tuple[Episode, tuple[s
             raise UserError(f"{where}: {name} is not finite")
     success = np.asarray(group["success"], dtype=bool) if "success" in group else np.zeros(length, dtype=bool)
     rewards = np.asarray(group["rewards"], dtype=np.float32) if "rewards" in group else np.zeros(length, np.float32)
-    names = tuple(f"{name}[{i}]" for name, value in parts.items() for i in range(value.shape[1]))
-    return Episode(*map(torch.from_numpy, (state, actions, rewards, success)), instruction), names
+    terms = tuple(Term(name, value.shape[1]) for name, value in parts.items())
+    return Episode(*map(torch.from_numpy, (state, actions, rewards, success)), instruction), terms
 
 
 def _vectors(node: Any, name: str) -> dict[str, np.ndarray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import imageio_ffmpeg
 import numpy as np
@@ -13,35 +13,29 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from embodied.core.protocols import Policy, VecEnv
+from embodied.core.episodes import EpisodePlans, PlanList
+from embodied.core.protocols import Policy, Watchable
 
 Pixels = NDArray[np.uint8]
 
 
-class Filmed(VecEnv, Protocol):
-    """A VecEnv that calls ``on_control_step`` after every control step, before a reset."""
-
-    on_control_step: Callable[[Any], None] | None
-
-
 def record(
-    env: Filmed,
+    env: Watchable,
     policy: Policy,
     path: Path,
     render: Callable[[], Pixels],
+    plans: EpisodePlans,
     *,
-    episodes: int | None = None,
-    seed: int = 0,
     fps: float | None = None,
 ) -> int:
     """Film the deterministic policy, all envs beside each other in a grid; returns the number of frames.
 
     render: pictures [N, h, w, 3] of all envs as they are now, called once at the start of an episode and after every
-    control step. episodes: at least so many (None: one in each env), in rounds of N; round k starts at seed + k * N.
+    control step. plans: the episodes, as many as envs or a multiple of that.
     fps: None is real time. The file appears when it is complete.
     """
     device = next(policy.parameters()).device if isinstance(policy, nn.Module) else torch.device("cpu")
-    rounds = -(-(env.num_envs if episodes is None else episodes) // env.num_envs)
+    assert len(plans) % env.num_envs == 0, f"{len(plans)} episodes in {env.num_envs} envs"
     fps = 1.0 / env.spec.control_dt_s if fps is None else fps
     frames = 0
     before = env.on_control_step
@@ -53,9 +47,9 @@ def record(
             frames += 1
 
         try:
-            for k in range(rounds):
+            for first in range(0, len(plans), env.num_envs):
                 env.on_control_step = before
-                obs = env.reset(seed + k * env.num_envs)
+                obs = env.reset(PlanList(plans.rows(slice(first, first + env.num_envs)), env.num_envs))
                 film()
                 env.on_control_step = film
                 ended = np.zeros(env.num_envs, bool)

@@ -20,7 +20,8 @@ from algos import ALGORITHMS
 from embodied.core.config import GROUPS, apply_values, at_least, compose, from_mapping
 from embodied.core.errors import UserError, unknown_name
 from embodied.runtime import RuntimeConfig
-from envs import TASKS, SimConfig
+from envs import SAMPLERS
+from envs.registry import FAMILIES, split_name
 from policies import POLICIES
 
 CONFIG_DIR = Path(embodied.__file__).resolve().parents[1] / "configs"
@@ -48,6 +49,7 @@ class RunConfig:
     algo: dict[str, Any]
     runtime: dict[str, Any]
     sim: dict[str, Any]
+    sampler: dict[str, Any]
     num_envs: int
     total_steps: int
     max_minutes: float | None = None
@@ -88,7 +90,7 @@ class RunConfig:
                 f"be a multiple of {env_groups * self.group_size} (group_size * num_workers * groups_per_worker), got "
                 f"{self.num_envs}"
             )
-        steps, execute = self.task["max_episode_steps"], self.policy["execute"]
+        steps, execute = self.max_episode_steps, self.policy["execute"]
         if self.runtime["decisions"] * execute != steps:
             fits = "" if steps % execute else f": set runtime.decisions={steps // execute}"
             raise UserError(
@@ -110,6 +112,13 @@ class RunConfig:
     def group_size(self) -> int:
         """Training envs that share their episodes, 1 unless the algorithm compares such groups."""
         return int(self.algo.get("group_size", 1))
+
+    @property
+    def max_episode_steps(self) -> int:
+        """Time limit of the task, control steps."""
+        family, id = split_name(self.task["name"])
+        found = FAMILIES[family].build()
+        return found.spec(id, from_mapping(found.task_config(id), options_of(self.task), "task")).max_episode_steps
 
     @property
     def title(self) -> str:
@@ -172,12 +181,16 @@ def resume_run(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
 
 def typed(mapping: Mapping[str, Any]) -> RunConfig:
     """Check every name and type of a composed configuration, and fill its sections with all defaults."""
+    family, id = split_name(str(mapping["task"]["name"]))
+    simulator = FAMILIES[family]
+    sampler = mapping.get("sampler", {"name": "uniform"})
     sections = {
-        "task": _complete(mapping["task"], TASKS[mapping["task"]["name"]].config, "task"),
+        "task": _complete(mapping["task"], simulator.build().task_config(id), "task"),
         "policy": _complete(mapping["policy"], POLICIES[mapping["policy"]["name"]].config, "policy"),
         "algo": _complete(mapping["algo"], ALGORITHMS[mapping["algo"]["name"]].config, "algo"),
         "runtime": _complete(mapping["runtime"], RuntimeConfig, "runtime"),
-        "sim": _complete(mapping["sim"], SimConfig, "sim"),
+        "sim": _complete({**mapping["sim"], "name": family}, simulator.config, "sim"),
+        "sampler": _complete(sampler, SAMPLERS[sampler["name"]].config, "sampler"),
     }
     known = {field.name for field in fields(RunConfig)}
     for key in mapping:

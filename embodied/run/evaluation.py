@@ -8,8 +8,9 @@ from typing import Any
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.protocols import Policy
 from embodied.run.config import RunConfig
-from embodied.run.factories import make_env, make_policy
+from embodied.run.factories import evaluation_plans, make_env, make_policy, make_spec
 from embodied.runtime import checkpoint, evaluate, threads
+from embodied.runtime.evaluator import MAX_EVAL_ENVS
 
 
 def load_checkpoint(run_dir: Path, name: str) -> checkpoint.Checkpoint:
@@ -33,9 +34,7 @@ def load_checkpoint(run_dir: Path, name: str) -> checkpoint.Checkpoint:
 
 def load_policy(config: RunConfig, found: checkpoint.Checkpoint) -> Policy:
     """The run's policy with a checkpoint's weights, on the CPU. UserError if the task has changed since."""
-    env = make_env(config, num_envs=1, num_threads=1)
-    env.close()
-    policy = make_policy(config, env.spec)
+    policy = make_policy(config, make_spec(config))
     try:
         policy.load_state_dict(found.state)
     except RuntimeError as error:
@@ -51,8 +50,8 @@ def evaluate_policy(
     """The deterministic policy on ``episodes`` fixed initial states; see embodied.runtime.evaluate. 0 is all cores."""
     num_threads = num_threads or threads.available_cores()
     threads.use(num_threads)
-    env = make_env(config, episodes, num_threads)
+    env = make_env(config, min(episodes, MAX_EVAL_ENVS), num_threads)
     try:
-        return evaluate(policy, env, episodes, seed)
+        return evaluate(policy, env, evaluation_plans(env.spec, episodes, seed), seed)
     finally:
         env.close()

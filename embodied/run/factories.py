@@ -3,62 +3,96 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from algos import ALGORITHMS
 from embodied.core.config import from_mapping
-from embodied.core.protocols import Algorithm, Policy
-from embodied.core.types import TRAIN, EnvSpec
+from embodied.core.episodes import EpisodePlans, EpisodeSampler
+from embodied.core.protocols import Algorithm, Policy, VecEnv
+from embodied.core.seeds import Purpose, first_env_seed
+from embodied.core.spec import TRAIN, CameraSpec, EnvSpec
 from embodied.run.config import RunConfig, options_of
-from envs import MujocoPool, make_pool
-from envs.rendering.cameras import Camera
-from envs.rendering.vision import find_camera
+from envs import SAMPLERS, SamplerSetup, first_episodes
+from envs.registry import FAMILIES, split_name
 from policies import POLICIES
+
+
+def make_spec(config: RunConfig, cameras: Sequence[CameraSpec] | None = None) -> EnvSpec:
+    """What the run's environments are, without building one. cameras: None is those of the policy."""
+    family, id = split_name(config.task["name"])
+    seen = cameras_of(config) if cameras is None else cameras
+    return FAMILIES[family].build().spec(id, task_options(config), seen)
 
 
 def make_env(
     config: RunConfig,
     num_envs: int,
     num_threads: int,
-    training: bool = False,
     run_dir: Path = Path(),
-    splits: Sequence[str] | None = None,
-    cameras: Sequence[Camera] | None = None,
-) -> MujocoPool:
-    """The run's task. Training envs have staggered episodes, and the task's share of them start with the object held;
-    for an algorithm with a group_size so many neighbours have the same episodes instead, all in step.
+    cameras: Sequence[CameraSpec] | None = None,
+) -> VecEnv:
+    """Environments of the run's task. run_dir: what the simulator's ``dump_dir`` is relative to, if it has one.
 
-    run_dir: what the simulator's ``dump_dir`` is relative to. splits: of the task's instructions, those that episodes
-    come from, in turn; None is all, and for training ``train``. cameras: None is those of the policy.
+    cameras: None is those of the policy.
     """
+    family, id = split_name(config.task["name"])
+    entry = FAMILIES[family]
     sim = options_of(config.sim)
-    group_size = config.group_size if training else 1
-    return make_pool(
-        config.task["name"],
-        options_of(config.task),
+    if "dump_dir" in sim:
+        sim["dump_dir"] = str(run_dir / sim["dump_dir"])
+    return entry.build().make(
+        id,
+        task_options(config),
         num_envs=num_envs,
         num_threads=num_threads,
-        seed=config.seed,
-        sim={**sim, "dump_dir": str(run_dir / sim["dump_dir"])},
-        stagger=training and group_size == 1,
-        held_starts=config.task["held_starts"] if training else 0.0,
-        group_size=group_size,
-        splits=(TRAIN,) if training and splits is None else splits,
+        sim=from_mapping(entry.config, sim, "sim"),
         cameras=cameras_of(config) if cameras is None else cameras,
     )
 
 
-def cameras_of(config: RunConfig) -> list[Camera]:
+def make_sampler(
+    config: RunConfig, spec: EnvSpec, num_envs: int, first_seed: int, incarnation: int = 0
+) -> EpisodeSampler:
+    """What decides on the training episodes of ``num_envs`` envs, the first of which has env seed ``first_seed``.
+
+    For an algorithm with a group_size so many neighbours have the same episodes, all in step; otherwise first episodes
+    are staggered.
+    """
+    entry = SAMPLERS[config.sampler["name"]]
+    setup = SamplerSetup(
+        num_envs,
+        first_seed,
+        splits=(TRAIN,) if spec.instructions else None,
+        stagger=config.group_size == 1,
+        stages=True,
+        group_size=config.group_size,
+        incarnation=incarnation,
+    )
+    return entry.build(spec, from_mapping(entry.config, options_of(config.sampler), "sampler"), setup)
+
+
+def evaluation_plans(spec: EnvSpec, episodes: int, seed: int) -> EpisodePlans:
+    """The fixed episodes of an evaluation with ``seed``; no two seeds share one, and training has none of them."""
+    return first_episodes(spec, episodes, first_env_seed(Purpose.EVALUATION, seed))
+
+
+def task_options(config: RunConfig) -> Any:
+    """The options of the run's task."""
+    family, id = split_name(config.task["name"])
+    return from_mapping(FAMILIES[family].build().task_config(id), options_of(config.task), "task")
+
+
+def cameras_of(config: RunConfig) -> list[CameraSpec]:
     """What the policy sees, at the size that it takes; nothing for one that gets a state vector alone."""
     return square_cameras(config.policy.get("cameras", ()), config.policy.get("image_size", 0))
 
 
-def square_cameras(names: Sequence[str], size: int) -> list[Camera]:
-    """The cameras of these names, ``size`` pixels wide and high. UserError for an unknown one."""
-    return [replace(find_camera(name), width=size, height=size) for name in names]
+def square_cameras(names: Sequence[str], size: int) -> list[CameraSpec]:
+    """Cameras of these names, ``size`` pixels wide and high."""
+    return [CameraSpec(name, size, size) for name in names]
 
 
 def make_policy(config: RunConfig, spec: EnvSpec) -> Policy:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from embodied.core.errors import UserError
 from embodied.core.protocols import Imitator, Policy, Startable, Wrapper
-from embodied.core.types import EnvSpec
+from embodied.core.spec import EnvSpec
 from embodied.run.config import CONFIG_FILE, RunConfig, read_run, with_architecture
 from embodied.run.factories import make_policy
 from embodied.runtime import checkpoint

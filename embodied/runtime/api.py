@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from embodied.core.config import at_least
+from embodied.core.episodes import EpisodeStats
 from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics, Policy
-from embodied.core.types import EpisodeStats
 
 
 @dataclass(frozen=True, slots=True)

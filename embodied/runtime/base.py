@@ -18,9 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from embodied.core.episodes import EpisodeStats
 from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics, Policy
-from embodied.core.types import EnvSpec, EpisodeStats, Fragment
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Fragment
 from embodied.runtime import threads
 from embodied.runtime.actor_server import ActorServer
 from embodied.runtime.api import Iteration, Runtime, RuntimeConfig
@@ -121,9 +123,6 @@ class LoopRuntime(Runtime):
                 "resume with the same num_envs, num_workers and groups_per_worker"
             )
         for (worker, group), saved in zip(keys, runtime["groups"], strict=True):
-            found, wanted = len(next(iter(saved["obs"].values()))), self.workers[worker].cursors[group].env.num_envs
-            if found != wanted:
-                raise UserError(f"the checkpoint has {found} envs in a group, this run {wanted}: keep num_envs")
             self.workers[worker].load_state_dict(group, saved)
         self.learner.load_state_dict({**state, "counters": runtime["counters"]})
         self.ledger.load_state_dict(runtime["ledger"])
@@ -188,17 +187,17 @@ class Clock:
 
 def rollout_metrics(episodes: EpisodeStats, spec: EnvSpec) -> Metrics:
     """Means over the episodes, and where ``spec`` has several goals the success of each; empty if there are none."""
-    if len(episodes.env_id_M) == 0:
+    if len(episodes) == 0:
         return {}
     metrics = {
         "rollout/return_mean": float(episodes.return_M.mean()),
-        "rollout/success_once": float(episodes.success_once_M.float().mean()),
-        "rollout/success_at_end": float(episodes.success_at_end_M.float().mean()),
+        **{f"rollout/{name}_once": float(held_M.float().mean()) for name, held_M in episodes.once.items()},
+        **{f"rollout/{name}_at_end": float(held_M.float().mean()) for name, held_M in episodes.at_end.items()},
         "rollout/episode_length_mean": float(episodes.length_M.float().mean()),
     }
-    if len(set(spec.instruction_goals)) > 1:
+    if spec.has_success and len(set(spec.goals)) > 1:
         solved: defaultdict[str, list[bool]] = defaultdict(list)
-        for i, success in zip(episodes.instruction_M.tolist(), episodes.success_at_end_M.tolist(), strict=True):
-            solved[re.sub(r"\W+", "_", spec.instruction_goals[i])].append(success)
+        for i, success in zip(episodes.plans.instruction_n.tolist(), episodes.success_at_end_M.tolist(), strict=True):
+            solved[re.sub(r"\W+", "_", spec.goals[i])].append(success)
         metrics |= {f"rollout/goals/{goal}/success_at_end": fmean(values) for goal, values in sorted(solved.items())}
     return metrics

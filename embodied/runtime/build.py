@@ -14,14 +14,16 @@ import torch
 from torch import nn
 
 from embodied.core.config import at_least
+from embodied.core.episodes import EpisodePlans, EpisodeSampler
 from embodied.core.errors import UserError
 from embodied.core.protocols import Algorithm, Policy, VecEnv
-from embodied.core.types import EnvSpec
+from embodied.core.seeds import Purpose, first_env_seed
+from embodied.core.spec import EnvSpec
 from embodied.runtime import threads
 from embodied.runtime.actor_server import ActorServer
 from embodied.runtime.api import Runtime, RuntimeConfig
 from embodied.runtime.env_worker import EnvWorker
-from embodied.runtime.evaluator import Evaluator
+from embodied.runtime.evaluator import MAX_EVAL_ENVS, Evaluator
 from embodied.runtime.learner import Learner
 from embodied.runtime.ledger import Ledger
 from embodied.runtime.local import LocalRuntime
@@ -30,6 +32,10 @@ from embodied.runtime.weight_store import WeightStore
 
 EnvFactory = Callable[[int, int], VecEnv]
 """(num_envs, num_threads) -> VecEnv"""
+SamplerFactory = Callable[[EnvSpec, int, int], EpisodeSampler]
+"""(spec, num_envs, first_seed) -> sampler of the training episodes of one env group; first_seed: of its first env"""
+PlanFactory = Callable[[EnvSpec, int, int], EpisodePlans]
+"""(spec, episodes, seed) -> the fixed episodes of an evaluation"""
 
 
 def build_runtime(
@@ -38,16 +44,17 @@ def build_runtime(
     num_envs: int,
     seed: int,
     make_env: EnvFactory,
+    make_sampler: SamplerFactory,
     make_policy: Callable[[EnvSpec], Policy],
     make_algorithm: Callable[[Policy], Algorithm],
     make_eval_env: EnvFactory | None = None,
+    eval_plans: PlanFactory | None = None,
 ) -> Runtime:
     """A runtime ready to iterate or to load a state.
 
-    num_envs: over all workers and groups. make_env gives training envs (with staggered episodes, if the task wants
-    them), make_eval_env envs whose episodes have full length and depend on the seed of ``reset`` alone.
-    ``torch.manual_seed(seed)`` comes before make_policy; envs are reset with seeds derived from ``seed`` and their
-    index among all envs, exploration noise from ``seed``, worker and group.
+    num_envs: over all workers and groups. make_env and make_sampler give training envs and what decides on their
+    episodes, make_eval_env and eval_plans what evaluations run. ``torch.manual_seed(seed)`` comes before make_policy;
+    exploration noise follows from ``seed``, worker and group.
     UserError if num_envs < 1 or ``device=cuda`` and there is none.
     """
     at_least("num_envs", num_envs, 1)
@@ -63,16 +70,19 @@ def build_runtime(
     actor_policy, eval_policy = copy.deepcopy(policy), copy.deepcopy(policy)
     _module(policy).to(device)
     store = WeightStore()
-    first_env = 0
+    first_seed = first_env_seed(Purpose.TRAINING, seed)
     workers = []
     for index, groups in enumerate(envs):
-        workers.append(
-            EnvWorker(groups, index, config.decisions, policy.execute, actor_policy.sample_noise, seed, first_env)
-        )
-        first_env += sum(env.num_envs for env in groups)
+        sampled = []
+        for env in groups:
+            sampled.append((env, make_sampler(env.spec, env.num_envs, first_seed)))
+            first_seed += env.num_envs
+        workers.append(EnvWorker(sampled, index, config.decisions, policy.execute, actor_policy.sample_noise, seed))
     evaluator = None
-    if make_eval_env is not None:
-        evaluator = Evaluator(eval_policy, lambda: make_eval_env(config.eval_episodes, budget.evaluator), config)
+    if make_eval_env is not None and eval_plans is not None:
+        plans = eval_plans(envs[0][0].spec, config.eval_episodes, config.eval_seed)
+        num_eval_envs = min(config.eval_episodes, MAX_EVAL_ENVS)
+        evaluator = Evaluator(eval_policy, lambda: make_eval_env(num_eval_envs, budget.evaluator), plans, config)
     runtime = SyncRuntime if config.name == "sync" else LocalRuntime
     return runtime(
         config,

@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.core.protocols import VecEnv
-from embodied.core.seeds import Purpose, first_env_seed
+from embodied.core.episodes import EpisodeSampler
+from embodied.core.errors import UserError
+from embodied.core.protocols import ExactResume, VecEnv
 from embodied.core.types import Fragment, Obs
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActReply, ActRequest
@@ -36,26 +37,24 @@ SampleNoise = Callable[[int, torch.Generator], Tensor]
 class EnvWorker:
     """G env groups of one worker. Knows no runtime: whoever runs it carries requests and replies.
 
-    decisions: T of a fragment. execute: E of a chunk. sample_noise: of the policy. seed: of the run. first_env: index
-    of this worker's first env among all envs of the run. Everything must be called from one thread at a time.
+    groups: envs with what decides on their episodes. decisions: T of a fragment. execute: E of a chunk. sample_noise:
+    of the policy. seed: of the run. Everything must be called from one thread at a time.
     """
 
     def __init__(
         self,
-        groups: Sequence[VecEnv],
+        groups: Sequence[tuple[VecEnv, EpisodeSampler]],
         worker_id: int,
         decisions: int,
         execute: int,
         sample_noise: SampleNoise,
         seed: int,
-        first_env: int = 0,
     ) -> None:
         self.worker_id = worker_id
-        self.cursors: list[Cursor] = []
-        for group, env in enumerate(groups):
-            cursor = Cursor(env, (worker_id, group), decisions, execute, sample_noise, seed, first_env)
-            self.cursors.append(cursor)
-            first_env += env.num_envs
+        self.cursors = [
+            Cursor(env, sampler, (worker_id, group), decisions, execute, sample_noise, seed)
+            for group, (env, sampler) in enumerate(groups)
+        ]
 
     @property
     def sim_s(self) -> float:
@@ -88,19 +87,19 @@ class Cursor:
     def __init__(
         self,
         env: VecEnv,
+        sampler: EpisodeSampler,
         key: tuple[int, int],
         decisions: int,
         execute: int,
         sample_noise: SampleNoise,
         seed: int,
-        first_env: int,
     ) -> None:
         self.env = env
+        self.sampler = sampler
         self.worker, self.group = key
         self.decisions = decisions
         self.execute = execute
         self.sample_noise = sample_noise
-        self.env_seed = first_env_seed(Purpose.TRAINING, seed) + first_env
         self.generator = torch.Generator().manual_seed(int(np.random.SeedSequence((seed, *key)).generate_state(1)[0]))
         self.obs: Obs | None = None
         self.ticket: Ticket | None = None
@@ -113,7 +112,7 @@ class Cursor:
     def start(self, ticket: Ticket) -> ActRequest:
         assert self.ticket is None, "the group is in the middle of a fragment"
         if self.obs is None:
-            self.obs = self.env.reset(self.env_seed)
+            self.obs = self.env.reset(self.sampler)
         self.ticket, self._t = ticket, 0
         self._recorder = Recorder(self.decisions, self.env.num_envs)
         return self._request_action()
@@ -146,21 +145,41 @@ class Cursor:
         return ActRequest(self.worker, self.group, self.obs, None, self._final_obs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Env, its pending observation and the noise generator; copies. Only between fragments."""
+        """Sampler, noise generator and, if the env can be resumed exactly, env and pending observation; copies.
+
+        Only between fragments.
+        """
         assert self.ticket is None, "a group can be saved between its fragments only"
         if self.obs is None:
-            self.obs = self.env.reset(self.env_seed)
-        return {
-            "env": {key: tensor.clone() for key, tensor in self.env.state_dict().items()},
-            "obs": {key: tensor.clone() for key, tensor in self.obs.items()},
+            self.obs = self.env.reset(self.sampler)
+        state: dict[str, Any] = {
+            "num_envs": self.env.num_envs,
+            "sampler": self.sampler.state_dict(),
             "generator": self.generator.get_state(),
         }
+        if isinstance(self.env, ExactResume):
+            state["env"] = {key: tensor.clone() for key, tensor in self.env.state_dict().items()}
+            state["obs"] = {key: tensor.clone() for key, tensor in self.obs.items()}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        assert self.ticket is None, "a group can be restored between its fragments only"
-        self.env.load_state_dict(state["env"])
-        self.obs = dict(state["obs"])
+        """Go on from ``state_dict``; an env that cannot be resumed exactly starts new episodes."""
+        if "sampler" not in state:
+            raise UserError(
+                "the checkpoint is of a version of this code that kept other states of environments and cannot be "
+                "resumed; start a new run from its policy with init=<run directory>"
+            )
+        if state["num_envs"] != self.env.num_envs:
+            raise UserError(
+                f"the checkpoint has {state['num_envs']} envs in a group, this run {self.env.num_envs}: keep num_envs"
+            )
+        self.sampler.load_state_dict(state["sampler"])
         self.generator.set_state(state["generator"])
+        if isinstance(self.env, ExactResume):
+            self.env.load_state_dict(state["env"], self.sampler)
+            self.obs = {key: tensor.clone() for key, tensor in state["obs"].items()}
+        else:
+            self.obs = self.env.reset(self.sampler)
 
     def _request_action(self) -> ActRequest:
         assert self.obs is not None

@@ -1,6 +1,6 @@
-"""How good a policy is: full-length episodes from fixed initial states, deterministic actions, one episode per env.
+"""How good a policy is: fixed episodes at full length, deterministic actions.
 
-    weights to deploy ──► evaluate(policy, env, episodes, seed) ──► {success_at_end, ...}
+    weights to deploy ──► evaluate(policy, env, plans, seed) ──► {success_at_end, ...}
 
 In a local run it has a thread of its own and judges the weights to deploy whenever ``eval_every`` iterations have
 passed and it is free; in a sync run it is pumped between iterations.
@@ -15,94 +15,99 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from embodied.core.episodes import EpisodePlans, EpisodeStats, PlanList
 from embodied.core.protocols import Policy, VecEnv
-from embodied.core.seeds import Purpose, first_env_seed
+from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.statistics import wilson_interval
-from embodied.core.types import EnvSpec, EpisodeStats
 from embodied.runtime.api import RuntimeConfig
+
+MAX_EVAL_ENVS = 512  # envs of an evaluation with more episodes; more of them cost memory and gain no time
 
 
 @torch.no_grad()
 def evaluate(
-    policy: Policy, env: VecEnv, episodes: int, seed: int, stop: threading.Event | None = None
+    policy: Policy, env: VecEnv, plans: EpisodePlans, seed: int, stop: threading.Event | None = None
 ) -> dict[str, Any]:
-    """Run the first episode of each of the ``episodes`` envs of ``env`` to its end.
+    """Run the episodes ``plans`` to their ends, as many at a time as ``env`` has envs (at most as many as plans).
 
-    Env i starts from state i of the seed; no two seeds share a state. Returns task, episodes, success_once,
-    success_at_end, success_at_end_ci95 (Wilson), return_mean, episode_length_mean (control steps) and seed; where
-    instructions are in several splits also splits (see ``summary``). An empty dict if ``stop`` was set meanwhile. The
-    policy must not be changed by other threads meanwhile.
+    Every plan is run once, whichever env is free first, so short episodes do not count more. Returns ``summary`` of
+    them; seed is only reported. An empty dict if ``stop`` was set meanwhile. The policy must not be changed by other
+    threads meanwhile.
     """
-    assert env.num_envs == episodes, f"one episode per env: {env.num_envs} envs, {episodes} episodes"
     assert isinstance(policy, nn.Module)
     device = next(policy.parameters()).device
-    obs = env.reset(first_env_seed(Purpose.EVALUATION, seed))
-    running = torch.ones(episodes, dtype=torch.bool)
-    ended: list[EpisodeStats] = []
-    while running.any():
+    obs = env.reset(PlanList(plans, env.num_envs))
+    parts: list[EpisodeStats] = []
+    while sum(map(len, parts)) < len(plans):
         if stop is not None and stop.is_set():
             return {}
         sample = policy.act({key: value.to(device) for key, value in obs.items()}, None)
         step = env.step(sample.action_NHA[:, : policy.execute].cpu())
-        stats = step.episodes
-        first = running[stats.env_id_M]
-        ended.append(EpisodeStats(*(getattr(stats, name)[first] for name in EpisodeStats.__slots__)))
-        running[stats.env_id_M] = False
+        parts.append(PlanList.counted(step.episodes))
         obs = step.obs
-    return summary(EpisodeStats.concatenate(ended), env.spec, seed)
+    ended = EpisodeStats.concatenate(parts)
+    return summary(ended.rows(torch.from_numpy(ended.plans.seed_n).argsort(stable=True)), env.spec, seed)
 
 
 def summary(stats: EpisodeStats, spec: EnvSpec, seed: int) -> dict[str, Any]:
-    """Means over the M episodes of ``stats``, in the words of the eval command.
+    """Means over the M episodes of ``stats``: task, episodes, return_mean, episode_length_mean (control steps), seed.
 
-    Where the instructions of ``spec`` are in several splits, ``splits`` has the same rates for each of them, and under
-    ``goals`` for each of its goals, over all paraphrases.
+    Where ``spec`` has success also success_once, success_at_end and its Wilson interval success_at_end_ci95; other
+    outcomes as <name>_once and <name>_at_end. Where the instructions are in several splits, ``splits`` has the same
+    rates for each of them, and under ``goals`` for each of its goals, over all paraphrases.
     """
     result = {
         "task": spec.task,
-        **success_rates(stats, torch.arange(len(stats.env_id_M))),
+        **rates(stats),
         "return_mean": round(float(stats.return_M.double().mean()), 4),
         "episode_length_mean": round(float(stats.length_M.double().mean()), 4),
         "seed": seed,
     }
-    if len(set(spec.instruction_splits)) > 1:
+    if len(set(spec.splits)) > 1:
         result["splits"] = _by_split(stats, spec)
     return result
 
 
 def _by_split(stats: EpisodeStats, spec: EnvSpec) -> dict[str, Any]:
-    rows: dict[str, dict[str, list[int]]] = {split: {} for split in spec.instruction_splits}  # by split and goal
-    for row, i in enumerate(stats.instruction_M.tolist()):
-        rows[spec.instruction_splits[i]].setdefault(spec.instruction_goals[i], []).append(row)
+    rows: dict[str, dict[str, list[int]]] = {split: {} for split in spec.splits}  # by split and goal
+    for row, i in enumerate(stats.plans.instruction_n.tolist()):
+        rows[spec.splits[i]].setdefault(spec.goals[i], []).append(row)
     return {
         split: {
-            **success_rates(stats, torch.tensor([row for group in goals.values() for row in group])),
-            "goals": {goal: success_rates(stats, torch.tensor(group)) for goal, group in sorted(goals.items())},
+            **rates(stats.rows(torch.tensor([row for group in goals.values() for row in group]))),
+            "goals": {goal: rates(stats.rows(torch.tensor(group))) for goal, group in sorted(goals.items())},
         }
         for split, goals in rows.items()
         if goals
     }
 
 
-def success_rates(stats: EpisodeStats, rows: Tensor) -> dict[str, Any]:
-    """How many of the episodes ``rows`` (one at least) succeeded, with a Wilson interval."""
-    episodes, successes = len(rows), int(stats.success_at_end_M[rows].sum())
-    return {
-        "episodes": episodes,
-        "success_once": int(stats.success_once_M[rows].sum()) / episodes,
-        "success_at_end": successes / episodes,
-        "success_at_end_ci95": list(wilson_interval(successes, episodes)),
-    }
+def rates(stats: EpisodeStats) -> dict[str, Any]:
+    """How many episodes there are (one at least), and in what share of them each outcome held.
+
+    The success at the end comes with its Wilson interval.
+    """
+    episodes = len(stats)
+    found: dict[str, Any] = {"episodes": episodes}
+    for name in stats.at_end:
+        found[f"{name}_once"] = int(stats.once[name].sum()) / episodes
+        found[f"{name}_at_end"] = int(stats.at_end[name].sum()) / episodes
+    if SUCCESS in stats.at_end:
+        found["success_at_end_ci95"] = list(wilson_interval(int(stats.success_at_end_M.sum()), episodes))
+    return found
 
 
 class Evaluator:
     """A policy copy and evaluation envs (built when first needed) for ``evaluate`` on published weights."""
 
-    def __init__(self, policy: Policy, make_env: Callable[[], VecEnv], config: RuntimeConfig) -> None:
+    def __init__(
+        self, policy: Policy, make_env: Callable[[], VecEnv], plans: EpisodePlans, config: RuntimeConfig
+    ) -> None:
         assert isinstance(policy, nn.Module)
         policy.eval()
         self.policy: Policy = policy
         self.make_env = make_env
+        self.plans = plans
         self.config = config
         self.env: VecEnv | None = None
         self.last_iteration = 0
@@ -119,7 +124,7 @@ class Evaluator:
         self.policy.load_state_dict(weights)
         if self.env is None:
             self.env = self.make_env()
-        result = evaluate(self.policy, self.env, self.config.eval_episodes, self.config.eval_seed, stop)
+        result = evaluate(self.policy, self.env, self.plans, self.config.eval_seed, stop)
         return {**result, "iteration": iteration, "env_steps": env_steps} if result else {}
 
     def close(self) -> None:

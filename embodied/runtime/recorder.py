@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from embodied.core.types import EpisodeStats, Fragment, Obs, PolicySample, Timestep
+from embodied.core.episodes import EpisodeStats
+from embodied.core.types import Fragment, Obs, PolicySample, Timestep
 from embodied.runtime.ledger import Ticket
 
 
@@ -45,7 +46,7 @@ class Recorder:
         self.num_steps_TN[t] = step.num_steps_N
         self.terminated_TN[t] = step.terminated_N
         self.truncated_TN[t] = step.truncated_N
-        if len(step.episodes.env_id_M):
+        if len(step.episodes):
             self.episodes.append(step.episodes)
 
     def fragment(self, bootstrap_value_N: Tensor, ticket: Ticket) -> Fragment:

@@ -7,7 +7,7 @@ Pictures ──► Grounding.update ──► average weights ──► what the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from embodied.runtime import threads
 from embodied.runtime.checkpoint import Checkpoint
 from embodied.training.scenes import LOOKS, Pictures, Scenes
 from embodied.training.supervised import SupervisedRun
+from envs import SamplerSetup, UniformConfig, UniformSampler
 
 CAPACITY = 16384  # observations to draw from
 VALIDATION_SCENES = 64  # LOOKS pictures of each
@@ -55,12 +56,13 @@ class GroundingRun(SupervisedRun):
 
     def __init__(self, config: RunConfig, run_dir: Path, new: bool) -> None:
         cores = threads.available_cores()
-        self.env = factories.make_env(config, config.num_envs, cores, training=True, run_dir=run_dir)
+        self.env = factories.make_env(config, config.num_envs, cores, run_dir)
         torch.manual_seed(config.seed)
         super().__init__(config, run_dir, self.env.spec, new)
-        judged = factories.make_env(config, VALIDATION_SCENES, cores, run_dir=run_dir)
+        judged = factories.make_env(config, VALIDATION_SCENES, cores, run_dir)
         seed = first_env_seed(Purpose.SCENES, int(config.runtime["eval_seed"]))
-        scenes = Scenes(judged, self.policy.execute, seed)
+        sampler = UniformSampler(judged.spec, UniformConfig(), SamplerSetup(VALIDATION_SCENES, seed))
+        scenes = Scenes(judged, sampler, self.policy.execute, seed)
         looks = [scenes.look() for _ in range(LOOKS)]
         self.validation: Obs = {key: torch.cat([look[key] for look in looks]) for key in looks[0]}
         judged.close()
@@ -77,7 +79,8 @@ class GroundingRun(SupervisedRun):
         """First asked for by the first update: a run that goes on knows only then how many it has made."""
         algorithm = self.algorithm
         return Pictures(
-            self.env, self.policy.execute, seed=self.config.seed, updates=algorithm.updates, capacity=CAPACITY,
+            self.env, partial(factories.make_sampler, self.config), self.policy.execute,
+            seed=self.config.seed, updates=algorithm.updates, capacity=CAPACITY,
             reuse=algorithm.config.reuse,
         )  # fmt: skip
 
@@ -99,7 +102,7 @@ class GroundingRun(SupervisedRun):
             return None
         progress.message(f"trained for {trained}")
         located, spec = self._located(), self.env.spec
-        by_split, by_goal = _by(spec.instruction_splits, located), _by(spec.instruction_goals, located)
+        by_split, by_goal = _by(spec.splits, located), _by(spec.goals, located)
         return {
             "task": self.config.task["name"],
             "pictures": VALIDATION_SCENES * LOOKS,

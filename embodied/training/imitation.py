@@ -12,7 +12,7 @@ after that loss has its minimum (docs/flow_rl.md).
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from torch import Tensor
 from algos.sft import SFT
 from embodied.core.errors import UserError
 from embodied.core.protocols import Precomputing
-from embodied.core.types import EnvSpec, Obs
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Obs
 from embodied.data import Demonstrations, read
 from embodied.data.lerobot import check_fits
 from embodied.report.progress import Progress
@@ -44,14 +45,13 @@ def imitate(
 ) -> dict[str, Any]:
     """Train on ``config.data`` and evaluate; see ``SupervisedRun.carry_out``."""
     assert config.data is not None
-    env = factories.make_env(config, num_envs=1, num_threads=1)
-    env.close()
-    data = read(Path(config.data), config.data_keys, [camera.name for camera in env.spec.cameras])
-    check_fits(data, env.spec, Path(config.data))
-    if env.spec.cameras:  # the policy reads instructions too
-        data = data.told_from(env.spec.instructions)
+    spec = factories.make_spec(config)
+    data = read(Path(config.data), config.data_keys, [camera.name for camera in spec.cameras])
+    check_fits(data, spec, Path(config.data))
+    if spec.cameras:  # the policy reads instructions too
+        data = data.told_from(spec.texts)
     threads.use(threads.available_cores())
-    training = Imitation(config, run_dir, data, env.spec, new=found is None)
+    training = Imitation(config, run_dir, data, spec, new=found is None)
     with training.opened:
         return training.carry_out(found, start_s, resumed)
 
@@ -88,12 +88,11 @@ class Imitation(SupervisedRun):
     def pictures(self) -> Pictures:
         """Scenes for a policy that keeps what grounding taught it, first asked for as ``observed`` is."""
         config = self.config
-        env = factories.make_env(
-            config, config.num_envs, threads.available_cores(), training=True, run_dir=self.run_dir
-        )
+        env = factories.make_env(config, config.num_envs, threads.available_cores(), self.run_dir)
         self.opened.callback(env.close)
         return Pictures(
-            env, self.policy.execute, seed=config.seed, updates=self.algorithm.updates, capacity=CAPACITY, reuse=REUSE,
+            env, partial(factories.make_sampler, config), self.policy.execute,
+            seed=config.seed, updates=self.algorithm.updates, capacity=CAPACITY, reuse=REUSE,
             masks=False, keep=lambda obs: self._precomputed(obs, CAPACITY),
         )  # fmt: skip
 

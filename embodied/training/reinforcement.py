@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from embodied.core.protocols import VecEnv
-from embodied.core.types import TRAIN
+from embodied.core.spec import TRAIN
 from embodied.report.metrics import MetricsWriter, write_atomically, write_json
 from embodied.report.progress import Progress, Status, duration
 from embodied.run import config as run_config
@@ -156,17 +156,19 @@ class Training:
 def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
     """The runtime of a configuration, with its envs, policy and algorithm. new: unless a checkpoint will be loaded."""
 
-    def make_env(num_envs: int, num_threads: int, training: bool = False) -> VecEnv:
-        return factories.make_env(config, num_envs, num_threads, training, run_dir)
+    def make_env(num_envs: int, num_threads: int) -> VecEnv:
+        return factories.make_env(config, num_envs, num_threads, run_dir)
 
     return build_runtime(
         config.runtime_config(),
         num_envs=config.num_envs,
         seed=config.seed,
-        make_env=partial(make_env, training=True),
+        make_env=make_env,
+        make_sampler=partial(factories.make_sampler, config),
         make_policy=partial(make_initial_policy if new else factories.make_policy, config),
         make_algorithm=partial(factories.make_algorithm, config),
         make_eval_env=make_env,
+        eval_plans=factories.evaluation_plans,
     )
 
 

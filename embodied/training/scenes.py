@@ -12,8 +12,10 @@ from collections.abc import Callable
 
 import torch
 
+from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
 from embodied.core.seeds import Purpose, first_env_seed
+from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
 from envs import MujocoPool
 
@@ -27,11 +29,11 @@ class Scenes:
     steps: control steps between two looks. UserError for a task that does not tell what its bodies are.
     """
 
-    def __init__(self, env: MujocoPool, steps: int, seed: int, *, masks: bool = True) -> None:
+    def __init__(self, env: MujocoPool, sampler: EpisodeSampler, steps: int, seed: int, *, masks: bool = True) -> None:
         if env.rig is None or not env.task.roles():
             raise UserError(f"algo=grounding needs cameras and a task with masks; {env.task.name} does not have both")
         env.observe_segmentation = masks
-        self.env, self.steps, self.seed = env, steps, seed
+        self.env, self.sampler, self.steps = env, sampler, steps
         self.generator = torch.Generator().manual_seed(seed)
         self.looks = 0
         model = env.rig.model
@@ -42,7 +44,7 @@ class Scenes:
     def look(self) -> Obs:
         """What all envs see next, [N, ...]. The first look is at the first scenes of the seed."""
         new = self.looks % LOOKS == 0
-        obs = self.env.reset(self.seed if self.looks == 0 else None) if new else self._move()
+        obs = self.env.reset(self.sampler) if new else self._move()
         self.looks += 1
         told = {key: value for key, value in obs.items() if not key.startswith("segmentation.")}
         thing_N3, place_N3 = self.env.task.named()
@@ -116,6 +118,7 @@ class Pictures:
     def __init__(
         self,
         env: MujocoPool,
+        make_sampler: Callable[[EnvSpec, int, int], EpisodeSampler],
         steps: int,
         *,
         seed: int,
@@ -125,7 +128,9 @@ class Pictures:
         masks: bool = True,
         keep: Callable[[Obs], Obs] = lambda obs: obs,
     ) -> None:
-        self.scenes = Scenes(env, steps, first_env_seed(Purpose.SCENES, seed) + updates, masks=masks)
+        first_seed = first_env_seed(Purpose.SCENES, seed) + updates
+        sampler = make_sampler(env.spec, env.num_envs, first_seed)
+        self.scenes = Scenes(env, sampler, steps, first_seed, masks=masks)
         self.buffer, self.reuse, self.keep = Buffer(capacity), reuse, keep
         self.drawn = 0
         for _ in range(LOOKS):  # one look knows only robots at rest

@@ -17,7 +17,7 @@ from torch import nn
 from algos.supervised import Supervised
 from embodied.core.errors import UserError
 from embodied.core.protocols import Policy
-from embodied.core.types import EnvSpec
+from embodied.core.spec import EnvSpec
 from embodied.report.metrics import MetricsWriter, write_atomically, write_json
 from embodied.report.progress import Progress, Status, duration
 from embodied.run import config as run_config

@@ -1,33 +1,19 @@
-"""What a task can be told: texts, the goal that each one asks for, and the split that it belongs to."""
+"""Which instructions episodes get."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from embodied.core.errors import unknown_name
-from embodied.core.types import TRAIN
+from embodied.core.spec import Instruction
 from envs.common.seeding import EpisodeRng
 
 
-@dataclass(frozen=True)
-class Instructions:
-    """texts[i] asks for goals[i], which paraphrases share, and is in splits[i]: ``train``, or what is kept from it."""
-
-    texts: tuple[str, ...]
-    goals: tuple[str, ...]
-    splits: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        assert self.texts
-        assert len(self.texts) == len(self.goals) == len(self.splits)
-
-    @classmethod
-    def only(cls, text: str) -> Instructions:
-        """Those of a task that is always told the same."""
-        return cls((text,), (text,), (TRAIN,))
+def single_instruction(text: str) -> tuple[Instruction, ...]:
+    """The instructions of a task that has only one."""
+    return (Instruction(text, goal=text),)
 
 
 class InstructionDraw:
@@ -37,16 +23,16 @@ class InstructionDraw:
     training envs has as many of each. splits: those to draw from (None: all). UserError for an unknown one.
     """
 
-    def __init__(self, instructions: Instructions, splits: Sequence[str] | None = None) -> None:
-        known = list(dict.fromkeys(instructions.splits))
+    def __init__(self, instructions: Sequence[Instruction], splits: Sequence[str] | None = None) -> None:
+        known = list(dict.fromkeys(instruction.split for instruction in instructions))
         self.splits = known if splits is None else list(splits)
         for split in self.splits:
             if split not in known:
                 raise unknown_name("split of the instructions", split, known)
         texts: dict[str, dict[str, list[int]]] = {split: {} for split in self.splits}
-        for i, (goal, split) in enumerate(zip(instructions.goals, instructions.splits, strict=True)):
-            if split in texts:
-                texts[split].setdefault(goal, []).append(i)
+        for i, instruction in enumerate(instructions):
+            if instruction.split in texts:
+                texts[instruction.split].setdefault(instruction.goal, []).append(i)
         groups = [group for goals in texts.values() for group in goals.values()]
         self._order = np.concatenate([np.array(group) for group in groups])
         self._size = np.array([len(group) for group in groups])

@@ -37,10 +37,15 @@ class EpisodeRng:
     """
 
     def __init__(self, seed_n: np.ndarray, episode_n: np.ndarray) -> None:
-        self.turn_n = np.asarray(seed_n).astype(np.int64) + np.asarray(episode_n).astype(np.int64)
+        self.seed_n = np.asarray(seed_n)
+        self.turn_n = self.seed_n.astype(np.int64) + np.asarray(episode_n).astype(np.int64)
         with np.errstate(over="ignore"):
             key = _mix(np.asarray(seed_n).astype(np.uint64) * _GOLDEN)
             self._key_n = _mix(key + np.asarray(episode_n).astype(np.uint64) * _GOLDEN)
+
+    def of_first_episodes(self) -> EpisodeRng:
+        """The random numbers of episode 0 of the same env seeds, for what stays the same in all their episodes."""
+        return EpisodeRng(self.seed_n, np.zeros_like(self.seed_n))
 
     def __len__(self) -> int:
         return len(self._key_n)

@@ -87,12 +87,16 @@ class Randomizer:
         self._fields = {name: batch.expand(name) for name in sorted(names)}
 
     def apply(self, ids: np.ndarray, rng: EpisodeRng, first: np.ndarray) -> None:
-        """Draw new values for envs ``ids`` [n]; ``first`` [n] marks those that have had none yet."""
+        """Draw new values for envs ``ids`` [n].
+
+        first: bool [n], where terms of mode ``startup`` are drawn too; those are a function of the env seed alone.
+        """
         stale = np.zeros(len(ids), bool)  # constants that the engine derives from the fields
         for name, term in self.terms.items():
             chosen = first if term.mode == "startup" else np.ones(len(ids), bool)
             if chosen.any():
-                self._write(term, self._rows[name], ids[chosen], term.draw(rng, f"randomization/{name}")[chosen])
+                drawn_n = term.draw(rng.of_first_episodes() if term.mode == "startup" else rng, f"randomization/{name}")
+                self._write(term, self._rows[name], ids[chosen], drawn_n[chosen])
                 stale |= chosen & (term.field in mujoco.MjModel._setconst_inputs)
         if stale.any():
             self.batch.set_const(ids[stale])

@@ -7,7 +7,7 @@ simulation. All quantities are for N envs, metres, seconds, radians, float64 as 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import mujoco
@@ -17,7 +17,8 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from embodied.core.errors import UserError
-from envs.common.instructions import Instructions
+from embodied.core.spec import ActionSpace, CameraSpec, EnvSpec, Instruction, StartStage, Term
+from envs.common.instructions import single_instruction
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.robots.panda import FINGER_CLOSED_M, FINGER_OPEN_M, HOME_QPOS, ControlConfig, PandaArm
 
@@ -55,6 +56,14 @@ class TaskConfig:
                 f"control_dt_s: got {self.control_dt_s}, allowed: multiples of the physics step, {timestep_s}"
             )
         return substeps
+
+
+@dataclass(frozen=True)
+class ObjectTaskConfig(TaskConfig):
+    """Options of tasks with objects on the table."""
+
+    fail_out_of_reach: bool = False
+    """End an episode as a failure when an object has left the arm's workspace, instead of letting the time run out."""
 
 
 class View:
@@ -157,28 +166,48 @@ def _readonly(array: np.ndarray) -> Tensor:
 
 
 class Task:
-    """One task. A subclass names its parts; the pool does the rest.
+    """One task. A subclass says what its parts are; the pool does the rest.
 
-    instruction: what is to be done, in a sentence. instruction_N: int64 [N], which of ``instructions`` the present
-    episode of each env has; the pool writes it before ``reset``.
+    UserError for an option that the task does not allow.
     """
 
     name: str
     instruction: str
+    """What is to be done, in a sentence."""
     instruction_N: Tensor
+    """int64 [N], which of ``instructions`` the present episode of each env has; the pool writes it before ``reset``."""
     config: TaskConfig
 
     def __init__(self, config: TaskConfig) -> None:
         self.config = config
+        if config.held_starts > 0 and not self.stages:
+            raise UserError(f"held_starts: {self.name} has no object to hold, allowed: 0")
+
+    # -- what it is, known before anything is simulated ----------------------------------------------------------------
 
     @property
-    def instructions(self) -> Instructions:
-        """All texts that it can be told; one, unless a task says otherwise."""
-        return Instructions.only(self.instruction)
+    def instructions(self) -> tuple[Instruction, ...]:
+        """All texts that it can be given; one, unless a task says otherwise."""
+        return single_instruction(self.instruction)
+
+    @property
+    def stages(self) -> tuple[StartStage, ...]:
+        """Stages beyond the ordinary start; at most one, ``held``, which ``put_in_hand`` makes."""
+        return ()
+
+    def state_terms(self) -> tuple[Term, ...]:
+        """Parts of ``obs["state"]``, in order."""
+        raise NotImplementedError
+
+    def privileged_terms(self) -> tuple[Term, ...]:
+        """Parts of ``obs["privileged"]`` beyond the state, in order; for the critic only."""
+        raise NotImplementedError
 
     def build_scene(self, spec: mujoco.MjSpec) -> None:
         """Add the task's objects to a spec that holds the robot and the table."""
         raise NotImplementedError
+
+    # -- what happens in the simulation --------------------------------------------------------------------------------
 
     def bind(self, view: View) -> None:
         """Remember the tensors that the task reads. Called once."""
@@ -189,11 +218,11 @@ class Task:
         raise NotImplementedError
 
     def observe(self) -> dict[str, Tensor]:
-        """Named parts of ``obs["state"]``, each [N, d], in order."""
+        """The quantities of ``state_terms`` by name, each [N, size], in the terms' units (the pool scales them)."""
         raise NotImplementedError
 
     def privileged(self) -> dict[str, Tensor]:
-        """Named parts of ``obs["privileged"]`` beyond the state, each [N, d]; for the critic only."""
+        """The quantities of ``privileged_terms`` by name, each [N, size], in the terms' units."""
         raise NotImplementedError
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
@@ -203,6 +232,10 @@ class Task:
     def success(self) -> Tensor:
         """Whether the task is solved now, bool [N]."""
         raise NotImplementedError
+
+    def failure(self) -> Tensor | None:
+        """Whether the episode has failed for good and ends as a termination, bool [N]; None for a task without."""
+        return None
 
     @property
     def descriptions(self) -> tuple[str, ...]:
@@ -227,17 +260,15 @@ class Task:
         raise NotImplementedError
 
     def put_in_hand(self, ids: Tensor) -> None:
-        """Put the task's object between the fingers of envs ``ids`` [n], closed on it. For ``held_starts`` above 0."""
-        raise UserError(f"held_starts: {self.name} has no object to hold, allowed: 0")
+        """Put the task's object between the fingers of envs ``ids`` [n], closed on it. For the stage ``held``."""
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Tensor]:
         """What the task keeps of its envs outside of the physics, tensors of fixed shapes; its keys begin ``task/``."""
-        return {"task/instruction": self.instruction_N.clone()} if len(self.instructions.texts) > 1 else {}
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from ``state_dict``, whose entries are in ``state`` among others. The physics is there already."""
-        if len(self.instructions.texts) > 1:
-            self.instruction_N.copy_(state["task/instruction"])
 
     def initial_arm_qpos(self, rng: EpisodeRng, held: np.ndarray) -> np.ndarray:
         """Arm joint angles at the start of an episode, [n, 7]: about home, and farther where ``held`` [n]."""
@@ -258,3 +289,27 @@ def near(distance: Tensor, scale_m: float) -> Tensor:
 def progress(distance: Tensor, range_m: float) -> Tensor:
     """1 at distance 0, falling linearly to 0 at ``range_m``: the same pull from near and far."""
     return (1 - distance / range_m).clamp(min=0)
+
+
+def task_spec(task: Task, action: ActionSpace, robot: Sequence[Term], cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
+    """The spec of a task.
+
+    robot: terms of the state that the robot measures itself. With cameras the state has only those, and the rest of it
+    is privileged.
+    """
+    state, privileged = task.state_terms(), task.privileged_terms()
+    if cameras:
+        privileged = (*(term for term in state if term not in robot), *privileged)
+        state = tuple(term for term in state if term in robot)
+    return EnvSpec(
+        task=task.name,
+        state=state,
+        action=action,
+        control_dt_s=task.config.control_dt_s,
+        max_episode_steps=task.config.max_episode_steps,
+        privileged=privileged,
+        cameras=tuple(cameras),
+        instructions=task.instructions,
+        stages=task.stages,
+        descriptions=task.descriptions,
+    )

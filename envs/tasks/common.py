@@ -6,21 +6,43 @@ import torch
 from torch import Tensor
 
 from embodied.core.errors import UserError
+from embodied.core.spec import Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.robots.panda import ControlConfig
-from envs.tasks.base import View, column
+from envs.tasks.base import ObjectTaskConfig, View, column
 
-ROBOT_STATE = ("joint_pos", "joint_vel", "fingers", "finger_target", "tcp_pos", "tcp_vel")  # names in arm_state
+FINGER_SCALE = 25.0  # observed finger positions are about 1 when open
+ROBOT_TERMS = (
+    Term("joint_pos", 7, "rad"),
+    Term("joint_vel", 7, "rad/s"),
+    Term("fingers", 2, "m", scale=FINGER_SCALE),
+    Term("finger_target", 1, "m", scale=FINGER_SCALE),
+    Term("tcp_pos", 3, "m", "base"),
+    Term("tcp_vel", 3, "m/s", "base"),
+)  # what the robot knows of itself
+
+
+def cube_terms(name: str) -> tuple[Term, ...]:
+    """The terms of ``cube_state``."""
+    return (
+        Term(f"{name}_pos", 3, "m", "base"),
+        Term(f"{name}_from_tcp", 3, "m", "base"),
+        Term(f"{name}_rotation", 6, frame="base"),
+    )
+
+
+def cube_privileged_terms(name: str) -> tuple[Term, ...]:
+    """The terms of ``cube_privileged``."""
+    return Term(f"{name}_grasped", 1), Term(f"{name}_touched", 1), Term(f"{name}_vel", 6, "m/s, rad/s")
 
 
 def arm_state(view: View) -> dict[str, Tensor]:
-    """What the robot knows of itself: joints (rad, rad/s), finger positions and target (m, scaled to about 1), and the
-    tool centre point (m, m/s)."""
+    """The quantities of ``ROBOT_TERMS``."""
     return {
         "joint_pos": view.arm_qpos,
         "joint_vel": view.arm_qvel,
-        "fingers": view.finger_qpos * 25,
-        "finger_target": view.finger_target * 25,
+        "fingers": view.finger_qpos,
+        "finger_target": view.finger_target,
         "tcp_pos": view.tcp_pos,
         "tcp_vel": view.tcp_vel,
     }
@@ -44,6 +66,18 @@ def cube_privileged(view: View, name: str) -> dict[str, Tensor]:
         f"{name}_touched": column(view.touched(name)),
         f"{name}_vel": view.body_qvel(name),
     }
+
+
+def out_of_reach(config: ObjectTaskConfig, *positions: Tensor) -> Tensor | None:
+    """Whether any of the objects at positions [N, 3] has left the arm's workspace to a side, bool [N].
+
+    None unless the task's option ``fail_out_of_reach`` asks for it.
+    """
+    if not config.fail_out_of_reach:
+        return None
+    control = config.control
+    low, high = (torch.tensor(c[:2]).double() for c in (control.workspace_low_m, control.workspace_high_m))
+    return torch.stack([((p[:, :2] < low) | (p[:, :2] > high)).any(-1) for p in positions]).any(0)
 
 
 def held(view: View, name: str) -> Tensor:

@@ -8,25 +8,30 @@ import mujoco
 import torch
 from torch import Tensor
 
+from embodied.core.spec import StartStage, Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import RED, add_cube, add_goal
 from envs.registry import TASKS
-from envs.tasks.base import Task, TaskConfig, View, near, progress
+from envs.tasks.base import ObjectTaskConfig, Task, View, near, progress
 from envs.tasks.common import (
+    ROBOT_TERMS,
     arm_state,
     cube_privileged,
+    cube_privileged_terms,
     cube_state,
+    cube_terms,
     grasp_move,
     grasp_reward,
     held,
     move_towards,
+    out_of_reach,
     place_cube,
     put_cube_in_hand,
 )
 
 
 @dataclass(frozen=True)
-class LiftConfig(TaskConfig):
+class LiftConfig(ObjectTaskConfig):
     """cube_*: the table area where the cube starts; goal_*: box of goals in the air; success_m: tolerance."""
 
     max_episode_steps: int = 64
@@ -62,8 +67,19 @@ class Lift(Task):
         goal = rng.uniform("goal", list(self.config.goal_low_m), list(self.config.goal_high_m))
         self.goal[ids] = torch.from_numpy(goal)
 
+    @property
+    def stages(self) -> tuple[StartStage, ...]:
+        return (StartStage("held", self.config.held_starts),)
+
     def put_in_hand(self, ids: Tensor) -> None:
         put_cube_in_hand(self.view, "cube", ids, self.config.cube_half_m)
+
+    def state_terms(self) -> tuple[Term, ...]:
+        goal = Term("goal", 3, "m", "base"), Term("goal_from_cube", 3, "m", "base")
+        return (*ROBOT_TERMS, *cube_terms("cube"), *goal)
+
+    def privileged_terms(self) -> tuple[Term, ...]:
+        return cube_privileged_terms("cube")
 
     def observe(self) -> dict[str, Tensor]:
         return {
@@ -92,6 +108,9 @@ class Lift(Task):
 
     def success(self) -> Tensor:
         return (self._goal_distance() < self.config.success_m) & self.view.grasped("cube")
+
+    def failure(self) -> Tensor | None:
+        return out_of_reach(self.config, self.cube)
 
     def expert(self) -> Tensor:
         target, gripper = grasp_move(self.view, "cube", self.config.control)

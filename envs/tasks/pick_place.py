@@ -11,11 +11,12 @@ import mujoco
 import torch
 from torch import Tensor
 
+from embodied.core.spec import Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import BLUE, RED, add_cube, add_tray
 from envs.registry import TASKS
 from envs.tasks.base import View
-from envs.tasks.common import arm_state, cube_state, place_cube
+from envs.tasks.common import ROBOT_TERMS, arm_state, cube_state, cube_terms, place_cube
 from envs.tasks.placing import Placing, PlacingConfig
 
 
@@ -55,6 +56,10 @@ class PickPlace(Placing):
         )
         tray = rng.uniform("tray", list(self.config.tray_low_m), list(self.config.tray_high_m))
         self.tray[ids, :2] = torch.from_numpy(tray)
+
+    def state_terms(self) -> tuple[Term, ...]:
+        tray = Term("tray", 2, "m", "base"), Term("tray_from_cube", 3, "m", "base")
+        return (*ROBOT_TERMS, *cube_terms("cube"), *tray)
 
     def observe(self) -> dict[str, Tensor]:
         return {

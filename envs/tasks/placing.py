@@ -10,12 +10,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from envs.tasks.base import Task, TaskConfig, View, near, progress
-from envs.tasks.common import cube_privileged, grasp_move, grasp_reward, move_towards, put_cube_in_hand
+from embodied.core.spec import StartStage, Term
+from envs.tasks.base import ObjectTaskConfig, Task, View, near, progress
+from envs.tasks.common import (
+    cube_privileged,
+    cube_privileged_terms,
+    grasp_move,
+    grasp_reward,
+    move_towards,
+    out_of_reach,
+    put_cube_in_hand,
+)
 
 
 @dataclass(frozen=True)
-class PlacingConfig(TaskConfig):
+class PlacingConfig(ObjectTaskConfig):
     """tray_half_m: of the space between the walls. carry_m: height of the object's centre at which it passes the wall
     with some clearance."""
 
@@ -46,6 +55,13 @@ class Placing(Task):
     def put_in_hand(self, ids: Tensor) -> None:
         width = self.half_width_m
         put_cube_in_hand(self.view, self.object_name, ids, width[ids, None] if isinstance(width, Tensor) else width)
+
+    @property
+    def stages(self) -> tuple[StartStage, ...]:
+        return (StartStage("held", self.config.held_starts),)
+
+    def privileged_terms(self) -> tuple[Term, ...]:
+        return cube_privileged_terms(self.object_name)
 
     def privileged(self) -> dict[str, Tensor]:
         return cube_privileged(self.view, self.object_name)
@@ -83,6 +99,9 @@ class Placing(Task):
     def success(self) -> Tensor:
         resting = self.object_vel.norm(dim=-1) < self.config.rest_speed_m_s
         return self._inside() & resting & ~self.view.touched(self.object_name)
+
+    def failure(self) -> Tensor | None:
+        return out_of_reach(self.config, self.object)
 
     def expert(self) -> Tensor:
         config = self.config

@@ -8,15 +8,26 @@ import mujoco
 import torch
 from torch import Tensor
 
+from embodied.core.spec import Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import RED, add_cube, add_goal
 from envs.registry import TASKS
-from envs.tasks.base import Task, TaskConfig, View, near
-from envs.tasks.common import arm_state, cube_privileged, cube_state, move_towards, place_cube
+from envs.tasks.base import ObjectTaskConfig, Task, View, near
+from envs.tasks.common import (
+    ROBOT_TERMS,
+    arm_state,
+    cube_privileged,
+    cube_privileged_terms,
+    cube_state,
+    cube_terms,
+    move_towards,
+    out_of_reach,
+    place_cube,
+)
 
 
 @dataclass(frozen=True)
-class PushConfig(TaskConfig):
+class PushConfig(ObjectTaskConfig):
     """cube_*: where the cube starts; goal_*: where the mark may be (m); success_m: horizontal tolerance."""
 
     max_episode_steps: int = 64
@@ -53,6 +64,13 @@ class Push(Task):
         )
         self.goal[ids, 2] = 0.0
 
+    def state_terms(self) -> tuple[Term, ...]:
+        goal = Term("goal", 2, "m", "base"), Term("goal_from_cube", 2, "m", "base")
+        return (*ROBOT_TERMS, *cube_terms("cube"), *goal)
+
+    def privileged_terms(self) -> tuple[Term, ...]:
+        return cube_privileged_terms("cube")
+
     def observe(self) -> dict[str, Tensor]:
         return {
             **arm_state(self.view),
@@ -85,6 +103,9 @@ class Push(Task):
     def success(self) -> Tensor:
         on_table = (self.cube[:, 2] - self.config.cube_half_m).abs() < 0.01
         return (self._goal_distance() < self.config.success_m) & on_table
+
+    def failure(self) -> Tensor | None:
+        return out_of_reach(self.config, self.cube)
 
     def expert(self) -> Tensor:
         tcp, cube = self.view.tcp_pos, self.cube

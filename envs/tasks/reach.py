@@ -8,11 +8,12 @@ import mujoco
 import torch
 from torch import Tensor
 
+from embodied.core.spec import Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import add_goal
 from envs.registry import TASKS
 from envs.tasks.base import Task, TaskConfig, View, near
-from envs.tasks.common import arm_state, move_towards
+from envs.tasks.common import ROBOT_TERMS, arm_state, move_towards
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,12 @@ class Reach(Task):
         self.goal[ids] = torch.from_numpy(
             rng.uniform("goal", list(self.config.goal_low_m), list(self.config.goal_high_m))
         )
+
+    def state_terms(self) -> tuple[Term, ...]:
+        return (*ROBOT_TERMS, Term("goal", 3, "m", "base"), Term("goal_from_tcp", 3, "m", "base"))
+
+    def privileged_terms(self) -> tuple[Term, ...]:
+        return (Term("distance", 1, "m"),)
 
     def observe(self) -> dict[str, Tensor]:
         return {**arm_state(self.view), "goal": self.goal, "goal_from_tcp": self.goal - self.view.tcp_pos}

@@ -8,25 +8,30 @@ import mujoco
 import torch
 from torch import Tensor
 
+from embodied.core.spec import StartStage, Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import BLUE, RED, add_cube
 from envs.registry import TASKS
-from envs.tasks.base import Task, TaskConfig, View, near, progress
+from envs.tasks.base import ObjectTaskConfig, Task, View, near, progress
 from envs.tasks.common import (
+    ROBOT_TERMS,
     arm_state,
     cube_privileged,
+    cube_privileged_terms,
     cube_state,
+    cube_terms,
     grasp_move,
     grasp_reward,
     held,
     move_towards,
+    out_of_reach,
     place_cube,
     put_cube_in_hand,
 )
 
 
 @dataclass(frozen=True)
-class StackConfig(TaskConfig):
+class StackConfig(ObjectTaskConfig):
     """cube_*, base_*: table areas (m) where the red and the blue cube start; they do not overlap."""
 
     max_episode_steps: int = 96
@@ -62,8 +67,18 @@ class Stack(Task):
         place_cube(self.view, "cube", ids, rng, config.cube_low_m, config.cube_high_m, config.cube_half_m)
         place_cube(self.view, "base", ids, rng, config.base_low_m, config.base_high_m, config.base_half_m)
 
+    @property
+    def stages(self) -> tuple[StartStage, ...]:
+        return (StartStage("held", self.config.held_starts),)
+
     def put_in_hand(self, ids: Tensor) -> None:
         put_cube_in_hand(self.view, "cube", ids, self.config.cube_half_m)
+
+    def state_terms(self) -> tuple[Term, ...]:
+        return (*ROBOT_TERMS, *cube_terms("cube"), *cube_terms("base"), Term("top_from_cube", 3, "m", "base"))
+
+    def privileged_terms(self) -> tuple[Term, ...]:
+        return (*cube_privileged_terms("cube"), *cube_privileged_terms("base"))
 
     def observe(self) -> dict[str, Tensor]:
         return {
@@ -105,6 +120,9 @@ class Stack(Task):
 
     def success(self) -> Tensor:
         return self._on_base() & (self.cube_vel.norm(dim=-1) < 0.05) & ~self.view.touched("cube")
+
+    def failure(self) -> Tensor | None:
+        return out_of_reach(self.config, self.cube, self.base)
 
     def expert(self) -> Tensor:
         target, gripper = grasp_move(self.view, "cube", self.config.control)

@@ -22,19 +22,20 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from embodied.core.errors import UserError
+from embodied.core.spec import Instruction, Term
 from embodied.core.types import Role
-from envs.common.instructions import Instructions
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import GREY, add_object, add_object_sensors, add_tray
 from envs.mujoco.shape_variants import Morphs
 from envs.registry import TASKS
 from envs.tasks.base import View
-from envs.tasks.common import arm_state, cube_state, stand
+from envs.tasks.common import ROBOT_TERMS, arm_state, cube_state, cube_terms, stand
 from envs.tasks.placing import Placing, PlacingConfig
 from envs.tasks.words import Words, default_words
 
 SLOTS = ("target", "distractor_1", "distractor_2")
 UPRIGHT = 0.2  # share of the reward
+TIPPED = 0.5  # cosine of the tilt beyond which an object does not stand up again
 GRASP_M = 0.03  # greatest half width between fingers that open to 0.04 m on each side
 
 
@@ -43,7 +44,8 @@ class TabletopConfig(PlacingConfig):
     """words: what can be said. cells_*, jitter_m: objects stand at most jitter (x, y) from the centre of a cell of
     their own, which leaves room for an open finger between two neighbours and beside the trays. yaw_rad: how far they
     are turned at most, little enough that fingers do not close on a cube's edges. wall_m: just below the hand when it
-    reaches for something on the table; fingers can hardly drag something over it.
+    reaches for something on the table; fingers can hardly drag something over it. fail_tipped: end an episode as a
+    failure when an object that stands taller than it is wide has been tipped over outside its tray.
     """
 
     words: Words = field(default_factory=default_words)
@@ -54,6 +56,7 @@ class TabletopConfig(PlacingConfig):
     yaw_rad: float = 0.5
     tray_jitter_m: tuple[float, float] = (0.02, 0.01)
     wall_m: float = 0.06
+    fail_tipped: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,7 +77,7 @@ class Tabletop(Placing):
     config: TabletopConfig
 
     @property
-    def instructions(self) -> Instructions:
+    def instructions(self) -> tuple[Instruction, ...]:
         return self.config.words.instructions
 
     def build_scene(self, spec: mujoco.MjSpec) -> None:
@@ -135,11 +138,22 @@ class Tabletop(Placing):
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
         """Those of placing, and one for not knocking over what stands taller than it is wide: it rolls away, or lies so
         that fingers do not get hold of it. From what comes of that alone reinforcement learning does not learn it."""
-        x, y = self.view.body_qpos(self.object_name)[:, 4:6].unbind(-1)
-        upright = (1 - 2 * (x.square() + y.square())).abs()  # cosine of the tilt
-        safe = self._inside() | (self.half_height_m <= self.half_width_m)
+        upright, safe = self._upright(), self._inside() | (self.half_height_m <= self.half_width_m)
         placing = {name: (1 - UPRIGHT) * term for name, term in super().rewards(success).items()}
         return placing | {"upright": UPRIGHT * torch.where(safe, 1.0, upright)}
+
+    def failure(self) -> Tensor | None:
+        lost = super().failure()
+        if not self.config.fail_tipped:
+            return lost
+        safe = self._inside() | (self.half_height_m <= self.half_width_m)
+        tipped = ~safe & (self._upright() < TIPPED)
+        return tipped if lost is None else lost | tipped
+
+    def _upright(self) -> Tensor:
+        """Cosine of the angle by which the target is tilted, 1 upright or upside down, [N]."""
+        x, y = self.view.body_qpos(self.object_name)[:, 4:6].unbind(-1)
+        return (1 - 2 * (x.square() + y.square())).abs()
 
     def state_dict(self) -> dict[str, Tensor]:
         return {**super().state_dict(), "task/shape": self.shape_NB.clone(), "task/color": self.color_NB.clone()}
@@ -149,6 +163,16 @@ class Tabletop(Placing):
         self.shape_NB.copy_(state["task/shape"])
         self.color_NB.copy_(state["task/color"])
         self._dress(torch.arange(len(self.shape_NB)))
+
+    def state_terms(self) -> tuple[Term, ...]:
+        return (
+            *ROBOT_TERMS,
+            *cube_terms("target"),
+            Term("target_shape", len(self.config.words.shapes)),
+            Term("tray", 2, "m", "base"),
+            Term("tray_from_target", 3, "m", "base"),
+            *(Term(f"{name}_pos", 3, "m", "base") for name in SLOTS[1:]),
+        )
 
     def observe(self) -> dict[str, Tensor]:
         return {

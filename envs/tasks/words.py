@@ -13,8 +13,7 @@ import yaml
 
 from embodied.core.config import from_mapping
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.types import TRAIN
-from envs.common.instructions import Instructions
+from embodied.core.spec import TRAIN, Instruction
 from envs.mujoco.scene import Shape
 
 CONFIG_FILE = Path(__file__).resolve().parents[2] / "configs" / "task" / "tabletop.yaml"
@@ -60,7 +59,7 @@ class Words:
             missing = [f"{{{name}}}" for name in PLACEHOLDERS if name not in found]
             if missing:
                 raise UserError(f"templates[{i}]: {template!r} lacks {', '.join(missing)}")
-        texts = self.instructions.texts
+        texts = [instruction.text for instruction in self.instructions]
         twice = sorted({text for text in texts if texts.count(text) > 1})
         if twice:
             raise UserError(f"templates: '{twice[0]}' is said twice; every text must be there once")
@@ -82,15 +81,17 @@ class Words:
         return tuple(product(self.colors, self.shapes, self.trays))
 
     @cached_property
-    def instructions(self) -> Instructions:
+    def instructions(self) -> tuple[Instruction, ...]:
         """Goal after goal, each in the words of every template."""
-        texts, names, splits = [], [], []
-        for color, shape, tray in self.goals:
-            for template in self.templates:
-                texts.append(template.format(color=color, shape=shape, tray=tray))
-                names.append(f"{color} {shape} -> {tray} tray")
-                splits.append(HELD_OUT if (color, shape, tray) in self.held_out else TRAIN)
-        return Instructions(tuple(texts), tuple(names), tuple(splits))
+        return tuple(
+            Instruction(
+                template.format(color=color, shape=shape, tray=tray),
+                goal=f"{color} {shape} -> {tray} tray",
+                split=HELD_OUT if (color, shape, tray) in self.held_out else TRAIN,
+            )
+            for color, shape, tray in self.goals
+            for template in self.templates
+        )
 
 
 def default_words() -> Words:

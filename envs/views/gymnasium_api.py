@@ -39,8 +39,11 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from embodied.core.config import at_least, from_mapping
+from embodied.core.episodes import Ints
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.types import TRAIN, EnvSpec, Obs
+from embodied.core.spec import TRAIN, EnvSpec
+from embodied.core.types import Obs
+from envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
 from envs.mujoco.pool import MujocoPool, SimConfig
 from envs.registry import TASKS
 from envs.rendering.appearance import Viewer
@@ -55,7 +58,7 @@ _NO_LIMIT = 2**31 - 1  # control steps; more than three years
 
 
 class PandaEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
-    """One env of a task. Never terminates; truncated only if its simulation diverges (TimeLimit does the rest).
+    """One env of a task. Truncated only if its simulation diverges (TimeLimit does the rest); terminated if it fails.
 
     task: name in the registry of tasks. cameras: by name, ``image_size`` pixels wide and high, or as Camera objects.
     UserError (a ValueError) for an unknown task, option, camera or render mode.
@@ -87,18 +90,19 @@ class PandaEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         """The first episode of ``seed``, or the one after the present one. There are no options: ValueError."""
         super().reset(seed=seed)
         obs = self._simulated.reset(seed, options, self.np_random)
-        task = self._simulated.pool.task
-        return _row(_seen(obs), 0), self._info(obs["privileged"], task.success(), task.instruction_N)
+        pool = self._simulated.pool
+        return _row(_seen(obs), 0), self._info(obs["privileged"], pool.task.success(), pool.plans.instruction_n)
 
     def step(self, action: NDArray[np.float32]) -> tuple[Observation, float, bool, bool, Info]:
         """One control step. ValueError if action is not finite or not of shape [A]; nothing is executed then."""
         pool = self._simulated.pool
         step = pool.step(_checked(action, self.action_space)[None])
-        truncated = bool(step.truncated_N[0])
-        obs = step.final_obs if truncated else step.obs
-        told = step.episodes.instruction_M if truncated else pool.task.instruction_N
-        info = self._info(obs["privileged"], step.info["success"], told)
-        return _row(_seen(obs), 0), float(step.reward_N[0]), False, truncated, info
+        terminated, truncated = bool(step.terminated_N[0]), bool(step.truncated_N[0])
+        ended = terminated or truncated
+        obs = step.final_obs if ended else step.obs
+        plans = step.episodes.plans if ended else pool.plans
+        info = self._info(obs["privileged"], step.info["success"], plans.instruction_n)
+        return _row(_seen(obs), 0), float(step.reward_N[0]), terminated, truncated, info
 
     def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]
         """A picture [h, w, 3] if ``render_mode="rgb_array"``, with a green frame while the task is solved."""
@@ -107,10 +111,10 @@ class PandaEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
     def close(self) -> None:
         self._simulated.close()
 
-    def _info(self, privileged_1P: torch.Tensor, success_1: torch.Tensor, told_1: torch.Tensor) -> Info:
+    def _info(self, privileged_1P: torch.Tensor, success_1: torch.Tensor, instruction_1: Ints) -> Info:
         success = bool(success_1[0])
-        told = self._simulated.words(told_1)[0]
-        return {"privileged": privileged_1P[0].numpy(), "success": success, "is_success": success, "instruction": told}
+        text = self._simulated.texts(instruction_1)[0]
+        return {"privileged": privileged_1P[0].numpy(), "success": success, "is_success": success, "instruction": text}
 
 
 class PandaVectorEnv(VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
@@ -152,8 +156,9 @@ class PandaVectorEnv(VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
         """New episodes everywhere; env i starts from seed + i. There are no options: ValueError."""
         super().reset(seed=seed)
         obs = self._simulated.reset(seed, options, self.np_random)
-        task = self._simulated.pool.task
-        return _seen(obs), self._infos(obs["privileged"], task.success(), self._simulated.words(task.instruction_N))
+        pool = self._simulated.pool
+        texts = self._simulated.texts(pool.plans.instruction_n)
+        return _seen(obs), self._infos(obs["privileged"], pool.task.success(), texts)
 
     def step(
         self, actions: NDArray[np.float32]
@@ -162,21 +167,22 @@ class PandaVectorEnv(VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
         pool = self._simulated.pool
         step = pool.step(_checked(actions, self.action_space))
         success_N, ended = step.info["success"], step.final_ids
-        told_N = self._simulated.words(pool.task.instruction_N)
+        texts_N = self._simulated.texts(pool.plans.instruction_n)
         if len(ended) == 0:
-            infos = self._infos(step.obs["privileged"], success_N, told_N)
+            infos = self._infos(step.obs["privileged"], success_N, texts_N)
         else:
-            now_N = torch.where(step.truncated_N, pool.task.success(), success_N)
-            infos = self._infos(step.obs["privileged"], now_N, told_N)
-            mask_N = step.truncated_N.numpy()
-            final_obs, final_told = (np.full(self.num_envs, None, dtype=object) for _ in range(2))
+            ended_N = step.terminated_N | step.truncated_N
+            now_N = torch.where(ended_N, pool.task.success(), success_N)
+            infos = self._infos(step.obs["privileged"], now_N, texts_N)
+            mask_N = ended_N.numpy()
+            final_obs, final_texts = (np.full(self.num_envs, None, dtype=object) for _ in range(2))
             seen = _seen(step.final_obs)
             for i, row in enumerate(ended.tolist()):
                 final_obs[row] = _row(seen, i)
-            final_told[ended.numpy()] = self._simulated.words(step.episodes.instruction_M)
+            final_texts[ended.numpy()] = self._simulated.texts(step.episodes.plans.instruction_n)
             privileged_NP = torch.zeros_like(step.obs["privileged"])
             privileged_NP[ended] = step.final_obs["privileged"]
-            final_info = self._infos(privileged_NP, success_N & step.truncated_N, final_told, mask_N)
+            final_info = self._infos(privileged_NP, success_N & ended_N, final_texts, mask_N)
             infos |= {"final_obs": final_obs, "_final_obs": mask_N, "final_info": final_info, "_final_info": mask_N}
         reward_N = step.reward_N.double().numpy()
         return _seen(step.obs), reward_N, step.terminated_N.numpy(), step.truncated_N.numpy(), infos
@@ -192,12 +198,12 @@ class PandaVectorEnv(VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
         self,
         privileged_NP: torch.Tensor,
         success_N: torch.Tensor,
-        told_N: NDArray[np.object_],
+        texts_N: NDArray[np.object_],
         mask_N: NDArray[np.bool_] | None = None,
     ) -> Info:
         success = success_N.numpy()
         values = {
-            "privileged": privileged_NP.numpy(), "success": success, "is_success": success, "instruction": told_N,
+            "privileged": privileged_NP.numpy(), "success": success, "is_success": success, "instruction": texts_N,
         }  # fmt: skip
         masks = {f"_{key}": np.ones(self.num_envs, bool) if mask_N is None else mask_N.copy() for key in values}
         return {key: value.copy() for key, value in values.items()} | masks
@@ -224,11 +230,14 @@ class _Simulated:
         config = from_mapping(entry.config, options)
         self._pool: MujocoPool | None = MujocoPool(
             entry.build(config), num_envs=num_envs, num_threads=num_threads,
-            sim=from_mapping(SimConfig, sim or {}, "sim"), stagger=stagger,
-            held_starts=config.held_starts if "held_starts" in options else 0.0,  # the default is for training
-            splits=splits, cameras=cameras,
+            sim=from_mapping(SimConfig, sim or {}, "sim"), cameras=cameras,
         )  # fmt: skip
-        self._texts = np.array(self._pool.spec.instructions, dtype=object)
+        self._setup = SamplerSetup(
+            num_envs, splits=tuple(splits), stagger=stagger,
+            stages="held_starts" in options,  # the default share is for training
+        )  # fmt: skip
+        self._sampler = self._sampler_of(0)
+        self._texts = np.array(self._pool.spec.texts, dtype=object)
         self._viewer: Viewer | None = None
         self._seeded = False
         self.metadata = {**METADATA, "render_fps": round(1 / self._pool.spec.control_dt_s)}
@@ -246,11 +255,16 @@ class _Simulated:
         if seed is None and not self._seeded:
             seed = int(random.integers(2**31))
         self._seeded = True
-        return self.pool.reset(seed)
+        if seed is not None:
+            self._sampler = self._sampler_of(seed)
+        return self.pool.reset(self._sampler)
 
-    def words(self, instruction_N: torch.Tensor) -> NDArray[np.object_]:
-        """The texts of instructions, str [N]."""
-        return np.take(self._texts, instruction_N.numpy())
+    def _sampler_of(self, seed: int) -> UniformSampler:
+        return UniformSampler(self.pool.spec, UniformConfig(), replace(self._setup, seed=seed))
+
+    def texts(self, instruction_n: Ints) -> NDArray[np.object_]:
+        """The texts of instructions, str [n]."""
+        return np.take(self._texts, instruction_n)
 
     def frames(self) -> NDArray[np.uint8]:
         """Pictures of all envs, [N, h, w, 3]."""

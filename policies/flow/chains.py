@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from embodied.core.types import EnvSpec, Evaluation, Obs, PolicySample
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Evaluation, Obs, PolicySample
 from policies.base import ActorCritic, ActorCriticConfig, check, check_name, is_positive_int
 from policies.flow.network import NoiseNetwork
 from policies.flow.sampler import Transition, integrate, sample_chain, sample_one_step

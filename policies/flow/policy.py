@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from embodied.core.types import EnvSpec, Obs
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Obs
 from policies.base import check_hidden, check_name
 from policies.flow.chains import ChainConfig, FlowChains
 from policies.flow.network import Code, Denoiser, time_features

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, PI0Config, PI0ForConditionalGeneration
 from transformers.utils import logging as transformers_logging
 
 from embodied.core.errors import UserError
-from embodied.core.types import EnvSpec
+from embodied.core.spec import EnvSpec
 from policies.vla.config import VLAConfig
 from policies.vla.lora import merged
 from policies.vla.text import image_token_id, train_tokenizer
@@ -119,7 +119,7 @@ def _fresh(spec: EnvSpec, config: VLAConfig) -> Parts:
     unknown = [key for key, (_, has) in _differing(config.model, PI0Config().to_dict()).items() if has is ABSENT]
     if unknown:
         raise UserError(f"unknown key 'policy.model.{unknown[0]}': PI0Config of transformers has no such entry")
-    tokenizer = train_tokenizer(spec.instructions)
+    tokenizer = train_tokenizer(spec.texts)
     arguments = config.architecture(spec.action_dim, len(tokenizer), image_token_id(tokenizer), tokenizer.pad_token_id)
     try:
         model_config = PI0Config(**arguments)

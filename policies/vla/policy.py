@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from embodied.core.errors import UserError
-from embodied.core.types import EnvSpec, Obs, Role
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Obs, Role
 from policies.flow.chains import FlowChains
 from policies.flow.step import interpolate
 from policies.normalizer import RunningNormalizer
@@ -78,7 +79,7 @@ class VLAPolicy(FlowChains):
             self.grounding["words"] = nn.Sequential(nn.LayerNorm(text), nn.Linear(text, len(words)))
         self.grounding["named"] = nn.Linear(hidden, NAMED)
         self.named_normalizer = RunningNormalizer(NAMED)
-        tokens_IT, real_IT = tokenize(parts.tokenizer, spec.instructions, config.max_tokens)
+        tokens_IT, real_IT = tokenize(parts.tokenizer, spec.texts, config.max_tokens)
         self.register_buffer("tokens_IT", tokens_IT, persistent=False)
         self.register_buffer("real_IT", real_IT, persistent=False)
         for name, colours in zip(("pixel_mean", "pixel_std"), parts.pixels, strict=True):

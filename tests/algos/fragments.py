@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 
+from embodied.core.episodes import EpisodeStats
 from embodied.core.protocols import Policy
-from embodied.core.types import EnvSpec, EpisodeStats, Fragment, Obs
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Fragment, Obs
 
-SPEC = EnvSpec("none", state_dim=5, privileged_dim=3, action_dim=2, control_dt_s=0.05, max_episode_steps=50)
+SPEC = EnvSpec.of_sizes("none", state=5, privileged=3, action=2)
 FLOW: dict[str, Any] = {"actor_hidden": (32, 32), "critic_hidden": (32, 32), "head_hidden": (32, 16)}
 SIZES: dict[str, dict[str, Any]] = {
     "gaussian": {"actor_hidden": (32, 32), "critic_hidden": (32, 32)},

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from algos.sft import SFT, SFTConfig
 from embodied.core.errors import UserError
-from embodied.core.types import EnvSpec, Obs
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Obs
 from policies import POLICIES
 
-SPEC = EnvSpec("none", state_dim=4, privileged_dim=2, action_dim=2, control_dt_s=0.05, max_episode_steps=50)
+SPEC = EnvSpec.of_sizes("none", state=4, privileged=2, action=2)
 SIZES = {"actor_hidden": (32, 32), "critic_hidden": (8,)}
 CPU = torch.device("cpu")
 

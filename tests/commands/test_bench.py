@@ -14,7 +14,7 @@ from embodied.benchmarks import train, vla
 from embodied.benchmarks.measure import in_turns, paired
 from embodied.benchmarks.sim import Replay
 from embodied.benchmarks.train import Bound, Costs, Shared
-from envs import make_pool
+from envs import make_pool, make_sampler
 from tests.commands.helpers import SMALL, run
 
 SIM_RATIOS = {
@@ -92,6 +92,7 @@ def test_a_result_is_never_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_bare_engine_computes_what_the_pool_computed(persistent: bool) -> None:
     pool = make_pool("pick_place", {}, num_envs=4, num_threads=1)
+    pool.reset(make_sampler(pool))
     replay = Replay(pool, 6, chunk=2)
     batch = Batch(pool.model, 4, 1, persistent=persistent)
     for _ in range(2):

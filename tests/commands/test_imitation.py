@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from embodied.collect import CollectConfig, cut, disturbances, shares
-from embodied.core.types import EnvSpec
+from embodied.core.spec import EnvSpec
 from embodied.data import read
 from embodied.report.metrics import read_metrics
 from embodied.run.config import compose_run
@@ -83,7 +83,7 @@ def test_an_episode_is_cut_after_it_stays_solved() -> None:
 
 
 def test_disturbances_leave_the_gripper_alone_and_last() -> None:
-    spec = EnvSpec("t", 3, 1, 4, 0.05, 40)
+    spec = EnvSpec.of_sizes("t", state=3, privileged=1, action=4, max_episode_steps=40)
     options = CollectConfig("x", noise=0.5, noise_steps=4)
     action = disturbances(spec, 50, options, torch.Generator().manual_seed(0))
     assert action.shape == (50, 40, 4)
@@ -193,8 +193,8 @@ def test_instructed_demonstrations_are_balanced_and_evaluation_tells_splits_apar
     assert outcome.code == 0, outcome.stderr
     data, instructions = read(demos), default_words().instructions
     first = [data.instructions[data.instruction_F[data.episode_F == e][0]] for e in range(20)]
-    goals = Counter(instructions.goals[instructions.texts.index(text)] for text in first)
-    trained = [goal for goal, split in zip(instructions.goals, instructions.splits, strict=True) if split == "train"]
+    goals = Counter(next(one.goal for one in instructions if one.text == text) for text in first)
+    trained = [one.goal for one in instructions if one.split == "train"]
     assert set(goals) == set(trained)
     assert sorted(goals.values()) == [1] * 16 + [2] * 2
     outcome = run_train(*SFT, "task=tabletop", f"data={demos}", f"out={run}", "eval_episodes=0")

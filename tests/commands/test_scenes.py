@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import torch
 
+from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs, Role
 from embodied.run.factories import square_cameras
 from embodied.training.scenes import LOOKS, Buffer, Pictures, Scenes
-from envs import make_pool
+from envs import SamplerSetup, UniformConfig, UniformSampler, make_pool, make_sampler
 
 STEPS, ENVS = 4, 16
 
 
 def test_the_expert_gets_hold_of_what_is_named_before_the_next_scene() -> None:
     env = make_pool("tabletop", {}, num_envs=ENVS, cameras=square_cameras(["front", "wrist"], 16))
-    scenes = Scenes(env, STEPS, seed=3)
+    scenes = Scenes(env, make_sampler(env, 3), STEPS, seed=3)
     looks, held = [], []
     for _ in range(LOOKS + 1):
         looks.append(scenes.look())
@@ -34,7 +35,7 @@ def test_the_expert_gets_hold_of_what_is_named_before_the_next_scene() -> None:
 def test_without_masks_the_same_scenes_are_seen() -> None:
     def looks(masks: bool) -> list[Obs]:
         env = make_pool("tabletop", {}, num_envs=ENVS, cameras=square_cameras(["front", "wrist"], 16))
-        scenes = Scenes(env, STEPS, seed=3, masks=masks)
+        scenes = Scenes(env, make_sampler(env, 3), STEPS, seed=3, masks=masks)
         seen = [scenes.look() for _ in range(3)]
         env.close()
         return seen
@@ -59,10 +60,14 @@ def test_a_buffer_keeps_the_newest() -> None:
     assert sorted(drawn.unique().tolist()) == [4, 5, 6, 7, 8]
 
 
+def sampler_of(spec: EnvSpec, num_envs: int, first_seed: int) -> UniformSampler:
+    return UniformSampler(spec, UniformConfig(), SamplerSetup(num_envs, first_seed))
+
+
 def test_pictures_are_made_as_they_are_needed() -> None:
     env = make_pool("tabletop", {}, num_envs=ENVS, cameras=square_cameras(["front"], 16))
     pictures = Pictures(
-        env, STEPS, seed=0, updates=0, capacity=1000, reuse=2.0, keep=lambda obs: {"state": obs["state"]}
+        env, sampler_of, STEPS, seed=0, updates=0, capacity=1000, reuse=2.0, keep=lambda obs: {"state": obs["state"]}
     )
     assert pictures.buffer.added == LOOKS * ENVS
     generator = torch.Generator().manual_seed(0)

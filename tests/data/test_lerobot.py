@@ -16,10 +16,13 @@ from PIL import Image
 
 from embodied.core.errors import UserError
 from embodied.core.png import encode_png
-from embodied.core.types import CameraSpec, EnvSpec
+from embodied.core.spec import ActionTerm, Box, CameraSpec, EnvSpec, Term
 from embodied.data import Episode, lerobot, read, write
 
-SPEC = EnvSpec("test", 3, 1, 2, 0.05, 50, ("a", "b", "c"), ("dx", "gripper"))
+SPEC = replace(
+    EnvSpec.of_sizes("test", state=3, privileged=1, action=2),
+    state=(Term("a", 2), Term("c", 1)), action=Box((ActionTerm("dx"), ActionTerm("gripper"))),
+)  # fmt: skip
 LENGTHS = (4, 6, 5)
 
 
@@ -83,7 +86,11 @@ def test_layout_is_that_of_version_3(path: Path) -> None:
     assert isinstance(info["fps"], int)
     assert (info["total_episodes"], info["total_frames"], info["total_tasks"]) == (3, 15, 2)
     assert info["splits"] == {"train": "0:3"}
-    assert info["features"]["observation.state"] == {"dtype": "float32", "shape": [3], "names": ["a", "b", "c"]}
+    assert info["features"]["observation.state"] == {
+        "dtype": "float32",
+        "shape": [3],
+        "names": ["a[0]", "a[1]", "c[0]"],
+    }
     assert info["features"]["action"]["names"] == ["dx", "gripper"]
     assert info["features"]["next.done"] == {"dtype": "bool", "shape": [1], "names": None}
     data_path = info["data_path"].format(chunk_index=0, file_index=0)
@@ -163,10 +170,16 @@ def test_frames_of_several_lengths(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (EnvSpec("test", 4, 1, 2, 0.05, 50), "its state has 3 entries, task test has 4"),
-        (EnvSpec("test", 3, 1, 7, 0.05, 50), "its action has 2 entries, task test has 7"),
-        (EnvSpec("test", 3, 1, 2, 0.1, 50), "recorded at 20 Hz, but task test runs at 10"),
-        (EnvSpec("test", 3, 1, 2, 0.05, 50, ("a", "x", "c")), "entry 1 of its state is 'b', that of task test 'x'"),
+        (replace(SPEC, state=(Term("a", 4),)), "its state has 3 entries, task test has 4"),
+        (
+            replace(SPEC, action=Box(tuple(ActionTerm(f"{i}") for i in range(7)))),
+            "its action has 2 entries, task test has 7",
+        ),
+        (replace(SPEC, control_dt_s=0.1), "recorded at 20 Hz, but task test runs at 10"),
+        (
+            replace(SPEC, state=(Term("a", 2), Term("x", 1))),
+            r"entry 2 of its state is 'c\[0\]', that of task test 'x\[0\]'",
+        ),
     ],
 )
 def test_data_of_another_robot_or_rate(path: Path, spec: EnvSpec, message: str) -> None:

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from embodied.core.types import Timestep
-from envs import MujocoPool, make_pool
+from embodied.core.types import Obs, Timestep
+from envs import MujocoPool, SamplerSetup, make_pool, make_sampler
 
 TASK_NAMES = ("reach", "push", "lift", "pick_place", "stack", "tabletop")
 
 
 def pool(task: str = "lift", num_envs: int = 4, max_episode_steps: int | None = None, **options: Any) -> MujocoPool:
-    """A pool on one thread; ``config`` holds further options of the task, ``options`` those of make_pool."""
+    """A pool on one thread whose first episodes have begun.
+
+    config: further options of the task. options: those of make_pool, and fields of ``SamplerSetup``.
+    """
     config = dict(options.pop("config", {}))
     if max_episode_steps is not None:
         config["max_episode_steps"] = max_episode_steps
-    return make_pool(task, config, num_envs=num_envs, **{"num_threads": 1, **options})
+    setup = {field.name: options.pop(field.name) for field in fields(SamplerSetup) if field.name in options}
+    env = make_pool(task, config, num_envs=num_envs, **{"num_threads": 1, **options})
+    restart(env, **{"seed": 0, **setup})
+    return env
+
+
+def restart(env: MujocoPool, seed: int | None = None, **setup: Any) -> Obs:
+    """New episodes everywhere: the first ones of seeds from ``seed`` on, or the next ones."""
+    if seed is None:
+        assert env.sampler is not None
+        return env.reset(env.sampler)
+    return env.reset(make_sampler(env, seed, **setup))
 
 
 def actions(seeds: list[int], steps: int, action_dim: int, salt: int = 0) -> Tensor:

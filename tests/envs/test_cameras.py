@@ -14,9 +14,10 @@ from mujoco.batch import Batch
 from embodied.core.png import encode_png
 from embodied.core.types import PolicySample
 from embodied.report.video import grid, open_mp4, record
-from envs import MujocoPool, make_pool
+from envs import MujocoPool, first_episodes
 from envs.rendering.appearance import SOLVED, Viewer
 from envs.rendering.cameras import FAST, PICTURE, VIDEO, Camera, render
+from tests.envs.helpers import pool as make_small
 
 SCENE = """
 <mujoco>
@@ -169,7 +170,7 @@ class Still:
 
 
 def small_pool(num_envs: int) -> MujocoPool:
-    return make_pool("lift", {"max_episode_steps": 5}, num_envs=num_envs, num_threads=1)
+    return make_small("lift", num_envs, 5)
 
 
 def read_mp4(path: Path) -> tuple[dict, list[np.ndarray]]:
@@ -183,7 +184,7 @@ def test_an_episode_becomes_a_video(tmp_path: Path) -> None:
     pool = small_pool(3)
     viewer = Viewer(pool, Camera("c", 64, 48, 36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0, 0.22)), FAST)
     path = tmp_path / "videos" / "episode.mp4"
-    frames = record(pool, Still(), path, viewer.render, episodes=4, seed=7)
+    frames = record(pool, Still(), path, viewer.render, first_episodes(pool.spec, 6, seed=7))
     meta, pictures = read_mp4(path)
     assert frames == len(pictures) == 2 * (5 + 1)  # two rounds of five steps and the initial state
     assert meta["size"] == (128, 96)

@@ -18,7 +18,7 @@ from gymnasium.utils.env_checker import check_env, data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from embodied.core.errors import UserError
-from envs import TASKS, make_pool
+from envs import TASKS, make_pool, make_sampler
 from envs.rendering.cameras import Camera
 from envs.rendering.vision import find_camera
 from envs.views.gymnasium_api import PandaEnv, PandaVectorEnv, gymnasium_id
@@ -198,7 +198,8 @@ def test_instructions_are_those_to_train_on_unless_told_otherwise() -> None:
     for options, expected in (({}, {"train"}), ({"splits": ("held_out",)}, {"held_out"})):
         env = gymnasium.make_vec("embodied/Tabletop-v0", num_envs=8, num_threads=1, **options)
         pool = env.unwrapped._simulated.pool
-        assert {pool.spec.instruction_splits[i] for i in pool.task.instruction_N} == expected
+        env.reset(seed=0)
+        assert {pool.spec.splits[i] for i in pool.plans.instruction_n} == expected
         env.close()
     with pytest.raises(UserError, match="unknown split of the instructions 'test'"):
         gymnasium.make_vec("embodied/Tabletop-v0", num_envs=1, splits=("test",))
@@ -228,14 +229,14 @@ def test_cameras_by_name_are_square_and_others_as_they_are() -> None:
 def test_pictures_and_words_are_those_of_the_pool() -> None:
     """Also in ``final_obs`` and ``final_info``, which belong to the episode that ended."""
     cameras = [replace(find_camera(name), width=16, height=16) for name in SEEN["cameras"]]
-    pool = make_pool("tabletop", {"max_episode_steps": 3}, num_envs=4, num_threads=1, cameras=cameras, stagger=True,
-                     splits=("train",))  # fmt: skip
+    pool = make_pool("tabletop", {"max_episode_steps": 3}, num_envs=4, num_threads=1, cameras=cameras)
+    sampler = make_sampler(pool, 1, stagger=True, splits=("train",))
     envs = gymnasium.make_vec(TABLETOP, num_envs=4, num_threads=1, max_episode_steps=3, stagger=True, **SEEN)
-    expected, (observations, infos) = pool.reset(seed=1), envs.reset(seed=1)
+    expected, (observations, infos) = pool.reset(sampler), envs.reset(seed=1)
     names = ["images.front", "images.wrist"]
     ends, changed = 0, 0
     for action in np.random.default_rng(0).uniform(-1, 1, (4, 4, 4)).astype(np.float32):
-        told = [pool.spec.instructions[i] for i in expected["instruction"]]
+        told = [pool.spec.texts[i] for i in expected["instruction"]]
         assert infos["instruction"].tolist() == told
         assert infos["_instruction"].all()
         for name in names:
@@ -266,7 +267,7 @@ def test_an_env_that_diverged_gives_the_pictures_and_words_of_that_episode(
     observation, _, _, truncated, info = env.step(np.zeros(4, np.float32))
     next_episode = env._simulated.pool.observe()
     assert truncated
-    assert info["instruction"] == told != env._simulated.words(next_episode["instruction"])[0]
+    assert info["instruction"] == told != env._simulated.texts(next_episode["instruction"].numpy())[0]
     assert np.any(observation["images.front"] != next_episode["images.front"][0].numpy())
     env.close()
 
@@ -291,7 +292,7 @@ def test_an_env_without_cameras_has_words_and_no_pictures() -> None:
     assert set(observation) == {"state"}
     instruction = info["instruction"]
     assert isinstance(instruction, str)
-    assert instruction in TASKS["tabletop"].build(TASKS["tabletop"].config()).instructions.texts
+    assert instruction in env.unwrapped._simulated.pool.spec.texts
     assert env.step(np.zeros(4, np.float32))[4]["instruction"] == instruction
     env.close()
 

@@ -10,20 +10,25 @@ import pytest
 import torch
 
 from embodied.core.errors import UserError
-from envs.common.instructions import InstructionDraw, Instructions
+from embodied.core.spec import Instruction
+from envs.common.instructions import InstructionDraw
 from envs.common.seeding import EpisodeRng
 from envs.tasks.words import default_words
-from tests.envs.helpers import pool
+from tests.envs.helpers import pool, restart
 
 # three goals, one of them said in two ways, another held out in one of its two phrases
-SOME = Instructions(
-    ("a1", "a2", "b1", "b2", "c1"), ("a", "a", "b", "b", "c"), ("train", "train", "train", "held_out", "held_out")
+SOME = (
+    Instruction("a1", "a"),
+    Instruction("a2", "a"),
+    Instruction("b1", "b"),
+    Instruction("b2", "b", "held_out"),
+    Instruction("c1", "c", "held_out"),
 )
 
 
 def drawn(splits: tuple[str, ...] | None, seeds: int = 1200, episode: int = 0) -> Counter[str]:
     rng = EpisodeRng(np.arange(seeds), np.full(seeds, episode))
-    return Counter(SOME.texts[i] for i in InstructionDraw(SOME, splits)(rng))
+    return Counter(SOME[i].text for i in InstructionDraw(SOME, splits)(rng))
 
 
 def test_splits_and_goals_come_in_turn_and_texts_at_random() -> None:
@@ -46,8 +51,8 @@ def test_an_unknown_split_is_named() -> None:
 @pytest.mark.parametrize("task", ["reach", "stack"])
 def test_a_task_without_a_choice_is_always_told_the_same(task: str) -> None:
     env = pool(task, 3)
-    assert env.spec.instructions == env.spec.instruction_goals == (env.task.instruction,)
-    assert env.spec.instruction_splits == ("train",)
+    assert env.spec.texts == env.spec.goals == (env.task.instruction,)
+    assert env.spec.splits == ("train",)
     assert env.task.instruction_N.tolist() == [0, 0, 0]
 
 
@@ -61,11 +66,11 @@ def test_held_out_goals_are_new_in_two_ways() -> None:
         assert {goal[place] for goal in trained} == set(known)
     seen = {goal[:2] for goal in trained}
     assert {goal[:2] in seen for goal in words.held_out} == {True, False}
-    texts = words.instructions.texts
+    texts = [instruction.text for instruction in words.instructions]
     assert len(texts) == len(set(texts)) == 24 * len(words.templates)
     i = texts.index("put the red cube into the left tray")
-    assert words.instructions.goals[i] == "red cube -> left tray"
-    assert words.instructions.splits[i] == "held_out"
+    assert words.instructions[i].goal == "red cube -> left tray"
+    assert words.instructions[i].split == "held_out"
 
 
 @pytest.mark.parametrize(
@@ -107,8 +112,8 @@ def test_new_words_are_data() -> None:
         trays={**words.trays, "far": [0.7, 0.285]},
         templates=[*words.templates, "{tray} tray: {color} {shape}"],
     )})  # fmt: skip
-    assert "far tray: purple brick" in env.spec.instructions
-    env.reset(seed=2 * env.spec.instruction_goals.index("purple brick -> far tray") // len(words.templates))
+    assert "far tray: purple brick" in env.spec.texts
+    restart(env, 2 * env.spec.goals.index("purple brick -> far tray") // len(words.templates))
     for _ in range(env.spec.max_episode_steps):
         step = env.step(env.task.expert())
     assert step.episodes.success_at_end_M.double().mean() > 0.8

@@ -12,8 +12,8 @@ from torch import Tensor
 from embodied.core.errors import UserError
 from embodied.core.protocols import VecEnv
 from embodied.core.types import Timestep
-from envs import MujocoPool, make_pool
-from tests.envs.helpers import actions, assert_same, pool
+from envs import MujocoPool, make_pool, make_sampler
+from tests.envs.helpers import actions, assert_same, pool, restart
 
 FRICTION = {"field": "geom_friction", "names": ["left_pad", "right_pad"], "range": [0.5, 1.5], "column": 0}
 MASS = {"field": "body_mass", "names": ["cube"], "range": [0.5, 2.0], "mode": "startup"}
@@ -29,7 +29,7 @@ def singles(env: MujocoPool, chunk: Tensor) -> list[Timestep]:
 def test_is_a_vec_env() -> None:
     env = pool("reach", 3)
     assert isinstance(env, VecEnv)
-    obs = env.reset(seed=0)
+    obs = restart(env, 0)
     assert obs["state"].shape == (3, env.spec.state_dim)
     assert obs["privileged"].shape == (3, env.spec.privileged_dim)
     assert {value.dtype for value in obs.values()} == {torch.float32}
@@ -68,7 +68,7 @@ def test_an_env_that_ends_inside_a_chunk_stops_there() -> None:
     assert not step.terminated_N.any()
     assert step.final_ids.tolist() == [0, 1, 2]
     torch.testing.assert_close(step.final_obs, parts[-1].obs, rtol=0, atol=0)  # SAME_STEP: before the reset
-    torch.testing.assert_close(step.obs, following.reset(), rtol=0, atol=0)  # and after it
+    torch.testing.assert_close(step.obs, restart(following), rtol=0, atol=0)  # and after it
     assert (ending.batch.bind("time") == 0).all()
     total = torch.cat([part.reward_NE for part in parts], 1).sum(-1)
     torch.testing.assert_close(step.episodes.return_M, total)
@@ -131,7 +131,7 @@ def test_episode_statistics_tell_once_from_at_the_end() -> None:
 
 def test_a_returned_observation_stays_what_it_was() -> None:
     env = pool("lift", 2, 3)
-    first = env.reset(seed=0)
+    first = restart(env, 0)
     kept = {key: value.clone() for key, value in first.items()}
     for _ in range(4):
         env.step(torch.ones(2, 4))
@@ -145,13 +145,16 @@ def test_continues_exactly_from_its_state(sim: dict) -> None:
     for t in range(13):
         env.step(plan[:, t])
     state = {key: value.clone() for key, value in env.state_dict().items()}
-    obs = env.observe()
+    assert env.sampler is not None
+    drawn, obs = env.sampler.state_dict(), env.observe()
     expected = [env.step(plan[:, t]) for t in range(13, 26)]
 
     other = pool("lift", n, 9, sim=sim, seed=99)
     other.step(plan[:, 0])
     for resumed in (other, env):  # a fresh pool, and the same one going back
-        resumed.load_state_dict(state)
+        sampler = make_sampler(resumed, 3, stagger=True)
+        sampler.load_state_dict(drawn)
+        resumed.load_state_dict(state, sampler)
         torch.testing.assert_close(resumed.observe(), obs, rtol=0, atol=0)
         for before, t in zip(expected, range(13, 26), strict=True):
             after = resumed.step(plan[:, t])
@@ -165,9 +168,9 @@ def test_a_foreign_state_is_refused_whole() -> None:
     plain, randomised = env.state_dict(), pool("lift", 2, sim=RANDOMIZATION)
     before = {key: value.clone() for key, value in randomised.state_dict().items()}
     with pytest.raises(ValueError, match=r"'physics': got shape \(2, .*needed shape \(3, "):
-        larger.load_state_dict(plain)
+        larger.load_state_dict(plain, make_sampler(larger))
     with pytest.raises(ValueError, match=r"'model/.*': got nothing"):
-        randomised.load_state_dict(plain)
+        randomised.load_state_dict(plain, make_sampler(randomised))
     torch.testing.assert_close(randomised.state_dict(), before, rtol=0, atol=0)
 
 
@@ -222,13 +225,14 @@ def test_every_control_step_can_be_watched() -> None:
 
 
 def test_neighbours_of_a_group_have_the_same_episodes() -> None:
-    env = make_pool("lift", {"max_episode_steps": 2}, num_envs=6, num_threads=1, group_size=3)
-    for obs in (env.reset(seed=4), env.step(torch.zeros(6, 2, 4)).obs):  # the first episodes and the next ones
+    env = pool("lift", 6, 2, group_size=3)
+    first = restart(env, 4, group_size=3)
+    for obs in (first, env.step(torch.zeros(6, 2, 4)).obs):
         assert torch.equal(obs["state"][:1].expand(3, -1), obs["state"][:3])
         assert torch.equal(obs["state"][3:4].expand(3, -1), obs["state"][3:])
         assert not torch.equal(obs["state"][0], obs["state"][3])
     with pytest.raises(ValueError, match="group_size: got 4, allowed: divisors of the number of envs, 6"):
-        make_pool("lift", {}, num_envs=6, num_threads=1, group_size=4)
+        pool("lift", 6, group_size=4)
 
 
 @pytest.mark.parametrize(("breaks_at", "early"), [(1, True), (3, False)])
@@ -237,8 +241,7 @@ def test_a_group_meets_again_after_one_of_it_diverged(
 ) -> None:
     """Episodes of 4 steps in chunks of 2; env 1 diverges in a control step of the first episode."""
     sim = {"dump_dir": str(tmp_path)}
-    env = make_pool("lift", {"max_episode_steps": 4}, num_envs=4, num_threads=1, group_size=2, sim=sim)
-    env.reset(seed=0)
+    env = pool("lift", 4, 4, group_size=2, sim=sim)
     check, steps = env.guard.check, iter(range(100))
     monkeypatch.setattr(
         env.guard, "check", lambda raised: torch.tensor([1]) if next(steps) == breaks_at - 1 else check(raised)

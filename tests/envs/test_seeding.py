@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from envs.common.seeding import EpisodeRng
-from tests.envs.helpers import actions, pool
+from tests.envs.helpers import actions, pool, restart
 
 RANDOMIZATION = {
     "friction": {"field": "geom_friction", "names": ["left_pad", "right_pad"], "range": [0.5, 1.5], "column": 0},
@@ -66,7 +66,7 @@ def _trajectory(num_envs: int, first_seed: int, watch: int, threads: int, salt: 
     plan = actions(seeds, 20, env.spec.action_dim, salt)
     row = watch - first_seed
     plan[row] = actions([watch], 20, env.spec.action_dim)[0]
-    obs, rows = env.reset(), []
+    obs, rows = restart(env), []
     rows.append(torch.cat([obs["state"][row], obs["privileged"][row], torch.zeros(1)]))
     for t in range(20):
         step = env.step(plan[:, t])
@@ -87,9 +87,9 @@ def test_episode_k_can_be_reached_without_the_episodes_before_it() -> None:
     played, skipped = pool("pick_place", 3, limit, seed=40), pool("pick_place", 3, limit, seed=7)
     for t in range(2 * limit):
         last = played.step(plan[:, t])
-    skipped.reset(seed=40)
-    skipped.reset()
-    first = skipped.reset()
+    restart(skipped, 40)
+    restart(skipped)
+    first = restart(skipped)
     for key in first:
         torch.testing.assert_close(last.obs[key], first[key], rtol=0, atol=0)
     for t in range(2 * limit, 3 * limit):
@@ -100,5 +100,5 @@ def test_episode_k_can_be_reached_without_the_episodes_before_it() -> None:
 
 def test_episodes_and_seeds_differ() -> None:
     env = pool("reach", 8)
-    firsts = torch.cat([env.reset(seed=0)["state"], env.reset()["state"], env.reset(seed=1000)["state"]])
+    firsts = torch.cat([restart(env, 0)["state"], restart(env)["state"], restart(env, 1000)["state"]])
     assert len(torch.unique(firsts, dim=0)) == 24

@@ -11,14 +11,14 @@ import torch
 from mujoco.batch import MODEL_FIELDS, Batch
 from torch import Tensor
 
-from embodied.core.types import TRAIN
-from envs import MujocoPool
+from embodied.core.spec import TRAIN
+from envs import MujocoPool, make_sampler
 from envs.mujoco.scene import RED, Shape, add_object, cube, panda_on_table
 from envs.mujoco.shape_variants import Morphs
 from envs.rendering.vision import CAMERAS
 from envs.tasks.common import arm_state
 from envs.tasks.tabletop import SLOTS, UPRIGHT
-from tests.envs.helpers import actions, assert_same, pool
+from tests.envs.helpers import actions, assert_same, pool, restart
 
 SHAPES = (cube(0.02), Shape("cylinder", (0.02, 0.035)), Shape("sphere", (0.025,)))
 NAMES = ("a", "b", "c")
@@ -45,7 +45,7 @@ def test_only_the_named_object_in_the_named_tray_counts() -> None:
     for distractor in SLOTS[1:]:
         rest_in(env, distractor, wanted)
         assert not env.task.success().any(), "another object"
-        env.reset(seed=0)
+        restart(env, 0)
     rest_in(env, "target", wanted)
     assert env.task.success().all()
 
@@ -72,8 +72,8 @@ def test_what_is_said_is_what_is_there() -> None:
              "ball": mujoco.mjtGeom.mjGEOM_SPHERE}  # fmt: skip
     geom = env.model.geom("target").id
     for i in range(48):
-        color, shape, _, tray, _ = env.spec.instruction_goals[env.task.instruction_N[i]].split()
-        assert color in env.spec.instructions[env.task.instruction_N[i]]
+        color, shape, _, tray, _ = env.spec.goals[env.task.instruction_N[i]].split()
+        assert color in env.spec.texts[env.task.instruction_N[i]]
         assert tuple(rgba[i, geom, :3]) == pytest.approx(words.colors[color])
         assert env.batch.expanded("geom_type")[i, geom] == types[shape]
         assert (env.task.tray[i, 1] > 0) == (tray == "left")
@@ -104,8 +104,8 @@ def test_only_the_instruction_tells_the_target() -> None:
 def test_training_never_asks_for_what_is_held_out() -> None:
     env = pool("tabletop", 36, 2, splits=(TRAIN,))
     for episode in range(4):
-        told = [env.spec.instruction_goals[i] for i in env.task.instruction_N]
-        splits = {env.spec.instruction_splits[i] for i in env.task.instruction_N}
+        told = [env.spec.goals[i] for i in env.task.instruction_N]
+        splits = {env.spec.splits[i] for i in env.task.instruction_N}
         assert splits == {TRAIN}, episode
         assert {told.count(goal) for goal in told} == {2}, "18 goals in 36 envs"
         env.step(torch.zeros(36, 2, 4))
@@ -113,19 +113,19 @@ def test_training_never_asks_for_what_is_held_out() -> None:
 
 def test_evaluation_asks_for_as_many_of_both() -> None:
     env = pool("tabletop", 48)
-    splits = [env.spec.instruction_splits[i] for i in env.task.instruction_N]
+    splits = [env.spec.splits[i] for i in env.task.instruction_N]
     assert splits.count("train") == splits.count("held_out") == 24
-    assert len({env.spec.instruction_goals[i] for i in env.task.instruction_N}) == 24
+    assert len({env.spec.goals[i] for i in env.task.instruction_N}) == 24
 
 
 def test_episodes_tell_what_was_asked() -> None:
     env = pool("tabletop", 6, 2)
-    told, words = env.task.instruction_N.clone(), env.told
+    told, words = env.task.instruction_N.clone(), env.instruction_texts
     stats = env.step(torch.zeros(6, 2, 4)).episodes
-    assert torch.equal(stats.instruction_M, told)
-    assert [env.spec.instructions[i] for i in stats.instruction_M] == words
+    assert stats.plans.instruction_n.tolist() == told.tolist()
+    assert [env.spec.texts[i] for i in told] == words
     assert not torch.equal(env.task.instruction_N, told)
-    assert env.told != words
+    assert env.instruction_texts != words
 
 
 def test_an_env_is_the_same_in_any_company() -> None:
@@ -145,22 +145,25 @@ def test_continues_exactly_from_its_state(sim: dict) -> None:
     for t in range(13):
         env.step(plan[:, t])
     state, obs = {key: value.clone() for key, value in env.state_dict().items()}, env.observe()
+    assert env.sampler is not None
+    drawn = env.sampler.state_dict()
     expected = [env.step(plan[:, t]) for t in range(13, 26)]
     other = pool("tabletop", n, 9, sim=sim, seed=99)
-    other.load_state_dict(state)
+    sampler = make_sampler(other, 99, stagger=True, splits=(TRAIN,))
+    sampler.load_state_dict(drawn)
+    other.load_state_dict(state, sampler)
     torch.testing.assert_close(other.observe(), obs, rtol=0, atol=0)
-    other.draw_instructions = env.draw_instructions  # which splits a pool draws from is its own, not its state's
     for before, t in zip(expected, range(13, 26), strict=True):
         after = other.step(plan[:, t])
         assert_same(before, after)
-        assert torch.equal(before.episodes.instruction_M, after.episodes.instruction_M)
+        assert before.episodes.plans.instruction_n.tolist() == after.episodes.plans.instruction_n.tolist()
         assert torch.equal(before.episodes.return_M, after.episodes.return_M)
 
 
 def test_with_cameras_the_instruction_is_observed_and_objects_are_not() -> None:
     camera = replace(CAMERAS["front"], width=8, height=8)
     env = pool("tabletop", 4, 3, cameras=[camera])
-    obs = env.reset(seed=0)
+    obs = restart(env, 0)
     assert torch.equal(obs["instruction"], env.task.instruction_N)
     assert obs["instruction"] is not env.task.instruction_N
     assert {name.split("[")[0] for name in env.spec.state_names} == set(arm_state(env.view))
@@ -249,7 +252,7 @@ def test_what_nobody_touches_stays_where_it_is() -> None:
 @pytest.mark.parametrize("held_starts", [0.0, 1.0])
 def test_the_expert_solves_it_for_every_shape(held_starts: float) -> None:
     """From the table, and with the target already in the hand."""
-    env = pool("tabletop", 72, seed=1000, held_starts=held_starts)
+    env = pool("tabletop", 72, seed=1000, config={"held_starts": held_starts}, stages=True)
     shape = env.task.shape_NB[:, 0].clone()
     if held_starts:
         env.step(torch.tensor([0.0, 0.0, 0.0, -1.0]).repeat(72, 1))

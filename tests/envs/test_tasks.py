@@ -10,7 +10,7 @@ from torch import Tensor
 
 from envs import MujocoPool
 from envs.tasks.base import near, progress
-from tests.envs.helpers import TASK_NAMES, actions, pool
+from tests.envs.helpers import TASK_NAMES, actions, pool, restart
 
 WITH_CUBE = [name for name in TASK_NAMES if name != "reach"]
 
@@ -38,16 +38,15 @@ def go(env: MujocoPool, target: Tensor, steps: int, gripper: float) -> None:
 @pytest.mark.parametrize("task", TASK_NAMES)
 def test_observations_are_named(task: str) -> None:
     env = pool(task, 3)
-    spec, obs = env.spec, env.reset()
+    spec, obs = env.spec, restart(env)
     assert len(spec.state_names) == spec.state_dim == obs["state"].shape[1]
     assert len(set(spec.state_names)) == spec.state_dim
     assert obs["privileged"].shape[1] == spec.privileged_dim > 0
     assert spec.action_names == ("dx", "dy", "dz", "gripper")
     parts, hidden = env.task.observe(), env.task.privileged()
     assert not set(parts) & set(hidden), "privileged parts are for the critic alone"
-    for name, value in {**parts, **hidden}.items():
-        assert value.shape[0] == 3, name
-        assert value.ndim == 2, name
+    sizes = {term.name: term.size for term in (*spec.state, *spec.privileged)}
+    assert {name: value.shape for name, value in {**parts, **hidden}.items()} == {n: (3, sizes[n]) for n in sizes}
     at = [name.split("[")[0] for name in spec.state_names].index("tcp_pos")
     torch.testing.assert_close(obs["state"][:, at : at + 3], env.view.tcp_pos.float(), rtol=0, atol=0)
 
@@ -244,7 +243,7 @@ def test_a_cube_cannot_be_pushed_into_the_tray(rise_m: float) -> None:
 
 def _expert_success(task: str, episodes: int, seed: int) -> float:
     env = pool(task, episodes, seed=seed)
-    env.reset(seed=seed)
+    restart(env, seed)
     for _ in range(env.spec.max_episode_steps):
         step = env.step(env.task.expert())
     assert len(step.final_ids) == episodes

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from embodied.core.errors import UserError
-from embodied.core.types import CameraSpec
+from embodied.core.spec import CameraSpec
 from envs import MujocoPool
 from envs.rendering.appearance import Twin, Viewer
 from envs.rendering.cameras import FAST, Camera, render
 from envs.rendering.vision import CameraRig, find_camera
-from envs.tasks.common import ROBOT_STATE, arm_state
-from tests.envs.helpers import actions, pool
+from envs.tasks.common import ROBOT_TERMS, arm_state
+from tests.envs.helpers import actions, pool, restart
 from tests.envs.pictures import EVERYTHING, FRONT, WRIST, assert_equal, moved, rig_of
 
 ODD = Camera("odd", 37, 22, 80.0, pos=(0.7, 0.6, 0.3), lookat=(0.4, 0.0, 0.2))  # tiles do not fit, much is beside it
@@ -169,13 +169,13 @@ def test_shapes_and_colours_of_single_simulations_are_shown() -> None:
 def test_a_pool_with_cameras_hides_objects_from_the_state() -> None:
     blind, seeing = pool("pick_place"), pool("pick_place", cameras=(FRONT, replace(WRIST, height=24)))
     assert seeing.spec.cameras == (CameraSpec("front", 40, 40), CameraSpec("wrist", 24, 40))
-    obs, full = seeing.reset(), blind.reset()
+    obs, full = restart(seeing), restart(blind)
     assert list(obs) == ["state", "privileged", "images.front", "images.wrist", "instruction"]
     assert obs["images.wrist"].shape == (4, 24, 40, 3)
     assert obs["images.wrist"].dtype == torch.uint8
     assert obs["state"].shape[1] == seeing.spec.state_dim == len(seeing.spec.state_names)
     assert not any("cube" in name or "tray" in name for name in seeing.spec.state_names)
-    assert tuple(arm_state(seeing.view)) == ROBOT_STATE
+    assert tuple(arm_state(seeing.view)) == tuple(term.name for term in ROBOT_TERMS)
     own = [blind.spec.state_names.index(name) for name in seeing.spec.state_names]
     rest = [i for i in range(blind.spec.state_dim) if i not in own]
     assert torch.equal(obs["state"], full["state"][:, own])
@@ -187,7 +187,7 @@ def test_a_pool_without_cameras_is_as_before() -> None:
     env = pool("pick_place")
     assert env.rig is None
     assert env.spec.cameras == ()
-    assert list(env.reset()) == ["state", "privileged"]
+    assert list(restart(env)) == ["state", "privileged"]
     assert "cube_pos[0]" in env.spec.state_names
 
 
@@ -246,4 +246,4 @@ def test_pictures_with_domain_randomization() -> None:
     """Fields of the pool's model that the twin does not have are no trouble."""
     friction = {"field": "geom_friction", "names": ["cube"], "range": [0.5, 1.5]}
     env = pool("lift", 2, cameras=(FRONT,), sim={"randomization": {"friction": friction}})
-    assert env.reset()["images.front"].float().std() > 10
+    assert restart(env)["images.front"].float().std() > 10

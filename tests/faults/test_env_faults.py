@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from envs import MujocoPool, make_pool
-from tests.envs.helpers import TASK_NAMES, actions, assert_same
+from envs import MujocoPool
+from tests.envs.helpers import TASK_NAMES, actions, assert_same, pool, restart
 
 N, BROKEN = 4, 2
 
@@ -21,7 +21,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _pool(task: str, dump_dir: Path, num_envs: int = N) -> MujocoPool:
-    return make_pool(task, {}, num_envs=num_envs, num_threads=1, sim={"dump_dir": str(dump_dir)})
+    return pool(task, num_envs, sim={"dump_dir": str(dump_dir)})
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
@@ -54,8 +54,8 @@ def test_only_the_broken_env_ends(tmp_path: Path, field: str, value: float) -> N
         assert dump["state"].shape == dump["state_before"].shape
     assert not (tmp_path / "none").exists()
 
-    fresh = make_pool("lift", {}, num_envs=1, num_threads=1, seed=BROKEN)
-    torch.testing.assert_close(step.obs["state"][BROKEN], fresh.reset()["state"][0], rtol=0, atol=0)
+    fresh = pool("lift", 1, seed=BROKEN)
+    torch.testing.assert_close(step.obs["state"][BROKEN], restart(fresh)["state"][0], rtol=0, atol=0)
     for t in range(8, 12):  # the new episode is as sound as any
         after, expected = env.step(plan[:, t]), sound.step(plan[:, t])
         assert_same(after, expected, others, others)
@@ -92,7 +92,7 @@ def test_dumps_are_limited_and_may_fail(tmp_path: Path, caplog: pytest.LogCaptur
 
 def test_a_hard_drive_stays_finite() -> None:
     """Full actions in random directions, arm into the table and into cubes, for eight seconds of robot time."""
-    env = make_pool("stack", {}, num_envs=16, num_threads=1, stagger=True)
+    env = pool("stack", 16, stagger=True)
     plan = actions(list(range(16)), 160, 4).sign()
     for t in range(0, 160, 4):
         step = env.step(plan[:, t : t + 4])

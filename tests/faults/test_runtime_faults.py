@@ -23,7 +23,8 @@ from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics, Policy
-from embodied.core.types import EnvSpec, Fragment, Obs, PolicySample, Timestep
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Fragment, Obs, PolicySample, Timestep
 from embodied.runtime import checkpoint
 from policies import GaussianPolicy
 from tests.runtime.builders import build, make_policy, runtime_threads

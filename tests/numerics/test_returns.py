@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from algos.returns import decision_reward, gae, next_value, vtrace
-from embodied.core.types import EpisodeStats, Fragment
+from embodied.core.episodes import EpisodeStats
+from embodied.core.types import Fragment
 
 
 def column(*values: float) -> Tensor:

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from embodied.core.types import EpisodeStats, Evaluation, Fragment, Obs, PolicySample
+from embodied.core.episodes import EpisodeStats
+from embodied.core.types import Evaluation, Fragment, Obs, PolicySample
 
 STATE, HORIZON, EXECUTE, ACTION = 3, 2, 2, 2
 

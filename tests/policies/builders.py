@@ -9,10 +9,11 @@ import torch
 
 from embodied.core.protocols import Policy
 from embodied.core.registry import Entry
-from embodied.core.types import EnvSpec, Obs
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Obs
 from policies import POLICIES, DSRLPolicy, FlowPolicy, GaussianPolicy
 
-SPEC = EnvSpec("test", state_dim=6, privileged_dim=3, action_dim=2, control_dt_s=0.05, max_episode_steps=50)
+SPEC = EnvSpec.of_sizes("test", state=6, privileged=3, action=2)
 FLOW: dict[str, Any] = {
     "actor_hidden": (16, 16), "critic_hidden": (16,), "head_hidden": (16, 8), "horizon": 3, "execute": 3,
 }  # fmt: skip

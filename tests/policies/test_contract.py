@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -176,7 +178,7 @@ def test_normalizer_statistics_travel_in_the_weights(name):
 
 
 def test_a_spec_without_privileged_state(name):
-    spec = type(SPEC)("test", 6, 0, 2, 0.05, 50)
+    spec = replace(SPEC, privileged=())
     policy = entry(name).build(spec, entry(name).config(**SMALL[name]))
     obs = {"state": torch.randn(4, 6)}
     policy.update_normalizer(obs)

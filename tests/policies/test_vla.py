@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.core.protocols import Imitator, Policy, Precomputing, Pretrained, Startable
-from embodied.core.types import CameraSpec, EnvSpec, Obs, Role
+from embodied.core.spec import CameraSpec, EnvSpec, Instruction, Term
+from embodied.core.types import Obs, Role
 from policies.vla.policy import VLAPolicy, _centres
 from policies.vla.text import tokenize, train_tokenizer
 from tests.algos.fragments import rollout
@@ -184,7 +186,7 @@ def test_two_updates_and_a_first_ratio_of_one(options: dict[str, Any]) -> None:
 
 
 def spec(**changes: Any) -> EnvSpec:
-    return EnvSpec(**({name: getattr(SPEC, name) for name in EnvSpec.__slots__} | changes))
+    return replace(SPEC, **changes)
 
 
 def sized(text_config: dict[str, int] | None = None, **changes: int) -> dict[str, Any]:
@@ -199,9 +201,13 @@ def sized(text_config: dict[str, int] | None = None, **changes: int) -> dict[str
         ({"cameras": ()}, {}, "built without cameras"),
         ({"cameras": (CameraSpec("front", 16, 16),)}, {}, "sees 'wrist' at 16x16; this environment has: front 16x16"),
         ({"cameras": (CameraSpec("front", 32, 32),)}, {"cameras": ("front",)}, "has: front 32x32"),
-        ({"state_dim": 7}, {}, "state of task words has 7 entries, the model takes 6"),
-        ({"instructions": ("lift it", " ")}, {}, "an instruction is empty"),
-        ({"instructions": ("lift it now",)}, {"max_tokens": 3}, "has 5 tokens, policy.max_tokens allows 3"),
+        ({"state": (Term("state", 7),)}, {}, "state of task words has 7 entries, the model takes 6"),
+        ({"instructions": tuple(Instruction(text, "a") for text in ("lift it", " "))}, {}, "an instruction is empty"),
+        (
+            {"instructions": (Instruction("lift it now", "a"),)},
+            {"max_tokens": 3},
+            "has 5 tokens, policy.max_tokens allows 3",
+        ),
         ({}, {"freeze": ("eyes",)}, "policy.freeze"),
         ({}, {"dtype": "bfloat16"}, "float32 unless vision and language are both frozen"),
         ({}, {"cameras": ("front", "front")}, "policy.cameras"),

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.core.types import CameraSpec, EnvSpec, Obs
+from embodied.core.spec import CameraSpec, EnvSpec, Instruction
+from embodied.core.types import Obs
 from policies.vla.config import VLAConfig
 from policies.vla.policy import VLAPolicy
 from policies.vla.text import tokenize
@@ -15,7 +16,10 @@ from policies.vla.text import tokenize
 SIZE = 16
 CAMERAS = (CameraSpec("front", SIZE, SIZE), CameraSpec("wrist", SIZE, SIZE))
 TEXTS = ("pick up the red cube", "put the blue ball into the left tray, please", "lift it")
-SPEC = EnvSpec("words", 5, 3, 2, 0.05, 40, instructions=TEXTS, cameras=CAMERAS)
+SPEC = EnvSpec.of_sizes(
+    "words", state=5, privileged=3, action=2, max_episode_steps=40, cameras=CAMERAS,
+    instructions=tuple(Instruction(text, goal=text) for text in TEXTS),
+)  # fmt: skip
 GEMMA = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 24,
 }  # fmt: skip

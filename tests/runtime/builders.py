@@ -11,10 +11,11 @@ import torch
 from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
 from embodied.core.protocols import Algorithm, Policy, VecEnv
-from embodied.core.types import EnvSpec
+from embodied.core.spec import EnvSpec
 from embodied.runtime import Runtime, RuntimeConfig, build_runtime
+from envs import first_episodes
 from policies import GaussianConfig, GaussianPolicy
-from tests.runtime.point_env import PointEnv
+from tests.runtime.point_env import PointEnv, point_sampler
 
 NUM_ENVS = 12
 DECISIONS = 4
@@ -30,7 +31,7 @@ def make_algorithm(policy: Policy) -> Algorithm:
 
 
 def build(
-    make_env: Callable[[int, int], VecEnv] = lambda num_envs, _: PointEnv(num_envs, stagger=True),
+    make_env: Callable[[int, int], VecEnv] = lambda num_envs, _: PointEnv(num_envs),
     make_algorithm: Callable[[Policy], Algorithm] = make_algorithm,
     make_policy: Callable[[EnvSpec], Policy] = make_policy,
     seed: int = 1,
@@ -47,7 +48,9 @@ def build(
         make_env=make_env,
         make_policy=make_policy,
         make_algorithm=make_algorithm,
+        make_sampler=point_sampler,
         make_eval_env=lambda num_envs, _: PointEnv(num_envs),
+        eval_plans=first_episodes,
     )
 
 

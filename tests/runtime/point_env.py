@@ -7,83 +7,64 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from embodied.core.types import EnvSpec, EpisodeStats, Obs, Timestep
+from embodied.core.episodes import EpisodePlans, EpisodeSampler, Ints
+from embodied.core.spec import SUCCESS, ActionTerm, Box, EnvSpec, Term
+from embodied.core.types import Obs
+from envs.common.episodic import Advance, EpisodicEnv
+from envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
 
 LIMIT = 1.5  # leaving this square terminates
 
 
-class PointEnv:
-    """Positions in the plane, action is a velocity. Starts differ per env and episode and depend on its seed alone.
+def point_spec(max_episode_steps: int = 20) -> EnvSpec:
+    return EnvSpec(
+        task="point",
+        state=(Term("position", 2, "m"), Term("time", 1)),
+        action=Box((ActionTerm("vx"), ActionTerm("vy"))),
+        control_dt_s=0.1,
+        max_episode_steps=max_episode_steps,
+    )
+
+
+class PointEnv(EpisodicEnv):
+    """Positions in the plane, action is a velocity. Starts are a function of the plan.
 
     Success within 0.3 of the origin; terminates outside ``LIMIT``, truncates after ``max_episode_steps``.
     """
 
-    def __init__(self, num_envs: int, max_episode_steps: int = 20, stagger: bool = False) -> None:
-        self.num_envs = num_envs
-        self.spec = EnvSpec("point", 3, 0, 2, 0.1, max_episode_steps)
-        self.stagger = stagger
-        self.seed_N = torch.arange(num_envs)
-        self.episode_N = torch.zeros(num_envs, dtype=torch.int64)
+    def __init__(self, num_envs: int, max_episode_steps: int = 20) -> None:
+        super().__init__(point_spec(max_episode_steps), num_envs)
         self.position_N2 = torch.zeros(num_envs, 2)
-        self.elapsed_N = torch.zeros(num_envs, dtype=torch.int64)
-        self.return_N = torch.zeros(num_envs)
-        self.success_once_N = torch.zeros(num_envs, dtype=torch.bool)
         self.closed = False
 
-    def reset(self, seed: int | None = None) -> Obs:
-        self.seed_N = torch.arange(self.num_envs) + (seed or 0)
-        self.episode_N.zero_()
-        self._begin(torch.arange(self.num_envs))
-        if self.stagger:
-            self.elapsed_N = self.seed_N % self.spec.max_episode_steps
-        return self._obs()
+    def start(self, ids: Ints, plans: EpisodePlans) -> None:
+        phase = torch.from_numpy(plans.seed_n * 7 + plans.number_n * 13).double()
+        self.position_N2[torch.from_numpy(ids)] = torch.stack([phase.mul(0.7).sin(), phase.mul(1.3).cos()], -1).float()
 
-    def step(self, action: Tensor) -> Timestep:
-        if not torch.isfinite(action).all():
-            raise ValueError("action has NaN")
-        num_actions = action.shape[1]
-        reward_NE = torch.zeros(self.num_envs, num_actions)
-        num_steps_N = torch.zeros(self.num_envs, dtype=torch.int64)
-        alive_N = torch.ones(self.num_envs, dtype=torch.bool)
-        terminated_N = torch.zeros(self.num_envs, dtype=torch.bool)
-        for e in range(num_actions):
-            self.position_N2 += 0.1 * action[:, e].clamp(-1, 1) * alive_N[:, None]
-            reward_NE[:, e] = -self.position_N2.norm(dim=-1) * alive_N
-            num_steps_N += alive_N
-            self.elapsed_N += alive_N
-            self.success_once_N |= alive_N & self._success()
-            terminated_N |= alive_N & (self.position_N2.abs() > LIMIT).any(-1)
-            alive_N &= ~terminated_N & (self.elapsed_N < self.spec.max_episode_steps)
-        self.return_N += reward_NE.sum(-1)
-        ended = (~alive_N).nonzero().squeeze(-1)
-        once, now = self.success_once_N[ended], self._success()[ended]
-        stats = EpisodeStats(ended, self.return_N[ended], self.elapsed_N[ended], once, now, torch.zeros_like(ended))
-        final_obs = {key: rows[ended] for key, rows in self._obs().items()}
-        self._begin(ended)
-        truncated_N = ~alive_N & ~terminated_N
-        return Timestep(self._obs(), reward_NE, terminated_N, truncated_N, num_steps_N, ended, final_obs, stats)
+    def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
+        rows = slice(None) if ids is None else torch.from_numpy(ids)
+        self.position_N2[rows] += 0.1 * action_NA[rows]
+        distance_N = self.position_N2.norm(dim=-1)
+        outside_N = (self.position_N2.abs() > LIMIT).any(-1)
+        return Advance(-distance_N, {SUCCESS: distance_N < 0.3}, failed_N=outside_N)
+
+    def observe(self, ids: Ints | None = None) -> Obs:
+        time = (1 - self.steps_left_N.float() / self.spec.max_episode_steps)[:, None]
+        state = torch.cat([self.position_N2, time], -1)
+        return {"state": state if ids is None else state[torch.from_numpy(ids)]}
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return {"position": self.position_N2.clone(), **self.episode_state()}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value.clone())
+    def load_state_dict(self, state: Mapping[str, Tensor], sampler: EpisodeSampler) -> None:
+        self.position_N2.copy_(state["position"])
+        self.load_episode_state(state, sampler)
 
     def close(self) -> None:
         self.closed = True
 
-    def _success(self) -> Tensor:
-        return self.position_N2.norm(dim=-1) < 0.3
 
-    def _begin(self, ids: Tensor) -> None:
-        phase = (self.seed_N[ids] * 7 + self.episode_N[ids] * 13).double()
-        self.position_N2[ids] = torch.stack([phase.mul(0.7).sin(), phase.mul(1.3).cos()], -1).float()
-        self.episode_N[ids] += 1
-        self.elapsed_N[ids] = 0
-        self.return_N[ids] = 0.0
-        self.success_once_N[ids] = False
-
-    def _obs(self) -> Obs:
-        time = self.elapsed_N.float()[:, None] / self.spec.max_episode_steps
-        return {"state": torch.cat([self.position_N2, time], -1)}
+def point_sampler(spec: EnvSpec, num_envs: int, first_seed: int, incarnation: int = 0) -> UniformSampler:
+    """Staggered episodes."""
+    setup = SamplerSetup(num_envs, first_seed, stagger=True, incarnation=incarnation)
+    return UniformSampler(spec, UniformConfig(), setup)

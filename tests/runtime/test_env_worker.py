@@ -13,8 +13,9 @@ from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActRequest
 from embodied.runtime.weight_store import WeightStore
+from envs import UniformSampler
 from tests.runtime.builders import make_policy
-from tests.runtime.point_env import PointEnv
+from tests.runtime.point_env import PointEnv, point_sampler
 
 CPU = torch.device("cpu")
 N, T, SEED = 16, 7, 5
@@ -28,8 +29,13 @@ def make_server(merge: bool = True) -> tuple[ActorServer, WeightStore]:
     return ActorServer(policy, store, CPU, merge), store
 
 
+def make_env() -> tuple[PointEnv, UniformSampler]:
+    env = PointEnv(N, max_episode_steps=6)
+    return env, point_sampler(env.spec, N, first_env_seed(Purpose.TRAINING, SEED))
+
+
 def make_worker(server: ActorServer, groups: int = 1) -> EnvWorker:
-    envs = [PointEnv(N, max_episode_steps=6, stagger=True) for _ in range(groups)]
+    envs = [make_env() for _ in range(groups)]
     return EnvWorker(envs, 0, T, server.policy.execute, server.policy.sample_noise, SEED)
 
 
@@ -45,9 +51,9 @@ def test_two_fragments_match_a_rollout_by_hand() -> None:
     server, _ = make_server()
     worker = make_worker(server)
     policy = server.policy
-    env = PointEnv(N, max_episode_steps=6, stagger=True)
+    env, sampler = make_env()
     generator = torch.Generator().manual_seed(int(np.random.SeedSequence((SEED, 0, 0)).generate_state(1)[0]))
-    obs = env.reset(first_env_seed(Purpose.TRAINING, SEED))
+    obs = env.reset(sampler)
     for sequence in range(2):
         fragment = sample(worker, server, sequence)
         truncations = 0

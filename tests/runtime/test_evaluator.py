@@ -8,12 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, PlanList
+from embodied.core.seeds import Purpose, first_env_seed
+from embodied.core.spec import SUCCESS, Instruction
 from embodied.core.statistics import wilson_interval
-from embodied.core.types import EpisodeStats, Obs, Timestep
+from embodied.core.types import Obs, Timestep
 from embodied.runtime import evaluate
 from embodied.runtime.evaluator import summary
+from envs import first_episodes
 from tests.runtime.builders import make_policy
-from tests.runtime.point_env import PointEnv
+from tests.runtime.point_env import PointEnv, point_sampler
+
+
+def plans(episodes: int, seed: int) -> EpisodePlans:
+    return first_episodes(PointEnv(1).spec, episodes, first_env_seed(Purpose.EVALUATION, seed))
 
 
 class WatchedEnv(PointEnv):
@@ -24,8 +32,8 @@ class WatchedEnv(PointEnv):
         self.steps: list[Timestep] = []
         self.first: Obs = {}
 
-    def reset(self, seed: int | None = None) -> Obs:
-        self.first = super().reset(seed)
+    def reset(self, sampler: EpisodeSampler) -> Obs:
+        self.first = super().reset(sampler)
         return self.first
 
     def step(self, action: Tensor) -> Timestep:
@@ -38,7 +46,7 @@ def test_each_env_counts_its_first_episode_only() -> None:
     policy = make_policy(env.spec)
     with torch.no_grad():  # some leave the square early and begin a second episode
         policy.actor[-1].bias.fill_(1.0)
-    result = evaluate(policy, env, 9, seed=4)
+    result = evaluate(policy, env, plans(9, 4), seed=4)
     first: dict[int, tuple[float, int, bool]] = {}
     for step in env.steps:
         stats = step.episodes
@@ -54,13 +62,33 @@ def test_each_env_counts_its_first_episode_only() -> None:
     assert result["seed"] == 4
 
 
+@pytest.mark.parametrize("num_envs", [1, 4, 9])
+def test_any_number_of_envs_runs_the_same_episodes(num_envs: int) -> None:
+    """Nine episodes, some short: each is run once and to its end, whichever env is free."""
+    policy = make_policy(PointEnv(1).spec)
+    with torch.no_grad():
+        policy.actor[-1].bias.fill_(1.0)
+    env = WatchedEnv(num_envs)
+    result = evaluate(policy, env, plans(9, 4), seed=4)
+    reference = evaluate(policy, PointEnv(9), plans(9, 4), seed=4)
+    for key in ("task", "success_at_end_ci95"):
+        assert result.pop(key) == reference.pop(key)
+    assert result == pytest.approx(reference, rel=1e-6)
+    ran = [seed for step in env.steps for seed in PlanList.counted(step.episodes).plans.seed_n.tolist()]
+    assert sorted(ran) == plans(9, 4).seed_n.tolist()
+
+
 def test_splits_and_goals_are_counted_apart() -> None:
     spec = replace(
-        PointEnv(1).spec, instructions=("a1", "a2", "b", "c"), instruction_goals=("a", "a", "b", "c"),
-        instruction_splits=("train", "train", "train", "held_out"),
+        PointEnv(1).spec,
+        instructions=(
+            Instruction("a1", "a"), Instruction("a2", "a"), Instruction("b", "b"), Instruction("c", "c", "held_out"),
+        ),
     )  # fmt: skip
-    told, solved = torch.tensor([0, 1, 1, 2, 3, 3]), torch.tensor([True, False, True, True, False, False])
-    stats = EpisodeStats(torch.arange(6), torch.ones(6), torch.full((6,), 5), torch.ones(6).bool(), solved, told)
+    run, solved = plans(6, 0), torch.tensor([True, False, True, True, False, False])
+    run.instruction_n[:] = [0, 1, 1, 2, 3, 3]
+    once, at_end = {SUCCESS: torch.ones(6).bool()}, {SUCCESS: solved}
+    stats = EpisodeStats(torch.arange(6), torch.ones(6), torch.full((6,), 5), run, once, at_end)
     result = summary(stats, spec, seed=0)
     assert (result["episodes"], result["success_at_end"], result["success_once"]) == (6, 0.5, 1.0)
     assert list(result["splits"]) == ["train", "held_out"]
@@ -78,9 +106,10 @@ def test_splits_and_goals_are_counted_apart() -> None:
 def test_depends_on_the_seed_alone() -> None:
     policy = make_policy(PointEnv(1).spec)
     used = PointEnv(6)
-    used.reset(77)
+    used.reset(point_sampler(used.spec, 6, 77))
     used.step(torch.ones(6, 2, 2))
-    results = [evaluate(policy, env, 6, seed) for env, seed in ((PointEnv(6), 1), (used, 1), (PointEnv(6), 2))]
+    cases = (PointEnv(6), 1), (used, 1), (PointEnv(6), 2)
+    results = [evaluate(policy, env, plans(6, seed), seed) for env, seed in cases]
     assert results[0] == results[1]
     assert results[0] != results[2]
 
@@ -88,7 +117,7 @@ def test_depends_on_the_seed_alone() -> None:
 def test_two_seeds_share_no_initial_state() -> None:
     def starts(seed: int) -> set[tuple[float, ...]]:
         env = WatchedEnv(6)
-        evaluate(make_policy(env.spec), env, 6, seed)
+        evaluate(make_policy(env.spec), env, plans(6, seed), seed)
         return {tuple(row) for row in env.first["state"].tolist()}
 
     assert len(starts(1) | starts(2)) == 12

@@ -9,7 +9,8 @@ import time
 import pytest
 import torch
 
-from embodied.core.types import EpisodeStats, Fragment
+from embodied.core.episodes import EpisodeStats
+from embodied.core.types import Fragment
 from embodied.runtime.channel import Channel, Closed
 from embodied.runtime.ledger import Ledger, Ticket
 

@@ -8,6 +8,7 @@ import numpy as np
 from mujoco.batch import Batch
 
 from embodied.core.errors import UserError
+from embodied.core.spec import ActionTerm, Box
 
 # Gripper down, tool centre point at (0.615, 0, 0.17).
 HOME_QPOS = np.array([0, np.pi / 8, 0, -5 * np.pi / 8, 0, 3 * np.pi / 4, np.pi / 4])
@@ -39,6 +40,20 @@ class ControlConfig:
     def __post_init__(self) -> None:
         if self.mode not in ("ee_delta", "joint_delta"):
             raise UserError(f"control.mode: got '{self.mode}', allowed: ee_delta, joint_delta")
+
+
+def action_space(config: ControlConfig) -> Box:
+    """What actions command under ``config``, the gripper last."""
+    move = [ActionTerm(f"d{axis}", f"tool along {axis} of the base", config.delta_m, unit="m") for axis in "xyz"]
+    if config.rotation:
+        move.append(ActionTerm("dyaw", "tool about the vertical", config.delta_rad, unit="rad"))
+    if config.mode == "joint_delta":
+        move = [
+            ActionTerm(f"djoint{i + 1}", f"joint {i + 1} from its present angle", config.delta_rad, unit="rad")
+            for i in range(NUM_ARM)
+        ]
+    half_m, centre_m = (FINGER_OPEN_M - FINGER_CLOSED_M) / 2, (FINGER_OPEN_M + FINGER_CLOSED_M) / 2
+    return Box((*move, ActionTerm("gripper", "target of each finger, 1 open and -1 closed", half_m, centre_m, "m")))
 
 
 def solve_spd(matrix: np.ndarray, rhs: np.ndarray) -> np.ndarray:
@@ -90,13 +105,10 @@ class PandaArm:
         self.site_xpos, self.site_xmat = batch.bind("site_xpos"), batch.bind("site_xmat")
         self.xaxis, self.xanchor = batch.bind("xaxis"), batch.bind("xanchor")
         self.low, self.high = model.actuator_ctrlrange[:NUM_ARM].T
-        self.axes = ["dx", "dy", "dz"] + (["dyaw"] if config.rotation else [])
-        if config.mode == "joint_delta":
-            self.axes = [f"djoint{i + 1}" for i in range(NUM_ARM)]
 
     @property
     def action_names(self) -> tuple[str, ...]:
-        return (*self.axes, "gripper")
+        return action_space(self.config).names
 
     def reset(self, ids: np.ndarray, qpos_n7: np.ndarray) -> None:
         """Put the arm of envs ``ids`` at joint angles qpos [n, 7] with the gripper open, and hold it there."""

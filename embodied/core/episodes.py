@@ -1,0 +1,187 @@
+"""What episodes are to be, who decides it, and what came of them.
+
+    sampler.start() ──► EpisodePlans of all envs ──► VecEnv ──► EpisodeStats of those that ended
+        sampler.next(stats, steps_left_N) ──► EpisodePlans of their next episodes ──┘
+
+A simulator knows none of the reasons for a plan: staggered starts, starts from a later stage, groups of equal episodes,
+the fixed episodes of an evaluation and curricula are all samplers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embodied.core.spec import SUCCESS
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodePlans:
+    """What n episodes are to be, one row each. An episode is a pure function of its plan and of the actions."""
+
+    seed_n: Ints
+    """Env seed, at least 0."""
+    number_n: Ints
+    """Number of the episode among those of its seed."""
+    instruction_n: Ints
+    """Index into ``EnvSpec.instructions``; 0 where there are none."""
+    stage_n: Ints
+    """0 for the ordinary start, i for ``EnvSpec.stages[i - 1]``."""
+    time_limit_n: Ints
+    """Control steps after which the episode is truncated, at least 1."""
+
+    def __len__(self) -> int:
+        return len(self.seed_n)
+
+    def rows(self, ids: Ints | slice) -> EpisodePlans:
+        """The plans of some rows, in the order of ``ids``."""
+        return EpisodePlans(*(getattr(self, field.name)[ids] for field in fields(self)))
+
+    def put(self, ids: Ints, plans: EpisodePlans) -> None:
+        """Overwrite rows ``ids`` in place by ``plans``."""
+        for field in fields(self):
+            getattr(self, field.name)[ids] = getattr(plans, field.name)
+
+    @staticmethod
+    def empty(num: int) -> EpisodePlans:
+        """``num`` plans to be overwritten: seed 0, episode 0, ordinary start, one control step."""
+        seed, number, instruction, stage = np.zeros((4, num), dtype=np.int64)
+        return EpisodePlans(seed, number, instruction, stage, np.ones(num, dtype=np.int64))
+
+    @staticmethod
+    def concatenate(parts: Sequence[EpisodePlans]) -> EpisodePlans:
+        """All rows of ``parts``, in order."""
+        if not parts:
+            return EpisodePlans.empty(0)
+        return EpisodePlans(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(EpisodePlans)))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The columns as tensors; copies."""
+        return {f"plan/{f.name[:-2]}": torch.from_numpy(getattr(self, f.name).copy()) for f in fields(self)}
+
+    @staticmethod
+    def from_state_dict(state: Mapping[str, Tensor]) -> EpisodePlans:
+        """The plans whose ``state_dict`` is in ``state`` among others."""
+        return EpisodePlans(*(state[f"plan/{f.name[:-2]}"].numpy().copy() for f in fields(EpisodePlans)))
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeStats:
+    """Episodes that ended in one step call, one row each (M rows, M may be 0)."""
+
+    env_id_M: Tensor
+    """int64, index in the VecEnv."""
+    return_M: Tensor
+    """float32, undiscounted sum of rewards."""
+    length_M: Tensor
+    """int64, control steps."""
+    plans: EpisodePlans
+    """What each episode was to be, M rows."""
+    once: Mapping[str, Tensor]
+    """For each of ``EnvSpec.outcomes``, whether it held after some step, bool [M]."""
+    at_end: Mapping[str, Tensor]
+    """For each of ``EnvSpec.outcomes``, whether it held after the last step, bool [M]."""
+
+    def __len__(self) -> int:
+        return len(self.env_id_M)
+
+    @property
+    def success_once_M(self) -> Tensor:
+        """bool [M]; only where the environment has the outcome ``success``."""
+        return self.once[SUCCESS]
+
+    @property
+    def success_at_end_M(self) -> Tensor:
+        """bool [M]; only where the environment has the outcome ``success``."""
+        return self.at_end[SUCCESS]
+
+    def rows(self, ids: Tensor) -> EpisodeStats:
+        """Some of the episodes; ids: int64 indices or a bool mask [M]."""
+        once, at_end = ({name: held[ids] for name, held in part.items()} for part in (self.once, self.at_end))
+        plans = self.plans.rows(ids.numpy())
+        return EpisodeStats(self.env_id_M[ids], self.return_M[ids], self.length_M[ids], plans, once, at_end)
+
+    @staticmethod
+    def concatenate(parts: Sequence[EpisodeStats]) -> EpisodeStats:
+        """All rows of ``parts``, which have the same outcomes."""
+        parts = [part for part in parts if len(part)]
+        if not parts:
+            none = torch.zeros(0)
+            return EpisodeStats(none.long(), none, none.long(), EpisodePlans.empty(0), {}, {})
+        once = {name: torch.cat([part.once[name] for part in parts]) for name in parts[0].once}
+        at_end = {name: torch.cat([part.at_end[name] for part in parts]) for name in parts[0].at_end}
+        env_id, returns, length = (
+            torch.cat([getattr(part, name) for part in parts]) for name in ("env_id_M", "return_M", "length_M")
+        )
+        return EpisodeStats(env_id, returns, length, EpisodePlans.concatenate([p.plans for p in parts]), once, at_end)
+
+
+@runtime_checkable
+class EpisodeSampler(Protocol):
+    """Decides what the episodes of one VecEnv are to be. Used by the thread that steps it."""
+
+    num_envs: int
+
+    def start(self) -> EpisodePlans:
+        """Plans for a new episode in every env; the present ones, if there are any, are given up."""
+        ...
+
+    def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
+        """Plans for the next episodes of envs ``ended.env_id_M``, in that order.
+
+        ended: how their last episodes ended. steps_left_N: int64, control steps that every env still has to its time
+        limit; 0 for an env whose time is up.
+        """
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that ``load_state_dict`` needs to draw the same plans again, as tensors; copies."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+
+
+class PlanList:
+    """A sampler that hands out given plans in order, each once, to whichever env is free.
+
+    Every plan is run to its end, so short episodes are not favoured. An env for which no plan is left runs its last one
+    again, under number -1, which tells that it does not count.
+    """
+
+    def __init__(self, plans: EpisodePlans, num_envs: int) -> None:
+        assert 1 <= num_envs <= len(plans), f"{num_envs} envs for {len(plans)} plans"
+        self.plans, self.num_envs = plans, num_envs
+        self._given = num_envs
+
+    def start(self) -> EpisodePlans:
+        self._given = self.num_envs
+        return self.plans.rows(slice(self.num_envs))
+
+    def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
+        wanted = np.arange(self._given, self._given + len(ended))
+        self._given = min(self._given + len(ended), len(self.plans))
+        fresh = wanted < len(self.plans)
+        plans = ended.plans.rows(slice(None))
+        again = EpisodePlans.concatenate([plans])  # a copy
+        again.number_n[:] = -1
+        again.put(np.flatnonzero(fresh), self.plans.rows(wanted[fresh]))
+        return again
+
+    @staticmethod
+    def counted(ended: EpisodeStats) -> EpisodeStats:
+        """Those of the episodes that ran a plan of the list."""
+        return ended.rows(torch.from_numpy(ended.plans.number_n >= 0))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"given": torch.tensor(self._given)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._given = int(state["given"])

@@ -1,0 +1,229 @@
+"""The part of a ``VecEnv`` that is the same for every simulator: chunks of actions, ends of episodes, statistics.
+
+    action chunk [N, E, A] ─► for each control step: advance ─► rewards, failures, outcomes; count towards time limits
+                             (an env that ends inside the chunk is not stepped further)
+                           ─► final_obs of the ended rows ─► sampler.next ─► start those rows ─► obs, Timestep
+
+A simulator is a subclass of ``EpisodicEnv`` that says how episodes start, how one control step is made and what is
+observed. It knows no time limit, no chunk and no sampler.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, Ints
+from embodied.core.spec import Discrete, EnvSpec
+from embodied.core.types import Obs, Timestep
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What one control step brought to all N envs; rows of envs that were not stepped are ignored."""
+
+    reward_N: Tensor
+    """float32 [N]."""
+    outcomes: Mapping[str, Tensor] = field(default_factory=dict)
+    """For each of ``EnvSpec.outcomes``, whether it holds in the new state, bool [N]."""
+    failed_N: Tensor | None = None
+    """Envs whose episode ends here as a termination, bool [N]; None where there are none."""
+    broken_n: Tensor | None = None
+    """Envs whose simulation diverged, int64 [n]: truncated, without a reward or outcome of this step."""
+
+
+class EpisodicEnv(ABC):
+    """A ``VecEnv`` (see embodied.core.protocols) around the three methods of a simulator.
+
+    spec: what the environment is. num_envs: N. Not for use from several threads at once.
+    """
+
+    plans: EpisodePlans
+    """What the present episode of each env is to be."""
+    steps_left_N: Tensor
+    """int64 [N], control steps to the time limit of each env's present episode."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, spec: EnvSpec, num_envs: int) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs: got {num_envs}, allowed: 1 or more")
+        self.spec, self.num_envs = spec, num_envs
+        self.plans = EpisodePlans.empty(num_envs)
+        self.on_control_step: Callable[[Any], None] | None = None  # observer of every control step, for videos
+        self.sampler: EpisodeSampler | None = None
+        self.steps_left_N = torch.zeros(num_envs, dtype=torch.int64)
+        self._length_N = torch.zeros(num_envs, dtype=torch.int64)
+        self._return_N = torch.zeros(num_envs)
+        self._once = {name: torch.zeros(num_envs, dtype=torch.bool) for name in spec.outcomes}
+
+    # -- what a simulator says -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def start(self, ids: Ints, plans: EpisodePlans) -> None:
+        """Begin an episode in each of envs ``ids`` [n] as the n ``plans`` say, whatever state the env is in."""
+
+    @abstractmethod
+    def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
+        """Make one control step of envs ``ids`` (None: all) and leave the others as they are.
+
+        action_NA: float32 [N, A] in [-1, 1], or int64 [N, 1] for ``Discrete``; rows of other envs are to be ignored.
+        """
+
+    @abstractmethod
+    def observe(self, ids: Ints | None = None) -> Obs:
+        """The present observation of envs ``ids`` (None: all), new tensors with one row an env."""
+
+    # -- VecEnv ------------------------------------------------------------------------------------------------------
+
+    def reset(self, sampler: EpisodeSampler) -> Obs:
+        """Start an episode in every env as ``sampler`` says, which is asked again whenever one ends."""
+        if sampler.num_envs != self.num_envs:
+            raise ValueError(f"sampler: got one for {sampler.num_envs} envs, needed one for {self.num_envs}")
+        self.sampler = sampler
+        self._begin(np.arange(self.num_envs), sampler.start())
+        return self.observe()
+
+    def step(self, action: Tensor) -> Timestep:
+        """Execute a chunk [N, E, A], or one action [N, A].
+
+        Values beyond the limits of a ``Box`` are clipped. ValueError before the first ``reset``, for a wrong shape, and
+        for a value that is not finite or not a choice; the envs are then untouched.
+        """
+        if self.sampler is None:
+            raise ValueError("step before the first reset: call reset(sampler) first")
+        action_NEA = self._checked(action)
+        num_actions = action_NEA.shape[1]
+        reward_NE = torch.zeros(self.num_envs, num_actions)
+        num_steps_N = torch.zeros(self.num_envs, dtype=torch.int64)
+        alive_N = torch.ones(self.num_envs, dtype=torch.bool)
+        terminated_N = torch.zeros(self.num_envs, dtype=torch.bool)
+        now = {name: torch.zeros(self.num_envs, dtype=torch.bool) for name in self.spec.outcomes}
+        for e in range(num_actions):
+            ids = None if bool(alive_N.all()) else alive_N.nonzero().squeeze(-1).numpy()
+            made = self.advance(action_NEA[:, e], ids)
+            reward_N = made.reward_N * alive_N
+            held = {name: made.outcomes[name] & alive_N for name in self.spec.outcomes}
+            ended_N = torch.zeros(self.num_envs, dtype=torch.bool)
+            if made.failed_N is not None:
+                terminated_N |= made.failed_N & alive_N
+            if made.broken_n is not None and len(made.broken_n):  # what is read there is not how the episode ended
+                reward_N[made.broken_n] = 0.0
+                terminated_N[made.broken_n] = False
+                ended_N[made.broken_n] = True
+                for held_N in held.values():
+                    held_N[made.broken_n] = False
+            for name, held_N in held.items():
+                now[name] = torch.where(alive_N, held_N, now[name])
+                self._once[name] |= held_N
+            reward_NE[:, e] = reward_N
+            num_steps_N += alive_N
+            self._return_N += reward_N
+            self.steps_left_N -= alive_N.long()
+            self._length_N += alive_N
+            alive_N &= (self.steps_left_N > 0) & ~ended_N & ~terminated_N
+            if self.on_control_step is not None:
+                self.on_control_step(self)
+            if not bool(alive_N.any()):
+                break
+        return self._finish(reward_NE, num_steps_N, now, terminated_N, ~alive_N)
+
+    def close(self) -> None:  # noqa: B027 (most simulators hold nothing that must be released)
+        """Release what the simulator holds."""
+
+    # -- for subclasses that can be resumed exactly --------------------------------------------------------------------
+
+    def episode_state(self) -> dict[str, Tensor]:
+        """Plans and counters of the present episodes, a part of the state of an env that can be resumed exactly."""
+        return {
+            **self.plans.state_dict(),
+            "steps_left": self.steps_left_N.clone(),
+            "length": self._length_N.clone(),
+            "return": self._return_N.clone(),
+            **{f"once/{name}": held_N.clone() for name, held_N in self._once.items()},
+        }
+
+    def load_episode_state(self, state: Mapping[str, Tensor], sampler: EpisodeSampler) -> None:
+        """Go on from ``episode_state``, which is in ``state`` among others; ``sampler`` has its state already."""
+        self.sampler = sampler
+        self.plans = EpisodePlans.from_state_dict(state)
+        self.steps_left_N.copy_(state["steps_left"])
+        self._length_N.copy_(state["length"])
+        self._return_N.copy_(state["return"])
+        for name, held_N in self._once.items():
+            held_N.copy_(state[f"once/{name}"])
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _checked(self, action: Tensor) -> Tensor:
+        action = torch.as_tensor(action)
+        shape = tuple(action.shape)
+        if action.ndim == 2:
+            action = action.unsqueeze(1)
+        expected = (self.num_envs, self.spec.action_dim)
+        if action.ndim != 3 or (action.shape[0], action.shape[2]) != expected or action.shape[1] < 1:
+            raise ValueError(
+                f"action: got shape {shape}, needed [{expected[0]}, E, {expected[1]}] with E >= 1, or "
+                f"[{expected[0]}, {expected[1]}]"
+            )
+        if isinstance(self.spec.action, Discrete):
+            return self._checked_choices(action)
+        if not bool(torch.isfinite(action).all()):
+            rows = (~torch.isfinite(action).flatten(1).all(-1)).nonzero().squeeze(-1)
+            raise ValueError(f"action: NaN or infinite in env {rows[:5].tolist()}; nothing was executed")
+        return action.clamp(-1, 1)
+
+    def _checked_choices(self, action: Tensor) -> Tensor:
+        assert isinstance(self.spec.action, Discrete)
+        if action.is_floating_point() or action.dtype == torch.bool:
+            raise ValueError(f"action: got {action.dtype}, needed integers, one of {self.spec.action.n} choices")
+        if int(action.min()) < 0 or int(action.max()) >= self.spec.action.n:
+            raise ValueError(
+                f"action: got {int(action.min())} to {int(action.max())}, allowed: 0 to {self.spec.action.n - 1}; "
+                "nothing was executed"
+            )
+        return action
+
+    def _finish(
+        self, reward_NE: Tensor, num_steps_N: Tensor, now: dict[str, Tensor], terminated_N: Tensor, ended_N: Tensor
+    ) -> Timestep:
+        ended = ended_N.nonzero().squeeze(-1)
+        obs = self.observe()
+        final_obs = {key: value[ended] for key, value in obs.items()}
+        ids = ended.numpy()
+        at_end = {name: held_N[ended] for name, held_N in now.items()}
+        once = {name: held_N[ended] for name, held_N in self._once.items()}
+        plans = self.plans.rows(ids)
+        episodes = EpisodeStats(ended, self._return_N[ended], self._length_N[ended], plans, once, at_end)
+        if len(ended):
+            assert self.sampler is not None
+            self._begin(ids, self.sampler.next(episodes, self.steps_left_N))
+            for key, value in self.observe(ids).items():
+                obs[key][ended] = value
+        return Timestep(
+            obs=obs,
+            reward_NE=reward_NE,
+            terminated_N=terminated_N,
+            truncated_N=ended_N & ~terminated_N,
+            num_steps_N=num_steps_N,
+            final_ids=ended,
+            final_obs=final_obs,
+            episodes=episodes,
+            info=now,
+        )
+
+    def _begin(self, ids: Ints, plans: EpisodePlans) -> None:
+        rows = torch.from_numpy(ids)
+        self.plans.put(ids, plans)
+        self.steps_left_N[rows] = torch.from_numpy(plans.time_limit_n)
+        self._length_N[rows] = 0
+        self._return_N[rows] = 0
+        for held_N in self._once.values():
+            held_N[rows] = False
+        self.start(ids, plans)

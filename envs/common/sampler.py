@@ -1,0 +1,136 @@
+"""Samplers of episodes for training, and the registry of all samplers.
+
+A registered sampler is built as ``build(spec, config, SamplerSetup)``. To write a curriculum, subclass
+``UniformSampler`` and override ``draw_instructions`` or ``draw_stages``, and ``hear`` to learn how episodes ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, Ints
+from embodied.core.registry import Registry
+from embodied.core.spec import EnvSpec
+from envs.common.instructions import InstructionDraw
+from envs.common.seeding import EpisodeRng
+
+INCARNATION = 1_000_000  # episode numbers between a worker and the one that replaces it
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerSetup:
+    """What a sampler serves."""
+
+    num_envs: int
+    """Number N of envs of the VecEnv."""
+    seed: int = 0
+    """Env i has env seed ``seed + i // group_size``."""
+    splits: tuple[str, ...] | None = None
+    """Splits of the instructions that episodes are drawn from, in turn; None is all."""
+    stagger: bool = False
+    """Cut each env's first episode short by a random time, so that resets spread over time."""
+    stages: bool = False
+    """Start some episodes from a later stage of the task, as many as ``StartStage.share`` says."""
+    group_size: int = 1
+    """Neighbours that have the same episodes, in step."""
+    incarnation: int = 0
+    """How often the worker was replaced; another incarnation draws other episodes."""
+
+
+@dataclass(frozen=True)
+class UniformConfig:
+    """Options of the uniform sampler; it has none."""
+
+
+class UniformSampler:
+    """Gives every goal of every split as many episodes as any other.
+
+    UserError for an unknown split; ValueError for a group_size that does not divide the number of envs.
+    """
+
+    def __init__(self, spec: EnvSpec, config: Any, setup: SamplerSetup) -> None:
+        if setup.group_size < 1 or setup.num_envs % setup.group_size:
+            raise ValueError(
+                f"group_size: got {setup.group_size}, allowed: divisors of the number of envs, {setup.num_envs}"
+            )
+        self.spec, self.setup, self.num_envs = spec, setup, setup.num_envs
+        self._instructions = InstructionDraw(spec.instructions, setup.splits) if spec.instructions else None
+        self._first_number = setup.incarnation * INCARNATION
+        self.seed_N = np.arange(setup.num_envs, dtype=np.int64) // setup.group_size + setup.seed
+        self.number_N = np.full(setup.num_envs, self._first_number - 1, dtype=np.int64)
+
+    # -- what a curriculum overrides ---------------------------------------------------------------------------------
+
+    def draw_instructions(self, rng: EpisodeRng) -> Ints:
+        """Instructions of the episodes of ``rng``, indices into ``spec.instructions`` [n]."""
+        return np.zeros(len(rng), dtype=np.int64) if self._instructions is None else self._instructions(rng)
+
+    def draw_stages(self, rng: EpisodeRng) -> Ints:
+        """Stages that the episodes of ``rng`` start from, [n]; see ``EpisodePlans.stage_n``."""
+        if not self.setup.stages or not self.spec.stages:
+            return np.zeros(len(rng), dtype=np.int64)
+        bounds = np.cumsum([stage.share for stage in self.spec.stages])
+        index_n = np.searchsorted(bounds, rng.uniform("held", 0.0, 1.0), side="right")
+        return np.where(index_n < len(bounds), index_n + 1, 0)
+
+    def hear(self, ended: EpisodeStats) -> None:
+        """Take note of how episodes ended, before their successors are drawn."""
+
+    # -- EpisodeSampler ----------------------------------------------------------------------------------------------
+
+    def start(self) -> EpisodePlans:
+        self.number_N += 1
+        return self._draw(np.arange(self.num_envs))
+
+    def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
+        self.hear(ended)
+        ids = ended.env_id_M.numpy()
+        group_left_N = self._group_steps_left(steps_left_N)
+        again = group_left_N[ids] > 0  # the group goes on: the same episode again, so that the group stays in step
+        self.number_N[ids] += ~again
+        plans = self._draw(ids)
+        plans.time_limit_n[again] = group_left_N[ids][again]
+        return plans
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"seed": torch.from_numpy(self.seed_N.copy()), "number": torch.from_numpy(self.number_N.copy())}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.seed_N[:], self.number_N[:] = state["seed"].numpy(), state["number"].numpy()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _draw(self, ids: Ints) -> EpisodePlans:
+        number_n = self.number_N[ids]
+        rng = EpisodeRng(self.seed_N[ids], number_n)
+        limit = self.spec.max_episode_steps
+        skipped_n = np.zeros(len(ids), dtype=np.int64)
+        if self.setup.stagger:
+            offset_n = (rng.uniform("stagger", 0.0, 1.0) * limit).astype(np.int64)
+            skipped_n = np.where(number_n == self._first_number, offset_n, 0)
+        return EpisodePlans(
+            self.seed_N[ids], number_n, self.draw_instructions(rng), self.draw_stages(rng), limit - skipped_n
+        )
+
+    def _group_steps_left(self, steps_left_N: Tensor) -> Ints:
+        """Control steps that the group of each env still has to its end, [N]; 0 for an env without a group."""
+        if self.setup.group_size == 1:
+            return np.zeros(self.num_envs, dtype=np.int64)
+        left_GM = steps_left_N.numpy().reshape(-1, self.setup.group_size)
+        return left_GM.min(axis=1).repeat(self.setup.group_size)
+
+
+SAMPLERS: Registry[Callable[[EnvSpec, Any, SamplerSetup], EpisodeSampler]] = Registry("sampler")
+SAMPLERS.register("uniform", config=UniformConfig)(UniformSampler)
+
+
+def first_episodes(spec: EnvSpec, episodes: int, seed: int, splits: Sequence[str] | None = None) -> EpisodePlans:
+    """The first episode of each of the seeds ``seed``, ``seed + 1``, ..., full-length and from the ordinary start."""
+    setup = SamplerSetup(episodes, seed, None if splits is None else tuple(splits))
+    return UniformSampler(spec, UniformConfig(), setup).start()

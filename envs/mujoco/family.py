@@ -1,0 +1,38 @@
+"""The family of our own tasks, simulated by MuJoCo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from embodied.core.spec import CameraSpec, EnvSpec
+from envs.mujoco.pool import MujocoPool, SimConfig, spec_of
+from envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS
+from envs.rendering.cameras import Camera
+from envs.rendering.vision import find_camera
+
+
+@FAMILIES.register(DEFAULT_FAMILY, config=SimConfig)
+class MujocoFamily:
+    """See ``envs.registry.Family``."""
+
+    def ids(self) -> Sequence[str]:
+        return TASKS.names()
+
+    def task_config(self, id: str) -> type[Any]:
+        return TASKS[id].config
+
+    def spec(self, id: str, task: Any, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
+        return spec_of(TASKS[id].build(task), [find(camera) for camera in cameras])
+
+    def make(
+        self, id: str, task: Any, *, num_envs: int, num_threads: int, sim: Any, cameras: Sequence[CameraSpec] = ()
+    ) -> MujocoPool:
+        found = [find(camera) for camera in cameras]
+        return MujocoPool(TASKS[id].build(task), num_envs=num_envs, num_threads=num_threads, sim=sim, cameras=found)
+
+
+def find(camera: CameraSpec) -> Camera:
+    """The camera of that name, as large as the spec says. UserError for an unknown one."""
+    return replace(find_camera(camera.name), width=camera.width, height=camera.height)
