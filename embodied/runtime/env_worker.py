@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.contract import check_obs, check_timestep
 from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
 from embodied.core.protocols import ExactResume, VecEnv
@@ -104,6 +105,7 @@ class Cursor:
         self.obs: Obs | None = None
         self.ticket: Ticket | None = None
         self.sim_s = 0.0
+        self._checked = False  # the env has returned a step that keeps its contract
         self._t = 0
         self._recorder: Recorder | None = None
         self._awaited_rows = torch.empty(0, dtype=torch.int64)  # envs truncated at decision t-1: their V is asked for
@@ -113,6 +115,7 @@ class Cursor:
         assert self.ticket is None, "the group is in the middle of a fragment"
         if self.obs is None:
             self.obs = self.env.reset(self.sampler)
+            check_obs(self.env, self.obs, self.env.num_envs, "reset()")
         self.ticket, self._t = ticket, 0
         self._recorder = Recorder(self.decisions, self.env.num_envs)
         return self._request_action()
@@ -132,6 +135,9 @@ class Cursor:
         began = time.perf_counter()
         step = self.env.step(reply.sample.action_NHA[:, : self.execute])
         self.sim_s += time.perf_counter() - began
+        if not self._checked:
+            check_timestep(self.env, step, self.execute)
+            self._checked = True
         self._recorder.record(self._t, reply.sample, step)
         self.obs = step.obs
         self._final_obs = None

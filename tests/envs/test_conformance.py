@@ -1,0 +1,85 @@
+"""What an environment must keep: ours do, and one that breaks a rule is told which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from embodied.core.contract import check_timestep
+from embodied.core.errors import UserError
+from embodied.core.types import Timestep
+from envs.common.conformance import check_env, random_actions
+from envs.mujoco.pool import MujocoPool
+from tests.envs.helpers import TASK_NAMES, pool
+from tests.runtime.point_env import PointEnv
+
+
+@pytest.mark.parametrize("task", TASK_NAMES)
+def test_our_tasks_conform(task: str) -> None:
+    def make(num_envs: int) -> MujocoPool:
+        return pool(task, num_envs, max_episode_steps=5)
+
+    check_env(make)
+
+
+def test_a_simulator_of_tensors_conforms() -> None:
+    check_env(lambda num_envs: PointEnv(num_envs, max_episode_steps=7))
+
+
+def changed(**changes: Callable[[Timestep], Any]) -> type[PointEnv]:
+    class Changed(PointEnv):
+        def step(self, action: torch.Tensor) -> Timestep:
+            step = super().step(action)
+            return replace(step, **{name: change(step) for name, change in changes.items()})
+
+    return Changed
+
+
+RULES: dict[str, tuple[Callable[[Timestep], Any], str]] = {
+    "reward_NE": (lambda step: step.reward_NE.double(), "reward_NE is float64 .*, must be float32"),
+    "terminated_N": (lambda step: step.truncated_N | step.terminated_N, "terminated and truncated at once"),
+    "num_steps_N": (lambda step: step.num_steps_N * 0, "num_steps_N must be 1 to 3"),
+    "final_ids": (lambda step: step.final_ids.flip(0)[1:], "final_ids must be the rows"),
+    "obs": (lambda step: {"pixels": step.obs["state"]}, r"step\(\).obs lacks 'state'"),
+    "final_obs": (lambda step: step.obs, r"final_obs\['state'\] is float32 .*, must be float32"),
+}
+
+
+@pytest.mark.parametrize("field", RULES)
+def test_a_broken_rule_is_named(field: str) -> None:
+    change, message = RULES[field]
+    broken = changed(**{field: change})
+    with pytest.raises(UserError, match=f"environment 'point' breaks the contract of a VecEnv: .*{message}"):
+        check_env(lambda num_envs: broken(num_envs, max_episode_steps=7))
+
+
+def test_an_episode_must_follow_from_its_plan() -> None:
+    class Random(PointEnv):
+        def start(self, ids: Any, plans: Any) -> None:
+            super().start(ids, plans)
+            self.position_N2[ids] += 0.1 * torch.rand(len(ids), 2)
+
+    with pytest.raises(UserError, match="must be a function of its plan and actions"):
+        check_env(lambda num_envs: Random(num_envs, max_episode_steps=7))
+
+
+def test_a_state_must_be_whole() -> None:
+    class Forgetful(PointEnv):
+        def state_dict(self) -> dict[str, torch.Tensor]:
+            state = super().state_dict()
+            return state | {"position": torch.zeros_like(state["position"])}
+
+    with pytest.raises(UserError, match="must go on exactly"):
+        check_env(lambda num_envs: Forgetful(num_envs, max_episode_steps=7))
+
+
+def test_rewards_after_the_end_are_named() -> None:
+    env = pool("reach", 3, max_episode_steps=2)
+    step = env.step(random_actions(env.spec, 3, 4, seed=0))
+    step.reward_NE[1, 3] = 1.0
+    with pytest.raises(UserError, match="rewards after the end of an episode must be 0"):
+        check_timestep(env, step, 4)
