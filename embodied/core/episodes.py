@@ -41,7 +41,7 @@ class EpisodePlans:
     def __len__(self) -> int:
         return len(self.seed_n)
 
-    def rows(self, ids: Ints | slice) -> EpisodePlans:
+    def rows(self, ids: Ints | NDArray[np.bool_] | slice) -> EpisodePlans:
         """The plans of some rows, in the order of ``ids``."""
         return EpisodePlans(*(getattr(self, field.name)[ids] for field in fields(self)))
 

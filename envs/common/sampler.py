@@ -95,6 +95,7 @@ class UniformSampler:
         again = group_left_N[ids] > 0  # the group goes on: the same episode again, so that the group stays in step
         self.number_N[ids] += ~again
         plans = self._draw(ids)
+        plans.put(np.flatnonzero(again), ended.plans.rows(again))
         plans.time_limit_n[again] = group_left_N[ids][again]
         return plans
 
