@@ -8,7 +8,7 @@ from pydantic import Field
 
 from algos.losses import Correction, Reduction
 from embodied.core.errors import UserError
-from embodied.core.options import Count, Decay, Natural, NonNegative, Positive, Share, config_dataclass
+from embodied.core.options import Count, Natural, NonNegative, Positive, Share, ShareBelow1, config_dataclass
 
 
 @config_dataclass
@@ -86,8 +86,8 @@ class PPOConfig:
     """Weight of the KL to the policy that training started from."""
 
     # what is evaluated and kept
-    ema_decay: Decay = 0.0
-    """Decay of an average of the weights over updates, which is evaluated and kept; 0: the weights themselves."""
+    ema_decay: ShareBelow1 = 0.0
+    """ShareBelow1 of an average of the weights over updates, which is evaluated and kept; 0: the weights themselves."""
 
     def __post_init__(self) -> None:
         exact = self.correction in ("decoupled", "vtrace") and self.proximal == "recompute"

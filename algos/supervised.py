@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.errors import UserError
-from embodied.core.options import Count, Decay, Natural, NonNegative, Positive, config_dataclass
+from embodied.core.options import Count, Natural, NonNegative, Positive, ShareBelow1, config_dataclass
 from embodied.core.protocols import Fitted
 from embodied.core.types import Obs
 
@@ -29,8 +29,8 @@ class SupervisedConfig:
     """Updates at most."""
     warmup: Natural = 100
     """Updates until the full learning rate."""
-    ema_decay: Decay = 0.995
-    """Decay of the average of the weights that is validated and kept."""
+    ema_decay: ShareBelow1 = 0.995
+    """ShareBelow1 of the average of the weights that is validated and kept."""
     max_grad_norm: Positive = 1.0
     """Gradients are scaled down to this norm."""
     validate_every: Count = 200

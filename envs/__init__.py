@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from embodied.core.config import from_mapping
+from embodied.core.options import from_mapping
 from envs.mujoco.pool import MujocoPool, SimConfig
 from envs.registry import TASKS
 from envs.rendering.cameras import Camera

@@ -24,7 +24,7 @@ from typing import Annotated, Any, TypeVar, cast, dataclass_transform
 
 import pydantic
 from pydantic import AfterValidator, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
-from pydantic_core import CoreSchema, ErrorDetails, PydanticKnownError, core_schema
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, PydanticKnownError, core_schema
 
 from embodied.core.errors import UserError, nearest
 
@@ -40,10 +40,20 @@ NonNegative = Annotated[float, Field(ge=0)]
 """A number from 0."""
 Share = Annotated[float, Field(ge=0, le=1)]
 """A number from 0 to 1."""
-Decay = Annotated[float, Field(ge=0, lt=1)]
+ShareBelow1 = Annotated[float, Field(ge=0, lt=1)]
 """A number from 0 to below 1."""
 Widths = Annotated[tuple[Count, ...], Field(min_length=1)]
 """Widths of one hidden layer or more."""
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise PydanticCustomError("blank", "text that is not blank")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_not_blank)]
+"""Text that is more than spaces."""
 
 
 def one_of(names: Collection[str]) -> AfterValidator:
@@ -69,7 +79,7 @@ def config_dataclass(cls: type[T]) -> type[T]:
         try:
             init(self, *args, **kwargs)
         except ValidationError as error:
-            raise _user_error(error, cls, "") from error
+            raise _user_error(error, cls, "") from None
 
     made.__init__ = checked  # type: ignore[method-assign, assignment]
     return cast(type[T], made)
@@ -85,7 +95,7 @@ def from_mapping(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
     try:
         return TypeAdapter(cls).validate_python(dict(mapping))
     except ValidationError as error:
-        raise _user_error(error, cls, path) from error
+        raise _user_error(error, cls, path) from None
 
 
 # -- strictness --------------------------------------------------------------------------------------------------------
@@ -134,8 +144,8 @@ ALLOWED = {
     "dict_type": "a section with keys",
     "dataclass_type": "a section with keys",
     "literal_error": "{expected}",
-    "too_short": "a list of {min_length} or more",
-    "too_long": "a list of at most {max_length}",
+    "too_short": "{min_length} or more entries",
+    "too_long": "at most {max_length} entries",
 }
 """What pydantic's kinds of errors allow, in the words of a user of YAML."""
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}

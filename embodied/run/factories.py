@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from algos import ALGORITHMS
-from embodied.core.config import from_mapping
+from embodied.core.options import from_mapping
 from embodied.core.protocols import Algorithm, Policy
 from embodied.core.types import TRAIN, EnvSpec
 from embodied.run.config import RunConfig, options_of

@@ -11,7 +11,7 @@ current are the first half of the next substep and cost nothing extra.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import mujoco
@@ -20,6 +20,7 @@ import torch
 from mujoco.batch import Batch, SimulationError
 from torch import Tensor
 
+from embodied.core.options import config_dataclass
 from embodied.core.types import CameraSpec, EnvSpec, Obs, Timestep
 from envs.common.episodes import Episodes
 from envs.common.instructions import InstructionDraw
@@ -36,15 +37,17 @@ from envs.tasks.common import ROBOT_STATE
 _CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class SimConfig:
-    """Options of the simulator. randomization: terms by name, see envs/mujoco/randomization.py.
-    camera_randomization: of what cameras see. dump_dir: where the NaN guard writes the state of diverged envs."""
+    """Options of the simulator."""
 
     name: str = "mujoco"
     randomization: dict[str, RandomizationTerm] = field(default_factory=dict)
+    """Terms of domain randomisation by name."""
     camera_randomization: CameraRandomization = field(default_factory=CameraRandomization)
+    """How far pictures vary between episodes."""
     dump_dir: str = "nan_dumps"
+    """Where the NaN guard writes the state of diverged envs; relative to the run directory."""
 
 
 class MujocoPool:
