@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 
 from embodied.core.errors import UserError
-from embodied.core.png import encode_png
 from embodied.core.types import CameraSpec, EnvSpec
 from embodied.data import Episode, lerobot, read, write
+from embodied.data.pictures import encode_png
 
 SPEC = EnvSpec("test", 3, 1, 2, 0.05, 50, ("a", "b", "c"), ("dx", "gripper"))
 LENGTHS = (4, 6, 5)
