@@ -257,7 +257,7 @@ def test_groups_stay_as_they_are_when_a_run_goes_on(tmp_path: Path) -> None:
     [
         (["num_envs=12"], "algo.group_size=4 does not divide the envs of a group of the runtime: num_envs must be a "),
         (["runtime.decisions=7"], "must be the 40 steps of task reach, got 7 * 4: set runtime.decisions=10"),
-        (["policy.horizon=3", "policy.execute=3"], "must be the 40 steps of task reach, got 10 * 3"),
+        (["policy.horizon=3", "policy.execute=3"], "must be the 40 steps of task reach, got 13 * 3"),
     ],
 )
 def test_groups_and_episodes_must_fit(words: list[str], message: str, tmp_path: Path) -> None:
