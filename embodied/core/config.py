@@ -4,7 +4,7 @@
 
 Precedence, low to high: dataclass defaults, the group's YAML, ``tuned`` settings of the task's YAML, ``with_init``
 settings where ``init`` is given, both for this ``<policy>-<algo>`` pair, the command line. The dataclasses are the
-schema: a YAML file lists only what differs.
+schema (embodied/core/options.py): a YAML file lists only what differs.
 Everything that a user can get wrong raises UserError with the key, what it got and what is allowed.
 """
 
