@@ -91,7 +91,7 @@ def from_mapping(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
     Whole floats (``1e6``) are taken as integers, integers as floats and lists as tuples. UserError for anything else
     that does not fit: it names the key, what it got, what is allowed and the nearest name.
     """
-    assert "__pydantic_config__" in dir(cls), f"{cls.__name__} must be a config_dataclass"
+    assert hasattr(cls, "__pydantic_config__"), f"{cls.__name__} must be a config_dataclass"
     try:
         return TypeAdapter(cls).validate_python(dict(mapping))
     except ValidationError as error:
@@ -102,8 +102,7 @@ def from_mapping(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
 def _schema(cls: type[Any], source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
     """pydantic's schema of a dataclass with the fields' types taken as they are written; see ``_exact``."""
     schema = cast(dict[str, Any], handler(source))
-    fields = schema["schema"]["fields"]
-    for field in fields:
+    for field in schema["schema"]["fields"]:
         field["schema"] = _exact(field["schema"])
     return cast(CoreSchema, schema)
 
@@ -113,14 +112,14 @@ def _exact(schema: dict[str, Any]) -> dict[str, Any]:
 
     pydantic's own strictness would also refuse whole floats as integers, lists as tuples and mappings as dataclasses.
     """
-    if schema["type"] == "dataclass":  # has been here itself
+    assert schema["type"] != "union", "an option has one type, or one type and None"
+    if schema["type"] == "dataclass":
+        assert hasattr(schema["cls"], "__pydantic_config__"), f"{schema['cls'].__name__} must be a config_dataclass"
         return schema
     schema = dict(schema)
-    for key in ("schema", "values_schema"):
-        if key in schema:
-            schema[key] = _exact(schema[key])
-    if isinstance(schema.get("items_schema"), list):
-        schema["items_schema"] = [_exact(item) for item in schema["items_schema"]]
+    for key in schema.keys() & {"schema", "values_schema", "items_schema"}:
+        inner = schema[key]
+        schema[key] = [_exact(item) for item in inner] if isinstance(inner, list) else _exact(inner)
     if schema["type"] in ("bool", "int", "float"):
         schema["strict"] = True
     if schema["type"] == "int":
