@@ -7,33 +7,31 @@ words that know each other, as π0 starts from a model of captioned pictures.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from algos.registry import ALGORITHMS
 from algos.supervised import Supervised, SupervisedConfig
 from embodied.core.errors import UserError
+from embodied.core.options import Count, Positive, Share, config_dataclass
 from embodied.core.protocols import Groundable, Policy
 from embodied.core.types import Obs
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class GroundingConfig(SupervisedConfig):
-    """Options of Grounding; configs/algo/grounding.yaml says what each one means. UserError on a value that is not
-    allowed."""
+    """Options of Grounding, whose samples are scenes, seen by every camera."""
 
-    batch_size: int = 32
-    updates: int = 14000
-    learning_rate: float = 1.5e-3
-    reuse: float = 2.0
-    masks_only: float = 0.3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require("reuse", self.reuse >= 1, "a number of at least 1")
-        self._require("masks_only", 0 <= self.masks_only <= 1, "a number from 0 to 1")
+    batch_size: Count = 32
+    updates: Count = 14000
+    learning_rate: Positive = 1.5e-3
+    reuse: Annotated[float, Field(ge=1)] = 2.0
+    """How often a scene is drawn, on average."""
+    masks_only: Share = 0.3
+    """Share of the updates before the loss of positions begins."""
 
 
 @ALGORITHMS.register("grounding", config=GroundingConfig)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import Field
 from torch import Tensor
 
 from algos import returns
@@ -11,26 +12,28 @@ from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
 from algos.registry import ALGORITHMS
 from embodied.core.errors import UserError
+from embodied.core.options import NonNegative, config_dataclass
 from embodied.core.types import Fragment
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class GRPOConfig(PPOConfig):
-    """Options of GRPO: those of PPO, and group_size, the envs of a group.
+    """Options of GRPO: those of PPO, and group_size.
 
     Those of the critic and of its advantages (gamma, gae_lambda, normalize_advantage, value_*) mean nothing here.
     """
 
-    group_size: int = 8
-    value_coef: float = 0.0
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Envs that start from the same initial states; their returns are compared."""
+    value_coef: NonNegative = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require("group_size", self.group_size >= 2, "an integer of at least 2")
-        self._require("value_coef", self.value_coef == 0, "0: GRPO has no critic")
-        self._require("critic_warmup", self.critic_warmup == 0, "0: GRPO has no critic")
+        for key in ("value_coef", "critic_warmup"):
+            if getattr(self, key) != 0:
+                raise UserError(f"{key}: got {getattr(self, key)}, allowed: 0, as GRPO has no critic")
         if self.correction == "vtrace":
-            raise UserError("algo.correction=vtrace needs a critic, GRPO has none: use decoupled, tis, aipo or none")
+            raise UserError("correction=vtrace needs a critic, GRPO has none: use decoupled, tis, aipo or none")
 
 
 @ALGORITHMS.register("grpo", config=GRPOConfig)

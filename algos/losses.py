@@ -16,7 +16,7 @@ On fresh data p = b, and decoupled, vtrace and none are the same PPO.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -25,10 +25,10 @@ from torch.nn import functional
 from embodied.core.errors import UserError
 from embodied.core.types import Evaluation
 
-CORRECTIONS = ("decoupled", "vtrace", "tis", "aipo", "none")
-PROXIMALS = ("recompute", "interpolate")
-VALUE_LOSSES = ("mse", "huber")
-REDUCTIONS = ("sum", "mean", "action")
+Correction = Literal["decoupled", "vtrace", "tis", "aipo", "none"]
+Reduction = Literal["sum", "mean", "action"]
+CORRECTIONS: tuple[Correction, ...] = get_args(Correction)
+REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
 MAX_LOG_RATIO = 20.0  # exp(20) = 5e8: beyond it a float32 ratio says nothing, and exp would overflow at 88
 

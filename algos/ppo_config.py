@@ -2,80 +2,99 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from algos import losses
-from embodied.core.errors import UserError, unknown_name
+from pydantic import Field
 
-SCHEDULES = ("fixed", "adaptive")
+from algos.losses import Correction, Reduction
+from embodied.core.errors import UserError
+from embodied.core.options import Count, Natural, NonNegative, Positive, Share, ShareBelow1, config_dataclass
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class PPOConfig:
-    """Options of PPO; configs/algo/ppo.yaml says what each one means. UserError on a value that is not allowed."""
+    """Options of PPO."""
 
-    gamma: float = 0.97
-    gae_lambda: float = 0.985
-    epochs: int = 5
-    num_minibatches: int = 4
-    reduction: str = "sum"
-    clip_range: float = 0.2
-    dual_clip: float | None = None
+    # returns
+    gamma: Share = 0.97
+    """Discount per control step; a decision of n control steps is discounted by gamma^n."""
+    gae_lambda: Share = 0.985
+    """GAE trace per control step, lambda^n per decision. 1 is Monte Carlo, 0 one-step TD."""
+
+    # epochs
+    epochs: Count = 5
+    """Passes over each batch."""
+    num_minibatches: Count = 4
+    """Minibatches of nearly equal size, reshuffled every epoch; nothing is dropped."""
+    target_kl: NonNegative | None = None
+    """Stop the epochs after one whose mean approximate KL exceeds this; null: never."""
+
+    # policy loss
+    reduction: Reduction = "sum"
+    """Whose ratios are clipped: those of the whole decision (sum, exact), of its mean over the terms (mean), or of each
+    executed action (action). A clip_range of 0.2 becomes 0.003 for mean and 0.1 for action (docs/flow_rl.md)."""
+    clip_range: Positive = 0.2
+    """The ratio to the proximal policy counts within 1 +- this. It means something only beside its reduction."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """c > 1: a negative advantage A contributes at least c * A; null: off."""
     normalize_advantage: bool = True
-    learning_rate: float = 7e-4
-    critic_learning_rate: float | None = None
-    schedule: str = "adaptive"
-    desired_kl: float = 0.03
-    target_kl: float | None = None
-    max_grad_norm: float = 1.0
-    entropy_coef: float = 0.0
-    value_coef: float = 1.0
-    value_loss: str = "mse"
-    huber_delta: float = 1.0
-    value_clip: float | None = None
-    correction: str = "decoupled"
-    proximal: str = "recompute"
-    behaviour_cap: float = 5.0
-    rho_bar: float = 1.0
-    c_bar: float = 1.0
-    max_staleness: int | None = None
-    critic_warmup: int = 0
-    reference_kl_coef: float = 0.0
-    ema_decay: float = 0.0
+    """Zero mean and unit variance over the valid decisions of the batch."""
+    entropy_coef: NonNegative = 0.0
+    """Weight of the entropy bonus."""
+
+    # value loss
+    value_coef: NonNegative = 1.0
+    """Weight of the value loss."""
+    value_loss: Literal["mse", "huber"] = "mse"
+    """Squared error, or Huber's."""
+    huber_delta: Positive = 1.0
+    """Error beyond which huber is linear."""
+    value_clip: NonNegative | None = None
+    """Keep the value within this of the behaviour critic's before the loss; null: off."""
+
+    # optimiser (Adam)
+    learning_rate: NonNegative = 7e-4
+    """Learning rate; the first one of an adaptive schedule, which is saved with the optimiser."""
+    critic_learning_rate: NonNegative | None = None
+    """Learning rate of parameters named critic.*; null: the same as learning_rate."""
+    schedule: Literal["fixed", "adaptive"] = "adaptive"
+    """adaptive keeps the KL of a minibatch near desired_kl (rsl_rl's rule)."""
+    desired_kl: Positive = 0.03
+    """KL of a minibatch that schedule=adaptive steers to."""
+    max_grad_norm: Positive = 1.0
+    """Gradients are scaled down to this norm; those of a critic with its own rate on their own."""
+
+    # off-policy correction
+    correction: Correction = "decoupled"
+    """Correction for data of older weights: decoupled (AReaL), vtrace (IMPALA), tis (truncated), aipo (one-sided) or
+    none; see algos/losses.py."""
+    proximal: Literal["recompute", "interpolate"] = "recompute"
+    """Proximal log-probabilities by one pass before the epochs, or by version without a pass (decoupled only)."""
+    behaviour_cap: Positive = 5.0
+    """Cap of the importance weight in decoupled, tis and aipo."""
+    rho_bar: Positive = 1.0
+    """vtrace: cap of the weight of each temporal difference."""
+    c_bar: Positive = 1.0
+    """vtrace: cap of the weight in the trace."""
+    max_staleness: Natural | None = None
+    """Mask decisions drawn more than this many versions ago; null: keep all."""
+
+    # starting from another run's policy (init=)
+    critic_warmup: Natural = 0
+    """First updates, in which only the critic (parameters named critic.*) learns."""
+    reference_kl_coef: NonNegative = 0.0
+    """Weight of the KL to the policy that training started from."""
+
+    # what is evaluated and kept
+    ema_decay: ShareBelow1 = 0.0
+    """ShareBelow1 of an average of the weights over updates, which is evaluated and kept; 0: the weights themselves."""
 
     def __post_init__(self) -> None:
-        names = {
-            "schedule": SCHEDULES,
-            "value_loss": losses.VALUE_LOSSES,
-            "correction": losses.CORRECTIONS,
-            "proximal": losses.PROXIMALS,
-            "reduction": losses.REDUCTIONS,
-        }
-        for key, allowed in names.items():
-            if getattr(self, key) not in allowed:
-                raise unknown_name(f"algo.{key}", str(getattr(self, key)), allowed)
-        for key in ("gamma", "gae_lambda"):
-            self._require(key, 0 <= getattr(self, key) <= 1, "a number from 0 to 1")
-        for key in ("epochs", "num_minibatches"):
-            self._require(key, getattr(self, key) >= 1, "an integer of at least 1")
-        for key in ("clip_range", "desired_kl", "max_grad_norm", "huber_delta", "behaviour_cap", "rho_bar", "c_bar"):
-            self._require(key, getattr(self, key) > 0, "a number above 0")
-        for key in ("learning_rate", "entropy_coef", "value_coef", "critic_warmup", "reference_kl_coef"):
-            self._require(key, getattr(self, key) >= 0, "a number of at least 0")
-        for key in ("critic_learning_rate", "target_kl", "value_clip", "max_staleness"):
-            value = getattr(self, key)
-            self._require(key, value is None or value >= 0, "null or a number of at least 0")
-        self._require("ema_decay", 0 <= self.ema_decay < 1, "a number from 0 to below 1")
-        self._require("dual_clip", self.dual_clip is None or self.dual_clip > 1, "null or a number above 1")
         exact = self.correction in ("decoupled", "vtrace") and self.proximal == "recompute"
         if self.reduction != "sum" and not exact:
             raise UserError(
-                f"algo.reduction={self.reduction} needs proximal=recompute with algo.correction=decoupled or vtrace, "
+                f"reduction={self.reduction} needs proximal=recompute with correction=decoupled or vtrace, "
                 f"got {self.proximal} and {self.correction}"
             )
         if self.proximal == "interpolate" and self.correction != "decoupled":
-            raise UserError(f"algo.proximal=interpolate needs algo.correction=decoupled, got '{self.correction}'")
-
-    def _require(self, key: str, holds: bool, allowed: str) -> None:
-        if not holds:
-            raise UserError(f"algo.{key} must be {allowed}, got {getattr(self, key)}")
+            raise UserError(f"proximal=interpolate needs correction=decoupled, got '{self.correction}'")

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from algos.registry import ALGORITHMS
 from algos.supervised import Supervised, SupervisedConfig
 from embodied.core.errors import UserError
+from embodied.core.options import Count, NonNegative, config_dataclass
 from embodied.core.protocols import Groundable, Imitator, Policy
 from embodied.core.types import Obs
 
 VALIDATION_DRAWS = 8  # of noise and time for each validation chunk, the same ones every time
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class SFTConfig(SupervisedConfig):
-    """Options of SFT; configs/algo/sft.yaml says what each one means. UserError on a value that is not allowed."""
+    """Options of SFT, whose samples are chunks."""
 
-    validation_share: float = 0.1
-    keep_grounding: float = 4.0
-    patience: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require("patience", self.patience is None or self.patience >= 1, "an integer of at least 1")
-        self._require("keep_grounding", self.keep_grounding >= 0, "a number of at least 0")
-        self._require("validation_share", 0 < self.validation_share <= 0.5, "a number above 0, at most 0.5")
+    validation_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
+    """Share of the episodes, at least one, that is never trained on."""
+    keep_grounding: NonNegative = 4.0
+    """Weight of still predicting positions, in scenes of the simulator, if the policy comes from algo=grounding; 0: it
+    may forget."""
+    patience: Count | None = None
+    """Validations without improvement that end training, and the best average is kept; null: never, and the last is."""
 
 
 @ALGORITHMS.register("sft", config=SFTConfig)

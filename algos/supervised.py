@@ -4,42 +4,37 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from embodied.core.errors import UserError
+from embodied.core.options import Count, Natural, NonNegative, Positive, ShareBelow1, config_dataclass
 from embodied.core.protocols import Fitted
 from embodied.core.types import Obs
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class SupervisedConfig:
-    """Options of Supervised; configs/algo/sft.yaml says what each one means. UserError on a bad value."""
+    """Options of Supervised."""
 
-    learning_rate: float = 1e-3
-    weight_decay: float = 1e-4
-    batch_size: int = 256
-    updates: int = 2000
-    warmup: int = 100
-    ema_decay: float = 0.995
-    max_grad_norm: float = 1.0
-    validate_every: int = 200
-
-    def __post_init__(self) -> None:
-        for key in ("batch_size", "updates", "validate_every"):
-            self._require(key, getattr(self, key) >= 1, "an integer of at least 1")
-        for key in ("learning_rate", "max_grad_norm"):
-            self._require(key, getattr(self, key) > 0, "a number above 0")
-        for key in ("weight_decay", "warmup"):
-            self._require(key, getattr(self, key) >= 0, "a number of at least 0")
-        self._require("ema_decay", 0 <= self.ema_decay < 1, "a number from 0 to below 1")
-
-    def _require(self, key: str, holds: bool, allowed: str) -> None:
-        if not holds:
-            raise UserError(f"algo.{key} must be {allowed}, got {getattr(self, key)}")
+    learning_rate: Positive = 1e-3
+    """Highest learning rate of AdamW: linear warm-up to it, then cosine to 0."""
+    weight_decay: NonNegative = 1e-4
+    """Weight decay of AdamW."""
+    batch_size: Count = 256
+    """Samples of an update."""
+    updates: Count = 2000
+    """Updates at most."""
+    warmup: Natural = 100
+    """Updates until the full learning rate."""
+    ema_decay: ShareBelow1 = 0.995
+    """ShareBelow1 of the average of the weights that is validated and kept."""
+    max_grad_norm: Positive = 1.0
+    """Gradients are scaled down to this norm."""
+    validate_every: Count = 200
+    """Updates between two validations."""
 
 
 class Supervised:

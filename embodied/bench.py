@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from embodied.benchmarks import camera, flow, sim, train, vla
 from embodied.benchmarks.measure import Report
-from embodied.core.config import from_mapping, parse_overrides
+from embodied.core.config import parse_overrides
 from embodied.core.errors import UserError, unknown_name
+from embodied.core.options import config_dataclass, from_mapping
 from embodied.report.metrics import write_json
 from embodied.run.command import run_command
 
@@ -36,7 +36,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@config_dataclass
 class BenchOptions:
     """What may follow the name of a benchmark."""
 

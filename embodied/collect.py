@@ -22,16 +22,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from embodied.core.config import at_least, from_mapping, nest, parse_overrides
+from embodied.core.config import nest, parse_overrides
 from embodied.core.episodes import PlanList
 from embodied.core.errors import UserError, unknown_name
+from embodied.core.options import Count, Natural, ShareBelow1, config_dataclass, from_mapping
 from embodied.core.protocols import Demonstrating
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import TRAIN, EnvSpec
@@ -48,31 +49,20 @@ MAX_TRIES = 20  # times the episodes asked for: a task that its expert solves mo
 SPARE = 8  # episodes that are tried for each that is still missing, at most as many as were asked for
 
 
-@dataclass(frozen=True, slots=True)
+@config_dataclass
 class CollectConfig:
     """Options of the command; see the top of this file."""
 
     out: str
-    episodes: int = 20
-    seed: int = 0
-    noise: float = 0.1
-    noise_steps: int = 4
-    hold_steps: int = 10
+    episodes: Count = 20
+    seed: Natural = 0
+    noise: ShareBelow1 = 0.1
+    noise_steps: Count = 4
+    hold_steps: Natural = 10
     cameras: tuple[str, ...] = ()
-    image_size: int = 64
+    image_size: Count = 64
     keep_failures: bool = False
-    num_threads: int = 0
-
-    def __post_init__(self) -> None:
-        at_least("episodes", self.episodes, 1)
-        at_least("seed", self.seed, 0)
-        at_least("noise", self.noise, 0)
-        at_least("noise_steps", self.noise_steps, 1)
-        at_least("hold_steps", self.hold_steps, 0)
-        at_least("image_size", self.image_size, 1)
-        at_least("num_threads", self.num_threads, 0)
-        if self.noise >= 1:
-            raise UserError(f"noise={self.noise} is not allowed: it is a share, below 1")
+    num_threads: Natural = 0
 
 
 def collect(argv: Sequence[str]) -> dict[str, Any]:

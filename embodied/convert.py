@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embodied.core.config import from_mapping, nest, parse_overrides
+from embodied.core.config import nest, parse_overrides
 from embodied.core.errors import UserError
+from embodied.core.options import config_dataclass, from_mapping
 from embodied.data import write
 from embodied.data.lerobot_writer import refuse_existing
 from embodied.data.maniskill import read_trajectories
 from embodied.run.command import run_command
 
 
-@dataclass(frozen=True, slots=True)
+@config_dataclass
 class ConvertConfig:
     """Options of the command; see the top of this file."""
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from embodied.core.config import at_least, from_mapping, nest, parse_overrides
+from embodied.core.config import nest, parse_overrides
+from embodied.core.options import Count, Natural, config_dataclass, from_mapping
 from embodied.core.protocols import Policy
 from embodied.report.metrics import write_json
 from embodied.run.command import run_command
@@ -31,21 +32,16 @@ VIDEO_ENVS = 4  # beside each other
 VIDEO_SIZE = (320, 240)  # width and height of each, pixels
 
 
-@dataclass(frozen=True, slots=True)
+@config_dataclass
 class EvalConfig:
     """Options of the command; see the top of this file."""
 
     run: str
-    episodes: int = 200
-    seed: int = 0
+    episodes: Count = 200
+    seed: Natural = 0
     checkpoint: str = "last"
     video: bool = False
-    num_threads: int = 0
-
-    def __post_init__(self) -> None:
-        at_least("episodes", self.episodes, 1)
-        at_least("seed", self.seed, 0)
-        at_least("num_threads", self.num_threads, 0)
+    num_threads: Natural = 0
 
 
 def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from embodied.core.config import from_mapping
+from embodied.core.options import from_mapping
 from embodied.core.spec import CameraSpec
 from envs.common.sampler import SAMPLERS, SamplerSetup, UniformConfig, UniformSampler, first_episodes
 from envs.mujoco import family

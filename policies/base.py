@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Annotated
 
 from torch import Tensor, nn
 
-from embodied.core.errors import UserError, unknown_name
+from embodied.core.errors import UserError
+from embodied.core.options import Count, Widths, config_dataclass, one_of
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
 from policies.critic import Critic
@@ -16,50 +15,28 @@ from policies.networks import ACTIVATIONS
 from policies.normalizer import RunningNormalizer
 
 
-def check(valid: bool, key: str, got: object, allowed: str) -> None:
-    """UserError that names the key, what it got and what is allowed, unless ``valid``."""
-    if not valid:
-        raise UserError(f"policy.{key}: got {got!r}, allowed: {allowed}")
-
-
-def check_name(key: str, got: str, allowed: Collection[str]) -> None:
-    """UserError with the nearest name unless ``got`` is one of ``allowed``."""
-    if got not in allowed:
-        raise unknown_name(f"policy.{key}", str(got), allowed)
-
-
-def check_hidden(key: str, widths: object) -> None:
-    """UserError unless ``widths`` is a sequence of at least one width, all of them positive integers."""
-    valid = isinstance(widths, Sequence) and len(widths) > 0 and all(is_positive_int(width) for width in widths)
-    check(valid, key, widths, "a list of one or more positive integers")
-
-
-def is_positive_int(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-@dataclass(frozen=True)
+@config_dataclass
 class ActorCriticConfig:
-    """Options that all policies share; configs/policy/*.yaml explains each. UserError on a bad value."""
+    """Options that all policies share."""
 
-    horizon: int = 4
-    execute: int = 4
-    critic_hidden: tuple[int, ...] = (128, 128)
-    activation: str = "relu"
+    horizon: Count = 4
+    """H, planned actions of a chunk. A flow that executes only some of them imitates worse (docs/flow_rl.md)."""
+    execute: Count = 4
+    """E, executed actions of a chunk, at most horizon."""
+    critic_hidden: Widths = (128, 128)
+    """Widths of the critic's hidden layers."""
+    activation: Annotated[str, one_of(ACTIVATIONS)] = "relu"
+    """Activation of the hidden layers."""
 
     def __post_init__(self) -> None:
-        check(is_positive_int(self.horizon), "horizon", self.horizon, "an integer of at least 1")
-        in_range = is_positive_int(self.execute) and self.execute <= self.horizon
-        check(in_range, "execute", self.execute, f"1 to horizon ({self.horizon})")
-        check_hidden("critic_hidden", self.critic_hidden)
-        check_name("activation", self.activation, ACTIVATIONS)
+        if self.execute > self.horizon:
+            raise UserError(f"execute: got {self.execute}, allowed: at most horizon={self.horizon}")
 
 
 class ActorCritic(nn.Module):
     """Base of all policies: a normaliser of the state vector and an asymmetric critic; subclasses add the actor."""
 
     meaning: tuple[str, ...] = ("activation",)
-    schedules: tuple[str, ...] = ()
     additions: tuple[str, ...] = ()
 
     def __init__(self, spec: EnvSpec, config: ActorCriticConfig, critic_inputs: int | None = None) -> None:

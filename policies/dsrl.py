@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import log
 
 import torch
 from torch import Tensor, nn
 
+from embodied.core.errors import UserError
+from embodied.core.options import Positive, Widths, config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from policies.base import check, check_hidden
 from policies.flow.policy import FlowConfig, FlowPolicy
 from policies.gaussian import GaussianChunk
 from policies.networks import mlp
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class DSRLConfig(FlowConfig):
-    """Options of DSRLPolicy: those of the frozen flow, which must be its own, and of the actor on its noise."""
+    """Options of DSRLPolicy: those of the actor on the noise, and those of the frozen flow, as its own run had them.
+    The flow's exploration has no effect here."""
 
-    noise_hidden: tuple[int, ...] = (128, 128)
-    noise_bound: float = 2.0
-    noise_std: float = 0.5
-    noise_std_min: float = 0.1
+    noise_hidden: Widths = (128, 128)
+    """Widths of the hidden layers of the actor on the noise."""
+    noise_bound: Positive = 2.0
+    """Greatest mean of the noise, which in imitation was a standard normal."""
+    noise_std: Positive = 0.5
+    """Initial standard deviation around that mean."""
+    noise_std_min: Positive = 0.1
+    """Lower bound of that standard deviation."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_hidden("noise_hidden", self.noise_hidden)
-        check(self.noise_bound > 0.0, "noise_bound", self.noise_bound, "above 0")
-        check(self.noise_std_min > 0.0, "noise_std_min", self.noise_std_min, "above 0")
-        check(self.noise_std >= self.noise_std_min, "noise_std", self.noise_std, f"at least {self.noise_std_min}")
+        if self.noise_std < self.noise_std_min:
+            raise UserError(f"noise_std: got {self.noise_std}, allowed: at least noise_std_min={self.noise_std_min}")
 
 
 class DSRLPolicy(GaussianChunk):

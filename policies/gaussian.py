@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import log
 
 import torch
 from torch import Tensor, nn
 
+from embodied.core.errors import UserError
+from embodied.core.options import Positive, Widths, config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Evaluation, Obs, PolicySample
-from policies.base import ActorCritic, ActorCriticConfig, check, check_hidden
+from policies.base import ActorCritic, ActorCriticConfig
 from policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_by_action, sum_executed
 from policies.networks import mlp
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class GaussianConfig(ActorCriticConfig):
     """Options of GaussianPolicy; standard deviations are in action units ([-1, 1])."""
 
-    actor_hidden: tuple[int, ...] = (128, 128)
-    init_std: float = 0.25
-    min_std: float = 0.05
-    max_std: float = 1.0
+    actor_hidden: Widths = (128, 128)
+    """Widths of the actor's hidden layers."""
+    init_std: Positive = 0.25
+    """Initial standard deviation of every action dimension."""
+    min_std: Positive = 0.05
+    """Lower bound of the learned standard deviation."""
+    max_std: Positive = 1.0
+    """Upper bound of the learned standard deviation."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_hidden("actor_hidden", self.actor_hidden)
-        check(0.0 < self.min_std < self.max_std, "min_std", self.min_std, f"above 0, below max_std ({self.max_std})")
-        in_range = self.min_std <= self.init_std <= self.max_std
-        check(in_range, "init_std", self.init_std, f"min_std to max_std ({self.min_std} to {self.max_std})")
+        if self.min_std >= self.max_std:
+            raise UserError(f"min_std: got {self.min_std}, allowed: below max_std={self.max_std}")
+        if not self.min_std <= self.init_std <= self.max_std:
+            raise UserError(
+                f"init_std: got {self.init_std}, allowed: {self.min_std} (min_std) to {self.max_std} (max_std)"
+            )
 
 
 class GaussianChunk(ActorCritic):

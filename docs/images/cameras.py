@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 
-from embodied.core.png import encode_png
 from envs import MujocoPool, make_pool, make_sampler
 from envs.rendering.vision import CAMERAS
 
@@ -63,7 +63,7 @@ def main() -> None:
     large = [row.repeat(SCALE, 1).repeat(SCALE, 2) for row in rows]
     tiles = [np.pad(row, ((0, 0), (GAP, GAP), (GAP, GAP), (0, 0)), constant_values=255) for row in large]
     picture = np.concatenate([np.concatenate(list(row), axis=1) for row in tiles])
-    Path(__file__).with_suffix(".png").write_bytes(encode_png(picture))
+    Image.fromarray(picture).save(Path(__file__).with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from embodied.core.config import parse_overrides
-from embodied.core.png import encode_png
 from embodied.core.types import Obs
 from embodied.report.caption import caption
 from embodied.run.config import read_run
@@ -76,7 +76,7 @@ def main() -> None:
         tiles = np.pad(large, ((0, 0), (0, 0), (GAP, GAP), (GAP, GAP), (0, 0)), constant_values=255)
         strips.append(np.concatenate([np.concatenate(list(row), axis=1) for row in tiles]))
     picture = np.concatenate(list(caption(np.stack(strips), told)))
-    Path(__file__).with_suffix(".png").write_bytes(encode_png(picture))
+    Image.fromarray(picture).save(Path(__file__).with_suffix(".png"))
 
 
 if __name__ == "__main__":

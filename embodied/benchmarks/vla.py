@@ -28,10 +28,10 @@ from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
 from embodied.benchmarks.fragments import fragment_of
 from embodied.benchmarks.measure import Report, in_turns, paired, timed
-from embodied.core.config import compose, from_mapping
+from embodied.core.options import from_mapping
 from embodied.core.spec import CameraSpec, EnvSpec, Instruction
 from embodied.core.types import Obs
-from embodied.run.config import CONFIG_DIR
+from embodied.run.config import compose_run, options_of
 from embodied.runtime import threads
 from policies import POLICIES
 
@@ -64,15 +64,15 @@ def measure(short: bool) -> Report:
 
 def make_policy(**options: Any) -> Any:
     """The policy of the recipe with other ``options``, of a task with two cameras."""
-    found = dict(compose(CONFIG_DIR, "train", RECIPE)["policy"])
-    name, size = str(found.pop("name")), int(found["image_size"])
+    found = compose_run(RECIPE).policy
+    name, size = str(found["name"]), int(found["image_size"])
     cameras = tuple(CameraSpec(camera, size, size) for camera in found["cameras"])
     spec = EnvSpec.of_sizes(
         "bench", state=23, privileged=40, action=4, max_episode_steps=80, cameras=cameras,
         instructions=tuple(Instruction(text, goal=text) for text in INSTRUCTIONS),
     )  # fmt: skip
     torch.manual_seed(0)
-    return POLICIES[name].build(spec, from_mapping(POLICIES[name].config, {**found, **options}, "policy"))
+    return POLICIES[name].build(spec, from_mapping(POLICIES[name].config, options_of(found) | options, "policy"))
 
 
 def observe(policy: Any, num: int) -> Obs:
@@ -147,11 +147,10 @@ def plain_inputs(policy: Any, obs: Obs, num_tokens: int = 0) -> dict[str, Tensor
 
 def updates(report: Report, sizes: Sizes) -> None:
     """PPO's update on one batch, which weights one version older drew, as in asynchronous training."""
-    recipe = compose(CONFIG_DIR, "train", RECIPE)
-    decisions, envs = recipe["runtime"]["decisions"], sizes.envs or recipe["num_envs"]
-    options = {key: value for key, value in recipe["algo"].items() if key != "name"}
+    recipe = compose_run(RECIPE)
+    decisions, envs = recipe.runtime["decisions"], sizes.envs or recipe.num_envs
     still = {"learning_rate": 0.0, "critic_learning_rate": 0.0, "schedule": "fixed", "critic_warmup": 0}
-    config = from_mapping(PPOConfig, options | still, "algo")
+    config = from_mapping(PPOConfig, options_of(recipe.algo) | still, "algo")
     again = {"prefix_from_actor": False, "prefix_cache_mb": 0}
     all_steps = {"exploration": "flow_noise", "stochastic_steps": "all"}
     kinds: dict[str, dict[str, Any]] = {

@@ -1,22 +1,19 @@
-"""From ``key=value`` words to checked dataclasses: parse, compose the config groups, convert, complain well.
+"""From ``key=value`` words to a nested mapping: parse, compose the config groups.
 
-    argv ── parse_overrides ──► {key: value} ── compose ──► nested mapping ── from_mapping ──► dataclass
+    argv ── parse_overrides ──► {key: value} ── compose ──► nested mapping ── options.from_mapping ──► dataclass
 
 Precedence, low to high: dataclass defaults, the group's YAML, ``tuned`` settings of the task's YAML, ``with_init``
 settings where ``init`` is given, both for this ``<policy>-<algo>`` pair, the command line. The dataclasses are the
-schema: a YAML file lists only what differs.
+schema (embodied/core/options.py): a YAML file lists only what differs.
 Everything that a user can get wrong raises UserError with the key, what it got and what is allowed.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union
+from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -26,9 +23,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from embodied.core.errors import UserError, nearest, unknown_name
+from embodied.core.errors import UserError, unknown_name
 
-T = TypeVar("T")
 GROUPS = ("task", "policy", "algo", "runtime", "sim", "sampler")
 
 
@@ -144,141 +140,3 @@ def _entry(entries: DictConfig | None, pair: str, pairs: Sequence[str], where: s
             raise unknown_name(f"policy and algorithm in {where}", str(name), pairs)
     entry = entries.get(pair, {})
     return typing.cast(dict[str, Any], OmegaConf.to_container(entry) if OmegaConf.is_config(entry) else entry)
-
-
-# ---------------------------------------------------------------------------------------------- mapping → dataclass
-def from_mapping(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
-    """Build a config dataclass, checking every name and type; ``path`` is the prefix of keys in messages.
-
-    int fields take integral numbers (``1e6``), float fields any number, tuples and lists a list, nested dataclasses a
-    mapping. A ValueError from ``__post_init__`` is reported under ``path``.
-    """
-    assert dataclasses.is_dataclass(cls)
-    hints = typing.get_type_hints(cls, include_extras=False)
-    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
-    for key in mapping:
-        if key not in fields:
-            suggestion = nearest(str(key), fields)
-            hint = f" Did you mean '{_join(path, suggestion)}'?" if suggestion else ""
-            raise UserError(
-                f"unknown key '{_join(path, key)}'.{hint} Allowed: "
-                + ", ".join(sorted(_join(path, name) for name in fields))
-            )
-    arguments = {key: convert(value, hints[key], _join(path, key)) for key, value in mapping.items()}
-    for field_name, field in fields.items():
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if required and field_name not in arguments:
-            needed = describe(hints[field_name])
-            raise UserError(f"{_join(path, field_name)} is missing: it needs {needed}, {_join(path, field_name)}=...")
-    try:
-        return typing.cast(T, cls(**arguments))
-    except ValueError as error:
-        message = str(error)
-        raise UserError(message if not path or f"{path}." in message else f"{path}: {message}") from error
-
-
-def convert(value: Any, hint: Any, path: str) -> Any:
-    """``value`` as the annotated type ``hint``; UserError naming ``path`` if it is not of that type."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return value
-    if origin in (Union, types.UnionType):
-        return _convert_union(value, hint, args, path)
-    if origin is Literal:
-        if value in args and type(value) in {type(arg) for arg in args}:
-            return value
-        suggestion = nearest(str(value), [str(arg) for arg in args])
-        raise _wrong(value, hint, path, f" Did you mean '{suggestion}'?" if suggestion else "")
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        if isinstance(value, hint):
-            return value
-        if isinstance(value, Mapping):
-            return from_mapping(hint, value, path)
-        raise _wrong(value, hint, path)
-    if origin in (tuple, list, Sequence) or (hint in (tuple, list)):
-        return _convert_sequence(value, hint, origin or hint, args, path)
-    if (origin or hint) in (dict, Mapping):
-        if not isinstance(value, Mapping):
-            raise _wrong(value, hint, path)
-        return {key: convert(item, args[1] if args else Any, _join(path, key)) for key, item in value.items()}
-    return _convert_scalar(value, hint, path)
-
-
-def _convert_union(value: Any, hint: Any, args: tuple[Any, ...], path: str) -> Any:
-    if value is None and type(None) in args:
-        return None
-    options = [arg for arg in args if arg is not type(None)]
-    for option in options:
-        try:
-            return convert(value, option, path)
-        except UserError:
-            if len(options) == 1 and not isinstance(value, str | int | float | bool):
-                raise  # the inner message names the inner key
-    raise _wrong(value, hint, path)
-
-
-def _convert_sequence(value: Any, hint: Any, kind: Any, args: tuple[Any, ...], path: str) -> Any:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise _wrong(value, hint, path)
-    if kind is tuple and args and args[-1] is not Ellipsis:
-        if len(value) != len(args):
-            raise _wrong(value, hint, path)
-        item_hints = list(args)
-    else:
-        item_hints = [args[0] if args else Any] * len(value)
-    items = [convert(item, h, f"{path}[{i}]") for i, (item, h) in enumerate(zip(value, item_hints, strict=True))]
-    return tuple(items) if kind is tuple else items
-
-
-def _convert_scalar(value: Any, hint: Any, path: str) -> Any:
-    is_bool = isinstance(value, bool)
-    if hint is bool and is_bool:
-        return value
-    if hint is int and not is_bool:
-        if isinstance(value, int):
-            return value
-        if isinstance(value, float) and value.is_integer():
-            return int(value)
-    if hint is float and not is_bool and isinstance(value, int | float) and not math.isnan(value):
-        return float(value)
-    if hint is Path and isinstance(value, str | Path):
-        return Path(value)
-    if hint is str and isinstance(value, str):
-        return value
-    if hint not in (bool, int, float, str, Path) and isinstance(value, hint):
-        return value
-    raise _wrong(value, hint, path)
-
-
-def describe(hint: Any) -> str:
-    """A type annotation in a user's words: ``int | None`` → "an integer or null"."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    words = {bool: "true or false", int: "an integer", float: "a number", str: "text", Path: "a path"}
-    if hint in words:
-        return words[hint]
-    if hint is type(None):
-        return "null"
-    if origin in (Union, types.UnionType):
-        return " or ".join(describe(arg) for arg in args)
-    if origin is Literal:
-        return "one of " + ", ".join(str(arg) for arg in args)
-    if origin is tuple and args and args[-1] is not Ellipsis:
-        return f"a list of {len(args)}: {', '.join(describe(arg) for arg in args)}"
-    if origin in (tuple, list, Sequence) or hint in (tuple, list):
-        return f"a list, each {describe(args[0])}" if args else "a list"
-    return "a section with keys"
-
-
-def at_least(name: str, value: float | None, minimum: float, exclusive: bool = False) -> None:
-    """UserError unless value is None, or >= minimum (> if exclusive). For ``__post_init__`` of configs."""
-    if value is not None and (value < minimum or (exclusive and value == minimum)):
-        raise UserError(f"{name}={value} is not allowed: it must be {'>' if exclusive else '>='} {minimum}")
-
-
-def _join(path: str, key: Any) -> str:
-    return f"{path}.{key}" if path else str(key)
-
-
-def _wrong(value: Any, hint: Any, path: str, extra: str = "") -> UserError:
-    got = "null" if value is None else repr(value)
-    return UserError(f"{path}: got {got}, allowed is {describe(hint)}.{extra}")

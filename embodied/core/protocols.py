@@ -108,7 +108,6 @@ class Startable(Protocol):
     """A policy that a run can start from (init=)."""
 
     meaning: tuple[str, ...]  # options that decide what its weights mean, beside those that decide their shapes
-    schedules: tuple[str, ...]  # prefixes of what a new run begins afresh whatever it starts from
     additions: tuple[str, ...]  # suffixes of weights that the policy to start from may lack
 
 

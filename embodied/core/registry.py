@@ -49,8 +49,5 @@ class Registry(Generic[T]):
             raise unknown_name(self.kind, name, self._entries)
         return self._entries[name]
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._entries
-
     def names(self) -> list[str]:
         return sorted(self._entries)

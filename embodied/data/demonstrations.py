@@ -52,10 +52,6 @@ class Demonstrations:
     action_names: tuple[str, ...] = ()
     images: dict[str, Tensor] = field(default_factory=dict)
 
-    @property
-    def num_episodes(self) -> int:
-        return len(self.episode_F.unique())
-
     def chunk_starts(self, horizon: int, episodes: Sequence[int]) -> Tensor:
         """Frames of ``episodes`` from which ``horizon`` actions follow in the same episode, int64 [W]."""
         frames = torch.arange(max(0, len(self.episode_F) - horizon + 1))

@@ -26,9 +26,9 @@ from pyarrow.lib import ArrowException
 from torch import Tensor
 
 from embodied.core.errors import UserError, nearest
-from embodied.core.png import decode_png
 from embodied.core.spec import EnvSpec
 from embodied.data.demonstrations import Demonstrations
+from embodied.data.pictures import decode_png
 
 VERSION = "v3.0"
 FILE = "chunk-000/file-000.parquet"

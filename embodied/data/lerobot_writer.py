@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import torch
 
 from embodied.core.errors import UserError
-from embodied.core.png import encode_png
 from embodied.core.spec import EnvSpec
 from embodied.data.demonstrations import Episode
 from embodied.data.lerobot import ACTION, FILE, IMAGES, STATE, VERSION
+from embodied.data.pictures import encode_png
 
 PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 

@@ -7,18 +7,20 @@ overrides ──► compose_run ──► RunConfig ──► factories.make_env
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import Field
 from yaml import YAMLError
 
 import embodied
 from algos import ALGORITHMS
-from embodied.core.config import GROUPS, apply_values, at_least, compose, from_mapping
+from embodied.core.config import GROUPS, apply_values, compose
 from embodied.core.errors import UserError, unknown_name
+from embodied.core.options import Count, Natural, NonNegative, Positive, Text, config_dataclass, from_mapping
 from embodied.runtime import RuntimeConfig
 from envs import SAMPLERS
 from envs.registry import FAMILIES, split_name
@@ -28,21 +30,13 @@ CONFIG_DIR = Path(embodied.__file__).resolve().parents[1] / "configs"
 CONFIG_FILE = "config.yaml"
 PRETRAINED = "pretrained"  # folder of a run whose policy wraps another library's model
 SHORTHANDS = {"max_staleness": "runtime.max_staleness", "device": "runtime.device"}
+DECISIONS = 4  # with chunks of 4 actions that is 16 control steps
 CHANGEABLE = ("total_steps", "max_minutes", "stop_at_success", "eval_episodes", "checkpoint_minutes")
 
 
-@dataclass(frozen=True, slots=True)
+@config_dataclass
 class RunConfig:
-    """Everything that decides a run; ``config.yaml`` of its directory. Sections are complete, no default left out.
-
-    total_steps: control steps of all envs together. max_minutes: of wall-clock, including set-up; None is no limit.
-    Both count the whole run, across resumes. seed: of networks, envs, exploration and the final evaluation.
-    out: run directory, None is ``runs/<task>/<policy>-<algo>-<time>``. eval_episodes: of the final evaluation, 0 for
-    none. checkpoint_minutes: between two checkpoints. stop_at_success: end early when an evaluation during training
-    has at least this success at the end of episodes, of those whose instructions are trained on. data: demonstrations,
-    for an algorithm that learns from them. data_keys: what they call ``state`` and ``action``, where it is not
-    observation.state and action. init: run directory whose policy training starts from.
-    """
+    """Everything that decides a run; ``config.yaml`` of its directory. Sections are complete, no default left out."""
 
     task: dict[str, Any]
     policy: dict[str, Any]
@@ -50,30 +44,31 @@ class RunConfig:
     runtime: dict[str, Any]
     sim: dict[str, Any]
     sampler: dict[str, Any]
-    num_envs: int
-    total_steps: int
-    max_minutes: float | None = None
-    seed: int = 0
-    out: str | None = None
-    eval_episodes: int = 200
-    checkpoint_minutes: float = 2.0
-    stop_at_success: float | None = None
+    num_envs: Count
+    """Training envs, over all workers."""
+    total_steps: Count
+    """Control steps of all envs together, across resumes."""
+    max_minutes: Positive | None = None
+    """Wall-clock minutes across resumes, including set-up; null is no limit."""
+    seed: Natural = 0
+    """Seed of networks, envs, exploration and the final evaluation."""
+    out: Text | None = None
+    """Run directory, which must not exist yet; null is ``runs/<task>/<policy>-<algo>-<time>``."""
+    eval_episodes: Natural = 200
+    """Episodes of the evaluation at the end; 0 for none."""
+    checkpoint_minutes: NonNegative = 2.0
+    """Minutes between two checkpoints."""
+    stop_at_success: Annotated[float, Field(gt=0, le=1)] | None = None
+    """End early when an evaluation during training reaches this rate of success at the end of episodes; null is never.
+    Where instructions are held out, those that are trained on count."""
     data: str | None = None
+    """Demonstrations, for an algorithm that learns from them."""
     data_keys: dict[str, str] = field(default_factory=dict)
+    """What the demonstrations call ``state`` and ``action``, where it is not observation.state and action."""
     init: str | None = None
+    """Run directory whose policy training starts from."""
 
     def __post_init__(self) -> None:
-        at_least("num_envs", self.num_envs, 1)
-        at_least("total_steps", self.total_steps, 1)
-        at_least("max_minutes", self.max_minutes, 0, exclusive=True)
-        at_least("seed", self.seed, 0)
-        at_least("eval_episodes", self.eval_episodes, 0)
-        at_least("checkpoint_minutes", self.checkpoint_minutes, 0)
-        at_least("stop_at_success", self.stop_at_success, 0, exclusive=True)
-        if self.stop_at_success is not None and self.stop_at_success > 1:
-            raise UserError(f"stop_at_success={self.stop_at_success} is not allowed: it is a rate, at most 1")
-        if self.out is not None and not self.out.strip():
-            raise UserError("out is empty: it must name a directory that does not exist yet")
         if self.imitates and self.data is None:
             raise UserError("algo=sft learns from demonstrations: data=<directory of embodied.collect> is missing")
         if not self.imitates and self.data is not None:
@@ -90,7 +85,7 @@ class RunConfig:
                 f"be a multiple of {env_groups * self.group_size} (group_size * num_workers * groups_per_worker), got "
                 f"{self.num_envs}"
             )
-        steps, execute = self.max_episode_steps, self.policy["execute"]
+        steps, execute = max_episode_steps(self.task), self.policy["execute"]
         if self.runtime["decisions"] * execute != steps:
             fits = "" if steps % execute else f": set runtime.decisions={steps // execute}"
             raise UserError(
@@ -112,13 +107,6 @@ class RunConfig:
     def group_size(self) -> int:
         """Training envs that share their episodes, 1 unless the algorithm compares such groups."""
         return int(self.algo.get("group_size", 1))
-
-    @property
-    def max_episode_steps(self) -> int:
-        """Time limit of the task, control steps."""
-        family, id = split_name(self.task["name"])
-        found = FAMILIES[family].build()
-        return found.spec(id, from_mapping(found.task_config(id), options_of(self.task), "task")).max_episode_steps
 
     @property
     def title(self) -> str:
@@ -146,7 +134,11 @@ def read_run(run_dir: Path) -> RunConfig:
         raise UserError(f"cannot read {path}: {error}") from error
     if not isinstance(mapping, dict) or any(not isinstance(mapping.get(group), dict) for group in GROUPS):
         raise UserError(f"{path} is not the configuration of a run: it needs the sections {', '.join(GROUPS)}")
-    return with_architecture(typed({str(key): value for key, value in mapping.items()}), run_dir)
+    try:
+        config = typed({str(key): value for key, value in mapping.items()})
+    except UserError as error:
+        raise UserError(f"{path} does not fit this version of the code: {error}") from error
+    return with_architecture(config, run_dir)
 
 
 def with_architecture(config: RunConfig, run_dir: Path) -> RunConfig:
@@ -188,10 +180,13 @@ def typed(mapping: Mapping[str, Any]) -> RunConfig:
         "task": _complete(mapping["task"], simulator.build().task_config(id), "task"),
         "policy": _complete(mapping["policy"], POLICIES[mapping["policy"]["name"]].config, "policy"),
         "algo": _complete(mapping["algo"], ALGORITHMS[mapping["algo"]["name"]].config, "algo"),
-        "runtime": _complete(mapping["runtime"], RuntimeConfig, "runtime"),
         "sim": _complete({**mapping["sim"], "name": family}, simulator.config, "sim"),
         "sampler": _complete(sampler, SAMPLERS[sampler["name"]].config, "sampler"),
     }
+    runtime = dict(mapping["runtime"])
+    if runtime.get("decisions") is None:
+        runtime["decisions"] = _decisions(sections)
+    sections["runtime"] = _complete(runtime, RuntimeConfig, "runtime")
     known = {field.name for field in fields(RunConfig)}
     for key in mapping:
         if key not in known:
@@ -200,6 +195,20 @@ def typed(mapping: Mapping[str, Any]) -> RunConfig:
                 raise UserError(f"unknown key '{key}'. Did you mean '{inner[0]}'?")
             raise unknown_name("key", key, known | set(SHORTHANDS) | {"resume"})
     return from_mapping(RunConfig, {**mapping, **sections})
+
+
+def _decisions(sections: Mapping[str, Mapping[str, Any]]) -> int:
+    """Decisions of a fragment where none are given: whole episodes for an algorithm that compares them, else few."""
+    if sections["algo"].get("group_size", 1) > 1:
+        return max(1, max_episode_steps(sections["task"]) // int(sections["policy"]["execute"]))
+    return DECISIONS
+
+
+def max_episode_steps(task: Mapping[str, Any]) -> int:
+    """Time limit, control steps, of the environment that a section describes."""
+    family, id = split_name(task["name"])
+    simulator = FAMILIES[family].build()
+    return simulator.spec(id, from_mapping(simulator.task_config(id), options_of(task), "task")).max_episode_steps
 
 
 def to_mapping(config: RunConfig) -> dict[str, Any]:

@@ -38,8 +38,9 @@ def load_policy(config: RunConfig, found: checkpoint.Checkpoint) -> Policy:
     try:
         policy.load_state_dict(found.state)
     except RuntimeError as error:
+        reason = " ".join(str(error).split())
         raise UserError(
-            f"{found.path} does not fit the task and policy of this version of the code: {error}"
+            f"{found.path} does not fit the task and policy of this version of the code: {reason}"
         ) from error
     return policy
 

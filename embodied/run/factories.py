@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from algos import ALGORITHMS
-from embodied.core.config import from_mapping
 from embodied.core.episodes import EpisodePlans, EpisodeSampler
+from embodied.core.options import from_mapping
 from embodied.core.protocols import Algorithm, Policy, VecEnv
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import TRAIN, CameraSpec, EnvSpec

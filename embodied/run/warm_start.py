@@ -39,10 +39,8 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
         raise UserError(f"init={run_dir} has no checkpoint yet")
     assert isinstance(policy, nn.Module)
     assert isinstance(policy, Startable)
-    fresh = policy.schedules
     supervised = source.imitates or (source.grounds and not config.grounds)
-    if supervised and isinstance(policy, Imitator):
-        fresh += policy.untrained
+    fresh = policy.untrained if supervised and isinstance(policy, Imitator) else ()
     weights: Mapping[str, Tensor] = found.state
     if isinstance(policy, Wrapper) and source.policy["name"] != config.policy["name"]:
         weights = {policy.wraps + key: value for key, value in weights.items()}

@@ -17,49 +17,45 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from embodied.core.config import at_least
 from embodied.core.episodes import EpisodeStats
 from embodied.core.errors import UserError
+from embodied.core.options import Count, Natural, NonNegative, config_dataclass
 from embodied.core.protocols import Metrics, Policy
 
 
-@dataclass(frozen=True, slots=True)
+@config_dataclass
 class RuntimeConfig:
-    """Where the parts of a run live and how far they may drift apart.
-
-    name: sync (one thread, exact and debuggable) or local (threads of one process, learning overlaps simulation).
-    num_workers, groups_per_worker: the envs are split evenly over num_workers * groups_per_worker groups; a group is
-        one VecEnv. With two groups a worker steps one while the other waits for its actions.
-    decisions: T of a fragment. One batch is one fragment of every group.
-    max_staleness: how many versions older than the learner's the weights that drew a decision may be; 0 is synchronous
-        PPO, and is all that sync allows.
-    sim_threads, actor_threads, learner_threads: 0 lets ``threads.plan`` choose.
-    device: of actor and learner; auto takes CUDA when there is one. Simulation stays on the CPU.
-    watchdog_s: after so many seconds without any progress, a local run logs who waits for whom; 0 is never.
-    eval_every: evaluate the weights to deploy each time so many iterations have passed, on eval_episodes episodes from
-        the initial states of eval_seed; 0 is never.
-    """
+    """Where the parts of a run live and how far they may drift apart."""
 
     name: Literal["sync", "local"] = "sync"
-    num_workers: int = 1
-    groups_per_worker: int = 2
-    decisions: int = 32
-    max_staleness: int = 0
-    sim_threads: int = 0
-    actor_threads: int = 0
-    learner_threads: int = 0
+    """sync: one thread, exact and debuggable. local: threads of one process, learning overlaps simulation."""
+    num_workers: Count = 1
+    """Env workers; the envs are split evenly over num_workers * groups_per_worker groups, each of them one VecEnv."""
+    groups_per_worker: Count = 2
+    """With two groups a worker steps one while the other waits for its actions."""
+    decisions: Count = 32
+    """T of a fragment. One batch is one fragment of every group."""
+    max_staleness: Natural = 0
+    """How many versions older than the learner's the weights that drew a decision may be; 0 is synchronous PPO, and is
+    all that sync allows."""
+    sim_threads: Natural = 0
+    """Threads of the simulation; 0 lets ``threads.plan`` choose."""
+    actor_threads: Natural = 0
+    """Threads of the actor; 0 lets ``threads.plan`` choose."""
+    learner_threads: Natural = 0
+    """Threads of the learner; 0 lets ``threads.plan`` choose."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    watchdog_s: float = 60.0
-    eval_every: int = 0
-    eval_episodes: int = 50
-    eval_seed: int = 0
+    """Device of actor and learner; auto takes CUDA when there is one. Simulation stays on the CPU."""
+    watchdog_s: NonNegative = 60.0
+    """After so many seconds without any progress, a local run logs who waits for whom; 0 is never."""
+    eval_every: Natural = 0
+    """Iterations between two evaluations of the weights to deploy; 0 is never."""
+    eval_episodes: Count = 50
+    """Episodes of such an evaluation."""
+    eval_seed: Natural = 0
+    """Seed of its initial states."""
 
     def __post_init__(self) -> None:
-        for key in ("num_workers", "groups_per_worker", "decisions", "eval_episodes"):
-            at_least(key, getattr(self, key), 1)
-        for key in ("max_staleness", "sim_threads", "actor_threads", "learner_threads", "watchdog_s", "eval_every"):
-            at_least(key, getattr(self, key), 0)
-        at_least("eval_seed", self.eval_seed, 0)
         if self.name == "sync" and self.max_staleness != 0:
             raise UserError(f"max_staleness={self.max_staleness} needs runtime=local; runtime=sync allows only 0")
 

@@ -10,7 +10,6 @@ Frozen weights, which may be most of a large model, are copied once: all snapsho
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Mapping
 
 import torch
@@ -21,7 +20,6 @@ class WeightStore:
     """Thread-safe holder of one (version, state)."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
         self._newest: tuple[int, dict[str, Tensor]] | None = None
 
     @property
@@ -41,9 +39,7 @@ class WeightStore:
         }
         if any(tensor.is_cuda for tensor in copy.values()):
             torch.cuda.current_stream().synchronize()  # readers use other streams
-        with self._changed:
-            self._newest = (version, copy)
-            self._changed.notify_all()
+        self._newest = (version, copy)
 
     def latest(self) -> tuple[int, dict[str, Tensor]]:
         """(version, state); read only. RuntimeError before the first publish."""
@@ -51,8 +47,3 @@ class WeightStore:
         if newest is None:
             raise RuntimeError("no weights have been published yet")
         return newest
-
-    def wait_for(self, version: int, timeout_s: float | None = None) -> bool:
-        """Block until a version of at least ``version`` is there; False on timeout."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.version >= version, timeout_s)

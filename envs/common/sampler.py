@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, Ints
+from embodied.core.options import config_dataclass
 from embodied.core.registry import Registry
 from embodied.core.spec import EnvSpec
 from envs.common.instructions import InstructionDraw
@@ -43,7 +44,7 @@ class SamplerSetup:
     """How often the worker was replaced; another incarnation draws other episodes."""
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class UniformConfig:
     """Options of the uniform sampler; it has none."""
 

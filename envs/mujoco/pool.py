@@ -10,7 +10,7 @@ current are the first half of the next substep and cost nothing extra.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import mujoco
@@ -20,6 +20,7 @@ from mujoco.batch import Batch, SimulationError
 from torch import Tensor
 
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, Ints
+from embodied.core.options import config_dataclass
 from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Term
 from embodied.core.types import Obs
 from envs.common.episodic import Advance, EpisodicEnv
@@ -37,15 +38,17 @@ from envs.tasks.common import ROBOT_TERMS
 _CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class SimConfig:
-    """Options of the simulator. randomization: terms by name, see envs/mujoco/randomization.py.
-    camera_randomization: of what cameras see. dump_dir: where the NaN guard writes the state of diverged envs."""
+    """Options of the simulator."""
 
     name: str = "mujoco"
     randomization: dict[str, RandomizationTerm] = field(default_factory=dict)
+    """Terms of domain randomisation by name."""
     camera_randomization: CameraRandomization = field(default_factory=CameraRandomization)
+    """How far pictures vary between episodes."""
     dump_dir: str = "nan_dumps"
+    """Where the NaN guard writes the state of diverged envs; relative to the run directory."""
 
 
 class MujocoPool(EpisodicEnv):

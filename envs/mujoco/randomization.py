@@ -7,15 +7,17 @@ log_uniform, gaussian) and ``operation`` (scale, add, abs).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import mujoco
 import numpy as np
 import torch
 from mujoco.batch import MODEL_FIELDS, Batch
+from pydantic import Field
 from torch import Tensor
 
 from embodied.core.errors import UserError, unknown_name
+from embodied.core.options import config_dataclass, one_of
 from envs.common.seeding import EpisodeRng
 
 _OBJECT_OF_PREFIX = {"geom": "geom", "body": "body", "actuator": "actuator", "dof": "joint", "jnt": "joint"}
@@ -23,46 +25,39 @@ _FOLLOWER = {"body_mass": "body_inertia", "actuator_gainprm": "actuator_biasprm"
 _FIELDS = sorted(name for name in MODEL_FIELDS if name.split("_")[0] in _OBJECT_OF_PREFIX)
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class RandomizationTerm:
-    """One randomised field.
+    """One randomised field. One number is drawn for an env and applied to all names.
 
-    field: an MjModel field that ``Batch.expand`` knows, for instance geom_friction, body_mass, actuator_gainprm.
-    names: the geoms, bodies, actuators or joints it applies to. column: index along the field's last axis (None: all).
-    range: (low, high) of uniform and log_uniform, (mean, standard deviation) of gaussian. One number is drawn for an
-    env and applied to all names. What belongs together follows: a body's inertia its ``body_mass`` (as if its density
-    had changed), and a position actuator's bias its stiffness, ``actuator_gainprm`` column 0. Terms are applied in
-    order, each to the model's own value of the entries that it names.
+    What belongs together follows: a body's inertia its ``body_mass`` (as if its density had changed), and a position
+    actuator's bias its stiffness, ``actuator_gainprm`` column 0. Terms are applied in order, each to the model's own
+    value of the entries that it names.
     """
 
-    field: str
-    names: tuple[str, ...]
+    field: Annotated[str, one_of(_FIELDS)]
+    """MjModel field that ``Batch.expand`` knows, for instance geom_friction, body_mass, actuator_gainprm."""
+    names: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Geoms, bodies, actuators or joints that it applies to."""
     range: tuple[float, float]
-    mode: str = "reset"
-    distribution: str = "uniform"
-    operation: str = "scale"
+    """(low, high) of uniform and log_uniform, (mean, standard deviation) of gaussian."""
+    mode: Literal["startup", "reset"] = "reset"
+    """When the number is drawn."""
+    distribution: Literal["uniform", "log_uniform", "gaussian"] = "uniform"
+    """How the number is drawn."""
+    operation: Literal["scale", "add", "abs"] = "scale"
+    """What the number does to the model's own value: multiply it, be added to it, or replace it."""
     column: int | None = None
+    """Index along the field's last axis; null: all."""
 
     def __post_init__(self) -> None:
-        for key, allowed in (
-            ("mode", ("startup", "reset")),
-            ("distribution", ("uniform", "log_uniform", "gaussian")),
-            ("operation", ("scale", "add", "abs")),
-        ):
-            if getattr(self, key) not in allowed:
-                raise unknown_name(f"randomization {key}", getattr(self, key), allowed)
-        if self.field not in _FIELDS:
-            raise unknown_name("randomization field", self.field, _FIELDS)
-        if not self.names:
-            raise UserError(f"randomization of {self.field}: names is empty, name one object at least")
         low, high = self.range
         if self.distribution == "gaussian":
             if high < 0:
-                raise UserError(f"randomization of {self.field}: range {self.range} has a negative standard deviation")
+                raise UserError(f"range: got {list(self.range)}, which has a negative standard deviation")
         elif low > high:
-            raise UserError(f"randomization of {self.field}: range {self.range} has low above high")
+            raise UserError(f"range: got {list(self.range)}, which has low above high")
         elif self.distribution == "log_uniform" and low <= 0:
-            raise UserError(f"randomization of {self.field}: range {self.range} of log_uniform must be above 0")
+            raise UserError(f"range: got {list(self.range)}, which for log_uniform must be above 0")
 
     def draw(self, rng: EpisodeRng, name: str) -> np.ndarray:
         """One number for each env, [n]."""

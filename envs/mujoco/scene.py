@@ -6,12 +6,13 @@ assets/franka/panda.xml). Metres, kilograms, radians; z up, robot base at the or
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import mujoco
 
-from embodied.core.errors import UserError, unknown_name
+from embodied.core.errors import UserError
+from embodied.core.options import Positive, config_dataclass, one_of
 
 PANDA_XML = Path(__file__).resolve().parents[2] / "assets" / "franka" / "panda.xml"
 WORLD_BITS = {"contype": 2, "conaffinity": 3}
@@ -25,19 +26,18 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class Shape:
-    """A solid. kind: box, cylinder (upright) or sphere. size_m: half sizes of a box; radius and half height of a
-    cylinder; radius of a sphere."""
+    """A solid."""
 
-    kind: str
-    size_m: tuple[float, ...]
+    kind: Annotated[str, one_of(KINDS)]
+    """box, cylinder (upright) or sphere."""
+    size_m: tuple[Positive, ...]
+    """Half sizes of a box; radius and half height of a cylinder; radius of a sphere."""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise unknown_name("kind of shape", self.kind, KINDS)
-        if len(self.size_m) != KINDS[self.kind][1] or min(self.size_m) <= 0:
-            raise UserError(f"size_m: got {list(self.size_m)}, a {self.kind} has {KINDS[self.kind][1]}, each above 0")
+        if len(self.size_m) != KINDS[self.kind][1]:
+            raise UserError(f"size_m: got {list(self.size_m)}, a {self.kind} has {KINDS[self.kind][1]}")
 
     @property
     def half_width_m(self) -> float:

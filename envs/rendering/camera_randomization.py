@@ -5,47 +5,44 @@ Draws are those of ``EpisodeRng``: the same env seed and episode give the same p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from typing import Annotated
 
 import mujoco
 import numpy as np
 from mujoco.batch import Batch
 from numpy.typing import NDArray
+from pydantic import Field
 
 from embodied.core.errors import UserError
+from embodied.core.options import Share, config_dataclass
 from envs.common.seeding import EpisodeRng
 from envs.rendering.cameras import FAST, Array, Camera, Ids, look_at, mounted_camera
 
 Array32 = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class CameraRandomization:
-    """How far each episode's pictures may be from the nominal ones; every draw is uniform in [-x, x], 0 is off.
+    """How far each episode's pictures may be from the nominal ones; every draw is uniform in [-x, x], 0 is off."""
 
-    position_m, lookat_m: of each coordinate of a camera's position and of the point that it looks at. A mounted camera
-    has mounted_position_m instead of the former, in its own frame, and looks at the point 1 m ahead. fovy_deg: of the
-    vertical field of view.
-    object_color, robot_color, table_color: of red, green and blue (0 to 1) of each body of the task, of the whole
-    robot, of the table and the floor. light_direction: of each coordinate of the unit vector towards the light.
-    brightness: relative, of all light.
-    """
-
-    position_m: float = 0.0
-    mounted_position_m: float = 0.0
-    lookat_m: float = 0.0
-    fovy_deg: float = 0.0
-    object_color: float = 0.0
-    robot_color: float = 0.0
-    table_color: float = 0.0
-    light_direction: float = 0.0
-    brightness: float = 0.0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value, most = getattr(self, field.name), _MOST.get(field.name, 1.0)
-            if not 0.0 <= value <= most:
-                raise UserError(f"camera_randomization.{field.name}: got {value}, allowed: 0 to {most}")
+    position_m: Share = 0.0
+    """Each coordinate of the position of a camera that stands still."""
+    mounted_position_m: Share = 0.0
+    """Each coordinate, in its own frame, of a mounted camera, which looks at the point 1 m ahead."""
+    lookat_m: Share = 0.0
+    """Each coordinate of the point that a camera looks at."""
+    fovy_deg: Annotated[float, Field(ge=0, le=60)] = 0.0
+    """Vertical field of view."""
+    object_color: Share = 0.0
+    """Red, green and blue (0 to 1) of each body of the task."""
+    robot_color: Share = 0.0
+    """Red, green and blue of the whole robot."""
+    table_color: Share = 0.0
+    """Red, green and blue of the table and the floor."""
+    light_direction: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Each coordinate of the unit vector towards the light."""
+    brightness: Annotated[float, Field(ge=0, le=0.9)] = 0.0
+    """All light, relative."""
 
     @property
     def moves_cameras(self) -> bool:
@@ -58,9 +55,6 @@ class CameraRandomization:
     @property
     def changes_looks(self) -> bool:
         return self.changes_ground or any((self.object_color, self.robot_color))
-
-
-_MOST = {"fovy_deg": 60.0, "light_direction": 0.5, "brightness": 0.9}
 
 
 class Lens:

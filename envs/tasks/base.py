@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import mujoco
 import numpy as np
@@ -17,6 +17,7 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from embodied.core.errors import UserError
+from embodied.core.options import Count, Share, config_dataclass
 from embodied.core.spec import ActionSpace, CameraSpec, EnvSpec, Instruction, StartStage, Term
 from envs.common.instructions import single_instruction
 from envs.common.seeding import EpisodeRng
@@ -27,26 +28,21 @@ HELD_SPREAD = np.array([0.4, 0.15, 0.05, 0.15, 0.05, 0.1, 0.05])  # tool from y 
 BETWEEN_M = 0.02  # a cube whose centre is this near the tool centre point along every axis is between the fingers
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class TaskConfig:
-    """Options that every task has. max_episode_steps counts control steps of ``control_dt_s`` seconds.
-
-    held_starts: share of the training episodes that start with the object already in the hand, anywhere over the
-    table, so that what comes after the grasp is learned from the first minute. Evaluation has none. A start-state
-    distribution wider than the task's is an old remedy for exploration (Kakade and Langford 2002; reverse
-    curriculum: Florensa et al. 2017).
-    """
+    """Options that every task has."""
 
     control: ControlConfig = field(default_factory=ControlConfig)
-    max_episode_steps: int = 80
+    """How actions move the arm."""
+    max_episode_steps: Count = 80
+    """Time limit, control steps."""
     control_dt_s: float = 0.05
-    held_starts: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.held_starts <= 1:
-            raise UserError(f"held_starts: got {self.held_starts}, allowed: 0 to 1")
-        if self.max_episode_steps < 1:
-            raise UserError(f"max_episode_steps: got {self.max_episode_steps}, allowed: 1 or more")
+    """Length of a control step, s."""
+    held_starts: Share = 0.0
+    """Share of the training episodes that start with the object already in the hand, anywhere over the table, so that
+    what comes after the grasp is learned from the first minute. Evaluation has none. A start-state distribution wider
+    than the task's is an old remedy for exploration (Kakade and Langford 2002; reverse curriculum: Florensa et al.
+    2017)."""
 
     def substeps(self, timestep_s: float) -> int:
         """Physics steps in a control step; UserError unless it is a whole number of them."""
@@ -58,7 +54,7 @@ class TaskConfig:
         return substeps
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class ObjectTaskConfig(TaskConfig):
     """Options of tasks with objects on the table."""
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import mujoco
 import torch
 from torch import Tensor
 
+from embodied.core.options import Count, Share, config_dataclass
 from embodied.core.spec import StartStage, Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import RED, add_cube, add_goal
@@ -30,19 +29,23 @@ from envs.tasks.common import (
 )
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class LiftConfig(ObjectTaskConfig):
-    """cube_*: the table area where the cube starts; goal_*: box of goals in the air; success_m: tolerance."""
+    """Options of Lift. ``low`` and ``high`` are opposite corners of an area (x, y) or a box (x, y, z)."""
 
-    max_episode_steps: int = 64
-    held_starts: float = 0.3
+    max_episode_steps: Count = 64
+    held_starts: Share = 0.3
     cube_half_m: float = 0.02
+    """Half the cube's edge."""
     cube_mass_kg: float = 0.064
     cube_low_m: tuple[float, float] = (0.45, -0.15)
+    """Area of the table where the cube starts."""
     cube_high_m: tuple[float, float] = (0.65, 0.15)
     goal_low_m: tuple[float, float, float] = (0.45, -0.15, 0.12)
+    """Box of goals in the air."""
     goal_high_m: tuple[float, float, float] = (0.65, 0.15, 0.3)
     success_m: float = 0.03
+    """Greatest distance from the goal that counts."""
 
 
 @TASKS.register("lift", config=LiftConfig)

@@ -5,12 +5,11 @@ The walls are higher than the cube, so that it cannot be pushed in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import mujoco
 import torch
 from torch import Tensor
 
+from embodied.core.options import config_dataclass
 from embodied.core.spec import Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import BLUE, RED, add_cube, add_tray
@@ -20,15 +19,18 @@ from envs.tasks.common import ROBOT_TERMS, arm_state, cube_state, cube_terms, pl
 from envs.tasks.placing import Placing, PlacingConfig
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class PickPlaceConfig(PlacingConfig):
-    """cube_*, tray_*: table areas (m) where the cube and the tray's centre start; they do not overlap."""
+    """Options of PickPlace. ``low`` and ``high`` are opposite corners of an area (x, y). The two do not overlap."""
 
     cube_half_m: float = 0.02
+    """Half the cube's edge."""
     cube_mass_kg: float = 0.064
     cube_low_m: tuple[float, float] = (0.45, -0.2)
+    """Area of the table where the cube starts."""
     cube_high_m: tuple[float, float] = (0.65, 0.0)
     tray_low_m: tuple[float, float] = (0.45, 0.14)
+    """Area of the table where the tray's centre starts."""
     tray_high_m: tuple[float, float] = (0.65, 0.22)
 
 

@@ -5,11 +5,10 @@ Success needs the object at rest inside the walls with no finger on it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from embodied.core.options import Count, Share, config_dataclass
 from embodied.core.spec import StartStage, Term
 from envs.tasks.base import ObjectTaskConfig, Task, View, near, progress
 from envs.tasks.common import (
@@ -23,17 +22,20 @@ from envs.tasks.common import (
 )
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class PlacingConfig(ObjectTaskConfig):
-    """tray_half_m: of the space between the walls. carry_m: height of the object's centre at which it passes the wall
-    with some clearance."""
+    """Options of tasks that place an object in a tray."""
 
-    max_episode_steps: int = 80
-    held_starts: float = 0.3
+    max_episode_steps: Count = 80
+    held_starts: Share = 0.3
     tray_half_m: float = 0.08
+    """Half width of the space between the walls."""
     wall_m: float = 0.065
+    """Height of the walls."""
     carry_m: float = 0.1
+    """Height of the object's centre at which it passes the wall with some clearance."""
     rest_speed_m_s: float = 0.05
+    """Greatest speed of an object at rest."""
 
 
 class Placing(Task):

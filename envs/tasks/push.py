@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import mujoco
 import torch
 from torch import Tensor
 
+from embodied.core.options import Count, config_dataclass
 from embodied.core.spec import Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import RED, add_cube, add_goal
@@ -26,18 +25,22 @@ from envs.tasks.common import (
 )
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class PushConfig(ObjectTaskConfig):
-    """cube_*: where the cube starts; goal_*: where the mark may be (m); success_m: horizontal tolerance."""
+    """Options of Push. ``low`` and ``high`` are opposite corners of an area (x, y)."""
 
-    max_episode_steps: int = 64
+    max_episode_steps: Count = 64
     cube_half_m: float = 0.025
+    """Half the cube's edge."""
     cube_mass_kg: float = 0.1
     cube_low_m: tuple[float, float] = (0.42, -0.12)
+    """Area of the table where the cube starts."""
     cube_high_m: tuple[float, float] = (0.52, 0.12)
     goal_low_m: tuple[float, float] = (0.6, -0.12)
+    """Area of the table where the mark may be."""
     goal_high_m: tuple[float, float] = (0.7, 0.12)
     success_m: float = 0.03
+    """Greatest horizontal distance from the mark that counts."""
 
 
 @TASKS.register("push", config=PushConfig)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import mujoco
 import torch
 from torch import Tensor
 
+from embodied.core.options import Count, config_dataclass
 from embodied.core.spec import Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import add_goal
@@ -16,14 +15,16 @@ from envs.tasks.base import Task, TaskConfig, View, near
 from envs.tasks.common import ROBOT_TERMS, arm_state, move_towards
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class ReachConfig(TaskConfig):
-    """goal_low_m, goal_high_m: box of goals. success_m: greatest distance that counts."""
+    """Options of Reach. ``low`` and ``high`` are opposite corners of a box (x, y, z)."""
 
-    max_episode_steps: int = 40
+    max_episode_steps: Count = 40
     goal_low_m: tuple[float, float, float] = (0.35, -0.3, 0.08)
+    """Box of goals."""
     goal_high_m: tuple[float, float, float] = (0.65, 0.3, 0.4)
     success_m: float = 0.025
+    """Greatest distance from the goal that counts."""
 
 
 @TASKS.register("reach", config=ReachConfig)

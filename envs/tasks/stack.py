@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import mujoco
 import torch
 from torch import Tensor
 
+from embodied.core.options import Count, Share, config_dataclass
 from embodied.core.spec import StartStage, Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import BLUE, RED, add_cube
@@ -30,19 +29,26 @@ from envs.tasks.common import (
 )
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class StackConfig(ObjectTaskConfig):
-    """cube_*, base_*: table areas (m) where the red and the blue cube start; they do not overlap."""
+    """Options of Stack: ``cube`` is the red one, ``base`` the blue one below it.
 
-    max_episode_steps: int = 96
-    held_starts: float = 0.3
+    ``low`` and ``high`` are opposite corners of an area (x, y). The two areas do not overlap.
+    """
+
+    max_episode_steps: Count = 96
+    held_starts: Share = 0.3
     cube_half_m: float = 0.02
+    """Half the red cube's edge."""
     cube_mass_kg: float = 0.064
     base_half_m: float = 0.025
+    """Half the blue cube's edge."""
     base_mass_kg: float = 0.15
     cube_low_m: tuple[float, float] = (0.45, -0.18)
+    """Area of the table where the red cube starts."""
     cube_high_m: tuple[float, float] = (0.62, -0.04)
     base_low_m: tuple[float, float] = (0.45, 0.04)
+    """Area of the table where the blue cube starts."""
     base_high_m: tuple[float, float] = (0.62, 0.18)
 
 

@@ -13,7 +13,7 @@ Slots are bodies whose shape and colour change at every reset (envs/mujoco/shape
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import mujoco
 import numpy as np
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from embodied.core.errors import UserError
+from embodied.core.options import config_dataclass
 from embodied.core.spec import Instruction, Term
 from embodied.core.types import Role
 from envs.common.seeding import EpisodeRng
@@ -39,27 +40,31 @@ TIPPED = 0.5  # cosine of the tilt beyond which an object does not stand up agai
 GRASP_M = 0.03  # greatest half width between fingers that open to 0.04 m on each side
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class TabletopConfig(PlacingConfig):
-    """words: what can be said. cells_*, jitter_m: objects stand at most jitter (x, y) from the centre of a cell of
-    their own, which leaves room for an open finger between two neighbours and beside the trays. yaw_rad: how far they
-    are turned at most, little enough that fingers do not close on a cube's edges. wall_m: just below the hand when it
-    reaches for something on the table; fingers can hardly drag something over it. fail_tipped: end an episode as a
-    failure when an object that stands taller than it is wide has been tipped over outside its tray.
-    """
+    """Options of Tabletop."""
 
     words: Words = field(default_factory=default_words)
+    """What can be said."""
     object_mass_kg: float = 0.064
     cells_x_m: tuple[float, ...] = (0.45, 0.6)
+    """x of the centres of the cells; each object stands in a cell of its own."""
     cells_y_m: tuple[float, ...] = (-0.11, 0.0, 0.11)
+    """y of the centres of the cells."""
     jitter_m: tuple[float, float] = (0.02, 0.01)
+    """Greatest distance (x, y) of an object from the centre of its cell. It leaves room for an open finger between two
+    neighbours and beside the trays."""
     yaw_rad: float = 0.5
+    """Greatest turn of an object, little enough that fingers do not close on a cube's edges."""
     tray_jitter_m: tuple[float, float] = (0.02, 0.01)
+    """Greatest distance (x, y) of a tray from its place."""
     wall_m: float = 0.06
+    """Just below the hand when it reaches for something on the table; fingers can hardly drag something over it."""
     fail_tipped: bool = False
+    """End an episode as a failure when an object that stands taller than it is wide has been tipped over outside its
+    tray."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if len(self.cells_x_m) * len(self.cells_y_m) < len(SLOTS):
             raise UserError(f"cells_x_m, cells_y_m: they make too few cells for {len(SLOTS)} objects")
         for name, shape in self.words.shapes.items():

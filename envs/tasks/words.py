@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
+from typing import Annotated
 
 import yaml
+from pydantic import Field
 
-from embodied.core.config import from_mapping
 from embodied.core.errors import UserError, unknown_name
+from embodied.core.options import Share, config_dataclass, from_mapping
 from embodied.core.spec import TRAIN, Instruction
 from envs.mujoco.scene import Shape
 
@@ -21,34 +22,29 @@ HELD_OUT = "held_out"
 PLACEHOLDERS = ("color", "shape", "tray")
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class Words:
     """Every colour x shape x tray is a goal, and every template says it.
 
-    shapes: by name. colors: red, green, blue from 0 to 1. trays: x and y (m) of their centres. templates: texts with
-    {color}, {shape} and {tray}. held_out: (colour, shape, tray) of the goals that are not trained on.
-    UserError for fewer than two shapes, colours or trays, unknown words, and texts that do not tell goals apart.
+    UserError for unknown words, and for texts that do not tell goals apart.
     """
 
-    shapes: dict[str, Shape]
-    colors: dict[str, tuple[float, float, float]]
-    trays: dict[str, tuple[float, float]]
-    templates: tuple[str, ...]
+    shapes: Annotated[dict[str, Shape], Field(min_length=2)]
+    """Shapes by name."""
+    colors: Annotated[dict[str, tuple[Share, Share, Share]], Field(min_length=2)]
+    """Red, green and blue by name."""
+    trays: Annotated[dict[str, tuple[float, float]], Field(min_length=2)]
+    """x and y (m) of the centres, by name."""
+    templates: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Texts with {color}, {shape} and {tray}."""
     held_out: tuple[tuple[str, str, str], ...] = ()
+    """(colour, shape, tray) of the goals that are not trained on."""
 
     def __post_init__(self) -> None:
-        for kind in ("shapes", "colors", "trays"):
-            if len(getattr(self, kind)) < 2:
-                raise UserError(f"{kind}: got {len(getattr(self, kind))}, needed are two or more to choose from")
-        for name, rgb in self.colors.items():
-            if not all(0 <= value <= 1 for value in rgb):
-                raise UserError(f"colors.{name}: got {list(rgb)}, allowed: red, green and blue from 0 to 1")
         self._check_templates()
         self._check_held_out()
 
     def _check_templates(self) -> None:
-        if not self.templates:
-            raise UserError("templates is empty: give one text at least")
         for i, template in enumerate(self.templates):
             try:
                 found = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}

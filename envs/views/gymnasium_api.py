@@ -38,9 +38,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
-from embodied.core.config import at_least, from_mapping
 from embodied.core.episodes import Ints
 from embodied.core.errors import UserError, unknown_name
+from embodied.core.options import from_mapping
 from embodied.core.spec import TRAIN, EnvSpec
 from embodied.core.types import Obs
 from envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
@@ -285,7 +285,8 @@ def _spaces(spec: EnvSpec) -> tuple[Dict, Box]:
 
 def _cameras(cameras: Sequence[str | Camera], image_size: int) -> list[Camera]:
     """Those given by name, ``image_size`` pixels wide and high; Camera objects as they are."""
-    at_least("image_size", image_size, 1)
+    if image_size < 1:
+        raise UserError(f"image_size: got {image_size}, allowed: at least 1")
     return [
         camera if isinstance(camera, Camera) else replace(find_camera(camera), width=image_size, height=image_size)
         for camera in cameras

@@ -6,56 +6,53 @@ obs ─► encode ─► code ─► K times: network(code, x, k) ─► mean, s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from math import log
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from embodied.core.errors import UserError
+from embodied.core.options import Count, Positive, config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Evaluation, Obs, PolicySample
-from policies.base import ActorCritic, ActorCriticConfig, check, check_name, is_positive_int
+from policies.base import ActorCritic, ActorCriticConfig
 from policies.flow.network import NoiseNetwork
 from policies.flow.sampler import Transition, integrate, sample_chain, sample_one_step
 from policies.flow.step import flow_noise, flow_sde, sde_sigma, time_grid
 from policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_by_action, sum_executed
 
-EXPLORATIONS = ("flow_noise", "flow_sde")
-STOCHASTIC_STEPS = ("all", "one", "last")
 
-
-@dataclass(frozen=True)
+@config_dataclass
 class ChainConfig(ActorCriticConfig):
     """Options of FlowChains; standard deviations are in action units ([-1, 1])."""
 
-    denoise_steps: int = 4
-    exploration: str = "flow_noise"
-    stochastic_steps: str = "all"
-    sde_noise: float = 0.5
-    sigma_min: float = 0.05
-    sigma_max: float = 1.0
-    sigma_init: float = 0.25
-    noise_final: float = 1.0
-    noise_anneal: int = 0
+    denoise_steps: Count = 4
+    """K, steps from noise to action."""
+    exploration: Literal["flow_noise", "flow_sde"] = "flow_noise"
+    """flow_noise: steps with a learned standard deviation. flow_sde: the SDE with the ODE's marginals."""
+    stochastic_steps: Literal["all", "one", "last"] = "all"
+    """all: every denoise step. one: a random one for each decision, the others follow the ODE. last: always the last
+    one, which explores less with every further denoise step (docs/flow_rl.md)."""
+    sde_noise: Positive = 0.5
+    """a of flow_sde, whose diffusion is a * sqrt(t / (1 - t))."""
+    sigma_min: Positive = 0.05
+    """Lower bound of the learned standard deviation of a denoise step."""
+    sigma_max: Positive = 1.0
+    """Upper bound of it."""
+    sigma_init: Positive = 0.25
+    """Its initial value."""
     checkpoint_steps: bool = False
+    """Save memory: compute each denoise step again for its gradient."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(is_positive_int(self.denoise_steps), "denoise_steps", self.denoise_steps, "an integer of at least 1")
-        check_name("exploration", self.exploration, EXPLORATIONS)
-        check_name("stochastic_steps", self.stochastic_steps, STOCHASTIC_STEPS)
-        check(self.sde_noise > 0.0, "sde_noise", self.sde_noise, "above 0")
-        ordered = 0.0 < self.sigma_min < self.sigma_max
-        check(ordered, "sigma_min", self.sigma_min, f"above 0, below sigma_max ({self.sigma_max})")
-        shrunk = self.noise_anneal == 0 or self.sigma_max * self.noise_final > self.sigma_min
-        shrunk = shrunk and 0.0 < self.noise_final <= 1.0
-        check(shrunk, "noise_final", self.noise_final, "above 0, at most 1, with sigma_max times it above sigma_min")
-        check(self.noise_anneal >= 0, "noise_anneal", self.noise_anneal, "an integer of at least 0")
-        inside = self.sigma_min < self.sigma_init < self.sigma_max
-        check(inside, "sigma_init", self.sigma_init, f"between {self.sigma_min} and {self.sigma_max}, both excluded")
+        if self.sigma_min >= self.sigma_max:
+            raise UserError(f"sigma_min: got {self.sigma_min}, allowed: below sigma_max={self.sigma_max}")
+        if not self.sigma_min < self.sigma_init < self.sigma_max:
+            between = f"above sigma_min={self.sigma_min} and below sigma_max={self.sigma_max}"
+            raise UserError(f"sigma_init: got {self.sigma_init}, allowed: {between}")
 
 
 class FlowChains(ActorCritic):
@@ -77,9 +74,6 @@ class FlowChains(ActorCritic):
     input, this leaves out the credit for what their noise did to the executed ones; with E = H and W = A nothing is
     left out.
 
-    Annealing. After every update the upper end of the noise (sigma_max, sde_noise) shrinks by a constant factor, to
-    noise_final of itself in noise_anneal updates. How far it has shrunk is part of the weights.
-
     Memory. With ``checkpoint_steps`` the gradient keeps only what enters each of the K steps and computes the rest
     again: memory does not grow with K times the width of the network.
 
@@ -87,9 +81,6 @@ class FlowChains(ActorCritic):
     coordinates.
     """
 
-    schedules = ("log_shrink",)
-
-    log_shrink: Tensor
     grid: Tensor
     grid_sigma: Tensor
 
@@ -107,8 +98,6 @@ class FlowChains(ActorCritic):
         if config.exploration == "flow_noise":
             sigmas = (config.sigma_min, config.sigma_max, config.sigma_init)
             self.noise_network = NoiseNetwork(*noise_shape, *sigmas)
-        self.noise_anneal, self.noise_final = config.noise_anneal, config.noise_final
-        self.register_buffer("log_shrink", torch.zeros(()))
         self.checkpoint_steps = config.checkpoint_steps
         self.register_buffer("grid", time_grid(config.denoise_steps).float(), persistent=False)
         sigma = sde_sigma(config.denoise_steps, config.sde_noise)
@@ -148,7 +137,7 @@ class FlowChains(ActorCritic):
             velocity, sigma = self.noisy_velocity(code, x, k)
             return Transition(velocity, *flow_noise(x, velocity, sigma, delta))
         velocity = self.velocity(code, x, k)
-        sigma = (self.grid_sigma[k] * self.log_shrink.exp())[..., None, None]
+        sigma = self.grid_sigma[k][..., None, None]
         return Transition(velocity, *flow_sde(x, velocity, self.grid[k][..., None, None], sigma, delta))
 
     def value(self, obs: Obs) -> Tensor:
@@ -246,13 +235,6 @@ class FlowChains(ActorCritic):
         noise = torch.randn(action_NHW.shape, generator=generator).to(action_NHW)
         uniform_N = torch.rand(action_NHW.shape[0], generator=generator)
         return noise, (uniform_N ** (2.0 / 3.0) * 0.999 + 0.001).to(action_NHW)
-
-    def update_normalizer(self, obs: Obs) -> None:
-        """An update has ended: fold its observations into the statistics, and anneal the noise."""
-        super().update_normalizer(obs)
-        if self.noise_anneal:
-            step = log(self.noise_final) / self.noise_anneal
-            self.log_shrink.copy_((self.log_shrink + step).clamp_min(log(self.noise_final)))
 
 
 def _one_step_chain(before: Tensor, after: Tensor, index_N: Tensor) -> Tensor:

@@ -73,13 +73,11 @@ class Denoiser(nn.Module):
         prediction: Tensor = self.output(features) + code.direct
         return prediction
 
-    def predict_jointly(
-        self, code: Code, features: Tensor, noise: NoiseNetwork, log_shrink: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """``predict(code, features), noise(features, log_shrink)`` in one matrix product: the outputs are narrow."""
+    def predict_jointly(self, code: Code, features: Tensor, noise: NoiseNetwork) -> tuple[Tensor, Tensor]:
+        """``predict(code, features), noise(features)`` in one matrix product: the outputs are narrow."""
         joint = F.linear(features, torch.cat((self.output.weight, noise.scaled_weight())))
         prediction, z = joint.chunk(2, dim=-1)
-        return prediction + code.direct, noise.bound(z, log_shrink)
+        return prediction + code.direct, noise.bound(z)
 
 
 class NoiseNetwork(nn.Module):
@@ -99,15 +97,14 @@ class NoiseNetwork(nn.Module):
         self.weight = nn.Parameter(torch.zeros(chunk_dim, features))
         self.bias = nn.Parameter(torch.full((chunk_dim,), z_init))
 
-    def forward(self, features: Tensor, log_shrink: Tensor) -> Tensor:
-        """Features [..., F] -> sigma [..., H*A] in [sigma_min, sigma_max * exp(log_shrink)]."""
-        return self.bound(F.linear(features, self.scaled_weight()), log_shrink)
+    def forward(self, features: Tensor) -> Tensor:
+        """Features [..., F] -> sigma [..., H*A] in [sigma_min, sigma_max]."""
+        return self.bound(F.linear(features, self.scaled_weight()))
 
     def scaled_weight(self) -> Tensor:
         """The weight [H*A, F] whose product with the features is the mean above."""
         return self.weight / self.weight.shape[1]
 
-    def bound(self, z: Tensor, log_shrink: Tensor) -> Tensor:
-        """Product of features and scaled weight, [..., H*A] -> sigma. log_shrink: see ``forward``."""
-        half = 0.5 * log_shrink
-        return (self.log_sigma_center + half + (self.log_sigma_radius + half) * torch.tanh(z + self.bias)).exp()
+    def bound(self, z: Tensor) -> Tensor:
+        """Product of features and scaled weight, [..., H*A] -> sigma."""
+        return (self.log_sigma_center + self.log_sigma_radius * torch.tanh(z + self.bias)).exp()

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from embodied.core.options import Widths, config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from policies.base import check_hidden, check_name
 from policies.flow.chains import ChainConfig, FlowChains
 from policies.flow.network import Code, Denoiser, time_features
 from policies.flow.step import interpolate, time_grid, velocity_to
 
-PREDICTIONS = ("action", "velocity")
 MIN_LOSS_TIME = 0.05  # lower bound of the 1/t weight in the imitation loss, as in Li & He (2025)
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class FlowConfig(ChainConfig):
     """Options of FlowPolicy."""
 
-    actor_hidden: tuple[int, ...] = (128, 128)
-    head_hidden: tuple[int, ...] = (128,)
-    prediction: str = "action"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_hidden("actor_hidden", self.actor_hidden)
-        check_hidden("head_hidden", self.head_hidden)
-        check_name("prediction", self.prediction, PREDICTIONS)
+    actor_hidden: Widths = (128, 128)
+    """Hidden layers of the state encoder, computed once per decision."""
+    head_hidden: Widths = (128,)
+    """Hidden layers of the denoiser, computed K times per decision."""
+    prediction: Literal["action", "velocity"] = "action"
+    """What the network predicts: the clean action (from scratch) or the velocity (as pi0)."""
 
 
 class FlowPolicy(FlowChains):
@@ -77,7 +73,7 @@ class FlowPolicy(FlowChains):
     def noisy_velocity(self, code: Code, x: Tensor, k: int | slice | Tensor) -> tuple[Tensor, Tensor]:
         assert self.noise_network is not None
         features = self.denoiser.features(code, x.flatten(-2), self.grid_features[k])
-        prediction, sigma = self.denoiser.predict_jointly(code, features, self.noise_network, self.log_shrink)
+        prediction, sigma = self.denoiser.predict_jointly(code, features, self.noise_network)
         return self.to_velocity(prediction, x, self.grid[k]), sigma.view_as(x)
 
     def to_velocity(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:

@@ -160,7 +160,7 @@ class VLAPolicy(FlowChains):
     def noisy_velocity(self, code: Code, x: Tensor, k: int | slice | Tensor) -> tuple[Tensor, Tensor]:
         assert self.noise_network is not None
         features = self.features(code, x, self.grid[k])
-        return self.out(features), self.noise_network(features, self.log_shrink)
+        return self.out(features), self.noise_network(features)
 
     def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
         """Flow-matching loss of demonstrated chunks, a scalar: mean squared error of the velocity ``noise - action``

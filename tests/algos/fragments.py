@@ -19,7 +19,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "flow, one step": FLOW | {"stochastic_steps": "one"},
     "flow, last step": FLOW | {"stochastic_steps": "last"},
     "flow, SDE": FLOW | {"exploration": "flow_sde"},
-    "flow, checkpointed, annealed": FLOW | {"checkpoint_steps": True, "noise_anneal": 4, "noise_final": 0.5},
+    "flow, checkpointed": FLOW | {"checkpoint_steps": True},
     "dsrl": FLOW | {"noise_hidden": (32,), "prediction": "velocity"},
     "flow, SDE, one step": FLOW | {"exploration": "flow_sde", "stochastic_steps": "one"},
     "flow, SDE, last step": FLOW | {"exploration": "flow_sde", "stochastic_steps": "last"},

@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from algos import ALGORITHMS
 from algos.losses import CORRECTIONS
 from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
-from embodied.core.config import from_mapping
 from embodied.core.errors import UserError
 from embodied.core.protocols import Algorithm, Policy
 from embodied.core.types import Evaluation, Fragment, Obs
@@ -64,15 +62,6 @@ def test_it_is_registered_and_satisfies_the_protocols() -> None:
     algorithm = entry.build(policy, entry.config(), seed=0, device=CPU)  # type: ignore[call-arg]
     assert isinstance(algorithm, Algorithm)
     assert set(algorithm.update([make_fragment(policy, seed=0)], 0)) == KEYS
-
-
-def test_the_config_file_lists_every_option(root: Path) -> None:
-    path = root / "configs" / "algo" / "ppo.yaml"
-    options = OmegaConf.to_container(OmegaConf.load(path))
-    assert isinstance(options, dict)
-    assert options.pop("name") == "ppo"
-    assert set(options) == set(PPOConfig.__dataclass_fields__)
-    from_mapping(PPOConfig, options, "algo")
 
 
 def test_every_epoch_sees_every_decision_once_in_a_new_order() -> None:
@@ -274,16 +263,17 @@ def test_a_loss_that_is_not_finite_is_an_error_before_anything_is_published() ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"correction": "decopled"}, "algo.correction 'decopled'. Did you mean 'decoupled'"),
-        ({"value_loss": "l1"}, "algo.value_loss 'l1'"),
-        ({"gamma": 1.5}, "algo.gamma must be a number from 0 to 1, got 1.5"),
-        ({"epochs": 0}, "algo.epochs must be an integer of at least 1, got 0"),
-        ({"clip_range": 0.0}, "algo.clip_range must be a number above 0"),
-        ({"learning_rate": -1.0}, "algo.learning_rate must be a number of at least 0"),
-        ({"dual_clip": 0.5}, "algo.dual_clip must be null or a number above 1"),
-        ({"max_staleness": -1}, "algo.max_staleness must be null or"),
-        ({"gamma": float("nan")}, "algo.gamma must be a number from 0 to 1, got nan"),
-        ({"proximal": "interpolate", "correction": "vtrace"}, "needs algo.correction=decoupled"),
+        ({"correction": "decopled"}, "correction: got 'decopled', allowed: 'decoupled', "),
+        ({"correction": "decopled"}, "Did you mean 'decoupled'?"),
+        ({"value_loss": "l1"}, "value_loss: got 'l1', allowed: 'mse' or 'huber'"),
+        ({"gamma": 1.5}, "gamma: got 1.5, allowed: at least 0 and at most 1"),
+        ({"epochs": 0}, "epochs: got 0, allowed: at least 1"),
+        ({"clip_range": 0.0}, "clip_range: got 0.0, allowed: above 0"),
+        ({"learning_rate": -1.0}, "learning_rate: got -1.0, allowed: at least 0"),
+        ({"dual_clip": 0.5}, "dual_clip: got 0.5, allowed: above 1 or null"),
+        ({"max_staleness": -1}, "max_staleness: got -1, allowed: at least 0 or null"),
+        ({"gamma": float("nan")}, "gamma: got nan, allowed: a finite number"),
+        ({"proximal": "interpolate", "correction": "vtrace"}, "needs correction=decoupled"),
     ],
 )
 def test_bad_options_say_what_is_allowed(options: dict[str, Any], message: str) -> None:

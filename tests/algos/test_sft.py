@@ -132,10 +132,10 @@ def test_a_loss_that_is_not_finite_stops_training() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"updates": 0}, "algo.updates must be an integer of at least 1, got 0"),
-        ({"ema_decay": 1.0}, "algo.ema_decay must be a number from 0 to below 1"),
-        ({"validation_share": 0.0}, "algo.validation_share must be"),
-        ({"patience": 0}, "algo.patience must be"),
+        ({"updates": 0}, "updates: got 0, allowed: at least 1"),
+        ({"ema_decay": 1.0}, "ema_decay: got 1.0, allowed: at least 0 and below 1"),
+        ({"validation_share": 0.0}, "validation_share: got 0.0, allowed: above 0 and at most 0.5"),
+        ({"patience": 0}, "patience: got 0, allowed: at least 1 or null"),
     ],
 )
 def test_options_are_checked(options: dict[str, float], message: str) -> None:

@@ -69,7 +69,7 @@ def test_bench_flow_reports_its_ratios() -> None:
         (["short=true"], "say what to measure"),
         (["simm"], "unknown benchmark 'simm'. Did you mean 'sim'?"),
         (["sim", "shrt=true"], "Did you mean 'short'?"),
-        (["sim", "short=3"], "short: got 3, allowed is true or false"),
+        (["sim", "short=3"], "short: got 3, allowed: true or false"),
         (["sim", "out=no/such/folder/x.json"], "no directory no/such/folder"),
     ],
 )

@@ -209,8 +209,8 @@ def test_instructed_demonstrations_are_balanced_and_evaluation_tells_splits_apar
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["noise=1.5"], "noise=1.5 is not allowed: it is a share, below 1"),
-        (["episodes=0"], "episodes=0 is not allowed"),
+        (["noise=1.5"], "noise: got 1.5, allowed: at least 0 and below 1"),
+        (["episodes=0"], "episodes: got 0, allowed: at least 1"),
         (["episode=3"], "unknown key 'episode'. Did you mean 'episodes'? Allowed: cameras, episodes, hold_steps"),
         (["task=raech"], "unknown task 'raech'. Did you mean 'reach'?"),
         (["cameras=[front,front]"], "cameras: got the names ['front', 'front'], allowed: one at least, each once"),

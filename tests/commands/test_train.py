@@ -240,6 +240,25 @@ def test_grpo_trains_on_whole_episodes_of_groups(tmp_path: Path) -> None:
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert all(row["train/ratio_first"] == pytest.approx(1.0, abs=1e-5) for row in rows)
     assert all(row["train/grad_norm"] > 0 for row in rows)
+    assert read_run(tmp_path / "run").runtime["decisions"] == 10
+    assert "decisions: 10\n" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "decisions"),
+    [
+        ({"task": "stack"}, 4),
+        ({"task": "stack", "algo": "grpo"}, 24),
+        ({"task": "stack", "algo": "grpo", "policy.execute": 3}, 32),
+        ({"task": "pick_place", "algo": "grpo", "task.max_episode_steps": 40}, 10),
+        ({"task": "stack", "runtime.decisions": 7}, 7),
+        ({"task": "tabletop", "policy": "vla_tiny", "init": "a run"}, 8),
+    ],
+)
+def test_a_fragment_has_whole_episodes_where_they_are_compared_unless_told_otherwise(
+    words: dict[str, Any], decisions: int
+) -> None:
+    assert compose_run(words).runtime["decisions"] == decisions
 
 
 def test_groups_stay_as_they_are_when_a_run_goes_on(tmp_path: Path) -> None:
@@ -257,7 +276,7 @@ def test_groups_stay_as_they_are_when_a_run_goes_on(tmp_path: Path) -> None:
     [
         (["num_envs=12"], "algo.group_size=4 does not divide the envs of a group of the runtime: num_envs must be a "),
         (["runtime.decisions=7"], "must be the 40 steps of task reach, got 7 * 4: set runtime.decisions=10"),
-        (["policy.horizon=3", "policy.execute=3"], "must be the 40 steps of task reach, got 10 * 3"),
+        (["policy.horizon=3", "policy.execute=3"], "must be the 40 steps of task reach, got 13 * 3"),
     ],
 )
 def test_groups_and_episodes_must_fit(words: list[str], message: str, tmp_path: Path) -> None:

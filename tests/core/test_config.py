@@ -1,36 +1,14 @@
-"""Overrides, groups and dataclass conversion: precedence, types, and messages that help."""
+"""Overrides and groups: grammar, precedence, and messages that help."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
-from embodied.core.config import apply_values, at_least, compose, describe, from_mapping, nest, parse_overrides
+from embodied.core.config import apply_values, compose, nest, parse_overrides
 from embodied.core.errors import UserError
-
-
-@dataclass(frozen=True)
-class Network:
-    hidden: tuple[int, ...] = (64, 64)
-    activation: Literal["elu", "relu"] = "elu"
-
-
-@dataclass(frozen=True)
-class Options:
-    steps: int
-    learning_rate: float = 3e-4
-    name: str = "x"
-    resume: str | None = None
-    fast: bool = False
-    network: Network = field(default_factory=Network)
-    bounds: tuple[float, float] = (0.0, 1.0)
-    extra: dict[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        at_least("steps", self.steps, 1)
 
 
 @pytest.fixture
@@ -127,52 +105,6 @@ def test_a_group_of_the_wrong_shape(config_dir: Path) -> None:
         compose(config_dir, "train", {"num_envs.x": 1})
 
 
-def test_dataclass_is_built_and_converted() -> None:
-    options = from_mapping(
-        Options,
-        {"steps": 1e6, "learning_rate": 1, "network": {"hidden": [32]}, "bounds": [0, 2], "extra": {"a": 1}},
-    )
-    assert options == Options(1_000_000, 1.0, network=Network((32,)), bounds=(0.0, 2.0), extra={"a": 1.0})
-    assert isinstance(options.steps, int)
-    assert isinstance(options.bounds[1], float)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"steps": "abc"}, r"^o\.steps: got 'abc', allowed is an integer\.$"),
-        ({"steps": 1.5}, r"o\.steps: got 1\.5, allowed is an integer"),
-        ({"steps": True}, r"o\.steps: got True, allowed is an integer"),
-        ({"steps": None}, r"o\.steps: got null"),
-        ({"steps": 0}, r"o: steps=0 is not allowed: it must be >= 1"),
-        ({}, r"o\.steps is missing: it needs an integer"),
-        ({"steps": 1, "learnin_rate": 1}, r"unknown key 'o\.learnin_rate'\. Did you mean 'o\.learning_rate'\?"),
-        ({"steps": 1, "zzz": 1}, r"unknown key 'o\.zzz'\. Allowed: o\.bounds, o\.extra"),
-        ({"steps": 1, "fast": 1}, r"o\.fast: got 1, allowed is true or false"),
-        ({"steps": 1, "learning_rate": float("nan")}, r"o\.learning_rate: got nan"),
-        ({"steps": 1, "resume": 3}, r"o\.resume: got 3, allowed is text or null"),
-        ({"steps": 1, "network": 3}, r"o\.network: got 3, allowed is a section"),
-        ({"steps": 1, "network": {"hiden": [1]}}, r"Did you mean 'o\.network\.hidden'"),
-        ({"steps": 1, "network": {"hidden": [1, "a"]}}, r"o\.network\.hidden\[1\]: got 'a'"),
-        ({"steps": 1, "network": {"hidden": 64}}, r"o\.network\.hidden: got 64, allowed is a list, each an integer"),
-        ({"steps": 1, "network": {"activation": "rellu"}}, r"one of elu, relu\. Did you mean 'relu'\?"),
-        ({"steps": 1, "bounds": [1]}, r"o\.bounds: got \[1\], allowed is a list of 2"),
-        ({"steps": 1, "extra": {"a": "b"}}, r"o\.extra\.a: got 'b', allowed is a number"),
-        ({"steps": 1, "extra": 1}, r"o\.extra: got 1"),
-    ],
-)
-def test_messages_of_wrong_values(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        from_mapping(Options, values, "o")
-
-
-def test_at_least_knows_strict_bounds_and_none() -> None:
-    at_least("x", None, 0)
-    at_least("x", 0, 0)
-    with pytest.raises(UserError, match="x=0 is not allowed: it must be > 0"):
-        at_least("x", 0, 0, exclusive=True)
-
-
 def test_nesting() -> None:
     assert nest({"a.b": 1, "a.c": 2, "d": 3}) == {"a": {"b": 1, "c": 2}, "d": 3}
     with pytest.raises(UserError):
@@ -180,8 +112,3 @@ def test_nesting() -> None:
     root: dict[str, Any] = {"a": {"b": 0}}
     apply_values(root, {"a.b": 1})
     assert root == {"a": {"b": 1}}
-
-
-def test_descriptions_of_types() -> None:
-    assert describe(int | None) == "an integer or null"
-    assert describe(tuple[float, float]) == "a list of 2: a number, a number"

@@ -11,7 +11,6 @@ import pytest
 import torch
 from mujoco.batch import Batch
 
-from embodied.core.png import encode_png
 from embodied.core.types import PolicySample
 from embodied.report.video import grid, open_mp4, record
 from envs import MujocoPool, first_episodes
@@ -219,16 +218,6 @@ def test_a_failed_video_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="even"), open_mp4(tmp_path / "x.mp4", 20) as write:
         write(np.zeros((15, 16, 3), np.uint8))
     assert not list(tmp_path.iterdir())
-
-
-def test_png_holds_the_picture_exactly(tmp_path: Path) -> None:
-    picture = np.random.default_rng(0).integers(0, 256, (7, 10, 3), dtype=np.uint8)
-    path = tmp_path / "p.png"
-    path.write_bytes(encode_png(picture))
-    _, frames = read_mp4(path)
-    np.testing.assert_array_equal(frames[0], picture)
-    with pytest.raises(ValueError, match="uint8"):
-        encode_png(picture.astype(np.float32))
 
 
 def test_grid_places_tiles_row_by_row() -> None:

@@ -301,7 +301,7 @@ def test_an_env_without_cameras_has_words_and_no_pictures() -> None:
     ("options", "message"),
     [
         ({"cameras": ["frnt"]}, r"unknown camera 'frnt'\. Did you mean 'front'\? Allowed: front, wrist"),
-        ({"cameras": ["front"], "image_size": 0}, "image_size=0"),
+        ({"cameras": ["front"], "image_size": 0}, "image_size: got 0"),
     ],
 )
 def test_bad_cameras(options: dict[str, Any], message: str) -> None:

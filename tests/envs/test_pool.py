@@ -207,7 +207,7 @@ def test_bad_options_are_named() -> None:
         make_pool("pickplace", {}, num_envs=1)
     with pytest.raises(UserError, match=r"Did you mean 'task.reach.max_episode_steps'"):
         make_pool("reach", {"max_episode_step": 5}, num_envs=1)
-    with pytest.raises(UserError, match=r"control.mode: got 'ee_deltas', allowed: ee_delta, joint_delta"):
+    with pytest.raises(UserError, match=r"control.mode: got 'ee_deltas', allowed: 'ee_delta' or 'joint_delta'\. Did"):
         pool("reach", 1, config={"control": {"mode": "ee_deltas"}})
     with pytest.raises(ValueError, match=r"control_dt_s: got 0.004, allowed: multiples of the physics step"):
         pool("reach", 1, config={"control_dt_s": 0.004})

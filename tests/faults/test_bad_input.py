@@ -6,11 +6,16 @@ import resource
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from embodied.core.errors import UserError
 from embodied.report.metrics import read_metrics
+from embodied.run.config import read_run
+from embodied.run.evaluation import load_checkpoint, load_policy
 from tests.commands.helpers import SMALL, checkpoint_of, run_eval, run_train
 
 
@@ -27,22 +32,29 @@ from tests.commands.helpers import SMALL, checkpoint_of, run_eval, run_train
         ("algo.learnin_rate=1", "unknown key 'algo.learnin_rate'. Did you mean 'algo.learning_rate'?"),
         ("task.sucess_m=1", "Did you mean 'task.success_m'?"),
         ("algorithm.gamma=1", "unknown key 'algorithm'. Did you mean 'algo'?"),
-        ("num_envs=abc", "num_envs: got 'abc', allowed is an integer"),
-        ("num_envs=0", "num_envs=0 is not allowed: it must be >= 1"),
-        ("num_envs=-4", "num_envs=-4"),
-        ("num_envs=2.5", "num_envs: got 2.5, allowed is an integer"),
-        ("num_envs=null", "num_envs: got null, allowed is an integer"),
-        ("total_steps=0", "total_steps=0"),
-        ("max_minutes=-1", "max_minutes=-1"),
-        ("seed=-1", "seed=-1"),
-        ("stop_at_success=97", "stop_at_success=97"),
-        ("algo.gamma=2", "algo.gamma"),
-        ("algo.gamma=high", "algo.gamma: got 'high', allowed is a number"),
-        ("policy.actor_hidden=64", "policy.actor_hidden: got 64, allowed is a list"),
-        ("task.goal_low_m=[1,2]", "task.goal_low_m: got [1, 2], allowed is a list of 3"),
-        ("max_staleness=-1", "max_staleness"),
-        ("device=gpu", "runtime.device: got 'gpu', allowed is one of auto, cpu, cuda"),
+        ("num_envs=abc", "num_envs: got 'abc', allowed: an integer"),
+        ("num_envs=0", "num_envs: got 0, allowed: at least 1"),
+        ("num_envs=-4", "num_envs: got -4, allowed: at least 1"),
+        ("num_envs=2.5", "num_envs: got 2.5, allowed: an integer"),
+        ("num_envs=null", "num_envs: got null, allowed: an integer"),
+        ("total_steps=0", "total_steps: got 0, allowed: at least 1"),
+        ("max_minutes=-1", "max_minutes: got -1, allowed: above 0 or null"),
+        ("seed=-1", "seed: got -1, allowed: at least 0"),
+        ("stop_at_success=97", "stop_at_success: got 97, allowed: above 0 and at most 1 or null"),
+        ("algo.gamma=2", "algo.gamma: got 2, allowed: at least 0 and at most 1"),
+        ("algo.gamma=high", "algo.gamma: got 'high', allowed: a number"),
+        ("policy.actor_hidden=64", "policy.actor_hidden: got 64, allowed: a list"),
+        ("task.goal_low_m=[1,2]", "task.goal_low_m: got [1, 2], allowed: a list of 3"),
+        ("max_staleness=-1", "runtime.max_staleness: got -1, allowed: at least 0"),
+        ("device=gpu", "runtime.device: got 'gpu', allowed: 'auto', 'cpu' or 'cuda'"),
         ("eval_episodes=", "eval_episodes: got ''"),
+        ("out=' '", "out: got ' ', allowed: text that is not blank or null"),
+        (
+            "policy.activation=rellu",
+            "policy.activation: got 'rellu', allowed: elu, relu, silu, tanh. Did you mean 'relu'",
+        ),
+        ("policy.min_std=2", "policy.min_std: got 2.0, allowed: below max_std=1.0"),
+        ("task.control.mode=ee_dleta", "task.control.mode: got 'ee_dleta', allowed: 'ee_delta' or 'joint_delta'"),
         ("task.control_dt_s=0.0333", "control_dt_s: got 0.0333, allowed: multiples of the physics step"),
         ("task.held_starts=0.5", "held_starts: reach has no object to hold, allowed: 0"),
         ("num_envs", "'num_envs' is not key=value"),
@@ -70,9 +82,9 @@ def test_train(word: str, message: str, tmp_path: Path, monkeypatch: pytest.Monk
         ([], "run is missing"),
         (["run=nowhere"], "'nowhere' is not a directory"),
         (["run=."], "has no config.yaml, so it is not a run directory"),
-        (["run=.", "episodes=0"], "episodes=0 is not allowed"),
+        (["run=.", "episodes=0"], "episodes: got 0, allowed: at least 1"),
         (["run=.", "episode=3"], "unknown key 'episode'. Did you mean 'episodes'?"),
-        (["run=.", "video=2"], "video: got 2, allowed is true or false"),
+        (["run=.", "video=2"], "video: got 2, allowed: true or false"),
     ],
 )
 def test_eval(words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +117,27 @@ def test_config_that_is_not_a_runs(tmp_path: Path) -> None:
         outcome = run_train(f"resume={tmp_path}")
         assert outcome.code == 2, outcome.stderr
         assert "config.yaml" in outcome.stderr
+
+
+def test_a_run_of_another_version_is_refused_in_one_line(many_checkpoints: Path, tmp_path: Path) -> None:
+    run_dir = shutil.copytree(many_checkpoints, tmp_path / "run", symlinks=True)
+    config = run_dir / "config.yaml"
+    config.write_text(config.read_text().replace("  name: gaussian\n", "  name: gaussian\n  noise_anneal: 0\n"))
+    for outcome in (
+        run_train(f"resume={run_dir}"), run_train(*SMALL, f"init={run_dir}", f"out={tmp_path / 'new'}"),
+        run_eval(f"run={run_dir}"),
+    ):  # fmt: skip
+        assert outcome.code == 2, outcome.stderr
+        message = f"{config} does not fit this version of the code: unknown key 'policy.noise_anneal'"
+        assert message in outcome.stderr.splitlines()[-1]
+    assert not (tmp_path / "new").exists()
+
+
+def test_weights_of_another_version_are_refused_in_one_line(many_checkpoints: Path) -> None:
+    found = load_checkpoint(many_checkpoints, "last")
+    old = replace(found, state={**found.state, "log_shrink": torch.zeros(())})
+    with pytest.raises(UserError, match=r'does not fit .* version of the code: [^\n]*"log_shrink"[^\n]*$'):
+        load_policy(read_run(many_checkpoints), old)
 
 
 @pytest.fixture(scope="module")

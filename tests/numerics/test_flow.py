@@ -169,7 +169,7 @@ def test_likelihood_is_the_sum_of_hand_written_transitions(variant, prediction):
                 mean = x - velocity / steps - sigma**2 / (2 * t * steps) * (x + (1 - t) * velocity)
                 normal = Normal(mean, sigma * sqrt(1 / steps) * torch.ones_like(x))
             else:
-                normal = Normal(x - velocity / steps, policy.noise_network(features, policy.log_shrink).view_as(x))
+                normal = Normal(x - velocity / steps, policy.noise_network(features).view_as(x))
             drawn = sample.chain[:, 2, 0, 0] == k if one_step else torch.ones(8, dtype=torch.bool)
             expected += torch.where(drawn, normal.log_prob(after)[:, :2].sum((1, 2)), 0.0)
             entropy += torch.where(drawn, normal.entropy()[:, :2].sum((1, 2)), 0.0)
@@ -190,10 +190,10 @@ def test_predicting_the_action_the_last_step_lands_on_the_prediction():
 
 def test_sigma_starts_as_configured_and_stays_bounded():
     policy = build("flow", spread=0.0, sigma_min=0.1, sigma_max=0.9, sigma_init=0.3)
-    torch.testing.assert_close(policy.noise_network(torch.zeros(1, 8), torch.zeros(())), torch.full((1, 6), 0.3))
+    torch.testing.assert_close(policy.noise_network(torch.zeros(1, 8)), torch.full((1, 6), 0.3))
     network = build("flow", spread=3.0, sigma_min=0.1, sigma_max=0.9, sigma_init=0.3).noise_network
     for scale in (1.0, 1e3, 1e30):
-        sigma = network(scale * torch.randn(1000, 8, generator=generator()), torch.zeros(())).detach()
+        sigma = network(scale * torch.randn(1000, 8, generator=generator())).detach()
         assert sigma.min() >= 0.1 * (1 - 1e-6)
         assert sigma.max() <= 0.9 * (1 + 1e-6)
     assert float(sigma.min()) == pytest.approx(0.1, rel=1e-5)
@@ -206,11 +206,11 @@ def test_weights_of_the_noise_network_move_sigma_no_faster_than_its_bias():
     change = {}
     for parameter in ("weight", "bias"):
         network = build("flow", spread=0.0).noise_network
-        before = network(features, torch.zeros(())).detach()
+        before = network(features).detach()
         optimizer = torch.optim.Adam([getattr(network, parameter)], lr=1e-3)
-        network(features, torch.zeros(())).log().sum().backward()
+        network(features).log().sum().backward()
         optimizer.step()
-        change[parameter] = (network(features, torch.zeros(())) / before).log().abs().max().item()
+        change[parameter] = (network(features) / before).log().abs().max().item()
     assert 0.0 < change["weight"] <= change["bias"] * 1.001
 
 

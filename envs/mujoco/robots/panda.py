@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from mujoco.batch import Batch
 
-from embodied.core.errors import UserError
+from embodied.core.options import config_dataclass
 from embodied.core.spec import ActionTerm, Box
 
 # Gripper down, tool centre point at (0.615, 0, 0.17).
@@ -16,30 +16,28 @@ FINGER_OPEN_M, FINGER_CLOSED_M = 0.04, -0.01  # target of each finger; below 0 s
 NUM_ARM = 7
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class ControlConfig:
-    """How actions move the arm.
+    """How actions move the arm."""
 
-    mode: ``ee_delta`` (Cartesian displacement of the tool centre point, gripper kept vertical) or ``joint_delta``.
-    delta_m, delta_rad: displacement of the target from the present pose at action 1. rotation: with ``ee_delta``, add
-    a rotation about the vertical as the action before the gripper. gripper_m: how far each finger's target may
-    move in a control step, so that closing from open takes about five of them. damping: of the least-squares inverse
-    kinematics. posture_gain: how strongly the null space is pulled to the home posture, per control step.
-    """
-
-    mode: str = "ee_delta"
+    mode: Literal["ee_delta", "joint_delta"] = "ee_delta"
+    """ee_delta: Cartesian displacement of the tool centre point, gripper kept vertical. joint_delta: of the joints."""
     delta_m: float = 0.06
+    """Displacement of the target from the present position at action 1."""
     delta_rad: float = 0.15
+    """Rotation, or displacement of each joint, at action 1."""
     gripper_m: float = 0.01
+    """How far each finger's target may move in a control step; closing from open takes about five of them."""
     rotation: bool = False
+    """With ee_delta, add a rotation about the vertical as the action before the gripper."""
     damping: float = 0.03
+    """Damping of the least-squares inverse kinematics."""
     posture_gain: float = 0.03
+    """How strongly the null space is pulled to the home posture, per control step."""
     workspace_low_m: tuple[float, float, float] = (0.25, -0.35, 0.012)
+    """One corner of the box that the tool centre point's target stays in."""
     workspace_high_m: tuple[float, float, float] = (0.75, 0.35, 0.45)
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("ee_delta", "joint_delta"):
-            raise UserError(f"control.mode: got '{self.mode}', allowed: ee_delta, joint_delta")
+    """The opposite corner."""
 
 
 def action_space(config: ControlConfig) -> Box:

@@ -1,0 +1,236 @@
+"""Options of every section of the configuration: dataclasses whose fields state types, ranges and names.
+
+    @config_dataclass
+    class NetworkConfig:
+        hidden: Annotated[tuple[Count, ...], Field(min_length=1)] = (128, 128)
+        activation: Literal["elu", "relu"] = "relu"
+
+    from_mapping(NetworkConfig, {"hidden": [64]}, "policy")     from YAML and the command line
+    NetworkConfig(hidden=(64,))                                 from Python, checked in the same way
+
+pydantic checks one field at a time, by its annotation. What relates two fields to each other is checked in
+``__post_init__``, by raising UserError. Nothing here imports torch or hydra.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
+from typing import Annotated, Any, TypeVar, cast, dataclass_transform
+
+import pydantic
+from pydantic import AfterValidator, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, PydanticKnownError, core_schema
+
+from embodied.core.errors import UserError, nearest
+
+T = TypeVar("T")
+
+Count = Annotated[int, Field(ge=1)]
+"""A whole number from 1."""
+Natural = Annotated[int, Field(ge=0)]
+"""A whole number from 0."""
+Positive = Annotated[float, Field(gt=0)]
+"""A number above 0."""
+NonNegative = Annotated[float, Field(ge=0)]
+"""A number from 0."""
+Share = Annotated[float, Field(ge=0, le=1)]
+"""A number from 0 to 1."""
+ShareBelow1 = Annotated[float, Field(ge=0, lt=1)]
+"""A number from 0 to below 1."""
+Widths = Annotated[tuple[Count, ...], Field(min_length=1)]
+"""Widths of one hidden layer or more."""
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise PydanticCustomError("blank", "text that is not blank")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_not_blank)]
+"""Text that is more than spaces."""
+
+
+def one_of(names: Collection[str]) -> AfterValidator:
+    """For ``Annotated[str, one_of(TABLE)]``: a name in a table. ``Literal`` is for names that are in no table."""
+
+    def check(name: str) -> str:
+        if name not in names:
+            raise PydanticKnownError("literal_error", {"expected": ", ".join(sorted(names))})
+        return name
+
+    return AfterValidator(check)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def config_dataclass(cls: type[T]) -> type[T]:
+    """Make a frozen dataclass of options. Its constructor raises UserError for a value that is not allowed."""
+    cls.__get_pydantic_core_schema__ = classmethod(_schema)  # type: ignore[attr-defined]
+    made = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))(cls)
+    init: Callable[..., None] = made.__init__
+
+    @wraps(init)
+    def checked(self: T, *args: Any, **kwargs: Any) -> None:
+        try:
+            init(self, *args, **kwargs)
+        except ValidationError as error:
+            raise _user_error(error, cls, "") from None
+
+    made.__init__ = checked  # type: ignore[method-assign, assignment]
+    return cast(type[T], made)
+
+
+def from_mapping(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
+    """Build options from a mapping; ``path`` is the prefix of keys in messages.
+
+    Whole floats (``1e6``) are taken as integers, integers as floats and lists as tuples. UserError for anything else
+    that does not fit: it names the key, what it got, what is allowed and the nearest name.
+    """
+    assert hasattr(cls, "__pydantic_config__"), f"{cls.__name__} must be a config_dataclass"
+    try:
+        return TypeAdapter(cls).validate_python(dict(mapping))
+    except ValidationError as error:
+        raise _user_error(error, cls, path) from None
+
+
+# -- strictness --------------------------------------------------------------------------------------------------------
+def _schema(cls: type[Any], source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    """pydantic's schema of a dataclass with the fields' types taken as they are written; see ``_exact``."""
+    schema = cast(dict[str, Any], handler(source))
+    for field in schema["schema"]["fields"]:
+        field["schema"] = _exact(field["schema"])
+    return cast(CoreSchema, schema)
+
+
+def _exact(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a value without conversions of text, truth values and numbers into each other.
+
+    pydantic's own strictness would also refuse whole floats as integers, lists as tuples and mappings as dataclasses.
+    """
+    assert schema["type"] != "union", "an option has one type, or one type and None"
+    if schema["type"] == "dataclass":
+        assert hasattr(schema["cls"], "__pydantic_config__"), f"{schema['cls'].__name__} must be a config_dataclass"
+        return schema
+    schema = dict(schema)
+    for key in schema.keys() & {"schema", "values_schema", "items_schema"}:
+        inner = schema[key]
+        schema[key] = [_exact(item) for item in inner] if isinstance(inner, list) else _exact(inner)
+    if schema["type"] in ("bool", "int", "float"):
+        schema["strict"] = True
+    if schema["type"] == "int":
+        return dict(core_schema.no_info_before_validator_function(_whole, cast(CoreSchema, schema)))
+    return schema
+
+
+def _whole(value: Any) -> Any:
+    """A float without a fraction as an integer; anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+ALLOWED = {
+    "bool_type": "true or false",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "dict_type": "a section with keys",
+    "dataclass_type": "a section with keys",
+    "literal_error": "{expected}",
+    "too_short": "{min_length} or more entries",
+    "too_long": "at most {max_length} entries",
+}
+"""What pydantic's kinds of errors allow, in the words of a user of YAML."""
+BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+def _user_error(error: ValidationError, cls: type[Any], path: str) -> UserError:
+    """The first of the errors. ``cls`` is what was to be built, ``path`` where it stands in the configuration."""
+    first = error.errors(include_url=False)[0]
+    loc, kind = first["loc"], first["type"]
+    if loc and isinstance(loc[0], int):  # an argument without its name
+        loc = (dataclasses.fields(cls)[loc[0]].name, *loc[1:])
+    if kind == "value_error":  # from __post_init__
+        return UserError(_placed(str(first["ctx"]["error"]), _annotation(cls, loc), _join(path, *loc)))
+    if kind == "unexpected_keyword_argument":
+        return _unknown_key(str(loc[-1]), _annotation(cls, loc[:-1]), _join(path, *loc[:-1]))
+    if kind == "missing" and isinstance(loc[-1], str):
+        return UserError(f"{_join(path, *loc)} is missing: give {_join(path, *loc)}=...")
+    if kind == "missing":  # an item of a tuple, whose input is the whole tuple
+        loc = loc[:-1]
+    return _wrong(first, _annotation(cls, loc), _join(path, *loc))
+
+
+def _wrong(error: ErrorDetails, annotation: Any, path: str) -> UserError:
+    """The error for a value that its own annotation does not allow."""
+    got = "null" if error["input"] is None else repr(error["input"])
+    context = error.get("ctx", {})
+    inner = _without_null(annotation)
+    allowed = ALLOWED.get(error["type"], error["msg"]).format_map(context)
+    if context.keys() & BOUNDS.keys():
+        allowed = _bounds(inner)
+    if typing.get_origin(inner) is tuple and Ellipsis not in typing.get_args(inner):
+        allowed = f"a list of {len(typing.get_args(inner))}"
+    if inner is not annotation:
+        allowed += " or null"
+    suggestion = nearest(str(error["input"]), re.findall(r"\w+", context.get("expected", "")))
+    hint = f". Did you mean '{suggestion}'?" if suggestion else ""
+    return UserError(f"{path}: got {got}, allowed: {allowed}{hint}")
+
+
+def _unknown_key(key: str, cls: Any, path: str) -> UserError:
+    names = sorted(field.name for field in dataclasses.fields(cls))
+    suggestion = nearest(key, names)
+    hint = f" Did you mean '{_join(path, suggestion)}'?" if suggestion else ""
+    allowed = ", ".join(_join(path, name) for name in names)
+    return UserError(f"unknown key '{_join(path, key)}'.{hint} Allowed: {allowed}")
+
+
+def _placed(message: str, cls: Any, path: str) -> str:
+    """The message of a ``__post_init__``, with the path of the section before the field that it begins with."""
+    word = re.match(r"\w*", message)
+    names = {field.name for field in dataclasses.fields(cls)}
+    if word and word[0] in names:
+        return _join(path, message)
+    return f"{path}: {message}" if path else message
+
+
+def _annotation(cls: Any, loc: tuple[int | str, ...]) -> Any:
+    """The annotation of the value at ``loc`` in a dataclass."""
+    hint = cls
+    for part in loc:
+        hint = _without_null(hint)
+        if dataclasses.is_dataclass(hint):
+            hint = typing.get_type_hints(hint, include_extras=True)[str(part)]
+        else:
+            item = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+            hint = next(arg for arg in reversed(typing.get_args(item)) if arg is not Ellipsis)
+    return hint
+
+
+def _without_null(hint: Any) -> Any:
+    """``X`` for ``X | None``, anything else as it is."""
+    args = typing.get_args(hint)
+    return args[0] if types.NoneType in args else hint
+
+
+def _bounds(hint: Any) -> str:
+    """``Annotated[float, Field(ge=0, lt=1)]`` → "at least 0 and below 1" """
+    marks = [mark for field in hint.__metadata__ for mark in field.metadata]
+    found = [
+        f"{words} {getattr(mark, name)}" for mark in marks for name, words in BOUNDS.items() if hasattr(mark, name)
+    ]
+    return " and ".join(found)
+
+
+def _join(path: str, *parts: int | str) -> str:
+    """``"task", "sizes", 2`` → ``task.sizes[2]``"""
+    for part in parts:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
