@@ -138,7 +138,7 @@ def shares(spec: EnvSpec, episodes: int) -> dict[str, int]:
 def record(env: MujocoPool, options: CollectConfig, seed: int) -> list[Episode]:
     """One episode of every env, by its expert with disturbances; env i has seed + i."""
     obs = env.reset(seed)
-    told = env.told
+    texts = env.instruction_texts
     steps, num_envs = env.spec.max_episode_steps, env.num_envs
     disturbance = disturbances(env.spec, num_envs, options, torch.Generator().manual_seed(seed))
     states, actions, rewards, solved = [], [], [], []
@@ -159,7 +159,7 @@ def record(env: MujocoPool, options: CollectConfig, seed: int) -> list[Episode]:
         rows = [column[i] for column in columns]
         length = cut(rows[3], options.hold_steps)
         images = {name: torch.stack([frame[i] for frame in frames[:length]]) for name, frames in pictures.items()}
-        episodes.append(Episode(*(row[:length] for row in rows), told[i], images))
+        episodes.append(Episode(*(row[:length] for row in rows), texts[i], images))
     return episodes
 
 

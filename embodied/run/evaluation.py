@@ -8,7 +8,7 @@ from typing import Any
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.protocols import Policy
 from embodied.run.config import RunConfig
-from embodied.run.factories import make_env, make_policy
+from embodied.run.factories import make_env, make_policy, make_spec
 from embodied.runtime import checkpoint, evaluate, threads
 
 
@@ -33,9 +33,7 @@ def load_checkpoint(run_dir: Path, name: str) -> checkpoint.Checkpoint:
 
 def load_policy(config: RunConfig, found: checkpoint.Checkpoint) -> Policy:
     """The run's policy with a checkpoint's weights, on the CPU. UserError if the task has changed since."""
-    env = make_env(config, num_envs=1, num_threads=1)
-    env.close()
-    policy = make_policy(config, env.spec)
+    policy = make_policy(config, make_spec(config))
     try:
         policy.load_state_dict(found.state)
     except RuntimeError as error:

@@ -19,6 +19,13 @@ from envs.rendering.vision import find_camera
 from policies import POLICIES
 
 
+def make_spec(config: RunConfig) -> EnvSpec:
+    """Describe the run's environments."""
+    env = make_env(config, num_envs=1, num_threads=1)
+    env.close()
+    return env.spec
+
+
 def make_env(
     config: RunConfig,
     num_envs: int,

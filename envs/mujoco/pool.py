@@ -32,6 +32,7 @@ from envs.rendering.cameras import Camera
 from envs.rendering.vision import CameraRig
 from envs.tasks.base import Task, View
 from envs.tasks.common import ROBOT_STATE
+from envs.tasks.ground_truth import GroundTruth
 
 _CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)
 
@@ -112,7 +113,7 @@ class MujocoPool:
             instruction_goals=task.instructions.goals,
             instruction_splits=task.instructions.splits,
             cameras=tuple(CameraSpec(camera.name, camera.height, camera.width) for camera in cameras),
-            descriptions=task.descriptions,
+            descriptions=task.descriptions if isinstance(task, GroundTruth) else (),
         )
 
     # -- VecEnv ----------------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ class MujocoPool:
         return self._observe()
 
     @property
-    def told(self) -> list[str]:
+    def instruction_texts(self) -> list[str]:
         """The instruction of every env's present episode, in words."""
         return [self.spec.instructions[i] for i in self.task.instruction_N.tolist()]
 

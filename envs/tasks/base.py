@@ -204,24 +204,6 @@ class Task:
         """Whether the task is solved now, bool [N]."""
         raise NotImplementedError
 
-    @property
-    def descriptions(self) -> tuple[str, ...]:
-        """In words, what bodies can be, whatever the instruction: "red cube". Empty for a task that does not tell."""
-        return ()
-
-    def described(self) -> dict[str, Tensor]:
-        """Which of ``descriptions`` fits each body of each env, int64 [N] by the body's name."""
-        return {}
-
-    def roles(self) -> dict[str, Tensor]:
-        """What bodies are to the instruction of each env (see ``embodied.core.types.Role``), uint8 [N] by the body's
-        name; bodies that are not there are nothing to it. Empty for a task that does not tell."""
-        return {}
-
-    def named(self) -> tuple[Tensor, Tensor]:
-        """Where the object and the place are that the instruction of each env names, [N, 3] each. For ``roles``."""
-        raise NotImplementedError
-
     def expert(self) -> Tensor:
         """A scripted action that solves the task from the present state, [N, A]. Stateless."""
         raise NotImplementedError

@@ -86,7 +86,7 @@ class FlowChains(ActorCritic):
     coordinates.
     """
 
-    schedules = ("log_shrink",)
+    reset_prefixes = ("log_shrink",)
 
     log_shrink: Tensor
     grid: Tensor

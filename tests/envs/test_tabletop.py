@@ -120,12 +120,12 @@ def test_evaluation_asks_for_as_many_of_both() -> None:
 
 def test_episodes_tell_what_was_asked() -> None:
     env = pool("tabletop", 6, 2)
-    told, words = env.task.instruction_N.clone(), env.told
+    told, words = env.task.instruction_N.clone(), env.instruction_texts
     stats = env.step(torch.zeros(6, 2, 4)).episodes
     assert torch.equal(stats.instruction_M, told)
     assert [env.spec.instructions[i] for i in stats.instruction_M] == words
     assert not torch.equal(env.task.instruction_N, told)
-    assert env.told != words
+    assert env.instruction_texts != words
 
 
 def test_an_env_is_the_same_in_any_company() -> None:
