@@ -1,13 +1,13 @@
-"""Grounding: a fresh policy that sees and reads learns what pictures show, and where that is which a task names.
+"""Grounding: a fresh policy learns from labelled pictures what they show, and where the things are that a task names.
 
-Its targets are what a simulator knows of as many scenes as one likes: which words describe a part of the picture, which
-part is the named object or place, and where these are. Imitation and reinforcement learning then start from eyes and
-words that know each other, as π0 starts from a model of captioned pictures.
+The targets come from a simulator, for as many scenes as wanted: the words that describe a pixel, the role of a pixel
+in the instruction, and the positions of what the instruction names. Imitation and reinforcement learning then start
+from vision and language that know each other, as π0 starts from a model of captioned pictures.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar, Protocol, runtime_checkable
 
 import torch
 from pydantic import Field
@@ -17,8 +17,52 @@ from algos.registry import ALGORITHMS
 from algos.supervised import Supervised, SupervisedConfig
 from embodied.core.errors import UserError
 from embodied.core.options import Count, Positive, Share, config_dataclass
-from embodied.core.protocols import Groundable, Policy
+from embodied.core.protocols import Fitted, Policy
 from embodied.core.types import Obs
+
+
+@runtime_checkable
+class Groundable(Fitted, Protocol):
+    """A policy that can learn which pixels show what its instruction names, and where that is.
+
+    It learns from observations with these labels:
+
+    - ``masks.<camera>``, uint8 [N, h, w]: role of each pixel, an index into ``roles``;
+    - ``described.<camera>``, uint8 [N, h, w]: index into ``EnvSpec.descriptions`` of the one that fits each pixel,
+      counted from 1 (0: none);
+    - ``target_positions``, float32 [N, 9]: the named object relative to the robot's base, the same object relative to
+      its tool, and the named place relative to the base (m).
+    """
+
+    roles: tuple[str, ...]
+    """Names of the values of ``masks.<camera>``, from 0."""
+
+    def grounding_loss(self, obs: Obs, where: bool) -> Tensor:
+        """Loss on labelled observations, a differentiable scalar. where: also predict positions, not masks alone."""
+        ...
+
+    @property
+    def grounded(self) -> bool:
+        """Whether the policy has the statistics of positions, so that its predictions have a scale."""
+        ...
+
+    def location_loss(self, obs: Obs) -> Tensor:
+        """Loss of the predicted ``target_positions`` alone, unweighted, a differentiable scalar.
+
+        Observations may hold the outputs of the frozen part of the network in place of its inputs.
+        """
+        ...
+
+    def localization_hits(self, obs: Obs) -> dict[str, Tensor]:
+        """Whether the patch rated likeliest to show the named object does show it, bool [M], for each camera.
+
+        M counts the observations in which the camera sees that object.
+        """
+        ...
+
+    def predict_positions(self, obs: Obs) -> Tensor:
+        """Predict ``target_positions``, [N, 9], m."""
+        ...
 
 
 @config_dataclass
@@ -36,8 +80,9 @@ class GroundingConfig(SupervisedConfig):
 
 @ALGORITHMS.register("grounding", config=GroundingConfig)
 class Grounding(Supervised):
-    """AdamW on ``policy.grounding_loss``: first of masks alone, then also of where things are."""
+    """Train ``policy.grounding_loss`` with AdamW: first on masks alone, then on positions too."""
 
+    trainer: ClassVar[str] = "grounding"
     config: GroundingConfig
 
     def __init__(self, policy: Policy, config: GroundingConfig, *, seed: int, device: torch.device) -> None:
@@ -47,28 +92,29 @@ class Grounding(Supervised):
         self.learner: Groundable = policy
 
     def update(self, obs: Obs) -> float:
-        """One step on observations with masks; its loss. FloatingPointError if that is not finite."""
+        """Take one step on labelled observations and return its loss. FloatingPointError if that is not finite."""
         return self.descend(self.learner.grounding_loss(self.to_device(obs), self.asks_where))
 
     @property
     def asks_where(self) -> bool:
+        """Whether the next update trains positions too."""
         return self.updates >= self.config.masks_only * self.config.updates
 
     @torch.no_grad()
     def validate(self, obs: Obs) -> float:
-        """The loss of the average weights in what is being learned now."""
+        """Return the average weights' loss in what is being trained now."""
         assert isinstance(self.average, Groundable)
         return float(self.average.grounding_loss(self.to_device(obs), self.asks_where))
 
     @torch.no_grad()
-    def find(self, obs: Obs) -> dict[str, float]:
-        """How often the average weights find the named object, by camera that shows it (``Groundable.found``)."""
+    def localization_rates(self, obs: Obs) -> dict[str, float]:
+        """Mean ``Groundable.localization_hits`` of the average weights, for each camera that sees the object at all."""
         assert isinstance(self.average, Groundable)
-        found = self.average.found(self.to_device(obs))
-        return {camera: float(hit_M.float().mean()) for camera, hit_M in found.items() if len(hit_M)}
+        hits = self.average.localization_hits(self.to_device(obs))
+        return {camera: float(hit_M.float().mean()) for camera, hit_M in hits.items() if len(hit_M)}
 
     @torch.no_grad()
-    def locate(self, obs: Obs) -> Tensor:
-        """Where the average weights say that the named object and place are (``Groundable.locate``), on the CPU."""
+    def predict_positions(self, obs: Obs) -> Tensor:
+        """Predict ``target_positions`` with the average weights, on the CPU."""
         assert isinstance(self.average, Groundable)
-        return self.average.locate(self.to_device(obs)).cpu()
+        return self.average.predict_positions(self.to_device(obs)).cpu()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,9 @@ class PPO:
     of its weights over updates (with the policy's newest normaliser), which does not swing as PPO's iterates do.
     ``seed`` seeds the shuffling of minibatches, the only randomness here. Not thread-safe: one learner thread.
     """
+
+    trainer: ClassVar[str] = "reinforcement"
+    explores: ClassVar[bool] = True
 
     def __init__(self, policy: Policy, config: PPOConfig, *, seed: int, device: torch.device) -> None:
         if not isinstance(policy, nn.Module):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from algos.grounding import Groundable
 from algos.registry import ALGORITHMS
 from algos.supervised import Supervised, SupervisedConfig
 from embodied.core.errors import UserError
 from embodied.core.options import Count, NonNegative, config_dataclass
-from embodied.core.protocols import Groundable, Imitator, Policy
+from embodied.core.protocols import Imitator, Policy
 from embodied.core.types import Obs
 
 VALIDATION_DRAWS = 8  # of noise and time for each validation chunk, the same ones every time
@@ -33,8 +34,9 @@ class SFTConfig(SupervisedConfig):
 
 @ALGORITHMS.register("sft", config=SFTConfig)
 class SFT(Supervised):
-    """AdamW on ``policy.imitation_loss``, and for a policy that was grounded on ``policy.location_loss`` beside it."""
+    """Train ``policy.imitation_loss`` with AdamW, plus ``policy.location_loss`` for a policy that was grounded."""
 
+    trainer: ClassVar[str] = "imitation"
     config: SFTConfig
 
     def __init__(self, policy: Policy, config: SFTConfig, *, seed: int, device: torch.device) -> None:
@@ -45,16 +47,18 @@ class SFT(Supervised):
 
     @property
     def keeps_grounding(self) -> bool:
-        """Whether updates need scenes: the policy has learned where things are, and is to go on knowing it."""
+        """Whether updates need scenes too, so that a grounded policy does not forget where things are."""
         return self.config.keep_grounding > 0 and isinstance(self.policy, Groundable) and self.policy.grounded
 
     def pick(self, starts_W: Tensor) -> Tensor:
-        """``batch_size`` of the starts, drawn with replacement."""
+        """Draw ``batch_size`` of the starts, with replacement."""
         return starts_W[torch.randint(len(starts_W), (self.config.batch_size,), generator=self.generator)]
 
     def update(self, obs: Obs, action_BHA: Tensor, scenes: Obs | None = None) -> float:
-        """One step on a batch, and on observations with ``named``; its loss. FloatingPointError if that is not
-        finite."""
+        """Take one step on a batch and return its loss. FloatingPointError if that is not finite.
+
+        scenes: observations with ``target_positions``, for a policy that ``keeps_grounding``.
+        """
         action_BHA = action_BHA.to(self.device)
         loss = self.imitator.imitation_loss(self.to_device(obs), action_BHA, self.generator)
         if scenes is not None:
@@ -64,7 +68,7 @@ class SFT(Supervised):
 
     @torch.no_grad()
     def validate(self, obs: Obs, action_BHA: Tensor) -> float:
-        """Loss of the average weights on chunks that are not trained on, with the same noise and times every time."""
+        """Return the average weights' loss on held-out chunks, with the same noise and times in every call."""
         assert isinstance(self.average, Imitator)
         obs, action_BHA = self.to_device(obs), action_BHA.to(self.device)
         generator = torch.Generator().manual_seed(0)

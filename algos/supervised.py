@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,8 @@ class Supervised:
 
     Learning rate: linear warm-up, then cosine to 0 over ``updates``.
     """
+
+    explores: ClassVar[bool] = False
 
     def __init__(self, policy: nn.Module, config: SupervisedConfig, *, seed: int, device: torch.device) -> None:
         policy.to(device)

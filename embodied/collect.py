@@ -132,7 +132,7 @@ def record(env: Demonstrating, options: CollectConfig, seed: int) -> list[Episod
     """One episode of every env, by its expert with disturbances; env i has seed + i."""
     plans = first_episodes(env.spec, env.num_envs, seed, splits=(TRAIN,) if env.spec.instructions else None)
     obs = env.reset(PlanList(plans, env.num_envs))
-    told = [env.spec.texts[i] if env.spec.texts else env.spec.task for i in plans.instruction_n.tolist()]
+    texts = [env.spec.texts[i] if env.spec.texts else env.spec.task for i in plans.instruction_n.tolist()]
     steps, num_envs = env.spec.max_episode_steps, env.num_envs
     disturbance = disturbances(env.spec, num_envs, options, torch.Generator().manual_seed(seed))
     states, actions, rewards, solved = [], [], [], []
@@ -153,7 +153,7 @@ def record(env: Demonstrating, options: CollectConfig, seed: int) -> list[Episod
         rows = [column[i] for column in columns]
         length = cut(rows[3], options.hold_steps)
         images = {name: torch.stack([frame[i] for frame in frames[:length]]) for name, frames in pictures.items()}
-        episodes.append(Episode(*(row[:length] for row in rows), told[i], images))
+        episodes.append(Episode(*(row[:length] for row in rows), texts[i], images))
     return episodes
 
 

@@ -2,7 +2,7 @@
 
   episodes=200  seed=0        full-length episodes; the initial states depend on the seed alone
   checkpoint=last|step_<n>    which weights
-  video=true                  also videos/<checkpoint>_seed<seed>.mp4 in the run directory, with what the robot is told
+  video=true                  also videos/<checkpoint>_seed<seed>.mp4 in the run directory, with the instructions
   num_threads=0               of the simulation; 0 is all cores
 
 The policy acts deterministically. Last line of stdout, also written to the run's eval/: {"task", "episodes",
@@ -70,7 +70,7 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def record_video(config: RunConfig, policy: Policy, path: Path, seed: int) -> Path:
-    """An MP4 of the first episodes of an evaluation, side by side in real time, each below what the robot is told.
+    """An MP4 of the first episodes of an evaluation, side by side in real time, each below its instruction.
 
     Returns its path.
     """

@@ -23,30 +23,20 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.config import parse_overrides
-from embodied.run import config as run_config
 from embodied.run.command import run_command
-from embodied.run.lifecycle import new_run_dir
-from embodied.runtime import checkpoint
-from embodied.training import grounding, imitation, reinforcement
+from embodied.run.session import Session
+from embodied.training import trainer_of
 
 
 def train(argv: Sequence[str]) -> dict[str, Any]:
     """Train and evaluate; returns the contract's result. UserError for bad input, Stopped after a signal."""
     start_s = time.monotonic()
     overrides = parse_overrides(argv)
-    resume = overrides.pop("resume", None)
-    if resume is None:
-        config = run_config.compose_run(overrides)
-        run_dir, found = new_run_dir(config), None
-    else:
-        run_dir = Path(str(resume))
-        config = run_config.resume_run(run_dir, overrides)
-        found = checkpoint.load_latest(run_dir)
-    if config.imitates:
-        return imitation.imitate(config, run_dir, found, start_s, resumed=resume is not None)
-    if config.grounds:
-        return grounding.ground(config, run_dir, found, start_s, resumed=resume is not None)
-    return reinforcement.reinforce(config, run_dir, found, start_s, resumed=resume is not None)
+    run = overrides.pop("resume", None)
+    session = Session.new(overrides, start_s) if run is None else Session.resume(Path(str(run)), overrides, start_s)
+    trainer = trainer_of(session.config)
+    with trainer(session.config, session.run_dir, new=session.found is None) as training:
+        return session.run(training)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

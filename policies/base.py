@@ -36,8 +36,8 @@ class ActorCriticConfig:
 class ActorCritic(nn.Module):
     """Base of all policies: a normaliser of the state vector and an asymmetric critic; subclasses add the actor."""
 
-    meaning: tuple[str, ...] = ("activation",)
-    additions: tuple[str, ...] = ()
+    must_match: tuple[str, ...] = ("activation",)
+    optional_suffixes: tuple[str, ...] = ()
 
     def __init__(self, spec: EnvSpec, config: ActorCriticConfig, critic_inputs: int | None = None) -> None:
         """critic_inputs: size of what the critic gets beside the privileged observation; None is the state's."""

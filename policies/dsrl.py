@@ -45,13 +45,13 @@ class DSRLPolicy(GaussianChunk):
     on the executed ones. Learned with PPO where the paper uses an off-policy critic.
     """
 
-    meaning = ("activation", "prediction", "denoise_steps")
+    must_match = ("activation", "prediction", "denoise_steps")
     wraps = "base."
 
     def __init__(self, spec: EnvSpec, config: DSRLConfig) -> None:
         super().__init__(spec, config)
         self.base = FlowPolicy(spec, config).requires_grad_(False)
-        self.counted = config.horizon
+        self.scored_actions = config.horizon
         self.noise_bound, self.log_std_min = config.noise_bound, log(config.noise_std_min)
         chunk = config.horizon * spec.action_dim
         self.actor = mlp(spec.state_dim, config.noise_hidden, chunk, config.activation, gain=0.01)

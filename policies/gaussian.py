@@ -42,10 +42,11 @@ class GaussianConfig(ActorCriticConfig):
 class GaussianChunk(ActorCritic):
     """A diagonal Gaussian over a chunk of numbers [H, A], from which the action follows; subclasses say how.
 
-    counted: of the H rows, those that bear on what is executed. The chain is what was drawn, [N, 1, H, A].
+    scored_actions: number of the H planned actions, from the first, whose draws are scored: those that bear on what is
+    executed. The chain is what was drawn, [N, 1, H, A].
     """
 
-    counted: int
+    scored_actions: int
 
     @property
     def std(self) -> Tensor:
@@ -75,7 +76,7 @@ class GaussianChunk(ActorCritic):
         else:
             std = self.std
             drawn = mean + std * noise[:, 0].to(mean)
-            log_prob = sum_executed(gaussian_log_prob(drawn, mean, std).unsqueeze(1), self.counted)
+            log_prob = sum_executed(gaussian_log_prob(drawn, mean, std).unsqueeze(1), self.scored_actions)
         version = torch.full(value.shape, -1, dtype=torch.int64, device=value.device)
         return PolicySample(self.decode(obs, drawn), log_prob, value, drawn.unsqueeze(1), version)
 
@@ -83,9 +84,9 @@ class GaussianChunk(ActorCritic):
         """Log-probability and entropy of what counts, and value; chain is [B, 1, H, A]."""
         state = self.normalized_state(obs)
         mean, std = self.mean(state).unsqueeze(1), self.std
-        log_prob_BE = sum_by_action(gaussian_log_prob(chain, mean, std), self.counted)
-        entropy_B = sum_executed(gaussian_entropy(std)[None, None], self.counted).expand(len(chain))
-        terms = self.counted * self.spec.action_dim
+        log_prob_BE = sum_by_action(gaussian_log_prob(chain, mean, std), self.scored_actions)
+        entropy_B = sum_executed(gaussian_entropy(std)[None, None], self.scored_actions).expand(len(chain))
+        terms = self.scored_actions * self.spec.action_dim
         return Evaluation.of(log_prob_BE, entropy_B, self.state_value(state, obs), terms)
 
 
@@ -95,11 +96,11 @@ class GaussianPolicy(GaussianChunk):
     The mean is not squashed: the environment clips.
     """
 
-    untrained = ("critic.", "log_std")
+    not_imitated = ("critic.", "log_std")
 
     def __init__(self, spec: EnvSpec, config: GaussianConfig) -> None:
         super().__init__(spec, config)
-        self.counted = config.execute
+        self.scored_actions = config.execute
         chunk = config.horizon * spec.action_dim
         self.actor = mlp(spec.state_dim, config.actor_hidden, chunk, config.activation, gain=0.01)
         self.log_std = nn.Parameter(torch.full((config.horizon, spec.action_dim), log(config.init_std)))

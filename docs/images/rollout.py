@@ -68,14 +68,14 @@ def main() -> None:
     torch.set_num_threads(1)
     run = parse_overrides(sys.argv[1:]).get("run")
     env, act = expert() if run is None else learned(Path(run))
-    told, strips = [], []
+    texts, strips = [], []
     for seed in SEEDS:
         env.reset(make_sampler(env, seed))
-        told += env.instruction_texts
+        texts += env.instruction_texts
         large = episode(env, act, seed).repeat(SCALE, 2).repeat(SCALE, 3)
         tiles = np.pad(large, ((0, 0), (0, 0), (GAP, GAP), (GAP, GAP), (0, 0)), constant_values=255)
         strips.append(np.concatenate([np.concatenate(list(row), axis=1) for row in tiles]))
-    picture = np.concatenate(list(caption(np.stack(strips), told)))
+    picture = np.concatenate(list(caption(np.stack(strips), texts)))
     Image.fromarray(picture).save(Path(__file__).with_suffix(".png"))
 
 

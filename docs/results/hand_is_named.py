@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from embodied.core.protocols import Groundable
+from algos.grounding import Groundable
 from embodied.core.spec import TRAIN
 from embodied.report.metrics import write_json
 from embodied.run.config import read_run
@@ -51,9 +51,9 @@ def measure(run: Path) -> dict[str, object]:
         trained = torch.tensor([split == TRAIN for split in env.spec.splits])[env.task.instruction_N]
         obs = env.step(torch.zeros(NUM_ENVS, env.spec.action_dim)).obs
         named_N3 = env.view.body_qpos(SLOTS[SAME_COLOUR])[:, :3] - env.view.tcp_pos
-        told_N3 = policy.locate(obs)[:, 3:6]
+        predicted_N3 = policy.predict_positions(obs)[:, 3:6]
         rows = trained & ~env.view.grasped("target")
-        error, to_first = ((told_N3 - where)[rows].norm(dim=-1) for where in (named_N3, first_N3))
+        error, to_first = ((predicted_N3 - where)[rows].norm(dim=-1) for where in (named_N3, first_N3))
         found[name] = {
             "pictures": int(rows.sum()),
             "tool_from_first_object_cm": round(100 * float(first_N3[rows].norm(dim=-1).median()), 2),

@@ -107,17 +107,21 @@ class Policy(Protocol):
 class Startable(Protocol):
     """A policy that a run can start from (init=)."""
 
-    meaning: tuple[str, ...]  # options that decide what its weights mean, beside those that decide their shapes
-    additions: tuple[str, ...]  # suffixes of weights that the policy to start from may lack
+    must_match: tuple[str, ...]
+    """Options that change what the weights mean without changing their shapes; both runs need the same values."""
+    optional_suffixes: tuple[str, ...]
+    """Suffixes of weights that the run named by ``init=`` may lack; the new run then keeps its own."""
 
 
 @runtime_checkable
 class Fitted(Protocol):
-    """A policy whose normaliser can be given its statistics, rather than find them while it acts."""
+    """A policy whose normaliser can be fitted to a data set."""
 
     def fit_normalizer(self, obs: Obs) -> None:
-        """Take the statistics of what is there, obs["state"] [F, S] and what is learned from, and keep them from then
-        on. What is learned from keeps those that it has."""
+        """Fit the statistics of the keys present and freeze them: ``state`` [F, S] and the policy's learning targets.
+
+        Learning targets that already have statistics keep them.
+        """
         ...
 
 
@@ -125,39 +129,11 @@ class Fitted(Protocol):
 class Imitator(Fitted, Protocol):
     """A policy that can learn from demonstrated chunks."""
 
-    untrained: tuple[str, ...]  # prefixes of the weights that imitation leaves as they are: exploration, critic
+    not_imitated: tuple[str, ...]
+    """Prefixes of the weights that imitation does not train: those of exploration and critic."""
 
     def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
         """Loss of demonstrated chunks [N, H, A], a differentiable scalar."""
-        ...
-
-
-@runtime_checkable
-class Groundable(Fitted, Protocol):
-    """A policy that can learn which parts of a picture show what its instruction names, and where that is."""
-
-    def grounding_loss(self, obs: Obs, where: bool) -> Tensor:
-        """Loss on observations with ``masks.<camera>``, ``described.<camera>`` and ``named`` (see ``Role``), a
-        differentiable scalar. where: it also asks for positions, rather than for masks alone."""
-        ...
-
-    @property
-    def grounded(self) -> bool:
-        """Whether it has been asked for positions: it knows their scale."""
-        ...
-
-    def location_loss(self, obs: Obs) -> Tensor:
-        """The part of ``grounding_loss`` that asks where things are (``named``), without its weight, for observations
-        whose frozen share may be precomputed. A differentiable scalar."""
-        ...
-
-    def found(self, obs: Obs) -> dict[str, Tensor]:
-        """By camera, for those of the observations in which it sees the object that the instruction names: whether the
-        part of the picture that shows it most surely, as the policy thinks, does show it; bool [M]."""
-        ...
-
-    def locate(self, obs: Obs) -> Tensor:
-        """``named`` as the policy tells it, [N, 9], m."""
         ...
 
 

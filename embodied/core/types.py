@@ -8,26 +8,12 @@ tensors whose leading dimensions are the batch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 from torch import Tensor
 
 from embodied.core.episodes import EpisodeStats
 
 Obs = dict[str, Tensor]
-
-
-class Role(IntEnum):
-    """What a body is to the instruction: the object or the place that it names, or another one. ``masks.<camera>``,
-    uint8 [N, h, w], says it of every pixel, ``described.<camera>`` which of ``EnvSpec.descriptions`` fits, counted from
-    1 (0: none), and ``named`` [N, 9] where the named object is (m), seen from the robot's base and from its tool, and
-    the named place from the base; only grounding is given them."""
-
-    NONE = 0
-    OBJECT = 1
-    OTHER_OBJECT = 2
-    PLACE = 3
-    OTHER_PLACE = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,8 +59,8 @@ class Demonstrations:
         chosen = torch.isin(self.episode_F[frames], torch.as_tensor(list(episodes), dtype=torch.int64))
         return frames[inside & chosen]
 
-    def told_from(self, instructions: Sequence[str]) -> Demonstrations:
-        """The same with ``instructions``, those of a task, in the place of its own. UserError if it has others."""
+    def with_instructions(self, instructions: Sequence[str]) -> Demonstrations:
+        """Index the texts in ``instructions``, those of a task, instead. UserError for a text that is not there."""
         unknown = [text for text in self.instructions if text not in instructions]
         if unknown:
             listed = "; ".join(unknown[:5]) + ("; ..." if len(unknown) > 5 else "")

@@ -69,10 +69,6 @@ class RunConfig:
     """Run directory whose policy training starts from."""
 
     def __post_init__(self) -> None:
-        if self.imitates and self.data is None:
-            raise UserError("algo=sft learns from demonstrations: data=<directory of embodied.collect> is missing")
-        if not self.imitates and self.data is not None:
-            raise UserError(f"data={self.data} is for algo=sft; {self.algo['name']} learns from its own experience")
         if self.group_size > 1:
             self._check_groups()
 
@@ -94,16 +90,6 @@ class RunConfig:
             )
 
     @property
-    def imitates(self) -> bool:
-        """Whether the algorithm learns from demonstrations, without a simulator."""
-        return self.algo["name"] == "sft"
-
-    @property
-    def grounds(self) -> bool:
-        """Whether the algorithm learns from pictures with masks, without actions."""
-        return self.algo["name"] == "grounding"
-
-    @property
     def group_size(self) -> int:
         """Training envs that share their episodes, 1 unless the algorithm compares such groups."""
         return int(self.algo.get("group_size", 1))
@@ -119,7 +105,7 @@ class RunConfig:
 
 def compose_run(overrides: Mapping[str, Any]) -> RunConfig:
     """The configuration of a new run from ``key=value`` overrides (see embodied.core.config for precedence)."""
-    return typed(compose(CONFIG_DIR, "train", _expand(overrides)))
+    return resolve(compose(CONFIG_DIR, "train", _expand(overrides)))
 
 
 def read_run(run_dir: Path) -> RunConfig:
@@ -135,7 +121,7 @@ def read_run(run_dir: Path) -> RunConfig:
     if not isinstance(mapping, dict) or any(not isinstance(mapping.get(group), dict) for group in GROUPS):
         raise UserError(f"{path} is not the configuration of a run: it needs the sections {', '.join(GROUPS)}")
     try:
-        config = typed({str(key): value for key, value in mapping.items()})
+        config = resolve({str(key): value for key, value in mapping.items()})
     except UserError as error:
         raise UserError(f"{path} does not fit this version of the code: {error}") from error
     return with_architecture(config, run_dir)
@@ -168,10 +154,10 @@ def resume_run(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
             )
         changes[key] = value
     apply_values(config, changes)
-    return typed(config)
+    return resolve(config)
 
 
-def typed(mapping: Mapping[str, Any]) -> RunConfig:
+def resolve(mapping: Mapping[str, Any]) -> RunConfig:
     """Check every name and type of a composed configuration, and fill its sections with all defaults."""
     family, id = split_name(str(mapping["task"]["name"]))
     simulator = FAMILIES[family]

@@ -1,6 +1,6 @@
 """The policy that a new run starts with: fresh, or with the weights of the run ``init``.
 
-weights of init ── without what starts afresh ──► + fresh ones ── same names, shapes and meaning? ──► policy
+weights of init ── without those to reset ──► + fresh ones ── same names, shapes, must_match? ──► policy
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from algos import ALGORITHMS
 from embodied.core.errors import UserError
 from embodied.core.protocols import Imitator, Policy, Startable, Wrapper
 from embodied.core.spec import EnvSpec
@@ -19,9 +20,11 @@ from embodied.runtime import checkpoint
 
 
 def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
-    """What imitation does not train (exploration, critic) stays fresh where the weights come from imitation or, unless
-    that goes on, from grounding; a policy that wraps another one takes them for that one. UserError if that run was of
-    another task or architecture, or has no checkpoint, or if a wrapping policy is given none.
+    """Make the run's policy, with the weights of ``init`` if that is given.
+
+    Exploration and critic stay fresh if the algorithm of ``init`` does not explore, so has not trained them. A policy
+    that wraps another one loads the weights into that one. UserError if ``init`` is a run of another task or
+    architecture, or has no checkpoint, or if it is missing for a policy that wraps another one.
     """
     if config.init is not None:
         config = with_architecture(config, Path(config.init))
@@ -39,16 +42,16 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
         raise UserError(f"init={run_dir} has no checkpoint yet")
     assert isinstance(policy, nn.Module)
     assert isinstance(policy, Startable)
-    supervised = source.imitates or (source.grounds and not config.grounds)
-    fresh = policy.untrained if supervised and isinstance(policy, Imitator) else ()
+    supervised = not ALGORITHMS[source.algo["name"]].build.explores
+    fresh = policy.not_imitated if supervised and isinstance(policy, Imitator) else ()
     weights: Mapping[str, Tensor] = found.state
     if isinstance(policy, Wrapper) and source.policy["name"] != config.policy["name"]:
         weights = {policy.wraps + key: value for key, value in weights.items()}
         fresh = tuple(key for key in policy.state_dict() if not key.startswith(policy.wraps))
     own = policy.state_dict()
-    weights = {key: own[key] for key in own if key.endswith(policy.additions)} | dict(weights)
-    weights = complete(weights, own, fresh, f"init={run_dir}")
-    for key in policy.meaning:
+    weights = {key: own[key] for key in own if key.endswith(policy.optional_suffixes)} | dict(weights)
+    weights = merge_weights(weights, own, fresh, f"init={run_dir}")
+    for key in policy.must_match:
         theirs, ours = source.policy[key], config.policy[key]
         if theirs != ours:
             raise UserError(f"init={run_dir} was trained with policy.{key}={theirs}, this run has {ours}")
@@ -56,11 +59,13 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     return policy
 
 
-def complete(
+def merge_weights(
     found: Mapping[str, Tensor], own: Mapping[str, Tensor], fresh: tuple[str, ...], where: str
 ) -> dict[str, Tensor]:
-    """The found weights with our own where a name begins with one of ``fresh``; UserError unless they are then ours in
-    names and shapes."""
+    """Replace the found weights whose name begins with one of ``fresh`` by our own.
+
+    UserError unless the result has our own names and shapes.
+    """
     weights = {key: value for key, value in found.items() if not key.startswith(fresh)}
     weights |= {key: value for key, value in own.items() if key.startswith(fresh)}
     differ = sorted(own.keys() ^ weights.keys())

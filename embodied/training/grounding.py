@@ -1,132 +1,132 @@
-"""Training by what a simulator knows of its scenes: a task in, a run directory out, whose policy imitation can start
-from (init=).
+"""Grounding: train on labelled scenes of a task; imitation can start from the policy (init=).
 
-Pictures ──► Grounding.update ──► average weights ──► what they find in scenes that nobody trains on
+SceneDataset ──► Grounding.update ──► average weights ──► localization in scenes that nobody trains on
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from algos.grounding import Grounding
+from algos.grounding import Groundable, Grounding
 from embodied.core.errors import UserError
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.types import Obs
-from embodied.report.progress import Progress
+from embodied.data.scenes import FRAMES_PER_SCENE, SceneDataset, Scenes
 from embodied.run import factories
 from embodied.run.config import RunConfig
 from embodied.runtime import threads
-from embodied.runtime.checkpoint import Checkpoint
-from embodied.training.scenes import LOOKS, Pictures, Scenes
-from embodied.training.supervised import SupervisedRun
-from envs import SamplerSetup, UniformConfig, UniformSampler
+from embodied.training.supervised import SupervisedTrainer
+from envs import MujocoPool, SamplerSetup, UniformConfig, UniformSampler
+from envs.mujoco.labels import LabeledPool
 
 CAPACITY = 16384  # observations to draw from
-VALIDATION_SCENES = 64  # LOOKS pictures of each
-NEAR_M = 0.12  # from the tool to the named object: soon the gripper closes
+VALIDATION_SCENES = 64  # FRAMES_PER_SCENE observations of each
+NEAR_M = 0.12  # distance of the named object from the tool below which the gripper soon closes
 
 
-def ground(config: RunConfig, run_dir: Path, found: Checkpoint | None, start_s: float, resumed: bool) -> dict[str, Any]:
-    """Train on scenes of ``config.task`` and tell what is found in others; see ``SupervisedRun.carry_out``."""
-    if config.policy.get("freeze"):
-        raise UserError(
-            f"algo=grounding trains vision and language: policy.freeze must be [], got {config.policy['freeze']}"
-        )
-    threads.use(threads.available_cores())
-    training = GroundingRun(config, run_dir, new=found is None)
-    try:
-        return training.carry_out(found, start_s, resumed)
-    finally:
-        training.env.close()
+class GroundingTrainer(SupervisedTrainer):
+    """Train on scenes of the run's task. UserError if task and policy do not fit.
 
-
-class GroundingRun(SupervisedRun):
-    """The scenes of one run and the algorithm that learns from them. UserError if they do not fit.
-
-    A run that goes on has other scenes than it would have had (``Pictures``).
+    A resumed run sees other scenes than an uninterrupted one.
     """
 
     loss_name = "train/grounding_loss"
     algorithm: Grounding
 
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        super().check(config)
+        if config.policy.get("freeze"):
+            raise UserError(
+                f"algo=grounding trains vision and language: policy.freeze must be [], got {config.policy['freeze']}"
+            )
+        spec = factories.make_spec(config)
+        lacking = [f"policy={config.policy['name']} has no cameras"] if not spec.cameras else []
+        lacking += [f"{spec.task} labels nothing that they see"] if not spec.descriptions else []
+        if lacking:
+            raise UserError(f"algo=grounding needs cameras and a task with masks: {', and '.join(lacking)}")
+
     def __init__(self, config: RunConfig, run_dir: Path, new: bool) -> None:
-        cores = threads.available_cores()
-        self.env = factories.make_env(config, config.num_envs, cores, run_dir)
-        torch.manual_seed(config.seed)
-        super().__init__(config, run_dir, self.env.spec, new)
-        judged = factories.make_env(config, VALIDATION_SCENES, cores, run_dir)
-        seed = first_env_seed(Purpose.SCENES, int(config.runtime["eval_seed"]))
-        sampler = UniformSampler(judged.spec, UniformConfig(), SamplerSetup(VALIDATION_SCENES, seed))
-        scenes = Scenes(judged, sampler, self.policy.execute, seed)
-        looks = [scenes.look() for _ in range(LOOKS)]
-        self.validation: Obs = {key: torch.cat([look[key] for look in looks]) for key in looks[0]}
-        judged.close()
+        self.spec = factories.make_spec(config)
+        super().__init__(config, run_dir, new, self.spec)
+        assert isinstance(self.policy, Groundable)
+        if self.policy.roles != LabeledPool.roles:
+            raise UserError(
+                f"policy={config.policy['name']} learns the roles {', '.join(self.policy.roles)}; "
+                f"task={self.spec.task} labels {', '.join(LabeledPool.roles)}"
+            )
+        self.validation = self._validation_scenes()
 
     def announcement(self) -> str:
-        parameters = sum(parameter.numel() for parameter in self.algorithm.policy.parameters())
         return (
-            f"grounding {self.config.policy['name']} ({parameters:,} parameters) in pictures of "
+            f"grounding {self.config.policy['name']} ({self.parameters()}) in pictures of "
             f"{self.config.task['name']}: {self.config.num_envs} envs, seed {self.config.seed} → {self.run_dir}"
         )
 
     @cached_property
-    def pictures(self) -> Pictures:
-        """First asked for by the first update: a run that goes on knows only then how many it has made."""
-        algorithm = self.algorithm
-        return Pictures(
-            self.env, partial(factories.make_sampler, self.config), self.policy.execute,
-            seed=self.config.seed, updates=algorithm.updates, capacity=CAPACITY,
-            reuse=algorithm.config.reuse,
-        )  # fmt: skip
+    def scenes(self) -> SceneDataset:
+        """The training scenes, opened by the first update."""
+        return self.open_scenes(masks=True, capacity=CAPACITY, reuse=self.algorithm.config.reuse)
 
     def update(self) -> float:
         algorithm, options = self.algorithm, self.algorithm.config
         if algorithm.updates == 0:
-            unknown = ("state", "named") if self.config.init is None else ("named",)
-            algorithm.fit_normalizer(self.pictures.buffer.rows(*unknown))
-        return algorithm.update(self.pictures.draw(options.batch_size, algorithm.generator))
+            unknown = ("state", "target_positions") if self.config.init is None else ("target_positions",)
+            algorithm.fit_normalizer(self.scenes.buffer.rows(*unknown))
+        return algorithm.update(self.scenes.draw(options.batch_size, algorithm.generator))
 
     def validate(self) -> tuple[float, dict[str, float]]:
-        found = {f"eval/found/{camera}": rate for camera, rate in self.algorithm.find(self.validation).items()}
-        error = {f"eval/error_cm/{where}": cm for where, cm in _error_cm(self._located()).items()}
+        rates = self.algorithm.localization_rates(self.validation)
+        found = {f"eval/found/{camera}": rate for camera, rate in rates.items()}
+        error = {f"eval/error_cm/{where}": cm for where, cm in _error_cm(self._predicted()).items()}
         return self.algorithm.validate(self.validation), found | error
 
-    def evaluate(self, progress: Progress, trained: str) -> dict[str, Any] | None:
-        """What is found in scenes that nobody trained on, by split and camera, and how precisely, also by goal."""
-        if not self.config.eval_episodes:
-            return None
-        progress.message(f"trained for {trained}")
-        located, spec = self._located(), self.env.spec
-        by_split, by_goal = _by(spec.splits, located), _by(spec.goals, located)
+    def evaluation_size(self) -> str:
+        return f"{VALIDATION_SCENES * FRAMES_PER_SCENE} pictures"
+
+    def evaluate(self) -> dict[str, Any]:
+        """Evaluate in scenes that nobody trained on: localization rate by split and camera, error also by goal."""
+        obs = self._predicted()
+        by_split, by_goal = _by(self.spec.splits, obs), _by(self.spec.goals, obs)
         return {
             "task": self.config.task["name"],
-            "pictures": VALIDATION_SCENES * LOOKS,
-            "found": {split: self.algorithm.find(obs) for split, obs in by_split.items()},
+            "pictures": VALIDATION_SCENES * FRAMES_PER_SCENE,
+            "found": {split: self.algorithm.localization_rates(obs) for split, obs in by_split.items()},
             "error_cm": {split: _error_cm(obs) for split, obs in by_split.items()},
             "goals": {goal: _error_cm(obs) for goal, obs in by_goal.items()},
         }
 
-    def _located(self) -> Obs:
-        """The pictures to judge by, and ``located``: ``named`` as the policy tells it."""
-        return self.validation | {"located": self.algorithm.locate(self.validation)}
+    def _validation_scenes(self) -> Obs:
+        """Render the scenes to validate on, of all splits; the same ones in every run with this ``eval_seed``."""
+        pool = factories.make_env(self.config, VALIDATION_SCENES, threads.available_cores(), self.run_dir)
+        assert isinstance(pool, MujocoPool)
+        seed = first_env_seed(Purpose.SCENES, int(self.config.runtime["eval_seed"]))
+        sampler = UniformSampler(pool.spec, UniformConfig(), SamplerSetup(VALIDATION_SCENES, seed))
+        scenes = Scenes(LabeledPool(pool, sampler), self.policy.execute, seed)
+        frames = [scenes.render_next() for _ in range(FRAMES_PER_SCENE)]
+        pool.close()
+        return {key: torch.cat([frame[key] for frame in frames]) for key in frames[0]}
+
+    def _predicted(self) -> Obs:
+        """The validation scenes, with ``target_positions`` as predicted in ``predicted_positions``."""
+        return self.validation | {"predicted_positions": self.algorithm.predict_positions(self.validation)}
 
 
 def _error_cm(obs: Obs) -> dict[str, float]:
-    """Median distance, cm, between where the named object is from the tool and where the policy says that it is; where
-    it is near the tool, and where it is not."""
-    true_N3, told_N3 = obs["named"][:, 3:6], obs["located"][:, 3:6]
-    error_N, near_N = (told_N3 - true_N3).norm(dim=-1), true_N3.norm(dim=-1) < NEAR_M
+    """Median error (cm) of the predicted position of the named object relative to the tool, near the tool and far."""
+    true_N3, predicted_N3 = obs["target_positions"][:, 3:6], obs["predicted_positions"][:, 3:6]
+    error_N, near_N = (predicted_N3 - true_N3).norm(dim=-1), true_N3.norm(dim=-1) < NEAR_M
     chosen = {"near": near_N, "far": ~near_N}
     return {name: 100 * float(error_N[rows].median()) for name, rows in chosen.items() if rows.any()}
 
 
 def _by(labels: Sequence[str], obs: Obs) -> dict[str, Obs]:
-    """Observations apart by the labels of their instructions."""
-    told = [labels[i] for i in obs["instruction"].tolist()]
-    chosen = {label: [row for row, name in enumerate(told) if name == label] for label in sorted(set(told))}
+    """Group observations by the labels of their instructions."""
+    names = [labels[i] for i in obs["instruction"].tolist()]
+    chosen = {label: [row for row, name in enumerate(names) if name == label] for label in sorted(set(names))}
     return {label: {key: value[rows] for key, value in obs.items()} for label, rows in chosen.items()}

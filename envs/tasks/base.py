@@ -22,6 +22,7 @@ from embodied.core.spec import ActionSpace, CameraSpec, EnvSpec, Instruction, St
 from envs.common.instructions import single_instruction
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.robots.panda import FINGER_CLOSED_M, FINGER_OPEN_M, HOME_QPOS, ControlConfig, PandaArm
+from envs.tasks.ground_truth import GroundTruth
 
 HOME_SPREAD = np.full(7, 0.05)
 HELD_SPREAD = np.array([0.4, 0.15, 0.05, 0.15, 0.05, 0.1, 0.05])  # tool from y = -0.25 to 0.25 m, z = 0.06 to 0.3 m
@@ -233,24 +234,6 @@ class Task:
         """Whether the episode has failed for good and ends as a termination, bool [N]; None for a task without."""
         return None
 
-    @property
-    def descriptions(self) -> tuple[str, ...]:
-        """In words, what bodies can be, whatever the instruction: "red cube". Empty for a task that does not tell."""
-        return ()
-
-    def described(self) -> dict[str, Tensor]:
-        """Which of ``descriptions`` fits each body of each env, int64 [N] by the body's name."""
-        return {}
-
-    def roles(self) -> dict[str, Tensor]:
-        """What bodies are to the instruction of each env (see ``embodied.core.types.Role``), uint8 [N] by the body's
-        name; bodies that are not there are nothing to it. Empty for a task that does not tell."""
-        return {}
-
-    def named(self) -> tuple[Tensor, Tensor]:
-        """Where the object and the place are that the instruction of each env names, [N, 3] each. For ``roles``."""
-        raise NotImplementedError
-
     def expert(self) -> Tensor:
         """A scripted action that solves the task from the present state, [N, A]. Stateless."""
         raise NotImplementedError
@@ -307,5 +290,5 @@ def task_spec(task: Task, action: ActionSpace, robot: Sequence[Term], cameras: S
         cameras=tuple(cameras),
         instructions=task.instructions,
         stages=task.stages,
-        descriptions=task.descriptions,
+        descriptions=task.descriptions if isinstance(task, GroundTruth) else (),
     )

@@ -24,13 +24,13 @@ from torch.nn.functional import one_hot
 from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass
 from embodied.core.spec import Instruction, Term
-from embodied.core.types import Role
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import GREY, add_object, add_object_sensors, add_tray
 from envs.mujoco.shape_variants import Morphs
 from envs.registry import TASKS
 from envs.tasks.base import View
 from envs.tasks.common import ROBOT_TERMS, arm_state, cube_state, cube_terms, stand
+from envs.tasks.ground_truth import Role
 from envs.tasks.placing import Placing, PlacingConfig
 from envs.tasks.words import Words, default_words
 
@@ -189,29 +189,31 @@ class Tabletop(Placing):
             **{f"{name}_pos": self.view.body_qpos(name)[:, :3] for name in SLOTS[1:]},
         }
 
+    # -- of GroundTruth ------------------------------------------------------------------------------------------------
+
     @property
     def descriptions(self) -> tuple[str, ...]:
         words = self.config.words
         solids = tuple(f"{color} {shape}" for color in words.colors for shape in words.shapes)
         return (*solids, *(f"{tray} tray" for tray in words.trays))
 
-    def described(self) -> dict[str, Tensor]:
+    def body_descriptions(self) -> dict[str, Tensor]:
         solid_NB = self.color_NB * len(self.config.words.shapes) + self.shape_NB
-        found = {name: solid_NB[:, slot] for slot, name in enumerate(SLOTS)}
+        by_body = {name: solid_NB[:, slot] for slot, name in enumerate(SLOTS)}
         for tray in self.config.words.trays:
             index = self.descriptions.index(f"{tray} tray")
-            found[f"{tray}_tray"] = torch.full((len(solid_NB),), index)
-        return found
+            by_body[f"{tray}_tray"] = torch.full((len(solid_NB),), index)
+        return by_body
 
-    def roles(self) -> dict[str, Tensor]:
+    def body_roles(self) -> dict[str, Tensor]:
         named_N = self.asked_I3[self.instruction_N, 2]
         other = torch.full_like(named_N, Role.OTHER_OBJECT)
-        found = dict.fromkeys(SLOTS[1:], other) | {self.object_name: torch.full_like(named_N, Role.OBJECT)}
+        by_body = dict.fromkeys(SLOTS[1:], other) | {self.object_name: torch.full_like(named_N, Role.OBJECT)}
         for tray, name in enumerate(self.config.words.trays):
-            found[f"{name}_tray"] = torch.where(named_N == tray, Role.PLACE, Role.OTHER_PLACE)
-        return {name: role.to(torch.uint8) for name, role in found.items()}
+            by_body[f"{name}_tray"] = torch.where(named_N == tray, Role.PLACE, Role.OTHER_PLACE)
+        return {name: role.to(torch.uint8) for name, role in by_body.items()}
 
-    def named(self) -> tuple[Tensor, Tensor]:
+    def target_positions(self) -> tuple[Tensor, Tensor]:
         return self.object, self.tray
 
 

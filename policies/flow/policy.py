@@ -38,8 +38,8 @@ class FlowPolicy(FlowChains):
     the last step's sigma: RL from scratch starts as Gaussian PPO does. ``prediction: velocity`` is as in pi0.
     """
 
-    meaning = ("activation", "prediction")
-    untrained = ("critic.", "noise_network.")
+    must_match = ("activation", "prediction")
+    not_imitated = ("critic.", "noise_network.")
 
     grid_features: Tensor
 

@@ -13,21 +13,22 @@ from torch import Tensor, nn
 
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
-from embodied.core.types import Obs, Role
+from embodied.core.types import Obs
 from policies.flow.chains import FlowChains
 from policies.flow.step import interpolate
 from policies.normalizer import RunningNormalizer
 from policies.vla import checkpoint, lora, pi0
 from policies.vla.config import PARTS, VLAConfig
+from policies.vla.roles import ROLE_NAMES, Role
 from policies.vla.text import tokenize
 
 PREFIX = "prefix."  # what ``precompute`` puts into an observation in place of images and instruction
 DRAWS = 4  # of noise and time for each observation that is imitated
 ROLES = len(Role) - 1  # all but NONE
-CLEARLY = 1 / 8  # of a patch shows something: then it is told to be there
+PRESENT_SHARE = 1 / 8  # of a patch from which on its target is 1
 CENTRE_WEIGHT = 2.0  # of where a role is in the picture, beside which patches show it
 NAMED_WEIGHT = 4.0  # of where that is in the world
-PRECISE = 0.1  # standard deviations, about a centimetre: larger errors all pull alike
+HUBER_BETA = 0.1  # standard deviations, about a centimetre: the gradient of larger errors is constant
 NAMED = 9  # numbers that tell it
 PIECE = 256  # decisions whose prefix is computed at a time
 
@@ -50,9 +51,10 @@ class VLAPolicy(FlowChains):
     observation, so that the epochs of an update do not compute it again.
     """
 
-    meaning = ("activation", "cameras")
-    untrained = ("critic.", "noise_network.")
-    additions = (".lora_a", ".lora_b")
+    must_match = ("activation", "cameras")
+    not_imitated = ("critic.", "noise_network.")
+    optional_suffixes = (".lora_a", ".lora_b")
+    roles = ROLE_NAMES
 
     tokens_IT: Tensor
     real_IT: Tensor
@@ -174,8 +176,8 @@ class VLAPolicy(FlowChains):
 
     def fit_normalizer(self, obs: Obs) -> None:
         super().fit_normalizer(obs)
-        if "named" in obs and not bool(self.named_normalizer.fixed):
-            self.named_normalizer.fit(obs["named"])
+        if "target_positions" in obs and not bool(self.named_normalizer.fixed):
+            self.named_normalizer.fit(obs["target_positions"])
 
     # -- grounding -----------------------------------------------------------------------------------------------------
 
@@ -189,9 +191,8 @@ class VLAPolicy(FlowChains):
 
         - squared distance of where these roles are in the picture (centres; the picture reaches from -1 to 1), as
           image tokens tell whose patches clearly show them: the sum over roles, the mean over such patches;
-        - smooth L1 error (Girshick 2015, equation 3; quadratic below PRECISE) of where the named object and place are
-          in the world, ``named``, standardised, as the state token tells after it has read them: the mean over its
-          numbers.
+        - smooth L1 error (Girshick 2015, equation 3; quadratic below HUBER_BETA) of the standardised
+          ``target_positions``, predicted from the state token: the mean over their numbers.
         """
         prefix, tokens = self._encode(obs, self.tokens_IT.shape[1])
         logit, centre = self._guess(tokens)
@@ -204,7 +205,7 @@ class VLAPolicy(FlowChains):
         if not where:
             return loss
         error = (centre - _centres(masks).repeat_interleave(share.shape[1] // masks.shape[1], 1)).square().sum(-1)
-        clear = share > CLEARLY / 2
+        clear = share > PRESENT_SHARE / 2
         loss = loss + CENTRE_WEIGHT * ((error * clear).sum((0, 1)) / clear.sum((0, 1)).clamp_min(1)).sum()
         return loss + NAMED_WEIGHT * self._location_loss(self._code(prefix, obs), obs)
 
@@ -216,10 +217,10 @@ class VLAPolicy(FlowChains):
         return self._location_loss(self.encode(obs), obs)
 
     def _location_loss(self, code: Code, obs: Obs) -> Tensor:
-        told, named = self.grounding["named"](code.context.feature), self.named_normalizer(obs["named"])
-        return F.smooth_l1_loss(told, named, beta=PRECISE)
+        target = self.named_normalizer(obs["target_positions"])
+        return F.smooth_l1_loss(self.grounding["named"](code.context.feature), target, beta=HUBER_BETA)
 
-    def found(self, obs: Obs) -> dict[str, Tensor]:
+    def localization_hits(self, obs: Obs) -> dict[str, Tensor]:
         """By camera: whether the patch that is thought to show the named object most surely shows some of it."""
         logit, _ = self._guess(self._encode(obs, self.tokens_IT.shape[1])[1])
         named = (len(logit), len(self.config.cameras), -1)
@@ -229,7 +230,7 @@ class VLAPolicy(FlowChains):
         seen_NC = share_NCP.amax(-1) > 0
         return {camera: hit_NC[seen_NC[:, c], c] for c, camera in enumerate(self.config.cameras)}
 
-    def locate(self, obs: Obs) -> Tensor:
+    def predict_positions(self, obs: Obs) -> Tensor:
         return self.named_normalizer.inverse(self.grounding["named"](self.encode(obs).context.feature))
 
     def _guess(self, tokens: pi0.ImageTokens) -> tuple[Tensor, Tensor]:
@@ -303,7 +304,7 @@ def _compiled_denoise() -> Callable[..., Tensor]:
 
 def _presence_loss(logit_NPM: Tensor, share_NPM: Tensor) -> Tensor:
     """Cross entropy of what patches show: the sum over M masks, the mean over patches."""
-    target = (share_NPM / CLEARLY).clamp(max=1.0)
+    target = (share_NPM / PRESENT_SHARE).clamp(max=1.0)
     return F.binary_cross_entropy_with_logits(logit_NPM, target) * target.shape[-1]
 
 

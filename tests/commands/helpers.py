@@ -17,8 +17,8 @@ import torch
 from algos.sft import SFT
 from embodied import collect, tasks, train
 from embodied import eval as eval_command
+from embodied.run import session
 from embodied.runtime import checkpoint
-from embodied.training import supervised
 
 SMALL = [
     "task=reach", "policy=gaussian", "runtime=sync", "num_envs=8", "runtime.decisions=8", "device=cpu",
@@ -81,7 +81,7 @@ def imitation_ends_after(updates: int, error: Exception | None = None) -> Iterat
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SFT, "update", ending)
-        patch.setattr(supervised, "stop_on_signals", lambda: nullcontext(stop))
+        patch.setattr(session, "stop_on_signals", lambda: nullcontext(stop))
         yield
 
 

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from embodied.core.errors import UserError
 from embodied.report.metrics import read_metrics
-from embodied.run.config import compose_run, read_run, resume_run, typed
+from embodied.run.config import compose_run, read_run, resolve, resume_run
 from embodied.runtime import checkpoint, evaluate, evaluator
 from envs.tasks.words import default_words
 from tests.commands.helpers import SMALL, Outcome, checkpoint_of, run_train
@@ -88,7 +88,7 @@ def test_config_is_complete_and_reproduces_itself(trained: tuple[Path, Outcome])
     assert config["algo"]["gamma"] > 0
     assert config["runtime"]["device"] == "cpu"
     assert config["task"]["name"] == "reach"
-    assert typed(config) == read_run(trained[0])
+    assert resolve(config) == read_run(trained[0])
 
 
 def test_resume_continues_the_counters(trained: tuple[Path, Outcome], tmp_path: Path) -> None:

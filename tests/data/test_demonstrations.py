@@ -36,13 +36,13 @@ def test_observations_have_pictures_and_instructions_of_the_same_frames() -> Non
 
 
 def test_instructions_are_found_by_their_text() -> None:
-    told = data(2, 2, 2).told_from(["c", "b", "a"])
-    assert told.instruction_F.tolist() == [2, 2, 1, 1, 2, 2]
-    assert told.instructions == ("c", "b", "a")
+    data_set = data(2, 2, 2).with_instructions(["c", "b", "a"])
+    assert data_set.instruction_F.tolist() == [2, 2, 1, 1, 2, 2]
+    assert data_set.instructions == ("c", "b", "a")
     with pytest.raises(
         UserError, match=r"does not know 1 of the data set's instructions: b\. The task has 2, for instance"
     ):
-        data(2, 2).told_from(["x", "a"])
+        data(2, 2).with_instructions(["x", "a"])
 
 
 def test_only_the_episodes_asked_for() -> None:

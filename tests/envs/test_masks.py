@@ -5,24 +5,29 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from embodied.core.types import Role
-from embodied.training.scenes import LOOKS, Scenes
-from envs import make_pool, make_sampler
+from embodied.data.scenes import FRAMES_PER_SCENE, Scenes
+from envs import MujocoPool, make_pool, make_sampler
+from envs.mujoco.labels import LabeledPool
 from envs.rendering.vision import CAMERAS
+from envs.tasks.ground_truth import GroundTruth, Role
 from envs.tasks.words import default_words
+
+
+def scenes_of(env: MujocoPool, seed: int) -> Scenes:
+    return Scenes(LabeledPool(env, make_sampler(env, seed)), steps=4, seed=seed)
 
 
 def test_masks_show_what_the_instruction_names() -> None:
     env = make_pool("tabletop", {}, num_envs=24, num_threads=1, cameras=list(CAMERAS.values()))
-    scenes, colors = Scenes(env, make_sampler(env, 3), steps=4, seed=3), default_words().colors
+    scenes, colors = scenes_of(env, 3), default_words().colors
     seen = set()
-    for _ in range(LOOKS + 1):
-        obs = scenes.look()
-        told = [env.spec.texts[i] for i in obs["instruction"].tolist()]
+    for _ in range(FRAMES_PER_SCENE + 1):
+        obs = scenes.render_next()
+        texts = [env.spec.texts[i] for i in obs["instruction"].tolist()]
         for camera in CAMERAS:
             mask, picture = obs[f"masks.{camera}"], obs[f"images.{camera}"].float()
             seen |= {Role(role) for role in mask.unique().tolist()}
-            for row, words in enumerate(told):
+            for row, words in enumerate(texts):
                 named = picture[row][mask[row] == Role.OBJECT]
                 if len(named) < 5:
                     continue
@@ -36,7 +41,7 @@ def test_masks_show_what_the_instruction_names() -> None:
 
 def test_words_describe_what_pixels_show() -> None:
     env = make_pool("tabletop", {}, num_envs=24, num_threads=1, cameras=[CAMERAS["front"]])
-    obs = Scenes(env, make_sampler(env, 5), steps=4, seed=5).look()
+    obs = scenes_of(env, 5).render_next()
     texts = ("nothing", *env.spec.descriptions)
     for row, i in enumerate(obs["instruction"].tolist()):
         by_role = {role: obs["described.front"][row][obs["masks.front"][row] == role].unique() for role in Role}
@@ -49,12 +54,13 @@ def test_words_describe_what_pixels_show() -> None:
 
 def test_what_is_named_is_seen_from_base_and_tool() -> None:
     env = make_pool("tabletop", {}, num_envs=6, num_threads=1, cameras=[CAMERAS["front"]])
-    obs = Scenes(env, make_sampler(env, 5), steps=4, seed=5).look()
-    thing, from_tool, place = obs["named"].split(3, -1)
-    solids = {name: told for name, told in env.task.described().items() if not name.endswith("tray")}
+    obs = scenes_of(env, 5).render_next()
+    thing, from_tool, place = obs["target_positions"].split(3, -1)
+    assert isinstance(env.task, GroundTruth)
+    solids = {body: index_N for body, index_N in env.task.body_descriptions().items() if not body.endswith("tray")}
     for row, i in enumerate(obs["instruction"].tolist()):
         wanted = env.spec.goals[i].partition(" -> ")[0]
-        (body,) = [name for name, told in solids.items() if env.spec.descriptions[told[row]] == wanted]
+        (body,) = [body for body, index_N in solids.items() if env.spec.descriptions[index_N[row]] == wanted]
         torch.testing.assert_close(thing[row], env.view.body_qpos(body)[row, :3].float())
     torch.testing.assert_close(thing - from_tool, env.task.view.tcp_pos.float())
     assert (place[:, 1].abs() > 0.2).all(), "left or right"
@@ -62,7 +68,13 @@ def test_what_is_named_is_seen_from_base_and_tool() -> None:
 
 def test_places_are_those_of_the_instruction() -> None:
     env = make_pool("tabletop", {}, num_envs=24, num_threads=1, cameras=[CAMERAS["front"]])
-    obs = Scenes(env, make_sampler(env, 0), steps=4, seed=0).look()
+    obs = scenes_of(env, 0).render_next()
     for row, i in enumerate(obs["instruction"].tolist()):
         columns = (obs["masks.front"][row] == Role.PLACE).nonzero()[:, 1].float()
         assert (float(columns.mean()) < 32) == ("right tray" in env.spec.goals[i]), "it looks at the robot"
+
+
+def test_only_tasks_with_ground_truth_describe_what_cameras_see() -> None:
+    for task, labels in (("tabletop", True), ("pick_place", False)):
+        env = make_pool(task, {}, num_envs=1, num_threads=1, cameras=[CAMERAS["front"]])
+        assert isinstance(env.task, GroundTruth) == bool(env.spec.descriptions) == labels

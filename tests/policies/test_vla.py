@@ -15,8 +15,9 @@ from algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.core.protocols import Imitator, Policy, Precomputing, Pretrained, Startable
 from embodied.core.spec import CameraSpec, EnvSpec, Instruction, Term
-from embodied.core.types import Obs, Role
+from embodied.core.types import Obs
 from policies.vla.policy import VLAPolicy, _centres
+from policies.vla.roles import Role
 from policies.vla.text import tokenize, train_tokenizer
 from tests.algos.fragments import rollout
 from tests.policies.vla_builders import FROZEN, MODEL, SPEC, TEXTS, build, observe, plain_sample
@@ -156,7 +157,7 @@ def test_lora_starts_as_the_identity_and_learns() -> None:
     plain, adapted, obs = build(), build(lora_rank=2), observe(NUM)
     weights = plain.state_dict()
     own = adapted.state_dict()
-    extra = {key for key in own if key.endswith(adapted.additions)}
+    extra = {key for key in own if key.endswith(adapted.optional_suffixes)}
     assert len(extra) == 2 * 4 * 2
     adapted.load_state_dict(weights | {key: 0 * own[key] if key.endswith("lora_b") else own[key] for key in extra})
     torch.testing.assert_close(adapted.act(obs, None).action_NHA, plain.act(obs, None).action_NHA, atol=1e-6, rtol=0)
@@ -279,7 +280,7 @@ def red_and_blue_halves() -> tuple[Obs, Tensor]:
 def test_grounding_teaches_what_the_words_name_and_where_it_is() -> None:
     obs, named_left = red_and_blue_halves()
     policy = build(spec=spec(descriptions=("red half", "blue half")))
-    obs["named"] = torch.where(named_left, -1.0, 1.0)[:, None].expand(-1, 9)
+    obs["target_positions"] = torch.where(named_left, -1.0, 1.0)[:, None].expand(-1, 9)
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
     before = policy.grounding_loss(obs, where=True).item()
     for _ in range(150):
@@ -290,10 +291,10 @@ def test_grounding_teaches_what_the_words_name_and_where_it_is() -> None:
     assert policy.grounding_loss(obs, where=True).item() < 0.2, (
         "colours without words leave log 2 for each of two roles, and more"
     )
-    assert all(bool(hit_M.all()) and len(hit_M) == 64 for hit_M in policy.found(obs).values())
-    assert (policy.locate(obs) - obs["named"]).abs().max() < 0.3
+    assert all(bool(hit_M.all()) and len(hit_M) == 64 for hit_M in policy.localization_hits(obs).values())
+    assert (policy.predict_positions(obs) - obs["target_positions"]).abs().max() < 0.3
     other = obs | {"instruction": 1 - obs["instruction"]}
-    assert not any(bool(hit_M.any()) for hit_M in policy.found(other).values()), "other words, other half"
+    assert not any(bool(hit_M.any()) for hit_M in policy.localization_hits(other).values()), "other words, other half"
 
 
 def test_centres_by_hand() -> None:
@@ -313,5 +314,5 @@ def test_only_pictures_that_show_the_object_are_judged() -> None:
     nothing = torch.zeros(3, 16, 16, dtype=torch.uint8)
     shown = nothing.clone()
     shown[1, 3, 12] = Role.OBJECT
-    found = policy.found(obs | {"masks.front": shown, "masks.wrist": nothing})
+    found = policy.localization_hits(obs | {"masks.front": shown, "masks.wrist": nothing})
     assert (len(found["front"]), len(found["wrist"])) == (1, 0)

@@ -1,0 +1,124 @@
+"""Scenes to learn from: labelled observations while a scripted expert and random actions move the robot.
+
+LabeledEnv ──► Scenes.render_next: labelled observations [N, ...] ──► Buffer of the newest ──► SceneDataset.draw
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Obs
+
+FRAMES_PER_SCENE = 10  # observations of a scene before the next one starts
+RANDOM_SHARE = 0.2  # of decisions are random, so that pictures also show what lies off the expert's path
+
+
+class LabeledEnv(Protocol):
+    """N envs with a scripted expert, whose observations come with labels that only a simulator knows."""
+
+    num_envs: int
+    spec: EnvSpec
+
+    def next_scene(self) -> Obs:
+        """Start the next episode of every env and return its first, labelled observation."""
+        ...
+
+    def act(self, action_NA: Tensor) -> None:
+        """Execute one action without rendering."""
+        ...
+
+    def act_and_render(self, action_NA: Tensor) -> Obs:
+        """Execute one action and return the labelled observation after it."""
+        ...
+
+    def expert(self) -> Tensor:
+        """Action of the scripted expert, [N, A]."""
+        ...
+
+
+class Scenes:
+    """Render scene after scene, FRAMES_PER_SCENE observations each: episodes are cut short, so that scenes are many.
+
+    steps: control steps between two observations. seed: of the random actions.
+    """
+
+    def __init__(self, env: LabeledEnv, steps: int, seed: int) -> None:
+        self.env, self.steps = env, steps
+        self.generator = torch.Generator().manual_seed(seed)
+        self.rendered = 0
+
+    def render_next(self) -> Obs:
+        """Return the next labelled observation of every env, [N, ...]."""
+        obs = self._move() if self.rendered % FRAMES_PER_SCENE else self.env.next_scene()
+        self.rendered += 1
+        return obs
+
+    def _move(self) -> Obs:
+        """Execute ``steps`` actions of the expert, or with some probability one random action throughout."""
+        num, action_dim = self.env.num_envs, self.env.spec.action_dim
+        random_NA = 2 * torch.rand(num, action_dim, generator=self.generator, dtype=torch.float64) - 1
+        chance_N1 = torch.rand(num, 1, generator=self.generator) < RANDOM_SHARE
+        for _ in range(self.steps - 1):
+            self.env.act(torch.where(chance_N1, random_NA, self.env.expert()))
+        return self.env.act_and_render(torch.where(chance_N1, random_NA, self.env.expert()))
+
+
+class Buffer:
+    """Keep the newest ``capacity`` observations."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.added = capacity, 0
+        self._rows: Obs = {}
+
+    def __len__(self) -> int:
+        return min(self.added, self.capacity)
+
+    def add(self, obs: Obs) -> None:
+        """Add N observations in place of the oldest."""
+        num = len(obs["state"])
+        if not self._rows:
+            self._rows = {key: value.new_empty((self.capacity, *value.shape[1:])) for key, value in obs.items()}
+        place = torch.arange(self.added, self.added + num) % self.capacity
+        for key, value in obs.items():
+            self._rows[key][place] = value
+        self.added += num
+
+    def sample(self, num: int, generator: torch.Generator) -> Obs:
+        """Draw ``num`` observations with replacement."""
+        chosen = torch.randint(len(self), (num,), generator=generator)
+        return {key: rows[chosen] for key, rows in self._rows.items()}
+
+    def rows(self, *keys: str) -> Obs:
+        """Return all observations, with these keys alone."""
+        return {key: self._rows[key][: len(self)] for key in keys}
+
+
+class SceneDataset:
+    """Draw random batches from the newest observations of scenes, and render as many as each is drawn ``reuse`` times.
+
+    capacity: observations to draw from. keep: what becomes of N observations before they are kept.
+    """
+
+    def __init__(
+        self, scenes: Scenes, *, capacity: int, reuse: float, keep: Callable[[Obs], Obs] = lambda obs: obs
+    ) -> None:
+        self.scenes, self.reuse, self.keep = scenes, reuse, keep
+        self.buffer = Buffer(capacity)
+        self.drawn = 0
+        for _ in range(FRAMES_PER_SCENE):  # the first frames show only robots at rest
+            self._render()
+
+    def draw(self, num: int, generator: torch.Generator) -> Obs:
+        """Draw ``num`` observations."""
+        self.drawn += num
+        while self.drawn > self.reuse * self.buffer.added:
+            self._render()
+        return self.buffer.sample(num, generator)
+
+    def _render(self) -> None:
+        self.buffer.add(self.keep(self.scenes.render_next()))

@@ -1,0 +1,149 @@
+"""A training session: one process's share of a run, the same for every trainer.
+
+Session.new, Session.resume ──► configuration, run directory, checkpoint to go on from
+trainer.iterations ──► Report ──► metrics.jsonl, TensorBoard, eval/*.json, progress ──► checkpoint when due
+                                    until a limit, a good evaluation or a signal
+last checkpoint ──► final evaluation ──► result
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from embodied.core.spec import TRAIN
+from embodied.report.metrics import MetricsWriter, write_atomically, write_json
+from embodied.report.progress import Progress, Status, duration
+from embodied.run.command import Stopped
+from embodied.run.config import CONFIG_FILE, RunConfig, compose_run, resume_run, to_yaml
+from embodied.run.directory import keep_architecture, keep_pretrained, make_run_dir, new_run_dir, save_checkpoint
+from embodied.run.signals import stop_on_signals
+from embodied.run.trainer import Limits, Report, Trainer
+from embodied.runtime.checkpoint import Checkpoint, load_latest
+
+RATES = ("success_once", "success_at_end", "return_mean")  # of an evaluation, kept in metrics.jsonl
+
+
+class Session:
+    """The directory, clock, limits and checkpoints of a run in this process.
+
+    start_s: when the command began, on the clock of ``time.monotonic``. The run's own clock, ``wall_s``, also counts
+    the seconds of earlier sessions up to the checkpoint.
+    """
+
+    def __init__(
+        self, config: RunConfig, run_dir: Path, start_s: float, *, resumed: bool, found: Checkpoint | None
+    ) -> None:
+        """resumed: the run directory exists already, even without a checkpoint; otherwise an existing one is refused.
+
+        found: the checkpoint to go on from; None starts anew.
+        """
+        self.config, self.run_dir, self.resumed, self.found = config, run_dir, resumed, found
+        self.start_s = start_s - (0.0 if found is None else float(found.state["train"]["wall_s"]))
+        self.saved_steps = None if found is None else found.env_steps
+        self.saved_at_s = time.monotonic()
+        self.eval_success: float | None = None  # of the last evaluation, on the instructions that are trained on
+
+    @classmethod
+    def new(cls, overrides: Mapping[str, Any], start_s: float) -> Session:
+        """Begin a run from ``key=value`` overrides. UserError for bad input; nothing is written yet."""
+        config = compose_run(overrides)
+        return cls(config, new_run_dir(config), start_s, resumed=False, found=None)
+
+    @classmethod
+    def resume(cls, run_dir: Path, overrides: Mapping[str, Any], start_s: float) -> Session:
+        """Go on with a run, from its newest whole checkpoint if it has one. UserError for what may not change."""
+        config = resume_run(run_dir, overrides)
+        return cls(config, run_dir, start_s, resumed=True, found=load_latest(run_dir))
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds that the run has taken, over all sessions."""
+        return time.monotonic() - self.start_s
+
+    def run(self, trainer: Trainer) -> dict[str, Any]:
+        """Train, save and evaluate; returns the contract's result of ``train``.
+
+        UserError for a state that does not fit (nothing is written). Stopped after a signal (the state is saved).
+        """
+        if self.found is not None:
+            trainer.load_state_dict(self.found.state)
+        make_run_dir(self.run_dir, exist_ok=self.resumed)
+        write_atomically(self.run_dir / CONFIG_FILE, to_yaml(self.config))
+        keep_architecture(trainer.policy, self.run_dir)
+        with ExitStack() as stack:
+            writer = MetricsWriter(self.run_dir, trainer.iteration if self.resumed else None)
+            stack.callback(writer.close)
+            progress = Progress(trainer.total_steps, self.config.max_minutes)
+            stack.callback(progress.close)
+            progress.message(trainer.announcement())
+            if self.found is not None:
+                progress.message(f"going on from {self.found.path}")
+            try:
+                trained_s, interrupted = self._train(trainer, writer, progress)
+            except Exception:
+                if self.saved_steps is not None:
+                    progress.message(f"failed; to go on from the last checkpoint: resume={self.run_dir}")
+                raise
+            result = {"run": str(self.run_dir), "wall_s": round(trained_s, 3), "iterations": trainer.iteration}
+            result |= {**trainer.result(), "eval": None}
+            if interrupted:
+                progress.message(f"stopped and saved; go on with: python -m embodied.train resume={self.run_dir}")
+                raise Stopped(result)
+            return result | {"eval": self._evaluate(trainer, progress, trained_s)}
+
+    def _train(self, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> tuple[float, bool]:
+        """Iterate to a limit, a good evaluation or a signal, and save; ``wall_s`` then, and whether it was a signal."""
+        minutes, goal = self.config.max_minutes, self.config.stop_at_success
+        deadline_s = None if minutes is None else self.start_s + 60.0 * minutes
+        with stop_on_signals() as stop:
+            for report in trainer.iterations(Limits(stop, deadline_s)):
+                self._record(report, trainer, writer, progress)
+                if time.monotonic() - self.saved_at_s >= 60.0 * self.config.checkpoint_minutes:
+                    self._save(trainer)
+                if goal is not None and self.eval_success is not None and self.eval_success >= goal:
+                    progress.message(f"an evaluation reached {self.eval_success:.1%}: stop_at_success={goal}")
+                    break
+            trained_s = self.wall_s
+            self._save(trainer)
+            return trained_s, stop.is_set()
+
+    def _record(self, report: Report, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> None:
+        """Write an iteration, and an evaluation that finished with it, and show it."""
+        wall_s = self.wall_s
+        row = {"iteration": trainer.iteration, "wall_s": round(wall_s, 3), **report.metrics}
+        if report.evaluation is not None:
+            evaluation, splits = report.evaluation, report.evaluation.get("splits", {})
+            self.eval_success = float(splits.get(TRAIN, evaluation)["success_at_end"])
+            row |= {f"eval/{key}": evaluation[key] for key in RATES}
+            row |= {f"eval/{split}/success_at_end": rates["success_at_end"] for split, rates in splits.items()}
+            write_json(self.run_dir / "eval" / f"train_{evaluation['env_steps']}.json", evaluation)
+        writer.write(row)
+        progress.update(
+            Status(
+                trainer.iteration, trainer.steps, wall_s, report.rate, report.success, self.eval_success, report.loss
+            )
+        )
+        if report.note is not None:
+            progress.message(report.note)
+
+    def _save(self, trainer: Trainer) -> None:
+        """Write a checkpoint of the present state, unless there is one. UserError if the disk does not take it."""
+        if trainer.steps == self.saved_steps:
+            return
+        save_checkpoint(self.run_dir, trainer.steps, trainer.state_dict() | {"train": {"wall_s": self.wall_s}})
+        self.saved_steps, self.saved_at_s = trainer.steps, time.monotonic()
+
+    def _evaluate(self, trainer: Trainer, progress: Progress, trained_s: float) -> dict[str, Any] | None:
+        """Evaluate the trained policy and keep the result; None where no evaluation is asked for."""
+        trainer.finish()
+        keep_pretrained(trainer.policy, self.run_dir)
+        if not self.config.eval_episodes:
+            return None
+        progress.message(f"trained for {duration(trained_s)}; evaluating {trainer.evaluation_size()}")
+        evaluation = trainer.evaluate()
+        write_json(self.run_dir / "eval" / f"final_{trainer.steps}.json", evaluation)
+        return evaluation

@@ -1,0 +1,139 @@
+"""What a training session asks of a trainer: what an iteration is, what the state is, how the policy is evaluated."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from embodied.core.errors import UserError
+from embodied.core.protocols import Policy
+from embodied.run.config import RunConfig
+from embodied.run.evaluation import evaluate_policy
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The session's reasons to end training; a trainer looks at them between iterations."""
+
+    stop: threading.Event
+    """Set by the first signal."""
+    deadline_s: float | None
+    """On the clock of ``time.monotonic``; None is no limit."""
+
+    @property
+    def late(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.deadline_s is not None and time.monotonic() >= self.deadline_s
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One row of metrics.jsonl, and what the progress line shows of it."""
+
+    metrics: Mapping[str, float]
+    """Entries of the row beside ``iteration`` and ``wall_s``."""
+    rate: float
+    """Steps (see ``Trainer.steps``) per second."""
+    success: float | None = None
+    """Success rate of the training episodes that ended lately."""
+    loss: float | None = None
+    """Validation loss."""
+    evaluation: Mapping[str, Any] | None = None
+    """Result of an evaluation that finished since the last report, with ``env_steps`` of the weights it judged."""
+    note: str | None = None
+    """Line to print."""
+
+
+class Trainer(ABC):
+    """One kind of training, built for one run. A context manager that closes itself.
+
+    ``__init__`` raises UserError for what does not fit, before anything is written. new: no checkpoint will be loaded.
+    """
+
+    needs_data: ClassVar[bool] = False
+    """Whether it learns from demonstrations (data=); otherwise it refuses them."""
+    evaluates: ClassVar[bool] = False
+    """Whether it evaluates the policy during training, which stop_at_success needs."""
+
+    @abstractmethod
+    def __init__(self, config: RunConfig, run_dir: Path, new: bool) -> None:
+        self.config, self.run_dir = config, run_dir
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        """Raise UserError if the configuration asks for what this kind of training cannot do. Builds nothing."""
+        name = config.algo["name"]
+        if cls.needs_data and config.data is None:
+            raise UserError(f"algo={name} learns from demonstrations: data=<directory of embodied.collect> is missing")
+        if not cls.needs_data and config.data is not None:
+            raise UserError(f"data={config.data} is for algo=sft; {name} learns from its own experience")
+        if not cls.evaluates and config.stop_at_success is not None:
+            raise UserError(f"stop_at_success is for reinforcement learning, not for algo={name}")
+
+    @property
+    @abstractmethod
+    def policy(self) -> Policy:
+        """The policy to keep. Read it before training or after ``finish``."""
+
+    @property
+    @abstractmethod
+    def iteration(self) -> int:
+        """Iterations made, including those of earlier sessions."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Progress towards ``total_steps``, which names checkpoints: control steps, or updates without a simulator."""
+
+    @property
+    @abstractmethod
+    def total_steps(self) -> int:
+        """Steps at which training ends."""
+
+    @abstractmethod
+    def announcement(self) -> str:
+        """Say in one line what is trained, with what, and where it goes."""
+
+    @abstractmethod
+    def iterations(self, limits: Limits) -> Iterator[Report]:
+        """Train to ``total_steps`` or ``limits``. Between two reports the state can be saved."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """State to go on from, nested dicts of tensors and plain values; ``policy`` has the weights to keep."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state_dict``; before ``iterations``."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Give back the threads and memory of training; ``policy`` then has the weights to keep."""
+
+    @abstractmethod
+    def result(self) -> dict[str, Any]:
+        """Entries of the command's result beside those that every training has; ``env_steps`` at least."""
+
+    def evaluation_size(self) -> str:
+        """Size of the final evaluation, in words."""
+        return f"{self.config.eval_episodes} episodes"
+
+    def evaluate(self) -> dict[str, Any]:
+        """Evaluate ``policy``, after ``finish``."""
+        return evaluate_policy(self.config, self.policy, self.config.eval_episodes, self.config.seed)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close what ``__init__`` opened."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,82 @@
+"""A pool whose scripted expert acts in front of cameras, and whose pictures are labelled from the simulator's state.
+
+pool ── observations, segmentation by geom ──► geom → body → task.body_roles, body_descriptions ──► labels of pixels
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from embodied.core.episodes import EpisodeSampler
+from embodied.core.types import Obs
+from envs.mujoco.pool import MujocoPool
+from envs.tasks.ground_truth import ROLE_NAMES, GroundTruth
+
+
+class LabeledPool:
+    """Label the observations of a pool with cameras whose task has ``GroundTruth``.
+
+    ``algos.grounding.Groundable`` lists the labels.
+
+    sampler: decides on the scenes. masks: whether pixels are labelled (``masks.<camera>``, ``described.<camera>``) or
+    ``target_positions`` is the only label.
+    """
+
+    roles = ROLE_NAMES
+
+    def __init__(self, pool: MujocoPool, sampler: EpisodeSampler, *, masks: bool = True) -> None:
+        assert pool.rig is not None
+        assert isinstance(pool.task, GroundTruth)
+        self.pool, self.rig, self.truth = pool, pool.rig, pool.task
+        self.spec, self.num_envs, self.masks = pool.spec, pool.num_envs, masks
+        pool.observe_segmentation = masks
+        self._sampler = sampler
+        model = self.rig.model
+        self._geoms = [(geom, model.body(body).name) for geom, body in enumerate(model.geom_bodyid)]
+        blank_NG = torch.zeros(pool.num_envs, model.ngeom + 1, dtype=torch.uint8)  # the last: no geom at all
+        self._geom_labels = {"masks": blank_NG, "described": blank_NG.clone()}
+
+    def next_scene(self) -> Obs:
+        """Start the next episode of every env and return its first, labelled observation."""
+        self.pool.observe_pictures = True
+        return self._labeled(self.pool.reset(self._sampler))
+
+    def act(self, action_NA: Tensor) -> None:
+        """Execute one action without rendering."""
+        self.pool.observe_pictures = False
+        self.pool.step(action_NA)
+
+    def act_and_render(self, action_NA: Tensor) -> Obs:
+        """Execute one action and return the labelled observation after it."""
+        self.pool.observe_pictures = True
+        return self._labeled(self.pool.step(action_NA).obs)
+
+    def expert(self) -> Tensor:
+        """Action of the task's scripted expert, [N, A]."""
+        return self.pool.task.expert()
+
+    def close(self) -> None:
+        """Close the pool."""
+        self.pool.close()
+
+    def _labeled(self, obs: Obs) -> Obs:
+        """Replace the segmentation of an observation by its labels."""
+        object_N3, place_N3 = self.truth.target_positions()
+        positions = torch.cat((object_N3, object_N3 - self.pool.view.tcp_pos, place_N3), -1).float()
+        seen = {key: value for key, value in obs.items() if not key.startswith("segmentation.")}
+        return {**seen, "target_positions": positions, **(self._pixel_labels(obs) if self.masks else {})}
+
+    def _pixel_labels(self, obs: Obs) -> Obs:
+        """Label the pixels of every camera, uint8 [N, height, width]."""
+        rows = torch.arange(self.num_envs)[:, None, None]
+        described = {body: index_N + 1 for body, index_N in self.truth.body_descriptions().items()}
+        labels = {}
+        for name, by_body in {"masks": self.truth.body_roles(), "described": described}.items():
+            of_geom_NG = self._geom_labels[name]
+            for geom, body in self._geoms:
+                if body in by_body:
+                    of_geom_NG[:, geom] = by_body[body]
+            for camera in self.spec.cameras:
+                labels[f"{name}.{camera.name}"] = of_geom_NG[rows, obs[f"segmentation.{camera.name}"].long()]
+        return labels
