@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -67,7 +67,26 @@ def merge_fragments(fragments: Sequence[Fragment]) -> Fragment:
         bootstrap_value_N=torch.cat([f.bootstrap_value_N for f in ordered]),
         version_TN=join("version_TN"),
         episodes=EpisodeStats.concatenate([f.episodes for f in ordered]),
+        **_merge_ends(ordered),
     )
+
+
+def _merge_ends(fragments: Sequence[Fragment]) -> dict[str, Any]:
+    """Executed actions and end observations of fragments side by side; nothing unless all of them have these."""
+    if not all(fragment.last_obs for fragment in fragments):
+        return {}
+    first_env, indices = 0, []
+    for fragment in fragments:
+        indices.append(fragment.final_index_M2 + torch.tensor([0, first_env]))
+        first_env += fragment.value_TN.shape[1]
+    ended = [fragment for fragment in fragments if fragment.final_obs]
+    final_obs = {key: torch.cat([f.final_obs[key] for f in ended]) for key in ended[0].final_obs} if ended else {}
+    return {
+        "action_TNEA": torch.cat([f.action_TNEA for f in fragments], dim=1),
+        "last_obs": {key: torch.cat([f.last_obs[key] for f in fragments]) for key in fragments[0].last_obs},
+        "final_obs": final_obs,
+        "final_index_M2": torch.cat(indices),
+    }
 
 
 def flatten(value_TN: Tensor) -> Tensor:

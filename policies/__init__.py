@@ -5,6 +5,7 @@ from collections.abc import Callable
 from embodied.core.protocols import Policy
 from embodied.core.registry import Registry
 from embodied.core.spec import EnvSpec
+from policies.categorical import CategoricalConfig, CategoricalPolicy
 from policies.dsrl import DSRLConfig, DSRLPolicy
 from policies.flow import FlowConfig, FlowPolicy
 from policies.gaussian import GaussianConfig, GaussianPolicy
@@ -24,11 +25,14 @@ def build_vla(spec: EnvSpec, config: VLAConfig) -> Policy:
 POLICIES.register("gaussian", config=GaussianConfig)(GaussianPolicy)
 POLICIES.register("flow", config=FlowConfig)(FlowPolicy)
 POLICIES.register("dsrl", config=DSRLConfig)(DSRLPolicy)
+POLICIES.register("categorical", config=CategoricalConfig)(CategoricalPolicy)
 POLICIES.register("vla", config=VLAConfig)(build_vla)
 POLICIES.register("vla_tiny", config=VLAConfig)(build_vla)
 
 __all__ = [
     "POLICIES",
+    "CategoricalConfig",
+    "CategoricalPolicy",
     "DSRLConfig",
     "DSRLPolicy",
     "FlowConfig",

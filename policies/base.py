@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
 from embodied.core.errors import UserError
 from embodied.core.options import Count, Widths, config_dataclass, one_of
-from embodied.core.spec import EnvSpec
+from embodied.core.spec import Box, Discrete, EnvSpec
 from embodied.core.types import Obs
 from policies.critic import Critic
 from policies.networks import ACTIVATIONS
@@ -33,15 +33,28 @@ class ActorCriticConfig:
             raise UserError(f"execute: got {self.execute}, allowed: at most horizon={self.horizon}")
 
 
+SPACES = {
+    Box: "continuous actions (policy=gaussian, flow or vla)",
+    Discrete: "choices between discrete actions (policy=categorical)",
+}
+
+
 class ActorCritic(nn.Module):
     """Base of all policies: a normaliser of the state vector and an asymmetric critic; subclasses add the actor."""
 
+    action_space: ClassVar[type] = Box
     must_match: tuple[str, ...] = ("activation",)
     optional_suffixes: tuple[str, ...] = ()
 
     def __init__(self, spec: EnvSpec, config: ActorCriticConfig, critic_inputs: int | None = None) -> None:
-        """critic_inputs: size of what the critic gets beside the privileged observation; None is the state's."""
+        """critic_inputs: size of what the critic gets beside the privileged observation; None is the state's.
+
+        UserError for a task whose actions the policy cannot give.
+        """
         super().__init__()
+        if not isinstance(spec.action, self.action_space):
+            needed, found = SPACES[self.action_space], SPACES[type(spec.action)]
+            raise UserError(f"{type(self).__name__} gives {needed}, task {spec.task} needs {found}")
         self.spec = spec
         self.horizon = config.horizon
         self.execute = config.execute

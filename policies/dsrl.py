@@ -66,4 +66,4 @@ class DSRLPolicy(GaussianChunk):
         return self.noise_bound * torch.tanh(raw).view(-1, self.horizon, self.spec.action_dim)
 
     def decode(self, obs: Obs, drawn: Tensor) -> Tensor:
-        return self.base.follow(obs, drawn)[:, -1]
+        return self.base.integrate_ode(obs, drawn)[:, -1]

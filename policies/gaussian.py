@@ -61,22 +61,29 @@ class GaussianChunk(ActorCritic):
         """The planned chunk of actions [N, H, A] that follows from what was drawn, [N, H, A]."""
         raise NotImplementedError
 
-    def sample_noise(self, num: int, generator: torch.Generator) -> Tensor:
-        """Standard normals for ``num`` decisions, [num, 1, H, A]."""
-        return torch.randn(num, 1, self.horizon, self.spec.action_dim, generator=generator)
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        return (1, self.horizon, self.spec.action_dim)
+
+    @property
+    def plan_noise_shape(self) -> tuple[int, ...]:
+        return (self.horizon, self.spec.action_dim)
 
     @torch.no_grad()
-    def act(self, obs: Obs, noise: Tensor | None) -> PolicySample:
-        """Draw a chunk for each row; noise=None takes the mean and, a point mass having no density, log-prob 0."""
+    def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
+        """The chunk that follows from the mean, or with noise [N, H, A] from a draw, [N, H, A]."""
+        mean = self.mean(self.normalized_state(obs))
+        return self.decode(obs, mean if noise is None else mean + self.std * noise.to(mean))
+
+    @torch.no_grad()
+    def act(self, obs: Obs, noise: Tensor) -> PolicySample:
+        """Draw a chunk for each row with noise [N, 1, H, A]."""
         state = self.normalized_state(obs)
         mean = self.mean(state)
         value = self.state_value(state, obs)
-        if noise is None:
-            drawn, log_prob = mean, torch.zeros_like(value)
-        else:
-            std = self.std
-            drawn = mean + std * noise[:, 0].to(mean)
-            log_prob = sum_executed(gaussian_log_prob(drawn, mean, std).unsqueeze(1), self.scored_actions)
+        std = self.std
+        drawn = mean + std * noise[:, 0].to(mean)
+        log_prob = sum_executed(gaussian_log_prob(drawn, mean, std).unsqueeze(1), self.scored_actions)
         version = torch.full(value.shape, -1, dtype=torch.int64, device=value.device)
         return PolicySample(self.decode(obs, drawn), log_prob, value, drawn.unsqueeze(1), version)
 

@@ -42,7 +42,7 @@ def learned(run_dir: Path) -> tuple[MujocoPool, Act]:
     policy = load_policy(config, load_checkpoint(run_dir, "last"))
     env = make_env(config, 1, 1)
     assert isinstance(env, MujocoPool)
-    return env, lambda obs: policy.act(obs, None).action_NHA[:, : policy.execute]
+    return env, lambda obs: policy.plan(obs)[:, : policy.execute]
 
 
 def episode(env: MujocoPool, act: Act, seed: int) -> np.ndarray:

@@ -102,7 +102,7 @@ def sampling(report: Report, sizes: Sizes) -> None:
     policy = FlowPolicy(SPEC, FlowConfig())
     generator = torch.Generator().manual_seed(0)
     obs = observe(sizes.sampled, generator)
-    noise = policy.sample_noise(sizes.sampled, generator)
+    noise = torch.randn(sizes.sampled, *policy.noise_shape, generator=generator)
     x = noise[:, 0].flatten(1)
 
     @torch.no_grad()

@@ -13,7 +13,7 @@ def fragment_of(policy: Policy, rows: Obs, decisions: int, generator: torch.Gene
     """``decisions`` of each env, fresh, with random rewards; rows: observations [decisions * envs, ...]."""
     num = len(next(iter(rows.values())))
     shape = (decisions, num // decisions)
-    sample = policy.act(rows, policy.sample_noise(num, generator))
+    sample = policy.act(rows, torch.randn(num, *policy.noise_shape, generator=generator))
     return Fragment(
         obs={key: value.unflatten(0, shape) for key, value in rows.items()},
         chain=sample.chain.unflatten(0, shape),

@@ -94,7 +94,7 @@ def observe(policy: Any, num: int) -> Obs:
 def inference(report: Report, sizes: Sizes) -> None:
     policy = make_policy()
     obs = observe(policy, sizes.batch)
-    noise = policy.sample_noise(sizes.batch, torch.Generator().manual_seed(0))
+    noise = torch.randn(sizes.batch, *policy.noise_shape, generator=torch.Generator().manual_seed(0))
     model, inputs, shortest = policy.parts.model, plain_inputs(policy, obs, PADDED), plain_inputs(policy, obs)
     quarter = -(-sizes.batch // 4)
     parts = [{key: value[start : start + quarter] for key, value in obs.items()}

@@ -75,15 +75,31 @@ class Demonstrating(VecEnv, Protocol):
 class Policy(Protocol):
     """A torch module that acts, and that can tell the likelihood of how it acted."""
 
-    horizon: int  # H, planned actions of a chunk
-    execute: int  # E, executed actions of a chunk
+    horizon: int
+    """H, planned actions of a chunk."""
+    execute: int
+    """E, executed actions of a chunk."""
 
-    def sample_noise(self, num: int, generator: torch.Generator) -> Tensor:
-        """All random numbers that ``act`` needs for ``num`` decisions, [num, ...] float32 on the CPU."""
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        """Shape of the standard normals that ``act`` needs for one decision."""
         ...
 
-    def act(self, obs: Obs, noise: Tensor | None) -> PolicySample:
-        """Draw a chunk for each row of obs; noise=None acts deterministically. No gradient."""
+    @property
+    def plan_noise_shape(self) -> tuple[int, ...]:
+        """Shape of the standard normals that ``plan`` can take for one decision."""
+        ...
+
+    def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
+        """Plan a chunk [N, H, A] for each row of obs: what is deployed. No gradient.
+
+        It needs nothing privileged and runs no critic. noise: standard normals [N, *plan_noise_shape]; None plans
+        deterministically.
+        """
+        ...
+
+    def act(self, obs: Obs, noise: Tensor) -> PolicySample:
+        """Draw a chunk for each row of obs with noise [N, *noise_shape], to explore. No gradient."""
         ...
 
     def evaluate(self, obs: Obs, chain: Tensor) -> Evaluation:
@@ -101,6 +117,18 @@ class Policy(Protocol):
     def state_dict(self) -> dict[str, Tensor]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Any: ...
+
+
+@runtime_checkable
+class Instructable(Protocol):
+    """A policy that reads instructions, also such as are not in the spec that it was built for."""
+
+    def tokenize(self, texts: Sequence[str]) -> Obs:
+        """``instruction_tokens`` and ``instruction_mask`` [N, L] of N texts, in place of ``instruction``.
+
+        UserError for a text that the policy cannot read.
+        """
+        ...
 
 
 @runtime_checkable

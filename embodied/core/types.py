@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from embodied.core.episodes import EpisodeStats
@@ -82,25 +83,59 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
+class Transitions:
+    """B decisions with what they led to, as off-policy algorithms and replay buffers read them."""
+
+    obs: Obs
+    """What each decision was made on, [B, ...]."""
+    action_BEA: Tensor
+    """The executed actions; those after an episode's end were not executed."""
+    reward_BE: Tensor
+    """Reward of each executed control step, 0 after the episode's end."""
+    num_steps_B: Tensor
+    """int64, control steps really executed: the discount of ``next_obs`` is gamma ** num_steps."""
+    terminated_B: Tensor
+    """bool; nothing follows after ``next_obs``."""
+    truncated_B: Tensor
+    """bool; the episode was cut, but its value goes on after ``next_obs``."""
+    next_obs: Obs
+    """The observation after the decision, of the same episode, [B, ...]."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fragment:
     """T decisions of one env group, in order: the unit that travels from workers to the learner.
 
-    final_value_TN is the behaviour critic's V(final_obs) on truncated decisions, 0 elsewhere; bootstrap_value_N is
-    V of the observation after the last decision. version_TN says which weights drew each decision.
+    Observations may hold the outputs of the frozen part of a policy in place of its inputs; then all of them do.
     """
 
-    obs: Obs  # each [T, N, ...]
-    chain: Tensor  # [T, N, K+1, H, A] float32
+    obs: Obs
+    """What each decision was made on, [T, N, ...]."""
+    chain: Tensor
+    """What ``Policy.evaluate`` needs of each decision, float32 [T, N, K+1, H, A]."""
     log_prob_TN: Tensor
     value_TN: Tensor
     reward_TNE: Tensor
+    """Reward of each executed control step, 0 after the episode's end."""
     num_steps_TN: Tensor
     terminated_TN: Tensor
     truncated_TN: Tensor
     final_value_TN: Tensor
+    """The behaviour critic's value of the last observation on truncated decisions, 0 elsewhere."""
     bootstrap_value_N: Tensor
+    """Value of ``last_obs``."""
     version_TN: Tensor
+    """int64, the weights that drew each decision."""
     episodes: EpisodeStats
+    """Episodes that ended in the fragment."""
+    action_TNEA: Tensor = field(default_factory=lambda: torch.empty(0))
+    """The executed actions. Workers fill this and what follows; fragments made by hand may leave it out."""
+    last_obs: Obs = field(default_factory=dict)
+    """The observation after the last decision, [N, ...]."""
+    final_obs: Obs = field(default_factory=dict)
+    """Last observations of the M episodes that ended, [M, ...]."""
+    final_index_M2: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.int64))
+    """Decision and env of each row of ``final_obs``."""
     worker: int = 0
     group: int = 0
     incarnation: int = 0
@@ -110,3 +145,22 @@ class Fragment:
     def num_env_steps(self) -> int:
         """Control steps really executed in this fragment."""
         return int(self.num_steps_TN.sum())
+
+    def transitions(self) -> Transitions:
+        """The T * N decisions of the fragment with their next observations, decision by decision."""
+        decision_M, env_M = self.final_index_M2.unbind(-1)
+        next_obs = {}
+        for key, obs_TN in self.obs.items():
+            following_TN = torch.cat([obs_TN[1:], self.last_obs[key].unsqueeze(0)])
+            if len(env_M):
+                following_TN[decision_M, env_M] = self.final_obs[key]
+            next_obs[key] = following_TN.flatten(0, 1)
+        return Transitions(
+            obs={key: value.flatten(0, 1) for key, value in self.obs.items()},
+            action_BEA=self.action_TNEA.flatten(0, 1),
+            reward_BE=self.reward_TNE.flatten(0, 1),
+            num_steps_B=self.num_steps_TN.flatten(),
+            terminated_B=self.terminated_TN.flatten(),
+            truncated_B=self.truncated_TN.flatten(),
+            next_obs=next_obs,
+        )

@@ -54,8 +54,8 @@ def record(
                 env.on_control_step = film
                 ended = np.zeros(env.num_envs, bool)
                 while not ended.all():
-                    sample = policy.act({key: value.to(device) for key, value in obs.items()}, None)
-                    step = env.step(sample.action_NHA[:, : policy.execute].cpu())
+                    chunk = policy.plan({key: value.to(device) for key, value in obs.items()})
+                    step = env.step(chunk[:, : policy.execute].cpu())
                     obs = step.obs
                     ended |= (step.terminated_N | step.truncated_N).numpy()
         finally:

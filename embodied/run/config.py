@@ -21,7 +21,7 @@ from algos import ALGORITHMS
 from embodied.core.config import GROUPS, apply_values, compose
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Count, Natural, NonNegative, Positive, Text, config_dataclass, from_mapping
-from embodied.runtime import RuntimeConfig
+from embodied.runtime import RUNTIMES, RuntimeConfig
 from envs import SAMPLERS
 from envs.registry import FAMILIES, split_name
 from policies import POLICIES
@@ -173,6 +173,7 @@ def resolve(mapping: Mapping[str, Any]) -> RunConfig:
     if runtime.get("decisions") is None:
         runtime["decisions"] = _decisions(sections)
     sections["runtime"] = _complete(runtime, RuntimeConfig, "runtime")
+    RUNTIMES[runtime["name"]].build.check(from_mapping(RuntimeConfig, sections["runtime"], "runtime"))
     known = {field.name for field in fields(RunConfig)}
     for key in mapping:
         if key not in known:

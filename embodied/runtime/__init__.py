@@ -9,10 +9,12 @@ Public API::
         config,
         num_envs=1024,
         seed=0,
-        make_env=lambda num_envs, num_threads: ...,       # -> VecEnv, staggered starts, for training
+        make_env=lambda num_envs, num_threads: ...,       # -> VecEnv, for training
+        make_sampler=lambda spec, num_envs, seed: ...,    # -> EpisodeSampler, decides on the training episodes
         make_policy=lambda spec: ...,                     # EnvSpec -> Policy (a torch module on the CPU)
         make_algorithm=lambda policy: ...,                # -> Algorithm, called after the policy moved to its device
-        make_eval_env=lambda num_envs, num_threads: ...,  # -> VecEnv, full-length episodes, no stagger; may be None
+        make_eval_env=lambda num_envs, num_threads: ...,  # -> VecEnv; may be None
+        eval_plans=lambda spec, episodes, seed: ...,      # -> EpisodePlans, what an evaluation runs; may be None
     ) as runtime:
         found = checkpoint.load_latest(run_dir)           # None if there is no checkpoint
         if found:
@@ -25,9 +27,21 @@ Public API::
 ``runtime``; ``checkpoint.load_latest(run_dir, only="policy")`` gives an evaluation what it needs.
 """
 
-from embodied.runtime import checkpoint
+from embodied.runtime import checkpoint, local, sync
 from embodied.runtime.api import Iteration, Runtime, RuntimeConfig
+from embodied.runtime.base import RUNTIMES
 from embodied.runtime.build import EnvFactory, build_runtime
 from embodied.runtime.evaluator import evaluate
 
-__all__ = ["EnvFactory", "Iteration", "Runtime", "RuntimeConfig", "build_runtime", "checkpoint", "evaluate"]
+__all__ = [
+    "RUNTIMES",
+    "EnvFactory",
+    "Iteration",
+    "Runtime",
+    "RuntimeConfig",
+    "build_runtime",
+    "checkpoint",
+    "evaluate",
+    "local",
+    "sync",
+]

@@ -35,7 +35,6 @@ class ActorServer:
         self.device = device
         self.merge = merge
         self.version = -1
-        self._loaded: dict[str, Tensor] = {}
         self.infer_s = 0.0
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -52,11 +51,11 @@ class ActorServer:
         return replies
 
     def _take_newest(self) -> None:
-        """Load those of the newest weights that are others than those loaded before."""
-        self.version, state = self.store.latest()
-        changed = {name: tensor for name, tensor in state.items() if tensor is not self._loaded.get(name)}
-        self.policy.load_state_dict(changed, strict=not self._loaded)
-        self._loaded = state
+        """Load those of the newest weights that have changed since the version that is loaded."""
+        weights = self.store.latest()
+        changed = {name: weights.tensors[name] for name, since in weights.changed.items() if since > self.version}
+        self.policy.load_state_dict(changed, strict=self.version < 0)
+        self.version = weights.version
 
     def _serve(self, requests: Sequence[ActRequest]) -> list[ActReply]:
         """One call of ``Policy.act`` for all who want actions, one of ``Policy.value`` for all who want values."""
@@ -65,21 +64,20 @@ class ActorServer:
         valued += [request.final_obs for request in requests if request.final_obs is not None]
         samples = iter(self._samples(acting))
         values = iter(self._values(valued))
-        state_values = [None if request.noise is not None else next(values) for request in requests]
-        final_values = [None if request.final_obs is None else next(values) for request in requests]
-        return [
-            ActReply(request.worker, request.group, *(next(samples) if value is None else (None, None)), value, final)
-            for request, value, final in zip(requests, state_values, final_values, strict=True)
-        ]
+        states = [None if request.noise is not None else next(values) for request in requests]
+        finals = [(None, None) if request.final_obs is None else next(values) for request in requests]
+        replies = []
+        for request, state, final in zip(requests, states, finals, strict=True):
+            sample, obs, value = (*next(samples), None) if state is None else (None, state[1], state[0])
+            replies.append(ActReply(request.worker, request.group, sample, obs, value, *final))
+        return replies
 
     def _samples(self, requests: Sequence[ActRequest]) -> list[tuple[PolicySample, Obs | None]]:
         """What each request gets, and what the learner gets of its observations if they are precomputed here."""
         if not requests:
             return []
         noise = self._to_device([request.noise for request in requests if request.noise is not None])
-        obs, computed = self._merge([request.obs for request in requests]), {}
-        if isinstance(self.policy, Precomputing) and self.policy.precompute_in_actor:
-            obs = computed = self.policy.precompute(obs)
+        obs, computed = self._prepare([request.obs for request in requests])
         sample = self.policy.act(obs, noise)
         drawn = [sample.action_NHA, sample.log_prob_N, sample.value_N, sample.chain]
         columns = self._to_host([*drawn, *computed.values()])
@@ -88,11 +86,23 @@ class ActorServer:
         rows = zip(*(column.split(sizes) for column in columns), strict=True)
         return [(PolicySample(*parts[:5]), dict(zip(computed, parts[5:], strict=True)) or None) for parts in rows]
 
-    def _values(self, parts: Sequence[Obs]) -> list[Tensor]:
+    def _values(self, parts: Sequence[Obs]) -> list[tuple[Tensor, Obs | None]]:
+        """Values of each of the observations, and what the learner gets of them if they are precomputed here."""
         if not parts:
             return []
-        (values,) = self._to_host([self.policy.value(self._merge(parts))])
-        return list(values.split([_rows(obs) for obs in parts]))
+        obs, computed = self._prepare(parts)
+        columns = self._to_host([self.policy.value(obs), *computed.values()])
+        sizes = [_rows(part) for part in parts]
+        rows = zip(*(column.split(sizes) for column in columns), strict=True)
+        return [(value, dict(zip(computed, kept, strict=True)) or None) for value, *kept in rows]
+
+    def _prepare(self, parts: Sequence[Obs]) -> tuple[Obs, Obs]:
+        """One batch of all observations, and that of them which the learner gets if it is precomputed here."""
+        obs = self._merge(parts)
+        if isinstance(self.policy, Precomputing) and self.policy.precompute_in_actor:
+            obs = self.policy.precompute(obs)
+            return obs, obs
+        return obs, {}
 
     def _merge(self, parts: Sequence[Obs]) -> Obs:
         return {key: self._to_device([obs[key] for obs in parts]) for key in parts[0]}

@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from embodied.core.episodes import EpisodeStats
-from embodied.core.errors import UserError
 from embodied.core.options import Count, Natural, NonNegative, config_dataclass
 from embodied.core.protocols import Metrics, Policy
 
@@ -27,7 +26,7 @@ from embodied.core.protocols import Metrics, Policy
 class RuntimeConfig:
     """Where the parts of a run live and how far they may drift apart."""
 
-    name: Literal["sync", "local"] = "sync"
+    name: str = "sync"
     """sync: one thread, exact and debuggable. local: threads of one process, learning overlaps simulation."""
     num_workers: Count = 1
     """Env workers; the envs are split evenly over num_workers * groups_per_worker groups, each of them one VecEnv."""
@@ -54,10 +53,6 @@ class RuntimeConfig:
     """Episodes of such an evaluation."""
     eval_seed: Natural = 0
     """Seed of its initial states."""
-
-    def __post_init__(self) -> None:
-        if self.name == "sync" and self.max_staleness != 0:
-            raise UserError(f"max_staleness={self.max_staleness} needs runtime=local; runtime=sync allows only 0")
 
 
 @dataclass(frozen=True, slots=True)

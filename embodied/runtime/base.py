@@ -14,13 +14,14 @@ import threading
 import time
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 from embodied.core.episodes import EpisodeStats
 from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics, Policy
+from embodied.core.registry import Registry
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment
 from embodied.runtime import threads
@@ -32,9 +33,24 @@ from embodied.runtime.learner import Learner
 from embodied.runtime.ledger import Ledger
 from embodied.runtime.weight_store import WeightStore
 
+Relabel = Callable[[list[Fragment]], list[Fragment]]
+"""A stage between workers and learner: the fragments of a batch in, the same with other rewards out."""
+
 
 class LoopRuntime(Runtime):
-    """The training loop over parts. ledger: one batch is one fragment of every group."""
+    """The training loop over parts. ledger: one batch is one fragment of every group. spec: of the environments."""
+
+    overlaps: ClassVar[bool]
+    """Whether simulation and learning go on at once where ``max_staleness`` allows it."""
+    evaluates_aside: ClassVar[bool]
+    """Whether evaluations run beside training, with a thread of their own."""
+
+    @classmethod
+    def check(cls, config: RuntimeConfig) -> None:
+        """UserError for options that this runtime cannot keep."""
+        if config.max_staleness and not cls.overlaps:
+            able = ", ".join(f"runtime={name}" for name in RUNTIMES.names() if RUNTIMES[name].build.overlaps)
+            raise UserError(f"max_staleness={config.max_staleness} needs {able}; runtime={config.name} allows only 0")
 
     def __init__(
         self,
@@ -47,8 +63,12 @@ class LoopRuntime(Runtime):
         ledger: Ledger,
         store: WeightStore,
         evaluator: Evaluator | None,
+        spec: EnvSpec,
+        relabel: Relabel | None = None,
     ) -> None:
         self.config = config
+        self.spec = spec
+        self.relabel = relabel
         self.budget = budget
         self.workers = list(workers)
         self.actor = actor
@@ -89,6 +109,8 @@ class LoopRuntime(Runtime):
                 self.ledger.consumed_batch()
             clock = Clock(self)
             batch = self.collect()
+            if self.relabel is not None:
+                batch = self.relabel(batch)
             metrics = self.learn(batch)
             if self.config.max_staleness > 0:
                 self.ledger.consumed_batch()
@@ -96,7 +118,7 @@ class LoopRuntime(Runtime):
             now = time.perf_counter()
             metrics |= {"perf/env_steps_per_s": env_steps / (now - previous_end), **clock.read(self)}
             episodes = EpisodeStats.concatenate([fragment.episodes for fragment in batch])
-            self._rollout |= rollout_metrics(episodes, self.workers[0].cursors[0].env.spec)
+            self._rollout |= rollout_metrics(episodes, self.spec)
             evaluation = self._evaluate_if_due(stop)
             previous_end = time.perf_counter()
             yield Iteration(self.iteration, self.env_steps, metrics | self._rollout, episodes, evaluation)
@@ -162,6 +184,9 @@ class LoopRuntime(Runtime):
 
     def _group_keys(self) -> list[tuple[int, int]]:
         return [(w, g) for w, worker in enumerate(self.workers) for g in range(len(worker.cursors))]
+
+
+RUNTIMES: Registry[type[LoopRuntime]] = Registry("runtime")
 
 
 class Clock:

@@ -21,12 +21,11 @@ from embodied.core.spec import EnvSpec
 from embodied.runtime import threads
 from embodied.runtime.actor_server import ActorServer
 from embodied.runtime.api import Runtime, RuntimeConfig
+from embodied.runtime.base import RUNTIMES, Relabel
 from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.evaluator import MAX_EVAL_ENVS, Evaluator
 from embodied.runtime.learner import Learner
 from embodied.runtime.ledger import Ledger
-from embodied.runtime.local import LocalRuntime
-from embodied.runtime.sync import SyncRuntime
 from embodied.runtime.weight_store import WeightStore
 
 EnvFactory = Callable[[int, int], VecEnv]
@@ -48,11 +47,13 @@ def build_runtime(
     make_algorithm: Callable[[Policy], Algorithm],
     make_eval_env: EnvFactory | None = None,
     eval_plans: PlanFactory | None = None,
+    relabel: Relabel | None = None,
 ) -> Runtime:
     """A runtime ready to iterate or to load a state.
 
     num_envs: over all workers and groups. make_env and make_sampler give training envs and what decides on their
-    episodes, make_eval_env and eval_plans what evaluations run. ``torch.manual_seed(seed)`` comes before make_policy;
+    episodes, make_eval_env and eval_plans what evaluations run. relabel: rewrites the rewards of batches, for instance
+    by a learned reward, before the learner gets them. ``torch.manual_seed(seed)`` comes before make_policy;
     exploration noise follows from ``seed``, worker and group.
     UserError if num_envs < 1 or ``device=cuda`` and there is none.
     """
@@ -61,11 +62,12 @@ def build_runtime(
     if config.eval_every and make_eval_env is None:
         raise UserError("eval_every needs evaluation environments, and this task gives none")
     device = resolve_device(config.device)
-    budget = threads.plan(config, device)
+    budget = thread_budget(config, device)
     sizes = group_sizes(num_envs, config.num_workers, config.groups_per_worker)
     envs = [[make_env(size, budget.sim) for size in worker] for worker in sizes]
     torch.manual_seed(seed)
-    policy = make_policy(envs[0][0].spec)
+    spec = envs[0][0].spec
+    policy = make_policy(spec)
     actor_policy, eval_policy = copy.deepcopy(policy), copy.deepcopy(policy)
     _module(policy).to(device)
     store = WeightStore()
@@ -76,23 +78,32 @@ def build_runtime(
         for env in groups:
             sampled.append((env, make_sampler(env.spec, env.num_envs, first_seed)))
             first_seed += env.num_envs
-        workers.append(EnvWorker(sampled, index, config.decisions, policy.execute, actor_policy.sample_noise, seed))
+        workers.append(EnvWorker(sampled, index, config.decisions, policy.execute, policy.noise_shape, seed))
     evaluator = None
     if make_eval_env is not None and eval_plans is not None:
-        plans = eval_plans(envs[0][0].spec, config.eval_episodes, config.eval_seed)
+        plans = eval_plans(spec, config.eval_episodes, config.eval_seed)
         num_eval_envs = min(config.eval_episodes, MAX_EVAL_ENVS)
         evaluator = Evaluator(eval_policy, lambda: make_eval_env(num_eval_envs, budget.evaluator), plans, config)
-    runtime = SyncRuntime if config.name == "sync" else LocalRuntime
-    return runtime(
+    entry = RUNTIMES[config.name]
+    entry.build.check(config)
+    return entry.build(
         config,
         budget,
+        spec=spec,
         workers=workers,
         actor=ActorServer(actor_policy, store, device, merge=config.max_staleness > 0),
         learner=Learner(make_algorithm(policy), store),
         ledger=Ledger(sum(map(len, envs)), config.max_staleness),
         store=store,
         evaluator=evaluator,
+        relabel=relabel,
     )
+
+
+def thread_budget(config: RuntimeConfig, device: torch.device) -> threads.ThreadBudget:
+    """Who may use how many cores in the runtime that ``config`` names."""
+    runtime = RUNTIMES[config.name].build
+    return threads.plan(config, device, overlaps=runtime.overlaps, evaluates_aside=runtime.evaluates_aside)
 
 
 def group_sizes(num_envs: int, num_workers: int, groups_per_worker: int) -> list[list[int]]:

@@ -8,38 +8,35 @@ gives the next request; after T decisions that is a request of values only, whos
 V of the last observation. The first action of the next fragment is drawn when the ledger has admitted it, with the
 weights of that time: with max_staleness=0 every decision is exactly on-policy.
 
-Last observations of truncated episodes travel with the next request; their values fill final_value_TN. All noise of a
+Last observations of episodes travel with the next request; values of truncated ones fill final_value_TN. All noise of a
 group is drawn from its own generator when the request is made, so results do not depend on how requests are merged.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from embodied.core.contract import check_obs, check_timestep
 from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
 from embodied.core.protocols import ExactResume, VecEnv
-from embodied.core.types import Fragment, Obs
+from embodied.core.types import Fragment, Obs, Timestep
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActReply, ActRequest
 from embodied.runtime.recorder import Recorder
-
-SampleNoise = Callable[[int, torch.Generator], Tensor]
-"""``Policy.sample_noise``: (num, generator) -> [num, ...]"""
 
 
 class EnvWorker:
     """G env groups of one worker. Knows no runtime: whoever runs it carries requests and replies.
 
-    groups: envs with what decides on their episodes. decisions: T of a fragment. execute: E of a chunk. sample_noise:
-    of the policy. seed: of the run. Everything must be called from one thread at a time.
+    groups: envs with what decides on their episodes. decisions: T of a fragment. execute: E of a chunk. noise_shape: of
+    the policy. seed: of the run. incarnation: how often the worker was replaced; another one draws other noise.
+    Everything must be called from one thread at a time.
     """
 
     def __init__(
@@ -48,12 +45,13 @@ class EnvWorker:
         worker_id: int,
         decisions: int,
         execute: int,
-        sample_noise: SampleNoise,
+        noise_shape: tuple[int, ...],
         seed: int,
+        incarnation: int = 0,
     ) -> None:
         self.worker_id = worker_id
         self.cursors = [
-            Cursor(env, sampler, (worker_id, group), decisions, execute, sample_noise, seed)
+            Cursor(env, sampler, (worker_id, group, incarnation), decisions, execute, noise_shape, seed)
             for group, (env, sampler) in enumerate(groups)
         ]
 
@@ -89,18 +87,18 @@ class Cursor:
         self,
         env: VecEnv,
         sampler: EpisodeSampler,
-        key: tuple[int, int],
+        key: tuple[int, int, int],
         decisions: int,
         execute: int,
-        sample_noise: SampleNoise,
+        noise_shape: tuple[int, ...],
         seed: int,
     ) -> None:
         self.env = env
         self.sampler = sampler
-        self.worker, self.group = key
+        self.worker, self.group, _ = key
         self.decisions = decisions
         self.execute = execute
-        self.sample_noise = sample_noise
+        self.noise_shape = noise_shape
         self.generator = torch.Generator().manual_seed(int(np.random.SeedSequence((seed, *key)).generate_state(1)[0]))
         self.obs: Obs | None = None
         self.ticket: Ticket | None = None
@@ -108,8 +106,7 @@ class Cursor:
         self._checked = False  # the env has returned a step that keeps its contract
         self._t = 0
         self._recorder: Recorder | None = None
-        self._awaited_rows = torch.empty(0, dtype=torch.int64)  # envs truncated at decision t-1: their V is asked for
-        self._final_obs: Obs | None = None
+        self._ended: Timestep | None = None  # of decision t-1, if episodes ended there: their last V is asked for
 
     def start(self, ticket: Ticket) -> ActRequest:
         assert self.ticket is None, "the group is in the middle of a fragment"
@@ -118,20 +115,21 @@ class Cursor:
             check_obs(self.env, self.obs, self.env.num_envs, "reset()")
         self.ticket, self._t = ticket, 0
         self._recorder = Recorder(self.decisions, self.env.num_envs)
-        return self._request_action()
+        return self._request()
 
     def advance(self, reply: ActReply) -> ActRequest | Fragment:
         assert self.ticket is not None
         assert self._recorder is not None
-        if reply.final_value_M is not None:
-            self._recorder.final_value_TN[self._t - 1, self._awaited_rows] = reply.final_value_M
+        assert self.obs is not None
+        if self._ended is not None:
+            self._record_end(self._ended, reply)
+        obs = self.obs if reply.obs is None else reply.obs
         if reply.sample is None:
             assert reply.value_N is not None
-            fragment = self._recorder.fragment(reply.value_N, self.ticket)
-            self.ticket = self._recorder = None
+            fragment = self._recorder.fragment(obs, reply.value_N, self.ticket)
+            self.ticket = self._recorder = self._ended = None
             return fragment
-        assert self.obs is not None
-        self._recorder.observe(self._t, self.obs if reply.obs is None else reply.obs)
+        self._recorder.observe(self._t, obs)
         began = time.perf_counter()
         step = self.env.step(reply.sample.action_NHA[:, : self.execute])
         self.sim_s += time.perf_counter() - began
@@ -140,15 +138,18 @@ class Cursor:
             self._checked = True
         self._recorder.record(self._t, reply.sample, step)
         self.obs = step.obs
-        self._final_obs = None
-        truncated = step.truncated_N[step.final_ids]
-        if truncated.any():
-            self._awaited_rows = step.final_ids[truncated]
-            self._final_obs = {key: rows[truncated] for key, rows in step.final_obs.items()}
+        self._ended = step if len(step.final_ids) else None
         self._t += 1
-        if self._t < self.decisions:
-            return self._request_action()
-        return ActRequest(self.worker, self.group, self.obs, None, self._final_obs)
+        return self._request()
+
+    def _record_end(self, step: Timestep, reply: ActReply) -> None:
+        """Keep the last observations of the episodes that ended in ``step``, and the value of truncated ones."""
+        assert self._recorder is not None
+        assert reply.final_value_M is not None
+        truncated_M = step.truncated_N[step.final_ids]
+        self._recorder.final_value_TN[self._t - 1, step.final_ids[truncated_M]] = reply.final_value_M[truncated_M]
+        final_obs = step.final_obs if reply.final_obs is None else reply.final_obs
+        self._recorder.end(self._t - 1, step.final_ids, final_obs)
 
     def state_dict(self) -> dict[str, Any]:
         """Sampler, noise generator and, if the env can be resumed exactly, env and pending observation; copies.
@@ -187,8 +188,11 @@ class Cursor:
         else:
             self.obs = self.env.reset(self.sampler)
 
-    def _request_action(self) -> ActRequest:
+    def _request(self) -> ActRequest:
+        """Ask for the next decision, or after the last one for values alone."""
         assert self.obs is not None
-        final_obs = self._final_obs if self._t else None
-        noise = self.sample_noise(self.env.num_envs, self.generator)
+        noise = None
+        if self._t < self.decisions:
+            noise = torch.randn(self.env.num_envs, *self.noise_shape, generator=self.generator)
+        final_obs = None if self._ended is None else self._ended.final_obs
         return ActRequest(self.worker, self.group, self.obs, noise, final_obs)

@@ -41,8 +41,8 @@ def evaluate(
     while sum(map(len, parts)) < len(plans):
         if stop is not None and stop.is_set():
             return {}
-        sample = policy.act({key: value.to(device) for key, value in obs.items()}, None)
-        step = env.step(sample.action_NHA[:, : policy.execute].cpu())
+        chunk = policy.plan({key: value.to(device) for key, value in obs.items()})
+        step = env.step(chunk[:, : policy.execute].cpu())
         parts.append(PlanList.counted(step.episodes))
         obs = step.obs
     ended = EpisodeStats.concatenate(parts)

@@ -26,7 +26,8 @@ from torch import Tensor
 from embodied.core.protocols import Metrics
 from embodied.core.types import Fragment
 from embodied.runtime import threads
-from embodied.runtime.base import LoopRuntime
+from embodied.runtime.api import RuntimeConfig
+from embodied.runtime.base import RUNTIMES, LoopRuntime
 from embodied.runtime.channel import Channel, Closed
 from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.ledger import Ticket
@@ -34,8 +35,12 @@ from embodied.runtime.messages import ActReply, ActRequest
 from embodied.runtime.supervisor import Supervisor
 
 
+@RUNTIMES.register("local", config=RuntimeConfig)
 class LocalRuntime(LoopRuntime):
     """Threads start with the first iteration and live until ``close``; between iterations they go on sampling."""
+
+    overlaps = True
+    evaluates_aside = True
 
     def __init__(self, *args: Any, **parts: Any) -> None:
         super().__init__(*args, **parts)

@@ -14,7 +14,7 @@ class ActRequest:
     """One env group asks for its next decision.
 
     obs: N rows to act on. noise: what ``Policy.act`` draws with, [N, ...]; None asks for values only, not for actions
-    (end of a fragment). final_obs: M rows, last observations of episodes that were truncated at the previous decision.
+    (end of a fragment). final_obs: M rows, last observations of episodes that ended at the previous decision.
     """
 
     worker: int
@@ -27,8 +27,8 @@ class ActRequest:
 @dataclass(frozen=True, slots=True)
 class ActReply:
     """The answer, on the CPU. sample is None for a request of values only, value_N None for a request to act
-    (``sample.value_N`` has it); final_value_M: None without final_obs. obs: what the learner is to get in place of the
-    request's, from a policy that precomputes in the actor."""
+    (``sample.value_N`` has it); final_value_M: None without final_obs. obs, final_obs: what the learner is to get in
+    place of the request's, from a policy that precomputes in the actor."""
 
     worker: int
     group: int
@@ -36,3 +36,4 @@ class ActReply:
     obs: Obs | None
     value_N: Tensor | None
     final_value_M: Tensor | None
+    final_obs: Obs | None = None

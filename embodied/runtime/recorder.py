@@ -16,7 +16,11 @@ class Recorder:
     def __init__(self, decisions: int, num_envs: int) -> None:
         self.decisions = decisions
         self.obs: Obs = {}
-        self.chain = self.reward_TNE = torch.empty(0)  # allocated when the first decision tells their shapes
+        self.final_obs: list[Obs] = []
+        self.final_index: list[Tensor] = []
+        self.chain = self.reward_TNE = self.action_TNEA = torch.empty(
+            0
+        )  # allocated when the first decision tells their shapes
         self.log_prob_TN = torch.empty(decisions, num_envs)
         self.value_TN = torch.empty(decisions, num_envs)
         self.num_steps_TN = torch.empty(decisions, num_envs, dtype=torch.int64)
@@ -38,7 +42,9 @@ class Recorder:
         if t == 0:
             self.chain = _rows(self.decisions, sample.chain)
             self.reward_TNE = _rows(self.decisions, step.reward_NE)
+            self.action_TNEA = _rows(self.decisions, sample.action_NHA[:, : step.reward_NE.shape[1]])
         self.chain[t] = sample.chain
+        self.action_TNEA[t] = sample.action_NHA[:, : step.reward_NE.shape[1]]
         self.log_prob_TN[t] = sample.log_prob_N
         self.value_TN[t] = sample.value_N
         self.version_TN[t] = sample.version_N
@@ -49,7 +55,14 @@ class Recorder:
         if len(step.episodes):
             self.episodes.append(step.episodes)
 
-    def fragment(self, bootstrap_value_N: Tensor, ticket: Ticket) -> Fragment:
+    def end(self, t: int, ids: Tensor, final_obs: Obs) -> None:
+        """Keep the last observations [M, ...] of the episodes that ended at decision t in envs ``ids`` [M]."""
+        self.final_obs.append(final_obs)
+        self.final_index.append(torch.stack([torch.full_like(ids, t), ids], dim=-1))
+
+    def fragment(self, last_obs: Obs, bootstrap_value_N: Tensor, ticket: Ticket) -> Fragment:
+        """The fragment of all decisions; last_obs: what the next decision will be made on, [N, ...]."""
+        ends = self.final_obs
         return Fragment(
             obs=self.obs,
             chain=self.chain,
@@ -63,6 +76,10 @@ class Recorder:
             bootstrap_value_N=bootstrap_value_N,
             version_TN=self.version_TN,
             episodes=EpisodeStats.concatenate(self.episodes),
+            action_TNEA=self.action_TNEA,
+            last_obs=last_obs,
+            final_obs={key: torch.cat([obs[key] for obs in ends]) for key in ends[0]} if ends else {},
+            final_index_M2=torch.cat([torch.empty(0, 2, dtype=torch.int64), *self.final_index]),
             worker=ticket.worker,
             group=ticket.group,
             incarnation=ticket.incarnation,

@@ -11,13 +11,18 @@ from typing import Any
 from embodied.core.protocols import Metrics
 from embodied.core.types import Fragment
 from embodied.runtime import threads
-from embodied.runtime.base import LoopRuntime
+from embodied.runtime.api import RuntimeConfig
+from embodied.runtime.base import RUNTIMES, LoopRuntime
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActRequest
 
 
+@RUNTIMES.register("sync", config=RuntimeConfig)
 class SyncRuntime(LoopRuntime):
     """No threads of its own. Its batches are those that ``LocalRuntime`` makes with max_staleness=0."""
+
+    overlaps = False
+    evaluates_aside = False
 
     def collect(self) -> list[Fragment]:
         threads.use(self.budget.actor)

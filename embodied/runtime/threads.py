@@ -51,10 +51,15 @@ def available_cores() -> int:
     return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
 
 
-def plan(config: RuntimeConfig, device: torch.device, cores: int | None = None) -> ThreadBudget:
-    """The budget of a run; numbers in the config other than 0 win."""
+def plan(
+    config: RuntimeConfig, device: torch.device, *, overlaps: bool, evaluates_aside: bool, cores: int | None = None
+) -> ThreadBudget:
+    """The budget of a run; numbers in the config other than 0 win.
+
+    overlaps, evaluates_aside: of the runtime's class. cores: None is all that this process may use.
+    """
     cores = cores or available_cores()
-    overlapping = config.name != "sync" and config.max_staleness > 0
+    overlapping = overlaps and config.max_staleness > 0
     on_gpu = device.type == "cuda"
     learner = 1 if on_gpu else max(1, cores // 2) if overlapping else cores
     actor = 1 if on_gpu else max(1, cores // 4) if overlapping else cores
@@ -63,7 +68,7 @@ def plan(config: RuntimeConfig, device: torch.device, cores: int | None = None) 
         actor=config.actor_threads or actor,
         learner=config.learner_threads or learner,
         learner_alone=config.learner_threads or (1 if on_gpu else cores),
-        evaluator=cores if config.name == "sync" else 1,
+        evaluator=1 if evaluates_aside else cores,
     )
 
 

@@ -11,38 +11,54 @@ Frozen weights, which may be most of a large model, are copied once: all snapsho
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A publication; read only."""
+
+    version: int
+    tensors: Mapping[str, Tensor]
+    """By name, on the device of the policy that was published."""
+    changed: Mapping[str, int]
+    """For each name, the version that last changed it: a reader of version v needs those above v."""
+
+
 class WeightStore:
-    """Thread-safe holder of one (version, state)."""
+    """Thread-safe holder of the newest weights."""
 
     def __init__(self) -> None:
-        self._newest: tuple[int, dict[str, Tensor]] | None = None
+        self._newest: Weights | None = None
 
     @property
     def version(self) -> int:
         """Of the newest weights; -1 before the first publish."""
         newest = self._newest
-        return -1 if newest is None else newest[0]
+        return -1 if newest is None else newest.version
 
     def publish(self, version: int, state: Mapping[str, Tensor], frozen: Collection[str] = ()) -> None:
-        """Copy ``state`` (on its device) and make it the newest. Versions must not go back. frozen: names of what has
-        not changed since the first publish."""
-        assert version >= self.version, f"published {version} after {self.version}"
-        kept = self._newest[1] if self._newest else {}
-        copy = {
-            name: kept[name] if name in frozen and name in kept else tensor.detach().clone()
-            for name, tensor in state.items()
-        }
-        if any(tensor.is_cuda for tensor in copy.values()):
-            torch.cuda.current_stream().synchronize()  # readers use other streams
-        self._newest = (version, copy)
+        """Copy ``state`` (on its device) and make it the newest. Versions must not go back.
 
-    def latest(self) -> tuple[int, dict[str, Tensor]]:
-        """(version, state); read only. RuntimeError before the first publish."""
+        frozen: names of tensors that have not changed since the first publication.
+        """
+        newest = self._newest
+        assert version >= self.version, f"published {version} after {self.version}"
+        tensors, changed = {}, {}
+        for name, tensor in state.items():
+            if newest is not None and name in frozen and name in newest.tensors:
+                tensors[name], changed[name] = newest.tensors[name], newest.changed[name]
+            else:
+                tensors[name], changed[name] = tensor.detach().clone(), version
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            torch.cuda.current_stream().synchronize()  # readers use other streams
+        self._newest = Weights(version, tensors, changed)
+
+    def latest(self) -> Weights:
+        """The newest weights. RuntimeError before the first publish."""
         newest = self._newest
         if newest is None:
             raise RuntimeError("no weights have been published yet")

@@ -14,8 +14,8 @@ from embodied.run import factories
 from embodied.run.config import RunConfig
 from embodied.run.trainer import Limits, Report, Trainer
 from embodied.run.warm_start import make_initial_policy
-from embodied.runtime import Runtime, build_runtime, threads
-from embodied.runtime.build import resolve_device
+from embodied.runtime import Runtime, build_runtime
+from embodied.runtime.build import resolve_device, thread_budget
 
 
 class ReinforcementTrainer(Trainer):
@@ -48,7 +48,7 @@ class ReinforcementTrainer(Trainer):
         parameters = sum(parameter.numel() for parameter in self.policy.parameters())
         config, options = self.config, self.config.runtime_config()
         device = resolve_device(options.device)
-        budget = threads.plan(options, device)
+        budget = thread_budget(options, device)
         return (
             f"training {config.task['name']}: policy {config.policy['name']} ({parameters:,} parameters), algo "
             f"{config.algo['name']}, {config.num_envs:,} envs, runtime {options.name} (threads: simulation "

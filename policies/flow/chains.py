@@ -109,7 +109,7 @@ class FlowChains(ActorCritic):
         """The code of N observations: what all denoise steps of their decisions share."""
         raise NotImplementedError
 
-    def per_step(self, code: Any) -> Any:
+    def expand_steps(self, code: Any) -> Any:
         """The code for a batch x [N, steps, H, W]."""
         raise NotImplementedError
 
@@ -143,31 +143,31 @@ class FlowChains(ActorCritic):
     def value(self, obs: Obs) -> Tensor:
         return self.code_value(self.encode(obs), obs)
 
-    def sample_noise(self, num: int, generator: torch.Generator) -> Tensor:
-        """Standard normals for ``num`` decisions: the initial noise, then that of every step, [num, K+1, H, W].
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        """[K+1, H, W]: the initial noise, then that of every step.
 
-        With one stochastic step [num, 3, H, W]: the initial noise, that of the step, and one that picks the step.
+        With one stochastic step [3, H, W]: the initial noise, that of the step, and one that picks the step.
         """
-        planes = 3 if self.one_stochastic_step else self.denoise_steps + 1
-        return torch.randn(num, planes, self.horizon, self.width, generator=generator)
+        return (3 if self.one_stochastic_step else self.denoise_steps + 1, self.horizon, self.width)
+
+    @property
+    def plan_noise_shape(self) -> tuple[int, ...]:
+        return (self.horizon, self.width)
 
     @torch.no_grad()
-    def act(self, obs: Obs, noise: Tensor | None) -> PolicySample:
-        """Draw a chunk for each row of obs.
+    def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
+        """The end of the ODE from the initial noise [N, H, W] (None: zero), without the noise network, [N, H, A]."""
+        state = obs["state"]
+        start = state.new_zeros(len(state), self.horizon, self.width) if noise is None else noise.to(state)
+        return self.integrate_ode(obs, start)[:, -1, :, : self.spec.action_dim]
 
-        noise=None follows the ODE from zero noise, without the noise network; a point mass has no density, so its
-        log-probability is given as 0.
-        """
+    @torch.no_grad()
+    def act(self, obs: Obs, noise: Tensor) -> PolicySample:
+        """Draw a chunk for each row of obs."""
         code = self.encode(obs)
         value = self.code_value(code, obs)
-        log_prob = torch.zeros_like(value)
-        if noise is None:
-            chain = self._integrate(code, value.new_zeros(value.shape[0], self.horizon, self.width))
-            action = chain[:, -1]
-            if self.one_stochastic_step:
-                last = torch.full(value.shape, self.denoise_steps - 1, device=value.device)
-                chain = _one_step_chain(chain[:, -2], action, last)
-        elif self.one_stochastic_step:
+        if self.one_stochastic_step:
             index = self.pick_step(noise[:, 2, 0, 0]).to(value.device)
             start, step_noise = noise[:, 0].to(value), noise[:, 1].to(value)
             one = sample_one_step(partial(self.transition, code), start, step_noise, index, self.denoise_steps)
@@ -181,7 +181,7 @@ class FlowChains(ActorCritic):
         return PolicySample(action[..., : self.spec.action_dim], log_prob, value, chain, version)
 
     @torch.no_grad()
-    def follow(self, obs: Obs, start: Tensor) -> Tensor:
+    def integrate_ode(self, obs: Obs, start: Tensor) -> Tensor:
         """The ODE from ``start`` [N, H, W] at t = 1, its states [N, K+1, H, W]; the last is the action."""
         return self._integrate(self.encode(obs), start)
 
@@ -217,7 +217,7 @@ class FlowChains(ActorCritic):
 
     def _score(self, code: Any, x: Tensor, after: Tensor, k: slice | Tensor) -> tuple[Tensor, Tensor]:
         """Log-density [B, E] and entropy [B] of steps ``k`` from x to after, both [B, steps, H, W]."""
-        _, mean, std = self.transition(self.per_step(code), x, k)
+        _, mean, std = self.transition(self.expand_steps(code), x, k)
         entropy_B = sum_executed(gaussian_entropy(std[..., : self.spec.action_dim]), self.execute)
         return self._density(after, mean, std), entropy_B
 

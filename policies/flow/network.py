@@ -22,7 +22,7 @@ def time_features(t: Tensor) -> Tensor:
     return torch.cat((angle.sin(), angle.cos()), dim=-1)
 
 
-class Code(NamedTuple):
+class StateEncoding(NamedTuple):
     """A normalised state [..., S], its share of the denoiser's first layer [..., head[0]] and of the prediction
     [..., H*A]."""
 
@@ -30,8 +30,8 @@ class Code(NamedTuple):
     first: Tensor
     direct: Tensor
 
-    def unsqueeze(self, dim: int) -> Code:
-        return Code(*(part.unsqueeze(dim) for part in self))
+    def unsqueeze(self, dim: int) -> StateEncoding:
+        return StateEncoding(*(part.unsqueeze(dim) for part in self))
 
 
 class Denoiser(nn.Module):
@@ -54,12 +54,12 @@ class Denoiser(nn.Module):
         self.head = nn.Sequential(ACTIVATIONS[activation](), *trunk(head[0], head[1:], activation))
         self.output = linear(head[-1], chunk_dim, gain=0.01, bias=False)
 
-    def encode(self, state: Tensor) -> Code:
+    def encode(self, state: Tensor) -> StateEncoding:
         """Normalised state [N, S] -> what every denoise step of this decision shares."""
         encoded = self.encoder(state)
-        return Code(state, self.to_head(encoded), self.direct(encoded))
+        return StateEncoding(state, self.to_head(encoded), self.direct(encoded))
 
-    def features(self, code: Code, x: Tensor, time: Tensor) -> Tensor:
+    def features(self, code: StateEncoding, x: Tensor, time: Tensor) -> Tensor:
         """Denoiser's last hidden layer, [..., head[-1]].
 
         x [..., H*A]; code and time (the features of t, [..., TIME_FEATURES]) broadcast to the batch of x.
@@ -68,12 +68,12 @@ class Denoiser(nn.Module):
         features: Tensor = self.head(code.first + self.from_flow(flow))
         return features
 
-    def predict(self, code: Code, features: Tensor) -> Tensor:
+    def predict(self, code: StateEncoding, features: Tensor) -> Tensor:
         """The prediction [..., H*A]: the clean action or the velocity, as the policy is configured."""
         prediction: Tensor = self.output(features) + code.direct
         return prediction
 
-    def predict_jointly(self, code: Code, features: Tensor, noise: NoiseNetwork) -> tuple[Tensor, Tensor]:
+    def predict_jointly(self, code: StateEncoding, features: Tensor, noise: NoiseNetwork) -> tuple[Tensor, Tensor]:
         """``predict(code, features), noise(features)`` in one matrix product: the outputs are narrow."""
         joint = F.linear(features, torch.cat((self.output.weight, noise.scaled_weight())))
         prediction, z = joint.chunk(2, dim=-1)

@@ -11,7 +11,7 @@ from embodied.core.options import Widths, config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
 from policies.flow.chains import ChainConfig, FlowChains
-from policies.flow.network import Code, Denoiser, time_features
+from policies.flow.network import Denoiser, StateEncoding, time_features
 from policies.flow.step import interpolate, time_grid, velocity_to
 
 MIN_LOSS_TIME = 0.05  # lower bound of the 1/t weight in the imitation loss, as in Li & He (2025)
@@ -50,27 +50,27 @@ class FlowPolicy(FlowChains):
         self.denoiser = Denoiser(spec.state_dim, chunk, config.actor_hidden, config.head_hidden, config.activation)
         self.register_buffer("grid_features", time_features(time_grid(config.denoise_steps)).float(), persistent=False)
 
-    def encode(self, obs: Obs) -> Code:
+    def encode(self, obs: Obs) -> StateEncoding:
         return self.denoiser.encode(self.normalized_state(obs))
 
-    def per_step(self, code: Code) -> Code:
+    def expand_steps(self, code: StateEncoding) -> StateEncoding:
         return code.unsqueeze(1)
 
-    def code_value(self, code: Code, obs: Obs) -> Tensor:
+    def code_value(self, code: StateEncoding, obs: Obs) -> Tensor:
         return self.state_value(code.state, obs)
 
     def value(self, obs: Obs) -> Tensor:
         return self.state_value(self.normalized_state(obs), obs)
 
-    def velocity(self, code: Code, x: Tensor, k: int | slice | Tensor) -> Tensor:
+    def velocity(self, code: StateEncoding, x: Tensor, k: int | slice | Tensor) -> Tensor:
         return self.velocity_at(code, x, self.grid[k], self.grid_features[k])
 
-    def velocity_at(self, code: Code, x: Tensor, t: Tensor, time: Tensor) -> Tensor:
+    def velocity_at(self, code: StateEncoding, x: Tensor, t: Tensor, time: Tensor) -> Tensor:
         """Velocity at x [..., H, A] and any t [...], whose features are ``time``."""
         features = self.denoiser.features(code, x.flatten(-2), time)
         return self.to_velocity(self.denoiser.predict(code, features), x, t)
 
-    def noisy_velocity(self, code: Code, x: Tensor, k: int | slice | Tensor) -> tuple[Tensor, Tensor]:
+    def noisy_velocity(self, code: StateEncoding, x: Tensor, k: int | slice | Tensor) -> tuple[Tensor, Tensor]:
         assert self.noise_network is not None
         features = self.denoiser.features(code, x.flatten(-2), self.grid_features[k])
         prediction, sigma = self.denoiser.predict_jointly(code, features, self.noise_network)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ NAMED = 9  # numbers that tell it
 PIECE = 256  # decisions whose prefix is computed at a time
 
 
-class Code(NamedTuple):
+class VLAContext(NamedTuple):
     """An encoded decision: its context in the action expert and its normalised state [N, S]."""
 
     context: pi0.Context
@@ -110,7 +110,7 @@ class VLAPolicy(FlowChains):
         """Of N observations, with a gradient only where something in it is trained."""
         if f"{PREFIX}key" in obs:
             return pi0.Prefix(*(obs[PREFIX + name] for name in pi0.Prefix._fields))
-        return self._encode(obs, int(self.real_IT[obs["instruction"]].sum(-1).max()))[0]
+        return self._encode(obs, int(self._instruction(obs)[1].sum(-1).max()))[0]
 
     def _encode(self, obs: Obs, num_tokens: int) -> tuple[pi0.Prefix, pi0.ImageTokens]:
         """The prefix of images and the first ``num_tokens`` tokens of instructions, of which no others are real, and
@@ -124,26 +124,37 @@ class VLAPolicy(FlowChains):
             )
         images = torch.stack([obs[f"images.{camera}"] for camera in self.config.cameras], 1)
         pixels = images.permute(0, 1, 4, 2, 3).float().sub_(self.pixel_mean).div_(self.pixel_std)
-        tokens, real = (part[obs["instruction"], :num_tokens] for part in (self.tokens_IT, self.real_IT))
+        tokens, real = (part[:, :num_tokens] for part in self._instruction(obs))
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             return pi0.encode_prefix(self.model, pixels.to(self.prefix_dtype), tokens, real)
 
-    def encode(self, obs: Obs) -> Code:
+    def _instruction(self, obs: Obs) -> tuple[Tensor, Tensor]:
+        """Tokens of the instructions and which of them are real, [N, L] each: as given, or by ``instruction``."""
+        if "instruction_tokens" in obs:
+            return obs["instruction_tokens"], obs["instruction_mask"]
+        return self.tokens_IT[obs["instruction"]], self.real_IT[obs["instruction"]]
+
+    def tokenize(self, texts: Sequence[str]) -> Obs:
+        """Tokens of any texts in words that the tokenizer knows; see ``Instructable``."""
+        tokens, mask = tokenize(self.parts.tokenizer, texts, self.config.max_tokens)
+        return {"instruction_tokens": tokens.to(self.tokens_IT.device), "instruction_mask": mask.to(tokens.device)}
+
+    def encode(self, obs: Obs) -> VLAContext:
         return self._code(self.prefix(obs), obs)
 
-    def _code(self, prefix: pi0.Prefix, obs: Obs) -> Code:
+    def _code(self, prefix: pi0.Prefix, obs: Obs) -> VLAContext:
         state = self.normalized_state(obs)
         model: Any = self.model
         padded = F.pad(state, (0, model.config.max_state_dim - state.shape[-1]))
-        return Code(pi0.encode_state(self.model, prefix, padded), state)
+        return VLAContext(pi0.encode_state(self.model, prefix, padded), state)
 
-    def per_step(self, code: Code) -> Code:
+    def expand_steps(self, code: VLAContext) -> VLAContext:
         return code
 
-    def code_value(self, code: Code, obs: Obs) -> Tensor:
+    def code_value(self, code: VLAContext, obs: Obs) -> Tensor:
         return self.state_value(torch.cat((code.context.feature.detach(), code.state), -1), obs)
 
-    def features(self, code: Code, x: Tensor, t: Tensor) -> Tensor:
+    def features(self, code: VLAContext, x: Tensor, t: Tensor) -> Tensor:
         """Last hidden states of the action tokens at x [N, H, W] and one time t [], or at x [N, steps, H, W] and t
         that broadcasts with [N, steps]."""
         denoise = _compiled_denoise() if self.config.compile else pi0.denoise
@@ -156,10 +167,10 @@ class VLAPolicy(FlowChains):
         velocity: Tensor = self.model.get_submodule("action_out_proj")(features)
         return velocity
 
-    def velocity(self, code: Code, x: Tensor, k: int | slice | Tensor) -> Tensor:
+    def velocity(self, code: VLAContext, x: Tensor, k: int | slice | Tensor) -> Tensor:
         return self.out(self.features(code, x, self.grid[k]))
 
-    def noisy_velocity(self, code: Code, x: Tensor, k: int | slice | Tensor) -> tuple[Tensor, Tensor]:
+    def noisy_velocity(self, code: VLAContext, x: Tensor, k: int | slice | Tensor) -> tuple[Tensor, Tensor]:
         assert self.noise_network is not None
         features = self.features(code, x, self.grid[k])
         return self.out(features), self.noise_network(features)
@@ -216,7 +227,7 @@ class VLAPolicy(FlowChains):
     def location_loss(self, obs: Obs) -> Tensor:
         return self._location_loss(self.encode(obs), obs)
 
-    def _location_loss(self, code: Code, obs: Obs) -> Tensor:
+    def _location_loss(self, code: VLAContext, obs: Obs) -> Tensor:
         target = self.named_normalizer(obs["target_positions"])
         return F.smooth_l1_loss(self.grounding["named"](code.context.feature), target, beta=HUBER_BETA)
 
@@ -263,8 +274,8 @@ class VLAPolicy(FlowChains):
         is frozen; otherwise as they are."""
         if not self.frozen or f"{PREFIX}key" in obs:
             return obs
-        num, num_tokens = len(obs["instruction"]), self.tokens_IT.shape[1]
-        read = {key: value for key, value in obs.items() if key == "instruction" or key.startswith("images.")}
+        read = {key: value for key, value in obs.items() if key.startswith(("images.", "instruction"))}
+        num, num_tokens = len(next(iter(read.values()))), self._instruction(obs)[0].shape[1]
         rest = {key: value for key, value in obs.items() if key not in read}
         device = self.tokens_IT.device
         rows = ({key: value[i : i + PIECE].to(device) for key, value in read.items()} for i in range(0, num, PIECE))

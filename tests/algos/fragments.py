@@ -32,7 +32,7 @@ def rollout(policy: Policy, *, seed: int, version: int, T: int = 4, N: int = 16,
     if rows is None:
         state = torch.randn(T * N, SPEC.state_dim, generator=generator) * 3 + 1
         rows = {"state": state, "privileged": torch.randn(T * N, SPEC.privileged_dim, generator=generator)}
-    sample = policy.act(rows, policy.sample_noise(T * N, generator))
+    sample = policy.act(rows, torch.randn(T * N, *policy.noise_shape, generator=generator))
     executed = sample.action_NHA[:, : policy.execute]
     return Fragment(
         obs={key: value.unflatten(0, (T, N)) for key, value in rows.items()},

@@ -119,7 +119,9 @@ def test_it_learns_to_prefer_what_others_of_the_group_did_better() -> None:
     for version in range(30):
         fragment = make_fragment(policy, seed=version, version=version, T=1, N=64)
         state = fragment.obs["state"][:, ::8].repeat_interleave(8, dim=1)  # the same start for a group
-        sample = policy.act({"state": state[0]}, policy.sample_noise(64, torch.Generator().manual_seed(version)))
+        sample = policy.act(
+            {"state": state[0]}, torch.randn(64, *policy.noise_shape, generator=torch.Generator().manual_seed(version))
+        )
         reward = -(sample.action_NHA - 0.5).square().sum(-1)[None]
         rewards.append(float(reward.mean()))
         ended = torch.ones(1, 64, dtype=torch.bool)

@@ -41,7 +41,7 @@ def test_the_deterministic_policy_comes_to_do_what_was_demonstrated(name: str) -
     for _ in range(300):
         algorithm.update(obs, action)
     assert algorithm.validate(*batch(128, 1)) < 0.2 * before
-    done = algorithm.average.act({**batch(128, 1)[0], "privileged": torch.zeros(128, 2)}, None).action_NHA
+    done = algorithm.average.plan({**batch(128, 1)[0], "privileged": torch.zeros(128, 2)})
     assert (done - batch(128, 1)[1]).abs().mean() < 0.1
 
 

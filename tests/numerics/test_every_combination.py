@@ -51,10 +51,10 @@ def test_ratio_one_and_kl_zero_after_a_broadcast_and_after_a_checkpoint(
     actor, store = build(name, seed=1), WeightStore()
     for version in range(2):  # two updates, so that weights, normaliser and noise have moved
         store.publish(version, learner.policy.state_dict())
-        actor.load_state_dict(store.latest()[1])
+        actor.load_state_dict(store.latest().tensors)
         learner.update([rollout(actor, seed=version, version=version)], version)
     store.publish(2, learner.policy.state_dict())
-    actor.load_state_dict(store.latest()[1])
+    actor.load_state_dict(store.latest().tensors)
     torch.save({"policy": learner.policy.state_dict(), "algorithm": learner.state_dict()}, tmp_path / "state.pt")
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     resumed = algorithm_of(build(name, seed=2), correction=correction, reduction=reduction, epochs=1, num_minibatches=1)

@@ -130,7 +130,7 @@ def test_one_stochastic_step_leaves_the_others_on_the_ode():
 
 def test_the_stochastic_step_is_drawn_uniformly():
     policy = build("flow, SDE, one step")
-    noise = policy.sample_noise(40_000, generator())
+    noise = torch.randn(40_000, *policy.noise_shape, generator=generator())
     counts = torch.bincount(policy.pick_step(noise[:, 2, 0, 0]), minlength=4)
     assert ((counts - 10_000).abs() < 400).all()
     assert policy.pick_step(torch.tensor([-40.0, 40.0])).tolist() == [0, 3]
@@ -139,7 +139,7 @@ def test_the_stochastic_step_is_drawn_uniformly():
 @pytest.mark.parametrize("steps", [1, 4, 7])
 def test_the_last_step_alone_adds_its_noise_to_the_action(steps):
     policy, obs = build("flow, SDE, last step", denoise_steps=steps), observe(8)
-    noise = policy.sample_noise(8, generator())
+    noise = torch.randn(8, *policy.noise_shape, generator=generator())
     assert policy.pick_step(torch.tensor([-40.0, 0.0, 40.0])).tolist() == [steps - 1] * 3
     drawn, middle = policy.act(obs, noise), policy.act(obs, noise.index_fill(1, torch.tensor([1]), 0.0))
     torch.testing.assert_close(drawn.action_NHA, drawn.chain[:, 1])
@@ -152,7 +152,7 @@ def test_the_last_step_alone_adds_its_noise_to_the_action(steps):
 @pytest.mark.parametrize("variant", [name for name in SMALL if name.startswith("flow")])
 def test_likelihood_is_the_sum_of_hand_written_transitions(variant, prediction):
     policy, obs = build(variant, prediction=prediction, execute=2), observe(8)
-    sample = policy.act(obs, policy.sample_noise(8, generator()))
+    sample = policy.act(obs, torch.randn(8, *policy.noise_shape, generator=generator()))
     evaluation = policy.evaluate(obs, sample.chain)
     steps, expected, entropy = 4, torch.zeros(8), torch.zeros(8)
     one_step, sde = variant.endswith(" step"), "SDE" in variant
@@ -218,7 +218,7 @@ def test_extreme_observations_give_finite_numbers():
     policy, obs = build("flow"), observe(64)
     policy.update_normalizer(obs)
     extreme = {key: value * 1e20 for key, value in obs.items()}
-    sample = policy.act(extreme, policy.sample_noise(64, generator()))
+    sample = policy.act(extreme, torch.randn(64, *policy.noise_shape, generator=generator()))
     assert sample.log_prob_N.isfinite().all()
     assert sample.chain.isfinite().all()
     torch.testing.assert_close(
@@ -228,7 +228,7 @@ def test_extreme_observations_give_finite_numbers():
 
 def test_deterministic_action_needs_no_noise_network():
     policy, obs = build("flow"), observe(8)
-    action, value = policy.act(obs, None).action_NHA, policy.value(obs)
+    action, value = policy.plan(obs), policy.value(obs)
     del policy.noise_network
     again = policy.act(obs, None)
     assert torch.equal(again.action_NHA, action)

@@ -20,7 +20,7 @@ def test_elementwise_formulas():
 
 def test_likelihood_and_entropy_are_sums_of_normals():
     policy, obs = build("gaussian", horizon=4, execute=2), observe(16)
-    sample = policy.act(obs, policy.sample_noise(16, generator()))
+    sample = policy.act(obs, torch.randn(16, *policy.noise_shape, generator=generator()))
     evaluation = policy.evaluate(obs, sample.chain)
     with torch.no_grad():
         mean = policy.actor(policy.state_normalizer(obs["state"])).view(16, 4, 2)
@@ -28,7 +28,7 @@ def test_likelihood_and_entropy_are_sums_of_normals():
     expected = normal.log_prob(sample.action_NHA)[:, :2].sum((1, 2))
     torch.testing.assert_close(evaluation.log_prob_B.detach(), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(evaluation.entropy_B.detach(), normal.entropy()[:, :2].sum((1, 2)))
-    torch.testing.assert_close(policy.act(obs, None).action_NHA, mean)
+    torch.testing.assert_close(policy.plan(obs), mean)
 
 
 def test_standard_deviation_is_bounded():
@@ -36,7 +36,7 @@ def test_standard_deviation_is_bounded():
     for log_std, bound in ((-20.0, 0.1), (20.0, 0.8)):
         with torch.no_grad():
             policy.log_std.fill_(log_std)
-        noise = policy.sample_noise(4096, generator())
-        deviation = policy.act(obs, noise).action_NHA - policy.act(obs, None).action_NHA
+        noise = torch.randn(4096, *policy.noise_shape, generator=generator())
+        deviation = policy.act(obs, noise).action_NHA - policy.plan(obs)
         assert math.isclose(float(deviation.std()), bound, rel_tol=0.02)
         assert torch.allclose(policy.std, torch.tensor(bound))

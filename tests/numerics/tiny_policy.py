@@ -32,13 +32,18 @@ class TinyPolicy(nn.Module):
     def _features(self, obs: Obs) -> Tensor:
         return (obs["state"] - self.mean) / (self.square - self.mean**2).clamp(min=1e-4).sqrt()
 
-    def sample_noise(self, num: int, generator: torch.Generator) -> Tensor:
-        return torch.randn(num, HORIZON * ACTION, generator=generator)
+    noise_shape = plan_noise_shape = (HORIZON * ACTION,)
 
     @torch.no_grad()
-    def act(self, obs: Obs, noise: Tensor | None) -> PolicySample:
+    def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
         mean = self.actor(self._features(obs))
         flat = mean if noise is None else mean + self.log_std.exp() * noise.to(mean.dtype)
+        return flat.view(-1, HORIZON, ACTION)
+
+    @torch.no_grad()
+    def act(self, obs: Obs, noise: Tensor) -> PolicySample:
+        mean = self.actor(self._features(obs))
+        flat = mean + self.log_std.exp() * noise.to(mean.dtype)
         chain = flat.view(-1, 1, HORIZON, ACTION)
         seen = self.evaluate(obs, chain)
         version = torch.full((len(mean),), -1)
@@ -73,7 +78,7 @@ def make_fragment(
     dtype = policy.log_std.dtype
     state = torch.randn(T, N, STATE, generator=generator).to(dtype) * 2 + 0.5
     flat = {"state": state.flatten(0, 1)}
-    sample = policy.act(flat, policy.sample_noise(T * N, generator))
+    sample = policy.act(flat, torch.randn(T * N, *policy.noise_shape, generator=generator))
     reward = -(sample.action_NHA - flat["state"][:, None, :ACTION] * 0.3).square().sum(-1).view(T, N, EXECUTE)
     ended = torch.rand(T, N, generator=generator)
     terminated, truncated = ended < 0.1, ended > 0.9

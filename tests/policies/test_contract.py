@@ -15,12 +15,12 @@ pytestmark = pytest.mark.parametrize("name", list(SMALL))
 
 
 def drawn(policy, obs, seed=0):
-    return policy.act(obs, policy.sample_noise(obs["state"].shape[0], generator(seed)))
+    return policy.act(obs, torch.randn(obs["state"].shape[0], *policy.noise_shape, generator=generator(seed)))
 
 
 def test_shapes_and_dtypes(name):
     policy, obs = build(name), observe(NUM)
-    noise = policy.sample_noise(NUM, generator())
+    noise = torch.randn(NUM, *policy.noise_shape, generator=generator())
     one_step = name.endswith(" step")
     steps = 0 if name in ("gaussian", "dsrl") else 2 if one_step else 4
     assert isinstance(policy, Policy)
@@ -117,7 +117,7 @@ def test_gradient_of_the_likelihood_matches_finite_differences(name):
 def test_the_critic_sees_the_privileged_state_and_the_actor_does_not(name):
     policy, obs = build(name), observe(NUM)
     other = obs | {"privileged": obs["privileged"] + 1.0}
-    noise = policy.sample_noise(NUM, generator())
+    noise = torch.randn(NUM, *policy.noise_shape, generator=generator())
     for z in (noise, None):
         before, after = policy.act(obs, z), policy.act(other, z)
         assert torch.equal(before.chain, after.chain)
@@ -141,8 +141,8 @@ def test_same_generator_same_decision(name):
 def test_deterministic_action_is_repeatable_and_the_state_matters(name):
     policy, obs = build(name), observe(NUM)
     policy.update_normalizer(obs)
-    action = policy.act(obs, None).action_NHA
-    assert torch.equal(action, policy.act(obs, None).action_NHA)
+    action = policy.plan(obs)
+    assert torch.equal(action, policy.plan(obs))
     assert action.std(0).min() > 0.01
 
 
@@ -182,7 +182,7 @@ def test_a_spec_without_privileged_state(name):
     policy = entry(name).build(spec, entry(name).config(**SMALL[name]))
     obs = {"state": torch.randn(4, 6)}
     policy.update_normalizer(obs)
-    assert policy.act(obs, policy.sample_noise(4, generator())).value_N.shape == (4,)
+    assert policy.act(obs, torch.randn(4, *policy.noise_shape, generator=generator())).value_N.shape == (4,)
 
 
 def test_untrained_policy_acts_near_zero_and_explores(name):
@@ -190,7 +190,7 @@ def test_untrained_policy_acts_near_zero_and_explores(name):
     policy.update_normalizer(obs)
     if name == "dsrl":  # whose frozen part brings its statistics along
         policy.base.update_normalizer(obs)
-    assert policy.act(obs, None).action_NHA.abs().max() < 0.2
+    assert policy.plan(obs).abs().max() < 0.2
     std = drawn(policy, obs).action_NHA.std()
     assert std > 0.05
     if name in ("gaussian", "flow"):
@@ -210,15 +210,15 @@ def test_policy_gradient_learns_a_one_step_task(name):
     def batch(seed):
         return {"state": torch.randn(512, 6, generator=generator(seed)), "privileged": torch.zeros(512, 3)}
 
-    before = reward(batch(1000), policy.act(batch(1000), None).action_NHA).mean()
+    before = reward(batch(1000), policy.plan(batch(1000))).mean()
     for seed in range(150):
         obs = batch(seed)
-        sample = policy.act(obs, policy.sample_noise(512, noise_generator))
+        sample = policy.act(obs, torch.randn(512, *policy.noise_shape, generator=noise_generator))
         got = reward(obs, sample.action_NHA)
         advantage = (got - got.mean()) / got.std()
         loss = -(advantage * policy.evaluate(obs, sample.chain).log_prob_B).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    after = reward(batch(1000), policy.act(batch(1000), None).action_NHA).mean()
+    after = reward(batch(1000), policy.plan(batch(1000))).mean()
     assert after > 0.25 * before  # rewards are negative

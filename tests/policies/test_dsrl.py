@@ -14,9 +14,9 @@ from tests.policies.builders import build, generator, observe
 def test_the_action_is_where_the_bases_ode_leads_from_the_noise() -> None:
     policy, obs = build("dsrl"), observe(16)
     assert isinstance(policy, DSRLPolicy)
-    sample = policy.act(obs, policy.sample_noise(16, generator()))
+    sample = policy.act(obs, torch.randn(16, *policy.noise_shape, generator=generator()))
     torch.testing.assert_close(sample.action_NHA, policy.base.follow(obs, sample.chain[:, 0])[:, -1])
-    other = policy.act(obs, policy.sample_noise(16, generator(1)))
+    other = policy.act(obs, torch.randn(16, *policy.noise_shape, generator=generator(1)))
     assert not torch.allclose(other.action_NHA, sample.action_NHA)
     torch.testing.assert_close(policy.act(obs, None).chain[:, 0], policy.mean(policy.normalized_state(obs)))
 

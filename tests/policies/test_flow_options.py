@@ -31,7 +31,7 @@ def test_checkpointed_steps_have_the_same_gradient_and_keep_less() -> None:
     gradients, kept = [], []
     for options in ({}, {"checkpoint_steps": True}):
         flow = policy(denoise_steps=16, **options)
-        chain = flow.act(obs, flow.sample_noise(32, torch.Generator().manual_seed(3))).chain
+        chain = flow.act(obs, torch.randn(32, *flow.noise_shape, generator=torch.Generator().manual_seed(3))).chain
         saved: dict[int, int] = {}
 
         def remember(tensor: Tensor, saved: dict[int, int] = saved) -> Tensor:

@@ -37,7 +37,7 @@ EXPLORATIONS: dict[str, dict[str, Any]] = {
 
 def draw(policy: VLAPolicy, obs: Obs, seed: int = 0) -> Any:
     num = len(obs["instruction"])
-    return policy.act(obs, policy.sample_noise(num, torch.Generator().manual_seed(seed)))
+    return policy.act(obs, torch.randn(num, *policy.noise_shape, generator=torch.Generator().manual_seed(seed)))
 
 
 @pytest.mark.parametrize("short", [0, 128], ids=["long prefix", "short prefix"])
@@ -56,12 +56,12 @@ def test_the_ode_is_that_of_transformers(short: int, monkeypatch: pytest.MonkeyP
 
 def test_image_words_and_state_all_matter() -> None:
     policy, obs = build(), observe(NUM)
-    before = policy.act(obs, None).action_NHA
+    before = policy.plan(obs)
     for key in ("images.front", "images.wrist", "instruction", "state"):
         changed = obs | {key: obs[key].roll(1, 0)}
-        assert (policy.act(changed, None).action_NHA - before).abs().amax((1, 2)).min() > 1e-4, key
+        assert (policy.plan(changed) - before).abs().amax((1, 2)).min() > 1e-4, key
     changed = obs | {"privileged": obs["privileged"].roll(1, 0)}
-    assert torch.equal(policy.act(changed, None).action_NHA, before)
+    assert torch.equal(policy.plan(changed), before)
     assert not torch.allclose(policy.value(changed), policy.value(obs))
 
 
@@ -160,7 +160,7 @@ def test_lora_starts_as_the_identity_and_learns() -> None:
     extra = {key for key in own if key.endswith(adapted.optional_suffixes)}
     assert len(extra) == 2 * 4 * 2
     adapted.load_state_dict(weights | {key: 0 * own[key] if key.endswith("lora_b") else own[key] for key in extra})
-    torch.testing.assert_close(adapted.act(obs, None).action_NHA, plain.act(obs, None).action_NHA, atol=1e-6, rtol=0)
+    torch.testing.assert_close(adapted.plan(obs), plain.plan(obs), atol=1e-6, rtol=0)
     chain = draw(adapted, obs).chain
     adapted.evaluate(obs, chain).log_prob_B.sum().backward()
     layer: Any = adapted.model.get_submodule("model.dit.layers.0.self_attn.q_proj")
@@ -253,7 +253,7 @@ def test_imitation_learns_what_the_words_say() -> None:
         optimizer.zero_grad()
         policy.imitation_loss(obs, target, generator).backward()
         optimizer.step()
-    assert (policy.act(obs, None).action_NHA - target).abs().mean() < 0.15
+    assert (policy.plan(obs) - target).abs().mean() < 0.15
 
 
 def red_and_blue_halves() -> tuple[Obs, Tensor]:

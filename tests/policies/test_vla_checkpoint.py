@@ -44,7 +44,7 @@ def test_an_architecture_is_enough_beside_the_weights_of_a_run(tmp_path: Path) -
     policy.save_architecture(tmp_path / "kept")
     other = build(seed=4, pretrained=str(tmp_path / "kept"), model={})
     other.load_state_dict(policy.state_dict())
-    assert torch.equal(other.act(obs, None).action_NHA, policy.act(obs, None).action_NHA)
+    assert torch.equal(other.plan(obs), policy.plan(obs))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def serve(policy: VLAPolicy, sizes: tuple[int, ...]) -> list[ActReply]:
     server = ActorServer(policy, store, torch.device("cpu"), merge=True)
     generator = torch.Generator().manual_seed(0)
     requests = [
-        ActRequest(0, group, observe(num, seed=group), policy.sample_noise(num, generator))
+        ActRequest(0, group, observe(num, seed=group), torch.randn(num, *policy.noise_shape, generator=generator))
         for group, num in enumerate(sizes)
     ]
     return server.act(requests)
@@ -49,14 +49,16 @@ def test_frozen_weights_are_copied_once_and_the_rest_is_followed() -> None:
         for parameter in acting.parameters():
             parameter.zero_()
     server = ActorServer(acting, store, torch.device("cpu"), merge=True)
-    request = ActRequest(0, 0, observe(2), learning.sample_noise(2, torch.Generator().manual_seed(0)))
+    request = ActRequest(
+        0, 0, observe(2), torch.randn(2, *learning.noise_shape, generator=torch.Generator().manual_seed(0))
+    )
     snapshots = []
     for version in range(2):
         with torch.no_grad():
             for parameter in learning.parameters():
                 parameter.add_(0.01 * parameter.requires_grad)
         store.publish(version, learning.state_dict(), frozen)
-        snapshots.append(store.latest()[1])
+        snapshots.append(store.latest().tensors)
         (reply,) = server.act([request])
         assert reply.sample is not None
         assert reply.sample.version_N.tolist() == [version] * 2

@@ -36,7 +36,7 @@ def make_env() -> tuple[PointEnv, UniformSampler]:
 
 def make_worker(server: ActorServer, groups: int = 1) -> EnvWorker:
     envs = [make_env() for _ in range(groups)]
-    return EnvWorker(envs, 0, T, server.policy.execute, server.policy.sample_noise, SEED)
+    return EnvWorker(envs, 0, T, server.policy.execute, server.policy.noise_shape, SEED)
 
 
 def sample(worker: EnvWorker, server: ActorServer, sequence: int, group: int = 0) -> Fragment:
@@ -58,7 +58,7 @@ def test_two_fragments_match_a_rollout_by_hand() -> None:
         fragment = sample(worker, server, sequence)
         truncations = 0
         for t in range(T):
-            drawn = policy.act(obs, policy.sample_noise(N, generator))
+            drawn = policy.act(obs, torch.randn(N, *policy.noise_shape, generator=generator))
             step = env.step(drawn.action_NHA[:, :2])
             torch.testing.assert_close(fragment.obs["state"][t], obs["state"])
             torch.testing.assert_close(fragment.chain[t], drawn.chain)

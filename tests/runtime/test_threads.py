@@ -7,10 +7,15 @@ import threading
 import pytest
 import torch
 
-from embodied.runtime import RuntimeConfig, threads
+from embodied.runtime import RUNTIMES, RuntimeConfig, threads
 from embodied.runtime.build import group_sizes
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def of(name: str) -> dict[str, bool]:
+    runtime = RUNTIMES[name].build
+    return {"overlaps": runtime.overlaps, "evaluates_aside": runtime.evaluates_aside}
 
 
 def test_each_thread_keeps_its_own_number() -> None:
@@ -33,13 +38,13 @@ def test_each_thread_keeps_its_own_number() -> None:
 
 def test_phases_that_alternate_have_all_cores() -> None:
     for config in (RuntimeConfig(name="sync"), RuntimeConfig(name="local", max_staleness=0)):
-        budget = threads.plan(config, CPU, cores=8)
+        budget = threads.plan(config, CPU, **of(config.name), cores=8)
         assert (budget.sim, budget.actor, budget.learner) == (8, 8, 8)
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4, 16])
 def test_phases_that_overlap_leave_cores_to_the_simulator(cores: int) -> None:
-    budget = threads.plan(RuntimeConfig(name="local", max_staleness=1, num_workers=2), CPU, cores=cores)
+    budget = threads.plan(RuntimeConfig(name="local", max_staleness=1, num_workers=2), CPU, **of("local"), cores=cores)
     assert budget.sim == max(1, cores // 2)
     assert budget.learner + budget.actor <= max(2, cores)
     assert budget.evaluator == 1
@@ -47,8 +52,8 @@ def test_phases_that_overlap_leave_cores_to_the_simulator(cores: int) -> None:
 
 def test_overrides_win_and_a_gpu_needs_one_thread() -> None:
     config = RuntimeConfig(name="local", max_staleness=1, sim_threads=3, actor_threads=2, learner_threads=5)
-    assert threads.plan(config, CPU, cores=2) == threads.ThreadBudget(3, 2, 5, 5, 1)
-    budget = threads.plan(RuntimeConfig(name="local", max_staleness=1), CUDA, cores=16)
+    assert threads.plan(config, CPU, **of("local"), cores=2) == threads.ThreadBudget(3, 2, 5, 5, 1)
+    budget = threads.plan(RuntimeConfig(name="local", max_staleness=1), CUDA, **of("local"), cores=16)
     assert (budget.actor, budget.learner) == (1, 1)
 
 
