@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
+import torch
+
+from embodied.core.protocols import Policy
 from embodied.core.registry import Registry
 
-ALGORITHMS: Registry[Callable[..., Any]] = Registry("algorithm")
-"""Classes called as ``build(policy, config, seed=, device=)``, config an instance of the entry's dataclass.
 
-Class attributes tell what a run of the algorithm is:
+class AlgorithmClass(Protocol):
+    """The class of an algorithm, with what a run of it is."""
 
-- ``trainer``: name in ``embodied.training.TRAINERS`` of the trainer that it belongs to. An algorithm of the trainer
-  ``reinforcement`` is an ``embodied.core.protocols.Algorithm``.
-- ``explores``: whether it learns from the policy's own exploration. Only then are exploration and critic trained, and
-  a run that starts from it (init=) takes them over.
-"""
+    trainer: str
+    """Name in ``embodied.training.TRAINERS`` of the trainer that it belongs to. An algorithm of the trainer
+    ``reinforcement`` is an ``embodied.core.protocols.Algorithm``."""
+    explores: bool
+    """Whether it learns from the policy's own exploration. Only then are exploration and critic trained, and does a run
+    that starts from it (init=) take them over."""
+
+    def __call__(self, policy: Policy, config: Any, *, seed: int, device: torch.device) -> Any:
+        """Build the algorithm. config: an instance of the dataclass that it is registered with."""
+        ...
+
+
+ALGORITHMS: Registry[AlgorithmClass] = Registry("algorithm")

@@ -21,7 +21,7 @@ def new_run_dir(config: RunConfig) -> Path:
                 f"out={config.out} exists; give a new directory, or go on with that run: resume={config.out}"
             )
         return Path(config.out)
-    base = Path("runs") / config.task["name"] / f"{config.title}-{time.strftime('%Y%m%d-%H%M%S')}"
+    base = Path("runs") / str(config.task["name"]) / f"{config.title}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = [base, *(base.with_name(f"{base.name}-{number}") for number in range(2, 100))]
     return next(name for name in names if not name.exists())
 

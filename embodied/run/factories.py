@@ -11,7 +11,7 @@ from torch import nn
 from algos import ALGORITHMS
 from embodied.core.episodes import EpisodePlans, EpisodeSampler
 from embodied.core.options import from_mapping
-from embodied.core.protocols import Algorithm, Policy, VecEnv
+from embodied.core.protocols import Policy, VecEnv
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import TRAIN, CameraSpec, EnvSpec
 from embodied.run.config import RunConfig, options_of
@@ -100,8 +100,8 @@ def make_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     return entry.build(spec, from_mapping(entry.config, options_of(config.policy), "policy"))
 
 
-def make_algorithm(config: RunConfig, policy: Policy) -> Algorithm:
-    """The run's algorithm, on the device that the policy is on."""
+def make_algorithm(config: RunConfig, policy: Policy) -> Any:
+    """The run's algorithm, on the device that the policy is on. What it is depends on its trainer."""
     assert isinstance(policy, nn.Module)
     device = next(policy.parameters()).device
     entry = ALGORITHMS[config.algo["name"]]

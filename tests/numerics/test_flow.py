@@ -180,7 +180,7 @@ def test_likelihood_is_the_sum_of_hand_written_transitions(variant, prediction):
 
 def test_predicting_the_action_the_last_step_lands_on_the_prediction():
     policy, obs = build("flow"), observe(8)
-    chain = policy.act(obs, None).chain
+    chain = policy.integrate_ode(obs, torch.zeros(8, *policy.plan_noise_shape))
     with torch.no_grad():
         code = policy.denoiser.encode(policy.state_normalizer(obs["state"]))
         features = policy.denoiser.features(code, chain[:, -2].flatten(1), policy.grid_features[-1])
@@ -228,12 +228,10 @@ def test_extreme_observations_give_finite_numbers():
 
 def test_deterministic_action_needs_no_noise_network():
     policy, obs = build("flow"), observe(8)
-    action, value = policy.plan(obs), policy.value(obs)
+    action = policy.plan(obs)
     del policy.noise_network
-    again = policy.act(obs, None)
-    assert torch.equal(again.action_NHA, action)
-    torch.testing.assert_close(again.value_N, value)
-    assert (again.chain[:, 0] == 0.0).all()
+    assert torch.equal(policy.plan(obs), action)
+    assert torch.equal(policy.plan(obs, torch.zeros(8, *policy.plan_noise_shape)), action)
 
 
 @pytest.mark.parametrize("prediction", ["action", "velocity"])

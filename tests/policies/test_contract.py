@@ -25,18 +25,30 @@ def test_shapes_and_dtypes(name):
     steps = 0 if name in ("gaussian", "dsrl") else 2 if one_step else 4
     assert isinstance(policy, Policy)
     assert noise.shape == (NUM, steps + 1, 3, 2)
-    for sample in (policy.act(obs, noise), policy.act(obs, None)):
-        assert sample.action_NHA.shape == (NUM, 3, 2)
-        assert sample.chain.shape == (NUM, steps + 1, 3, 2)
-        assert sample.log_prob_N.shape == sample.value_N.shape == sample.version_N.shape == (NUM,)
-        assert sample.chain.dtype == sample.log_prob_N.dtype == sample.value_N.dtype == torch.float32
-        assert sample.version_N.dtype == torch.int64
-        assert (sample.version_N == -1).all()
-        assert one_step or name == "dsrl" or torch.equal(sample.chain[:, -1], sample.action_NHA)
-        assert not any(t.requires_grad for t in (sample.action_NHA, sample.log_prob_N, sample.value_N, sample.chain))
+    sample = policy.act(obs, noise)
+    assert sample.action_NHA.shape == (NUM, 3, 2)
+    assert sample.chain.shape == (NUM, steps + 1, 3, 2)
+    assert sample.log_prob_N.shape == sample.value_N.shape == sample.version_N.shape == (NUM,)
+    assert sample.chain.dtype == sample.log_prob_N.dtype == sample.value_N.dtype == torch.float32
+    assert sample.version_N.dtype == torch.int64
+    assert (sample.version_N == -1).all()
+    assert one_step or name == "dsrl" or torch.equal(sample.chain[:, -1], sample.action_NHA)
+    assert not any(t.requires_grad for t in (sample.action_NHA, sample.log_prob_N, sample.value_N, sample.chain))
     evaluation = policy.evaluate(obs, sample.chain)
     assert evaluation.log_prob_B.shape == evaluation.entropy_B.shape == evaluation.value_B.shape == (NUM,)
     assert torch.allclose(policy.value(obs), evaluation.value_B)
+
+
+def test_a_plan_needs_neither_critic_nor_what_is_privileged(name):
+    policy, obs = build(name), observe(NUM)
+    noise = torch.randn(NUM, *policy.plan_noise_shape, generator=generator())
+    plans = policy.plan(obs), policy.plan(obs, noise)
+    assert plans[0].shape == plans[1].shape == (NUM, 3, 2)
+    assert not torch.allclose(*plans)
+    del policy.critic
+    again = policy.plan({"state": obs["state"]}), policy.plan({"state": obs["state"]}, noise)
+    assert torch.equal(plans[0], again[0])
+    assert torch.equal(plans[1], again[1])
 
 
 def test_evaluate_repeats_the_sampler(name):

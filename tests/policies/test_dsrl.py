@@ -15,10 +15,11 @@ def test_the_action_is_where_the_bases_ode_leads_from_the_noise() -> None:
     policy, obs = build("dsrl"), observe(16)
     assert isinstance(policy, DSRLPolicy)
     sample = policy.act(obs, torch.randn(16, *policy.noise_shape, generator=generator()))
-    torch.testing.assert_close(sample.action_NHA, policy.base.follow(obs, sample.chain[:, 0])[:, -1])
+    torch.testing.assert_close(sample.action_NHA, policy.base.integrate_ode(obs, sample.chain[:, 0])[:, -1])
     other = policy.act(obs, torch.randn(16, *policy.noise_shape, generator=generator(1)))
     assert not torch.allclose(other.action_NHA, sample.action_NHA)
-    torch.testing.assert_close(policy.act(obs, None).chain[:, 0], policy.mean(policy.normalized_state(obs)))
+    mean = policy.mean(policy.normalized_state(obs)).detach()
+    torch.testing.assert_close(policy.plan(obs), policy.base.integrate_ode(obs, mean)[:, -1])
 
 
 def test_learning_leaves_the_base_alone() -> None:

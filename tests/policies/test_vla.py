@@ -49,9 +49,8 @@ def test_the_ode_is_that_of_transformers(short: int, monkeypatch: pytest.MonkeyP
     start = torch.randn(NUM, 3, policy.width, generator=torch.Generator().manual_seed(3))
     expected = plain_sample(policy, obs, start)
     assert expected.std() > 0.3
-    torch.testing.assert_close(policy.follow(obs, start)[:, -1], expected, atol=1e-5, rtol=1e-5)
-    zero = policy.act(obs, None)
-    torch.testing.assert_close(zero.action_NHA, plain_sample(policy, obs, 0 * start)[..., :2], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(policy.integrate_ode(obs, start)[:, -1], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(policy.plan(obs), plain_sample(policy, obs, 0 * start)[..., :2], atol=1e-5, rtol=1e-5)
 
 
 def test_image_words_and_state_all_matter() -> None:
@@ -230,7 +229,7 @@ def test_an_observation_without_a_camera_is_refused() -> None:
     policy, obs = build(), observe(2)
     del obs["images.wrist"]
     with pytest.raises(UserError, match=r"sees front, wrist, .* no pictures of wrist\. It has: front"):
-        policy.act(obs, None)
+        policy.plan(obs)
 
 
 def test_words_that_were_not_trained_on_are_refused() -> None:

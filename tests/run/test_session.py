@@ -1,0 +1,188 @@
+"""A session does for any trainer what stands around training: limits, metrics, checkpoints, going on, the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embodied.core.errors import UserError
+from embodied.core.protocols import Policy
+from embodied.report.metrics import read_metrics
+from embodied.run.command import Stopped
+from embodied.run.config import RunConfig, read_run
+from embodied.run.factories import make_policy, make_spec
+from embodied.run.session import Session
+from embodied.run.trainer import Limits, Report, Trainer
+from embodied.runtime import checkpoint
+
+OPTIONS: dict[str, Any] = {
+    "task": "reach", "policy": "gaussian", "policy.actor_hidden": [4], "policy.critic_hidden": [4], "total_steps": 5,
+    "checkpoint_minutes": 60,
+}  # fmt: skip
+
+
+class Counting(Trainer):
+    """The shortest trainer: an iteration counts one step, and some of them do what a test asks for."""
+
+    evaluates = True
+
+    def __init__(self, config: RunConfig, run_dir: Path, new: bool, fails: int = -1, stops: int = -1) -> None:
+        super().__init__(config, run_dir, new)
+        self._policy = make_policy(config, make_spec(config))
+        self.count, self.fails, self.stops = 0, fails, stops
+        self.finished = self.closed = False
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @property
+    def iteration(self) -> int:
+        return self.count
+
+    @property
+    def steps(self) -> int:
+        return 10 * self.count
+
+    @property
+    def total_steps(self) -> int:
+        return self.config.total_steps
+
+    def announcement(self) -> str:
+        return "counting"
+
+    def iterations(self, limits: Limits) -> Iterator[Report]:
+        while self.count < self.total_steps and not limits.stop.is_set() and not limits.late:
+            self.count += 1
+            if self.count == self.fails:
+                raise FloatingPointError("loss nan")
+            if self.count == self.stops:
+                os.kill(os.getpid(), signal.SIGINT)
+            success = self.count / 10
+            evaluation = {"env_steps": self.steps, "success_once": 1.0, "success_at_end": success, "return_mean": 0.0}
+            yield Report({"env_steps": self.steps}, rate=1.0, evaluation=evaluation)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"policy": self._policy.state_dict(), "count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.count = state["count"]
+
+    def finish(self) -> None:
+        self.finished = True
+
+    def result(self) -> dict[str, Any]:
+        return {"env_steps": self.steps}
+
+    def evaluate(self) -> dict[str, Any]:
+        assert self.finished
+        return {"judged": self.count}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def run(session: Session, **options: int) -> dict[str, Any]:
+    with Counting(session.config, session.run_dir, session.found is None, **options) as trainer:
+        return session.run(trainer)
+
+
+def new(path: Path, **changes: Any) -> Session:
+    return Session.new({**OPTIONS, **changes, "out": str(path)}, time.monotonic())
+
+
+def resume(path: Path, **changes: Any) -> Session:
+    return Session.resume(path, changes, time.monotonic())
+
+
+def iterations(path: Path) -> list[int]:
+    return [row["iteration"] for row in read_metrics(path / "metrics.jsonl")]
+
+
+def saved(path: Path) -> list[str]:
+    return sorted(folder.name for folder in (path / "checkpoints").glob("step_*"))
+
+
+def test_a_run_leaves_its_directory_and_result(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    result = run(new(path))
+    assert {key: result[key] for key in ("run", "env_steps", "iterations")} == {
+        "run": str(path), "env_steps": 50, "iterations": 5,
+    }  # fmt: skip
+    assert result["eval"] == {"judged": 5} == json.loads((path / "eval" / "final_50.json").read_text())
+    assert json.loads((path / "eval" / "train_30.json").read_text())["success_at_end"] == 0.3
+    assert iterations(path) == [1, 2, 3, 4, 5]
+    assert saved(path) == ["step_50"], "none was due before the end"
+    assert read_run(path).total_steps == 5
+
+
+def test_checkpoints_come_when_they_are_due(tmp_path: Path) -> None:
+    run(new(tmp_path / "run", checkpoint_minutes=0))
+    assert saved(tmp_path / "run") == ["step_30", "step_40", "step_50"], "the newest three"
+
+
+def test_no_episodes_no_evaluation(tmp_path: Path) -> None:
+    assert run(new(tmp_path / "run", eval_episodes=0))["eval"] is None
+    assert not list((tmp_path / "run" / "eval").glob("final*"))
+
+
+def test_minutes_and_a_good_evaluation_end_a_run(tmp_path: Path) -> None:
+    assert run(new(tmp_path / "good", stop_at_success=0.3))["iterations"] == 3
+    assert run(new(tmp_path / "late", max_minutes=1e-9))["iterations"] == 0
+
+
+def test_a_signal_saves_and_the_run_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(Stopped) as stopped:
+        run(new(path), stops=2)
+    assert (stopped.value.result["iterations"], stopped.value.result["eval"]) == (2, None)
+    assert saved(path) == ["step_20"]
+    result = run(resume(path))
+    assert (result["iterations"], result["eval"]) == (5, {"judged": 5})
+    assert result["wall_s"] > stopped.value.result["wall_s"], "the clock counts both sessions"
+    assert iterations(path) == [1, 2, 3, 4, 5]
+
+
+def test_a_failure_says_how_to_go_on_if_there_is_something_to_go_on_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(FloatingPointError):
+        run(new(path), fails=3)
+    assert "failed" not in capsys.readouterr().err
+    assert not saved(path)
+    with pytest.raises(FloatingPointError):
+        run(resume(path, checkpoint_minutes=0), fails=4)
+    assert f"to go on from the last checkpoint: resume={path}" in capsys.readouterr().err
+    assert saved(path) == ["step_10", "step_20", "step_30"]
+    assert run(resume(path))["iterations"] == 5
+    assert iterations(path) == [1, 2, 3, 4, 5]
+
+
+def test_rows_after_the_checkpoint_are_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run(new(path, checkpoint_minutes=0))
+    newest = checkpoint.newest_first(path / "checkpoints")[0]
+    (newest / "manifest.json").unlink()
+    session = resume(path)
+    assert session.found is not None
+    assert session.found.env_steps == 40
+    assert run(session)["iterations"] == 5
+    assert iterations(path) == [1, 2, 3, 4, 5]
+
+
+def test_a_new_run_takes_no_directory_of_another(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="exists; give a new directory"):
+        new(tmp_path)
+    session = new(tmp_path / "run")
+    (tmp_path / "run").mkdir()  # meanwhile
+    with pytest.raises(UserError, match="cannot make the run directory"):
+        run(session)
+    assert not list((tmp_path / "run").iterdir())
