@@ -51,7 +51,7 @@ def measure(run: Path) -> dict[str, object]:
         draws = [sample_one_step(partial(policy.transition, code), start, normal(), index, K) for _ in range(DRAWS)]
         steps.append({"step": k, "drawn": spread(policy, [one.after for one in draws]),
                       "left_in_action": spread(policy, [one.action for one in draws])})  # fmt: skip
-    initial = spread(policy, [policy.follow(obs, normal())[:, -1] for _ in range(DRAWS)])
+    initial = spread(policy, [policy.integrate_ode(obs, normal())[:, -1] for _ in range(DRAWS)])
     return {"states": {"num_envs": NUM_ENVS, "seed": SEED}, "steps": steps, "initial_noise_left_in_action": initial}
 
 

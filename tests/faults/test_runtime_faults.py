@@ -48,16 +48,23 @@ class DyingEnv(PointEnv):
 
 
 class DyingPolicy(GaussianPolicy):
-    """Dies in the actor server, or in the evaluator (who acts without noise)."""
+    """Dies in the actor server, which explores, or in the evaluator, which plans."""
 
-    dies_with_noise = True
+    dies_in = "act"
     calls = 0
 
-    def act(self, obs: Obs, noise: Tensor | None) -> PolicySample:
-        self.calls += 1
-        if self.calls > 10 and (noise is not None) == self.dies_with_noise:
-            raise Death("policy")
+    def act(self, obs: Obs, noise: Tensor) -> PolicySample:
+        self._maybe_die("act")
         return super().act(obs, noise)
+
+    def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
+        self._maybe_die("plan")
+        return super().plan(obs, noise)
+
+    def _maybe_die(self, method: str) -> None:
+        self.calls += 1
+        if self.calls > 10 and self.dies_in == method:
+            raise Death("policy")
 
 
 class DyingAlgorithm(PPO):
@@ -67,12 +74,12 @@ class DyingAlgorithm(PPO):
         return super().update(fragments, version)
 
 
-def dying_policy(with_noise: bool) -> Any:
+def dying_policy(dies_in: str) -> Any:
     def make(spec: EnvSpec) -> DyingPolicy:
         policy = make_policy(spec)
         policy.__class__ = DyingPolicy
         assert isinstance(policy, DyingPolicy)
-        policy.dies_with_noise = with_noise
+        policy.dies_in = dies_in
         return policy
 
     return make
@@ -84,8 +91,8 @@ def dying_algorithm(policy: Policy) -> DyingAlgorithm:
 
 PARTS: dict[str, dict[str, Any]] = {
     "env": {"make_env": lambda num_envs, _: DyingEnv(num_envs)},
-    "actor": {"make_policy": dying_policy(with_noise=True)},
-    "evaluator": {"make_policy": dying_policy(with_noise=False), "eval_every": 1},
+    "actor": {"make_policy": dying_policy("act")},
+    "evaluator": {"make_policy": dying_policy("plan"), "eval_every": 1},
     "learner": {"make_algorithm": dying_algorithm},
 }
 
@@ -100,7 +107,7 @@ def test_a_part_that_dies_ends_the_run_with_its_own_traceback(part: str, options
     assert time.monotonic() - began < 20
     assert runtime_threads() == []
     frames = [entry.name for entry in caught.traceback]
-    assert frames[-1] in ("step", "act", "update"), "the traceback must lead to where it happened"
+    assert frames[-1] in ("step", "_maybe_die", "update"), "the traceback must lead to where it happened"
 
 
 def test_nan_actions_are_a_clear_error() -> None:

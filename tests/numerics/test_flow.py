@@ -143,7 +143,7 @@ def test_the_last_step_alone_adds_its_noise_to_the_action(steps):
     assert policy.pick_step(torch.tensor([-40.0, 0.0, 40.0])).tolist() == [steps - 1] * 3
     drawn, middle = policy.act(obs, noise), policy.act(obs, noise.index_fill(1, torch.tensor([1]), 0.0))
     torch.testing.assert_close(drawn.action_NHA, drawn.chain[:, 1])
-    torch.testing.assert_close(drawn.chain[:, 0], policy.follow(obs, noise[:, 0])[:, -2])
+    torch.testing.assert_close(drawn.chain[:, 0], policy.integrate_ode(obs, noise[:, 0])[:, -2])
     std = 0.5 / sqrt(steps * (steps - 1)) if steps > 1 else 0.5
     torch.testing.assert_close(drawn.action_NHA - middle.action_NHA, std * noise[:, 1])
 

@@ -25,7 +25,7 @@ def test_a_checkpoint_of_transformers_goes_in_and_out(tmp_path: Path) -> None:
     policy, obs = VLAPolicy(SPEC, config(pretrained=str(tmp_path / "base"), lora_rank=2)), observe(NUM)
     start = torch.randn(NUM, 3, policy.width)
     torch.testing.assert_close(
-        policy.follow(obs, start)[:, -1], plain_sample(build(seed=3), obs, start), atol=1e-5, rtol=1e-5
+        policy.integrate_ode(obs, start)[:, -1], plain_sample(build(seed=3), obs, start), atol=1e-5, rtol=1e-5
     )
     ppo = PPO(policy, PPOConfig(epochs=2, num_minibatches=2), seed=0, device=torch.device("cpu"))
     for version in range(2):
@@ -33,7 +33,7 @@ def test_a_checkpoint_of_transformers_goes_in_and_out(tmp_path: Path) -> None:
     policy.save_pretrained(tmp_path / "tuned")
     model = PI0ForConditionalGeneration.from_pretrained(tmp_path / "tuned")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tuned")
-    expected = policy.follow(obs, start)[:, -1]
+    expected = policy.integrate_ode(obs, start)[:, -1]
     assert not torch.allclose(expected, plain_sample(build(seed=3), obs, start), atol=1e-3)
     policy.parts = policy.parts._replace(model=model, tokenizer=tokenizer)
     torch.testing.assert_close(plain_sample(policy, obs, start), expected, atol=1e-5, rtol=1e-5)

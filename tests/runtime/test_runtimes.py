@@ -257,7 +257,6 @@ def test_uneven_groups_and_fewer_envs_than_groups() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"name": "sync", "max_staleness": 1}, "runtime=local"),
         ({"decisions": 0}, "decisions"),
         ({"max_staleness": -1}, "max_staleness"),
     ],
@@ -270,6 +269,8 @@ def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
 def test_bad_input_to_a_run_is_named() -> None:
     with pytest.raises(UserError, match="num_envs"):
         build(num_envs=0)
+    with pytest.raises(UserError, match="max_staleness=1 needs runtime=local; runtime=sync allows only 0"):
+        build(name="sync", max_staleness=1)
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="device=cuda"):
             build(device="cuda")
