@@ -76,7 +76,7 @@ def record_video(config: RunConfig, policy: Policy, path: Path, seed: int) -> Pa
     """
     from embodied.report import video
     from embodied.report.caption import caption
-    from envs.rendering.appearance import FRONT, Viewer
+    from envs.mujoco.viewer import FRONT, Viewer
 
     env = make_env(config, VIDEO_ENVS, threads.available_cores())
     camera = replace(FRONT, width=VIDEO_SIZE[0], height=VIDEO_SIZE[1])

@@ -33,7 +33,7 @@ from embodied.benchmarks.measure import Report, in_turns, note, paired, timed
 from embodied.runtime import threads
 from envs import MujocoPool, make_pool, make_sampler
 from envs.common.seeding import EpisodeRng
-from envs.mujoco.scene import panda_on_table
+from envs.mujoco.pool import coarse_of
 from envs.rendering.camera_randomization import CameraRandomization
 from envs.rendering.vision import CameraRig, find_camera
 
@@ -84,10 +84,8 @@ class Rays:
     def __init__(
         self, pool: MujocoPool, name: str = "front", size: int = 64, more: bool = False, **options: Any
     ) -> None:
-        spec = panda_on_table()
-        pool.task.build_scene(spec)
         self.pool, self.camera = pool, replace(find_camera(name), width=size, height=size)
-        self.rig = CameraRig(pool.batch, spec, [self.camera], **options)
+        self.rig = CameraRig(pool.batch, pool.task.scene(), coarse_of(pool.task.robot), [self.camera], **options)
         everyone = np.arange(pool.num_envs)
         self.rig.start(everyone, EpisodeRng(everyone, np.zeros(pool.num_envs)))
         pool.batch.forward()

@@ -139,6 +139,8 @@ class EnvSpec:
     """Stages beyond the ordinary start from which an episode can start; ``EpisodePlans.stage_n`` counts them from 1."""
     outcomes: tuple[str, ...] = (SUCCESS,)
     """Names of what is true or false of a state and counted for episodes; empty for a simulator that has none."""
+    robot: str = ""
+    """Manufacturer and model of the robot that acts, as data sets name it; empty where there is none."""
     descriptions: tuple[str, ...] = ()
     """In words, everything that a camera can show; empty where the environment does not label its pictures."""
 

@@ -22,7 +22,7 @@ from embodied.data.pictures import encode_png
 PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
-def write(path: Path, episodes: Sequence[Episode], spec: EnvSpec, robot_type: str = "franka_panda") -> None:
+def write(path: Path, episodes: Sequence[Episode], spec: EnvSpec) -> None:
     """Write ``episodes`` (one or more) as a data set at ``path``, which must not exist; nothing is left on failure."""
     assert episodes
     refuse_existing(path)
@@ -30,7 +30,7 @@ def write(path: Path, episodes: Sequence[Episode], spec: EnvSpec, robot_type: st
     partial = path.with_name(f".{path.name}.writing")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        _write(partial, episodes, spec, robot_type)
+        _write(partial, episodes, spec)
         partial.rename(path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -43,7 +43,7 @@ def refuse_existing(path: Path) -> None:
         raise UserError(f"out={path} exists; give a new directory")
 
 
-def _write(path: Path, episodes: Sequence[Episode], spec: EnvSpec, robot_type: str) -> None:
+def _write(path: Path, episodes: Sequence[Episode], spec: EnvSpec) -> None:
     instructions = list(dict.fromkeys(episode.instruction for episode in episodes))
     lengths = np.array([len(episode) for episode in episodes])
     ends = lengths.cumsum()
@@ -74,7 +74,7 @@ def _write(path: Path, episodes: Sequence[Episode], spec: EnvSpec, robot_type: s
         stats[key] = _image_stats(pictures)
     info = {
         "codebase_version": VERSION,
-        "robot_type": robot_type,
+        "robot_type": spec.robot or None,
         "total_episodes": len(episodes),
         "total_frames": int(ends[-1]),
         "total_tasks": len(instructions),

@@ -20,6 +20,7 @@ from mujoco.batch import Batch, SimulationError
 from torch import Tensor
 
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, Ints
+from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass
 from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Term
 from embodied.core.types import Obs
@@ -27,13 +28,12 @@ from envs.common.episodic import Advance, EpisodicEnv
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.nan_guard import NanGuard
 from envs.mujoco.randomization import RandomizationTerm, Randomizer
-from envs.mujoco.robots.panda import PandaArm, action_space
-from envs.mujoco.scene import panda_on_table
+from envs.mujoco.robots.base import Robot
+from envs.mujoco.view import View
 from envs.rendering.camera_randomization import CameraRandomization
 from envs.rendering.cameras import Camera
 from envs.rendering.vision import CameraRig
-from envs.tasks.base import Task, View, task_spec
-from envs.tasks.common import ROBOT_TERMS
+from envs.tasks.base import Task, task_spec
 
 _CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)
 
@@ -71,18 +71,19 @@ class MujocoPool(EpisodicEnv):
         sim = sim or SimConfig()
         super().__init__(spec_of(task, cameras), num_envs)
         self.task = task
-        spec = panda_on_table()
-        task.build_scene(spec)
+        spec = task.scene()
         self.model = spec.compile()
         self.substeps = task.config.substeps(self.model.opt.timestep)
         self.batch = Batch(self.model, num_envs, num_threads, persistent=True)
-        self.arm = PandaArm(self.batch, task.config.control)
+        self.arm = task.robot.attach(self.batch)
         self.view = View(self.batch, self.arm)
         task.instruction_N = torch.zeros(num_envs, dtype=torch.int64)
         task.bind(self.view)
         self.guard = NanGuard(self.batch, Path(sim.dump_dir))
         self.randomizer = Randomizer(self.batch, sim.randomization)
-        self.rig = CameraRig(self.batch, spec, cameras, sim.camera_randomization) if cameras else None
+        self.rig = None
+        if cameras:
+            self.rig = CameraRig(self.batch, spec, coarse_of(task.robot), cameras, sim.camera_randomization)
         self.observe_pictures = True  # while it is False no pictures are taken, and observations have none
         self.observe_segmentation = False  # also ``segmentation.<camera>``, ids of geoms of ``rig.model``
         self._model_seed_N = np.full(num_envs, -1, dtype=np.int64)  # the env seed that each model was randomised for
@@ -95,7 +96,7 @@ class MujocoPool(EpisodicEnv):
         self._model_seed_N[ids] = plans.seed_n
         self.batch.reset(ids, stage=int(mujoco.mjtStage.mjSTAGE_NONE))
         held = plans.stage_n == 1
-        self.arm.reset(ids, self.task.initial_arm_qpos(rng, held))
+        self.arm.reset(ids, self.task.robot.start_qpos(rng, held))
         rows = torch.from_numpy(ids)
         self.task.instruction_N[rows] = torch.from_numpy(plans.instruction_n)
         self.task.reset(rows, rng)
@@ -124,7 +125,7 @@ class MujocoPool(EpisodicEnv):
 
     def observe(self, ids: Ints | None = None) -> Obs:
         """The present observation of envs ``ids`` (sorted and unique; None: all)."""
-        parts = {**self.task.observe(), **self.task.privileged()}
+        parts = {**self.arm.observe(), **self.task.observe(), **self.task.privileged()}
         terms = {"state": self.spec.state, "privileged": self.spec.privileged}
         obs = {key: torch.cat([_scaled(parts[t.name], t) for t in of], -1).float() for key, of in terms.items()}
         if ids is not None:
@@ -177,10 +178,19 @@ class MujocoPool(EpisodicEnv):
         return [self.spec.instructions[i].text for i in self.plans.instruction_n.tolist()]
 
 
+def coarse_of(robot: Robot) -> Path:
+    """What policies' cameras see of a robot. UserError if it has no such model."""
+    if robot.coarse is None:
+        raise UserError(f"cameras: the robot {robot.name} has no model for them (Robot.coarse)")
+    return robot.coarse
+
+
 def spec_of(task: Task, cameras: Sequence[Camera] = ()) -> EnvSpec:
     """The spec of a pool of the task with these cameras."""
+    if cameras:
+        coarse_of(task.robot)
     seen = [CameraSpec(camera.name, camera.height, camera.width) for camera in cameras]
-    return task_spec(task, action_space(task.config.control), ROBOT_TERMS, seen)
+    return task_spec(task, seen)
 
 
 def _scaled(quantity: Tensor, term: Term) -> Tensor:

@@ -1,4 +1,4 @@
-"""Scenes: the Panda on a table and the things that tasks put before it, as an MjSpec.
+"""Scenes: a robot at a table and the objects that tasks put in front of it, as an MjSpec.
 
 Collision bits: the robot is contype 1 / conaffinity 2, everything else contype 2 / conaffinity 3 (see
 assets/franka/panda.xml). Metres, kilograms, radians; z up, robot base at the origin, table surface at z = 0.
@@ -6,15 +6,14 @@ assets/franka/panda.xml). Metres, kilograms, radians; z up, robot base at the or
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import mujoco
 
 from embodied.core.errors import UserError
 from embodied.core.options import Positive, config_dataclass, one_of
+from envs.mujoco.robots.base import Robot
 
-PANDA_XML = Path(__file__).resolve().parents[2] / "assets" / "franka" / "panda.xml"
 WORLD_BITS = {"contype": 2, "conaffinity": 3}
 GREY, RED, GREEN, BLUE = (0.55, 0.57, 0.6, 1), (0.85, 0.2, 0.15, 1), (0.2, 0.7, 0.3, 1), (0.2, 0.4, 0.8, 1)
 Rgba = tuple[float, float, float, float]
@@ -54,9 +53,9 @@ def cube(half_m: float) -> Shape:
     return Shape("box", (half_m, half_m, half_m))
 
 
-def panda_on_table() -> mujoco.MjSpec:
-    """The robot and a table plane."""
-    spec = mujoco.MjSpec.from_file(str(PANDA_XML))
+def on_table(robot: Robot) -> mujoco.MjSpec:
+    """Return a scene of the robot and a table plane."""
+    spec = mujoco.MjSpec.from_file(str(robot.mjcf))
     spec.worldbody.add_geom(
         name="table", type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 1], rgba=GREY, friction=[1, 0.005, 0.0001],
         **WORLD_BITS,

@@ -11,7 +11,7 @@ from mujoco.batch import MODEL_FIELDS, Batch
 from envs.mujoco.scene import Shape, add_object
 
 
-class Morphs:
+class ShapeVariants:
     """Gives the free bodies ``names``, each of one geom, any of ``shapes`` in every simulation.
 
     A body gets the values that the compiler gives to such a body: of every model field that depends on the shape,

@@ -1,49 +1,47 @@
 """What simulations look like: geoms to see that the physics does without.
 
-A geom costs time in every substep even if it collides with nothing (the Panda's shells: 12%), so the shells of
-``assets/franka/visual.xml`` are not in the model that is stepped. Pictures are taken of a twin that has them, whose
-state follows. Videos show the shells; policies' cameras the few geoms of ``coarse.xml``.
+A geom costs time in every substep even if it collides with nothing (the shells of the Panda: 12%), so geoms that are
+only seen are not in the model that is stepped. Images are rendered from a twin that has them, whose state follows.
+Videos show detailed geoms; policies' cameras show few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import mujoco
 import numpy as np
 from mujoco.batch import Batch
 from numpy.typing import NDArray
 
-from envs.mujoco.scene import PANDA_XML, panda_on_table
-from envs.rendering.cameras import DEFAULT_RGBA, VIDEO, Camera, Look, render
-
-if TYPE_CHECKING:
-    from envs.mujoco.pool import MujocoPool
+from envs.rendering.cameras import DEFAULT_RGBA
 
 COLLISION_GROUP = 3
 FOLLOWED = ("geom_type", "geom_size", "geom_rgba", "geom_rbound", "geom_aabb")  # per-simulation fields of a twin
-SOLVED = np.array([46, 160, 67], np.uint8)
-FRONT = Camera("front", width=640, height=480, fovy_deg=36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0.0, 0.22))
 
 
-def dress(spec: mujoco.MjSpec) -> mujoco.MjModel:
-    """The model of a scene with the robot's shells and a table; ``spec`` stays as it is.
+def add_visuals(spec: mujoco.MjSpec, file: Path | None) -> mujoco.MjModel:
+    """Return the model of a scene with the geoms of an MJCF file that are only seen; ``spec`` stays as it is.
 
     Nothing that is added collides or weighs, and the state (qpos, mocap, ...) keeps its layout. World planes, on
-    which the physics runs, move to the hidden group 3: the table and the floor below it are shown instead.
+    which the physics runs, move to the hidden group 3: the file shows a table and the floor below it instead. Without
+    a file everything that collides is shown.
     """
     spec = spec.copy()
+    if file is None:
+        for geom in spec.geoms:
+            geom.group = min(geom.group, COLLISION_GROUP - 1)
+        return spec.compile()
     for geom in spec.worldbody.geoms:
         if geom.type == mujoco.mjtGeom.mjGEOM_PLANE:
             geom.group = COLLISION_GROUP
-    add_looks(spec, "visual.xml")
+    add_geoms(spec, file)
     return spec.compile()
 
 
-def add_looks(spec: mujoco.MjSpec, file: str) -> None:
-    """Add the geoms and materials of a file beside ``panda.xml``, without contacts or mass, to the bodies it names."""
-    looks = mujoco.MjModel.from_xml_path(str(PANDA_XML.with_name(file)))
+def add_geoms(spec: mujoco.MjSpec, file: Path) -> None:
+    """Add the geoms and materials of an MJCF file, without contacts or mass, to the bodies of the same names."""
+    looks = mujoco.MjModel.from_xml_path(str(file))
     for material in range(looks.nmat):
         spec.add_material(
             name=looks.material(material).name, rgba=looks.mat_rgba[material], specular=looks.mat_specular[material]
@@ -57,10 +55,10 @@ def add_looks(spec: mujoco.MjSpec, file: str) -> None:
 
 
 class Twin:
-    """Simulations of a dressed model that are only looked at: what they show is that of the batch ``source``.
+    """Simulations of a model with visuals; their positions follow those of the batch ``source``.
 
     sims: which simulations of it, in order; twin i follows sims[i]. nthread: threads that cast rays. The model must
-    have the source's bodies and joints, as ``dress`` leaves them.
+    have the source's bodies and joints, as ``add_visuals`` leaves them.
     """
 
     def __init__(self, source: Batch, model: mujoco.MjModel, sims: NDArray[np.integer], nthread: int) -> None:
@@ -86,31 +84,3 @@ class Twin:
                 self.batch.expand(field)[np.ix_(np.arange(len(self.sims))[rows], self._ours)] = values[
                     np.ix_(sims, self._theirs)
                 ]
-
-
-class Viewer:
-    """Takes pictures of the simulations of a pool, dressed. The pool's own simulations are only read.
-
-    mark_solved: put a green frame around the picture of an env where the task is solved now.
-    """
-
-    def __init__(self, pool: MujocoPool, camera: Camera = FRONT, look: Look = VIDEO, mark_solved: bool = True) -> None:
-        spec = panda_on_table()
-        pool.task.build_scene(spec)
-        self.pool, self.camera, self.look, self.mark_solved = pool, camera, look, mark_solved
-        self.twin = Twin(pool.batch, dress(spec), np.arange(pool.num_envs), pool.batch.nthread)
-
-    def render(self, ids: Sequence[int] | None = None) -> NDArray[np.uint8]:
-        """Colour pictures uint8 [n, h, w, 3] of envs ``ids`` (None: all)."""
-        self.twin.follow()
-        self.twin.sync()
-        rgb: NDArray[np.uint8] = render(self.twin.batch, self.camera, ids, self.look)["rgb"]
-        if not self.mark_solved:
-            return rgb
-        solved = self.pool.task.success().numpy()
-        solved = solved if ids is None else solved[np.asarray(ids)]
-        border = max(2, self.camera.height // 80)
-        inner = (slice(None), slice(border, -border), slice(border, -border))
-        framed = np.broadcast_to(SOLVED, rgb.shape).copy()
-        framed[inner] = rgb[inner]
-        return np.where(solved[:, None, None, None], framed, rgb)

@@ -3,9 +3,9 @@
     Lens: where the camera is ─► Ground: table, floor and sky ─► what stands still ─► what moves
         Outlines: tiles that may show a geom ─► solids: where their rays meet it ─► shade what is nearest
 
-``envs.rendering.cameras.render`` makes better pictures and takes longer: for videos. Here the robot is a few geoms
-(``assets/franka/coarse.xml``), there are no shadows, and rays are cast only where they can hit something, all rays of
-one kind of geom at once.
+``envs.rendering.cameras.render`` makes better pictures and takes longer: for videos. Here the robot is a few
+geoms (such as ``assets/franka/coarse.xml``), there are no shadows, and rays are cast only where they can hit something,
+all rays of one kind of geom at once.
 
 Suffixes: n simulations, h and w pixels.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import mujoco
 import numpy as np
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from embodied.core.errors import UserError, unknown_name
 from envs.common.seeding import EpisodeRng
-from envs.rendering.appearance import COLLISION_GROUP, add_looks
+from envs.rendering.appearance import COLLISION_GROUP, add_geoms
 from envs.rendering.camera_randomization import CameraRandomization, Lens, Scenery
 from envs.rendering.cameras import GROUPS, Camera, Ids
 from envs.rendering.painter import GROUND, Frame, Painter
@@ -47,7 +48,8 @@ class CameraRig:
     """Cameras that take pictures of all simulations of ``batch``, whose kinematics must be current when they do. What a
     rig binds of the batch is filled by the batch's next call, so a new rig sees something after that.
 
-    spec: of the batch's model. num_threads: 0, as many as the batch has. cull: cast only rays that can hit something,
+    spec: of the batch's model. visuals: MJCF file with the few geoms to show of robot, table and floor (groups:
+    assets/franka/coarse.xml). num_threads: 0, as many as the batch has. cull: cast only rays that can hit something,
     which changes no picture. model: the twin whose geom ids ``segmentation`` gives. Raises UserError for no or equal
     names, other groups than usual, a mount that the model lacks, or a randomization that is too much for a camera.
     """
@@ -56,6 +58,7 @@ class CameraRig:
         self,
         batch: Batch,
         spec: mujoco.MjSpec,
+        visuals: Path,
         cameras: Sequence[Camera],
         randomization: CameraRandomization | None = None,
         num_threads: int = 0,
@@ -68,7 +71,7 @@ class CameraRig:
             if camera.groups != GROUPS:
                 raise UserError(f"camera '{camera.name}': got groups {camera.groups}, allowed for a policy: {GROUPS}")
         randomization = randomization or CameraRandomization()
-        coarse = _coarse(spec)
+        coarse = _coarse(spec, visuals)
         self.batch, self.model = batch, coarse.compile()
         self.lenses = [Lens(camera, batch, randomization) for camera in cameras]
         group = self.model.geom_group
@@ -111,8 +114,8 @@ class CameraRig:
         return pictures
 
 
-def _coarse(spec: mujoco.MjSpec) -> mujoco.MjSpec:
-    """The twin's scene: with the coarse looks, and without what is hidden."""
+def _coarse(spec: mujoco.MjSpec, visuals: Path) -> mujoco.MjSpec:
+    """Return the twin's scene: with the geoms of ``visuals``, and without hidden geoms."""
     spec = spec.copy()
     for body in spec.bodies:
         if not body.explicitinertial and body.name != "world":  # its mass may be that of geoms that are taken away
@@ -123,5 +126,5 @@ def _coarse(spec: mujoco.MjSpec) -> mujoco.MjSpec:
                 spec.delete(geom)
             else:
                 geom.group = OBJECTS
-    add_looks(spec, "coarse.xml")
+    add_geoms(spec, visuals)
     return spec

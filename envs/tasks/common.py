@@ -1,25 +1,14 @@
-"""Pieces that several tasks share: what the robot always observes, and moves that experts are made of."""
+"""Pieces that several tasks share: what is observed of cubes, where they start, and moves of experts."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from embodied.core.errors import UserError
 from embodied.core.spec import Term
 from envs.common.seeding import EpisodeRng
-from envs.mujoco.robots.panda import ControlConfig
-from envs.tasks.base import ObjectTaskConfig, View, column
-
-FINGER_SCALE = 25.0  # observed finger positions are about 1 when open
-ROBOT_TERMS = (
-    Term("joint_pos", 7, "rad"),
-    Term("joint_vel", 7, "rad/s"),
-    Term("fingers", 2, "m", scale=FINGER_SCALE),
-    Term("finger_target", 1, "m", scale=FINGER_SCALE),
-    Term("tcp_pos", 3, "m", "base"),
-    Term("tcp_vel", 3, "m/s", "base"),
-)  # what the robot knows of itself
+from envs.mujoco.view import View
+from envs.tasks.base import ObjectTaskConfig, Task, column
 
 
 def cube_terms(name: str) -> tuple[Term, ...]:
@@ -34,18 +23,6 @@ def cube_terms(name: str) -> tuple[Term, ...]:
 def cube_privileged_terms(name: str) -> tuple[Term, ...]:
     """The terms of ``cube_privileged``."""
     return Term(f"{name}_grasped", 1), Term(f"{name}_touched", 1), Term(f"{name}_vel", 6, "m/s, rad/s")
-
-
-def arm_state(view: View) -> dict[str, Tensor]:
-    """The quantities of ``ROBOT_TERMS``."""
-    return {
-        "joint_pos": view.arm_qpos,
-        "joint_vel": view.arm_qvel,
-        "fingers": view.finger_qpos,
-        "finger_target": view.finger_target,
-        "tcp_pos": view.tcp_pos,
-        "tcp_vel": view.tcp_vel,
-    }
 
 
 def cube_state(view: View, name: str) -> dict[str, Tensor]:
@@ -68,21 +45,21 @@ def cube_privileged(view: View, name: str) -> dict[str, Tensor]:
     }
 
 
-def out_of_reach(config: ObjectTaskConfig, *positions: Tensor) -> Tensor | None:
-    """Whether any of the objects at positions [N, 3] has left the arm's workspace to a side, bool [N].
+def out_of_reach(task: Task, *positions: Tensor) -> Tensor | None:
+    """Whether any of the objects at positions [N, 3] has left the robot's workspace to a side, bool [N].
 
     None unless the task's option ``fail_out_of_reach`` asks for it.
     """
-    if not config.fail_out_of_reach:
+    assert isinstance(task.config, ObjectTaskConfig)
+    if not task.config.fail_out_of_reach:
         return None
-    control = config.control
-    low, high = (torch.tensor(c[:2]).double() for c in (control.workspace_low_m, control.workspace_high_m))
+    low, high = (torch.tensor(corner[:2]).double() for corner in task.robot.workspace_m)
     return torch.stack([((p[:, :2] < low) | (p[:, :2] > high)).any(-1) for p in positions]).any(0)
 
 
 def held(view: View, name: str) -> Tensor:
     """The cube is grasped, and squeezed until it has turned between the fingers, bool [N]. Lifted earlier it slips."""
-    squeezed = (view.finger_target < 0.0).squeeze(-1) & (view.qvel[:, 7:9].abs().amax(dim=-1) < 0.005)
+    squeezed = (view.finger_target < 0.0).squeeze(-1) & (view.arm.finger_qvel.abs().amax(dim=-1) < 0.005)
     return view.grasped(name) & (squeezed | (view.body_qpos(name)[:, 2] > 0.024))
 
 
@@ -91,29 +68,17 @@ def grasp_reward(view: View, name: str) -> Tensor:
     return 0.5 * view.between(name) * (1 - view.opening()) + 0.5 * view.grasped(name)
 
 
-def move_towards(
-    view: View,
-    target: Tensor,
-    control: ControlConfig,
-    gripper: Tensor,
-    gain: float = 2.0,
-    limit: Tensor | float = 1.0,
-) -> Tensor:
+def move_towards(view: View, target: Tensor, gripper: Tensor, gain: float = 2.0, limit: Tensor | float = 1.0) -> Tensor:
     """Expert action [N, A] that drives the tool centre point to target [N, 3] with gripper command [N].
 
-    Only for ``ee_delta``; a proportional step, because the arm covers part of a displacement in one control step.
-    limit: greatest arm action, [N] or a number; what is held fast slips when it is moved fast.
+    A proportional step, because the arm covers part of a displacement in one control step. limit: greatest arm action,
+    [N] or a number; a held object slips when it is moved fast. UserError if the robot cannot be moved by its tool.
     """
-    if control.mode != "ee_delta":
-        raise UserError(f"control.mode: the scripted experts need ee_delta, got '{control.mode}'")
-    step = (target - view.tcp_pos) * gain / control.delta_m
-    limit = torch.as_tensor(limit, dtype=step.dtype).reshape(-1, 1)
-    step = step.clamp(-limit, limit)
-    yaw = [torch.zeros(len(target), 1, dtype=step.dtype)] if control.rotation else []
-    return torch.cat([step, *yaw, gripper.to(step.dtype).unsqueeze(-1)], dim=-1).float()
+    displacement = (target - view.tcp_pos) * gain
+    return view.arm.move_tool(displacement, gripper, torch.as_tensor(limit, dtype=displacement.dtype).reshape(-1, 1))
 
 
-def grasp_move(view: View, name: str, control: ControlConfig, hover_m: float = 0.08) -> tuple[Tensor, Tensor]:
+def grasp_move(view: View, name: str, hover_m: float = 0.08) -> tuple[Tensor, Tensor]:
     """Target [N, 3] and gripper command [N] of an expert that wants to have the cube between its fingers.
 
     Hover above the cube, descend when aligned, close when around it. Where the cube is already held the target is the
@@ -138,8 +103,8 @@ def put_cube_in_hand(view: View, name: str, ids: Tensor, half_width_m: float | T
     pose = torch.zeros(len(ids), 7, dtype=torch.float64)
     pose[:, :3], pose[:, 3], pose[:, 6] = view.tcp_pos[ids], half_yaw.cos(), half_yaw.sin()
     view.body_qpos(name)[ids] = pose
-    view.finger_qpos[ids] = half_width_m
-    view.finger_targets[ids] = 0.0
+    view.arm.finger_qpos[ids] = half_width_m
+    view.arm.finger_targets[ids] = 0.0
 
 
 def place_cube(

@@ -10,11 +10,10 @@ from embodied.core.options import Count, Share, config_dataclass
 from embodied.core.spec import StartStage, Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import RED, add_cube, add_goal
+from envs.mujoco.view import View
 from envs.registry import TASKS
-from envs.tasks.base import ObjectTaskConfig, Task, View, near, progress
+from envs.tasks.base import ObjectTaskConfig, Task, near, progress
 from envs.tasks.common import (
-    ROBOT_TERMS,
-    arm_state,
     cube_privileged,
     cube_privileged_terms,
     cube_state,
@@ -79,14 +78,13 @@ class Lift(Task):
 
     def state_terms(self) -> tuple[Term, ...]:
         goal = Term("goal", 3, "m", "base"), Term("goal_from_cube", 3, "m", "base")
-        return (*ROBOT_TERMS, *cube_terms("cube"), *goal)
+        return (*cube_terms("cube"), *goal)
 
     def privileged_terms(self) -> tuple[Term, ...]:
         return cube_privileged_terms("cube")
 
     def observe(self) -> dict[str, Tensor]:
         return {
-            **arm_state(self.view),
             **cube_state(self.view, "cube"),
             "goal": self.goal,
             "goal_from_cube": self.goal - self.cube,
@@ -113,12 +111,12 @@ class Lift(Task):
         return (self._goal_distance() < self.config.success_m) & self.view.grasped("cube")
 
     def failure(self) -> Tensor | None:
-        return out_of_reach(self.config, self.cube)
+        return out_of_reach(self, self.cube)
 
     def expert(self) -> Tensor:
-        target, gripper = grasp_move(self.view, "cube", self.config.control)
+        target, gripper = grasp_move(self.view, "cube")
         carried = held(self.view, "cube")
         low = self.cube[:, 2:] < 0.05  # straight up first: what drags along the table turns in the hand
         way = torch.cat([torch.where(low, 0.0, (self.goal - self.cube)[:, :2]), (self.goal - self.cube)[:, 2:]], dim=-1)
         target = torch.where(carried.unsqueeze(-1), self.view.tcp_pos + way, target)
-        return move_towards(self.view, target, self.config.control, gripper, limit=torch.where(carried, 0.5, 1.0))
+        return move_towards(self.view, target, gripper, limit=torch.where(carried, 0.5, 1.0))

@@ -13,9 +13,9 @@ from embodied.core.options import config_dataclass
 from embodied.core.spec import Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import BLUE, RED, add_cube, add_tray
+from envs.mujoco.view import View
 from envs.registry import TASKS
-from envs.tasks.base import View
-from envs.tasks.common import ROBOT_TERMS, arm_state, cube_state, cube_terms, place_cube
+from envs.tasks.common import cube_state, cube_terms, place_cube
 from envs.tasks.placing import Placing, PlacingConfig
 
 
@@ -61,11 +61,10 @@ class PickPlace(Placing):
 
     def state_terms(self) -> tuple[Term, ...]:
         tray = Term("tray", 2, "m", "base"), Term("tray_from_cube", 3, "m", "base")
-        return (*ROBOT_TERMS, *cube_terms("cube"), *tray)
+        return (*cube_terms("cube"), *tray)
 
     def observe(self) -> dict[str, Tensor]:
         return {
-            **arm_state(self.view),
             **cube_state(self.view, "cube"),
             "tray": self.tray[:, :2],
             "tray_from_cube": self.tray - self.cube,

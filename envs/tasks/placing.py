@@ -10,7 +10,8 @@ from torch import Tensor
 
 from embodied.core.options import Count, Share, config_dataclass
 from embodied.core.spec import StartStage, Term
-from envs.tasks.base import ObjectTaskConfig, Task, View, near, progress
+from envs.mujoco.view import View
+from envs.tasks.base import ObjectTaskConfig, Task, near, progress
 from envs.tasks.common import (
     cube_privileged,
     cube_privileged_terms,
@@ -103,11 +104,11 @@ class Placing(Task):
         return self._inside() & resting & ~self.view.touched(self.object_name)
 
     def failure(self) -> Tensor | None:
-        return out_of_reach(self.config, self.object)
+        return out_of_reach(self, self.object)
 
     def expert(self) -> Tensor:
         config = self.config
-        target, gripper = grasp_move(self.view, self.object_name, config.control)
+        target, gripper = grasp_move(self.view, self.object_name)
         grasped, above, tcp = self.view.grasped(self.object_name), self._above(), self.view.tcp_pos
         over_tray = self.tray + torch.tensor([0, 0, config.carry_m + 0.02])
         ready = (self.object[:, 2] > config.carry_m - 0.02) | above
@@ -118,4 +119,4 @@ class Placing(Task):
         retreat = torch.cat([tcp[:, :2], torch.full_like(tcp[:, 2:], 0.2)], dim=-1)
         target = torch.where(let_go.unsqueeze(-1) | self._inside().unsqueeze(-1), retreat, target)
         gripper = torch.where(let_go | self._inside(), 1.0, gripper)
-        return move_towards(self.view, target, config.control, gripper)
+        return move_towards(self.view, target, gripper)

@@ -10,11 +10,10 @@ from embodied.core.options import Count, config_dataclass
 from embodied.core.spec import Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import RED, add_cube, add_goal
+from envs.mujoco.view import View
 from envs.registry import TASKS
-from envs.tasks.base import ObjectTaskConfig, Task, View, near
+from envs.tasks.base import ObjectTaskConfig, Task, near
 from envs.tasks.common import (
-    ROBOT_TERMS,
-    arm_state,
     cube_privileged,
     cube_privileged_terms,
     cube_state,
@@ -69,14 +68,13 @@ class Push(Task):
 
     def state_terms(self) -> tuple[Term, ...]:
         goal = Term("goal", 2, "m", "base"), Term("goal_from_cube", 2, "m", "base")
-        return (*ROBOT_TERMS, *cube_terms("cube"), *goal)
+        return (*cube_terms("cube"), *goal)
 
     def privileged_terms(self) -> tuple[Term, ...]:
         return cube_privileged_terms("cube")
 
     def observe(self) -> dict[str, Tensor]:
         return {
-            **arm_state(self.view),
             **cube_state(self.view, "cube"),
             "goal": self.goal[:, :2],
             "goal_from_cube": (self.goal - self.cube)[:, :2],
@@ -108,7 +106,7 @@ class Push(Task):
         return (self._goal_distance() < self.config.success_m) & on_table
 
     def failure(self) -> Tensor | None:
-        return out_of_reach(self.config, self.cube)
+        return out_of_reach(self, self.cube)
 
     def expert(self) -> Tensor:
         tcp, cube = self.view.tcp_pos, self.cube
@@ -130,4 +128,4 @@ class Push(Task):
         height = torch.where(low & behind | over_start, 0.014, 0.11)
         done = (distance < 0.02) & ((cube[:, 2:] - self.config.cube_half_m).abs() < 0.01)
         target = torch.where(done, tcp, torch.cat([horizontal, height], dim=-1))
-        return move_towards(self.view, target, self.config.control, gripper=-torch.ones(len(tcp)))
+        return move_towards(self.view, target, gripper=-torch.ones(len(tcp)))

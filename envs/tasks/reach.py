@@ -10,9 +10,10 @@ from embodied.core.options import Count, config_dataclass
 from embodied.core.spec import Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import add_goal
+from envs.mujoco.view import View
 from envs.registry import TASKS
-from envs.tasks.base import Task, TaskConfig, View, near
-from envs.tasks.common import ROBOT_TERMS, arm_state, move_towards
+from envs.tasks.base import Task, TaskConfig, near
+from envs.tasks.common import move_towards
 
 
 @config_dataclass
@@ -46,13 +47,13 @@ class Reach(Task):
         )
 
     def state_terms(self) -> tuple[Term, ...]:
-        return (*ROBOT_TERMS, Term("goal", 3, "m", "base"), Term("goal_from_tcp", 3, "m", "base"))
+        return (Term("goal", 3, "m", "base"), Term("goal_from_tcp", 3, "m", "base"))
 
     def privileged_terms(self) -> tuple[Term, ...]:
         return (Term("distance", 1, "m"),)
 
     def observe(self) -> dict[str, Tensor]:
-        return {**arm_state(self.view), "goal": self.goal, "goal_from_tcp": self.goal - self.view.tcp_pos}
+        return {"goal": self.goal, "goal_from_tcp": self.goal - self.view.tcp_pos}
 
     def privileged(self) -> dict[str, Tensor]:
         return {"distance": self._distance().unsqueeze(-1)}
@@ -67,4 +68,4 @@ class Reach(Task):
         return self._distance() < self.config.success_m
 
     def expert(self) -> Tensor:
-        return move_towards(self.view, self.goal, self.config.control, gripper=torch.ones(len(self.goal)))
+        return move_towards(self.view, self.goal, gripper=torch.ones(len(self.goal)))

@@ -10,11 +10,10 @@ from embodied.core.options import Count, Share, config_dataclass
 from embodied.core.spec import StartStage, Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import BLUE, RED, add_cube
+from envs.mujoco.view import View
 from envs.registry import TASKS
-from envs.tasks.base import ObjectTaskConfig, Task, View, near, progress
+from envs.tasks.base import ObjectTaskConfig, Task, near, progress
 from envs.tasks.common import (
-    ROBOT_TERMS,
-    arm_state,
     cube_privileged,
     cube_privileged_terms,
     cube_state,
@@ -81,14 +80,13 @@ class Stack(Task):
         put_cube_in_hand(self.view, "cube", ids, self.config.cube_half_m)
 
     def state_terms(self) -> tuple[Term, ...]:
-        return (*ROBOT_TERMS, *cube_terms("cube"), *cube_terms("base"), Term("top_from_cube", 3, "m", "base"))
+        return (*cube_terms("cube"), *cube_terms("base"), Term("top_from_cube", 3, "m", "base"))
 
     def privileged_terms(self) -> tuple[Term, ...]:
         return (*cube_privileged_terms("cube"), *cube_privileged_terms("base"))
 
     def observe(self) -> dict[str, Tensor]:
         return {
-            **arm_state(self.view),
             **cube_state(self.view, "cube"),
             **cube_state(self.view, "base"),
             "top_from_cube": self._top() - self.cube,
@@ -128,10 +126,10 @@ class Stack(Task):
         return self._on_base() & (self.cube_vel.norm(dim=-1) < 0.05) & ~self.view.touched("cube")
 
     def failure(self) -> Tensor | None:
-        return out_of_reach(self.config, self.cube, self.base)
+        return out_of_reach(self, self.cube, self.base)
 
     def expert(self) -> Tensor:
-        target, gripper = grasp_move(self.view, "cube", self.config.control)
+        target, gripper = grasp_move(self.view, "cube")
         carried, tcp, top, cube = held(self.view, "cube"), self.view.tcp_pos, self._top(), self.cube
         horizontal = (top - cube)[:, :2].norm(dim=-1)
         # up first, then across, and down into a funnel over the blue cube
@@ -146,4 +144,4 @@ class Stack(Task):
         target = torch.where(let_go.unsqueeze(-1), torch.where(wait, tcp, retreat), target)
         gripper = torch.where(let_go, 1.0, gripper)
         limit = torch.where(carried & (horizontal < 0.03), 0.3, torch.where(carried, 0.6, 1.0))
-        return move_towards(self.view, target, self.config.control, gripper, limit=limit)
+        return move_towards(self.view, target, gripper, limit=limit)

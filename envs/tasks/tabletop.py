@@ -26,10 +26,10 @@ from embodied.core.options import config_dataclass
 from embodied.core.spec import Instruction, Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import GREY, add_object, add_object_sensors, add_tray
-from envs.mujoco.shape_variants import Morphs
+from envs.mujoco.shape_variants import ShapeVariants
+from envs.mujoco.view import View
 from envs.registry import TASKS
-from envs.tasks.base import View
-from envs.tasks.common import ROBOT_TERMS, arm_state, cube_state, cube_terms, stand
+from envs.tasks.common import cube_state, cube_terms, stand
 from envs.tasks.ground_truth import Role
 from envs.tasks.placing import Placing, PlacingConfig
 from envs.tasks.words import Words, default_words
@@ -103,7 +103,7 @@ class Tabletop(Placing):
         self.trays = [view.mocap(f"{tray}_tray") for tray in words.trays]
         self.tray = torch.zeros(num_envs, 3, dtype=torch.float64)
         shapes, colors = list(words.shapes.values()), list(words.colors.values())
-        self.morphs = Morphs(view.batch, SLOTS, shapes, self.config.object_mass_kg)
+        self.morphs = ShapeVariants(view.batch, SLOTS, shapes, self.config.object_mass_kg)
         self.rgba = view.batch.expand("geom_rgba")
         self.geoms = [view.model.geom(name).id for name in SLOTS]
         self.rgb_C3 = np.array(colors)
@@ -171,7 +171,6 @@ class Tabletop(Placing):
 
     def state_terms(self) -> tuple[Term, ...]:
         return (
-            *ROBOT_TERMS,
             *cube_terms("target"),
             Term("target_shape", len(self.config.words.shapes)),
             Term("tray", 2, "m", "base"),
@@ -181,7 +180,6 @@ class Tabletop(Placing):
 
     def observe(self) -> dict[str, Tensor]:
         return {
-            **arm_state(self.view),
             **cube_state(self.view, "target"),
             "target_shape": one_hot(self.shape_NB[:, 0], len(self.config.words.shapes)).double(),
             "tray": self.tray[:, :2],

@@ -45,8 +45,8 @@ from embodied.core.spec import TRAIN, EnvSpec
 from embodied.core.types import Obs
 from envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
 from envs.mujoco.pool import MujocoPool, SimConfig
+from envs.mujoco.viewer import Viewer
 from envs.registry import TASKS
-from envs.rendering.appearance import Viewer
 from envs.rendering.cameras import Camera
 from envs.rendering.vision import find_camera
 
@@ -57,7 +57,7 @@ METADATA: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}
 _NO_LIMIT = 2**31 - 1  # control steps; more than three years
 
 
-class PandaEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
+class TaskEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
     """One env of a task. Truncated only if its simulation diverges (TimeLimit does the rest); terminated if it fails.
 
     task: name in the registry of tasks. cameras: by name, ``image_size`` pixels wide and high, or as Camera objects.
@@ -117,13 +117,13 @@ class PandaEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         return {"privileged": privileged_1P[0].numpy(), "success": success, "is_success": success, "instruction": text}
 
 
-class PandaVectorEnv(VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
+class TaskVectorEnv(VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
     """N envs of a task in one batch of simulations, with arrays of N rows.
 
     ``infos`` are those of gymnasium's own vector envs: arrays with a mask of the same name and ``_`` before it, and for
     rows that ended ``final_obs`` (an array of objects, None in other rows) and ``final_info``.
     num_threads: that step the simulations, 0 for all cores. stagger: first episodes start at different elapsed times.
-    cameras, image_size: as in PandaEnv.
+    cameras, image_size: as in TaskEnv.
     """
 
     metadata: ClassVar[dict[str, Any]] = {**METADATA, "autoreset_mode": AutoresetMode.SAME_STEP}
@@ -320,8 +320,8 @@ def register_tasks() -> None:
     for task in TASKS.names():
         gymnasium.register(
             gymnasium_id(task),
-            entry_point=f"{__name__}:{PandaEnv.__name__}",
-            vector_entry_point=f"{__name__}:{PandaVectorEnv.__name__}",
+            entry_point=f"{__name__}:{TaskEnv.__name__}",
+            vector_entry_point=f"{__name__}:{TaskVectorEnv.__name__}",
             max_episode_steps=TASKS[task].config().max_episode_steps,
             kwargs={"task": task},
         )

@@ -10,7 +10,10 @@ from torch import Tensor
 
 from embodied.core.types import Obs, Timestep
 from envs import MujocoPool, SamplerSetup, make_pool, make_sampler
+from envs.mujoco.robots.gripper_arm import ControlConfig
+from envs.mujoco.robots.panda import Panda
 
+PANDA = Panda(ControlConfig())
 TASK_NAMES = ("reach", "push", "lift", "pick_place", "stack", "tabletop")
 
 

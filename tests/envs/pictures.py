@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import mujoco
 import numpy as np
 import torch
 from torch import Tensor
 
 from envs import MujocoPool
-from envs.mujoco.scene import panda_on_table
+from envs.mujoco.pool import coarse_of
 from envs.rendering.cameras import Camera
 from envs.rendering.vision import CAMERAS, CameraRig
 from tests.envs.helpers import actions, pool
@@ -20,14 +19,8 @@ FRONT, WRIST = (replace(CAMERAS[name], width=40, height=40) for name in ("front"
 EVERYTHING = {"depth": True, "segmentation": True}
 
 
-def scene(env: MujocoPool) -> mujoco.MjSpec:
-    spec = panda_on_table()
-    env.task.build_scene(spec)
-    return spec
-
-
 def rig_of(env: MujocoPool, *cameras: Camera, **options: Any) -> CameraRig:
-    rig = CameraRig(env.batch, scene(env), cameras or (FRONT, WRIST), **options)
+    rig = CameraRig(env.batch, env.task.scene(), coarse_of(env.task.robot), cameras or (FRONT, WRIST), **options)
     env.batch.forward()  # outputs that are bound now are filled by the next call
     return rig
 

@@ -11,10 +11,9 @@ import pytest
 import torch
 from mujoco.batch import Batch
 
-from embodied.core.types import PolicySample
 from embodied.report.video import grid, open_mp4, record
 from envs import MujocoPool, first_episodes
-from envs.rendering.appearance import SOLVED, Viewer
+from envs.mujoco.viewer import SOLVED, Viewer
 from envs.rendering.cameras import FAST, PICTURE, VIDEO, Camera, render
 from tests.envs.helpers import pool as make_small
 
@@ -162,10 +161,8 @@ class Still:
 
     execute = 2
 
-    def act(self, obs: dict, noise: None) -> PolicySample:
-        n, horizon, actions = len(obs["state"]), 3, 4
-        chunk = torch.zeros(n, horizon, actions)
-        return PolicySample(chunk, torch.zeros(n), torch.zeros(n), chunk[:, None], torch.full((n,), -1))
+    def plan(self, obs: dict) -> torch.Tensor:
+        return torch.zeros(len(obs["state"]), 3, 4)
 
 
 def small_pool(num_envs: int) -> MujocoPool:

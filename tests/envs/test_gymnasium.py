@@ -21,7 +21,7 @@ from embodied.core.errors import UserError
 from envs import TASKS, make_pool, make_sampler
 from envs.rendering.cameras import Camera
 from envs.rendering.vision import find_camera
-from envs.views.gymnasium_api import PandaEnv, PandaVectorEnv, gymnasium_id
+from envs.views.gymnasium_api import TaskEnv, TaskVectorEnv, gymnasium_id
 
 REACH = "embodied/Reach-v0"
 TABLETOP = "embodied/Tabletop-v0"
@@ -30,9 +30,9 @@ IDS = ["embodied/Reach-v0", "embodied/Push-v0", "embodied/Lift-v0", "embodied/Pi
 
 
 @pytest.fixture
-def pool() -> Iterator[PandaVectorEnv]:
+def pool() -> Iterator[TaskVectorEnv]:
     envs = gymnasium.make_vec(REACH, num_envs=3, max_episode_steps=4, num_threads=1)
-    assert isinstance(envs, PandaVectorEnv)
+    assert isinstance(envs, TaskVectorEnv)
     yield envs
     envs.close()
 
@@ -150,7 +150,7 @@ def test_rows_that_go_on_have_no_final_obs() -> None:
         (np.full((3, 4), np.nan), "NaN"),
     ],
 )
-def test_bad_actions_of_a_pool(pool: PandaVectorEnv, action: np.ndarray, message: str) -> None:
+def test_bad_actions_of_a_pool(pool: TaskVectorEnv, action: np.ndarray, message: str) -> None:
     before = pool.reset(seed=0)[0]["state"]
     with pytest.raises(ValueError, match=message):
         pool.step(action)
@@ -158,7 +158,7 @@ def test_bad_actions_of_a_pool(pool: PandaVectorEnv, action: np.ndarray, message
 
 
 def test_bad_actions_of_one_env() -> None:
-    env = PandaEnv("reach")
+    env = TaskEnv("reach")
     env.reset(seed=0)
     for action in (np.zeros(3), np.zeros((1, 4)), np.full(4, np.inf)):
         with pytest.raises(ValueError, match="action"):
@@ -169,14 +169,14 @@ def test_bad_arguments_name_the_nearest() -> None:
     with pytest.raises(UserError, match="Did you mean 'success_m'"):
         gymnasium.make(REACH, sucess_m=0.1)
     with pytest.raises(UserError, match="Did you mean 'rgb_array'"):
-        PandaEnv("reach", render_mode="rgb_aray")
+        TaskEnv("reach", render_mode="rgb_aray")
     with pytest.raises(ValueError, match="num_envs"):
         gymnasium.make_vec(REACH, num_envs=0)
     with pytest.raises(UserError, match="reset_mask"):
-        PandaEnv("reach").reset(options={"reset_mask": np.ones(1, bool)})
+        TaskEnv("reach").reset(options={"reset_mask": np.ones(1, bool)})
 
 
-def test_a_closed_env_says_so(pool: PandaVectorEnv) -> None:
+def test_a_closed_env_says_so(pool: TaskVectorEnv) -> None:
     pool.close()
     pool.close()
     with pytest.raises(ClosedEnvironmentError):
@@ -261,7 +261,7 @@ def test_pictures_and_words_are_those_of_the_pool() -> None:
 def test_an_env_that_diverged_gives_the_pictures_and_words_of_that_episode(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    env = PandaEnv("tabletop", sim={"dump_dir": str(tmp_path)}, **SEEN)
+    env = TaskEnv("tabletop", sim={"dump_dir": str(tmp_path)}, **SEEN)
     told = env.reset(seed=0)[1]["instruction"]
     monkeypatch.setattr(env._simulated.pool.guard, "check", lambda raised: torch.tensor([0]))
     observation, _, _, truncated, info = env.step(np.zeros(4, np.float32))

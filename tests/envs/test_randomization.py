@@ -18,14 +18,14 @@ from embodied.core.options import from_mapping
 from envs import SimConfig
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.randomization import RandomizationTerm, Randomizer
-from envs.mujoco.scene import RED, add_cube, panda_on_table
-from tests.envs.helpers import pool, restart
+from envs.mujoco.scene import RED, add_cube, on_table
+from tests.envs.helpers import PANDA, pool, restart
 
 N = 400
 
 
 def batch(num_envs: int = N) -> Batch:
-    spec = panda_on_table()
+    spec = on_table(PANDA)
     add_cube(spec, "cube", 0.02, 0.064, RED)
     return Batch(spec.compile(), num_envs, 1, persistent=True)
 
@@ -160,7 +160,7 @@ def test_a_servo_keeps_pulling_to_its_target() -> None:
 def test_a_new_mass_is_as_if_it_had_been_in_the_file() -> None:
     sims = batch(3)
     apply(sims, {"mass": term(field="body_mass", names=["cube"], range=[0.2, 0.2], operation="abs", column=None)})
-    spec = panda_on_table()
+    spec = on_table(PANDA)
     add_cube(spec, "cube", 0.02, 0.2, RED)
     heavy = spec.compile()
     for name in ("body_mass", "body_inertia", "body_subtreemass", "body_invweight0", "dof_invweight0", "dof_M0"):

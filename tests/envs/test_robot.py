@@ -9,18 +9,13 @@ import numpy as np
 import pytest
 from mujoco.batch import Batch
 
-from envs.mujoco.robots.panda import (
-    FINGER_OPEN_M,
-    HOME_QPOS,
-    NUM_ARM,
-    ControlConfig,
-    PandaArm,
-    damped_least_squares,
-    solve_spd,
-)
-from envs.mujoco.scene import panda_on_table
+from envs.mujoco.robots.gripper_arm import ControlConfig
+from envs.mujoco.robots.kinematics import damped_least_squares, solve_spd
+from envs.mujoco.robots.panda import Panda
+from envs.mujoco.scene import on_table
 
 SUBSTEPS = 5  # 20 Hz
+FINGER_OPEN_M, HOME_QPOS, NUM_ARM = Panda.finger_open_m, Panda.home_qpos, len(Panda.home_qpos)
 N = 32
 
 
@@ -29,12 +24,14 @@ class Rig:
 
     def __init__(self, num: int = N, spread_rad: float = 0.05, seed: int = 0, **control: Any) -> None:
         self.rng = np.random.default_rng(seed)
-        self.batch = Batch(panda_on_table().compile(), num, 1, persistent=True)
-        self.arm = PandaArm(self.batch, ControlConfig(**control))
+        robot = Panda(ControlConfig(**control))
+        self.batch = Batch(on_table(robot).compile(), num, 1, persistent=True)
+        self.arm = robot.attach(self.batch)
         noise = self.rng.uniform(-spread_rad, spread_rad, (num, NUM_ARM))
         self.arm.reset(np.arange(num), HOME_QPOS + noise)
         self.batch.forward(stage=int(mujoco.mjtStage.mjSTAGE_VEL))
-        self.num, self.size = num, len(self.arm.action_names)
+        self.action_names = robot.action.names
+        self.num, self.size = num, robot.action.size
 
     @property
     def tcp(self) -> np.ndarray:
@@ -59,7 +56,7 @@ class Rig:
         action = np.zeros(self.size)
         action[-1] = 1.0
         for name, value in parts.items():
-            action[self.arm.action_names.index(name)] = value
+            action[self.action_names.index(name)] = value
         return action
 
     def scatter(self) -> None:
@@ -164,7 +161,7 @@ def test_the_workspace_is_not_left(name: str, sign: float) -> None:
 
 def test_rotation_turns_about_the_vertical_and_nothing_else() -> None:
     rig = Rig(16, spread_rad=0.05, rotation=True)
-    assert rig.arm.action_names == ("dx", "dy", "dz", "dyaw", "gripper")
+    assert rig.action_names == ("dx", "dy", "dz", "dyaw", "gripper")
     rig.drive(rig.action(), 10)
     for sign in (1.0, -1.0):
         before, yaw = rig.tcp, rig.yaw
@@ -182,7 +179,7 @@ def test_rotation_turns_about_the_vertical_and_nothing_else() -> None:
 @pytest.mark.parametrize("joint", range(NUM_ARM))
 def test_joint_actions_move_their_joint(joint: int) -> None:
     rig = Rig(4, spread_rad=0.05, mode="joint_delta")
-    assert rig.arm.action_names == (*(f"djoint{i + 1}" for i in range(NUM_ARM)), "gripper")
+    assert rig.action_names == (*(f"djoint{i + 1}" for i in range(NUM_ARM)), "gripper")
     qpos = rig.batch.bind("qpos")
     before = qpos[:, :NUM_ARM].copy()
     rig.drive(rig.action(**{f"djoint{joint + 1}": 1.0}), 5)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from mujoco.batch import Batch
 
-from envs.mujoco.scene import RED, add_cube, panda_on_table
-from envs.rendering.appearance import COLLISION_GROUP, dress
+from envs.mujoco.scene import RED, add_cube, on_table
+from envs.rendering.appearance import COLLISION_GROUP, add_visuals
+from tests.envs.helpers import PANDA
 
 HOME = np.array([0.0, 0.0, 0.0, -np.pi / 2, 0.0, np.pi / 2, np.pi / 4])
 BENT = np.array([0.4, -0.7, 1.1, -2.3, -0.9, 2.0, 0.6])
@@ -30,12 +31,12 @@ TORQUE_NM = [87, 87, 87, 87, 12, 12, 12]
 
 @pytest.fixture(scope="module")
 def model() -> mujoco.MjModel:
-    return panda_on_table().compile()
+    return on_table(PANDA).compile()
 
 
 @pytest.fixture(scope="module")
 def dressed() -> mujoco.MjModel:
-    return dress(panda_on_table())
+    return add_visuals(on_table(PANDA), PANDA.visual)
 
 
 def forward_kinematics(q: np.ndarray) -> np.ndarray:
@@ -127,9 +128,9 @@ def test_shells_enclose_what_collides(dressed: mujoco.MjModel) -> None:
             assert (dressed.geom_group[dressed.geom_bodyid == body] == 2).any()
 
 
-def test_dress_leaves_the_spec_alone() -> None:
-    spec = panda_on_table()
+def test_adding_visuals_leaves_the_spec_alone() -> None:
+    spec = on_table(PANDA)
     add_cube(spec, "cube", 0.02, 0.05, RED)
     before = spec.compile().ngeom
-    dress(spec)
+    add_visuals(spec, PANDA.visual)
     assert spec.compile().ngeom == before

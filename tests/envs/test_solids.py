@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from mujoco.batch import Batch
 
-from envs.mujoco.scene import panda_on_table
+from envs.mujoco.pool import coarse_of
+from envs.mujoco.scene import on_table
 from envs.rendering.appearance import Twin
 from envs.rendering.cameras import render
 from envs.rendering.solids import MISSED, SOLIDS, Vector, dot
 from envs.rendering.vision import CameraRig
+from tests.envs.helpers import PANDA
 from tests.envs.pictures import EVERYTHING, FRONT
 
 SIZE = {
@@ -86,7 +88,7 @@ def test_nothing_is_met_behind_or_from_inside(name: str) -> None:
 
 def test_a_mesh_is_seen_too() -> None:
     """A tetrahedron, which is none of the solids, behind and before things that are."""
-    spec = panda_on_table()
+    spec = on_table(PANDA)
     spec.add_mesh(name="tetra", uservert=[0, 0, 0, 0.2, 0, 0, 0, 0.2, 0, 0, 0, 0.2])
     for name, x in (("one", 0.4), ("two", 0.65)):
         body = spec.worldbody.add_body(name=name, pos=[x, -0.1, 0.03])
@@ -95,7 +97,7 @@ def test_a_mesh_is_seen_too() -> None:
     batch = Batch(spec.compile(), 3, 2)
     batch.bind("qpos")[:, -4] += [0.0, 0.05, 0.3]  # height of the second one
     camera = replace(FRONT, width=48, height=48)
-    rig = CameraRig(batch, spec, [camera])
+    rig = CameraRig(batch, spec, coarse_of(PANDA), [camera])
     batch.forward()
     seen = rig.render(**EVERYTHING)
     twin = Twin(batch, rig.model, np.arange(3), 1)

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from embodied.core.spec import TRAIN
 from envs import MujocoPool, make_sampler
-from envs.mujoco.scene import RED, Shape, add_object, cube, panda_on_table
-from envs.mujoco.shape_variants import Morphs
+from envs.mujoco.scene import RED, Shape, add_object, cube, on_table
+from envs.mujoco.shape_variants import ShapeVariants
 from envs.rendering.vision import CAMERAS
-from envs.tasks.common import arm_state
 from envs.tasks.tabletop import SLOTS, UPRIGHT
-from tests.envs.helpers import actions, assert_same, pool, restart
+from tests.envs.helpers import PANDA, actions, assert_same, pool, restart
 
 SHAPES = (cube(0.02), Shape("cylinder", (0.02, 0.035)), Shape("sphere", (0.025,)))
 NAMES = ("a", "b", "c")
@@ -166,7 +165,7 @@ def test_with_cameras_the_instruction_is_observed_and_objects_are_not() -> None:
     obs = restart(env, 0)
     assert torch.equal(obs["instruction"], env.task.instruction_N)
     assert obs["instruction"] is not env.task.instruction_N
-    assert {name.split("[")[0] for name in env.spec.state_names} == set(arm_state(env.view))
+    assert {name.split("[")[0] for name in env.spec.state_names} == set(env.arm.observe())
     before = env.task.instruction_N.clone()
     step = env.step(torch.zeros(4, 3, 4))
     assert torch.equal(step.final_obs["instruction"], before)
@@ -178,7 +177,7 @@ def test_with_cameras_the_instruction_is_observed_and_objects_are_not() -> None:
 
 def model(kinds: list[int]) -> mujoco.MjModel:
     """The table with a native object of each kind."""
-    spec = panda_on_table()
+    spec = on_table(PANDA)
     for name, kind in zip(NAMES, kinds, strict=True):
         add_object(spec, name, SHAPES[kind], MASS_KG, RED)
         spec.body(name).pos = [0, 0, 0]
@@ -189,7 +188,7 @@ def test_a_morphed_model_is_the_native_one() -> None:
     """Every field of the model, and the constants that the engine derives."""
     kinds = np.random.default_rng(0).integers(0, 3, (8, 3))
     batch = Batch(model([0, 0, 0]), 8, 1, persistent=True)
-    Morphs(batch, NAMES, SHAPES, MASS_KG).apply(np.arange(8), kinds)
+    ShapeVariants(batch, NAMES, SHAPES, MASS_KG).apply(np.arange(8), kinds)
     for _ in range(2):
         for i in range(8):
             native = model(kinds[i].tolist())
@@ -217,7 +216,7 @@ def test_morphed_objects_fall_roll_and_collide_as_native_ones() -> None:
         return batch.bind("qpos")[:, at:].copy()
 
     morphed = Batch(model([0, 0, 0]), n, 1, persistent=True)
-    Morphs(morphed, NAMES, SHAPES, MASS_KG).apply(np.arange(n), kinds)
+    ShapeVariants(morphed, NAMES, SHAPES, MASS_KG).apply(np.arange(n), kinds)
     found = run(morphed, np.arange(n))
     for i in range(n):
         native = Batch(model(kinds[i].tolist()), 1, 1, persistent=True)

@@ -43,7 +43,7 @@ def test_observations_are_named(task: str) -> None:
     assert len(set(spec.state_names)) == spec.state_dim
     assert obs["privileged"].shape[1] == spec.privileged_dim > 0
     assert spec.action_names == ("dx", "dy", "dz", "gripper")
-    parts, hidden = env.task.observe(), env.task.privileged()
+    parts, hidden = {**env.arm.observe(), **env.task.observe()}, env.task.privileged()
     assert not set(parts) & set(hidden), "privileged parts are for the critic alone"
     sizes = {term.name: term.size for term in (*spec.state, *spec.privileged)}
     assert {name: value.shape for name, value in {**parts, **hidden}.items()} == {n: (3, sizes[n]) for n in sizes}

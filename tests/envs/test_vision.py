@@ -13,10 +13,10 @@ import torch
 from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec
 from envs import MujocoPool
-from envs.rendering.appearance import Twin, Viewer
+from envs.mujoco.viewer import Viewer
+from envs.rendering.appearance import Twin
 from envs.rendering.cameras import FAST, Camera, render
 from envs.rendering.vision import CameraRig, find_camera
-from envs.tasks.common import ROBOT_TERMS, arm_state
 from tests.envs.helpers import actions, pool, restart
 from tests.envs.pictures import EVERYTHING, FRONT, WRIST, assert_equal, moved, rig_of
 
@@ -175,7 +175,7 @@ def test_a_pool_with_cameras_hides_objects_from_the_state() -> None:
     assert obs["images.wrist"].dtype == torch.uint8
     assert obs["state"].shape[1] == seeing.spec.state_dim == len(seeing.spec.state_names)
     assert not any("cube" in name or "tray" in name for name in seeing.spec.state_names)
-    assert tuple(arm_state(seeing.view)) == tuple(term.name for term in ROBOT_TERMS)
+    assert tuple(seeing.arm.observe()) == tuple(term.name for term in seeing.task.robot.terms)
     own = [blind.spec.state_names.index(name) for name in seeing.spec.state_names]
     rest = [i for i in range(blind.spec.state_dim) if i not in own]
     assert torch.equal(obs["state"], full["state"][:, own])

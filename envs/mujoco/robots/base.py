@@ -1,0 +1,99 @@
+"""What tasks and the pool know of a robot: an arm with a parallel gripper at the edge of a table.
+
+    Robot: what it is, without a simulation ── attach(batch) ──► Arm: the same robot in every simulation of a batch
+
+The MJCF of a robot stands at the origin with the table's surface at z = 0, has an implicit integrator and the engine's
+autoreset disabled. Its names are fixed: site ``tcp`` between the fingers with the sensor ``tcp_vel`` (frame velocity),
+bodies ``left_finger`` and ``right_finger``, and a camera ``wrist`` where policies are to see from there. Geoms of the
+robot have contype 1 and conaffinity 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from mujoco.batch import Batch
+from torch import Tensor
+
+from embodied.core.registry import Registry
+from embodied.core.spec import Box, Term
+from envs.common.seeding import EpisodeRng
+
+ASSETS = Path(__file__).resolve().parents[3] / "assets"
+
+
+class Arm(Protocol):
+    """A robot in the N simulations of a batch. Tensors are float64 views of live arrays: metres, radians, seconds."""
+
+    tcp_pos: Tensor
+    """Tool centre point, base frame, [N, 3]."""
+    tcp_mat: Tensor
+    """Rotation matrix of the tool by rows, [N, 9]."""
+    tcp_vel: Tensor
+    """Velocity of the tool centre point, [N, 3]."""
+    finger_qpos: Tensor
+    """Distance of each finger from where the fingers meet, [N, 2]; writable."""
+    finger_qvel: Tensor
+    """Velocity of each finger, [N, 2]."""
+    finger_targets: Tensor
+    """Position that each finger is commanded to, below 0 to squeeze, [N, 2]; writable."""
+
+    def reset(self, ids: np.ndarray, qpos_nJ: np.ndarray) -> None:
+        """Put the arm of envs ``ids`` [n] at joint positions [n, J] with the gripper open, and hold it there."""
+        ...
+
+    def apply(self, action_NA: np.ndarray, ids: np.ndarray | None) -> None:
+        """Command actions [N, A] in [-1, 1] of the envs ``ids`` (None: all)."""
+        ...
+
+    def observe(self) -> Mapping[str, Tensor]:
+        """Return the quantities of ``Robot.terms`` by name, each [N, size], in the terms' units."""
+        ...
+
+    def opening(self) -> Tensor:
+        """Return how far the fingers are commanded to open, 0 (closed) to 1 (open), [N]."""
+        ...
+
+    def move_tool(self, displacement_N3: Tensor, gripper_N: Tensor, limit_N1: Tensor) -> Tensor:
+        """Return the action [N, A] that moves the tool by a displacement (m), at most ``limit`` of an action's range.
+
+        gripper: 1 open, -1 closed. UserError if the robot's actions are not displacements of the tool.
+        """
+        ...
+
+
+class Robot(Protocol):
+    """A robot before it is simulated: a class registered with the dataclass of its control options and built from one.
+
+    An action is in [-1, 1]^A; its last entry opens (1) and closes (-1) the gripper.
+    """
+
+    name: str
+    """Manufacturer and model, as data sets name robots."""
+    mjcf: Path
+    """The robot without table and objects."""
+    visual: Path | None
+    """MJCF with the geoms of robot, table and floor that videos show; None: they show the geoms of ``mjcf``."""
+    coarse: Path | None
+    """MJCF with the few geoms that policies' cameras see (groups: assets/franka/coarse.xml); None: no such cameras."""
+    action: Box
+    """What an action commands."""
+    terms: tuple[Term, ...]
+    """What the robot measures of itself; the first entries of ``obs["state"]``."""
+    workspace_m: tuple[tuple[float, float, float], tuple[float, float, float]]
+    """Opposite corners of the box that the tool centre point stays in."""
+
+    def start_qpos(self, rng: EpisodeRng, held_n: np.ndarray) -> np.ndarray:
+        """Draw joint positions [n, J] at the start of an episode: about home, and farther where ``held`` (bool [n])."""
+        ...
+
+    def attach(self, batch: Batch) -> Arm:
+        """Return the robot in the simulations of a batch whose model contains ``mjcf``."""
+        ...
+
+
+ROBOTS: Registry[Any] = Registry("robot")
+"""Classes of robots (``Robot``), built as ``build(control)``. Import ``envs.mujoco.robots`` to have it filled."""

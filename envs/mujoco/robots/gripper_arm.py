@@ -1,0 +1,223 @@
+"""An arm with a parallel gripper and position actuators: actions in [-1, 1] to actuator targets, for all envs at once.
+
+``GripperArm`` is a robot (``envs.mujoco.robots.base``); a subclass gives the MJCF and a few numbers, as ``Panda`` does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import mujoco
+import numpy as np
+import torch
+from mujoco.batch import Batch
+from torch import Tensor
+
+from embodied.core.errors import UserError
+from embodied.core.options import config_dataclass
+from embodied.core.spec import ActionTerm, Box, Term
+from envs.common.seeding import EpisodeRng
+from envs.mujoco.arrays import readonly
+from envs.mujoco.robots.kinematics import cross, damped_least_squares
+
+
+@config_dataclass
+class ControlConfig:
+    """How actions move the arm."""
+
+    mode: Literal["ee_delta", "joint_delta"] = "ee_delta"
+    """ee_delta: Cartesian displacement of the tool centre point, gripper kept vertical. joint_delta: of the joints."""
+    delta_m: float = 0.06
+    """Displacement of the target from the present position at action 1."""
+    delta_rad: float = 0.15
+    """Rotation, or displacement of each joint, at action 1."""
+    gripper_m: float = 0.01
+    """How far each finger's target may move in a control step; closing from open takes about five of them."""
+    rotation: bool = False
+    """With ee_delta, add a rotation about the vertical as the action before the gripper."""
+    damping: float = 0.03
+    """Damping of the least-squares inverse kinematics."""
+    posture_gain: float = 0.03
+    """How strongly the null space is pulled to the home posture, per control step."""
+    workspace_low_m: tuple[float, float, float] = (0.25, -0.35, 0.012)
+    """One corner of the box that the tool centre point's target stays in."""
+    workspace_high_m: tuple[float, float, float] = (0.75, 0.35, 0.45)
+    """The opposite corner."""
+
+
+class GripperArm:
+    """A robot whose first J joints are the arm's and whose next two are the fingers', each with a position actuator.
+
+    Joints are hinges (rad) or slides (m), in the MJCF's order, and the actuators are in the order of the joints.
+    """
+
+    name: ClassVar[str]
+    mjcf: ClassVar[Path]
+    visual: ClassVar[Path | None] = None
+    coarse: ClassVar[Path | None] = None
+    home_qpos: ClassVar[np.ndarray]
+    """Joint positions [J] that episodes start about, gripper pointing down, and that the null space is pulled to."""
+    home_spread: ClassVar[np.ndarray]
+    """Greatest distance of each joint from home at the start of an episode, [J]."""
+    held_spread: ClassVar[np.ndarray]
+    """The same for episodes that start with the object in the gripper, [J]."""
+    finger_open_m: ClassVar[float]
+    """Target of each finger when it is open."""
+    finger_closed_m: ClassVar[float]
+    """Target of each finger when it is closed; below 0, so that closing squeezes."""
+    finger_scale: ClassVar[float] = 25.0
+    """Scale of observed finger positions, which makes them about 1 when open."""
+
+    def __init__(self, config: ControlConfig) -> None:
+        self.config = config
+        self.workspace_m = config.workspace_low_m, config.workspace_high_m
+
+    @property
+    def num_joints(self) -> int:
+        """Number J of the arm's joints."""
+        return len(self.home_qpos)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return (
+            Term("joint_pos", self.num_joints, "rad"),
+            Term("joint_vel", self.num_joints, "rad/s"),
+            Term("fingers", 2, "m", scale=self.finger_scale),
+            Term("finger_target", 1, "m", scale=self.finger_scale),
+            Term("tcp_pos", 3, "m", "base"),
+            Term("tcp_vel", 3, "m/s", "base"),
+        )
+
+    @property
+    def action(self) -> Box:
+        config = self.config
+        move = [ActionTerm(f"d{axis}", f"tool along {axis} of the base", config.delta_m, unit="m") for axis in "xyz"]
+        if config.rotation:
+            move.append(ActionTerm("dyaw", "tool about the vertical", config.delta_rad, unit="rad"))
+        if config.mode == "joint_delta":
+            move = [
+                ActionTerm(f"djoint{i + 1}", f"joint {i + 1} from its present angle", config.delta_rad, unit="rad")
+                for i in range(self.num_joints)
+            ]
+        half_m, centre_m = (
+            (self.finger_open_m - self.finger_closed_m) / 2,
+            (self.finger_open_m + self.finger_closed_m) / 2,
+        )
+        return Box((*move, ActionTerm("gripper", "target of each finger, 1 open and -1 closed", half_m, centre_m, "m")))
+
+    def start_qpos(self, rng: EpisodeRng, held_n: np.ndarray) -> np.ndarray:
+        spread = np.where(held_n[:, None], self.held_spread, self.home_spread)
+        low, high = [-1.0] * self.num_joints, [1.0] * self.num_joints
+        qpos: np.ndarray = self.home_qpos + spread * rng.uniform("arm", low, high)
+        return qpos
+
+    def attach(self, batch: Batch) -> AttachedArm:
+        return AttachedArm(batch, self)
+
+
+class AttachedArm:
+    """Turns actions into ``ctrl`` of a batch. An arm action is relative to the present pose, so the controller holds no
+    state but the fingers' target, which is in ``ctrl`` and observed."""
+
+    def __init__(self, batch: Batch, robot: GripperArm) -> None:
+        model = batch.model
+        self.robot, self.config = robot, robot.config
+        self.batch = batch
+        self.num_joints = robot.num_joints
+        self.qpos, self.ctrl = batch.bind("qpos"), batch.bind("ctrl")
+        self.tcp_site = model.site("tcp").id
+        self.site_xpos, self.site_xmat = batch.bind("site_xpos"), batch.bind("site_xmat")
+        self.xaxis, self.xanchor = batch.bind("xaxis"), batch.bind("xanchor")
+        self.slides = np.flatnonzero(model.jnt_type[: self.num_joints] == mujoco.mjtJoint.mjJNT_SLIDE)
+        self.low, self.high = model.actuator_ctrlrange[: self.num_joints].T
+        # what is observed, and what tasks read and write
+        qpos, qvel = torch.from_numpy(self.qpos), torch.from_numpy(batch.bind("qvel"))
+        joints, fingers = slice(self.num_joints), slice(self.num_joints, self.num_joints + 2)
+        self.joint_pos, self.joint_vel = qpos[:, joints], qvel[:, joints]
+        self.finger_qpos, self.finger_qvel = qpos[:, fingers], qvel[:, fingers]
+        self.finger_targets = torch.from_numpy(self.ctrl)[:, fingers]
+        self.tcp_pos = readonly(self.site_xpos)[:, self.tcp_site]
+        self.tcp_mat = readonly(self.site_xmat)[:, self.tcp_site]
+        velocity = model.sensor("tcp_vel").adr[0]
+        self.tcp_vel = readonly(batch.bind("sensordata"))[:, velocity : velocity + 3]
+
+    def observe(self) -> dict[str, Tensor]:
+        return {
+            "joint_pos": self.joint_pos,
+            "joint_vel": self.joint_vel,
+            "fingers": self.finger_qpos,
+            "finger_target": self.finger_targets[:, :1],
+            "tcp_pos": self.tcp_pos,
+            "tcp_vel": self.tcp_vel,
+        }
+
+    def opening(self) -> Tensor:
+        closed_m, open_m = self.robot.finger_closed_m, self.robot.finger_open_m
+        return (self.finger_targets[:, 0] - closed_m) / (open_m - closed_m)
+
+    def move_tool(self, displacement_N3: Tensor, gripper_N: Tensor, limit_N1: Tensor) -> Tensor:
+        """See ``Arm``; UserError unless the mode is ``ee_delta``."""
+        if self.config.mode != "ee_delta":
+            raise UserError(f"control.mode: the scripted experts need ee_delta, got '{self.config.mode}'")
+        step = displacement_N3 / self.config.delta_m
+        step = step.clamp(-limit_N1, limit_N1)
+        yaw = [torch.zeros(len(step), 1, dtype=step.dtype)] if self.config.rotation else []
+        return torch.cat([step, *yaw, gripper_N.to(step.dtype).unsqueeze(-1)], dim=-1).float()
+
+    def reset(self, ids: np.ndarray, qpos_nJ: np.ndarray) -> None:
+        self.qpos[ids, : self.num_joints] = qpos_nJ
+        self.qpos[ids, self.num_joints : self.num_joints + 2] = self.robot.finger_open_m
+        self.ctrl[ids, : self.num_joints] = qpos_nJ
+        self.ctrl[ids, self.num_joints :] = self.robot.finger_open_m
+
+    def apply(self, action_NA: np.ndarray, ids: np.ndarray | None) -> None:
+        """Write the actuator targets for actions [N, A] in [-1, 1] of the envs ``ids`` (None: all).
+
+        ``site_xpos`` and ``qpos`` must be current. The gripper action is the desired opening, 1 open and -1 closed;
+        the fingers' target follows it at a limited rate, so that noise does not drop what is held.
+        Targets are computed for all N: picking rows first costs more than it saves.
+        """
+        joints, rate = self.num_joints, self.config.gripper_m
+        qpos, ctrl = self.qpos[:, :joints], np.empty_like(self.ctrl)
+        if self.config.mode == "joint_delta":
+            delta = action_NA[:, :joints] * self.config.delta_rad
+        else:
+            prior = self.config.posture_gain * (self.robot.home_qpos - qpos)
+            twist = self._twist(action_NA)
+            delta = damped_least_squares(self._jacobian(), twist, prior.T.copy(), self.config.damping).T
+        ctrl[:, :joints] = (qpos + delta).clip(self.low, self.high)
+        closed_m, open_m = self.robot.finger_closed_m, self.robot.finger_open_m
+        finger = closed_m + (open_m - closed_m) * (action_NA[:, -1:] + 1) / 2
+        before = self.ctrl[:, joints:]
+        ctrl[:, joints:] = before + (finger - before).clip(-rate, rate)
+        if ids is None:
+            self.ctrl[:] = ctrl
+        else:
+            self.ctrl[ids] = ctrl[ids]
+
+    def _jacobian(self) -> np.ndarray:
+        """Geometric Jacobian of the tool centre point, [6, J, N]: translation rows above rotation rows.
+
+        Column i is (axis_i x (point - anchor_i), axis_i) for a hinge and (axis_i, 0) for a slide. The engine's
+        ``Batch.jac`` gives the same but runs the kinematics again and makes a persistent batch start its next substep
+        afresh; these arrays are current already.
+        """
+        axis = self.xaxis[:, : self.num_joints].T.copy()
+        lever = (self.site_xpos[:, None, self.tcp_site] - self.xanchor[:, : self.num_joints]).T.copy()
+        jacobian = np.concatenate([cross(axis, lever), axis])
+        jacobian[:3, self.slides], jacobian[3:, self.slides] = axis[:, self.slides], 0.0
+        return jacobian
+
+    def _twist(self, action_NA: np.ndarray) -> np.ndarray:
+        """Displacement [6, N] (metres, radians) that the action asks for, kept in the workspace and vertical."""
+        position, frame = self.site_xpos[:, self.tcp_site], self.site_xmat[:, self.tcp_site]
+        target = position + action_NA[:, :3] * self.config.delta_m
+        target = target.clip(self.config.workspace_low_m, self.config.workspace_high_m)
+        twist = np.zeros((6, len(position)))
+        twist[:3] = (target - position).T
+        # frame is the tool's matrix by rows: its x axis is entries 0, 3, 6, its z axis 2, 5, 8
+        twist[3], twist[4] = -frame[:, 5], frame[:, 2]  # z axis x (0, 0, -1): turns the tool's z downwards
+        yaw = np.arctan2(frame[:, 3], frame[:, 0])
+        twist[5] = action_NA[:, 3] * self.config.delta_rad if self.config.rotation else -yaw
+        return twist
