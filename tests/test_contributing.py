@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 COPIED = ("embodied", "envs", "policies", "algos", "configs", "assets", "pyproject.toml", "tests/conftest.py")
-HEAD = r"^```(?:python|yaml)\n# (?P<path>[\w/.]+)(?P<where>, [^\n]+)?\n"
+HEAD = r"^```(?:python|yaml|xml)\n(?:#|<!--) (?P<path>[\w/.]+)(?P<where>, [^\n]+?)?(?: -->)?\n"
 BLOCK = re.compile(HEAD + r"(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^```sh\npython (?P<words>-m embodied\.train .+)\n```$", re.MULTILINE)
 AFTER = re.compile(r', after "(.+)"$')
@@ -53,6 +53,7 @@ def apply_block(copy: Path, match: re.Match[str]) -> Path:
         ("A policy", 4),
         ("An algorithm", 4),
         pytest.param("A simulator", 3, marks=pytest.mark.slow(reason="it trains to success")),
+        ("A robot", 4),
         ("A curriculum", 4),
     ],
 )

@@ -62,6 +62,8 @@ class GripperArm:
     """Greatest distance of each joint from home at the start of an episode, [J]."""
     held_spread: ClassVar[np.ndarray]
     """The same for episodes that start with the object in the gripper, [J]."""
+    joint_unit: ClassVar[str] = "rad"
+    """Unit of the joint positions; units with commas between them if the joints differ."""
     finger_open_m: ClassVar[float]
     """Target of each finger when it is open."""
     finger_closed_m: ClassVar[float]
@@ -81,8 +83,8 @@ class GripperArm:
     @property
     def terms(self) -> tuple[Term, ...]:
         return (
-            Term("joint_pos", self.num_joints, "rad"),
-            Term("joint_vel", self.num_joints, "rad/s"),
+            Term("joint_pos", self.num_joints, self.joint_unit),
+            Term("joint_vel", self.num_joints, ", ".join(f"{unit}/s" for unit in self.joint_unit.split(", "))),
             Term("fingers", 2, "m", scale=self.finger_scale),
             Term("finger_target", 1, "m", scale=self.finger_scale),
             Term("tcp_pos", 3, "m", "base"),
