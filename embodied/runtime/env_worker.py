@@ -25,6 +25,7 @@ from embodied.core.contract import check_obs, check_timestep
 from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
 from embodied.core.protocols import ExactResume, VecEnv
+from embodied.core.spec import Box
 from embodied.core.types import Fragment, Obs, Timestep
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActReply, ActRequest
@@ -131,12 +132,15 @@ class Cursor:
             return fragment
         self._recorder.observe(self._t, obs)
         began = time.perf_counter()
-        step = self.env.step(reply.sample.action_NHA[:, : self.execute])
+        action_NEA = reply.sample.action_NHA[:, : self.execute]
+        if isinstance(self.env.spec.action, Box):
+            action_NEA = action_NEA.clamp(-1, 1)  # what the env executes
+        step = self.env.step(action_NEA)
         self.sim_s += time.perf_counter() - began
         if not self._checked:
             check_timestep(self.env, step, self.execute)
             self._checked = True
-        self._recorder.record(self._t, reply.sample, step)
+        self._recorder.record(self._t, reply.sample, action_NEA, step)
         self.obs = step.obs
         self._ended = step if len(step.final_ids) else None
         self._t += 1

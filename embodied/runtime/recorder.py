@@ -18,9 +18,7 @@ class Recorder:
         self.obs: Obs = {}
         self.final_obs: list[Obs] = []
         self.final_index: list[Tensor] = []
-        self.chain = self.reward_TNE = self.action_TNEA = torch.empty(
-            0
-        )  # allocated when the first decision tells their shapes
+        self.chain = self.reward_TNE = self.action_TNEA = torch.empty(0)  # allocated at the first decision
         self.log_prob_TN = torch.empty(decisions, num_envs)
         self.value_TN = torch.empty(decisions, num_envs)
         self.num_steps_TN = torch.empty(decisions, num_envs, dtype=torch.int64)
@@ -37,14 +35,14 @@ class Recorder:
         for key, buffer in self.obs.items():
             buffer[t] = obs[key]
 
-    def record(self, t: int, sample: PolicySample, step: Timestep) -> None:
-        """Keep decision t and what came of it."""
+    def record(self, t: int, sample: PolicySample, action_NEA: Tensor, step: Timestep) -> None:
+        """Keep decision t, its executed actions and their outcome."""
         if t == 0:
             self.chain = _rows(self.decisions, sample.chain)
             self.reward_TNE = _rows(self.decisions, step.reward_NE)
-            self.action_TNEA = _rows(self.decisions, sample.action_NHA[:, : step.reward_NE.shape[1]])
+            self.action_TNEA = _rows(self.decisions, action_NEA)
         self.chain[t] = sample.chain
-        self.action_TNEA[t] = sample.action_NHA[:, : step.reward_NE.shape[1]]
+        self.action_TNEA[t] = action_NEA
         self.log_prob_TN[t] = sample.log_prob_N
         self.value_TN[t] = sample.value_N
         self.version_TN[t] = sample.version_N

@@ -12,7 +12,8 @@ from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
 from embodied.core.protocols import Algorithm, Policy, VecEnv
 from embodied.core.spec import EnvSpec
-from embodied.runtime import Runtime, RuntimeConfig, build_runtime
+from embodied.runtime import Iteration, Runtime, RuntimeConfig, build_runtime
+from embodied.runtime.base import Relabel
 from envs import first_episodes
 from policies import GaussianConfig, GaussianPolicy
 from tests.runtime.point_env import PointEnv, point_sampler
@@ -36,6 +37,7 @@ def build(
     make_policy: Callable[[EnvSpec], Policy] = make_policy,
     seed: int = 1,
     num_envs: int = NUM_ENVS,
+    relabel: Relabel | None = None,
     **options: Any,
 ) -> Runtime:
     """A runtime on one core; options are those of RuntimeConfig."""
@@ -51,7 +53,19 @@ def build(
         make_sampler=point_sampler,
         make_eval_env=lambda num_envs, _: PointEnv(num_envs),
         eval_plans=first_episodes,
+        relabel=relabel,
     )
+
+
+def iterate(runtime: Runtime, num: int) -> list[Iteration]:
+    """Exactly ``num`` iterations."""
+    stop = threading.Event()
+    done = []
+    for iteration in runtime.iterations(stop_event=stop):
+        done.append(iteration)
+        if len(done) == num:
+            stop.set()
+    return done
 
 
 def runtime_threads() -> list[str]:

@@ -19,23 +19,12 @@ from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics, Policy
 from embodied.core.spec import Instruction
 from embodied.core.types import Fragment
-from embodied.runtime import Iteration, Runtime, RuntimeConfig, checkpoint
+from embodied.runtime import RuntimeConfig, checkpoint
 from embodied.runtime.base import LoopRuntime, rollout_metrics
-from tests.runtime.builders import DECISIONS, NUM_ENVS, build, runtime_threads
+from tests.runtime.builders import DECISIONS, NUM_ENVS, build, iterate, runtime_threads
 from tests.runtime.point_env import PointEnv
 
 LAYOUTS = [{"num_workers": 1, "groups_per_worker": 2}, {"num_workers": 2, "groups_per_worker": 2}]
-
-
-def iterate(runtime: Runtime, num: int) -> list[Iteration]:
-    """Exactly ``num`` iterations."""
-    stop = threading.Event()
-    done = []
-    for iteration in runtime.iterations(stop_event=stop):
-        done.append(iteration)
-        if len(done) == num:
-            stop.set()
-    return done
 
 
 def assert_same(a: Any, b: Any, path: str = "") -> None:

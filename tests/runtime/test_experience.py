@@ -1,0 +1,122 @@
+"""What a fragment keeps beyond PPO's needs: transitions, rewards that are rewritten, versions and incarnations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from algos.batch import merge_fragments
+from embodied.core.types import Fragment, Transitions
+from embodied.runtime.env_worker import EnvWorker
+from embodied.runtime.ledger import Ticket
+from embodied.runtime.messages import ActRequest
+from embodied.runtime.weight_store import WeightStore
+from tests.runtime.builders import build, iterate
+from tests.runtime.point_env import LIMIT, point_sampler
+from tests.runtime.test_env_worker import SEED, N, T, make_env, make_server, make_worker, sample
+
+
+def assert_continues(transitions: Transitions) -> None:
+    """Check every transition against the point mass's own equation of motion."""
+    position_B2, time_B = transitions.obs["state"][:, :2], transitions.obs["state"][:, 2]
+    assert torch.equal(transitions.action_BEA, transitions.action_BEA.clamp(-1, 1))
+    for b, steps in enumerate(transitions.num_steps_B.tolist()):
+        moved = position_B2[b] + 0.1 * transitions.action_BEA[b, :steps].sum(0)
+        torch.testing.assert_close(transitions.next_obs["state"][b, :2], moved)
+        torch.testing.assert_close(transitions.next_obs["state"][b, 2], time_B[b] + steps / 6)
+        outside = bool((moved.abs() > LIMIT).any())
+        assert outside == bool(transitions.terminated_B[b])
+        assert (transitions.reward_BE[b, steps:] == 0).all()
+        torch.testing.assert_close(transitions.reward_BE[b, steps - 1], -moved.norm())
+
+
+def test_every_transition_of_a_fragment_continues_its_own_episode() -> None:
+    """Chunks of two steps, time limits of six: each env ends two episodes or more, some of them outside the square."""
+    server, _ = make_server()
+    with torch.no_grad():  # drive to a corner, so that some leave the square
+        server.policy.actor[-1].bias.fill_(1.0)
+    server.store.publish(1, server.policy.state_dict())
+    worker = make_worker(server)
+    fragments = [sample(worker, server, sequence) for sequence in range(3)]
+    for fragment in fragments:
+        ends = fragment.terminated_TN | fragment.truncated_TN
+        assert len(fragment.final_index_M2) == int(ends.sum())
+        assert_continues(fragment.transitions())
+    assert any(fragment.terminated_TN.any() for fragment in fragments)
+    assert all(fragment.truncated_TN.any() for fragment in fragments)
+    assert int((fragments[0].terminated_TN | fragments[0].truncated_TN).sum(0).max()) >= 2
+    assert any((fragment.num_steps_TN == 1).any() for fragment in fragments), "some episodes end inside a chunk"
+
+
+def test_merged_fragments_have_the_transitions_of_their_parts() -> None:
+    server, _ = make_server(merge=False)
+    worker = make_worker(server, groups=2)
+    parts = [sample(worker, server, sequence, group) for sequence, group in ((0, 0), (1, 1))]
+    merged = merge_fragments(parts[::-1]).transitions()
+    assert_continues(merged)
+    for name in ("action_BEA", "reward_BE", "num_steps_B"):
+        joined = torch.cat([getattr(part.transitions(), name).unflatten(0, (T, N)) for part in parts], 1)
+        assert torch.equal(getattr(merged, name), joined.flatten(0, 1))
+
+
+@pytest.mark.parametrize("options", [{"name": "sync"}, {"name": "local"}, {"name": "local", "max_staleness": 1}])
+def test_a_relabel_stage_rewrites_rewards_before_the_learner(options: dict) -> None:
+    seen: list[float] = []
+
+    def relabel(batch: list[Fragment]) -> list[Fragment]:
+        seen.extend(float(fragment.reward_TNE.abs().max()) for fragment in batch)
+        return [replace(fragment, reward_TNE=torch.zeros_like(fragment.reward_TNE)) for fragment in batch]
+
+    with build(relabel=relabel, **options) as runtime:
+        learned: list[float] = []
+        update = runtime.learner.algorithm.update
+
+        def spy(fragments, version):
+            learned.extend(float(fragment.reward_TNE.abs().max()) for fragment in fragments)
+            return update(fragments, version)
+
+        runtime.learner.algorithm.update = spy
+        iterate(runtime, 2)
+    assert min(seen) > 0
+    assert len(learned) == len(seen)
+    assert set(learned) == {0.0}
+
+
+def test_weights_carry_the_version_of_each_tensor() -> None:
+    store, state = WeightStore(), {"frozen": torch.zeros(2), "trained": torch.zeros(2)}
+    for version in (3, 4):
+        store.publish(version, state, frozen={"frozen"})
+        state["trained"] += 1
+    weights = store.latest()
+    assert weights.version == 4
+    assert dict(weights.changed) == {"frozen": 3, "trained": 4}
+    assert weights.tensors["trained"].tolist() == [1.0, 1.0], "a snapshot is a copy"
+
+
+def test_a_replaced_worker_draws_other_noise_and_other_episodes() -> None:
+    server, _ = make_server()
+
+    def first_request(incarnation: int) -> ActRequest:
+        env, _ = make_env()
+        sampler = point_sampler(env.spec, N, 0, incarnation)
+        worker = EnvWorker([(env, sampler)], 0, T, 2, server.policy.noise_shape, SEED, incarnation)
+        return worker.start(Ticket(0, 0, 0, incarnation))
+
+    before, same, after = first_request(0), first_request(0), first_request(1)
+    assert before.noise is not None
+    assert after.noise is not None
+    assert torch.equal(before.noise, same.noise)
+    assert torch.equal(before.obs["state"], same.obs["state"])
+    assert not torch.equal(before.noise, after.noise)
+    assert not (before.obs["state"] == after.obs["state"]).all(-1).any()
+
+
+def test_actions_beyond_the_limits_are_recorded_as_they_are_executed() -> None:
+    server, _ = make_server()
+    with torch.no_grad():
+        server.policy.actor[-1].bias.fill_(3.0)
+    server.store.publish(1, server.policy.state_dict())
+    fragment = sample(make_worker(server), server, 0)
+    assert (fragment.action_TNEA == 1.0).float().mean() > 0.9
