@@ -1,4 +1,4 @@
-"""The tables of README.md, docs/flow_rl.md and docs/vla.md, from these results: ``python docs/results/tables.py``."""
+"""Print the tables of this README, docs/flow_rl.md and docs/vla.md: ``python docs/results/tables.py``."""
 
 from __future__ import annotations
 

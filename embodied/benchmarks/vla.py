@@ -3,7 +3,7 @@
     infer_over_sample_actions      decisions a second of ``act`` / of ``sample_actions`` of transformers, same model
     learner_cached_over_recompute  updates a second with the frozen prefix computed once a decision / in every epoch
 
-The policy is ``vla_tiny`` as the recipe of the README trains it by reinforcement learning, with vision and language
+The policy is ``vla_tiny`` as the recipe of docs/vla.md trains it by reinforcement learning, with vision and language
 frozen and PPO's options, on random images and instructions of different lengths. ``act`` also explores, normalises
 images and state, and tells likelihood and value, which ``sample_actions`` does not. That gets its tokens as
 ``PI0Processor`` pads them. Rows beside the ratios: ``sample_actions`` of tokens padded to the longest instruction, as
