@@ -52,6 +52,7 @@ def apply_block(copy: Path, match: re.Match[str]) -> Path:
         ("A task", 4),
         ("A policy", 4),
         ("An algorithm", 4),
+        ("An algorithm that learns from a replay", 4),
         pytest.param("A simulator", 3, marks=pytest.mark.slow(reason="it trains to success")),
         ("A robot", 4),
         ("A curriculum", 4),
