@@ -38,7 +38,10 @@ def check_env(make: Callable[[int], VecEnv], num_envs: int = 4, seed: int = 0) -
     _check_plans(make, env, actions, done, seed)
     _check_bad_actions(env)
     if isinstance(env, ExactResume):
-        _check_resume(make(num_envs), make(num_envs), actions, seed)
+        again, resumed = make(num_envs), make(num_envs)
+        assert isinstance(again, ExactResume)
+        assert isinstance(resumed, ExactResume)
+        _check_resume(again, resumed, actions, seed)
     env.close()
 
 

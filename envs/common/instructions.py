@@ -45,4 +45,5 @@ class InstructionDraw:
         turn_n, split_n = np.divmod(rng.turn_n, len(self.splits))
         group_n = self._first[split_n] + turn_n % self._goals[split_n]
         text_n = (rng.uniform("instruction", 0.0, 1.0) * self._size[group_n]).astype(np.int64)
-        return self._order[self._start[group_n] + text_n]
+        index_n: np.ndarray = self._order[self._start[group_n] + text_n]
+        return index_n

@@ -125,7 +125,7 @@ class UniformSampler:
         if self.setup.group_size == 1:
             return np.zeros(self.num_envs, dtype=np.int64)
         left_GM = steps_left_N.numpy().reshape(-1, self.setup.group_size)
-        return left_GM.min(axis=1).repeat(self.setup.group_size)
+        return np.asarray(left_GM.min(axis=1).repeat(self.setup.group_size))
 
 
 SAMPLERS: Registry[Callable[[EnvSpec, Any, SamplerSetup], EpisodeSampler]] = Registry("sampler")

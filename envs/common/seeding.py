@@ -19,7 +19,8 @@ def _mix(z: np.ndarray) -> np.ndarray:
     """SplitMix64 finaliser (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators")."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    mixed: np.ndarray = z ^ (z >> np.uint64(31))
+    return mixed
 
 
 @functools.cache
@@ -53,10 +54,11 @@ class EpisodeRng:
     def unit(self, stream: str, size: int) -> np.ndarray:
         """[n, size] uniform in [0, 1), float64."""
         bits = _mix(self._key_n[:, None] + _counters(stream, size))
-        return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return np.asarray((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
     def uniform(self, stream: str, low: float | list[float], high: float | list[float]) -> np.ndarray:
         """[n, d] uniform in [low, high), d = len(low); [n] where low and high are numbers."""
         if isinstance(low, list):
-            return np.asarray(low) + np.subtract(high, low) * self.unit(stream, len(low))
-        return low + (high - low) * self.unit(stream, 1)[:, 0]
+            return np.asarray(np.asarray(low) + np.subtract(high, low) * self.unit(stream, len(low)))
+        assert not isinstance(high, list)
+        return np.asarray(low + (high - low) * self.unit(stream, 1)[:, 0])

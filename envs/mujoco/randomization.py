@@ -63,10 +63,10 @@ class RandomizationTerm:
         """One number for each env, [n]."""
         low, high = self.range
         if self.distribution == "log_uniform":
-            return np.exp(rng.uniform(name, float(np.log(low)), float(np.log(high))))
+            return np.asarray(np.exp(rng.uniform(name, float(np.log(low)), float(np.log(high)))))
         if self.distribution == "gaussian":
             u = rng.uniform(name, [0.0, 0.0], [1.0, 1.0])
-            return low + high * np.sqrt(-2 * np.log1p(-u[:, 0])) * np.cos(2 * np.pi * u[:, 1])
+            return np.asarray(low + high * np.sqrt(-2 * np.log1p(-u[:, 0])) * np.cos(2 * np.pi * u[:, 1]))
         return rng.uniform(name, float(low), float(high))
 
 
@@ -125,7 +125,7 @@ def _operate(operation: str, nominal: np.ndarray, value: np.ndarray) -> np.ndarr
     """New values, broadcast over envs (first axis of ``value``) and rows."""
     if operation == "abs":
         return np.broadcast_to(value, np.broadcast_shapes(nominal.shape, value.shape))
-    return nominal * value if operation == "scale" else nominal + value
+    return np.asarray(nominal * value if operation == "scale" else nominal + value)
 
 
 def _rows(model: mujoco.MjModel, term: RandomizationTerm) -> np.ndarray:

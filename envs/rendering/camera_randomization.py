@@ -148,7 +148,7 @@ class Scenery:
     def start(self, ids: Ids, rng: EpisodeRng | None, rgba_ng4: Array) -> None:
         """Paint and light simulations ``ids`` [n], whose geoms have the colours ``rgba`` (0 to 1) nominally."""
         jitter, n = self.randomization, len(ids)
-        sun, brightness = np.tile(FAST.sun / np.linalg.norm(FAST.sun), (n, 1)), np.ones(n)
+        sun, brightness = np.tile(np.asarray(FAST.sun) / np.linalg.norm(FAST.sun), (n, 1)), np.ones(n)
         if rng is not None and jitter.changes_looks:
             rgba_ng4 = rgba_ng4.copy()
             rgba_ng4[..., :3] = (rgba_ng4[..., :3] + self._offsets(rng)).clip(0.0, 1.0)

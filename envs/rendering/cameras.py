@@ -154,7 +154,7 @@ def look_at(pos_n3: Array, lookat_n3: Array, up: Vec3 = (0.0, 0.0, 1.0)) -> Arra
 def mounted_camera(model: mujoco.MjModel, camera: Camera) -> int:
     """Id of the MJCF camera that ``camera`` is mounted as; UserError, which lists those there are, for none."""
     assert camera.mount is not None
-    cam = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera.mount)
+    cam: int = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera.mount)
     if cam < 0:
         names = ", ".join(model.camera(i).name for i in range(model.ncam)) or "none"
         raise UserError(f"camera '{camera.name}': the model has no camera '{camera.mount}'. It has: {names}")

@@ -54,10 +54,10 @@ class Outlines:
     sphere of radius r is added, or (disc) a disc of that radius across the z axis. kind, size, rbound: types, sizes and
     bounding radii of the geoms, [n, g], [n, g, 3] and [n, g]."""
 
-    def __init__(self, kind_ng: Ids, size_ng3: Array, rbound_ng: Array) -> None:
+    def __init__(self, kind_ng: Ids, size_ng3: Array32, rbound_ng: Array) -> None:
         self._half_ng3, self._radius_ng, self._disc_ng = _bounds(kind_ng, size_ng3, rbound_ng)
 
-    def resize(self, rows: Ids, kind_ng: Ids, size_ng3: Array, rbound_ng: Array) -> None:
+    def resize(self, rows: Ids, kind_ng: Ids, size_ng3: Array32, rbound_ng: Array) -> None:
         """Take others in simulations ``rows``."""
         self._half_ng3[rows], self._radius_ng[rows], self._disc_ng[rows] = _bounds(kind_ng, size_ng3, rbound_ng)
 
@@ -92,7 +92,7 @@ class Outlines:
         return touched[0] & ahead.reshape(n, g), touched[1]
 
 
-def _bounds(type_ng: Ids, size_ng3: Array, rbound_ng: Array) -> tuple[Array32, Array32, Array32]:
+def _bounds(type_ng: Ids, size_ng3: Array32, rbound_ng: Array) -> tuple[Array32, Array32, Array32]:
     """Half sizes [..., g, 3], radius and whether it is of a disc [..., g]; see ``Outlines``."""
     first, second, third, none = *np.moveaxis(size_ng3, -1, 0), np.zeros_like(rbound_ng)
     sphere, ellipsoid = type_ng == mjtGeom.mjGEOM_SPHERE, type_ng == mjtGeom.mjGEOM_ELLIPSOID

@@ -54,14 +54,14 @@ class Frame:
     def put(self, rows: Ids | slice, other: Frame) -> None:
         """Replace some rows by those of ``other``."""
         self.rgb[rows], self.depth[rows] = other.rgb, other.depth
-        if self.geom is not None:
+        if self.geom is not None and other.geom is not None:
             self.geom[rows] = other.geom
 
     def take(self, rows: Ids, out: Frame) -> None:
         """Copy some rows to ``out``."""
         for kept, copy in ((self.rgb, out.rgb), (self.depth, out.depth), (self.geom, out.geom)):
             if kept is not None and copy is not None:
-                kept.take(rows, axis=0, out=copy, mode="clip")  # type: ignore[call-overload]  # clip needs no buffer
+                kept.take(rows, axis=0, out=copy, mode="clip")  # clip needs no buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +219,9 @@ class _View:
     @staticmethod
     def of(numbers: Array32, seen_m: Ids) -> _View:
         numbers = numbers.take(seen_m, axis=1)
-        vectors = [(numbers[k], numbers[k + 1], numbers[k + 2]) for k in (9, 12, 15, 18)]
-        return _View(numbers[:9].reshape(3, 3, -1), *vectors, numbers[21], numbers[22], numbers[23:])
+        origin, sun, up, size = ((numbers[k], numbers[k + 1], numbers[k + 2]) for k in (9, 12, 15, 18))
+        axes_33m = numbers[:9].reshape(3, 3, -1)
+        return _View(axes_33m, origin, sun, up, size, numbers[21], numbers[22], numbers[23:])
 
     def rays(self, grid: Grid, tile_m: Ids) -> tuple[Vector, Array32]:
         """Through the pixels of the tiles, of unit depth, three of [p, m]; and the squares of their lengths."""
@@ -245,7 +246,8 @@ def _keep_nearest(depth_p: Array32, place_m: Ids, new_m: Array32) -> Ids:
     while len(rest):  # of those that are written to one place the last one stays; then those that are nearer still
         depth_p[place.take(rest)] = new.take(rest)
         rest = rest[new.take(rest) < depth_p.take(place.take(rest))]
-    return nearer[new == depth_p.take(place)]
+    kept: Ids = nearer[new == depth_p.take(place)]
+    return kept
 
 
 @dataclass(frozen=True, slots=True)

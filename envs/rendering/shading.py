@@ -12,7 +12,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.rendering.cameras import CHECKER_M, EXTENT_M, FAST, Array, Ids
+from envs.rendering.cameras import CHECKER_M, EXTENT_M, FAST, Array
 from envs.rendering.culling import Grid
 from envs.rendering.solids import Vector, dot
 
@@ -29,7 +29,8 @@ def shade(normal: Vector, ray: Vector, length: Array32, sun: Vector, up: Vector,
     outward = np.where(facing < 0, np.float32(-1), np.float32(1))
     lit = np.maximum(outward * dot(normal, sun), np.float32(0))
     light = AMBIENT + FROM_ABOVE * (outward * dot(normal, up)) + FACING * np.abs(facing) + SUN * lit
-    return light * brightness
+    shaded: Array32 = light * brightness
+    return shaded
 
 
 def frame_rays(grid: Grid, step_n: Array, rotation_n33: Array) -> tuple[list[Array32], Array32]:
@@ -72,7 +73,7 @@ class Ground:
         rgba_ng4: Array32,
         sun_n3: Array32,
         brightness_n: Array32,
-    ) -> tuple[NDArray[np.uint8], Array32, Ids]:
+    ) -> tuple[NDArray[np.uint8], Array32, NDArray[np.int32]]:
         """Colour uint8 [n, r, 3], depth (inf: sky) and geom (-1: sky) [n, r] of ``frame_rays`` from ``origin``.
         rgba, sun, brightness: see ``Scenery``."""
         origin_n3 = origin_n3.astype(np.float32)

@@ -34,7 +34,8 @@ class Meeting(NamedTuple):
 
 
 def dot(a: Vector, b: Vector) -> Array32:
-    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
+    product: Array32 = a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
+    return product
 
 
 def _along(origin: Vector, ray: Vector, depth: Array32) -> Vector:
@@ -64,18 +65,19 @@ def ellipsoid(size: Vector, origin: Vector, ray: Vector, square: Array32) -> Mee
     way = (ray[0] / size[0], ray[1] / size[1], ray[2] / size[2])
     depth, (x, y, z) = sphere((ones, ones, ones), start, way, dot(way, way))
     normal = (x / size[0], y / size[1], z / size[2])
-    length = np.sqrt(dot(normal, normal))
+    length: Array32 = np.sqrt(dot(normal, normal))
     return Meeting(depth, (normal[0] / length, normal[1] / length, normal[2] / length))
 
 
 def _side(radius: Array32, origin: Vector, ray: Vector) -> tuple[NDArray[np.bool_], Array32, Vector]:
     """Of the endless cylinder along z: which rays enter it, how far away, and where."""
-    square = np.maximum(ray[0] * ray[0] + ray[1] * ray[1], _TINY)
-    middle = -(origin[0] * ray[0] + origin[1] * ray[1]) / square
-    x, y = origin[0] + middle * ray[0], origin[1] + middle * ray[1]
+    square: Array32 = np.maximum(ray[0] * ray[0] + ray[1] * ray[1], _TINY)
+    middle: Array32 = -(origin[0] * ray[0] + origin[1] * ray[1]) / square
+    x: Array32 = origin[0] + middle * ray[0]
+    y: Array32 = origin[1] + middle * ray[1]
     inside = radius * radius - (x * x + y * y)
-    back = np.sqrt(np.maximum(inside, np.float32(0)) / square)
-    depth = middle - back
+    back: Array32 = np.sqrt(np.maximum(inside, np.float32(0)) / square)
+    depth: Array32 = middle - back
     return inside >= 0, depth, (x - back * ray[0], y - back * ray[1], origin[2] + depth * ray[2])
 
 
@@ -88,7 +90,7 @@ def capsule(size: Vector, origin: Vector, ray: Vector, square: Array32) -> Meeti
     end = np.copysign(half, z)
     ball = sphere(size, (origin[0], origin[1], origin[2] - end), ray, square)
     found = np.where(beyond, ball.depth, _if_ahead(depth, enters))
-    side = (x / radius, y / radius, np.float32(0))
+    side = (x / radius, y / radius, np.zeros_like(x))
     nx, ny, nz = (np.where(beyond, b, s) for b, s in zip(ball.normal, side, strict=True))
     return Meeting(np.where(enters, found, MISSED), (nx, ny, nz))
 

@@ -94,7 +94,8 @@ class Lift(Task):
         return cube_privileged(self.view, "cube")
 
     def _goal_distance(self) -> Tensor:
-        return (self.goal - self.cube).norm(dim=-1)
+        distance: Tensor = (self.goal - self.cube).norm(dim=-1)
+        return distance
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
         grasped, distance = self.view.grasped("cube"), self._goal_distance()

@@ -100,7 +100,7 @@ class Placing(Task):
         }
 
     def success(self) -> Tensor:
-        resting = self.object_vel.norm(dim=-1) < self.config.rest_speed_m_s
+        resting: Tensor = self.object_vel.norm(dim=-1) < self.config.rest_speed_m_s
         return self._inside() & resting & ~self.view.touched(self.object_name)
 
     def failure(self) -> Tensor | None:

@@ -84,7 +84,8 @@ class Push(Task):
         return cube_privileged(self.view, "cube")
 
     def _goal_distance(self) -> Tensor:
-        return (self.goal - self.cube)[:, :2].norm(dim=-1)
+        distance: Tensor = (self.goal - self.cube)[:, :2].norm(dim=-1)
+        return distance
 
     def _behind(self) -> Tensor:
         """The point behind the cube from which to push it straight to the goal, [N, 3]."""

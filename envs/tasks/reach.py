@@ -59,7 +59,8 @@ class Reach(Task):
         return {"distance": self._distance().unsqueeze(-1)}
 
     def _distance(self) -> Tensor:
-        return (self.goal - self.view.tcp_pos).norm(dim=-1)
+        distance: Tensor = (self.goal - self.view.tcp_pos).norm(dim=-1)
+        return distance
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
         return {"reach": 0.5 * near(self._distance(), 0.15), "at_goal": 0.5 * success}

@@ -103,7 +103,8 @@ class Stack(Task):
         """The red cube stands on the blue one, which is on the table, bool [N]."""
         offset = self.cube - self._top()
         on_table = (self.base[:, 2] - self.config.base_half_m).abs() < 0.01
-        return (offset[:, :2].norm(dim=-1) < self.config.base_half_m) & (offset[:, 2].abs() < 0.008) & on_table
+        above: Tensor = (offset[:, :2].norm(dim=-1) < self.config.base_half_m) & (offset[:, 2].abs() < 0.008)
+        return above & on_table
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
         on_base, grasped = self._on_base(), self.view.grasped("cube")
@@ -123,7 +124,8 @@ class Stack(Task):
         }
 
     def success(self) -> Tensor:
-        return self._on_base() & (self.cube_vel.norm(dim=-1) < 0.05) & ~self.view.touched("cube")
+        resting: Tensor = self.cube_vel.norm(dim=-1) < 0.05
+        return self._on_base() & resting & ~self.view.touched("cube")
 
     def failure(self) -> Tensor | None:
         return out_of_reach(self, self.cube, self.base)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -61,7 +61,7 @@ class Words:
             raise UserError(f"templates: '{twice[0]}' is said twice; every text must be there once")
 
     def _check_held_out(self) -> None:
-        known = dict(zip(PLACEHOLDERS, (self.colors, self.shapes, self.trays), strict=True))
+        known: dict[str, Collection[str]] = dict(zip(PLACEHOLDERS, (self.colors, self.shapes, self.trays), strict=True))
         for i, goal in enumerate(self.held_out):
             for (kind, words), word in zip(known.items(), goal, strict=True):
                 if word not in words:

@@ -26,14 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import mujoco
 import numpy as np
 import torch
 from gymnasium.error import ClosedEnvironmentError
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box, Dict, Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
@@ -104,7 +104,7 @@ class TaskEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         info = self._info(obs["privileged"], step.info["success"], plans.instruction_n)
         return _row(_seen(obs), 0), float(step.reward_N[0]), terminated, truncated, info
 
-    def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]
+    def render(self) -> NDArray[np.uint8] | None:
         """A picture [h, w, 3] if ``render_mode="rgb_array"``, with a green frame while the task is solved."""
         return None if self.render_mode is None else self._simulated.frames()[0]
 
@@ -126,7 +126,7 @@ class TaskVectorEnv(VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
     cameras, image_size: as in TaskEnv.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {**METADATA, "autoreset_mode": AutoresetMode.SAME_STEP}
+    metadata: dict[str, Any] = {**METADATA, "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 (gymnasium's)
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class TaskVectorEnv(VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
         reward_N = step.reward_N.double().numpy()
         return _seen(step.obs), reward_N, step.terminated_N.numpy(), step.truncated_N.numpy(), infos
 
-    def render(self) -> tuple[NDArray[np.uint8], ...] | None:  # type: ignore[override]
+    def render(self) -> tuple[NDArray[np.uint8], ...] | None:
         """A picture [h, w, 3] of every env if ``render_mode="rgb_array"``."""
         return None if self.render_mode is None else tuple(self._simulated.frames())
 
@@ -276,11 +276,13 @@ class _Simulated:
         self._pool = self._viewer = None
 
 
-def _spaces(spec: EnvSpec) -> tuple[Dict, Box]:
+def _spaces(spec: EnvSpec) -> tuple[Space[Observation], Space[NDArray[np.float32]]]:
     """Spaces of one env: observation and action."""
     limit = np.full(spec.state_dim, mujoco.mjMAXVAL, np.float32)
     pictures = {f"images.{cam.name}": Box(0, 255, (cam.height, cam.width, 3), np.uint8) for cam in spec.cameras}
-    return Dict({"state": Box(-limit, limit), **pictures}), Box(-1.0, 1.0, (spec.action_dim,))
+    observation: Any = Dict({"state": Box(-limit, limit), **pictures})
+    action: Any = Box(-1.0, 1.0, (spec.action_dim,))
+    return observation, action
 
 
 def _cameras(cameras: Sequence[str | Camera], image_size: int) -> list[Camera]:

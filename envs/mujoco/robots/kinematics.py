@@ -33,7 +33,8 @@ def damped_least_squares(
     for column in jacobian_6vn.swapaxes(0, 1):  # not einsum, whose order of summation depends on n
         gram += column[:, None] * column
     residual = twist_6n - (jacobian_6vn * prior_vn).sum(1)
-    return prior_vn + (jacobian_6vn * solve_spd(gram, residual)[:, None]).sum(0)
+    displacement_vn: np.ndarray = prior_vn + (jacobian_6vn * solve_spd(gram, residual)[:, None]).sum(0)
+    return displacement_vn
 
 
 def cross(a: np.ndarray, b: np.ndarray) -> np.ndarray:
