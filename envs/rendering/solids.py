@@ -72,7 +72,8 @@ def ellipsoid(size: Vector, origin: Vector, ray: Vector, square: Array32) -> Mee
 def _side(radius: Array32, origin: Vector, ray: Vector) -> tuple[NDArray[np.bool_], Array32, Vector]:
     """Of the endless cylinder along z: which rays enter it, how far away, and where."""
     square: Array32 = np.maximum(ray[0] * ray[0] + ray[1] * ray[1], _TINY)
-    middle: Array32 = -(origin[0] * ray[0] + origin[1] * ray[1]) / square
+    along: Array32 = -(origin[0] * ray[0] + origin[1] * ray[1])
+    middle: Array32 = along / square
     x: Array32 = origin[0] + middle * ray[0]
     y: Array32 = origin[1] + middle * ray[1]
     inside = radius * radius - (x * x + y * y)
