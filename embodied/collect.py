@@ -35,12 +35,12 @@ from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Count, Natural, ShareBelow1, config_dataclass, from_mapping
 from embodied.core.protocols import Demonstrating
 from embodied.core.seeds import Purpose, first_env_seed
-from embodied.core.spec import TRAIN, EnvSpec
+from embodied.core.spec import TRAIN, CameraSpec, EnvSpec
 from embodied.data import Episode, write
 from embodied.data.lerobot_writer import refuse_existing
 from embodied.report.progress import duration
 from embodied.run.command import run_command
-from embodied.run.config import compose_run
+from embodied.run.config import RunConfig, compose_run
 from embodied.run.factories import make_env, square_cameras
 from embodied.runtime import threads
 from envs import first_episodes
@@ -80,9 +80,7 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
     num_threads = options.num_threads or threads.available_cores()
     threads.use(1)
     cameras = square_cameras(options.cameras, options.image_size)
-    env = make_env(config, options.episodes, num_threads, cameras=cameras)
-    if not isinstance(env, Demonstrating):
-        raise UserError(f"task={config.task['name']} has no scripted expert to record")
+    env = make_demonstrating(config, options.episodes, num_threads, cameras)
     spec, missing = env.spec, shares(env.spec, options.episodes)
     kept: list[Episode] = []
     tried, solved = 0, 0
@@ -90,7 +88,7 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
         few = min(options.episodes, SPARE * (options.episodes - len(kept)))
         if few < env.num_envs:  # the rest is of goals that not every episode has
             env.close()
-            env = make_env(config, few, num_threads, cameras=cameras)
+            env = make_demonstrating(config, few, num_threads, cameras)
         if tried >= MAX_TRIES * options.episodes:
             raise UserError(
                 f"the expert of {spec.task} solved {solved} of {tried} episodes with noise={options.noise}: too few"
@@ -119,6 +117,16 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def make_demonstrating(
+    config: RunConfig, num_envs: int, num_threads: int, cameras: Sequence[CameraSpec]
+) -> Demonstrating:
+    """Build envs of the run's task. UserError unless they have a scripted expert."""
+    env = make_env(config, num_envs, num_threads, cameras=cameras)
+    if not isinstance(env, Demonstrating):
+        raise UserError(f"task={config.task['name']} has no scripted expert to record")
+    return env
+
+
 def shares(spec: EnvSpec, episodes: int) -> dict[str, int]:
     """How many of the episodes show each goal that is trained on: as many of each as possible, and what is left over of
     goals that are as far apart as possible in the order of the task, so of every word."""
@@ -136,24 +144,31 @@ def record(env: Demonstrating, options: CollectConfig, seed: int) -> list[Episod
     steps, num_envs = env.spec.max_episode_steps, env.num_envs
     disturbance = disturbances(env.spec, num_envs, options, torch.Generator().manual_seed(seed))
     states, actions, rewards, solved = [], [], [], []
-    pictures: dict[str, list[Tensor]] = {camera.name: [] for camera in env.spec.cameras}
+    images: dict[str, list[Tensor]] = {camera.name: [] for camera in env.spec.cameras}
     for t in range(steps):
         wanted = env.expert()
         states.append(obs["state"])
-        for camera, frames in pictures.items():
+        for camera, frames in images.items():
             frames.append(obs[f"images.{camera}"])
         actions.append(wanted)
         step = env.step(torch.where(disturbance[:, t].isnan(), wanted, disturbance[:, t]))
         rewards.append(step.reward_N)
         solved.append(step.info["success"])
         obs = step.obs
-    columns = [torch.stack(column, 1) for column in (states, actions, rewards, solved)]
+    state_NLS, action_NLA, reward_NL, success_NL = (torch.stack(c, 1) for c in (states, actions, rewards, solved))
     episodes = []
     for i in range(num_envs):
-        rows = [column[i] for column in columns]
-        length = cut(rows[3], options.hold_steps)
-        images = {name: torch.stack([frame[i] for frame in frames[:length]]) for name, frames in pictures.items()}
-        episodes.append(Episode(*(row[:length] for row in rows), texts[i], images))
+        length = cut(success_NL[i], options.hold_steps)
+        episodes.append(
+            Episode(
+                state_NLS[i, :length],
+                action_NLA[i, :length],
+                reward_NL[i, :length],
+                success_NL[i, :length],
+                texts[i],
+                {camera: torch.stack([frame[i] for frame in frames[:length]]) for camera, frames in images.items()},
+            )
+        )
     return episodes
 
 

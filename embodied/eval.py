@@ -76,9 +76,11 @@ def record_video(config: RunConfig, policy: Policy, path: Path, seed: int) -> Pa
     """
     from embodied.report import video
     from embodied.report.caption import caption
+    from envs import MujocoPool
     from envs.rendering.appearance import FRONT, Viewer
 
     env = make_env(config, VIDEO_ENVS, threads.available_cores())
+    assert isinstance(env, MujocoPool), "only our own simulator can be filmed"
     camera = replace(FRONT, width=VIDEO_SIZE[0], height=VIDEO_SIZE[1])
     viewer = Viewer(env, camera)
     try:

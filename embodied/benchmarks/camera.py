@@ -91,14 +91,14 @@ class Rays:
         everyone = np.arange(pool.num_envs)
         self.rig.start(everyone, EpisodeRng(everyone, np.zeros(pool.num_envs)))
         pool.batch.forward()
-        self.request = {"depth": more, "segmentation": more}
+        self.more = more
         self.cpu_s: list[float] = []
 
     def speed(self) -> float:
         """Pictures a second, of what random actions lead to; some episodes begin on the way."""
         wander(self.pool)
         began = time.process_time()
-        seconds = timed(lambda: self.rig.render(**self.request))
+        seconds = timed(lambda: self.rig.render(depth=self.more, segmentation=self.more))
         self.cpu_s.append((time.process_time() - began) / self.pool.num_envs)
         return self.pool.num_envs / seconds
 

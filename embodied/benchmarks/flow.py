@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -69,8 +70,8 @@ def updates(report: Report, sizes: Sizes, policy_name: str, options: dict[str, A
                         device=torch.device("cpu"))  # fmt: skip
         generator = torch.Generator().manual_seed(0)
         fragment = fragment_of(policy, observe(DECISIONS * sizes.envs, generator), DECISIONS, generator)
-        seconds[name] = lambda a=algorithm, f=fragment: timed(lambda: a.update([f], 0))
-        likelihood[name] = lambda p=policy, f=fragment: timed(lambda: backward(p, f))
+        seconds[name] = partial(timed, partial(algorithm.update, [fragment], 0))
+        likelihood[name] = partial(timed, partial(backward, policy, fragment))
         settings |= {"denoise_steps": config.denoise_steps, "head_hidden": list(config.head_hidden)}
     ratios = {}
     for label, measures in (("update", seconds), ("likelihood", likelihood)):

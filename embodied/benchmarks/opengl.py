@@ -19,11 +19,12 @@ from typing import Any
 
 import mujoco
 import numpy as np
+from numpy.typing import NDArray
 
 WARM_UP = 3
 
 
-def photographer(scene: Path, settings: dict[str, Any]) -> Callable[[int], np.ndarray]:
+def photographer(scene: Path, settings: dict[str, Any]) -> Callable[[int], NDArray[np.uint8]]:
     """Takes so many pictures, of one state after the other; returns the last one, uint8 [size, size, 3].
 
     settings: size; lookat, distance, azimuth, elevation and fovy of a free camera; quality, of ``model.vis.quality``.
@@ -40,7 +41,7 @@ def photographer(scene: Path, settings: dict[str, Any]) -> Callable[[int], np.nd
     renderer = mujoco.Renderer(model, settings["size"], settings["size"])
     order = cycle(range(len(states["qpos"])))
 
-    def take(count: int) -> np.ndarray:
+    def take(count: int) -> NDArray[np.uint8]:
         for sim in (next(order) for _ in range(count)):
             for field, values in states.items():
                 getattr(data, field)[:] = values[sim]
@@ -50,8 +51,8 @@ def photographer(scene: Path, settings: dict[str, Any]) -> Callable[[int], np.nd
             renderer.update_scene(data, camera, option)
             renderer.scene.flags[:] = 0
             renderer.scene.flags[mujoco.mjtRndFlag.mjRND_CULL_FACE] = 1
-            picture = renderer.render()
-        return picture
+            image: NDArray[np.uint8] = renderer.render()
+        return image
 
     take(WARM_UP)
     return take

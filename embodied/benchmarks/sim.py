@@ -16,14 +16,16 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 from mujoco.batch import Batch
 from torch import Tensor
 
@@ -115,10 +117,10 @@ def against_engine(report: Report, sizes: Sizes, pool: MujocoPool) -> None:
     settings = _settings(pool) | {"rounds": sizes.rounds}
     for chunk, suffix in ((CHUNK, ""), (1, "_single_actions")):
         replay = Replay(pool, max(2, sizes.env_steps // pool.num_envs), chunk)
-        measures = {
+        measures: dict[str, Callable[[], float]] = {
             "pool": replay.pool_speed,
-            "engine": lambda replay=replay: replay.engine_speed(plain),
-            "engine_persistent": lambda replay=replay: replay.engine_speed(persistent),
+            "engine": partial(replay.engine_speed, plain),
+            "engine_persistent": partial(replay.engine_speed, persistent),
         }
         results = in_turns(measures, sizes.rounds)
         extent = settings | {"control_steps": replay.count, "chunk": chunk}
@@ -198,7 +200,7 @@ def against_async(report: Report, sizes: Sizes) -> None:
         env.reset(seed=0)
         env.action_space.seed(0)
         actions = [env.action_space.sample() for _ in range(count)]
-        speeds[key] = _stepper(lambda env=env, actions=actions: [env.step(a) for a in actions], count * num_envs)
+        speeds[key] = _stepper(partial(_step_all, env, actions), count * num_envs)
     results = in_turns(speeds, sizes.rounds)
     settings = {"task": name, "num_envs": num_envs, "steps": count, "rounds": sizes.rounds}
     report.add("make_vec_native", float(np.median(results["native"])), "control steps/s", **settings)
@@ -250,6 +252,11 @@ def _speed(pool: MujocoPool, count: int, chunk: int = CHUNK) -> float:
     executed: list[int] = []
     seconds = timed(lambda: executed.append(_walk(pool, count, chunk)))
     return executed[0] / seconds
+
+
+def _step_all(env: VectorEnv[Any, Any, Any], actions: Sequence[Any]) -> None:
+    for action in actions:
+        env.step(action)
 
 
 def _stepper(work: Callable[[], object], env_steps: int) -> Callable[[], float]:

@@ -141,10 +141,10 @@ def measure(short: bool) -> Report:
         speed = median(1 / getattr(bound, f"{label}_s") for bound in bounds)
         report.add(f"bound_{label}", speed, "env steps/s", cores=cores)
     local = [costs.speed for costs in rounds["local"]]
-    speeds = [bound.speed for bound in bounds]
-    of_rounds = [round(speed) for speed in speeds]
-    report.add("bound", median(speeds), "env steps/s", cores=cores, definition=DEFINITION, of_rounds=of_rounds)
-    report.ratio("train_over_bound", paired(local, speeds))
+    limits = [bound.speed for bound in bounds]
+    of_rounds = [round(limit) for limit in limits]
+    report.add("bound", median(limits), "env steps/s", cores=cores, definition=DEFINITION, of_rounds=of_rounds)
+    report.ratio("train_over_bound", paired(local, limits))
     report.ratio("local_over_sync", paired(local, [costs.speed for costs in rounds["sync"]]))
     return report
 

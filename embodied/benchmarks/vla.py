@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,9 @@ from embodied.core.types import Obs
 from embodied.run.config import compose_run, options_of
 from embodied.runtime import threads
 from policies import POLICIES
+
+if TYPE_CHECKING:  # it imports transformers, which takes seconds that other benchmarks should not cost
+    from policies.vla.policy import VLAPolicy
 
 INSTRUCTIONS = tuple(
     f"{words} the {colour} {shape}" for colour in ("red", "green", "blue", "yellow") for shape in ("cube", "ball")
@@ -62,8 +66,10 @@ def measure(short: bool) -> Report:
     return report
 
 
-def make_policy(**options: Any) -> Any:
+def make_policy(**options: Any) -> VLAPolicy:
     """The policy of the recipe with other ``options``, of a task with two cameras."""
+    from policies.vla.policy import VLAPolicy
+
     found = compose_run(RECIPE).policy
     name, size = str(found["name"]), int(found["image_size"])
     cameras = tuple(CameraSpec(camera, size, size) for camera in found["cameras"])
@@ -72,10 +78,12 @@ def make_policy(**options: Any) -> Any:
         instructions=tuple(Instruction(text, goal=text) for text in INSTRUCTIONS),
     )  # fmt: skip
     torch.manual_seed(0)
-    return POLICIES[name].build(spec, from_mapping(POLICIES[name].config, options_of(found) | options, "policy"))
+    policy = POLICIES[name].build(spec, from_mapping(POLICIES[name].config, options_of(found) | options, "policy"))
+    assert isinstance(policy, VLAPolicy)
+    return policy
 
 
-def observe(policy: Any, num: int) -> Obs:
+def observe(policy: VLAPolicy, num: int) -> Obs:
     """Random observations of ``num`` envs."""
     generator = torch.Generator().manual_seed(0)
     obs = {
@@ -95,7 +103,8 @@ def inference(report: Report, sizes: Sizes) -> None:
     policy = make_policy()
     obs = observe(policy, sizes.batch)
     noise = torch.randn(sizes.batch, *policy.noise_shape, generator=torch.Generator().manual_seed(0))
-    model, inputs, shortest = policy.parts.model, plain_inputs(policy, obs, PADDED), plain_inputs(policy, obs)
+    model: Any = policy.parts.model
+    inputs, shortest = plain_inputs(policy, obs, PADDED), plain_inputs(policy, obs)
     quarter = -(-sizes.batch // 4)
     parts = [{key: value[start : start + quarter] for key, value in obs.items()}
              for start in range(0, sizes.batch, quarter)]  # fmt: skip
@@ -117,7 +126,7 @@ def inference(report: Report, sizes: Sizes) -> None:
         "act_in_quarters": lambda: [policy.act(part, noise[: len(part["state"])]) for part in parts],
         "act_float_images": lambda: policy.act(as_floats, noise),
     }
-    results = in_turns({name: lambda w=work: sizes.batch / timed(w) for name, work in works.items()}, sizes.rounds)
+    results = in_turns({name: partial(_speed, sizes.batch, work) for name, work in works.items()}, sizes.rounds)
     settings = {"batch": sizes.batch, "rounds": sizes.rounds, "threads": threads.available_cores()}
     for name, values in results.items():
         report.add(name, median(values), "decisions/s", **settings)
@@ -126,10 +135,11 @@ def inference(report: Report, sizes: Sizes) -> None:
     report.ratio("infer_over_sample_actions", paired(results["act"], results["sample_actions"]))
 
 
-def plain_inputs(policy: Any, obs: Obs, num_tokens: int = 0) -> dict[str, Tensor]:
+def plain_inputs(policy: VLAPolicy, obs: Obs, num_tokens: int = 0) -> dict[str, Tensor]:
     """The observations as ``PI0ForConditionalGeneration.sample_actions`` takes them, padded to the longest instruction
     or to ``num_tokens`` with those of images, whichever is more."""
-    config = policy.parts.model.config
+    model: Any = policy.parts.model
+    config = model.config
     images = torch.stack([obs[f"images.{camera}"] for camera in policy.config.cameras], 1)
     vision = config.vlm_config.vision_config
     patches = (vision.image_size // vision.patch_size) ** 2 * images.shape[1]
@@ -164,7 +174,7 @@ def updates(report: Report, sizes: Sizes) -> None:
         rows = observe(policy, decisions * envs)
         rows = policy.precompute(rows) if policy.precompute_in_actor else rows
         fragment = fragment_of(policy, rows, decisions, torch.Generator().manual_seed(0))
-        works[name] = lambda a=algorithm, f=fragment: 1.0 / timed(lambda: a.update([f], 1))
+        works[name] = partial(_speed, 1, partial(algorithm.update, [fragment], 1))
     results = in_turns(works, max(2, sizes.rounds // 3))
     batch, sizes_of = decisions * envs, {"epochs": config.epochs, "minibatches": config.num_minibatches}
     for name, values in results.items():
@@ -173,3 +183,8 @@ def updates(report: Report, sizes: Sizes) -> None:
     prefix = cached.precompute(observe(cached, 1))
     report.add("prefix_bytes", sum(v.nbytes for k, v in prefix.items() if k.startswith("prefix.")), "bytes/decision")
     report.ratio("learner_cached_over_recompute", paired(results["cached"], results["recompute"]))
+
+
+def _speed(count: int, work: Callable[[], object]) -> float:
+    """Return ``count`` per second of ``work``."""
+    return count / timed(work)

@@ -89,7 +89,14 @@ def _episode(group: Any, where: str, instruction: str) -> tuple[Episode, tuple[T
     success = np.asarray(group["success"], dtype=bool) if "success" in group else np.zeros(length, dtype=bool)
     rewards = np.asarray(group["rewards"], dtype=np.float32) if "rewards" in group else np.zeros(length, np.float32)
     terms = tuple(Term(name, value.shape[1]) for name, value in parts.items())
-    return Episode(*map(torch.from_numpy, (state, actions, rewards, success)), instruction), terms
+    episode = Episode(
+        torch.from_numpy(state),
+        torch.from_numpy(actions),
+        torch.from_numpy(rewards),
+        torch.from_numpy(success),
+        instruction,
+    )
+    return episode, terms
 
 
 def _vectors(node: Any, name: str) -> dict[str, np.ndarray]:

@@ -31,6 +31,7 @@ class ActorServer:
         assert isinstance(policy, nn.Module)
         policy.to(device).eval()
         self.policy: Policy = policy
+        self._module: nn.Module = policy
         self.store = store
         self.device = device
         self.merge = merge
@@ -54,7 +55,7 @@ class ActorServer:
         """Load those of the newest weights that have changed since the version that is loaded."""
         weights = self.store.latest()
         changed = {name: weights.tensors[name] for name, since in weights.changed.items() if since > self.version}
-        self.policy.load_state_dict(changed, strict=self.version < 0)
+        self._module.load_state_dict(changed, strict=self.version < 0)
         self.version = weights.version
 
     def _serve(self, requests: Sequence[ActRequest]) -> list[ActReply]:
