@@ -1,4 +1,4 @@
-"""The buffers in which a fragment grows, decision by decision."""
+"""Buffers of a fragment, filled decision by decision."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from embodied.runtime.ledger import Ticket
 
 
 class Recorder:
-    """[T, N, ...] buffers of one fragment, filled row by row; fresh for every fragment, since the learner owns it."""
+    """Buffers [T, N, ...] of one fragment. Every fragment has new ones, because the learner keeps them."""
 
     def __init__(self, decisions: int, num_envs: int) -> None:
         self.decisions = decisions
         self.obs: Obs = {}
         self.final_obs: list[Obs] = []
         self.final_index: list[Tensor] = []
-        self.chain = self.reward_TNE = self.action_TNEA = torch.empty(
-            0
-        )  # allocated when the first decision tells their shapes
+        self.chain = self.reward_TNE = self.action_TNEA = torch.empty(0)  # allocated at the first decision
         self.log_prob_TN = torch.empty(decisions, num_envs)
         self.value_TN = torch.empty(decisions, num_envs)
         self.num_steps_TN = torch.empty(decisions, num_envs, dtype=torch.int64)
@@ -31,14 +29,14 @@ class Recorder:
         self.episodes: list[EpisodeStats] = []
 
     def observe(self, t: int, obs: Obs) -> None:
-        """Keep what decision t was made on: a copy."""
+        """Copy the observations [N, ...] of decision t."""
         if t == 0:
             self.obs = {key: _rows(self.decisions, value) for key, value in obs.items()}
         for key, buffer in self.obs.items():
             buffer[t] = obs[key]
 
     def record(self, t: int, sample: PolicySample, step: Timestep) -> None:
-        """Keep decision t and what came of it."""
+        """Copy decision t and its result."""
         if t == 0:
             self.chain = _rows(self.decisions, sample.chain)
             self.reward_TNE = _rows(self.decisions, step.reward_NE)
@@ -61,7 +59,7 @@ class Recorder:
         self.final_index.append(torch.stack([torch.full_like(ids, t), ids], dim=-1))
 
     def fragment(self, last_obs: Obs, bootstrap_value_N: Tensor, ticket: Ticket) -> Fragment:
-        """The fragment of all decisions; last_obs: what the next decision will be made on, [N, ...]."""
+        """Return the fragment of all decisions. last_obs: observations [N, ...] after the last decision."""
         ends = self.final_obs
         return Fragment(
             obs=self.obs,
