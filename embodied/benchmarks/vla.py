@@ -1,16 +1,17 @@
-"""Speed of the vision-language-action policy, with and without each of its economies.
+"""Speed of the vision-language-action policy, with and without each of its optimisations.
 
-    infer_over_sample_actions      decisions a second of ``act`` / of ``sample_actions`` of transformers, same model
-    learner_cached_over_recompute  updates a second with the frozen prefix computed once a decision / in every epoch
+    infer_over_sample_actions      decisions per second of ``act`` / of ``sample_actions`` of transformers, same model
+    learner_cached_over_recompute  updates per second with the frozen prefix computed once per decision / in each epoch
 
-The policy is ``vla_tiny`` as the recipe of the README trains it by reinforcement learning, with vision and language
-frozen and PPO's options, on random images and instructions of different lengths. ``act`` also explores, normalises
-images and state, and tells likelihood and value, which ``sample_actions`` does not. That gets its tokens as
-``PI0Processor`` pads them. Rows beside the ratios: ``sample_actions`` of tokens padded to the longest instruction, as
-``act`` has them (for a model whose image tokens alone are more than 48, both are the same); the prefix computed anew
-for every denoise step (what a policy that knows no prefix would do), one call for a batch against one for each of its
-quarters, images as float32 instead of uint8; updates with the prefix computed once by the learner, rather than handed
-on by the actor, and updates of Flow-Noise, where all denoise steps are stochastic.
+The policy is ``vla_tiny`` as the README trains it by reinforcement learning: vision and language frozen, PPO's options.
+Observations are random images and instructions of different lengths. ``act`` also explores, normalises images and state
+and computes likelihood and value; ``sample_actions`` does not. ``sample_actions`` gets its tokens as ``PI0Processor``
+pads them.
+
+Further rows of inference: ``sample_actions`` with tokens padded to the longest instruction, as in ``act`` (the same if
+the image tokens alone are more than 48); the prefix recomputed in every denoise step; a batch in four calls; images as
+float32 instead of uint8. Further rows of updates: the prefix computed once by the learner instead of by the actor; both
+updates of the ratio with Flow-Noise, where all denoise steps are stochastic.
 """
 
 from __future__ import annotations
@@ -49,15 +50,17 @@ RECIPE = {"task": "tabletop", "policy": "vla_tiny", "init": "a run of imitation"
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """batch: decisions of a request. envs: of an update; None as in the recipe."""
+    """Extent of the benchmark."""
 
     batch: int = 64
+    """Decisions per call of ``act``."""
     envs: int | None = None
+    """Envs of an update; None is those of the recipe."""
     rounds: int = 9
 
 
 def measure(short: bool) -> Report:
-    """All of the above; ``short`` only shows that it works."""
+    """Measure all ratios and rows; ``short`` only shows that it works."""
     sizes = Sizes(batch=4, envs=2, rounds=2) if short else Sizes()
     report = Report("vla")
     threads.use(threads.available_cores())
@@ -67,7 +70,7 @@ def measure(short: bool) -> Report:
 
 
 def make_policy(**options: Any) -> VLAPolicy:
-    """The policy of the recipe with other ``options``, of a task with two cameras."""
+    """Build the policy of the recipe with other ``options``, for a task with two cameras."""
     from policies.vla.policy import VLAPolicy
 
     found = compose_run(RECIPE).policy
@@ -84,7 +87,7 @@ def make_policy(**options: Any) -> VLAPolicy:
 
 
 def observe(policy: VLAPolicy, num: int) -> Obs:
-    """Random observations of ``num`` envs."""
+    """Draw random observations of ``num`` envs."""
     generator = torch.Generator().manual_seed(0)
     obs = {
         f"images.{camera.name}": torch.randint(
@@ -100,6 +103,7 @@ def observe(policy: VLAPolicy, num: int) -> Obs:
 
 
 def inference(report: Report, sizes: Sizes) -> None:
+    """Measure ``act`` and its variants."""
     policy = make_policy()
     obs = observe(policy, sizes.batch)
     noise = torch.randn(sizes.batch, *policy.noise_shape, generator=torch.Generator().manual_seed(0))
@@ -136,8 +140,10 @@ def inference(report: Report, sizes: Sizes) -> None:
 
 
 def plain_inputs(policy: VLAPolicy, obs: Obs, num_tokens: int = 0) -> dict[str, Tensor]:
-    """The observations as ``PI0ForConditionalGeneration.sample_actions`` takes them, padded to the longest instruction
-    or to ``num_tokens`` with those of images, whichever is more."""
+    """Return observations as arguments of ``PI0ForConditionalGeneration.sample_actions``.
+
+    Tokens are padded to the longest instruction, or to ``num_tokens`` including those of images if that is more.
+    """
     model: Any = policy.parts.model
     config = model.config
     images = torch.stack([obs[f"images.{camera}"] for camera in policy.config.cameras], 1)
@@ -156,7 +162,7 @@ def plain_inputs(policy: VLAPolicy, obs: Obs, num_tokens: int = 0) -> dict[str, 
 
 
 def updates(report: Report, sizes: Sizes) -> None:
-    """PPO's update on one batch, which weights one version older drew, as in asynchronous training."""
+    """Measure PPO's update on a batch drawn by weights one version older, as in asynchronous training."""
     recipe = compose_run(RECIPE)
     decisions, envs = recipe.runtime["decisions"], sizes.envs or recipe.num_envs
     still = {"learning_rate": 0.0, "critic_learning_rate": 0.0, "schedule": "fixed", "critic_warmup": 0}

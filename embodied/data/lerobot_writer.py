@@ -1,4 +1,4 @@
-"""Writing a LeRobotDataset v3 (see lerobot.py for its layout): all episodes into one file of each kind."""
+"""Writer of LeRobotDataset v3 (layout: lerobot.py), with all episodes in one file of each kind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def write(path: Path, episodes: Sequence[Episode], spec: EnvSpec, robot_type: str = "franka_panda") -> None:
-    """Write ``episodes`` (one or more) as a data set at ``path``, which must not exist; nothing is left on failure."""
+    """Write ``episodes`` (one or more) as a data set at ``path``, which must not exist. A failure leaves nothing."""
     assert episodes
     refuse_existing(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def write(path: Path, episodes: Sequence[Episode], spec: EnvSpec, robot_type: st
 
 
 def refuse_existing(path: Path) -> None:
-    """UserError if there is something at ``path``; for commands to ask before they work, as ``write`` does after."""
+    """Raise UserError if ``path`` exists. Commands call it before their work, ``write`` before writing."""
     if path.exists():
         raise UserError(f"out={path} exists; give a new directory")
 
@@ -123,21 +123,21 @@ def _array(value: np.ndarray) -> pa.Array:
 
 
 def _stats(value: np.ndarray) -> dict[str, list[float]]:
-    """Over frames, for each entry (lists, also where there is one)."""
+    """Return statistics over frames as lists, one number per entry."""
     rows = value.reshape(len(value), -1).astype(np.float64)
     found = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
     return {**{key: entry.tolist() for key, entry in found.items()}, "count": [len(rows)]}
 
 
 def _image_stats(pictures_FHWC: np.ndarray) -> dict[str, Any]:
-    """Of each colour channel over frames and pixels, of values in [0, 1]; shaped [3, 1, 1] as LeRobot has them."""
+    """Return statistics of each colour channel in [0, 1] over frames and pixels, in LeRobot's shape [3, 1, 1]."""
     channels = pictures_FHWC.reshape(-1, pictures_FHWC.shape[-1]) / 255.0
     found = {"min": channels.min(0), "max": channels.max(0), "mean": channels.mean(0), "std": channels.std(0)}
     return {**{key: entry[:, None, None].tolist() for key, entry in found.items()}, "count": [len(pictures_FHWC)]}
 
 
 def _tasks(instructions: Sequence[str]) -> pa.Table:
-    """A table that pandas reads as a frame indexed by the instruction, which is what LeRobot looks it up by."""
+    """Return a table that pandas reads as a frame with the instruction as its index, as LeRobot expects it."""
     table = pa.table({"task_index": np.arange(len(instructions)), "task": list(instructions)})
     column = {"field_name": None, "metadata": None}
     pandas = {

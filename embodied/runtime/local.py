@@ -37,7 +37,7 @@ from embodied.runtime.supervisor import Supervisor
 
 @RUNTIMES.register("local", config=RuntimeConfig)
 class LocalRuntime(LoopRuntime):
-    """Parts in threads, which start with the first iteration, go on sampling between iterations and end at ``close``."""
+    """Parts in threads, from the first iteration to ``close``. Between iterations they go on sampling."""
 
     overlaps = True
     evaluates_aside = True

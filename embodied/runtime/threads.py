@@ -5,10 +5,10 @@ number of threads per calling thread, so each part sets its own (``use``).
 
 The budget on C cores:
 
-- If phases alternate (sync, or local with max_staleness=0): each of simulation, inference and learning uses all C cores.
+- If phases alternate (sync, or local with max_staleness=0): simulation, inference and learning use all C cores in turn.
 - If they overlap (local with max_staleness>0): the simulator has C threads, fixed when a VecEnv is built, and yields
   to the others. The learner has max(1, C // 2) threads, the actor server max(1, C // 4). While every env worker waits
-  for the learner, the learner uses all cores (``borrowing``). With a GPU, learner and actor server have one thread each.
+  for the learner, the learner uses all cores (``borrowing``). With a GPU, learner and actor server have a thread each.
 - An evaluation during training has one thread if the runtime runs it in a thread of its own, otherwise C.
 """
 
