@@ -54,11 +54,13 @@ class Sizes:
     """Extent of the benchmark."""
 
     num_envs: int = 256
+    """Envs of the pool."""
     preroll: int = 10
     """Decisions before the first measure."""
     opengl: int = 100
     """Images that each OpenGL process renders per measure."""
     rounds: int = 9
+    """Rounds that count, see measure.py."""
 
 
 def measure(short: bool) -> Report:

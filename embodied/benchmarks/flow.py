@@ -48,6 +48,7 @@ class Sizes:
     repeats: int = 20
     """Calls of ``act`` per measure."""
     rounds: int = 9
+    """Rounds that count, see measure.py."""
 
 
 def measure(short: bool) -> Report:

@@ -26,8 +26,11 @@ class Row:
     """One measured number."""
 
     name: str
+    """Name within the benchmark."""
     value: float
+    """The number, to five digits."""
     unit: str
+    """Its unit."""
     settings: dict[str, Any] = field(default_factory=dict)
     """All settings that the number depends on."""
 

@@ -52,6 +52,7 @@ class Sizes:
     preroll: int = 40
     """Control steps before the first measure."""
     rounds: int = 9
+    """Rounds that count, see measure.py."""
     rss: int = 4096
     """Envs for the memory."""
     envpool_envs: int = 64

@@ -60,6 +60,7 @@ class Sizes:
     iterations: int = 4
     """Iterations of a run that count."""
     rounds: int = 11
+    """Rounds, each with every run once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,9 @@ class Costs:
     """Costs of the measured iterations of a run."""
 
     env_steps: int
+    """Control steps of all envs."""
     wall_s: float
+    """Wall-clock seconds."""
     busy_s: dict[str, float]
     """Seconds in which each of PARTS was busy."""
 
@@ -86,7 +89,9 @@ class Shared:
     """Seconds per env step of collecting and of learning while both run all the time."""
 
     collect_s: float
+    """Of collecting, c in the module's docstring."""
     learn_s: float
+    """Of learning, l in the module's docstring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +99,11 @@ class Bound:
     """Bounds in seconds per env step; see the module's docstring."""
 
     overlapped_s: float
+    """For parts that overlap."""
     alternating_s: float
+    """For parts that run one after the other."""
     independent_cores_s: float
+    """For parts on cores that do not slow each other down."""
 
     @classmethod
     def of(cls, one_thread: Costs, all_cores: Costs, shared: Shared, cores: int) -> Bound:

@@ -57,6 +57,7 @@ class Sizes:
     envs: int | None = None
     """Envs of an update; None is those of the recipe."""
     rounds: int = 9
+    """Rounds that count, see measure.py."""
 
 
 def measure(short: bool) -> Report:

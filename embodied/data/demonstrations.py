@@ -28,6 +28,7 @@ class Episode:
     success_L: Tensor
     """Whether the task is solved after each step, bool."""
     instruction: str
+    """Text of the instruction."""
     images: dict[str, Tensor] = field(default_factory=dict)
     """Observed images by camera, uint8 [L, h, w, 3]."""
 
@@ -48,6 +49,7 @@ class Demonstrations:
     instruction_F: Tensor
     """Index into ``instructions``, int64."""
     instructions: tuple[str, ...]
+    """All instructions of the data set."""
     control_hz: float
     """Frames per second."""
     state_names: tuple[str, ...] = ()

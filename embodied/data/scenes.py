@@ -37,7 +37,7 @@ class LabeledEnv(Protocol):
         ...
 
     def expert(self) -> Tensor:
-        """Action of the scripted expert, [N, A]."""
+        """Return the action of the scripted expert, [N, A]."""
         ...
 
 

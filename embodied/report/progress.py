@@ -19,11 +19,13 @@ class Status:
     """Progress of training. Imitation and grounding count updates as steps and have a loss in place of successes."""
 
     iteration: int
+    """Iterations so far."""
     env_steps: int
     """Control steps, or updates if there is a loss."""
     wall_s: float
     """Seconds that the run has taken."""
     env_steps_per_s: float
+    """Present rate of ``env_steps``."""
     success: float | None = None
     """Success rate in [0, 1] of the training episodes that ended lately; None before there is one."""
     eval_success: float | None = None

@@ -106,6 +106,7 @@ class RunConfig:
         return f"{self.policy['name']}-{self.algo['name']}"
 
     def runtime_config(self) -> RuntimeConfig:
+        """Return the section ``runtime`` as options."""
         return from_mapping(RuntimeConfig, self.runtime, "runtime")
 
 
@@ -210,6 +211,7 @@ def to_mapping(config: RunConfig) -> dict[str, Any]:
 
 
 def to_yaml(config: RunConfig) -> str:
+    """Return the text of ``config.yaml``."""
     return OmegaConf.to_yaml(OmegaConf.create(to_mapping(config)))
 
 

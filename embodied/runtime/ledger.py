@@ -33,14 +33,15 @@ class Ticket:
     sequence: int
     """Its number in the order of admission."""
     worker: int
+    """Index of the env worker."""
     group: int
-    """Env group of the worker."""
+    """Index of the worker's env group."""
     incarnation: int
     """How often the worker was replaced."""
 
     @staticmethod
     def of(fragment: Fragment) -> Ticket:
-        """The ticket with which ``fragment`` was sampled."""
+        """Return the ticket with which ``fragment`` was sampled."""
         return Ticket(fragment.sequence, fragment.worker, fragment.group, fragment.incarnation)
 
 

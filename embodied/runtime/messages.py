@@ -14,7 +14,9 @@ class ActRequest:
     """Request of one env group for its next decision, or at the end of a fragment for values alone."""
 
     worker: int
+    """Index of the env worker."""
     group: int
+    """Index of the worker's env group."""
     obs: Obs
     """Observations [N, ...] to act on."""
     noise: Tensor | None
@@ -28,7 +30,9 @@ class ActReply:
     """Reply to a request, on the CPU."""
 
     worker: int
+    """Index of the env worker."""
     group: int
+    """Index of the worker's env group."""
     sample: PolicySample | None
     """The decision; None if values alone were requested."""
     obs: Obs | None

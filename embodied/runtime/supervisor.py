@@ -21,6 +21,7 @@ class Board:
         self._entries: dict[str, tuple[str, float]] = {}
 
     def set(self, part: str, doing: str) -> None:
+        """Set the activity of a part."""
         self._entries[part] = (doing, time.monotonic())
 
     def idle_s(self) -> float:

@@ -118,7 +118,7 @@ class GroundingTrainer(SupervisedTrainer):
 
 
 def _error_cm(obs: Obs) -> dict[str, float]:
-    """Median error (cm) of the predicted position of the named object relative to the tool, near the tool and far."""
+    """Return the median error (cm) of the predicted position of the named object relative to the tool, near and far."""
     true_N3, predicted_N3 = obs["target_positions"][:, 3:6], obs["predicted_positions"][:, 3:6]
     error_N, near_N = (predicted_N3 - true_N3).norm(dim=-1), true_N3.norm(dim=-1) < NEAR_M
     chosen = {"near": near_N, "far": ~near_N}
