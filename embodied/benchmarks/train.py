@@ -194,7 +194,7 @@ def side_by_side(overrides: Mapping[str, Any], sizes: Sizes) -> Shared:
         steps = sum(fragment.num_env_steps for fragment in batch)
         runtime.learn(batch)
         stop = threading.Event()
-        collected: list[tuple[float, int]] = []  # when a batch was complete, and its env steps
+        collected: list[tuple[float, int]] = []  # time at which a batch was complete, its env steps
         failures: list[Exception] = []
 
         def collect() -> None:

@@ -28,7 +28,7 @@ from torch import Tensor
 from embodied.core.errors import UserError, nearest
 from embodied.core.spec import EnvSpec
 from embodied.data.demonstrations import Demonstrations
-from embodied.data.pictures import decode_png
+from embodied.data.images import decode_png
 
 VERSION = "v3.0"
 FILE = "chunk-000/file-000.parquet"
@@ -47,14 +47,14 @@ def read(path: Path, keys: Mapping[str, str] | None = None, cameras: Sequence[st
     if unknown:
         raise UserError(f"data_keys.{unknown[0]}: state and action can have other names in a data set, nothing else")
     keys = {"state": STATE, "action": ACTION, **(keys or {})}
-    pictures = {camera: f"{IMAGES}.{camera}" for camera in cameras}
+    images = {camera: f"{IMAGES}.{camera}" for camera in cameras}
     info = _info(path)
     features = info["features"]
-    _check_features(features, [*keys.values(), *pictures.values()], path)
-    for key in pictures.values():
+    _check_features(features, [*keys.values(), *images.values()], path)
+    for key in images.values():
         if features[key].get("dtype") != "image":
             raise UserError(f"data set {path}: {key} is of type {features[key].get('dtype')}, only image can be read")
-    columns = [*keys.values(), *pictures.values(), "episode_index", TASK]
+    columns = [*keys.values(), *images.values(), "episode_index", TASK]
     table = _frames(path, columns)
     episode = torch.from_numpy(table["episode_index"].to_numpy().astype(np.int64))
     if len(episode) == 0 or bool((episode.diff() < 0).any()):
@@ -67,7 +67,7 @@ def read(path: Path, keys: Mapping[str, str] | None = None, cameras: Sequence[st
         float(info["fps"]),
         _names(features[keys["state"]]),
         _names(features[keys["action"]]),
-        {camera: _pictures(table, key, path) for camera, key in pictures.items()},
+        {camera: _images(table, key, path) for camera, key in images.items()},
     )
 
 
@@ -172,16 +172,16 @@ def _instructions(table: pa.Table, path: Path) -> tuple[Tensor, tuple[str, ...]]
     return torch.tensor([place[index] for index in indices]), tuple(map(str, texts.values()))
 
 
-def _pictures(table: pa.Table, key: str, path: Path) -> Tensor:
+def _images(table: pa.Table, key: str, path: Path) -> Tensor:
     """Decode a column of PNG files, uint8 [F, h, w, 3]."""
-    pictures = []
+    images = []
     for frame, row in enumerate(table[key].to_pylist()):
         try:
             if not row or not row.get("bytes"):
                 raise ValueError("the picture is not in the parquet file")
-            pictures.append(decode_png(row["bytes"]))
+            images.append(decode_png(row["bytes"]))
         except ValueError as error:
             raise UserError(f"data set {path}: {key} of frame {frame}: {error}") from error
-        if pictures[-1].shape != pictures[0].shape:
+        if images[-1].shape != images[0].shape:
             raise UserError(f"data set {path}: {key} has pictures of several sizes, the first is in frame {frame}")
-    return torch.from_numpy(np.stack(pictures))
+    return torch.from_numpy(np.stack(images))

@@ -16,10 +16,10 @@ import torch
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
 from embodied.data.demonstrations import Episode
+from embodied.data.images import encode_png
 from embodied.data.lerobot import ACTION, FILE, IMAGES, STATE, VERSION
-from embodied.data.pictures import encode_png
 
-PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def write(path: Path, episodes: Sequence[Episode], spec: EnvSpec, robot_type: str = "franka_panda") -> None:
@@ -68,10 +68,10 @@ def _write(path: Path, episodes: Sequence[Episode], spec: EnvSpec, robot_type: s
     tables = {key: _array(value) for key, value in columns.items()}
     stats = {key: _stats(value) for key, value in columns.items()}
     for camera in episodes[0].images:
-        key, pictures = f"{IMAGES}.{camera}", torch.cat([episode.images[camera] for episode in episodes]).numpy()
-        features[key] = {"dtype": "image", "shape": list(pictures.shape[1:]), "names": ["height", "width", "channels"]}
-        tables[key] = pa.array([{"bytes": encode_png(picture), "path": None} for picture in pictures], type=PICTURE)
-        stats[key] = _image_stats(pictures)
+        key, images = f"{IMAGES}.{camera}", torch.cat([episode.images[camera] for episode in episodes]).numpy()
+        features[key] = {"dtype": "image", "shape": list(images.shape[1:]), "names": ["height", "width", "channels"]}
+        tables[key] = pa.array([{"bytes": encode_png(image), "path": None} for image in images], type=IMAGE)
+        stats[key] = _image_stats(images)
     info = {
         "codebase_version": VERSION,
         "robot_type": robot_type,
@@ -129,11 +129,11 @@ def _stats(value: np.ndarray) -> dict[str, list[float]]:
     return {**{key: entry.tolist() for key, entry in found.items()}, "count": [len(rows)]}
 
 
-def _image_stats(pictures_FHWC: np.ndarray) -> dict[str, Any]:
+def _image_stats(images_FHWC: np.ndarray) -> dict[str, Any]:
     """Return statistics of each colour channel in [0, 1] over frames and pixels, in LeRobot's shape [3, 1, 1]."""
-    channels = pictures_FHWC.reshape(-1, pictures_FHWC.shape[-1]) / 255.0
+    channels = images_FHWC.reshape(-1, images_FHWC.shape[-1]) / 255.0
     found = {"min": channels.min(0), "max": channels.max(0), "mean": channels.mean(0), "std": channels.std(0)}
-    return {**{key: entry[:, None, None].tolist() for key, entry in found.items()}, "count": [len(pictures_FHWC)]}
+    return {**{key: entry[:, None, None].tolist() for key, entry in found.items()}, "count": [len(images_FHWC)]}
 
 
 def _tasks(instructions: Sequence[str]) -> pa.Table:

@@ -1,6 +1,6 @@
 """A training session: one process's share of a run, the same for every trainer.
 
-Session.new, Session.resume ──► configuration, run directory, checkpoint to go on from
+Session.new, Session.resume ──► configuration, run directory, checkpoint to continue from
 trainer.iterations ──► Report ──► metrics.jsonl, TensorBoard, eval/*.json, progress ──► checkpoint when due
                                     until a limit, a good evaluation or a signal
 last checkpoint ──► final evaluation ──► result
@@ -37,9 +37,10 @@ class Session:
     def __init__(
         self, config: RunConfig, run_dir: Path, start_s: float, *, resumed: bool, found: Checkpoint | None
     ) -> None:
-        """resumed: the run directory exists already, even without a checkpoint; otherwise an existing one is refused.
+        """Start the clock; nothing is written yet.
 
-        found: the checkpoint to go on from; None starts anew.
+        resumed: whether the run directory exists already, even without a checkpoint. If False, an existing one is
+        refused. found: the checkpoint to continue from; None starts a new training.
         """
         self.config, self.run_dir, self.resumed, self.found = config, run_dir, resumed, found
         self.start_s = start_s - (0.0 if found is None else float(found.state["train"]["wall_s"]))

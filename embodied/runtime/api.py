@@ -4,8 +4,8 @@
         for iteration in runtime.iterations(max_env_steps=..., deadline_s=..., stop_event=...):
             log(iteration.metrics); maybe checkpoint.save(run_dir, runtime.env_steps, runtime.state_dict())
 
-A runtime only decides where the parts live and how their calls travel; the parts themselves (``EnvWorker``,
-``ActorServer``, ``Learner``, ``Ledger``, ``WeightStore``) know no runtime.
+A runtime decides only where the parts live and how their calls travel. The parts themselves (``EnvWorker``,
+``ActorServer``, ``Learner``, ``Ledger``, ``WeightStore``) are independent of the runtime.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from embodied.core.protocols import Metrics, Policy
 
 @config_dataclass
 class RuntimeConfig:
-    """Where the parts of a run live and how far they may drift apart."""
+    """Options of a runtime: its parts, their staleness and threads, and evaluations during training."""
 
     name: str = "sync"
     """Runtime. sync: one thread, exact and debuggable. local: threads of one process, learning overlaps simulation."""

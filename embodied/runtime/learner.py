@@ -2,7 +2,7 @@
 
     batch of version v ──► algorithm.update(fragments, v) ──► publish(v + 1)
 
-Fragments stay on the CPU; the algorithm moves what it needs to the device of its policy.
+Fragments stay on the CPU; the algorithm moves their tensors to the device of its policy.
 """
 
 from __future__ import annotations

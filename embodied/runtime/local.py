@@ -1,7 +1,7 @@
 """The parts as threads of one process: arrays are shared, nothing is copied or pickled.
 
     thread per env worker      thread of the actor server        main thread: learner      thread of the evaluator
-    ledger.acquire             inbox: all waiting requests  ┐    channel.take(v)           weights to deploy, when asked
+    ledger.acquire             inbox: all waiting requests  ┐    channel.take(v)           weights to deploy, when due
     start/advance ── request ► actor.act(merged)            │    learner.learn             evaluate ──► results
     inbox ◄──────── reply ──── to each worker's inbox  ◄────┘    publish, consumed_batch
     fragment ──► channel
