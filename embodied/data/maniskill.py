@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
 from embodied.core.spec import ActionTerm, Box, EnvSpec, Term
@@ -99,13 +100,13 @@ def _episode(group: Any, where: str, instruction: str) -> tuple[Episode, tuple[T
     return episode, terms
 
 
-def _vectors(node: Any, name: str) -> dict[str, np.ndarray]:
+def _vectors(node: Any, name: str) -> dict[str, NDArray[np.float32]]:
     """Return every numeric array [T+1] or [T+1, D] under a node as float32 [T+1, D], by its path."""
     if hasattr(node, "shape"):
         value = np.asarray(node)
         numbers = (value.ndim in (1, 2) and np.issubdtype(value.dtype, np.number)) or value.dtype == bool
         return {name: value.reshape(len(value), -1).astype(np.float32)} if numbers else {}
-    found: dict[str, np.ndarray] = {}
+    found: dict[str, NDArray[np.float32]] = {}
     for key in sorted(node):
         if key not in IMAGES:
             found |= _vectors(node[key], f"{name}/{key}" if name else key)

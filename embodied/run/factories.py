@@ -56,7 +56,7 @@ def make_env(
 def make_sampler(
     config: RunConfig, spec: EnvSpec, num_envs: int, first_seed: int, incarnation: int = 0
 ) -> EpisodeSampler:
-    """Build the sampler of the training episodes of ``num_envs`` envs; env i has seed ``first_seed + i``.
+    """Build the sampler of the training episodes of ``num_envs`` envs. first_seed: env seed of the first one.
 
     For an algorithm with a group_size, that many neighbouring envs have the same episodes and all envs start together.
     Otherwise the ends of the first episodes are staggered.
@@ -96,7 +96,7 @@ def square_cameras(names: Sequence[str], size: int) -> list[CameraSpec]:
 
 
 def make_policy(config: RunConfig, spec: EnvSpec) -> Policy:
-    """Build the run's policy on the CPU, with random weights."""
+    """Build the run's policy on the CPU, with its initial weights."""
     entry = POLICIES[config.policy["name"]]
     return entry.build(spec, from_mapping(entry.config, options_of(config.policy), "policy"))
 
