@@ -1,14 +1,14 @@
-"""Measure: ``python -m embodied.bench <what> [key=value ...]``
+"""Measure speed and memory: ``python -m embodied.bench <what> [key=value ...]``
 
-  sim          the pool of environments beside the bare engine and its peers; memory
-  train        training throughput beside what the costs of its parts allow; local beside sync
-  flow         what exploration costs in an update of the flow policy; sampling beside bare passes of its network
-  camera       pictures for policies by ray casting, beside OpenGL on the CPU
-  vla          inference and learning of the vision-language-action policy with and without its economies
-  out=<file>   also write the result there, a file that does not exist yet
-  short=true   a quick look: tiny sizes, whose numbers mean nothing
+  sim          pool of environments, compared with the bare engine and with other libraries; memory
+  train        training throughput, compared with the bound that the costs of its parts set; local compared with sync
+  flow         cost of exploration in an update of the flow policy; sampling compared with bare passes of its network
+  camera       images for policies by ray casting, compared with OpenGL on the CPU
+  vla          inference and learning of the vision-language-action policy, with and without each optimisation
+  out=<file>   also write the result to this file, which must not exist yet
+  short=true   use tiny sizes to see that it works; the numbers mean nothing
 
-Nothing else should run on the machine meanwhile. What is compared is measured in turns in one process, and every ratio
+Nothing else should run on the machine meanwhile. Measures that are compared take turns in one process, and every ratio
 is a median over rounds. Last line of stdout: {"what", "machine", "ratios", "rows"}.
 """
 
@@ -38,7 +38,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
 
 @config_dataclass
 class BenchOptions:
-    """What may follow the name of a benchmark."""
+    """Options after the name of a benchmark; see the top of this file."""
 
     out: str | None = None
     short: bool = False
@@ -59,7 +59,7 @@ def bench(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _new_file(name: str) -> Path:
-    """A path for the result; better to complain before measuring for minutes than after."""
+    """Return the path of the result. UserError before minutes of measuring if it cannot be written."""
     path = Path(name)
     if not name.strip() or path.exists():
         raise UserError(f"out={name} {'exists' if name.strip() else 'is empty'}; give a file that does not exist yet")

@@ -1,20 +1,20 @@
 """Record a scripted expert: ``python -m embodied.collect task=pick_place out=demos/pick_place [key=value ...]``
 
-  episodes=20  seed=0       how many to keep, and from which initial states; of a task with instructions as many of each
-                            goal that is trained on
-  noise=0.1                 share of time in which random actions take over; what is recorded is what the expert wanted
-  noise_steps=4             control steps of each such disturbance
-  hold_steps=10             an episode is cut this long after its last unsolved step
-  cameras=[]                also record pictures of these cameras, such as [front,wrist], and the instruction; the state
-                            is then what a policy with cameras gets, without what only a simulator knows
-  image_size=64             of the pictures: pixels, square
+  episodes=20  seed=0       number of episodes to keep, and seed of their initial states; a task with instructions has
+                            equally many episodes of each goal that is trained on
+  noise=0.1                 share of time in which random actions are executed; the expert's actions are recorded
+  noise_steps=4             length of each such disturbance, control steps
+  hold_steps=10             an episode is cut this many control steps after its last unsolved step
+  cameras=[]                also record the images of these cameras, such as [front,wrist]; the recorded state is then
+                            that of a policy with cameras, without the terms that only a simulator can observe
+  image_size=64             width and height of the images, pixels
   keep_failures=false       also keep episodes that do not end solved
-  num_threads=0             of the simulation; 0 is all cores
+  num_threads=0             threads of the simulation; 0 is all cores
   task.<option>=...         any option of the task
 
-Disturbed experts visit what a learner's mistakes lead to, and show the way back from there (DART: Laskey et al. 2017).
-Last line of stdout: {"data", "task", "episodes", "frames", "tried", "solved", "success_rate", "wall_s"}; episodes are
-recorded side by side, so more may be solved than are kept.
+Disturbances lead to the states that a learner's mistakes lead to. The expert shows the way back from them (DART:
+Laskey et al. 2017). Episodes are recorded in parallel, so more may be solved than are kept.
+Last line of stdout: {"data", "task", "episodes", "frames", "tried", "solved", "success_rate", "wall_s"}.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Count, Natural, ShareBelow1, config_dataclass, from_mapping
 from embodied.core.protocols import Demonstrating
 from embodied.core.seeds import Purpose, first_env_seed
-from embodied.core.spec import TRAIN, EnvSpec
+from embodied.core.spec import TRAIN, CameraSpec, EnvSpec
 from embodied.data import Episode, write
 from embodied.data.lerobot_writer import refuse_existing
 from embodied.report.progress import duration
 from embodied.run.command import run_command
-from embodied.run.config import compose_run
+from embodied.run.config import RunConfig, compose_run
 from embodied.run.factories import make_env, square_cameras
 from embodied.runtime import threads
 from envs import first_episodes
 
-MAX_TRIES = 20  # times the episodes asked for: a task that its expert solves more rarely is not demonstrated
-SPARE = 8  # episodes that are tried for each that is still missing, at most as many as were asked for
+MAX_TRIES = 20  # episodes tried per requested episode before the command gives up
+SPARE = 8  # episodes tried per missing episode; never more at once than were requested
 
 
 @config_dataclass
@@ -66,7 +66,7 @@ class CollectConfig:
 
 
 def collect(argv: Sequence[str]) -> dict[str, Any]:
-    """Record and write; returns the command's result. UserError for bad input, with nothing written."""
+    """Record and write a data set; return the command's result. UserError for bad input, with nothing written."""
     began = time.monotonic()
     overrides = parse_overrides(argv)
     own = {field.name for field in fields(CollectConfig)}
@@ -80,17 +80,15 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
     num_threads = options.num_threads or threads.available_cores()
     threads.use(1)
     cameras = square_cameras(options.cameras, options.image_size)
-    env = make_env(config, options.episodes, num_threads, cameras=cameras)
-    if not isinstance(env, Demonstrating):
-        raise UserError(f"task={config.task['name']} has no scripted expert to record")
+    env = make_demonstrating(config, options.episodes, num_threads, cameras)
     spec, missing = env.spec, shares(env.spec, options.episodes)
     kept: list[Episode] = []
     tried, solved = 0, 0
     while len(kept) < options.episodes:
         few = min(options.episodes, SPARE * (options.episodes - len(kept)))
-        if few < env.num_envs:  # the rest is of goals that not every episode has
+        if few < env.num_envs:  # few episodes are missing: a smaller pool is enough
             env.close()
-            env = make_env(config, few, num_threads, cameras=cameras)
+            env = make_demonstrating(config, few, num_threads, cameras)
         if tried >= MAX_TRIES * options.episodes:
             raise UserError(
                 f"the expert of {spec.task} solved {solved} of {tried} episodes with noise={options.noise}: too few"
@@ -119,9 +117,21 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def make_demonstrating(
+    config: RunConfig, num_envs: int, num_threads: int, cameras: Sequence[CameraSpec]
+) -> Demonstrating:
+    """Build envs of the run's task. UserError unless they have a scripted expert."""
+    env = make_env(config, num_envs, num_threads, cameras=cameras)
+    if not isinstance(env, Demonstrating):
+        raise UserError(f"task={config.task['name']} has no scripted expert to record")
+    return env
+
+
 def shares(spec: EnvSpec, episodes: int) -> dict[str, int]:
-    """How many of the episodes show each goal that is trained on: as many of each as possible, and what is left over of
-    goals that are as far apart as possible in the order of the task, so of every word."""
+    """Return the number of episodes per goal that is trained on, as equal as possible.
+
+    The remainder goes to goals spaced as far apart as possible in the task's order, so that every word occurs.
+    """
     goals = dict.fromkeys(goal for goal, split in zip(spec.goals, spec.splits, strict=True) if split == TRAIN)
     goals = goals or {spec.task: None}
     upto = [i * episodes // len(goals) for i in range(len(goals) + 1)]
@@ -129,39 +139,46 @@ def shares(spec: EnvSpec, episodes: int) -> dict[str, int]:
 
 
 def record(env: Demonstrating, options: CollectConfig, seed: int) -> list[Episode]:
-    """One episode of every env, by its expert with disturbances; env i has seed + i."""
+    """Record one episode per env, by its expert with disturbances. Env i has seed ``seed + i``."""
     plans = first_episodes(env.spec, env.num_envs, seed, splits=(TRAIN,) if env.spec.instructions else None)
     obs = env.reset(PlanList(plans, env.num_envs))
     texts = [env.spec.texts[i] if env.spec.texts else env.spec.task for i in plans.instruction_n.tolist()]
     steps, num_envs = env.spec.max_episode_steps, env.num_envs
     disturbance = disturbances(env.spec, num_envs, options, torch.Generator().manual_seed(seed))
     states, actions, rewards, solved = [], [], [], []
-    pictures: dict[str, list[Tensor]] = {camera.name: [] for camera in env.spec.cameras}
+    images: dict[str, list[Tensor]] = {camera.name: [] for camera in env.spec.cameras}
     for t in range(steps):
-        wanted = env.expert()
+        action_NA = env.expert()
         states.append(obs["state"])
-        for camera, frames in pictures.items():
+        for camera, frames in images.items():
             frames.append(obs[f"images.{camera}"])
-        actions.append(wanted)
-        step = env.step(torch.where(disturbance[:, t].isnan(), wanted, disturbance[:, t]))
+        actions.append(action_NA)
+        step = env.step(torch.where(disturbance[:, t].isnan(), action_NA, disturbance[:, t]))
         rewards.append(step.reward_N)
         solved.append(step.info["success"])
         obs = step.obs
-    columns = [torch.stack(column, 1) for column in (states, actions, rewards, solved)]
+    state_NLS, action_NLA, reward_NL, success_NL = (torch.stack(c, 1) for c in (states, actions, rewards, solved))
     episodes = []
     for i in range(num_envs):
-        rows = [column[i] for column in columns]
-        length = cut(rows[3], options.hold_steps)
-        images = {name: torch.stack([frame[i] for frame in frames[:length]]) for name, frames in pictures.items()}
-        episodes.append(Episode(*(row[:length] for row in rows), texts[i], images))
+        length = cut(success_NL[i], options.hold_steps)
+        episodes.append(
+            Episode(
+                state_NLS[i, :length],
+                action_NLA[i, :length],
+                reward_NL[i, :length],
+                success_NL[i, :length],
+                texts[i],
+                {camera: torch.stack([frame[i] for frame in frames[:length]]) for camera, frames in images.items()},
+            )
+        )
     return episodes
 
 
 def disturbances(spec: EnvSpec, num_envs: int, options: CollectConfig, generator: torch.Generator) -> Tensor:
-    """Actions [N, T, A] that are executed instead of the expert's, NaN where the expert's is.
+    """Draw actions [N, T, A] to execute instead of the expert's; NaN keeps the expert's.
 
-    A disturbance keeps one uniformly random arm action for ``noise_steps``; the gripper stays the expert's, whom a
-    dropped object costs more than a detour.
+    A disturbance is one uniformly random arm action for ``noise_steps`` control steps. The gripper stays the expert's,
+    because a dropped object costs more than a detour.
     """
     blocks = -(-spec.max_episode_steps // options.noise_steps)
     chosen = torch.rand(num_envs, blocks, generator=generator) < options.noise
@@ -172,7 +189,10 @@ def disturbances(spec: EnvSpec, num_envs: int, options: CollectConfig, generator
 
 
 def cut(success_L: Tensor, hold_steps: int) -> int:
-    """Length of an episode that ends ``hold_steps`` after its last unsolved step; whole if it does not end solved."""
+    """Return the length of an episode cut ``hold_steps`` after its last unsolved step; all of it unless it ends solved.
+
+    success_L: whether the task is solved after each step.
+    """
     unsolved = (~success_L).nonzero().squeeze(1)
     last = int(unsolved[-1]) if len(unsolved) else -1
     return len(success_L) if last == len(success_L) - 1 else min(len(success_L), last + 1 + max(1, hold_steps))

@@ -1,9 +1,9 @@
 """Convert ManiSkill trajectories: ``python -m embodied.convert source=trajectory.h5 out=demos/x [key=value ...]``
 
-  instruction="..."         what the episodes show; by default the environment's id
+  instruction="..."         instruction of the episodes; by default the environment's id
   keep_failures=false       also keep episodes that do not end solved
 
-source is the .h5 file, with its .json beside it; out a new LeRobotDataset v3, as embodied.collect writes it.
+source is the .h5 file, in a folder with its .json; out is a new LeRobotDataset v3, as embodied.collect writes it.
 Last line of stdout: {"data", "task", "episodes", "frames", "dropped"}.
 """
 
@@ -34,7 +34,7 @@ class ConvertConfig:
 
 
 def convert(argv: Sequence[str]) -> dict[str, Any]:
-    """Read and write; returns the command's result. UserError for bad input, with nothing written."""
+    """Read and write; return the command's result. UserError for bad input, with nothing written."""
     options = from_mapping(ConvertConfig, nest(parse_overrides(argv)))
     out = Path(options.out)
     refuse_existing(out)

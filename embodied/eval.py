@@ -1,13 +1,13 @@
-"""Judge a trained policy: ``python -m embodied.eval run=<run dir> [key=value ...]``
+"""Evaluate a trained policy: ``python -m embodied.eval run=<run dir> [key=value ...]``
 
-  episodes=200  seed=0        full-length episodes; the initial states depend on the seed alone
-  checkpoint=last|step_<n>    which weights
-  video=true                  also videos/<checkpoint>_seed<seed>.mp4 in the run directory, with the instructions
-  num_threads=0               of the simulation; 0 is all cores
+  episodes=200  seed=0        number of full-length episodes; their initial states depend on the seed alone
+  checkpoint=last|step_<n>    checkpoint to evaluate
+  video=true                  also write videos/<checkpoint>_seed<seed>.mp4 in the run directory, with the instructions
+  num_threads=0               threads of the simulation; 0 is all cores
 
 The policy acts deterministically. Last line of stdout, also written to the run's eval/: {"task", "episodes",
-"success_once", "success_at_end", "success_at_end_ci95", "return_mean", "episode_length_mean", "seed", ...}. Where some
-instructions are held out from training, "splits" has the success on those and on the others, and of each goal.
+"success_once", "success_at_end", "success_at_end_ci95", "return_mean", "episode_length_mean", "seed", ...}. If some
+instructions are held out from training, "splits" has the success per split of the instructions and per goal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from embodied.run.evaluation import evaluate_policy, load_checkpoint, load_polic
 from embodied.run.factories import evaluation_plans, make_env
 from embodied.runtime import threads
 
-VIDEO_ENVS = 4  # beside each other
+VIDEO_ENVS = 4  # side by side
 VIDEO_SIZE = (320, 240)  # width and height of each, pixels
 
 
@@ -45,7 +45,7 @@ class EvalConfig:
 
 
 def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
-    """Evaluate a checkpoint of a run; returns the contract's result. UserError for bad input."""
+    """Evaluate a checkpoint of a run; return the contract's result. UserError for bad input."""
     options = from_mapping(EvalConfig, nest(parse_overrides(argv)))
     run_dir = Path(options.run)
     config = read_run(run_dir)
@@ -70,15 +70,17 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def record_video(config: RunConfig, policy: Policy, path: Path, seed: int) -> Path:
-    """An MP4 of the first episodes of an evaluation, side by side in real time, each below its instruction.
+    """Write an MP4 of the first episodes of an evaluation, each below its instruction, and return its path.
 
-    Returns its path.
+    Episodes are side by side, in real time.
     """
     from embodied.report import video
     from embodied.report.caption import caption
+    from envs import MujocoPool
     from envs.mujoco.viewer import FRONT, Viewer
 
     env = make_env(config, VIDEO_ENVS, threads.available_cores())
+    assert isinstance(env, MujocoPool), "only our own simulator can be filmed"
     camera = replace(FRONT, width=VIDEO_SIZE[0], height=VIDEO_SIZE[1])
     viewer = Viewer(env, camera)
     try:

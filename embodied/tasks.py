@@ -1,6 +1,6 @@
 """List the tasks: ``python -m embodied.tasks``
 
-What each observes, its actions, its instructions and its time limit: for people on stderr, one JSON object on stdout.
+For each task: observations, actions, instructions and time limit, as text on stderr and as a JSON object on stdout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from envs import TASKS
 
 
 def tasks(argv: Sequence[str]) -> dict[str, Any]:
-    """All tasks in their default configuration."""
+    """Describe all tasks in their default configuration."""
     if argv:
         raise UserError(f"'{argv[0]}': this command takes no options")
     found = [describe_task(name) for name in TASKS.names()]
@@ -39,7 +39,7 @@ def tasks(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def describe_task(name: str) -> dict[str, Any]:
-    """A task as its default configuration makes it."""
+    """Describe a task in its default configuration."""
     spec = make_spec(compose_run({"task": name}))
     return {
         "task": name,
@@ -58,7 +58,7 @@ def describe_task(name: str) -> dict[str, Any]:
 
 
 def goals_by_split(spec: EnvSpec) -> dict[str, set[str]]:
-    """What the instructions of each split ask for."""
+    """Return the goals of the instructions of each split."""
     found: dict[str, set[str]] = {}
     for goal, split in zip(spec.goals, spec.splits, strict=True):
         found.setdefault(split, set()).add(goal)

@@ -2,16 +2,16 @@
 
   task=pick_place  policy=flow|gaussian|dsrl|vla|vla_tiny  algo=ppo|grpo|sft|grounding  runtime=local|sync  sim=mujoco
   num_envs=...  total_steps=...  max_minutes=...  seed=0  device=auto|cpu|cuda  max_staleness=...
-  stop_at_success=0.95     end early when an evaluation during training is this good
-  data=<dir>               demonstrations (embodied.collect) for algo=sft, which imitates them; where they have other
-                           names: data_keys.state=observation.qpos data_keys.action=action.joints
+  stop_at_success=0.95     end early when an evaluation during training reaches this success rate
+  data=<dir>               demonstrations (embodied.collect) for algo=sft, which imitates them; if their columns have
+                           other names: data_keys.state=observation.qpos data_keys.action=action.joints
   init=<run dir>           start from the policy of a run of the same task and architecture
   out=<dir>                run directory, default runs/<task>/<policy>-<algo>-<time>
-  resume=<run dir>         go on with a run; total_steps and max_minutes count the whole run
+  resume=<run dir>         continue a run; total_steps and max_minutes count the whole run
   <group>.<option>=...     any option of a group, such as algo.learning_rate=1e-4 (files in configs/)
 
 Last line of stdout: {"run", "env_steps", "wall_s", "iterations", "eval"}. Exit code 0, 1 (crash), 2 (bad input), 130
-(Ctrl-C or SIGTERM: the state is saved, and resume= goes on).
+(Ctrl-C or SIGTERM: the state is saved, and resume= continues).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from embodied.training import trainer_of
 
 
 def train(argv: Sequence[str]) -> dict[str, Any]:
-    """Train and evaluate; returns the contract's result. UserError for bad input, Stopped after a signal."""
+    """Train and evaluate; return the contract's result. UserError for bad input, Stopped after a signal."""
     start_s = time.monotonic()
     overrides = parse_overrides(argv)
     run = overrides.pop("resume", None)

@@ -1,1 +1,1 @@
-"""What ``python -m embodied.bench`` can measure, one module for each subject."""
+"""Benchmarks of ``python -m embodied.bench``, one per module."""

@@ -1,13 +1,14 @@
-"""Speed of policies' cameras: pictures a second by ray casting on the pool's threads, beside OpenGL on the CPU.
+"""Speed of policies' cameras: images per second by ray casting on the pool's threads, compared with OpenGL on the CPU.
 
-    raycast_over_egl, raycast_over_osmesa                 over ``mujoco.Renderer``, in as many processes as cores
-    raycast_over_egl_coarse, raycast_over_osmesa_coarse   the same where geoms have fewer facets, and the floor ends
+    raycast_over_egl, raycast_over_osmesa                 ray casting / ``mujoco.Renderer`` in a process per core
+    raycast_over_egl_coarse, raycast_over_osmesa_coarse   the same, with fewer facets per geom and a finite floor
 
-Both take such pictures, 64 x 64, of the same model with all its geoms from the same pose: OpenGL of the states at the
-start, over and over, rays of what follows, a decision later each time, as in training. OpenGL draws no shadows,
-reflections, haze, sky box or multisampling, into a buffer of the picture's size; the coarse scene is the fastest that
-we found for it. The wall clock decides, and the processor time of a picture is told beside; of other cameras too: with
-depth and segmentation, randomised, with every ray cast, 128 x 128, and on the wrist. What is not there is left out.
+Both render 64 x 64 images of the same model with all its geoms from the same pose. OpenGL renders the initial states
+again and again. Ray casting renders the states of a running pool, one decision later each time, as in training. OpenGL
+draws no shadows, reflections, haze, sky box or multisampling, into a buffer of the image's size. The coarse scene is
+the fastest that we found for OpenGL. Ratios are of wall-clock time; rows also give the processor time per image. More
+rows measure other cameras: with depth and segmentation, randomised, with every ray cast, 128 x 128, and on the wrist.
+A backend that is not installed is left out.
 """
 
 from __future__ import annotations
@@ -43,23 +44,27 @@ BACKENDS = {
     "egl": "Debian: apt install libegl1 libegl-mesa0 libgl1-mesa-dri",
     "osmesa": "Debian: apt install libosmesa6",
 }
-COARSE = {"numslices": 12, "numstacks": 6}  # facets of what is round; 28 and 16 by default
+COARSE = {"numslices": 12, "numstacks": 6}  # facets of round geoms; 28 and 16 by default
 COARSE_FLOOR_M = 8.0  # half size
 RANDOMIZATION = CameraRandomization(0.03, 0.005, 0.03, 3.0, 0.1, 0.1, 0.1, 0.2, 0.2)
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """opengl: pictures that each OpenGL process takes in one measure."""
+    """Extent of the benchmark."""
 
     num_envs: int = 256
+    """Envs of the pool."""
     preroll: int = 10
+    """Decisions before the first measure."""
     opengl: int = 100
+    """Images that each OpenGL process renders per measure."""
     rounds: int = 9
+    """Rounds that count, see measure.py."""
 
 
 def measure(short: bool) -> Report:
-    """All of the above; ``short`` only shows that it works."""
+    """Measure all ratios and rows; ``short`` only shows that it works."""
     sizes = Sizes(num_envs=4, preroll=1, opengl=2, rounds=2) if short else Sizes()
     report = Report("camera")
     threads.use(1)  # as an env worker does
@@ -74,12 +79,12 @@ def measure(short: bool) -> Report:
 
 
 def wander(pool: MujocoPool) -> None:
-    """One random decision of every env."""
+    """Execute one random decision in every env."""
     pool.step(2 * torch.rand(pool.num_envs, DECISION, pool.spec.action_dim) - 1)
 
 
 class Rays:
-    """A rig on a pool. cpu_s: processor time of a picture, of every measure."""
+    """A camera rig on a pool. cpu_s: processor time per image, seconds, one entry per measure."""
 
     def __init__(
         self, pool: MujocoPool, name: str = "front", size: int = 64, more: bool = False, **options: Any
@@ -89,22 +94,23 @@ class Rays:
         everyone = np.arange(pool.num_envs)
         self.rig.start(everyone, EpisodeRng(everyone, np.zeros(pool.num_envs)))
         pool.batch.forward()
-        self.request = {"depth": more, "segmentation": more}
+        self.more = more
         self.cpu_s: list[float] = []
 
     def speed(self) -> float:
-        """Pictures a second, of what random actions lead to; some episodes begin on the way."""
+        """Return images per second, after one random decision."""
         wander(self.pool)
         began = time.process_time()
-        seconds = timed(lambda: self.rig.render(**self.request))
+        seconds = timed(lambda: self.rig.render(depth=self.more, segmentation=self.more))
         self.cpu_s.append((time.process_time() - began) / self.pool.num_envs)
         return self.pool.num_envs / seconds
 
 
 class OpenGL:
-    """Processes that take the pictures of ``rays`` with ``mujoco.Renderer``, ``count`` each in a measure.
+    """Processes that render the camera of ``rays`` with ``mujoco.Renderer``, ``count`` images each per measure.
 
-    scene: see ``write_scene``. quality: of the model's geoms. ``stack`` ends them. OSError where it does not work.
+    scene: see ``write_scene``. quality: of the model's geoms. stack: ends the processes. OSError if the backend fails.
+    cpu_s: processor time per image, seconds, one entry per measure.
     """
 
     def __init__(
@@ -126,7 +132,7 @@ class OpenGL:
             raise OSError(backend)
 
     def speed(self) -> float:
-        """Pictures a second, of all processes together."""
+        """Return images per second, of all processes together."""
         return self.count * len(self.processes) / timed(self._take)
 
     def _take(self) -> None:
@@ -142,7 +148,7 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
 
 
 def _free_camera(rays: Rays) -> dict[str, Any]:
-    """The pose of a fixed camera as MuJoCo's free camera has it."""
+    """Return the pose of a fixed camera as that of a free camera of MuJoCo."""
     camera = rays.camera
     assert camera.pos is not None
     assert camera.lookat is not None
@@ -156,7 +162,7 @@ def _free_camera(rays: Rays) -> dict[str, Any]:
 
 
 def against_opengl(report: Report, sizes: Sizes, rays: Rays) -> None:
-    """Both ratios of each backend that is there."""
+    """Measure both ratios for each backend that works."""
     with tempfile.TemporaryDirectory() as folder:
         full, coarse = Path(folder, "full"), Path(folder, "coarse")
         write_scene(full, rays)
@@ -175,7 +181,7 @@ def against_opengl(report: Report, sizes: Sizes, rays: Rays) -> None:
 
 
 def write_scene(scene: Path, rays: Rays, floor_m: float = 0.0) -> None:
-    """The twin's model and the simulations' states. floor_m: half size of the floor, 0 without end."""
+    """Write the rig's model and the present states of the pool. floor_m: half size of the floor; 0 is infinite."""
     scene.mkdir()
     np.savez(scene / "states.npz", **{name: rays.pool.batch.bind(name) for name in ("qpos", "mocap_pos", "mocap_quat")})
     path = str(scene / "model.mjb")
@@ -187,16 +193,17 @@ def write_scene(scene: Path, rays: Rays, floor_m: float = 0.0) -> None:
 
 
 def compare(report: Report, sizes: Sizes, rays: Rays, peers: dict[str, OpenGL]) -> None:
+    """Measure ray casting and ``peers`` in turns."""
     measures: dict[str, Callable[[], float]] = {name: peer.speed for name, peer in peers.items()}
     results = in_turns({"raycast": rays.speed, **measures}, sizes.rounds)
     for name, peer in peers.items():
         extent = _settings(rays) | {"processes": len(peer.processes), "pictures": peer.count, "rounds": sizes.rounds}
-        tell(report, name, results[name], peer.cpu_s, extent)
+        add_rows(report, name, results[name], peer.cpu_s, extent)
         report.ratio(f"raycast_over_{name}", paired(results["raycast"], results[name]))
 
 
 def variants(report: Report, sizes: Sizes, front: Rays) -> None:
-    """Cameras with other options, in turns."""
+    """Measure cameras with other options, in turns."""
     pool = front.pool
     rays = {
         "front_64": front,
@@ -210,10 +217,11 @@ def variants(report: Report, sizes: Sizes, front: Rays) -> None:
     front.cpu_s.clear()
     results = in_turns({name: one.speed for name, one in rays.items()}, sizes.rounds)
     for name, one in rays.items():
-        tell(report, f"raycast_{name}", results[name], one.cpu_s, _settings(one) | {"rounds": sizes.rounds})
+        add_rows(report, f"raycast_{name}", results[name], one.cpu_s, _settings(one) | {"rounds": sizes.rounds})
 
 
-def tell(report: Report, name: str, speeds: list[float], cpu_s: list[float], settings: dict[str, Any]) -> None:
+def add_rows(report: Report, name: str, speeds: list[float], cpu_s: list[float], settings: dict[str, Any]) -> None:
+    """Add the medians of images per second and of processor time per image."""
     report.add(name, median(speeds), "images/s", **settings)
     report.add(f"{name}_cpu", 1e6 * median(cpu_s[-len(speeds) :]), "us/image", **settings)
 

@@ -1,21 +1,23 @@
 """Cost of the flow policy's exploration and of its sampling.
 
-    sde_one_step_over_full_chain   PPO update of Flow-SDE with one stochastic step / with all K, in seconds
-    sample_over_bare_forward       chunks sampled a second / chunks for which K bare denoiser passes run a second
+    sde_one_step_over_full_chain   seconds of a PPO update of Flow-SDE with one stochastic step / with all K
+    sample_over_bare_forward       chunks sampled per second / chunks per second of K bare denoiser passes
 
-An update is one of PPO with its default options on a batch of the default size, critic and optimiser included. One step
-saves the denoiser's share of it, so the ratio is that of a policy whose denoiser outweighs the rest, as the action
-expert of a VLA does (EXPERT). The default policy encodes the state once a decision and denoises with a small head: its
-full chain costs little more than one step, and its ratio is measured beside, with that of the likelihood alone
-(forward and backward, no critic, no optimiser). Sampling is that of the default policy. A bare pass is one call of the
-denoiser's encoder and head; sampling encodes the state once, and adds the normaliser, K stochastic steps, the
-likelihood and the critic.
+An update is PPO with its default options on a batch of the default size, critic and optimiser included. One stochastic
+step saves a part of the denoiser's cost. The first ratio is therefore that of a policy whose denoiser outweighs the
+rest, as the action expert of a VLA does (EXPERT). The default policy encodes the state once per decision and denoises
+with a small head, so its full chain costs little more than one step. Rows give its ratio too, and the ratios of the
+likelihood alone (forward and backward, no critic, no optimiser).
+
+Sampling is that of the default policy. A bare pass is one call of the denoiser's encoder and head. Sampling encodes the
+state once, and adds the normaliser, K stochastic steps, the likelihood and the critic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -37,19 +39,23 @@ EXPERT = {"head_hidden": (512, 512, 512)}
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """envs: of a batch, with DECISIONS each. sampled: rows of a request of the sampler. repeats: in one measure."""
+    """Extent of the benchmark."""
 
     envs: int = ENVS
+    """Envs of a batch, with DECISIONS each."""
     sampled: int = 256
+    """Chunks per call of ``act``."""
     repeats: int = 20
+    """Calls of ``act`` per measure."""
     rounds: int = 9
+    """Rounds that count, see measure.py."""
 
 
 def measure(short: bool) -> Report:
-    """All of the above; ``short`` only shows that it works."""
+    """Measure all ratios and rows; ``short`` only shows that it works."""
     sizes = Sizes(envs=4, sampled=4, repeats=2, rounds=2) if short else Sizes()
     report = Report("flow")
-    threads.use(1)  # as an actor and a learner have where cores are shared
+    threads.use(1)  # as actor and learner have if they share cores
     report.ratio("sde_one_step_over_full_chain", updates(report, sizes, "expert", EXPERT))
     updates(report, sizes, "default", {})
     sampling(report, sizes)
@@ -57,7 +63,7 @@ def measure(short: bool) -> Report:
 
 
 def updates(report: Report, sizes: Sizes, policy_name: str, options: dict[str, Any]) -> float:
-    """Flow-SDE with one and with all stochastic steps: the whole update, whose ratio it returns, and the likelihood."""
+    """Measure updates and likelihoods of Flow-SDE with one and with all stochastic steps; return the updates' ratio."""
     seconds: dict[str, Callable[[], float]] = {}
     likelihood: dict[str, Callable[[], float]] = {}
     settings: dict[str, Any] = {"envs": sizes.envs, "decisions": DECISIONS, "rounds": sizes.rounds, "threads": 1}
@@ -69,8 +75,8 @@ def updates(report: Report, sizes: Sizes, policy_name: str, options: dict[str, A
                         device=torch.device("cpu"))  # fmt: skip
         generator = torch.Generator().manual_seed(0)
         fragment = fragment_of(policy, observe(DECISIONS * sizes.envs, generator), DECISIONS, generator)
-        seconds[name] = lambda a=algorithm, f=fragment: timed(lambda: a.update([f], 0))
-        likelihood[name] = lambda p=policy, f=fragment: timed(lambda: backward(p, f))
+        seconds[name] = partial(timed, partial(algorithm.update, [fragment], 0))
+        likelihood[name] = partial(timed, partial(backward, policy, fragment))
         settings |= {"denoise_steps": config.denoise_steps, "head_hidden": list(config.head_hidden)}
     ratios = {}
     for label, measures in (("update", seconds), ("likelihood", likelihood)):
@@ -83,13 +89,13 @@ def updates(report: Report, sizes: Sizes, policy_name: str, options: dict[str, A
 
 
 def backward(policy: FlowPolicy, fragment: Fragment) -> None:
-    """Gradient of the log-probability of every decision of a fragment."""
+    """Compute the gradient of the summed log-probability of a fragment's decisions."""
     obs = {key: value.flatten(0, 1) for key, value in fragment.obs.items()}
     torch.autograd.backward(policy.evaluate(obs, fragment.chain.flatten(0, 1)).log_prob_B.sum())
 
 
 def observe(num: int, generator: torch.Generator) -> Obs:
-    """Random observations [num, ...] of SPEC."""
+    """Draw random observations [num, ...] of SPEC."""
     return {
         "state": torch.randn(num, SPEC.state_dim, generator=generator),
         "privileged": torch.randn(num, SPEC.privileged_dim, generator=generator),
@@ -97,7 +103,7 @@ def observe(num: int, generator: torch.Generator) -> Obs:
 
 
 def sampling(report: Report, sizes: Sizes) -> None:
-    """``act`` of the default policy, beside K passes of its denoiser and nothing else."""
+    """Measure ``act`` of the default policy, and K passes of its denoiser alone."""
     torch.manual_seed(0)
     policy = FlowPolicy(SPEC, FlowConfig())
     generator = torch.Generator().manual_seed(0)

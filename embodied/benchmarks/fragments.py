@@ -1,4 +1,4 @@
-"""A batch for an update that is measured: a policy's own decisions, on observations that the benchmark makes."""
+"""Batches for measured updates: a policy's own decisions on given observations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from embodied.core.types import Fragment, Obs
 
 
 def fragment_of(policy: Policy, rows: Obs, decisions: int, generator: torch.Generator) -> Fragment:
-    """``decisions`` of each env, fresh, with random rewards; rows: observations [decisions * envs, ...]."""
+    """Return a fragment of the policy's decisions on ``rows`` [decisions * envs, ...], with random rewards."""
     num = len(next(iter(rows.values())))
     shape = (decisions, num // decisions)
     sample = policy.act(rows, torch.randn(num, *policy.noise_shape, generator=generator))

@@ -1,4 +1,4 @@
-"""How things are measured: in turns, so that ratios survive a machine on which other things run.
+"""Measures in turns, so that ratios are valid even if other programs use the machine.
 
 round 1: a b c   round 2: a b c   ...      a ratio is the median over rounds of a / b within a round
 """
@@ -23,39 +23,48 @@ PACKAGES = ("mujoco", "torch", "gymnasium", "envpool", "numpy")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured number, with everything that it depends on."""
+    """One measured number."""
 
     name: str
+    """Name within the benchmark."""
     value: float
+    """The number, to five digits."""
     unit: str
+    """Its unit."""
     settings: dict[str, Any] = field(default_factory=dict)
+    """All settings that the number depends on."""
 
 
 @dataclass(slots=True)
 class Report:
-    """Result of a benchmark as it grows; each row is told on stderr when it is known."""
+    """Growing result of a benchmark; each number is printed to stderr when it is added."""
 
     what: str
+    """Name of the benchmark."""
     ratios: dict[str, float] = field(default_factory=dict)
+    """The numbers that the benchmark is for, by name."""
     rows: list[Row] = field(default_factory=list)
+    """All other numbers."""
 
     def add(self, name: str, value: float, unit: str, **settings: Any) -> None:
+        """Add a row."""
         self.rows.append(Row(name, _rounded(value), unit, settings))
         note(f"{name:40s} {value:14,.4g} {unit}")
 
     def ratio(self, name: str, value: float) -> None:
+        """Add a ratio."""
         self.ratios[name] = _rounded(value)
         note(f"{name:40s} {value:14,.4g}")
 
     def to_mapping(self) -> dict[str, Any]:
-        """The contract's result: what, machine, ratios, rows."""
+        """Return the contract's result: what, machine, ratios, rows."""
         return {
             "what": self.what, "machine": machine(), "ratios": self.ratios, "rows": [asdict(row) for row in self.rows]
         }  # fmt: skip
 
 
 def in_turns(measures: Mapping[str, Callable[[], float]], rounds: int) -> Rounds:
-    """Each measure once a round, in order; the first round warms up and does not count."""
+    """Run each measure once per round, in order. A first round warms up and does not count."""
     results: Rounds = {name: [] for name in measures}
     for number in range(rounds + 1):
         for name, measure in measures.items():
@@ -66,23 +75,24 @@ def in_turns(measures: Mapping[str, Callable[[], float]], rounds: int) -> Rounds
 
 
 def paired(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """Median over rounds of the ratio within a round."""
+    """Return the median over rounds of the ratio within a round."""
     return median(a / b for a, b in zip(numerators, denominators, strict=True))
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Wall-clock seconds that ``work`` takes."""
+    """Return the wall-clock seconds that ``work`` takes."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def note(text: str) -> None:
+    """Print a line to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def machine() -> dict[str, Any]:
-    """The machine and the software that were measured. load_1min: mean number of busy processes in the last minute."""
+    """Describe the measured machine and software. load_1min: mean number of busy processes in the last minute."""
     versions = {}
     for package in PACKAGES:
         try:

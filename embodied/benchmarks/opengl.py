@@ -1,9 +1,9 @@
-"""A process that takes pictures with ``mujoco.Renderer``: the peer in ``embodied.benchmarks.camera``.
+"""Process that renders images with ``mujoco.Renderer``, for the comparison in ``embodied.benchmarks.camera``.
 
     MUJOCO_GL=egl python -m embodied.benchmarks.opengl <directory with model.mjb and states.npz> <settings, JSON>
 
-Says ``ready``, and then answers each line on stdin, a number of pictures, with the processor time that they took, in
-seconds. The renderer is made once and has drawn some pictures before, and nothing is drawn that can be done without.
+It prints ``ready``. Then each line on stdin is a number of images to render, and it prints the processor time of that
+rendering, seconds. The renderer is built once, warmed up, and draws without any effect that can be switched off.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from typing import Any
 
 import mujoco
 import numpy as np
+from numpy.typing import NDArray
 
-WARM_UP = 3
+WARM_UP = 3  # images
 
 
-def photographer(scene: Path, settings: dict[str, Any]) -> Callable[[int], np.ndarray]:
-    """Takes so many pictures, of one state after the other; returns the last one, uint8 [size, size, 3].
+def make_renderer(scene: Path, settings: dict[str, Any]) -> Callable[[int], NDArray[np.uint8]]:
+    """Return a function that renders a number of images, one per state in turn, and returns the last, [size, size, 3].
 
-    settings: size; lookat, distance, azimuth, elevation and fovy of a free camera; quality, of ``model.vis.quality``.
+    settings: size, pixels; lookat, distance, azimuth, elevation and fovy of a free camera; quality: fields of
+    ``model.vis.quality``.
     """
     model, states = mujoco.MjModel.from_binary_path(str(scene / "model.mjb")), dict(np.load(scene / "states.npz"))
     for name, value in {"offsamples": 0, **settings["quality"]}.items():
@@ -40,7 +42,7 @@ def photographer(scene: Path, settings: dict[str, Any]) -> Callable[[int], np.nd
     renderer = mujoco.Renderer(model, settings["size"], settings["size"])
     order = cycle(range(len(states["qpos"])))
 
-    def take(count: int) -> np.ndarray:
+    def render(count: int) -> NDArray[np.uint8]:
         for sim in (next(order) for _ in range(count)):
             for field, values in states.items():
                 getattr(data, field)[:] = values[sim]
@@ -50,19 +52,19 @@ def photographer(scene: Path, settings: dict[str, Any]) -> Callable[[int], np.nd
             renderer.update_scene(data, camera, option)
             renderer.scene.flags[:] = 0
             renderer.scene.flags[mujoco.mjtRndFlag.mjRND_CULL_FACE] = 1
-            picture = renderer.render()
-        return picture
+            image: NDArray[np.uint8] = renderer.render()
+        return image
 
-    take(WARM_UP)
-    return take
+    render(WARM_UP)
+    return render
 
 
 def main(scene: str, settings: str) -> None:
-    take = photographer(Path(scene), json.loads(settings))
+    render = make_renderer(Path(scene), json.loads(settings))
     print("ready", flush=True)
     for line in sys.stdin:
         began = time.process_time()
-        take(int(line))
+        render(int(line))
         print(time.process_time() - began, flush=True)
 
 

@@ -1,14 +1,14 @@
 """Speed and memory of the environment pool. All speeds are control steps per second, over all envs.
 
     pool_over_engine_1024        pool / bare engine, same envs, states and controls (see ``Replay``)
-    pool_flatness_256_8192       the smallest, over numbers of envs n, of pool at n / pool at 1,024
+    pool_flatness_256_8192       pool with n envs / pool with 1,024 envs, the smallest over n
     pool_over_envpool            pool / EnvPool's PandaPickCube-v1, if installed; its control step is shorter
     pool_over_async_vector_env   pool / gymnasium's AsyncVectorEnv of our single env
-    rss_gb_4096                  greatest resident memory of a process that steps 4,096 envs, GB
+    rss_gb_4096                  peak resident memory of a process that steps 4,096 envs, GB
 
-Actions are uniform in [-1, 1] and come in chunks of 4, as the default policies execute them; single actions are
-measured beside (pool_over_engine_single_actions). Observations, rewards, success, the time limit and resets are part
-of a pool's step, and only control steps that were executed count.
+Actions are uniform in [-1, 1], in chunks of 4 as the default policies execute them. The row
+pool_over_engine_single_actions is for single actions. A pool's step includes observations, rewards, success, the time
+limit and resets; only control steps that were executed count.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 from mujoco.batch import Batch
 from torch import Tensor
 
@@ -39,17 +41,26 @@ CHUNK = 4
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured. env_steps: in one measure of a pool. envpool_envs is small because each takes 42 MB."""
+    """Extent of the benchmark."""
 
     reference: int = 1024
+    """Envs of the reference pool."""
     flatness: tuple[int, ...] = (256, 512, 2048, 4096, 8192)
+    """Envs of the pools that are compared with the reference."""
     env_steps: int = 16_384
+    """Control steps, over all envs, in one measure of a pool."""
     preroll: int = 40
+    """Control steps before the first measure."""
     rounds: int = 9
+    """Rounds that count, see measure.py."""
     rss: int = 4096
+    """Envs for the memory."""
     envpool_envs: int = 64
+    """Envs of EnvPool, few because each takes 42 MB."""
     async_envs: int = 4
+    """Envs of AsyncVectorEnv."""
     async_steps: int = 200
+    """Control steps per env in one measure of AsyncVectorEnv."""
 
 
 SHORT = Sizes(
@@ -59,7 +70,7 @@ SHORT = Sizes(
 
 
 def measure(short: bool) -> Report:
-    """All of the above; ``short`` only shows that it works."""
+    """Measure all ratios and rows; ``short`` only shows that it works."""
     sizes = SHORT if short else Sizes()
     report = Report("sim")
     threads.use(1)  # as an env worker does
@@ -74,9 +85,9 @@ def measure(short: bool) -> Report:
 
 
 class Replay:
-    """The pool's steps, and then the same physics in a bare batch: its states at the start and its controls.
+    """Record the controls of a pool's steps, and replay them from the same states in a bare batch.
 
-    count: control steps of one measure, in chunks of ``chunk``.
+    count: control steps per env in one measure. chunk: actions per step of the pool.
     """
 
     def __init__(self, pool: MujocoPool, count: int, chunk: int) -> None:
@@ -85,6 +96,7 @@ class Replay:
         self.controls: list[np.ndarray] = []
 
     def pool_speed(self) -> float:
+        """Step the pool and record its controls; return its speed."""
         self.controls.clear()
         self.start[:] = self.pool.batch.state
         self.pool.on_control_step = lambda pool: self.controls.append(pool.batch.bind("ctrl").copy())
@@ -93,6 +105,7 @@ class Replay:
         return speed
 
     def engine_speed(self, batch: Batch) -> float:
+        """Replay the recorded controls in ``batch``; return its speed."""
         batch.state[:] = self.start
         return len(self.controls) * self.pool.num_envs / timed(lambda: self._loop(batch))
 
@@ -104,10 +117,10 @@ class Replay:
 
 
 def against_engine(report: Report, sizes: Sizes, pool: MujocoPool) -> None:
-    """The pool beside ``Batch.step`` and nothing else, on the same states and controls (``Replay``).
+    """Compare the pool with ``Batch.step`` alone, on the same states and controls (``Replay``).
 
-    Two bare loops are measured: ``Batch`` as its constructor makes it, which the ratio is to, and ``persistent=True``,
-    the kind that the pool uses.
+    There are two bare batches: one with the constructor's defaults, which the ratio is to, and one with
+    ``persistent=True``, as the pool's.
     """
     nthread = pool.batch.nthread
     plain = Batch(pool.model, pool.num_envs, nthread)
@@ -115,10 +128,10 @@ def against_engine(report: Report, sizes: Sizes, pool: MujocoPool) -> None:
     settings = _settings(pool) | {"rounds": sizes.rounds}
     for chunk, suffix in ((CHUNK, ""), (1, "_single_actions")):
         replay = Replay(pool, max(2, sizes.env_steps // pool.num_envs), chunk)
-        measures = {
+        measures: dict[str, Callable[[], float]] = {
             "pool": replay.pool_speed,
-            "engine": lambda replay=replay: replay.engine_speed(plain),
-            "engine_persistent": lambda replay=replay: replay.engine_speed(persistent),
+            "engine": partial(replay.engine_speed, plain),
+            "engine_persistent": partial(replay.engine_speed, persistent),
         }
         results = in_turns(measures, sizes.rounds)
         extent = settings | {"control_steps": replay.count, "chunk": chunk}
@@ -134,8 +147,10 @@ def against_engine(report: Report, sizes: Sizes, pool: MujocoPool) -> None:
 
 
 def flatness(report: Report, sizes: Sizes, reference: MujocoPool) -> None:
-    """Pools of other sizes in turns with the reference, on the same states: a smaller pool steps them in parts, a
-    larger one copies of them; every measure has the same control steps."""
+    """Compare pools of other sizes with the reference, on the same states and for the same control steps.
+
+    A smaller pool steps the reference's states in parts, a larger pool steps copies of them.
+    """
     ratios = []
     start = reference.state_dict()
     for num_envs in sizes.flatness:
@@ -162,7 +177,7 @@ def flatness(report: Report, sizes: Sizes, reference: MujocoPool) -> None:
 
 
 def against_envpool(report: Report, sizes: Sizes) -> None:
-    """EnvPool's Panda with a cube beside our ``lift``: same threads, same number of envs, synchronous."""
+    """Compare ``lift`` with EnvPool's Panda and cube: same threads, same number of envs, synchronous."""
     if find_spec("envpool") is None:
         note("envpool is not installed: left out (pip install -c constraints.txt -e '.[envpool]')")
         return
@@ -188,9 +203,9 @@ def against_envpool(report: Report, sizes: Sizes) -> None:
 
 
 def against_async(report: Report, sizes: Sizes) -> None:
-    """gymnasium's vector env with a process for each env, and its native counterpart of as many envs."""
+    """Compare our native vector env with gymnasium's, which has a process per env, for the same number of envs."""
     name, count, num_envs = gymnasium_id(TASK), sizes.async_steps, sizes.async_envs
-    # Processes that are forked from one with threads may hang: spawned ones do not.
+    # Processes that are forked from a process with threads may hang; spawned ones do not.
     peer = gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode="async", vector_kwargs={"context": "spawn"})
     native = gymnasium.make_vec(name, num_envs=num_envs, num_threads=threads.available_cores())
     speeds: dict[str, Callable[[], float]] = {}
@@ -198,7 +213,7 @@ def against_async(report: Report, sizes: Sizes) -> None:
         env.reset(seed=0)
         env.action_space.seed(0)
         actions = [env.action_space.sample() for _ in range(count)]
-        speeds[key] = _stepper(lambda env=env, actions=actions: [env.step(a) for a in actions], count * num_envs)
+        speeds[key] = _stepper(partial(_step_all, env, actions), count * num_envs)
     results = in_turns(speeds, sizes.rounds)
     settings = {"task": name, "num_envs": num_envs, "steps": count, "rounds": sizes.rounds}
     report.add("make_vec_native", float(np.median(results["native"])), "control steps/s", **settings)
@@ -222,7 +237,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 
 def memory(report: Report, sizes: Sizes) -> None:
-    """High-water mark of a process of its own: interpreter, torch, the pool, three steps."""
+    """Measure the peak memory of a new process: interpreter, torch, the pool, three steps."""
     nthread = threads.available_cores()
     words = [sys.executable, "-c", MEMORY, TASK, str(sizes.rss), str(nthread)]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
@@ -238,7 +253,7 @@ def _pool(task: str, num_envs: int) -> MujocoPool:
 
 
 def _walk(pool: MujocoPool, count: int, chunk: int = CHUNK) -> int:
-    """At least ``count`` control steps with random actions; env steps that were executed."""
+    """Execute at least ``count`` random actions per env; return the control steps of all envs that were executed."""
     executed = 0
     for _ in range(-(-count // chunk)):
         action = 2 * torch.rand(pool.num_envs, chunk, pool.spec.action_dim) - 1
@@ -250,6 +265,11 @@ def _speed(pool: MujocoPool, count: int, chunk: int = CHUNK) -> float:
     executed: list[int] = []
     seconds = timed(lambda: executed.append(_walk(pool, count, chunk)))
     return executed[0] / seconds
+
+
+def _step_all(env: VectorEnv[Any, Any, Any], actions: Sequence[Any]) -> None:
+    for action in actions:
+        env.step(action)
 
 
 def _stepper(work: Callable[[], object], env_steps: int) -> Callable[[], float]:

@@ -1,25 +1,25 @@
-"""Training throughput at the default settings, beside what its parts' costs allow.
+"""Training throughput at the default settings, compared with the bound that the costs of its parts set.
 
     train_over_bound    throughput of runtime=local (the default) / bound
     local_over_sync     throughput of runtime=local / runtime=sync, same envs, policy, seed and batches
 
-How the bound is measured. In ``runtime=sync`` the parts run one after the other, each alone on the machine, on the data
-of real training: that gives the seconds per env step of simulator, inference and learner with all cores to themselves.
-Then they run side by side with the threads that ``local`` gives them, the learner updating again and again on one batch
-while simulator and inference fill others, and nobody ever waits for anybody: that gives what learning (l) and
-collecting (c, simulator and inference) cost while they share the cores. A runtime that overlaps them has both at work
-until the first of them is done with the batch, and then the other, alone:
+How the bound is measured. In ``runtime=sync`` the parts run one after the other on the data of real training. That
+gives the seconds per env step of simulator, inference and learner with all cores to themselves (alone). Then learning
+and collecting (simulator and inference) run side by side with their threads in ``local``. The learner updates again and
+again on one batch while the others fill new batches, and neither waits for the other. That gives the seconds per env
+step of learning (l) and collecting (c) while they share the cores. A runtime that overlaps them runs both until the
+first has finished the batch, and then the other one alone:
 
     overlapped  = l + (1 - l / c) * alone(collecting)   if l < c, else   c + (1 - c / l) * alone(learning)
     alternating = alone(collecting) + alone(learning)
     bound       = 1 / min(overlapped, alternating)      env steps per second
 
-Nobody waits for anybody in these times, there is no channel and no limit on staleness: what those cost is what the
-ratio shows. (What two threads of one interpreter cost each other is in the bound too.) The runs take turns, each starts
-afresh from the same seed, and its first iterations, while pipelines fill, do not count. Beside it stands
-``bound_independent_cores``, what cores that did not slow each other down would allow: max(sum of the parts' costs on
-one thread / cores, the largest of their costs on all cores). Cores that share caches or memory never reach it.
-Evaluation during training is off, since it is no part of the work that is compared.
+These times contain no waiting, no channel and no limit on staleness, so the ratio shows the cost of those. (The bound
+contains the cost of two threads sharing one interpreter.) The runs take turns. Each starts from the same seed, and its
+first iterations, while pipelines fill, do not count. Evaluation during training is off.
+
+The row ``bound_independent_cores`` is a bound for cores that do not slow each other down: max(sum of the parts' costs
+on one thread / cores, the largest of their costs on all cores). Cores that share caches or memory never reach it.
 """
 
 from __future__ import annotations
@@ -53,20 +53,26 @@ SHORT: dict[str, Any] = {"num_envs": 8, "runtime.decisions": 2, "algo.epochs": 1
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: iterations that do not count, iterations that do, rounds."""
+    """Extent of the benchmark."""
 
     warmup: int = 2
+    """First iterations of a run, which do not count."""
     iterations: int = 4
+    """Iterations of a run that count."""
     rounds: int = 11
+    """Rounds, each with every run once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """A piece of a run: env steps, wall-clock seconds, and seconds in which each part was busy."""
+    """Costs of the measured iterations of a run."""
 
     env_steps: int
+    """Control steps of all envs."""
     wall_s: float
+    """Wall-clock seconds."""
     busy_s: dict[str, float]
+    """Seconds in which each of PARTS was busy."""
 
     @property
     def speed(self) -> float:
@@ -74,28 +80,34 @@ class Costs:
         return self.env_steps / self.wall_s
 
     def per_step(self, part: str) -> float:
-        """Seconds of a part for one env step."""
+        """Return the seconds of a part per env step."""
         return self.busy_s[part] / self.env_steps
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Seconds per env step of collecting and of learning while both are always at work."""
+    """Seconds per env step of collecting and of learning while both run all the time."""
 
     collect_s: float
+    """Of collecting, c in the module's docstring."""
     learn_s: float
+    """Of learning, l in the module's docstring."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Seconds per env step that the costs allow, see the module's docstring."""
+    """Bounds in seconds per env step; see the module's docstring."""
 
     overlapped_s: float
+    """For parts that overlap."""
     alternating_s: float
+    """For parts that run one after the other."""
     independent_cores_s: float
+    """For parts on cores that do not slow each other down."""
 
     @classmethod
     def of(cls, one_thread: Costs, all_cores: Costs, shared: Shared, cores: int) -> Bound:
+        """Compute the bounds from costs on one thread, on all cores, and side by side."""
         work = sum(one_thread.per_step(part) for part in PARTS)
         alone = [all_cores.per_step(part) for part in PARTS]
         collect, learn = alone[0] + alone[1], alone[2]
@@ -110,7 +122,7 @@ class Bound:
 
 
 def measure(short: bool) -> Report:
-    """Costs, bound and both runtimes; ``short`` only shows that it works."""
+    """Measure costs, bound and both runtimes; ``short`` only shows that it works."""
     sizes = Sizes(1, 1, 2) if short else Sizes()
     report = Report("train")
     cores = threads.available_cores()
@@ -141,16 +153,16 @@ def measure(short: bool) -> Report:
         speed = median(1 / getattr(bound, f"{label}_s") for bound in bounds)
         report.add(f"bound_{label}", speed, "env steps/s", cores=cores)
     local = [costs.speed for costs in rounds["local"]]
-    speeds = [bound.speed for bound in bounds]
-    of_rounds = [round(speed) for speed in speeds]
-    report.add("bound", median(speeds), "env steps/s", cores=cores, definition=DEFINITION, of_rounds=of_rounds)
-    report.ratio("train_over_bound", paired(local, speeds))
+    limits = [bound.speed for bound in bounds]
+    of_rounds = [round(limit) for limit in limits]
+    report.add("bound", median(limits), "env steps/s", cores=cores, definition=DEFINITION, of_rounds=of_rounds)
+    report.ratio("train_over_bound", paired(local, limits))
     report.ratio("local_over_sync", paired(local, [costs.speed for costs in rounds["sync"]]))
     return report
 
 
 def run(overrides: Mapping[str, Any], sizes: Sizes) -> Costs:
-    """Train afresh; what the iterations after the warm-up cost."""
+    """Train from the start; return the costs of the iterations after the warm-up."""
     config = run_config.compose_run({**overrides, "runtime.eval_every": 0, "eval_episodes": 0})
     workers = config.runtime_config().num_workers
     busy_s = dict.fromkeys(PARTS, 0.0)
@@ -169,7 +181,7 @@ def run(overrides: Mapping[str, Any], sizes: Sizes) -> Costs:
 
 
 def side_by_side(overrides: Mapping[str, Any], sizes: Sizes) -> Shared:
-    """Collect in one thread and learn in another, neither waiting for the other, with the threads of runtime=local."""
+    """Collect in one thread and learn in another without waiting, with the thread budget of runtime=local."""
     config = run_config.compose_run({**overrides, "runtime": "local"})
     budget = thread_budget(config.runtime_config(), resolve_device(config.runtime_config().device))
     split = {"runtime.actor_threads": budget.actor, "runtime.learner_threads": budget.learner}
@@ -182,7 +194,7 @@ def side_by_side(overrides: Mapping[str, Any], sizes: Sizes) -> Shared:
         steps = sum(fragment.num_env_steps for fragment in batch)
         runtime.learn(batch)
         stop = threading.Event()
-        collected: list[tuple[float, int]] = []  # when a batch was complete, and its env steps
+        collected: list[tuple[float, int]] = []  # time at which a batch was complete, its env steps
         failures: list[Exception] = []
 
         def collect() -> None:
@@ -197,7 +209,7 @@ def side_by_side(overrides: Mapping[str, Any], sizes: Sizes) -> Shared:
         collector = threading.Thread(target=collect)
         collector.start()
         learned, began_s = 0, time.perf_counter()
-        try:  # learner.iteration is ahead of the batch's version, so the batch is stale as those of runtime=local are
+        try:  # learner.iteration exceeds the batch's version, so the batch is stale, as in runtime=local
             while (learned < sizes.iterations or len(collected) <= sizes.iterations) and not failures:
                 runtime.learn(batch)
                 learned += 1
@@ -213,7 +225,7 @@ def side_by_side(overrides: Mapping[str, Any], sizes: Sizes) -> Shared:
 
 
 def describe(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run's numbers depend on: its parts, sizes and threads."""
+    """Return the settings that a run's numbers depend on: its parts, sizes and threads."""
     config = run_config.compose_run(overrides)
     options = config.runtime_config()
     budget = thread_budget(options, resolve_device(options.device))

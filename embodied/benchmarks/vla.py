@@ -1,24 +1,26 @@
-"""Speed of the vision-language-action policy, with and without each of its economies.
+"""Speed of the vision-language-action policy, with and without each of its optimisations.
 
-    infer_over_sample_actions      decisions a second of ``act`` / of ``sample_actions`` of transformers, same model
-    learner_cached_over_recompute  updates a second with the frozen prefix computed once a decision / in every epoch
+    infer_over_sample_actions      decisions per second of ``act`` / of ``sample_actions`` of transformers, same model
+    learner_cached_over_recompute  updates per second with the frozen prefix computed once per decision / in each epoch
 
-The policy is ``vla_tiny`` as the recipe of docs/vla.md trains it by reinforcement learning, with vision and language
-frozen and PPO's options, on random images and instructions of different lengths. ``act`` also explores, normalises
-images and state, and tells likelihood and value, which ``sample_actions`` does not. That gets its tokens as
-``PI0Processor`` pads them. Rows beside the ratios: ``sample_actions`` of tokens padded to the longest instruction, as
-``act`` has them (for a model whose image tokens alone are more than 48, both are the same); the prefix computed anew
-for every denoise step (what a policy that knows no prefix would do), one call for a batch against one for each of its
-quarters, images as float32 instead of uint8; updates with the prefix computed once by the learner, rather than handed
-on by the actor, and updates of Flow-Noise, where all denoise steps are stochastic.
+The policy is ``vla_tiny`` as docs/vla.md trains it by reinforcement learning: vision and language frozen, PPO options.
+Observations are random images and instructions of different lengths. ``act`` also explores, normalises images and state
+and computes likelihood and value; ``sample_actions`` does not. ``sample_actions`` gets its tokens as ``PI0Processor``
+pads them.
+
+Further rows of inference: ``sample_actions`` with tokens padded to the longest instruction, as in ``act`` (the same if
+the image tokens alone are more than 48); the prefix recomputed in every denoise step; a batch in four calls; images as
+float32 instead of uint8. Further rows of updates: the prefix computed once by the learner instead of by the actor; both
+updates of the ratio with Flow-Noise, where all denoise steps are stochastic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +37,9 @@ from embodied.run.config import compose_run, options_of
 from embodied.runtime import threads
 from policies import POLICIES
 
+if TYPE_CHECKING:  # it imports transformers, which takes seconds that other benchmarks should not cost
+    from policies.vla.policy import VLAPolicy
+
 INSTRUCTIONS = tuple(
     f"{words} the {colour} {shape}" for colour in ("red", "green", "blue", "yellow") for shape in ("cube", "ball")
     for words in ("take", "pick up", "please reach out for and pick up")
@@ -45,15 +50,18 @@ RECIPE = {"task": "tabletop", "policy": "vla_tiny", "init": "a run of imitation"
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """batch: decisions of a request. envs: of an update; None as in the recipe."""
+    """Extent of the benchmark."""
 
     batch: int = 64
+    """Decisions per call of ``act``."""
     envs: int | None = None
+    """Envs of an update; None is those of the recipe."""
     rounds: int = 9
+    """Rounds that count, see measure.py."""
 
 
 def measure(short: bool) -> Report:
-    """All of the above; ``short`` only shows that it works."""
+    """Measure all ratios and rows; ``short`` only shows that it works."""
     sizes = Sizes(batch=4, envs=2, rounds=2) if short else Sizes()
     report = Report("vla")
     threads.use(threads.available_cores())
@@ -62,8 +70,10 @@ def measure(short: bool) -> Report:
     return report
 
 
-def make_policy(**options: Any) -> Any:
-    """The policy of the recipe with other ``options``, of a task with two cameras."""
+def make_policy(**options: Any) -> VLAPolicy:
+    """Build the policy of the recipe with other ``options``, for a task with two cameras."""
+    from policies.vla.policy import VLAPolicy
+
     found = compose_run(RECIPE).policy
     name, size = str(found["name"]), int(found["image_size"])
     cameras = tuple(CameraSpec(camera, size, size) for camera in found["cameras"])
@@ -72,11 +82,13 @@ def make_policy(**options: Any) -> Any:
         instructions=tuple(Instruction(text, goal=text) for text in INSTRUCTIONS),
     )  # fmt: skip
     torch.manual_seed(0)
-    return POLICIES[name].build(spec, from_mapping(POLICIES[name].config, options_of(found) | options, "policy"))
+    policy = POLICIES[name].build(spec, from_mapping(POLICIES[name].config, options_of(found) | options, "policy"))
+    assert isinstance(policy, VLAPolicy)
+    return policy
 
 
-def observe(policy: Any, num: int) -> Obs:
-    """Random observations of ``num`` envs."""
+def observe(policy: VLAPolicy, num: int) -> Obs:
+    """Draw random observations of ``num`` envs."""
     generator = torch.Generator().manual_seed(0)
     obs = {
         f"images.{camera.name}": torch.randint(
@@ -92,10 +104,12 @@ def observe(policy: Any, num: int) -> Obs:
 
 
 def inference(report: Report, sizes: Sizes) -> None:
+    """Measure ``act`` and its variants."""
     policy = make_policy()
     obs = observe(policy, sizes.batch)
     noise = torch.randn(sizes.batch, *policy.noise_shape, generator=torch.Generator().manual_seed(0))
-    model, inputs, shortest = policy.parts.model, plain_inputs(policy, obs, PADDED), plain_inputs(policy, obs)
+    model: Any = policy.parts.model
+    inputs, shortest = plain_inputs(policy, obs, PADDED), plain_inputs(policy, obs)
     quarter = -(-sizes.batch // 4)
     parts = [{key: value[start : start + quarter] for key, value in obs.items()}
              for start in range(0, sizes.batch, quarter)]  # fmt: skip
@@ -117,7 +131,7 @@ def inference(report: Report, sizes: Sizes) -> None:
         "act_in_quarters": lambda: [policy.act(part, noise[: len(part["state"])]) for part in parts],
         "act_float_images": lambda: policy.act(as_floats, noise),
     }
-    results = in_turns({name: lambda w=work: sizes.batch / timed(w) for name, work in works.items()}, sizes.rounds)
+    results = in_turns({name: partial(_speed, sizes.batch, work) for name, work in works.items()}, sizes.rounds)
     settings = {"batch": sizes.batch, "rounds": sizes.rounds, "threads": threads.available_cores()}
     for name, values in results.items():
         report.add(name, median(values), "decisions/s", **settings)
@@ -126,10 +140,13 @@ def inference(report: Report, sizes: Sizes) -> None:
     report.ratio("infer_over_sample_actions", paired(results["act"], results["sample_actions"]))
 
 
-def plain_inputs(policy: Any, obs: Obs, num_tokens: int = 0) -> dict[str, Tensor]:
-    """The observations as ``PI0ForConditionalGeneration.sample_actions`` takes them, padded to the longest instruction
-    or to ``num_tokens`` with those of images, whichever is more."""
-    config = policy.parts.model.config
+def plain_inputs(policy: VLAPolicy, obs: Obs, num_tokens: int = 0) -> dict[str, Tensor]:
+    """Return observations as arguments of ``PI0ForConditionalGeneration.sample_actions``.
+
+    Tokens are padded to the longest instruction, or to ``num_tokens`` including those of images if that is more.
+    """
+    model: Any = policy.parts.model
+    config = model.config
     images = torch.stack([obs[f"images.{camera}"] for camera in policy.config.cameras], 1)
     vision = config.vlm_config.vision_config
     patches = (vision.image_size // vision.patch_size) ** 2 * images.shape[1]
@@ -146,7 +163,7 @@ def plain_inputs(policy: Any, obs: Obs, num_tokens: int = 0) -> dict[str, Tensor
 
 
 def updates(report: Report, sizes: Sizes) -> None:
-    """PPO's update on one batch, which weights one version older drew, as in asynchronous training."""
+    """Measure PPO's update on a batch drawn by weights one version older, as in asynchronous training."""
     recipe = compose_run(RECIPE)
     decisions, envs = recipe.runtime["decisions"], sizes.envs or recipe.num_envs
     still = {"learning_rate": 0.0, "critic_learning_rate": 0.0, "schedule": "fixed", "critic_warmup": 0}
@@ -164,7 +181,7 @@ def updates(report: Report, sizes: Sizes) -> None:
         rows = observe(policy, decisions * envs)
         rows = policy.precompute(rows) if policy.precompute_in_actor else rows
         fragment = fragment_of(policy, rows, decisions, torch.Generator().manual_seed(0))
-        works[name] = lambda a=algorithm, f=fragment: 1.0 / timed(lambda: a.update([f], 1))
+        works[name] = partial(_speed, 1, partial(algorithm.update, [fragment], 1))
     results = in_turns(works, max(2, sizes.rounds // 3))
     batch, sizes_of = decisions * envs, {"epochs": config.epochs, "minibatches": config.num_minibatches}
     for name, values in results.items():
@@ -173,3 +190,8 @@ def updates(report: Report, sizes: Sizes) -> None:
     prefix = cached.precompute(observe(cached, 1))
     report.add("prefix_bytes", sum(v.nbytes for k, v in prefix.items() if k.startswith("prefix.")), "bytes/decision")
     report.ratio("learner_cached_over_recompute", paired(results["cached"], results["recompute"]))
+
+
+def _speed(count: int, work: Callable[[], object]) -> float:
+    """Return ``count`` per second of ``work``."""
+    return count / timed(work)

@@ -1,4 +1,4 @@
-"""Demonstrations: what they are in memory, and LeRobotDataset v3 on disk."""
+"""Demonstrations, in memory and as LeRobotDataset v3 on disk."""
 
 from embodied.data.demonstrations import Demonstrations, Episode
 from embodied.data.lerobot import read

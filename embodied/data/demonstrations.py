@@ -1,6 +1,6 @@
-"""Episodes in memory, and the chunks that imitation learns from.
+"""Demonstrated episodes in memory, and the chunks for imitation.
 
-Episode [L] ... ──► Demonstrations: all frames [F] in order ──► starts [W] ──► chunks [B, H, A] at some of them
+Episode [L] ... ──► Demonstrations: all frames [F] in order ──► starts [W] ──► chunks [B, H, A]
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from embodied.core.types import Obs
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """L control steps: what was observed, and what the demonstrator did then.
-
-    action_LA is what it wanted; what the robot executed may have had noise on it. success_L: solved after the step.
-    """
+    """One demonstrated episode of L control steps."""
 
     state_LS: Tensor
+    """Observed state before each step, float32."""
     action_LA: Tensor
+    """Action that the demonstrator chose, float32; a disturbance may have been executed instead."""
     reward_L: Tensor
+    """Reward of each step, float32."""
     success_L: Tensor
+    """Whether the task is solved after each step, bool."""
     instruction: str
-    images: dict[str, Tensor] = field(default_factory=dict)  # by camera, uint8 [L, h, w, 3]
+    """Text of the instruction."""
+    images: dict[str, Tensor] = field(default_factory=dict)
+    """Observed images by camera, uint8 [L, h, w, 3]."""
 
     def __len__(self) -> int:
         return len(self.state_LS)
@@ -35,32 +38,36 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Demonstrations:
-    """All frames of a data set, episode after episode: state_FS, action_FA float32, episode_F int64 (not decreasing),
-    instruction_F int64 (index into instructions).
-
-    control_hz: frames per second. state_names, action_names: what the data set calls the entries, () if it does not.
-    images: those that were asked for, by camera, uint8 [F, h, w, 3].
-    """
+    """All F frames of a data set, episode after episode."""
 
     state_FS: Tensor
+    """Observed states, float32."""
     action_FA: Tensor
+    """Chosen actions, float32."""
     episode_F: Tensor
+    """Episode of each frame, int64, not decreasing."""
     instruction_F: Tensor
+    """Index into ``instructions``, int64."""
     instructions: tuple[str, ...]
+    """All instructions of the data set."""
     control_hz: float
+    """Frames per second."""
     state_names: tuple[str, ...] = ()
+    """Names of the entries of a state; () if the data set has none."""
     action_names: tuple[str, ...] = ()
+    """Names of the entries of an action; () if the data set has none."""
     images: dict[str, Tensor] = field(default_factory=dict)
+    """Images of the cameras that were read, uint8 [F, h, w, 3]."""
 
     def chunk_starts(self, horizon: int, episodes: Sequence[int]) -> Tensor:
-        """Frames of ``episodes`` from which ``horizon`` actions follow in the same episode, int64 [W]."""
+        """Return the frames of ``episodes`` at which ``horizon`` actions of one episode start, int64 [W]."""
         frames = torch.arange(max(0, len(self.episode_F) - horizon + 1))
         inside = self.episode_F[frames] == self.episode_F[frames + horizon - 1]
         chosen = torch.isin(self.episode_F[frames], torch.as_tensor(list(episodes), dtype=torch.int64))
         return frames[inside & chosen]
 
     def with_instructions(self, instructions: Sequence[str]) -> Demonstrations:
-        """Index the texts in ``instructions``, those of a task, instead. UserError for a text that is not there."""
+        """Index into the ``instructions`` of a task instead. UserError for a text that is not one of them."""
         unknown = [text for text in self.instructions if text not in instructions]
         if unknown:
             listed = "; ".join(unknown[:5]) + ("; ..." if len(unknown) > 5 else "")
@@ -72,16 +79,16 @@ class Demonstrations:
         return replace(self, instruction_F=place[self.instruction_F], instructions=tuple(instructions))
 
     def obs(self, rows_B: Tensor | slice) -> Obs:
-        """What was observed in frames ``rows``: ``state`` [B, S], ``instruction`` [B], ``images.<camera>``."""
-        pictures = {f"images.{camera}": frames[rows_B] for camera, frames in self.images.items()}
-        return {"state": self.state_FS[rows_B], "instruction": self.instruction_F[rows_B], **pictures}
+        """Return the observations of frames ``rows``: ``state`` [B, S], ``instruction`` [B], ``images.<camera>``."""
+        images = {f"images.{camera}": frames[rows_B] for camera, frames in self.images.items()}
+        return {"state": self.state_FS[rows_B], "instruction": self.instruction_F[rows_B], **images}
 
     def actions(self, starts_B: Tensor, horizon: int) -> Tensor:
-        """The ``horizon`` actions from frames ``starts`` on, [B, H, A]."""
+        """Return the chunks of ``horizon`` actions that start at frames ``starts``, [B, H, A]."""
         return self.action_FA[starts_B[:, None] + torch.arange(horizon)]
 
     def split(self, validation_share: float) -> tuple[list[int], list[int]]:
-        """Episodes to train on, and to validate on (every n-th, at least one). UserError if there is but one."""
+        """Return the episodes to train on and those to validate on (every n-th). UserError for fewer than 2."""
         episodes = self.episode_F.unique().tolist()
         if len(episodes) < 2:
             raise UserError(

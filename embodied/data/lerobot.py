@@ -1,13 +1,13 @@
-"""LeRobotDataset v3 on disk, written (lerobot_writer.py) and read with pyarrow alone.
+"""Reader of LeRobotDataset v3 with pyarrow alone; lerobot_writer.py writes it.
 
     <dir>/meta/info.json                              features with dtype, shape and names; fps; totals; path patterns
           meta/stats.json                             min, max, mean, std and count of every feature
           meta/tasks.parquet                          instruction (the index of a pandas frame) -> task_index
-          meta/episodes/chunk-000/file-000.parquet    one row an episode: length, instructions, where its frames are
-          data/chunk-000/file-000.parquet             one row a frame
+          meta/episodes/chunk-000/file-000.parquet    one row per episode: length, instructions, place of its frames
+          data/chunk-000/file-000.parquet             one row per frame
 
-Format: https://huggingface.co/docs/lerobot/lerobot-dataset-v3. A frame holds the observation and the action that was
-chosen on it; ``next.*`` is what the step led to. Images are columns of PNG files (feature type ``image``).
+Format: https://huggingface.co/docs/lerobot/lerobot-dataset-v3. A frame holds an observation and the action that was
+chosen for it; ``next.*`` are the results of that step. Images are columns of PNG files (feature type ``image``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 from embodied.core.errors import UserError, nearest
 from embodied.core.spec import EnvSpec
 from embodied.data.demonstrations import Demonstrations
-from embodied.data.pictures import decode_png
+from embodied.data.images import decode_png
 
 VERSION = "v3.0"
 FILE = "chunk-000/file-000.parquet"
@@ -36,25 +36,25 @@ STATE, ACTION, IMAGES, TASK = "observation.state", "action", "observation.images
 
 
 def read(path: Path, keys: Mapping[str, str] | None = None, cameras: Sequence[str] = ()) -> Demonstrations:
-    """State, action, instruction and pictures of every frame of a LeRobotDataset v3, whoever made it.
+    """Read state, action, instruction and images of every frame of a LeRobotDataset v3 from any source.
 
-    keys: what the data set calls ``state`` and ``action`` (by default observation.state and action). cameras: whose
-    pictures to decode, from observation.images.<camera>.
-    UserError that lists what is missing, or says what is wrong: no such data set, another version, missing features,
-    numbers that are not finite, pictures that are not PNG files of one size.
+    keys: names of ``state`` and ``action`` in the data set (by default observation.state and action). cameras: cameras
+    whose images to decode, from observation.images.<camera>.
+    UserError for a missing data set, another version, missing features (it lists them), numbers that are not finite,
+    or images that are not PNG files of one size.
     """
     unknown = sorted(set(keys or {}) - {"state", "action"})
     if unknown:
         raise UserError(f"data_keys.{unknown[0]}: state and action can have other names in a data set, nothing else")
     keys = {"state": STATE, "action": ACTION, **(keys or {})}
-    pictures = {camera: f"{IMAGES}.{camera}" for camera in cameras}
+    images = {camera: f"{IMAGES}.{camera}" for camera in cameras}
     info = _info(path)
     features = info["features"]
-    _check_features(features, [*keys.values(), *pictures.values()], path)
-    for key in pictures.values():
+    _check_features(features, [*keys.values(), *images.values()], path)
+    for key in images.values():
         if features[key].get("dtype") != "image":
             raise UserError(f"data set {path}: {key} is of type {features[key].get('dtype')}, only image can be read")
-    columns = [*keys.values(), *pictures.values(), "episode_index", TASK]
+    columns = [*keys.values(), *images.values(), "episode_index", TASK]
     table = _frames(path, columns)
     episode = torch.from_numpy(table["episode_index"].to_numpy().astype(np.int64))
     if len(episode) == 0 or bool((episode.diff() < 0).any()):
@@ -67,7 +67,7 @@ def read(path: Path, keys: Mapping[str, str] | None = None, cameras: Sequence[st
         float(info["fps"]),
         _names(features[keys["state"]]),
         _names(features[keys["action"]]),
-        {camera: _pictures(table, key, path) for camera, key in pictures.items()},
+        {camera: _images(table, key, path) for camera, key in images.items()},
     )
 
 
@@ -80,7 +80,7 @@ def _check_features(features: Mapping[str, Any], needed: Sequence[str], path: Pa
 
 
 def _frames(path: Path, columns: list[str]) -> pa.Table:
-    """These columns of all frames, in order."""
+    """Read these columns of all frames, in order."""
     files = sorted((path / "data").glob("*/*.parquet"))
     if not files:
         raise UserError(f"data set {path}: there is no parquet file under data/")
@@ -95,7 +95,7 @@ def _frames(path: Path, columns: list[str]) -> pa.Table:
 
 
 def check_fits(data: Demonstrations, spec: EnvSpec, path: Path) -> None:
-    """UserError unless the data set's sizes, names, pictures and control rate are those of the task."""
+    """Raise UserError unless the data set's sizes, names, images and control rate are those of the task."""
     rate = 1 / spec.control_dt_s
     if not math.isclose(data.control_hz, rate, rel_tol=1e-3):
         raise UserError(f"data set {path}: recorded at {data.control_hz:g} Hz, but task {spec.task} runs at {rate:g}")
@@ -141,7 +141,7 @@ def _names(feature: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _matrix(table: pa.Table, key: str, path: Path) -> Tensor:
-    """A column of numbers or lists of numbers as float32 [F, D]; UserError unless it is rectangular and finite."""
+    """Return a column of numbers or lists of numbers as float32 [F, D]. UserError unless rectangular and finite."""
     try:
         rows = np.asarray(table[key].to_pylist(), dtype=np.float32)
     except (TypeError, ValueError) as error:
@@ -154,31 +154,34 @@ def _matrix(table: pa.Table, key: str, path: Path) -> Tensor:
 
 
 def _instructions(table: pa.Table, path: Path) -> tuple[Tensor, tuple[str, ...]]:
-    """Which instruction each frame has, int64 [F], and all of them (whose column pandas may have named otherwise)."""
+    """Return each frame's index of its instruction, int64 [F], and all instructions.
+
+    pandas may have given the column of instructions any name.
+    """
     try:
         rows = pq.read_table(path / "meta" / "tasks.parquet")
         (name,) = [name for name in rows.column_names if name != TASK]
         texts = dict(zip(rows[TASK].to_pylist(), rows[name].to_pylist(), strict=True))
     except (ArrowException, OSError, KeyError, ValueError) as error:
         raise UserError(f"data set {path}: cannot read its instructions, meta/tasks.parquet: {error}") from error
-    told = table[TASK].to_pylist()
-    unknown = sorted(set(told) - set(texts))
+    indices = table[TASK].to_pylist()
+    unknown = sorted(set(indices) - set(texts))
     if unknown:
         raise UserError(f"data set {path}: {TASK} {unknown[0]} of its frames is not in meta/tasks.parquet")
     place = {index: i for i, index in enumerate(texts)}
-    return torch.tensor([place[index] for index in told]), tuple(map(str, texts.values()))
+    return torch.tensor([place[index] for index in indices]), tuple(map(str, texts.values()))
 
 
-def _pictures(table: pa.Table, key: str, path: Path) -> Tensor:
-    """A column of PNG files as uint8 [F, h, w, 3]."""
-    pictures = []
+def _images(table: pa.Table, key: str, path: Path) -> Tensor:
+    """Decode a column of PNG files, uint8 [F, h, w, 3]."""
+    images = []
     for frame, row in enumerate(table[key].to_pylist()):
         try:
             if not row or not row.get("bytes"):
                 raise ValueError("the picture is not in the parquet file")
-            pictures.append(decode_png(row["bytes"]))
+            images.append(decode_png(row["bytes"]))
         except ValueError as error:
             raise UserError(f"data set {path}: {key} of frame {frame}: {error}") from error
-        if pictures[-1].shape != pictures[0].shape:
+        if images[-1].shape != images[0].shape:
             raise UserError(f"data set {path}: {key} has pictures of several sizes, the first is in frame {frame}")
-    return torch.from_numpy(np.stack(pictures))
+    return torch.from_numpy(np.stack(images))

@@ -1,4 +1,4 @@
-"""Writing a LeRobotDataset v3 (see lerobot.py for its layout): all episodes into one file of each kind."""
+"""Writer of LeRobotDataset v3 (layout: lerobot.py), with all episodes in one file of each kind."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import torch
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
 from embodied.data.demonstrations import Episode
+from embodied.data.images import encode_png
 from embodied.data.lerobot import ACTION, FILE, IMAGES, STATE, VERSION
-from embodied.data.pictures import encode_png
 
-PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def write(path: Path, episodes: Sequence[Episode], spec: EnvSpec) -> None:
-    """Write ``episodes`` (one or more) as a data set at ``path``, which must not exist; nothing is left on failure."""
+    """Write ``episodes`` (one or more) as a data set at ``path``, which must not exist. A failure leaves nothing."""
     assert episodes
     refuse_existing(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def write(path: Path, episodes: Sequence[Episode], spec: EnvSpec) -> None:
 
 
 def refuse_existing(path: Path) -> None:
-    """UserError if there is something at ``path``; for commands to ask before they work, as ``write`` does after."""
+    """Raise UserError if ``path`` exists. Commands call it before their work, ``write`` before writing."""
     if path.exists():
         raise UserError(f"out={path} exists; give a new directory")
 
@@ -68,10 +68,10 @@ def _write(path: Path, episodes: Sequence[Episode], spec: EnvSpec) -> None:
     tables = {key: _array(value) for key, value in columns.items()}
     stats = {key: _stats(value) for key, value in columns.items()}
     for camera in episodes[0].images:
-        key, pictures = f"{IMAGES}.{camera}", torch.cat([episode.images[camera] for episode in episodes]).numpy()
-        features[key] = {"dtype": "image", "shape": list(pictures.shape[1:]), "names": ["height", "width", "channels"]}
-        tables[key] = pa.array([{"bytes": encode_png(picture), "path": None} for picture in pictures], type=PICTURE)
-        stats[key] = _image_stats(pictures)
+        key, images = f"{IMAGES}.{camera}", torch.cat([episode.images[camera] for episode in episodes]).numpy()
+        features[key] = {"dtype": "image", "shape": list(images.shape[1:]), "names": ["height", "width", "channels"]}
+        tables[key] = pa.array([{"bytes": encode_png(image), "path": None} for image in images], type=IMAGE)
+        stats[key] = _image_stats(images)
     info = {
         "codebase_version": VERSION,
         "robot_type": spec.robot or None,
@@ -123,21 +123,21 @@ def _array(value: np.ndarray) -> pa.Array:
 
 
 def _stats(value: np.ndarray) -> dict[str, list[float]]:
-    """Over frames, for each entry (lists, also where there is one)."""
+    """Return statistics over frames as lists, one number per entry."""
     rows = value.reshape(len(value), -1).astype(np.float64)
     found = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
     return {**{key: entry.tolist() for key, entry in found.items()}, "count": [len(rows)]}
 
 
-def _image_stats(pictures_FHWC: np.ndarray) -> dict[str, Any]:
-    """Of each colour channel over frames and pixels, of values in [0, 1]; shaped [3, 1, 1] as LeRobot has them."""
-    channels = pictures_FHWC.reshape(-1, pictures_FHWC.shape[-1]) / 255.0
+def _image_stats(images_FHWC: np.ndarray) -> dict[str, Any]:
+    """Return statistics of each colour channel in [0, 1] over frames and pixels, in LeRobot's shape [3, 1, 1]."""
+    channels = images_FHWC.reshape(-1, images_FHWC.shape[-1]) / 255.0
     found = {"min": channels.min(0), "max": channels.max(0), "mean": channels.mean(0), "std": channels.std(0)}
-    return {**{key: entry[:, None, None].tolist() for key, entry in found.items()}, "count": [len(pictures_FHWC)]}
+    return {**{key: entry[:, None, None].tolist() for key, entry in found.items()}, "count": [len(images_FHWC)]}
 
 
 def _tasks(instructions: Sequence[str]) -> pa.Table:
-    """A table that pandas reads as a frame indexed by the instruction, which is what LeRobot looks it up by."""
+    """Return a table that pandas reads as a frame with the instruction as its index, as LeRobot expects it."""
     table = pa.table({"task_index": np.arange(len(instructions)), "task": list(instructions)})
     column = {"field_name": None, "metadata": None}
     pandas = {

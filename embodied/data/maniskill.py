@@ -1,9 +1,9 @@
-"""ManiSkill's recorded trajectories (HDF5), as its RecordEpisode wrapper and its data sets have them.
+"""Reader of ManiSkill trajectories (HDF5), the format of its data sets and its RecordEpisode wrapper.
 
-    <name>.h5     traj_0, traj_1, ...: actions [T, A], obs [T+1, S] or nested groups of such, success [T], rewards [T]
+    <name>.h5     traj_0, traj_1, ...: actions [T, A], obs [T+1, S] or nested groups of arrays, success [T], rewards [T]
     <name>.json   env_info (env_id, env_kwargs with control_mode and maybe sim_config.control_freq), episodes
 
-The state is every vector of ``obs`` side by side, in the order of their names; images are left out.
+The state is the concatenation of all vectors in ``obs``, in the order of their names, without images.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
 from embodied.core.spec import ActionTerm, Box, EnvSpec, Term
@@ -24,10 +25,10 @@ CONTROL_HZ = 20.0  # ManiSkill's default control_freq
 
 
 def read_trajectories(path: Path, instruction: str | None = None) -> tuple[list[Episode], EnvSpec]:
-    """The episodes of a file, and what their numbers are. instruction: by default the environment's id.
+    """Read the episodes of a file and their spec. instruction: by default the environment's id.
 
-    UserError that says what is missing or wrong: h5py, a readable file, the JSON beside it, trajectories with state
-    observations, numbers that are finite and of one size.
+    UserError if h5py, the file, its JSON file or state observations are missing, and for numbers that are not finite
+    or trajectories that differ in size.
     """
     try:
         import h5py
@@ -89,16 +90,23 @@ def _episode(group: Any, where: str, instruction: str) -> tuple[Episode, tuple[T
     success = np.asarray(group["success"], dtype=bool) if "success" in group else np.zeros(length, dtype=bool)
     rewards = np.asarray(group["rewards"], dtype=np.float32) if "rewards" in group else np.zeros(length, np.float32)
     terms = tuple(Term(name, value.shape[1]) for name, value in parts.items())
-    return Episode(*map(torch.from_numpy, (state, actions, rewards, success)), instruction), terms
+    episode = Episode(
+        torch.from_numpy(state),
+        torch.from_numpy(actions),
+        torch.from_numpy(rewards),
+        torch.from_numpy(success),
+        instruction,
+    )
+    return episode, terms
 
 
-def _vectors(node: Any, name: str) -> dict[str, np.ndarray]:
-    """Every array [T+1] or [T+1, D] under a node, float32 [T+1, D], by its path."""
+def _vectors(node: Any, name: str) -> dict[str, NDArray[np.float32]]:
+    """Return every numeric array [T+1] or [T+1, D] under a node as float32 [T+1, D], by its path."""
     if hasattr(node, "shape"):
         value = np.asarray(node)
         numbers = (value.ndim in (1, 2) and np.issubdtype(value.dtype, np.number)) or value.dtype == bool
         return {name: value.reshape(len(value), -1).astype(np.float32)} if numbers else {}
-    found: dict[str, np.ndarray] = {}
+    found: dict[str, NDArray[np.float32]] = {}
     for key in sorted(node):
         if key not in IMAGES:
             found |= _vectors(node[key], f"{name}/{key}" if name else key)

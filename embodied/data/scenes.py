@@ -1,4 +1,4 @@
-"""Scenes to learn from: labelled observations while a scripted expert and random actions move the robot.
+"""Scenes: labelled observations while a scripted expert and random actions move the robot.
 
 LabeledEnv ──► Scenes.render_next: labelled observations [N, ...] ──► Buffer of the newest ──► SceneDataset.draw
 """
@@ -15,11 +15,11 @@ from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
 
 FRAMES_PER_SCENE = 10  # observations of a scene before the next one starts
-RANDOM_SHARE = 0.2  # of decisions are random, so that pictures also show what lies off the expert's path
+RANDOM_SHARE = 0.2  # of decisions are random, so that images also show states off the expert's path
 
 
 class LabeledEnv(Protocol):
-    """N envs with a scripted expert, whose observations come with labels that only a simulator knows."""
+    """N envs with a scripted expert. Their observations include labels that only a simulator has."""
 
     num_envs: int
     spec: EnvSpec
@@ -37,14 +37,14 @@ class LabeledEnv(Protocol):
         ...
 
     def expert(self) -> Tensor:
-        """Action of the scripted expert, [N, A]."""
+        """Return the action of the scripted expert, [N, A]."""
         ...
 
 
 class Scenes:
-    """Render scene after scene, FRAMES_PER_SCENE observations each: episodes are cut short, so that scenes are many.
+    """Render scene after scene, FRAMES_PER_SCENE observations each; episodes are cut short to see more scenes.
 
-    steps: control steps between two observations. seed: of the random actions.
+    steps: control steps between two observations. seed: seed of the random actions.
     """
 
     def __init__(self, env: LabeledEnv, steps: int, seed: int) -> None:
@@ -99,9 +99,10 @@ class Buffer:
 
 
 class SceneDataset:
-    """Draw random batches from the newest observations of scenes, and render as many as each is drawn ``reuse`` times.
+    """Draw random batches from the newest observations of scenes, and render new ones.
 
-    capacity: observations to draw from. keep: what becomes of N observations before they are kept.
+    capacity: number of observations to draw from. reuse: how often each observation is drawn, on average. keep:
+    transforms N observations before they are stored.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""What a person reads: metrics, progress, statistics and videos."""
+"""Output for people: metrics, progress and videos."""

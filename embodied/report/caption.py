@@ -1,4 +1,4 @@
-"""Words on pictures: a strip above each, with its text in it."""
+"""Captions: a strip of text above each image."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ BACKGROUND, INK = (32, 36, 44), (255, 255, 255)
 
 
 def caption(rgb_nhw3: Pixels, texts: Sequence[str]) -> Pixels:
-    """Pictures [n, h, w, 3] with n texts above them, [n, h + s, w, 3].
+    """Put n texts above images [n, h, w, 3]; return [n, h + s, w, 3].
 
-    The height s of the strip depends on h alone and is even. A text has at most ``LINES`` lines, as large as fits.
+    The height s of the strip depends on h alone and is even. A text has at most ``LINES`` lines, in the largest font
+    that fits.
     """
     n, height, width, _ = rgb_nhw3.shape
     size = max(8, height // 16)
@@ -28,7 +29,7 @@ def caption(rgb_nhw3: Pixels, texts: Sequence[str]) -> Pixels:
 
 
 def _strip(text: str, largest: int, height: int, width: int) -> Image.Image:
-    """The text in the middle, in letters of ``largest`` pixels or fewer."""
+    """Draw the text in the middle of an image, in a font of at most ``largest`` pixels."""
     for size in range(largest, 0, -1):
         font = ImageFont.load_default(size)
         lines = _wrapped(text, font, width - size)
@@ -41,7 +42,7 @@ def _strip(text: str, largest: int, height: int, width: int) -> Image.Image:
 
 
 def _wrapped(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:
-    """Lines of whole words, none wider than ``width`` unless a word is."""
+    """Break text into lines of whole words, none wider than ``width`` unless a single word is."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".lstrip()

@@ -1,4 +1,4 @@
-"""The training curve: ``metrics.jsonl`` (one object per iteration) and TensorBoard events, of the same numbers."""
+"""Training curves: the same numbers in ``metrics.jsonl`` (one object per iteration) and in TensorBoard events."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ METRICS_FILE = "metrics.jsonl"
 class MetricsWriter:
     """Appends rows to a run directory.
 
-    last_iteration: on resume, the iteration of the checkpoint that training goes on from. Rows after it belong to
-    work that was lost and will be done again: they are removed, so that a curve never runs back in time.
+    last_iteration: on resume, the iteration of the checkpoint. Rows after it are of lost work that will be repeated.
+    They are removed, so that a curve never runs back in time.
     """
 
     def __init__(self, run_dir: Path, last_iteration: int | None = None) -> None:
@@ -31,7 +31,7 @@ class MetricsWriter:
         self._tensorboard = SummaryWriter(str(run_dir), purge_step=purge_step, flush_secs=30)
 
     def write(self, row: Mapping[str, float | int]) -> None:
-        """One iteration; ``env_steps`` is the x axis of TensorBoard, or without it (imitation) ``iteration``.
+        """Append one iteration. The x axis of TensorBoard is ``env_steps``, or ``iteration`` if it is absent.
 
         Numbers that are not finite become null.
         """
@@ -42,7 +42,7 @@ class MetricsWriter:
         self.scalars({key: value for key, value in row.items() if "/" in key}, at)
 
     def scalars(self, values: Mapping[str, float | int], env_steps: int) -> None:
-        """Numbers for TensorBoard alone (an evaluation, which has its own file)."""
+        """Write numbers to TensorBoard alone."""
         for key, value in values.items():
             if math.isfinite(value):
                 self._tensorboard.add_scalar(key, value, env_steps)
@@ -53,7 +53,7 @@ class MetricsWriter:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a ``metrics.jsonl``; a last line that a crash cut short is left out."""
+    """Read the rows of a ``metrics.jsonl``, without a last line that a crash cut short."""
     rows: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
@@ -64,20 +64,20 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def truncate_metrics(path: Path, last_iteration: int) -> list[dict[str, Any]]:
-    """Drop the rows after ``last_iteration``, atomically; returns those that stay."""
+    """Drop the rows after ``last_iteration``, atomically; return those that stay."""
     kept = [row for row in read_metrics(path) if row["iteration"] <= last_iteration]
     write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))
     return kept
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """A result as indented JSON, written atomically; makes the folder."""
+    """Write a result as indented JSON, atomically; make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(value, indent=2) + "\n")
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """A reader sees the old content or the new, never a part, whenever the writer dies."""
+    """Write a text file so that readers see the old or the new content, even if the writer is killed."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with partial.open("w", encoding="utf-8") as file:

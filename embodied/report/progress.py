@@ -1,4 +1,4 @@
-"""The line that a person watches: rate, success, time left. Everything goes to stderr."""
+"""Progress line on stderr: rate, success, time left."""
 
 from __future__ import annotations
 
@@ -16,20 +16,26 @@ PLAIN_INTERVAL_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Where training stands. Successes are rates in [0, 1], None before there is one. Where nothing is simulated, in
-    imitation and grounding, which have a loss in place of successes, the steps are updates."""
+    """Progress of training. Imitation and grounding count updates as steps and have a loss in place of successes."""
 
     iteration: int
+    """Iterations so far."""
     env_steps: int
+    """Control steps, or updates if there is a loss."""
     wall_s: float
+    """Seconds that the run has taken."""
     env_steps_per_s: float
-    success: float | None = None  # of episodes that ended lately in training
-    eval_success: float | None = None  # of the last evaluation
-    loss: float | None = None  # on validation data
+    """Present rate of ``env_steps``."""
+    success: float | None = None
+    """Success rate in [0, 1] of the training episodes that ended lately; None before there is one."""
+    eval_success: float | None = None
+    """Success rate in [0, 1] of the last evaluation; None before there is one."""
+    loss: float | None = None
+    """Validation loss."""
 
 
 class Progress:
-    """Live line on a terminal, else a plain line at most every ``PLAIN_INTERVAL_S`` seconds.
+    """Live line on a terminal; elsewhere a plain line at most every ``PLAIN_INTERVAL_S`` seconds.
 
     total_steps, max_minutes: where training ends, whichever comes first; max_minutes None is no limit.
     """
@@ -45,6 +51,7 @@ class Progress:
             self._live.start()
 
     def update(self, status: Status) -> None:
+        """Show the present status."""
         if self._live is not None:
             self._live.update(Text(self._line(status)))
         elif time.monotonic() - self._last_plain_s >= PLAIN_INTERVAL_S:
@@ -78,7 +85,7 @@ class Progress:
         return by_steps if self._max_s is None else max(by_steps, status.wall_s / self._max_s)
 
     def seconds_left(self, status: Status) -> float | None:
-        """Until the first limit at the present rate; None while there is no rate."""
+        """Return the time to the first limit at the present rate; None without a limit or rate."""
         limits = []
         if status.env_steps_per_s > 0:
             limits.append(max(0, self._total_steps - status.env_steps) / status.env_steps_per_s)
@@ -88,7 +95,7 @@ class Progress:
 
 
 def duration(seconds: float | None) -> str:
-    """``75`` → "1m15s", ``3700`` → "1h01m"."""
+    """Format seconds: ``75`` → "1m15s", ``3700`` → "1h01m", None → "?"."""
     if seconds is None:
         return "?"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""Videos and pictures on disk: H.264 MP4 through ffmpeg, PNG through zlib. Both appear whole or not at all."""
+"""Videos on disk: H.264 MP4 through ffmpeg. A file appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def record(
     *,
     fps: float | None = None,
 ) -> int:
-    """Film the deterministic policy, all envs beside each other in a grid; returns the number of frames.
+    """Film the deterministic policy, all envs in a grid; return the number of frames.
 
-    render: pictures [N, h, w, 3] of all envs as they are now, called once at the start of an episode and after every
-    control step. plans: the episodes, as many as envs or a multiple of that.
-    fps: None is real time. The file appears when it is complete.
+    render: returns images [N, h, w, 3] of the present states of all envs. It is called at the start of episodes and
+    after every control step. plans: the episodes; their number must be a multiple of the number of envs. fps: frames
+    per second; None is real time. The file appears when it is complete.
     """
     device = next(policy.parameters()).device if isinstance(policy, nn.Module) else torch.device("cpu")
     assert len(plans) % env.num_envs == 0, f"{len(plans)} episodes in {env.num_envs} envs"
@@ -41,7 +41,7 @@ def record(
     before = env.on_control_step
     with open_mp4(path, fps) as write:
 
-        def film(_: Any = None) -> None:
+        def film(_: object = None) -> None:
             nonlocal frames
             write(grid(render()))
             frames += 1
@@ -64,7 +64,7 @@ def record(
 
 
 def grid(rgb_nhw3: Pixels) -> Pixels:
-    """Tile pictures [n, h, w, 3] into one, as square as can be, row by row; empty tiles are black."""
+    """Tile images [n, h, w, 3] into one, as square as possible, row by row; empty tiles are black."""
     n, height, width, _ = rgb_nhw3.shape
     columns = int(np.ceil(np.sqrt(n)))
     rows = -(-n // columns)
@@ -75,9 +75,9 @@ def grid(rgb_nhw3: Pixels) -> Pixels:
 
 @contextmanager
 def open_mp4(path: Path, fps: float) -> Iterator[Callable[[Pixels], None]]:
-    """A function that appends frames [h, w, 3] (even h and w, equal for all) to an H.264 video.
+    """Yield a function that appends frames [h, w, 3] (even h and w, equal for all) to an H.264 video.
 
-    The file takes its name when the block ends well; if it raises, nothing is left. ValueError for a wrong frame.
+    The file gets its name at the end of the block. If the block raises, nothing is left. ValueError for a wrong frame.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.stem}.partial.mp4")

@@ -1,4 +1,4 @@
-"""What all commands share: one JSON line on stdout, the rest on stderr, exit codes that mean something.
+"""Shared by all commands: one JSON line on stdout, all other output on stderr, exit codes.
 
 0 success, 1 a crash (traceback), 2 bad input (message only), 130 stopped by Ctrl-C or SIGTERM.
 """
@@ -21,7 +21,7 @@ INTERRUPTED = 130
 
 
 def check_installation() -> str | None:
-    """Why the imported ``embodied`` is not (only) ours, or None if all is well. See ``embodied/__init__.py``."""
+    """Return why the imported ``embodied`` is not this package alone, or None if it is (``embodied/__init__.py``)."""
     cure = "Cure: pip uninstall -y embodied embodied-rl, then install embodied-rl again, in an environment of its own."
     here = Path(embodied.__file__).resolve()
     if getattr(embodied, "__distribution__", None) != "embodied-rl":
@@ -36,7 +36,7 @@ def check_installation() -> str | None:
 
 
 class Stopped(Exception):
-    """Raised by a command that a signal ended in good order; ``result`` is printed all the same."""
+    """Raised by a command that a signal ended in good order; ``result`` is still printed."""
 
     def __init__(self, result: dict[str, Any]) -> None:
         super().__init__("stopped by a signal")
@@ -44,9 +44,9 @@ class Stopped(Exception):
 
 
 def run_command(command: Callable[[Sequence[str]], dict[str, Any]], usage: str | None, argv: Sequence[str]) -> int:
-    """Run ``command(argv)``, print its result as the last line of stdout; returns the exit code.
+    """Run ``command(argv)``, print its result as the last line of stdout and return the exit code.
 
-    What anything prints to stdout meanwhile goes to stderr. usage: what ``--help`` prints.
+    Meanwhile all output to stdout goes to stderr. usage: text that ``--help`` prints.
     """
     problem = check_installation()
     if problem:

@@ -30,20 +30,26 @@ CONFIG_DIR = Path(embodied.__file__).resolve().parents[1] / "configs"
 CONFIG_FILE = "config.yaml"
 PRETRAINED = "pretrained"  # folder of a run whose policy wraps another library's model
 SHORTHANDS = {"max_staleness": "runtime.max_staleness", "device": "runtime.device"}
-DECISIONS = 4  # with chunks of 4 actions that is 16 control steps
+DECISIONS = 4  # default of runtime.decisions; with chunks of 4 actions, 16 control steps
 CHANGEABLE = ("total_steps", "max_minutes", "stop_at_success", "eval_episodes", "checkpoint_minutes")
 
 
 @config_dataclass
 class RunConfig:
-    """Everything that decides a run; ``config.yaml`` of its directory. Sections are complete, no default left out."""
+    """All options of a run, as in ``config.yaml`` of its directory. Each section has a ``name`` and all its options."""
 
     task: dict[str, Any]
+    """Section of the environment."""
     policy: dict[str, Any]
+    """Section of the policy."""
     algo: dict[str, Any]
+    """Section of the algorithm."""
     runtime: dict[str, Any]
+    """Section of the runtime."""
     sim: dict[str, Any]
+    """Section of the simulator."""
     sampler: dict[str, Any]
+    """Section of the sampler of training episodes."""
     num_envs: Count
     """Training envs, over all workers."""
     total_steps: Count
@@ -60,11 +66,11 @@ class RunConfig:
     """Minutes between two checkpoints."""
     stop_at_success: Annotated[float, Field(gt=0, le=1)] | None = None
     """End early when an evaluation during training reaches this rate of success at the end of episodes; null is never.
-    Where instructions are held out, those that are trained on count."""
+    If instructions are held out, only those that are trained on count."""
     data: str | None = None
     """Demonstrations, for an algorithm that learns from them."""
     data_keys: dict[str, str] = field(default_factory=dict)
-    """What the demonstrations call ``state`` and ``action``, where it is not observation.state and action."""
+    """Names of ``state`` and ``action`` in the demonstrations; by default observation.state and action."""
     init: str | None = None
     """Run directory whose policy training starts from."""
 
@@ -73,7 +79,7 @@ class RunConfig:
             self._check_groups()
 
     def _check_groups(self) -> None:
-        """UserError unless groups of envs fit into the runtime's, and episodes into fragments."""
+        """Raise UserError unless groups of equal episodes fit into env groups, and fragments are whole episodes."""
         env_groups = self.runtime["num_workers"] * self.runtime["groups_per_worker"]
         if self.num_envs % (env_groups * self.group_size):
             raise UserError(
@@ -91,7 +97,7 @@ class RunConfig:
 
     @property
     def group_size(self) -> int:
-        """Training envs that share their episodes, 1 unless the algorithm compares such groups."""
+        """Number of training envs with the same episodes; 1 unless the algorithm compares such groups."""
         return int(self.algo.get("group_size", 1))
 
     @property
@@ -100,16 +106,17 @@ class RunConfig:
         return f"{self.policy['name']}-{self.algo['name']}"
 
     def runtime_config(self) -> RuntimeConfig:
+        """Return the section ``runtime`` as options."""
         return from_mapping(RuntimeConfig, self.runtime, "runtime")
 
 
 def compose_run(overrides: Mapping[str, Any]) -> RunConfig:
-    """The configuration of a new run from ``key=value`` overrides (see embodied.core.config for precedence)."""
+    """Compose the configuration of a new run from ``key=value`` overrides (precedence: embodied.core.config)."""
     return resolve(compose(CONFIG_DIR, "train", _expand(overrides)))
 
 
 def read_run(run_dir: Path) -> RunConfig:
-    """The configuration that a run was started with. UserError if the directory is not a run's."""
+    """Read the configuration of a run. UserError if the directory is not that of a run."""
     path = run_dir / CONFIG_FILE
     if not path.is_file():
         kind = "has no config.yaml, so it is not a run directory" if run_dir.is_dir() else "is not a directory"
@@ -128,7 +135,7 @@ def read_run(run_dir: Path) -> RunConfig:
 
 
 def with_architecture(config: RunConfig, run_dir: Path) -> RunConfig:
-    """The configuration with ``policy.pretrained`` at the copy of model and tokenizer that a run keeps, if it does."""
+    """Point ``policy.pretrained`` to the copy of model and tokenizer in a run directory, if there is one."""
     kept = run_dir / PRETRAINED
     if "pretrained" not in config.policy or not kept.is_dir():
         return config
@@ -136,7 +143,7 @@ def with_architecture(config: RunConfig, run_dir: Path) -> RunConfig:
 
 
 def resume_run(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
-    """A run's configuration with what may change when it goes on; UserError for what may not."""
+    """Return a run's configuration with overrides; UserError for a key that cannot change when a run is resumed."""
     config = to_mapping(read_run(run_dir))
     changes = {}
     for key, value in _expand(overrides).items():
@@ -163,16 +170,16 @@ def resolve(mapping: Mapping[str, Any]) -> RunConfig:
     simulator = FAMILIES[family]
     sampler = mapping.get("sampler", {"name": "uniform"})
     sections = {
-        "task": _complete(mapping["task"], simulator.build().task_config(id), "task"),
-        "policy": _complete(mapping["policy"], POLICIES[mapping["policy"]["name"]].config, "policy"),
-        "algo": _complete(mapping["algo"], ALGORITHMS[mapping["algo"]["name"]].config, "algo"),
-        "sim": _complete({**mapping["sim"], "name": family}, simulator.config, "sim"),
-        "sampler": _complete(sampler, SAMPLERS[sampler["name"]].config, "sampler"),
+        "task": _with_defaults(mapping["task"], simulator.build().task_config(id), "task"),
+        "policy": _with_defaults(mapping["policy"], POLICIES[mapping["policy"]["name"]].config, "policy"),
+        "algo": _with_defaults(mapping["algo"], ALGORITHMS[mapping["algo"]["name"]].config, "algo"),
+        "sim": _with_defaults({**mapping["sim"], "name": family}, simulator.config, "sim"),
+        "sampler": _with_defaults(sampler, SAMPLERS[sampler["name"]].config, "sampler"),
     }
     runtime = dict(mapping["runtime"])
     if runtime.get("decisions") is None:
         runtime["decisions"] = _decisions(sections)
-    sections["runtime"] = _complete(runtime, RuntimeConfig, "runtime")
+    sections["runtime"] = _with_defaults(runtime, RuntimeConfig, "runtime")
     RUNTIMES[runtime["name"]].build.check(from_mapping(RuntimeConfig, sections["runtime"], "runtime"))
     known = {field.name for field in fields(RunConfig)}
     for key in mapping:
@@ -185,25 +192,26 @@ def resolve(mapping: Mapping[str, Any]) -> RunConfig:
 
 
 def _decisions(sections: Mapping[str, Mapping[str, Any]]) -> int:
-    """Decisions of a fragment where none are given: whole episodes for an algorithm that compares them, else few."""
+    """Return the default of runtime.decisions: a whole episode if the algorithm compares episodes, else DECISIONS."""
     if sections["algo"].get("group_size", 1) > 1:
         return max(1, max_episode_steps(sections["task"]) // int(sections["policy"]["execute"]))
     return DECISIONS
 
 
 def max_episode_steps(task: Mapping[str, Any]) -> int:
-    """Time limit, control steps, of the environment that a section describes."""
+    """Return the time limit, control steps, of the environment in a section ``task``."""
     family, id = split_name(task["name"])
     simulator = FAMILIES[family].build()
     return simulator.spec(id, from_mapping(simulator.task_config(id), options_of(task), "task")).max_episode_steps
 
 
 def to_mapping(config: RunConfig) -> dict[str, Any]:
-    """The configuration as plain values, the content of ``config.yaml``."""
+    """Return the configuration as plain values, the content of ``config.yaml``."""
     return asdict(config)
 
 
 def to_yaml(config: RunConfig) -> str:
+    """Return the text of ``config.yaml``."""
     return OmegaConf.to_yaml(OmegaConf.create(to_mapping(config)))
 
 
@@ -212,12 +220,12 @@ def _expand(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def options_of(section: Mapping[str, Any]) -> dict[str, Any]:
-    """A section of the configuration without its ``name``."""
+    """Return a section of the configuration without its ``name``."""
     return {key: value for key, value in section.items() if key != "name"}
 
 
-def _complete(section: Mapping[str, Any], config: type[Any], path: str) -> dict[str, Any]:
-    """``section`` with the defaults of its config dataclass, checked; ``name`` stays first."""
+def _with_defaults(section: Mapping[str, Any], config: type[Any], path: str) -> dict[str, Any]:
+    """Check a section against its config dataclass and fill in the defaults; ``name`` comes first."""
     has_name = any(field.name == "name" for field in fields(config))
     options = section if has_name else options_of(section)
     return {"name": section.get("name"), **asdict(from_mapping(config, options, path))}

@@ -1,4 +1,4 @@
-"""The directory of a run: where it goes and what is kept in it beside metrics and evaluations."""
+"""The directory of a run: its name, checkpoints and the files of wrapped models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def new_run_dir(config: RunConfig) -> Path:
 
 
 def make_run_dir(run_dir: Path, exist_ok: bool) -> None:
-    """Make the directory. UserError if that is impossible, or if it exists and may not."""
+    """Make the directory. UserError if that fails, or if it exists and ``exist_ok`` is False."""
     try:
         run_dir.mkdir(parents=True, exist_ok=exist_ok)
     except OSError as error:
@@ -35,7 +35,7 @@ def make_run_dir(run_dir: Path, exist_ok: bool) -> None:
 
 
 def keep_architecture(policy: Policy, run_dir: Path) -> None:
-    """Write what the checkpoints of a policy around another library's model need beside the weights."""
+    """Write the files that a policy around another library's model needs in addition to its checkpoints."""
     if isinstance(policy, Pretrained) and not (run_dir / PRETRAINED).exists():
         policy.save_architecture(run_dir / PRETRAINED)
 
@@ -47,7 +47,7 @@ def keep_pretrained(policy: Policy, run_dir: Path) -> None:
 
 
 def save_checkpoint(run_dir: Path, steps: int, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint. UserError if the disk does not take it."""
+    """Write a checkpoint. UserError if the disk is full or cannot be written."""
     try:
         checkpoint.save(run_dir, steps, state)
     except OSError as error:

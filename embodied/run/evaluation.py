@@ -1,4 +1,4 @@
-"""The policy of a run's checkpoint, and how good it is."""
+"""Load the policy of a run's checkpoint, and evaluate it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from embodied.runtime.evaluator import MAX_EVAL_ENVS
 
 
 def load_checkpoint(run_dir: Path, name: str) -> checkpoint.Checkpoint:
-    """The policy's part of a checkpoint: ``last`` (the newest that is whole) or ``step_<env_steps>``."""
+    """Load the policy's part of a checkpoint: ``last`` (the newest that is whole) or ``step_<env_steps>``."""
     if name == "last":
         newest = checkpoint.load_latest(run_dir, only="policy")
         if newest is None:
@@ -33,7 +33,7 @@ def load_checkpoint(run_dir: Path, name: str) -> checkpoint.Checkpoint:
 
 
 def load_policy(config: RunConfig, found: checkpoint.Checkpoint) -> Policy:
-    """The run's policy with a checkpoint's weights, on the CPU. UserError if the task has changed since."""
+    """Build the run's policy with a checkpoint's weights, on the CPU. UserError if the weights do not fit."""
     policy = make_policy(config, make_spec(config))
     try:
         policy.load_state_dict(found.state)
@@ -48,7 +48,10 @@ def load_policy(config: RunConfig, found: checkpoint.Checkpoint) -> Policy:
 def evaluate_policy(
     config: RunConfig, policy: Policy, episodes: int, seed: int, num_threads: int = 0
 ) -> dict[str, Any]:
-    """The deterministic policy on ``episodes`` fixed initial states; see embodied.runtime.evaluate. 0 is all cores."""
+    """Evaluate the deterministic policy on ``episodes`` fixed initial states; see embodied.runtime.evaluate.
+
+    num_threads: 0 is all cores.
+    """
     num_threads = num_threads or threads.available_cores()
     threads.use(num_threads)
     env = make_env(config, min(episodes, MAX_EVAL_ENVS), num_threads)

@@ -1,4 +1,4 @@
-"""The parts that a run's configuration names: environments, policy, algorithm."""
+"""Factories of the parts that a run's configuration names: environments, samplers, policy, algorithm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from policies import POLICIES
 
 
 def make_spec(config: RunConfig, cameras: Sequence[CameraSpec] | None = None) -> EnvSpec:
-    """What the run's environments are, without building one. cameras: None is those of the policy."""
+    """Return the spec of the run's environments, without building one. cameras: None is those of the policy."""
     family, id = split_name(config.task["name"])
     seen = cameras_of(config) if cameras is None else cameras
     return FAMILIES[family].build().spec(id, task_options(config), seen)
@@ -34,9 +34,9 @@ def make_env(
     run_dir: Path = Path(),
     cameras: Sequence[CameraSpec] | None = None,
 ) -> VecEnv:
-    """Environments of the run's task. run_dir: what the simulator's ``dump_dir`` is relative to, if it has one.
+    """Build environments of the run's task.
 
-    cameras: None is those of the policy.
+    run_dir: base of the simulator's ``dump_dir``, if it has one. cameras: None is those of the policy.
     """
     family, id = split_name(config.task["name"])
     entry = FAMILIES[family]
@@ -56,10 +56,10 @@ def make_env(
 def make_sampler(
     config: RunConfig, spec: EnvSpec, num_envs: int, first_seed: int, incarnation: int = 0
 ) -> EpisodeSampler:
-    """What decides on the training episodes of ``num_envs`` envs, the first of which has env seed ``first_seed``.
+    """Build the sampler of the training episodes of ``num_envs`` envs. first_seed: env seed of the first one.
 
-    For an algorithm with a group_size so many neighbours have the same episodes, all in step; otherwise first episodes
-    are staggered.
+    For an algorithm with a group_size, that many neighbouring envs have the same episodes and all envs start together.
+    Otherwise the ends of the first episodes are staggered.
     """
     entry = SAMPLERS[config.sampler["name"]]
     setup = SamplerSetup(
@@ -75,33 +75,34 @@ def make_sampler(
 
 
 def evaluation_plans(spec: EnvSpec, episodes: int, seed: int) -> EpisodePlans:
-    """The fixed episodes of an evaluation with ``seed``; no two seeds share one, and training has none of them."""
+    """Return the fixed episodes of an evaluation. No two seeds share one, and training has none of them."""
     return first_episodes(spec, episodes, first_env_seed(Purpose.EVALUATION, seed))
 
 
 def task_options(config: RunConfig) -> Any:
-    """The options of the run's task."""
+    """Return the options of the run's task."""
     family, id = split_name(config.task["name"])
     return from_mapping(FAMILIES[family].build().task_config(id), options_of(config.task), "task")
 
 
 def cameras_of(config: RunConfig) -> list[CameraSpec]:
-    """What the policy sees, at the size that it takes; nothing for one that gets a state vector alone."""
+    """Return the cameras of the policy, at its image size; [] for a policy that observes a state vector alone."""
     return square_cameras(config.policy.get("cameras", ()), config.policy.get("image_size", 0))
 
 
 def square_cameras(names: Sequence[str], size: int) -> list[CameraSpec]:
-    """Cameras of these names, ``size`` pixels wide and high."""
+    """Return cameras of these names, ``size`` pixels wide and high."""
     return [CameraSpec(name, size, size) for name in names]
 
 
 def make_policy(config: RunConfig, spec: EnvSpec) -> Policy:
+    """Build the run's policy on the CPU, with its initial weights."""
     entry = POLICIES[config.policy["name"]]
     return entry.build(spec, from_mapping(entry.config, options_of(config.policy), "policy"))
 
 
 def make_algorithm(config: RunConfig, policy: Policy) -> Any:
-    """The run's algorithm, on the device that the policy is on. What it is depends on its trainer."""
+    """Build the run's algorithm on the policy's device. Its type depends on its trainer."""
     assert isinstance(policy, nn.Module)
     device = next(policy.parameters()).device
     entry = ALGORITHMS[config.algo["name"]]

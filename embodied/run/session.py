@@ -1,6 +1,6 @@
 """A training session: one process's share of a run, the same for every trainer.
 
-Session.new, Session.resume ──► configuration, run directory, checkpoint to go on from
+Session.new, Session.resume ──► configuration, run directory, checkpoint to continue from
 trainer.iterations ──► Report ──► metrics.jsonl, TensorBoard, eval/*.json, progress ──► checkpoint when due
                                     until a limit, a good evaluation or a signal
 last checkpoint ──► final evaluation ──► result
@@ -37,9 +37,10 @@ class Session:
     def __init__(
         self, config: RunConfig, run_dir: Path, start_s: float, *, resumed: bool, found: Checkpoint | None
     ) -> None:
-        """resumed: the run directory exists already, even without a checkpoint; otherwise an existing one is refused.
+        """Start the clock; nothing is written yet.
 
-        found: the checkpoint to go on from; None starts anew.
+        resumed: whether the run directory exists already, even without a checkpoint. If False, an existing one is
+        refused. found: the checkpoint to continue from; None starts a new training.
         """
         self.config, self.run_dir, self.resumed, self.found = config, run_dir, resumed, found
         self.start_s = start_s - (0.0 if found is None else float(found.state["train"]["wall_s"]))
@@ -55,7 +56,7 @@ class Session:
 
     @classmethod
     def resume(cls, run_dir: Path, overrides: Mapping[str, Any], start_s: float) -> Session:
-        """Go on with a run, from its newest whole checkpoint if it has one. UserError for what may not change."""
+        """Continue a run from its newest whole checkpoint, if it has one. UserError for a key that cannot change."""
         config = resume_run(run_dir, overrides)
         return cls(config, run_dir, start_s, resumed=True, found=load_latest(run_dir))
 
@@ -65,7 +66,7 @@ class Session:
         return time.monotonic() - self.start_s
 
     def run(self, trainer: Trainer) -> dict[str, Any]:
-        """Train, save and evaluate; returns the contract's result of ``train``.
+        """Train, save and evaluate; return the contract's result of ``train``.
 
         UserError for a state that does not fit (nothing is written). Stopped after a signal (the state is saved).
         """
@@ -96,7 +97,7 @@ class Session:
             return result | {"eval": self._evaluate(trainer, progress, trained_s)}
 
     def _train(self, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> tuple[float, bool]:
-        """Iterate to a limit, a good evaluation or a signal, and save; ``wall_s`` then, and whether it was a signal."""
+        """Iterate to a limit, a good evaluation or a signal, and save. Return ``wall_s``, and whether by a signal."""
         minutes, goal = self.config.max_minutes, self.config.stop_at_success
         deadline_s = None if minutes is None else self.start_s + 60.0 * minutes
         with stop_on_signals() as stop:
@@ -112,7 +113,7 @@ class Session:
             return trained_s, stop.is_set()
 
     def _record(self, report: Report, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> None:
-        """Write an iteration, and an evaluation that finished with it, and show it."""
+        """Write an iteration and an evaluation that finished with it; update the progress line."""
         wall_s = self.wall_s
         row = {"iteration": trainer.iteration, "wall_s": round(wall_s, 3), **report.metrics}
         if report.evaluation is not None:
@@ -131,14 +132,14 @@ class Session:
             progress.message(report.note)
 
     def _save(self, trainer: Trainer) -> None:
-        """Write a checkpoint of the present state, unless there is one. UserError if the disk does not take it."""
+        """Write a checkpoint of the present state, unless there is one. UserError if the disk cannot be written."""
         if trainer.steps == self.saved_steps:
             return
         save_checkpoint(self.run_dir, trainer.steps, trainer.state_dict() | {"train": {"wall_s": self.wall_s}})
         self.saved_steps, self.saved_at_s = trainer.steps, time.monotonic()
 
     def _evaluate(self, trainer: Trainer, progress: Progress, trained_s: float) -> dict[str, Any] | None:
-        """Evaluate the trained policy and keep the result; None where no evaluation is asked for."""
+        """Evaluate the trained policy and keep the result; None for eval_episodes=0."""
         trainer.finish()
         keep_pretrained(trainer.policy, self.run_dir)
         if not self.config.eval_episodes:

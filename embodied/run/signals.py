@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def stop_on_signals() -> Iterator[threading.Event]:
         for number, handler in before.items():
             signal.signal(number, handler)
 
-    def on_signal(number: int, frame: Any) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
         stop.set()
         restore()
         print("stopping: saving a checkpoint (once more: at once, without)", file=sys.stderr)

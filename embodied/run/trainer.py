@@ -1,4 +1,4 @@
-"""What a training session asks of a trainer: what an iteration is, what the state is, how the policy is evaluated."""
+"""Interface between a training session and its trainer: iterations, state, evaluation."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from embodied.run.evaluation import evaluate_policy
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The session's reasons to end training; a trainer looks at them between iterations."""
+    """Limits of a session; a trainer checks them between iterations."""
 
     stop: threading.Event
     """Set by the first signal."""
     deadline_s: float | None
-    """On the clock of ``time.monotonic``; None is no limit."""
+    """Time at which training ends, on the clock of ``time.monotonic``; None is no limit."""
 
     @property
     def late(self) -> bool:
@@ -34,10 +34,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One row of metrics.jsonl, and what the progress line shows of it."""
+    """One row of metrics.jsonl, and the numbers of the progress line."""
 
     metrics: Mapping[str, float]
-    """Entries of the row beside ``iteration`` and ``wall_s``."""
+    """Entries of the row other than ``iteration`` and ``wall_s``."""
     rate: float
     """Steps (see ``Trainer.steps``) per second."""
     success: float | None = None
@@ -45,7 +45,7 @@ class Report:
     loss: float | None = None
     """Validation loss."""
     evaluation: Mapping[str, Any] | None = None
-    """Result of an evaluation that finished since the last report, with ``env_steps`` of the weights it judged."""
+    """Result of an evaluation that finished since the last report, with ``env_steps`` of the evaluated weights."""
     note: str | None = None
     """Line to print."""
 
@@ -53,7 +53,7 @@ class Report:
 class Trainer(ABC):
     """One kind of training, built for one run. A context manager that closes itself.
 
-    ``__init__`` raises UserError for what does not fit, before anything is written. new: no checkpoint will be loaded.
+    ``__init__`` raises UserError for bad input, before anything is written. new: no checkpoint will be loaded.
     """
 
     needs_data: ClassVar[bool] = False
@@ -67,7 +67,7 @@ class Trainer(ABC):
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
-        """Raise UserError if the configuration asks for what this kind of training cannot do. Builds nothing."""
+        """Raise UserError for a configuration that this kind of training does not support. Builds nothing."""
         name = config.algo["name"]
         if cls.needs_data and config.data is None:
             raise UserError(f"algo={name} learns from demonstrations: data=<directory of embodied.collect> is missing")
@@ -98,7 +98,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def announcement(self) -> str:
-        """Say in one line what is trained, with what, and where it goes."""
+        """Describe task, policy, sizes and run directory in one line."""
 
     @abstractmethod
     def iterations(self, limits: Limits) -> Iterator[Report]:
@@ -106,26 +106,26 @@ class Trainer(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """State to go on from, nested dicts of tensors and plain values; ``policy`` has the weights to keep."""
+        """Return the state, nested dicts of tensors and plain values; key ``policy`` has the weights to keep."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state_dict``; before ``iterations``."""
+        """Continue from ``state_dict``; before ``iterations``."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Give back the threads and memory of training; ``policy`` then has the weights to keep."""
+        """Release the threads and memory of training; ``policy`` then has the weights to keep."""
 
     @abstractmethod
     def result(self) -> dict[str, Any]:
-        """Entries of the command's result beside those that every training has; ``env_steps`` at least."""
+        """Return this trainer's entries of the command's result, at least ``env_steps``."""
 
     def evaluation_size(self) -> str:
-        """Size of the final evaluation, in words."""
+        """Return the size of the final evaluation as text."""
         return f"{self.config.eval_episodes} episodes"
 
     def evaluate(self) -> dict[str, Any]:
-        """Evaluate ``policy``, after ``finish``."""
+        """Evaluate ``policy``; call it after ``finish``."""
         return evaluate_policy(self.config, self.policy, self.config.eval_episodes, self.config.seed)
 
     @abstractmethod

@@ -1,6 +1,6 @@
-"""The policy that a new run starts with: fresh, or with the weights of the run ``init``.
+"""Initial policy of a new run: with fresh weights, or with those of the run ``init``.
 
-weights of init ── without those to reset ──► + fresh ones ── same names, shapes, must_match? ──► policy
+weights of init ── remove those to reset ──► add fresh ones ── check names, shapes and must_match ──► policy
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from embodied.runtime import checkpoint
 
 
 def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
-    """Make the run's policy, with the weights of ``init`` if that is given.
+    """Build the run's policy, with the weights of ``init`` if it is given.
 
-    Exploration and critic stay fresh if the algorithm of ``init`` does not explore, so has not trained them. A policy
-    that wraps another one loads the weights into that one. UserError if ``init`` is a run of another task or
-    architecture, or has no checkpoint, or if it is missing for a policy that wraps another one.
+    Exploration and critic stay fresh if the algorithm of ``init`` does not explore, because it has not trained them. A
+    policy that wraps another one loads the weights into the wrapped policy. UserError if ``init`` has another task,
+    another architecture or no checkpoint, or if a wrapping policy has no ``init``.
     """
     if config.init is not None:
         config = with_architecture(config, Path(config.init))
@@ -62,9 +62,9 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
 def merge_weights(
     found: Mapping[str, Tensor], own: Mapping[str, Tensor], fresh: tuple[str, ...], where: str
 ) -> dict[str, Tensor]:
-    """Replace the found weights whose name begins with one of ``fresh`` by our own.
+    """Return ``found`` with the weights whose names begin with a prefix in ``fresh`` replaced by those of ``own``.
 
-    UserError unless the result has our own names and shapes.
+    UserError unless the result has the names and shapes of ``own``. where: start of the message.
     """
     weights = {key: value for key, value in found.items() if not key.startswith(fresh)}
     weights |= {key: value for key, value in own.items() if key.startswith(fresh)}

@@ -1,4 +1,4 @@
-"""Where the parts of a run live and how their calls travel.
+"""Runtimes: where the parts of a run live and how their calls travel.
 
 Public API::
 
@@ -10,11 +10,11 @@ Public API::
         num_envs=1024,
         seed=0,
         make_env=lambda num_envs, num_threads: ...,       # -> VecEnv, for training
-        make_sampler=lambda spec, num_envs, seed: ...,    # -> EpisodeSampler, decides on the training episodes
+        make_sampler=lambda spec, num_envs, seed: ...,    # -> EpisodeSampler of training episodes
         make_policy=lambda spec: ...,                     # EnvSpec -> Policy (a torch module on the CPU)
         make_algorithm=lambda policy: ...,                # -> Algorithm, called after the policy moved to its device
         make_eval_env=lambda num_envs, num_threads: ...,  # -> VecEnv; may be None
-        eval_plans=lambda spec, episodes, seed: ...,      # -> EpisodePlans, what an evaluation runs; may be None
+        eval_plans=lambda spec, episodes, seed: ...,      # -> EpisodePlans of an evaluation; may be None
     ) as runtime:
         found = checkpoint.load_latest(run_dir)           # None if there is no checkpoint
         if found:
@@ -24,7 +24,7 @@ Public API::
             checkpoint.save(run_dir, runtime.env_steps, runtime.state_dict())
 
 ``torch.manual_seed(seed)`` is called before ``make_policy``. Checkpoint keys are ``policy``, ``algorithm`` and
-``runtime``; ``checkpoint.load_latest(run_dir, only="policy")`` gives an evaluation what it needs.
+``runtime``; ``checkpoint.load_latest(run_dir, only="policy")`` is enough for an evaluation.
 """
 
 from embodied.runtime import checkpoint, local, sync

@@ -1,12 +1,12 @@
-"""Acts for many env groups with one copy of the policy.
+"""Actor server: draws the actions of many env groups with one copy of the policy.
 
     requests ──► concatenate ──► newest weights ──► policy.act, policy.value ──► split, stamp version ──► replies
 
-Requests are merged into one batch, since a network's cost hardly depends on the batch's size; where results must not
-depend on timing (max_staleness=0) each request is a batch of its own, because a matrix product may round differently
-for another batch size. Weights are pulled between batches, never pushed into one: ``version_N`` says which were used.
-On a GPU, inputs go through pinned memory and the results come back with one synchronisation, all on a stream of the
-server's own, beside the learner's.
+Requests are merged into one batch, because the cost of a forward pass hardly depends on the batch size. With
+max_staleness=0, where results must not depend on timing, each request is a batch of its own: a matrix product may
+round differently for another batch size. Weights are pulled between two batches; ``version_N`` is the version that
+drew the actions. On a GPU the server has a stream of its own. Inputs go through pinned memory, and results come back
+with one synchronisation.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ from embodied.runtime.weight_store import WeightStore
 
 
 class ActorServer:
-    """policy: a copy that nobody else touches; moved to ``device``. merge: all requests in one batch."""
+    """Draws actions and values for the requests of env groups.
+
+    policy: a copy that no other part uses; it is moved to ``device``. merge: put all requests into one batch.
+    """
 
     def __init__(self, policy: Policy, store: WeightStore, device: torch.device, merge: bool) -> None:
         assert isinstance(policy, nn.Module)
         policy.to(device).eval()
         self.policy: Policy = policy
+        self._module: nn.Module = policy
         self.store = store
         self.device = device
         self.merge = merge
@@ -40,7 +44,7 @@ class ActorServer:
 
     @torch.no_grad()
     def act(self, requests: Sequence[ActRequest]) -> list[ActReply]:
-        """One reply for each request, in order, with CPU tensors. RuntimeError before any weights were published."""
+        """Return one reply per request, in order, with CPU tensors. RuntimeError before the first publication."""
         began = time.perf_counter()
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
             if self.store.version > self.version:
@@ -51,14 +55,14 @@ class ActorServer:
         return replies
 
     def _take_newest(self) -> None:
-        """Load those of the newest weights that have changed since the version that is loaded."""
+        """Load the tensors of the newest weights that have changed since the loaded version."""
         weights = self.store.latest()
         changed = {name: weights.tensors[name] for name, since in weights.changed.items() if since > self.version}
-        self.policy.load_state_dict(changed, strict=self.version < 0)
+        self._module.load_state_dict(changed, strict=self.version < 0)
         self.version = weights.version
 
     def _serve(self, requests: Sequence[ActRequest]) -> list[ActReply]:
-        """One call of ``Policy.act`` for all who want actions, one of ``Policy.value`` for all who want values."""
+        """Answer all requests with one call of ``Policy.act`` and one of ``Policy.value``."""
         acting = [request for request in requests if request.noise is not None]
         valued = [request.obs for request in requests if request.noise is None]
         valued += [request.final_obs for request in requests if request.final_obs is not None]
@@ -73,7 +77,7 @@ class ActorServer:
         return replies
 
     def _samples(self, requests: Sequence[ActRequest]) -> list[tuple[PolicySample, Obs | None]]:
-        """What each request gets, and what the learner gets of its observations if they are precomputed here."""
+        """Return the sample of each request, and its observations for the learner if they are precomputed here."""
         if not requests:
             return []
         noise = self._to_device([request.noise for request in requests if request.noise is not None])
@@ -87,7 +91,7 @@ class ActorServer:
         return [(PolicySample(*parts[:5]), dict(zip(computed, parts[5:], strict=True)) or None) for parts in rows]
 
     def _values(self, parts: Sequence[Obs]) -> list[tuple[Tensor, Obs | None]]:
-        """Values of each of the observations, and what the learner gets of them if they are precomputed here."""
+        """Return the values of each part, and its observations for the learner if they are precomputed here."""
         if not parts:
             return []
         obs, computed = self._prepare(parts)
@@ -97,7 +101,7 @@ class ActorServer:
         return [(value, dict(zip(computed, kept, strict=True)) or None) for value, *kept in rows]
 
     def _prepare(self, parts: Sequence[Obs]) -> tuple[Obs, Obs]:
-        """One batch of all observations, and that of them which the learner gets if it is precomputed here."""
+        """Merge observations into one batch. Return it for the policy, and for the learner if precomputed here."""
         obs = self._merge(parts)
         if isinstance(self.policy, Precomputing) and self.policy.precompute_in_actor:
             obs = self.policy.precompute(obs)

@@ -1,11 +1,11 @@
-"""What the train command sees of a runtime: its options, an iteration's result and the ``Runtime`` interface.
+"""Interface of a runtime: its options, the result of an iteration and the class ``Runtime``.
 
     with build_runtime(config, num_envs=..., seed=..., make_env=..., make_policy=..., make_algorithm=...) as runtime:
         for iteration in runtime.iterations(max_env_steps=..., deadline_s=..., stop_event=...):
             log(iteration.metrics); maybe checkpoint.save(run_dir, runtime.env_steps, runtime.state_dict())
 
-A runtime only decides where the parts live and how their calls travel; the parts themselves (``EnvWorker``,
-``ActorServer``, ``Learner``, ``Ledger``, ``WeightStore``) know no runtime.
+A runtime decides only where the parts live and how their calls travel. The parts themselves (``EnvWorker``,
+``ActorServer``, ``Learner``, ``Ledger``, ``WeightStore``) are independent of the runtime.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from embodied.core.protocols import Metrics, Policy
 
 @config_dataclass
 class RuntimeConfig:
-    """Where the parts of a run live and how far they may drift apart."""
+    """Options of a runtime: its parts, their staleness and threads, and evaluations during training."""
 
     name: str = "sync"
-    """sync: one thread, exact and debuggable. local: threads of one process, learning overlaps simulation."""
+    """Runtime. sync: one thread, exact and debuggable. local: threads of one process, learning overlaps simulation."""
     num_workers: Count = 1
-    """Env workers; the envs are split evenly over num_workers * groups_per_worker groups, each of them one VecEnv."""
+    """Env workers. The envs are split evenly over num_workers * groups_per_worker groups; each group is one VecEnv."""
     groups_per_worker: Count = 2
-    """With two groups a worker steps one while the other waits for its actions."""
+    """Env groups per worker. With two, a worker steps one group while the other waits for its actions."""
     decisions: Count = 32
-    """T of a fragment. One batch is one fragment of every group."""
+    """Decisions T per fragment. One batch is one fragment of every group."""
     max_staleness: Natural = 0
-    """How many versions older than the learner's the weights that drew a decision may be; 0 is synchronous PPO, and is
-    all that sync allows."""
+    """Most versions by which the weights that drew a decision may be older than the learner's. 0 is synchronous PPO;
+    sync allows only 0."""
     sim_threads: Natural = 0
     """Threads of the simulation; 0 lets ``threads.plan`` choose."""
     actor_threads: Natural = 0
@@ -44,33 +44,35 @@ class RuntimeConfig:
     learner_threads: Natural = 0
     """Threads of the learner; 0 lets ``threads.plan`` choose."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of actor and learner; auto takes CUDA when there is one. Simulation stays on the CPU."""
+    """Device of actor and learner; auto is CUDA if there is one. Simulation stays on the CPU."""
     watchdog_s: NonNegative = 60.0
-    """After so many seconds without any progress, a local run logs who waits for whom; 0 is never."""
+    """Seconds without progress after which a local run logs which part waits for which; 0 is never."""
     eval_every: Natural = 0
     """Iterations between two evaluations of the weights to deploy; 0 is never."""
     eval_episodes: Count = 50
-    """Episodes of such an evaluation."""
+    """Episodes per evaluation."""
     eval_seed: Natural = 0
-    """Seed of its initial states."""
+    """Seed of the initial states of evaluations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One batch consumed and one update made.
-
-    index: iterations so far, from 1; env_steps: control steps consumed so far. metrics: ``train/*`` and ``async/*`` of
-    the algorithm, ``perf/*`` and ``rollout/*`` of the runtime (``rollout/*`` keep their last value while no episode
-    ends, ``rollout/goals/<goal>/*`` while none of that goal does, and are absent before the first end). episodes: those
-    that ended in the batch. evaluation: what ``evaluate`` returned with ``iteration`` and ``env_steps`` of the weights
-    it judged, if one has finished since then.
-    """
+    """One batch consumed and one update made."""
 
     index: int
+    """Iterations so far, from 1."""
     env_steps: int
+    """Control steps consumed so far."""
     metrics: Metrics
+    """``train/*`` and ``async/*`` of the algorithm, ``perf/*`` and ``rollout/*`` of the runtime.
+
+    ``rollout/*`` are absent until an episode ends and keep their last value in an iteration in which none ends. The
+    same holds for ``rollout/goals/<goal>/*`` and the episodes with that goal."""
     episodes: EpisodeStats
+    """Episodes that ended in the batch."""
     evaluation: dict[str, Any] | None = None
+    """Result of ``evaluate``, if one finished since the last iteration, with ``iteration`` and ``env_steps`` of the
+    evaluated weights."""
 
 
 class Runtime(ABC):
@@ -83,11 +85,13 @@ class Runtime(ABC):
 
     @property
     @abstractmethod
-    def env_steps(self) -> int: ...
+    def env_steps(self) -> int:
+        """Control steps consumed so far."""
 
     @property
     @abstractmethod
-    def iteration(self) -> int: ...
+    def iteration(self) -> int:
+        """Iterations so far."""
 
     @abstractmethod
     def iterations(
@@ -98,17 +102,17 @@ class Runtime(ABC):
     ) -> Iterator[Iteration]:
         """Train until env_steps >= max_env_steps, ``time.monotonic() >= deadline_s`` or stop_event is set.
 
-        These are looked at between iterations: one that has begun is finished. A part that dies stops all others and
-        its exception is raised here. May be called again to go on.
+        These limits are checked between iterations, never during one. If a part fails, all others stop and its
+        exception is raised here. Call it again to continue.
         """
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """A consistent state of the whole run, nested dicts of tensors and numbers. Call between iterations.
+        """Return a consistent state of the whole run, nested dicts of tensors and numbers. Call between iterations.
 
-        Keys: ``policy``, ``algorithm``, ``runtime``. With max_staleness=0 a run that loads it continues bit by bit as
-        this one does. With max_staleness>0 envs are taken at their next fragment boundary and the fragments that the
-        learner has not consumed yet are not in it (this run still learns from them, a resumed one samples new ones).
+        Keys: ``policy``, ``algorithm``, ``runtime``. With max_staleness=0 a run that loads it continues exactly, bit
+        for bit. With max_staleness>0 each env group is saved at its next fragment boundary. Fragments that the learner
+        has not consumed are left out: this run still learns from them, a resumed run samples new ones.
         """
 
     @abstractmethod
@@ -117,7 +121,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop and join every thread and close the envs. Never raises because of what parts did."""
+        """Stop and join every thread and close the envs. Failures of parts are not raised here."""
 
     def __enter__(self) -> Self:
         return self

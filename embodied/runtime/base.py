@@ -1,10 +1,10 @@
-"""What every runtime does between two updates; how fragments come about is left to ``sync`` and ``local``.
+"""Training loop of every runtime; ``sync`` and ``local`` implement how batches are collected.
 
     admit (ledger) ──► collect batch v ──► learn, publish v+1 ──► [evaluate] ──► yield Iteration ──► admit ...
 
-With max_staleness=0 the ledger is told that batch v is consumed when the next iteration begins: at a yield every group
-then rests between two fragments with nothing in flight, so a state taken there is exact. Otherwise it is told at once,
-so that workers go on while the caller logs.
+With max_staleness=0 the ledger counts batch v as consumed when the next iteration begins. At a yield every group then
+rests between two fragments with nothing in flight, so a state saved there is exact. With max_staleness>0 the batch
+counts as consumed right after the update, so that workers continue while the caller logs.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from embodied.runtime.ledger import Ledger
 from embodied.runtime.weight_store import WeightStore
 
 Relabel = Callable[[list[Fragment]], list[Fragment]]
-"""A stage between workers and learner: the fragments of a batch in, the same with other rewards out."""
+"""Stage between workers and learner: returns the fragments of a batch with other rewards."""
 
 
 class LoopRuntime(Runtime):
-    """The training loop over parts. ledger: one batch is one fragment of every group. spec: of the environments."""
+    """Training loop over the parts. ledger: one batch is one fragment of every group. spec: of the environments."""
 
     overlaps: ClassVar[bool]
-    """Whether simulation and learning go on at once where ``max_staleness`` allows it."""
+    """Whether simulation and learning overlap if ``max_staleness`` allows it."""
     evaluates_aside: ClassVar[bool]
-    """Whether evaluations run beside training, with a thread of their own."""
+    """Whether evaluations run in a thread of their own during training."""
 
     @classmethod
     def check(cls, config: RuntimeConfig) -> None:
-        """UserError for options that this runtime cannot keep."""
+        """Raise UserError for options that this runtime does not support."""
         if config.max_staleness and not cls.overlaps:
             able = ", ".join(f"runtime={name}" for name in RUNTIMES.names() if RUNTIMES[name].build.overlaps)
             raise UserError(f"max_staleness={config.max_staleness} needs {able}; runtime={config.name} allows only 0")
@@ -162,25 +162,25 @@ class LoopRuntime(Runtime):
             self.evaluator.close()
 
     def _start(self) -> None:
-        """Publish the first weights; called when iterating begins, maybe again later."""
+        """Publish the first weights. Called at the start of every ``iterations``."""
         if self.store.version < self.learner.iteration:
             self.learner.publish()
 
     @abstractmethod
     def collect(self) -> list[Fragment]:
-        """The next batch, sorted by worker and group."""
+        """Return the next batch, sorted by worker and group."""
 
     @abstractmethod
     def learn(self, batch: list[Fragment]) -> Metrics:
-        """``learner.learn`` with the learner's threads."""
+        """Run ``learner.learn`` with the learner's threads; return its metrics."""
 
     @abstractmethod
     def _evaluate_if_due(self, stop: threading.Event) -> dict[str, Any] | None:
-        """A result of evaluation, if there is a new one."""
+        """Return the result of an evaluation, if there is a new one."""
 
     @abstractmethod
     def _group_states(self) -> list[dict[str, Any]]:
-        """Each group's state between two fragments, ordered as ``_group_keys``."""
+        """Return each group's state between two fragments, in the order of ``_group_keys``."""
 
     def _group_keys(self) -> list[tuple[int, int]]:
         return [(w, g) for w, worker in enumerate(self.workers) for g in range(len(worker.cursors))]
@@ -211,7 +211,7 @@ class Clock:
 
 
 def rollout_metrics(episodes: EpisodeStats, spec: EnvSpec) -> Metrics:
-    """Means over the episodes, and where ``spec`` has several goals the success of each; empty if there are none."""
+    """Return means over the episodes, and if ``spec`` has several goals the success of each; {} without episodes."""
     if len(episodes) == 0:
         return {}
     metrics = {

@@ -1,7 +1,7 @@
 """Build the parts and hand them to the runtime that the config names.
 
 make_env ──► VecEnv per group ──► EnvWorker ┐
-make_policy(spec) ──► policy ──copy──► ActorServer ├──► Parts ──► SyncRuntime | LocalRuntime
+make_policy(spec) ──► policy ──copy──► ActorServer ├──► SyncRuntime | LocalRuntime
                          └► make_algorithm ► Learner ┘
 """
 
@@ -49,13 +49,13 @@ def build_runtime(
     eval_plans: PlanFactory | None = None,
     relabel: Relabel | None = None,
 ) -> Runtime:
-    """A runtime ready to iterate or to load a state.
+    """Build a runtime that is ready to iterate or to load a state.
 
-    num_envs: over all workers and groups. make_env and make_sampler give training envs and what decides on their
-    episodes, make_eval_env and eval_plans what evaluations run. relabel: rewrites the rewards of batches, for instance
-    by a learned reward, before the learner gets them. ``torch.manual_seed(seed)`` comes before make_policy;
-    exploration noise follows from ``seed``, worker and group.
-    UserError if num_envs < 1 or ``device=cuda`` and there is none.
+    num_envs: over all workers and groups. make_env, make_sampler: build training envs and the samplers of their
+    episodes. make_eval_env, eval_plans: build the envs and episodes of evaluations. relabel: rewrites the rewards of a
+    batch before the learner gets it, for instance by a learned reward. ``torch.manual_seed(seed)`` is called before
+    make_policy; exploration noise depends on ``seed``, worker and group.
+    UserError if num_envs < 1, or for ``device=cuda`` without a CUDA device.
     """
     if num_envs < 1:
         raise UserError(f"num_envs: got {num_envs}, allowed: at least 1")
@@ -101,13 +101,13 @@ def build_runtime(
 
 
 def thread_budget(config: RuntimeConfig, device: torch.device) -> threads.ThreadBudget:
-    """Who may use how many cores in the runtime that ``config`` names."""
+    """Return the thread budget of the runtime that ``config`` names."""
     runtime = RUNTIMES[config.name].build
     return threads.plan(config, device, overlaps=runtime.overlaps, evaluates_aside=runtime.evaluates_aside)
 
 
 def group_sizes(num_envs: int, num_workers: int, groups_per_worker: int) -> list[list[int]]:
-    """Envs of each group of each worker, as even as can be; groups and workers that would be empty are left out.
+    """Return the envs of each group of each worker, as even as possible, without empty groups and workers.
 
     >>> group_sizes(10, 2, 2), group_sizes(1, 1, 2)
     ([[3, 3], [2, 2]], [[1]])
@@ -120,7 +120,7 @@ def group_sizes(num_envs: int, num_workers: int, groups_per_worker: int) -> list
 
 
 def resolve_device(name: str) -> torch.device:
-    """auto is CUDA where there is one. UserError if cuda is asked for in vain."""
+    """Return the device of that name; auto is CUDA if there is one. UserError for cuda without a CUDA device."""
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("device=cuda, but this machine (or this build of torch) has no CUDA device; use device=auto")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")

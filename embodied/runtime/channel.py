@@ -1,10 +1,10 @@
-"""Delivered fragments on their way to the learner, handed out in whole batches in the ledger's order.
+"""Channel of delivered fragments from the workers to the learner, in whole batches in the ledger's order.
 
     workers ── put(fragment) ──►  {sequence: fragment}  ── take(version) ──► batch of exactly batch_fragments
 
-The ledger bounds it: at most ``(1 + max_staleness) * batch_fragments`` fragments exist that were not consumed, so
-``put`` never blocks. Batch ``version`` is the tickets ``version * batch_fragments ...``; within a batch fragments are
-sorted by worker and group, so that its order does not depend on timing.
+The ledger bounds it: at most ``(1 + max_staleness) * batch_fragments`` fragments are not yet consumed, so ``put``
+never blocks. Batch ``version`` consists of the tickets ``version * batch_fragments ...``. Within a batch, fragments
+are sorted by worker and group, so that their order does not depend on timing.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from embodied.core.types import Fragment
 
 
 class Closed(Exception):
-    """The channel was closed while somebody waited on it."""
+    """The channel is closed: nothing can be put or taken."""
 
 
 class Channel:
-    """Thread-safe. batch_fragments and max_staleness as of the ledger."""
+    """Thread-safe buffer of fragments. batch_fragments, max_staleness: those of the ledger."""
 
     def __init__(self, batch_fragments: int, max_staleness: int) -> None:
         self.batch_fragments = batch_fragments
@@ -32,7 +32,7 @@ class Channel:
         return len(self._fragments)
 
     def put(self, fragment: Fragment) -> None:
-        """Add a fragment that the ledger accepted. Closed if nobody takes any more."""
+        """Add a fragment that the ledger accepted. Raises Closed once the channel is closed."""
         with self._changed:
             if self._closed:
                 raise Closed
@@ -42,7 +42,7 @@ class Channel:
             self._changed.notify_all()
 
     def take(self, version: int) -> list[Fragment]:
-        """Batch ``version``, removed, as soon as it is complete. Closed once the channel is closed."""
+        """Wait until batch ``version`` is complete, remove and return it. Raises Closed once the channel is closed."""
         numbers = range(version * self.batch_fragments, (version + 1) * self.batch_fragments)
         with self._changed:
             self._changed.wait_for(lambda: self._closed or all(n in self._fragments for n in numbers))
@@ -52,6 +52,7 @@ class Channel:
         return sorted(batch, key=lambda fragment: (fragment.worker, fragment.group, fragment.sequence))
 
     def close(self) -> None:
+        """End every present and future ``put`` and ``take`` by Closed."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

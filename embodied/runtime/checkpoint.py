@@ -4,12 +4,12 @@
         step_200000/   policy.pt  algorithm.pt  runtime.pt  manifest.json (size and SHA-256 of each)
         last -> step_200000
 
-Timeline of ``save``: write everything into a hidden folder beside, flush it to the disk, rename the folder, swap the
-link ``last``, delete the oldest. Whatever goes wrong before the rename leaves the earlier checkpoints as they were and
-removes the hidden folder. ``load_latest`` takes the newest whose files are as the manifest says.
+Timeline of ``save``: write everything into a hidden folder, flush it to the disk, rename the folder, swap the link
+``last``, delete the oldest checkpoints. If anything fails before the rename, the hidden folder is removed and earlier
+checkpoints are unchanged. ``load_latest`` loads the newest checkpoint whose files match the manifest.
 
-One file per top-level key of the state, nested dicts and lists of tensors and plain values, written by ``torch.save``
-and only ever read with ``weights_only=True``: no pickled code is run.
+There is one file per top-level key of the state: nested dicts and lists of tensors and plain values. It is written by
+``torch.save`` and read with ``weights_only=True`` alone, so no pickled code is run.
 """
 
 from __future__ import annotations
@@ -39,26 +39,29 @@ MANIFEST = "manifest.json"
 
 
 class CorruptCheckpoint(UserError):
-    """A file is missing, or is not what the manifest says."""
+    """A file is missing, or differs from the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """path: its folder. state: what was saved; if one key was asked for, the value of that key."""
+    """A checkpoint that was loaded."""
 
     path: Path
+    """Its folder."""
     env_steps: int
+    """Control steps when it was saved; updates in a run without a simulator."""
     state: Any
+    """The saved state, or the value of the one key that was loaded."""
 
 
 def save(run_dir: Path, env_steps: int, state: Mapping[str, Any], keep: int = 3) -> Path:
-    """Write ``checkpoints/step_<env_steps>`` and point ``last`` to it; keep the newest ``keep``. Returns its path.
+    """Write ``checkpoints/step_<env_steps>`` and point ``last`` to it; keep the newest ``keep``. Return its path.
 
-    OSError (a full disk, say) leaves nothing half-written and the earlier checkpoints in place.
+    OSError (for instance a full disk) leaves nothing half-written and the earlier checkpoints in place.
     """
     folder = run_dir / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.glob(".saving-*"):  # of a process that was killed
+    for leftover in folder.glob(".saving-*"):  # from a process that was killed
         shutil.rmtree(leftover, ignore_errors=True)
     final = folder / f"step_{env_steps}"
     hidden = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
@@ -69,7 +72,7 @@ def save(run_dir: Path, env_steps: int, state: Mapping[str, Any], keep: int = 3)
         _write(hidden / MANIFEST, json.dumps(manifest, indent=1).encode())
         hidden.chmod(0o755)
         _flush_folder(hidden)
-        if final.exists():  # saved twice at the same step, or a corrupt one that was passed over
+        if final.exists():  # saved twice at the same step, or corrupt and skipped
             final.rename(replaced)
         hidden.rename(final)
     except BaseException:
@@ -85,9 +88,9 @@ def save(run_dir: Path, env_steps: int, state: Mapping[str, Any], keep: int = 3)
 
 
 def load_latest(run_dir: Path, only: str | None = None) -> Checkpoint | None:
-    """The newest valid checkpoint of a run, or of one top-level key of it; None if the run has no checkpoint at all.
+    """Load the newest valid checkpoint of a run, or one top-level key of it; None if the run has no checkpoint.
 
-    A corrupt one is passed over, with a warning. UserError if all of them are corrupt.
+    A corrupt one is skipped, with a warning. UserError if all of them are corrupt.
     """
     folders = newest_first(run_dir / "checkpoints")
     for folder in folders:
@@ -101,7 +104,7 @@ def load_latest(run_dir: Path, only: str | None = None) -> Checkpoint | None:
 
 
 def load(folder: Path, only: str | None = None) -> Checkpoint:
-    """One checkpoint. CorruptCheckpoint if any file that is needed is not as it was written."""
+    """Load one checkpoint. CorruptCheckpoint if a needed file is missing or damaged."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         files, env_steps = dict(manifest["files"]), int(manifest["env_steps"])
@@ -125,15 +128,15 @@ def load(folder: Path, only: str | None = None) -> Checkpoint:
     return Checkpoint(folder, env_steps, state if only is None else state[only])
 
 
-def _serialize(value: Any) -> bytes:
-    """In memory first: torch.save turns an OSError of a file into a RuntimeError without its cause."""
+def _serialize(value: object) -> bytes:
+    """Serialise in memory: writing to a file, torch.save turns an OSError into a RuntimeError without its cause."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
 
 
 def _write(path: Path, data: bytes) -> dict[str, Any]:
-    """Write through to the disk; returns the file's entry in the manifest."""
+    """Write a file and flush it to the disk; return its entry in the manifest."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -161,6 +164,6 @@ def _flush_folder(folder: Path) -> None:
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """The checkpoints ``step_<env_steps>`` in a folder of them."""
+    """Return the checkpoints ``step_<env_steps>`` in a folder of them, the newest first."""
     steps = [path for path in folder.glob("step_*") if re.fullmatch(r"step_\d+", path.name)]
     return sorted(steps, key=lambda path: int(path.name.removeprefix("step_")), reverse=True)

@@ -1,15 +1,15 @@
-"""Groups of environments, and the cursor with which each of them fills its fragments.
+"""Env worker: groups of environments; a cursor per group fills its fragments.
 
     cursor        start(ticket)          advance(reply) x T                                  advance(reply)
     dataflow      obs, noise ──► actor   sample ──► env.step ──► record ──► obs, noise ──►    values ──► Fragment
 
-Timeline of a group: ``start`` gives the request of decision 0; ``advance`` takes the actor's reply, steps the envs and
-gives the next request; after T decisions that is a request of values only, whose reply completes the fragment with
-V of the last observation. The first action of the next fragment is drawn when the ledger has admitted it, with the
-weights of that time: with max_staleness=0 every decision is exactly on-policy.
+Timeline of a group: ``start`` returns the request of decision 0. ``advance`` takes the actor's reply, steps the envs
+and returns the next request. After T decisions that is a request for values alone; its reply completes the fragment
+with V of the last observation. The first action of the next fragment is drawn after the ledger has admitted that
+fragment, with the weights of that time. With max_staleness=0 every decision is therefore exactly on-policy.
 
-Last observations of episodes travel with the next request; values of truncated ones fill final_value_TN. All noise of a
-group is drawn from its own generator when the request is made, so results do not depend on how requests are merged.
+The last observations of episodes are in the next request; the values of truncated ones fill final_value_TN. Each group
+draws its noise from its own generator when it makes a request, so results do not depend on how requests are merged.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from embodied.runtime.recorder import Recorder
 
 
 class EnvWorker:
-    """G env groups of one worker. Knows no runtime: whoever runs it carries requests and replies.
+    """Env groups of one worker. It is independent of the runtime, which carries its requests and replies.
 
-    groups: envs with what decides on their episodes. decisions: T of a fragment. execute: E of a chunk. noise_shape: of
-    the policy. seed: of the run. incarnation: how often the worker was replaced; another one draws other noise.
-    Everything must be called from one thread at a time.
+    groups: envs with the samplers of their episodes. decisions: T of a fragment. execute: E of a chunk. noise_shape:
+    that of the policy. seed: that of the run. incarnation: how often the worker was replaced; each draws other noise.
+    Only one thread at a time may call it.
     """
 
     def __init__(
@@ -62,18 +62,19 @@ class EnvWorker:
         return sum(cursor.sim_s for cursor in self.cursors)
 
     def start(self, ticket: Ticket) -> ActRequest:
-        """Begin a fragment of ``ticket.group``; the request of its first decision."""
+        """Begin a fragment of ``ticket.group``; return the request of its first decision."""
         return self.cursors[ticket.group].start(ticket)
 
     def advance(self, reply: ActReply) -> ActRequest | Fragment:
-        """Go on with what the actor said; the next request, or the complete fragment."""
+        """Execute the actor's reply; return the next request, or the complete fragment."""
         return self.cursors[reply.group].advance(reply)
 
     def state_dict(self, group: int) -> dict[str, Any]:
-        """Of one group, between two of its fragments."""
+        """Return the state of one group, between two of its fragments."""
         return self.cursors[group].state_dict()
 
     def load_state_dict(self, group: int, state: Mapping[str, Any]) -> None:
+        """Continue one group from its state."""
         self.cursors[group].load_state_dict(state)
 
     def close(self) -> None:
@@ -82,7 +83,7 @@ class EnvWorker:
 
 
 class Cursor:
-    """Where one group stands. ``obs``: what its next decision is made on; ``ticket``: None between fragments."""
+    """Progress of one group. ``obs``: input of its next decision. ``ticket``: None between fragments."""
 
     def __init__(
         self,
@@ -104,10 +105,10 @@ class Cursor:
         self.obs: Obs | None = None
         self.ticket: Ticket | None = None
         self.sim_s = 0.0
-        self._checked = False  # the env has returned a step that keeps its contract
+        self._checked = False  # whether a step of the env has passed ``check_timestep``
         self._t = 0
         self._recorder: Recorder | None = None
-        self._ended: Timestep | None = None  # of decision t-1, if episodes ended there: their last V is asked for
+        self._ended: Timestep | None = None  # of decision t-1, if episodes ended there
 
     def start(self, ticket: Ticket) -> ActRequest:
         assert self.ticket is None, "the group is in the middle of a fragment"
@@ -156,9 +157,9 @@ class Cursor:
         self._recorder.end(self._t - 1, step.final_ids, final_obs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Sampler, noise generator and, if the env can be resumed exactly, env and pending observation; copies.
+        """Return copies of the states of sampler and noise generator, between fragments only.
 
-        Only between fragments.
+        If the env can be resumed exactly, also of env and pending observation.
         """
         assert self.ticket is None, "a group can be saved between its fragments only"
         if self.obs is None:
@@ -174,7 +175,7 @@ class Cursor:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state_dict``; an env that cannot be resumed exactly starts new episodes."""
+        """Continue from ``state_dict``; an env that cannot be resumed exactly starts new episodes."""
         if "sampler" not in state:
             raise UserError(
                 "the checkpoint is of a version of this code that kept other states of environments and cannot be "
@@ -193,7 +194,7 @@ class Cursor:
             self.obs = self.env.reset(self.sampler)
 
     def _request(self) -> ActRequest:
-        """Ask for the next decision, or after the last one for values alone."""
+        """Request the next decision, or after the last decision values alone."""
         assert self.obs is not None
         noise = None
         if self._t < self.decisions:

@@ -1,9 +1,9 @@
-"""How good a policy is: fixed episodes at full length, deterministic actions.
+"""Evaluation of a policy: fixed episodes at full length, deterministic actions.
 
     weights to deploy ──► evaluate(policy, env, plans, seed) ──► {success_at_end, ...}
 
-In a local run it has a thread of its own and judges the weights to deploy whenever ``eval_every`` iterations have
-passed and it is free; in a sync run it is pumped between iterations.
+In a local run the evaluator has a thread of its own. It evaluates the weights to deploy when it is free and
+``eval_every`` iterations have passed. In a sync run it runs between two iterations.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.statistics import wilson_interval
 from embodied.runtime.api import RuntimeConfig
 
-MAX_EVAL_ENVS = 512  # envs of an evaluation with more episodes; more of them cost memory and gain no time
+MAX_EVAL_ENVS = 512  # more envs cost memory and save no time
 
 
 @torch.no_grad()
 def evaluate(
     policy: Policy, env: VecEnv, plans: EpisodePlans, seed: int, stop: threading.Event | None = None
 ) -> dict[str, Any]:
-    """Run the episodes ``plans`` to their ends, as many at a time as ``env`` has envs (at most as many as plans).
+    """Run the episodes ``plans`` to their ends, one at a time in each env (which must not be more than the plans).
 
-    Every plan is run once, whichever env is free first, so short episodes do not count more. Returns ``summary`` of
-    them; seed is only reported. An empty dict if ``stop`` was set meanwhile. The policy must not be changed by other
-    threads meanwhile.
+    Every plan is run once, in the env that is free first, so short episodes do not count more. Return ``summary`` of
+    the episodes, or {} if ``stop`` was set meanwhile. seed: only reported. No other thread may change the policy
+    meanwhile.
     """
     assert isinstance(policy, nn.Module)
     device = next(policy.parameters()).device
@@ -50,11 +50,11 @@ def evaluate(
 
 
 def summary(stats: EpisodeStats, spec: EnvSpec, seed: int) -> dict[str, Any]:
-    """Means over the M episodes of ``stats``: task, episodes, return_mean, episode_length_mean (control steps), seed.
+    """Summarise M episodes: task, episodes, return_mean, episode_length_mean (control steps), seed.
 
-    Where ``spec`` has success also success_once, success_at_end and its Wilson interval success_at_end_ci95; other
-    outcomes as <name>_once and <name>_at_end. Where the instructions are in several splits, ``splits`` has the same
-    rates for each of them, and under ``goals`` for each of its goals, over all paraphrases.
+    If ``spec`` has success: also success_once, success_at_end and its Wilson interval success_at_end_ci95. Other
+    outcomes: <name>_once and <name>_at_end. If the instructions are in several splits, ``splits`` has the same rates
+    per split, and under ``goals`` per goal of that split, over all paraphrases.
     """
     result = {
         "task": spec.task,
@@ -83,9 +83,9 @@ def _by_split(stats: EpisodeStats, spec: EnvSpec) -> dict[str, Any]:
 
 
 def rates(stats: EpisodeStats) -> dict[str, Any]:
-    """How many episodes there are (one at least), and in what share of them each outcome held.
+    """Return the number of episodes (at least one) and the share of them in which each outcome held.
 
-    The success at the end comes with its Wilson interval.
+    Success at the end also has its Wilson interval.
     """
     episodes = len(stats)
     found: dict[str, Any] = {"episodes": episodes}
@@ -98,7 +98,7 @@ def rates(stats: EpisodeStats) -> dict[str, Any]:
 
 
 class Evaluator:
-    """A policy copy and evaluation envs (built when first needed) for ``evaluate`` on published weights."""
+    """Copy of the policy and evaluation envs (built at the first evaluation), to evaluate published weights."""
 
     def __init__(
         self, policy: Policy, make_env: Callable[[], VecEnv], plans: EpisodePlans, config: RuntimeConfig
@@ -113,13 +113,13 @@ class Evaluator:
         self.last_iteration = 0
 
     def due(self, iteration: int) -> bool:
-        """Whether eval_every iterations have passed since the last evaluation began."""
+        """Return whether eval_every iterations have passed since the last evaluation began."""
         return self.config.eval_every > 0 and iteration - self.last_iteration >= self.config.eval_every
 
     def run(
         self, weights: Mapping[str, Tensor], iteration: int, env_steps: int, stop: threading.Event | None = None
     ) -> dict[str, Any]:
-        """``evaluate``'s result with iteration and env_steps of the weights; empty if ``stop`` was set meanwhile."""
+        """Evaluate weights. Return the result with their iteration and env_steps, or {} if ``stop`` was set."""
         self.last_iteration = iteration
         self.policy.load_state_dict(weights)
         if self.env is None:

@@ -1,8 +1,8 @@
-"""Turns batches into published weights.
+"""Learner: turns batches into published weights.
 
     batch of version v ──► algorithm.update(fragments, v) ──► publish(v + 1)
 
-Fragments stay on the CPU; the algorithm moves what it needs to the device of its policy.
+Fragments stay on the CPU; the algorithm moves their tensors to the device of its policy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from embodied.runtime.weight_store import WeightStore
 
 
 class Learner:
-    """iteration: batches consumed, which is also the version of its weights. env_steps: control steps consumed."""
+    """Updates the policy and publishes its weights.
+
+    iteration: batches consumed, which is also the version of the weights. env_steps: control steps consumed.
+    """
 
     def __init__(self, algorithm: Algorithm, store: WeightStore) -> None:
         self.algorithm = algorithm
@@ -35,18 +38,18 @@ class Learner:
         return self.algorithm.deployed
 
     def deployed_weights(self) -> dict[str, Tensor]:
-        """A copy of the weights to evaluate and to keep, on the CPU."""
+        """Return a copy of the weights to evaluate and to keep, on the CPU."""
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.deployed.state_dict().items()}
 
     def publish(self) -> None:
-        """Make the present weights the newest; once before anything acts, then ``learn`` does."""
+        """Publish the present weights. Call it once before anything acts; later ``learn`` calls it."""
         policy = self.algorithm.policy
         assert isinstance(policy, nn.Module)
         frozen = {name for name, parameter in policy.named_parameters() if not parameter.requires_grad}
         self.store.publish(self.iteration, policy.state_dict(), frozen)
 
     def learn(self, fragments: Sequence[Fragment]) -> Metrics:
-        """One update on one batch; the algorithm's metrics."""
+        """Update on one batch and publish; return the algorithm's metrics."""
         began = time.perf_counter()
         metrics = self.algorithm.update(fragments, self.iteration)
         self.iteration += 1
@@ -56,7 +59,7 @@ class Learner:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Keys policy, algorithm, counters."""
+        """Return the state, with keys policy, algorithm and counters."""
         return {
             "policy": self.deployed_weights(),
             "algorithm": self.algorithm.state_dict(),
@@ -64,6 +67,7 @@ class Learner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``state_dict``. UserError for a policy of another architecture."""
         try:
             self.deployed.load_state_dict(state["policy"])
         except RuntimeError as error:

@@ -7,7 +7,7 @@ version counts consumed batches. Tickets are numbered in order of admission and 
 ``b * batch_fragments ...`` of that order, whatever the order of delivery: since ticket k is given out only while
 ``k < (version + 1 + max_staleness) * batch_fragments`` and is consumed when version is ``k // batch_fragments``, no
 decision is ever more than max_staleness versions old at its update, however slow its worker was. Tickets are leases:
-``release`` gives a dead worker's number to the next who asks.
+``release`` frees a dead worker's number for the next ticket.
 
 Nothing can deadlock as long as every ticket is delivered or released: the limit is always at least
 ``(version + 1) * batch_fragments``, so the batch that the learner waits for can always be admitted whole.
@@ -28,16 +28,20 @@ from embodied.core.types import Fragment
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The right to sample one fragment. sequence: its number in the order of admission."""
+    """The right to sample one fragment."""
 
     sequence: int
+    """Its number in the order of admission."""
     worker: int
+    """Index of the env worker."""
     group: int
+    """Index of the worker's env group."""
     incarnation: int
+    """How often the worker was replaced."""
 
     @staticmethod
     def of(fragment: Fragment) -> Ticket:
-        """The ticket with which ``fragment`` was sampled."""
+        """Return the ticket with which ``fragment`` was sampled."""
         return Ticket(fragment.sequence, fragment.worker, fragment.group, fragment.incarnation)
 
 
@@ -58,7 +62,7 @@ class Ledger:
         self._next = 0
         self._freed: list[int] = []  # heap of released numbers
         self._leases: dict[int, Ticket] = {}
-        self._given: Counter[tuple[int, int]] = Counter()  # tickets of the batch in the making, per group; staleness 0
+        self._given: Counter[tuple[int, int]] = Counter()  # with max_staleness=0: tickets of the next batch per group
         self._wakes = 0
         self._waiting = 0
         self._closed = False
@@ -75,22 +79,23 @@ class Ledger:
 
     @property
     def in_flight(self) -> int:
+        """Tickets that are neither delivered nor released."""
         return len(self._leases)
 
     @property
     def waiting(self) -> int:
-        """How many are inside ``acquire`` now: they go on when a batch has been consumed, not before."""
+        """Calls that wait in ``acquire`` now. They continue only when a batch has been consumed."""
         return self._waiting
 
     def try_acquire(self, worker: int, incarnation: int = 0, group: int = 0) -> Ticket | None:
-        """A ticket, or None if there is no room now or the ledger is closed."""
+        """Return a ticket, or None if the limit is reached or the ledger is closed."""
         with self._changed:
             return self._try_acquire(worker, incarnation, group)
 
     def acquire(
         self, worker: int, incarnation: int = 0, group: int = 0, timeout_s: float | None = None
     ) -> Ticket | None:
-        """Wait for a ticket; None on timeout, ``wake`` or ``close``."""
+        """Wait for a ticket and return it; None on timeout, ``wake`` or ``close``."""
         with self._changed:
             wakes = self._wakes
             self._waiting += 1
@@ -103,7 +108,7 @@ class Ledger:
             return ticket
 
     def deliver(self, ticket: Ticket) -> bool:
-        """The fragment is complete. False if the lease was released meanwhile: the fragment must be dropped."""
+        """Accept a complete fragment. False if its lease was released meanwhile: the fragment must be dropped."""
         with self._changed:
             if self._leases.get(ticket.sequence) != ticket:
                 return False
@@ -118,7 +123,7 @@ class Ledger:
             self._changed.notify_all()
 
     def release_worker(self, worker: int, incarnation: int) -> int:
-        """Give back all that a dead worker holds; returns how many tickets that was."""
+        """Give back all tickets of a dead worker; return their number."""
         with self._changed:
             held = [t for t in self._leases.values() if (t.worker, t.incarnation) == (worker, incarnation)]
             for ticket in held:
@@ -127,7 +132,7 @@ class Ledger:
             return len(held)
 
     def consumed_batch(self) -> int:
-        """The learner has consumed batch ``version`` and published version + 1; returns the new version."""
+        """Count batch ``version`` as consumed, after version + 1 was published; return the new version."""
         with self._changed:
             assert self._accepted >= (self._version + 1) * self.batch_fragments, "a batch that was never delivered"
             self._version += 1
@@ -142,17 +147,17 @@ class Ledger:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Admit nobody any more, and wake all who wait."""
+        """Admit nothing any more, and wake every waiting ``acquire``."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def state_dict(self) -> dict[str, int]:
-        """Consumed batches only: what is in flight or not consumed is not part of a checkpoint."""
+        """Return the number of consumed batches. Fragments in flight or not consumed are not in a checkpoint."""
         return {"version": self._version}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Before anything was admitted."""
+        """Continue from ``state_dict``, before anything was admitted."""
         with self._changed:
             assert not self._leases
             assert self._accepted == self._version * self.batch_fragments

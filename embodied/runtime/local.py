@@ -1,15 +1,15 @@
 """The parts as threads of one process: arrays are shared, nothing is copied or pickled.
 
     thread per env worker      thread of the actor server        main thread: learner      thread of the evaluator
-    ledger.acquire             inbox: all waiting requests  ┐    channel.take(v)           weights to deploy, when asked
+    ledger.acquire             inbox: all waiting requests  ┐    channel.take(v)           weights to deploy, when due
     start/advance ── request ► actor.act(merged)            │    learner.learn             evaluate ──► results
     inbox ◄──────── reply ──── to each worker's inbox  ◄────┘    publish, consumed_batch
     fragment ──► channel
 
-MuJoCo's batch step and torch both release the GIL, so these really run at once. A worker has the requests of all its
-groups in flight and steps whichever has its actions, so one group steps while the actor decides for the other.
+MuJoCo's batch step and torch both release the GIL, so the threads run in parallel. A worker has the requests of all its
+groups in flight and steps a group as soon as its actions arrive. One group thus steps while the actor serves the other.
 
-Every wait has one waker: the inboxes get None, the ledger and the channel are closed, when anything stops.
+When anything stops, every wait ends: each inbox gets None, and the ledger and the channel are closed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from embodied.runtime.supervisor import Supervisor
 
 @RUNTIMES.register("local", config=RuntimeConfig)
 class LocalRuntime(LoopRuntime):
-    """Threads start with the first iteration and live until ``close``; between iterations they go on sampling."""
+    """Parts in threads, from the first iteration to ``close``. Between iterations they go on sampling."""
 
     overlaps = True
     evaluates_aside = True
@@ -91,7 +91,7 @@ class LocalRuntime(LoopRuntime):
         return metrics
 
     def _evaluate_if_due(self, stop: threading.Event) -> dict[str, Any] | None:
-        """Take a finished result, give the next job; never waits."""
+        """Return a finished result and start the next evaluation if it is due, without waiting."""
         if self.evaluator is None:
             return None
         result = None
@@ -103,12 +103,12 @@ class LocalRuntime(LoopRuntime):
         return result
 
     def _group_states(self) -> list[dict[str, Any]]:
-        """Each worker takes a group's state when it next rests between two fragments, and goes on."""
+        """Wait until each worker has saved each of its groups between two fragments; workers go on afterwards."""
         if self._supervisor is None:
             return [self.workers[worker].state_dict(group) for worker, group in self._group_keys()]
         self._snapshot = snapshot = Snapshot(self._group_keys())
         while not snapshot.complete.wait(0.01):
-            stopping = self._supervisor.stopping.is_set()  # read first: a part that dies sets its failure before
+            stopping = self._supervisor.stopping.is_set()  # read before ``check``: a failure is set before ``stopping``
             self._supervisor.check()
             assert not stopping, "a closed runtime has no state"
             self.ledger.wake()
@@ -196,12 +196,15 @@ class Job:
     """Weights to be evaluated."""
 
     weights: dict[str, Tensor]
+    """By name, on the CPU."""
     iteration: int
+    """Batches that trained them."""
     env_steps: int
+    """Control steps that trained them."""
 
 
 class Snapshot:
-    """Collects one state of each group; whoever runs a worker gives it, each group once."""
+    """One state per group, saved by the thread of the group's worker."""
 
     def __init__(self, keys: list[tuple[int, int]]) -> None:
         self.states: dict[tuple[int, int], dict[str, Any]] = {}
@@ -209,6 +212,7 @@ class Snapshot:
         self._keys = keys
 
     def take(self, worker: EnvWorker, group: int) -> None:
+        """Save a group between two fragments, unless it is saved already."""
         key = (worker.worker_id, group)
         if key not in self.states:
             self.states[key] = worker.state_dict(group)

@@ -1,4 +1,4 @@
-"""What travels between env workers and the actor server."""
+"""Messages between env workers and the actor server."""
 
 from __future__ import annotations
 
@@ -11,29 +11,35 @@ from embodied.core.types import Obs, PolicySample
 
 @dataclass(frozen=True, slots=True)
 class ActRequest:
-    """One env group asks for its next decision.
-
-    obs: N rows to act on. noise: what ``Policy.act`` draws with, [N, ...]; None asks for values only, not for actions
-    (end of a fragment). final_obs: M rows, last observations of episodes that ended at the previous decision.
-    """
+    """Request of one env group for its next decision, or at the end of a fragment for values alone."""
 
     worker: int
+    """Index of the env worker."""
     group: int
+    """Index of the worker's env group."""
     obs: Obs
+    """Observations [N, ...] to act on."""
     noise: Tensor | None
+    """Noise of ``Policy.act``, [N, ...]; None requests values alone."""
     final_obs: Obs | None = None
+    """Last observations [M, ...] of the episodes that ended at the previous decision, if any did."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActReply:
-    """The answer, on the CPU. sample is None for a request of values only, value_N None for a request to act
-    (``sample.value_N`` has it); final_value_M: None without final_obs. obs, final_obs: what the learner is to get in
-    place of the request's, from a policy that precomputes in the actor."""
+    """Reply to a request, on the CPU."""
 
     worker: int
+    """Index of the env worker."""
     group: int
+    """Index of the worker's env group."""
     sample: PolicySample | None
+    """The decision; None if values alone were requested."""
     obs: Obs | None
+    """Observations for the learner in place of the request's, if the policy precomputes in the actor."""
     value_N: Tensor | None
+    """Values of the request's ``obs``; None with a sample, whose ``value_N`` has them."""
     final_value_M: Tensor | None
+    """Values of the request's ``final_obs``, if it has any."""
     final_obs: Obs | None = None
+    """Last observations for the learner in place of the request's, if the policy precomputes in the actor."""

@@ -1,4 +1,4 @@
-"""The buffers in which a fragment grows, decision by decision."""
+"""Buffers of a fragment, filled decision by decision."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from embodied.runtime.ledger import Ticket
 
 
 class Recorder:
-    """[T, N, ...] buffers of one fragment, filled row by row; fresh for every fragment, since the learner owns it."""
+    """Buffers [T, N, ...] of one fragment. Every fragment has new ones, because the learner keeps them."""
 
     def __init__(self, decisions: int, num_envs: int) -> None:
         self.decisions = decisions
@@ -29,7 +29,7 @@ class Recorder:
         self.episodes: list[EpisodeStats] = []
 
     def observe(self, t: int, obs: Obs) -> None:
-        """Keep what decision t was made on: a copy."""
+        """Copy the observations [N, ...] of decision t."""
         if t == 0:
             self.obs = {key: _rows(self.decisions, value) for key, value in obs.items()}
         for key, buffer in self.obs.items():
@@ -59,7 +59,7 @@ class Recorder:
         self.final_index.append(torch.stack([torch.full_like(ids, t), ids], dim=-1))
 
     def fragment(self, last_obs: Obs, bootstrap_value_N: Tensor, ticket: Ticket) -> Fragment:
-        """The fragment of all decisions; last_obs: what the next decision will be made on, [N, ...]."""
+        """Return the fragment of all decisions. last_obs: observations [N, ...] after the last decision."""
         ends = self.final_obs
         return Fragment(
             obs=self.obs,

@@ -1,6 +1,6 @@
-"""Threads that stop together: who dies takes all others along, and whoever waits is named.
+"""Threads that stop together: if one fails, all stop; a watchdog logs which part waits for which.
 
-part ── board.set("env worker 0", "waits for actions of groups [1]") ──► Board ◄── watchdog (reads, complains)
+part ── board.set("env worker 0", "waits for actions of groups [1]") ──► Board ◄── watchdog (reads, warns)
 part raises ──► Supervisor keeps the first exception ──► runs the stop callbacks ──► ``check`` raises it in the caller
 """
 
@@ -15,19 +15,21 @@ log = logging.getLogger(__name__)
 
 
 class Board:
-    """What each part is doing, and since when. Setting costs a dictionary write."""
+    """Present activity of each part, and its start. Setting costs a dictionary write."""
 
     def __init__(self) -> None:
         self._entries: dict[str, tuple[str, float]] = {}
 
     def set(self, part: str, doing: str) -> None:
+        """Set the activity of a part."""
         self._entries[part] = (doing, time.monotonic())
 
     def idle_s(self) -> float:
-        """Seconds since anybody did anything; 0 if nobody ever did."""
+        """Return the seconds since any part changed its activity; 0 if none has one."""
         return time.monotonic() - max((since for _, since in list(self._entries.values())), default=time.monotonic())
 
     def report(self) -> str:
+        """Return a line per part."""
         now = time.monotonic()
         return "\n".join(
             f"  {part} {doing} for {now - since:.1f} s" for part, (doing, since) in sorted(self._entries.items())
@@ -35,7 +37,7 @@ class Board:
 
 
 class Supervisor:
-    """Owns the threads of a run. on_stop: called once, by whoever stops first; must wake everything that waits."""
+    """Owner of a run's threads. on_stop: called once, at the first stop; it must end every wait."""
 
     def __init__(self, watchdog_s: float, on_stop: Callable[[], None]) -> None:
         self.board = Board()
@@ -48,12 +50,12 @@ class Supervisor:
             self.spawn("watchdog", lambda: self._watch(watchdog_s))
 
     def spawn(self, name: str, run: Callable[[], None]) -> None:
-        """Run ``run`` in a thread; an exception in it stops everything."""
+        """Run ``run`` in a new thread; an exception in it stops all threads."""
 
         def guarded() -> None:
             try:
                 run()
-            except BaseException as error:  # of any kind: the caller of ``check`` raises it
+            except BaseException as error:  # of any kind: ``check`` raises it again
                 self.fail(name, error)
 
         thread = threading.Thread(target=guarded, name=f"embodied {name}", daemon=True)
@@ -69,7 +71,7 @@ class Supervisor:
         self.stop()
 
     def stop(self) -> None:
-        """Ask every thread to end; returns at once."""
+        """Signal every thread to end; return at once."""
         with self._lock:
             if self.stopping.is_set():
                 return
@@ -77,12 +79,12 @@ class Supervisor:
         self._on_stop()
 
     def check(self) -> None:
-        """Raise what killed a part, if one died, with its traceback."""
+        """Raise the exception of the first part that failed, if one did, with its traceback."""
         if self._failure is not None:
             raise self._failure
 
     def join(self) -> None:
-        """``stop`` and wait for all threads. One that does not end says so every 10 seconds."""
+        """Stop and wait for all threads. Every 10 seconds, log a thread that has not ended."""
         self.stop()
         for thread in self._threads:
             while thread.is_alive():

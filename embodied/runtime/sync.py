@@ -19,7 +19,7 @@ from embodied.runtime.messages import ActRequest
 
 @RUNTIMES.register("sync", config=RuntimeConfig)
 class SyncRuntime(LoopRuntime):
-    """No threads of its own. Its batches are those that ``LocalRuntime`` makes with max_staleness=0."""
+    """Parts in one thread. The batches are the same as those of ``LocalRuntime`` with max_staleness=0."""
 
     overlaps = False
     evaluates_aside = False

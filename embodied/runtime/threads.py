@@ -1,16 +1,15 @@
-"""Who may use how many cores.
+"""Thread budget: how many cores each part may use.
 
-torch collapses when its threads have to share cores, the simulator's threads do not (docs/architecture.md). torch keeps
-its number of threads per calling thread, so each part sets its own (``use``).
+torch slows down sharply when its threads share cores, the simulator does not (docs/architecture.md). torch has a
+number of threads per calling thread, so each part sets its own (``use``).
 
-Policy, on C cores:
+The budget on C cores:
 
-- Phases alternate (sync, or local with max_staleness=0): simulation, inference and learning use all C cores.
-- They overlap (local with max_staleness>0): the simulator has C threads, fixed when a VecEnv is built, and yields to
-  whoever computes; the learner has max(1, C // 2), the actor server max(1, C // 4). When every env worker waits for
-  the learner, which it does until the update ends, the learner takes their cores too (``borrowing``). With a GPU the
-  learner and the actor server need one thread each to feed it.
-- An evaluation that runs beside training has one thread.
+- If phases alternate (sync, or local with max_staleness=0): simulation, inference and learning use all C cores in turn.
+- If they overlap (local with max_staleness>0): the simulator has C threads, fixed when a VecEnv is built, and yields
+  to the others. The learner has max(1, C // 2) threads, the actor server max(1, C // 4). While every env worker waits
+  for the learner, the learner uses all cores (``borrowing``). With a GPU, learner and actor server have a thread each.
+- An evaluation during training has one thread if the runtime runs it in a thread of its own, otherwise C.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -30,18 +28,22 @@ from embodied.runtime.api import RuntimeConfig
 
 @dataclass(frozen=True, slots=True)
 class ThreadBudget:
-    """Threads of: each VecEnv of a worker, the actor server, the learner, the learner while nobody else computes, the
-    evaluator (its VecEnv and torch)."""
+    """Number of threads of each part."""
 
     sim: int
+    """Of each VecEnv of a worker."""
     actor: int
+    """Of torch in the actor server."""
     learner: int
+    """Of torch in the learner."""
     learner_alone: int
+    """Of torch in the learner while no other part computes."""
     evaluator: int
+    """Of torch in the evaluator, and of its VecEnv."""
 
 
 def available_cores() -> int:
-    """Cores that this process may use: affinity, and the CPU quota of its control group."""
+    """Return the number of cores that this process may use: by affinity and by the CPU quota of its control group."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
@@ -54,9 +56,9 @@ def available_cores() -> int:
 def plan(
     config: RuntimeConfig, device: torch.device, *, overlaps: bool, evaluates_aside: bool, cores: int | None = None
 ) -> ThreadBudget:
-    """The budget of a run; numbers in the config other than 0 win.
+    """Return the budget of a run; numbers in the config other than 0 take precedence.
 
-    overlaps, evaluates_aside: of the runtime's class. cores: None is all that this process may use.
+    overlaps, evaluates_aside: attributes of the runtime's class. cores: None is all that this process may use.
     """
     cores = cores or available_cores()
     overlapping = overlaps and config.max_staleness > 0
@@ -73,10 +75,10 @@ def plan(
 
 
 def use(num_threads: int) -> None:
-    """Let torch use so many threads for what the calling thread computes.
+    """Set the number of torch's threads for the calling thread.
 
-    The first question for the number of threads in a thread resets it to what any thread set last (ATen
-    initialises it lazily, torch 2.13); so that question is asked here, before setting it.
+    In each thread, the first read of this number resets it to the value that any thread set last (ATen initialises it
+    lazily, torch 2.13). It is therefore read here before it is set.
     """
     torch.get_num_threads()
     torch.set_num_threads(num_threads)
@@ -84,13 +86,13 @@ def use(num_threads: int) -> None:
 
 @contextmanager
 def borrowing(own: int, everything: int, others_idle: Callable[[], bool]) -> Iterator[None]:
-    """``own`` threads for the calling thread, ``everything`` from the first optimiser step on that finds others idle.
+    """Use ``own`` threads in the calling thread, but ``everything`` after each optimiser step if others are idle then.
 
-    Asks after every step of any torch optimiser in this thread, so it works with every algorithm.
+    It checks after every step of any torch optimiser in this thread, so it works with every algorithm.
     """
     owner = threading.get_ident()
 
-    def after_step(*_: Any) -> None:
+    def after_step(*_: object) -> None:
         if threading.get_ident() == owner:
             use(everything if others_idle() else own)
 

@@ -1,11 +1,11 @@
-"""The newest weights, with a version. Readers pull; nobody waits for a reader.
+"""Store of the newest weights, with a version. Readers pull; the learner waits for no reader.
 
     learner  ── publish(v, state): copy, then swap one reference ──►  store  ◄── latest() ── actor, evaluator
 
-Timeline: the learner publishes 0 before anything acts, then v+1 after its update on batch v, and only after that does
-the ledger count batch v as consumed: whoever is admitted by that finds the new weights. A published snapshot is never
-written again, so readers may hold it for as long as they like. Normaliser statistics are buffers inside the state.
-Frozen weights, which may be most of a large model, are copied once: all snapshots have the same tensor.
+Timeline: the learner publishes 0 before anything acts, then v+1 after its update on batch v. Only then does the ledger
+count batch v as consumed, so a fragment that is admitted by that gets the new weights. A published snapshot never
+changes, so readers may keep it. Normaliser statistics are buffers inside the state. Frozen weights, which may be most
+of a large model, are copied once: all snapshots share the tensor.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A publication; read only."""
+    """One published version; read only."""
 
     version: int
+    """Batches that the learner had consumed."""
     tensors: Mapping[str, Tensor]
     """By name, on the device of the policy that was published."""
     changed: Mapping[str, int]
-    """For each name, the version that last changed it: a reader of version v needs those above v."""
+    """Version that last changed each tensor: a reader with version v loads the tensors above v."""
 
 
 class WeightStore:
@@ -36,12 +37,12 @@ class WeightStore:
 
     @property
     def version(self) -> int:
-        """Of the newest weights; -1 before the first publish."""
+        """Version of the newest weights; -1 before the first ``publish``."""
         newest = self._newest
         return -1 if newest is None else newest.version
 
     def publish(self, version: int, state: Mapping[str, Tensor], frozen: Collection[str] = ()) -> None:
-        """Copy ``state`` (on its device) and make it the newest. Versions must not go back.
+        """Copy ``state`` (on its device) and make it the newest. Versions must not decrease.
 
         frozen: names of tensors that have not changed since the first publication.
         """
@@ -58,7 +59,7 @@ class WeightStore:
         self._newest = Weights(version, tensors, changed)
 
     def latest(self) -> Weights:
-        """The newest weights. RuntimeError before the first publish."""
+        """Return the newest weights. RuntimeError before the first ``publish``."""
         newest = self._newest
         if newest is None:
             raise RuntimeError("no weights have been published yet")

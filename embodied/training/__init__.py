@@ -1,4 +1,4 @@
-"""Trainers, one a file. The class of an algorithm says by ``trainer`` which one it belongs to."""
+"""Trainers, one per file. The attribute ``trainer`` of an algorithm's class names its trainer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRAINERS: dict[str, type[Trainer]] = {
 
 
 def trainer_of(config: RunConfig) -> type[Trainer]:
-    """The trainer of the run's algorithm. UserError unless it takes the configuration; nothing is built."""
+    """Return the trainer of the run's algorithm. UserError for a configuration that it does not support."""
     name = ALGORITHMS[config.algo["name"]].build.trainer
     if name not in TRAINERS:
         raise unknown_name(f"trainer of algo={config.algo['name']}", name, TRAINERS)

@@ -1,6 +1,6 @@
 """Grounding: train on labelled scenes of a task; imitation can start from the policy (init=).
 
-SceneDataset ──► Grounding.update ──► average weights ──► localization in scenes that nobody trains on
+SceneDataset ──► Grounding.update ──► average weights ──► localization in scenes that are not trained on
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from envs.mujoco.labels import LabeledPool
 
 CAPACITY = 16384  # observations to draw from
 VALIDATION_SCENES = 64  # FRAMES_PER_SCENE observations of each
-NEAR_M = 0.12  # distance of the named object from the tool below which the gripper soon closes
+NEAR_M = 0.12  # near: the named object is closer to the tool than this, so the gripper soon closes
 
 
 class GroundingTrainer(SupervisedTrainer):
@@ -70,7 +70,7 @@ class GroundingTrainer(SupervisedTrainer):
 
     @cached_property
     def scenes(self) -> SceneDataset:
-        """The training scenes, opened by the first update."""
+        """Training scenes, opened at the first update."""
         return self.open_scenes(masks=True, capacity=CAPACITY, reuse=self.algorithm.config.reuse)
 
     def update(self) -> float:
@@ -90,7 +90,7 @@ class GroundingTrainer(SupervisedTrainer):
         return f"{VALIDATION_SCENES * FRAMES_PER_SCENE} pictures"
 
     def evaluate(self) -> dict[str, Any]:
-        """Evaluate in scenes that nobody trained on: localization rate by split and camera, error also by goal."""
+        """Evaluate in scenes that are not trained on: localization rate per split and camera, error also per goal."""
         obs = self._predicted()
         by_split, by_goal = _by(self.spec.splits, obs), _by(self.spec.goals, obs)
         return {
@@ -102,7 +102,7 @@ class GroundingTrainer(SupervisedTrainer):
         }
 
     def _validation_scenes(self) -> Obs:
-        """Render the scenes to validate on, of all splits; the same ones in every run with this ``eval_seed``."""
+        """Render the validation scenes, of all splits. Runs with the same ``eval_seed`` have the same ones."""
         pool = factories.make_env(self.config, VALIDATION_SCENES, threads.available_cores(), self.run_dir)
         assert isinstance(pool, MujocoPool)
         seed = first_env_seed(Purpose.SCENES, int(self.config.runtime["eval_seed"]))
@@ -113,12 +113,12 @@ class GroundingTrainer(SupervisedTrainer):
         return {key: torch.cat([frame[key] for frame in frames]) for key in frames[0]}
 
     def _predicted(self) -> Obs:
-        """The validation scenes, with ``target_positions`` as predicted in ``predicted_positions``."""
+        """Return the validation scenes with the policy's ``predicted_positions``."""
         return self.validation | {"predicted_positions": self.algorithm.predict_positions(self.validation)}
 
 
 def _error_cm(obs: Obs) -> dict[str, float]:
-    """Median error (cm) of the predicted position of the named object relative to the tool, near the tool and far."""
+    """Return the median error (cm) of the predicted position of the named object relative to the tool, near and far."""
     true_N3, predicted_N3 = obs["target_positions"][:, 3:6], obs["predicted_positions"][:, 3:6]
     error_N, near_N = (predicted_N3 - true_N3).norm(dim=-1), true_N3.norm(dim=-1) < NEAR_M
     chosen = {"near": near_N, "far": ~near_N}

@@ -1,13 +1,13 @@
-"""Imitation: demonstrations in, a run directory out, without a simulator until the final evaluation.
+"""Imitation of demonstrations, without a simulator until the final evaluation.
 
 Demonstrations ── split by episode ──► train chunks ──► SFT.update ──► average weights ──► validation loss
                                   └──► validation chunks ───│──────────────┘
                                            SceneDataset ────┘  only for a policy that was grounded
 
-A grounded policy keeps seeing scenes: imitating a few demonstrations alone, it would forget where things are.
+A grounded policy also trains on scenes: from a few demonstrations alone it would unlearn its localization.
 
-The last average is kept, or with ``patience`` the one with the lowest validation loss: success goes on growing for long
-after that loss has its minimum (docs/flow_rl.md).
+The last average is kept, or with ``patience`` the one with the lowest validation loss. Success keeps growing long after
+that loss has its minimum (docs/flow_rl.md).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from embodied.run import factories
 from embodied.run.config import RunConfig
 from embodied.training.supervised import SupervisedTrainer
 
-VALIDATION_CHUNKS = 256  # at most; spread evenly over the validation episodes
+VALIDATION_CHUNKS = 256  # most chunks to validate on, spread evenly over the validation episodes
 CAPACITY = 8192  # observations of scenes to draw from
 REUSE = 4.0  # how often an observation of a scene is drawn, on average
 
@@ -80,13 +80,13 @@ class ImitationTrainer(SupervisedTrainer):
         return self.algorithm.validate(*self.chunks(self.validation_starts)), {}
 
     def chunks(self, starts_B: Tensor) -> tuple[Obs, Tensor]:
-        """Observations of frames ``starts`` and the actions from there on, [B, H, A]."""
+        """Return the observations of frames ``starts`` and the chunks that start there, [B, H, A]."""
         obs = {key: value[starts_B] for key, value in self.observed.items()}
         return obs, self.data.actions(starts_B, self.policy.horizon)
 
     @cached_property
     def scenes(self) -> SceneDataset:
-        """Scenes for a policy that keeps what grounding taught it; opened by the first update, as ``observed`` is."""
+        """Scenes for a policy that keeps its grounding; opened at the first update, as ``observed`` is."""
         return self.open_scenes(
             masks=False, capacity=CAPACITY, reuse=REUSE, keep=lambda obs: self._precomputed(obs, CAPACITY)
         )
@@ -95,7 +95,7 @@ class ImitationTrainer(SupervisedTrainer):
     def observed(self) -> Obs:
         """Observations of all frames, with the outputs of the frozen part of the network in place of its inputs.
 
-        Computed at the first update: before that a resumed run does not have its weights.
+        Computed at the first update, because a resumed run loads its weights before that.
         """
         return self._precomputed(self.data.obs(slice(None)), len(self.data.state_FS))
 
@@ -111,4 +111,4 @@ def read_demonstrations(config: RunConfig, spec: EnvSpec) -> Demonstrations:
     assert config.data is not None
     data = read(Path(config.data), config.data_keys, [camera.name for camera in spec.cameras])
     check_fits(data, spec, Path(config.data))
-    return data.with_instructions(spec.texts) if spec.cameras else data  # those with cameras read them
+    return data.with_instructions(spec.texts) if spec.cameras else data  # policies with cameras read instructions

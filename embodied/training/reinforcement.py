@@ -82,7 +82,7 @@ class ReinforcementTrainer(Trainer):
 
 
 def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
-    """Build the runtime of a configuration with its envs, policy and algorithm. new: no checkpoint will be loaded."""
+    """Build the runtime of a run, with its envs, policy and algorithm. new: no checkpoint will be loaded."""
 
     def make_env(num_envs: int, num_threads: int) -> VecEnv:
         return factories.make_env(config, num_envs, num_threads, run_dir)

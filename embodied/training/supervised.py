@@ -1,6 +1,6 @@
-"""What imitation and grounding share: updates on given targets, validation, and the weights that are kept.
+"""Shared by imitation and grounding: updates on given targets, validation, and the weights to keep.
 
-targets ──► algorithm.update ──► average weights ──► validation loss ──► what is kept
+targets ──► algorithm.update ──► average weights ──► validation loss ──► weights to keep
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from envs.mujoco.labels import LabeledPool
 
 
 class SupervisedTrainer(Trainer):
-    """Train on targets that a subclass brings. An iteration is one update; reports come at validations.
+    """Train on targets of a subclass. An iteration is one update; reports come at validations.
 
     The last average of the weights is kept, or with ``patience`` (validations without improvement, which end training)
     the one with the lowest validation loss.
@@ -59,7 +59,7 @@ class SupervisedTrainer(Trainer):
         self.kept_loss, self.kept_update = float("inf"), 0
         self.opened = ExitStack()
 
-    # -- what a subclass brings ----------------------------------------------------------------------------------------
+    # -- of a subclass -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def update(self) -> float:
@@ -132,15 +132,15 @@ class SupervisedTrainer(Trainer):
     # -- for subclasses ------------------------------------------------------------------------------------------------
 
     def parameters(self) -> str:
-        """Number of the policy's parameters, in words."""
+        """Return the number of the policy's parameters as text."""
         return f"{sum(parameter.numel() for parameter in self.algorithm.policy.parameters()):,} parameters"
 
     def open_scenes(
         self, *, masks: bool, capacity: int, reuse: float, keep: Callable[[Obs], Obs] = lambda obs: obs
     ) -> SceneDataset:
-        """Open ``num_envs`` training envs as a data set of scenes, which follow from the seed and the updates made.
+        """Open ``num_envs`` training envs as a data set of scenes, which depend on the seed and the updates made.
 
-        Call it at the first update: before that a resumed run does not know how many it has made. A resumed run sees
+        Call it at the first update, because a resumed run loads its number of updates before that. A resumed run sees
         other scenes than an uninterrupted one.
         """
         cores, seed = threads.available_cores(), first_env_seed(Purpose.SCENES, self.config.seed)

@@ -17,7 +17,7 @@ from PIL import Image
 from embodied.core.errors import UserError
 from embodied.core.spec import ActionTerm, Box, CameraSpec, EnvSpec, Term
 from embodied.data import Episode, lerobot, read, write
-from embodied.data.pictures import encode_png
+from embodied.data.images import encode_png
 
 SPEC = replace(
     EnvSpec.of_sizes("test", state=3, privileged=1, action=2),

@@ -1,28 +1,27 @@
-"""Pictures of data sets as PNG files."""
+"""Images of data sets as PNG files."""
 
 from __future__ import annotations
 
 import io
 import struct
 import zlib
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-MAX_PIXELS = 4096 * 4096  # of one picture; a small file may claim to hold far more than memory does
+MAX_PIXELS = 4096 * 4096  # of one image; a small file may claim a size beyond memory
 
 
 def encode_png(rgb: NDArray[np.uint8]) -> bytes:
-    """A picture [h, w, 3] as a PNG file."""
+    """Encode an image [h, w, 3] as a PNG file."""
     file = io.BytesIO()
     Image.fromarray(rgb).save(file, "PNG")
     return file.getvalue()
 
 
 def decode_png(data: bytes) -> NDArray[np.uint8]:
-    """The picture [h, w, 3] in a PNG file of RGB; ValueError for any other file, and above MAX_PIXELS."""
+    """Decode a PNG file of RGB to an image [h, w, 3]. ValueError for any other file, and above MAX_PIXELS."""
     try:
         with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
             if image.mode != "RGB":
@@ -31,7 +30,7 @@ def decode_png(data: bytes) -> NDArray[np.uint8]:
                 raise ValueError(
                     f"the PNG file has {image.width} x {image.height} pixels, at most {MAX_PIXELS} are read"
                 )
-            pixels: NDArray[Any] = np.array(image)
+            pixels: NDArray[np.uint8] = np.array(image)
     except UnidentifiedImageError:
         raise ValueError("it is not a PNG file; JPEG and others must be converted, for instance with pillow") from None
     except Image.DecompressionBombError as error:

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from embodied.data.pictures import decode_png, encode_png
+from embodied.data.images import decode_png, encode_png
 
-PICTURE = (np.random.default_rng(0).integers(0, 9, (23, 17, 3)).cumsum(0) % 256).astype(np.uint8)
+IMAGE = (np.random.default_rng(0).integers(0, 9, (23, 17, 3)).cumsum(0) % 256).astype(np.uint8)
 
 
-def by_pillow(picture: np.ndarray, mode: str = "RGB", kind: str = "PNG") -> bytes:
+def by_pillow(image: np.ndarray, mode: str = "RGB", kind: str = "PNG") -> bytes:
     file = io.BytesIO()
-    Image.fromarray(picture).convert(mode).save(file, kind)
+    Image.fromarray(image).convert(mode).save(file, kind)
     return file.getvalue()
 
 
@@ -31,19 +31,19 @@ def png(width: int, height: int, lines: bytes) -> bytes:
 
 
 def test_what_is_written_is_read() -> None:
-    file = encode_png(PICTURE)
-    np.testing.assert_array_equal(decode_png(file), PICTURE)
-    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(file))), PICTURE)
+    file = encode_png(IMAGE)
+    np.testing.assert_array_equal(decode_png(file), IMAGE)
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(file))), IMAGE)
     np.testing.assert_array_equal(decode_png(png(2, 1, bytes([0, 1, 2, 3, 4, 5, 6]))), [[[1, 2, 3], [4, 5, 6]]])
 
 
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        (by_pillow(PICTURE, kind="JPEG"), "it is not a PNG file; JPEG and others must be converted"),
+        (by_pillow(IMAGE, kind="JPEG"), "it is not a PNG file; JPEG and others must be converted"),
         (b"", "it is not a PNG file"),
-        (by_pillow(PICTURE, "RGBA"), "holds RGBA, needed is RGB"),
-        (by_pillow(PICTURE, "L"), "holds L, needed is RGB"),
+        (by_pillow(IMAGE, "RGBA"), "holds RGBA, needed is RGB"),
+        (by_pillow(IMAGE, "L"), "holds L, needed is RGB"),
         (png(2, 2, bytes(3)), "the PNG file is damaged"),
         (png(1, 1, bytes([9, 0, 0, 0])), "the PNG file is damaged"),
         (png(5000, 5000, b""), "5000 x 5000 pixels, at most"),
@@ -56,7 +56,7 @@ def test_other_files_are_refused(file: bytes, message: str) -> None:
 
 
 def test_a_file_that_is_cut_short_is_refused_wherever_it_ends() -> None:
-    file = encode_png(PICTURE)
+    file = encode_png(IMAGE)
     end = file.index(b"IDAT") + 40
     for size in range(end):
         with pytest.raises(ValueError, match="PNG file"):
