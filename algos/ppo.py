@@ -137,7 +137,7 @@ class PPO:
         """Proximal log-probabilities, advantages and targets, flattened to B rows on the device."""
         config = self.config
         obs, chain = flatten_obs(fragment.obs, self.device), flatten(fragment.chain).to(self.device, non_blocking=True)
-        if isinstance(self.policy, Precomputing) and self.policy.may_keep(len(chain)):
+        if isinstance(self.policy, Precomputing) and self.policy.fits_cache(len(chain)):
             obs = self.policy.precompute(obs)
         proximal_TN = fragment.log_prob_TN
         # Data drawn by the very weights that we hold needs no second pass: their log-probability is the proximal one.

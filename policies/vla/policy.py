@@ -283,7 +283,7 @@ class VLAPolicy(FlowChains):
         parts = (torch.cat(part) if len(part) > 1 else part[0] for part in zip(*pieces, strict=True))
         return rest | {PREFIX + name: part for name, part in zip(pi0.Prefix._fields, parts, strict=True)}
 
-    def may_keep(self, decisions: int) -> bool:
+    def fits_cache(self, decisions: int) -> bool:
         """Whether their prefixes take no more than ``prefix_cache_mb``."""
         return decisions * self._prefix_bytes(self.tokens_IT.shape[1]) <= self.config.prefix_cache_mb * 2**20
 

@@ -135,9 +135,9 @@ def test_a_frozen_prefix_is_computed_once(dtype: str, monkeypatch: pytest.Monkey
     assert policy.precompute(cached) is cached
     monkeypatch.undo()
     assert build(freeze=("vision",)).precompute(obs) is obs, "language still learns"
-    assert not build(freeze=FROZEN, prefix_cache_mb=0).may_keep(1)
+    assert not build(freeze=FROZEN, prefix_cache_mb=0).fits_cache(1)
     limited, most = build(freeze=FROZEN, dtype=dtype, prefix_cache_mb=1), 2**20 * NUM // size
-    assert (limited.may_keep(most), limited.may_keep(most + 1)) == (True, False)
+    assert (limited.fits_cache(most), limited.fits_cache(most + 1)) == (True, False)
 
 
 def test_what_is_frozen_gets_no_gradient() -> None:
