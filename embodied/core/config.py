@@ -150,7 +150,6 @@ def _settings_of_pair(entries: DictConfig | None, pair: str, pairs: Sequence[str
 
     entries: settings by pair, from a YAML file. pairs: all pairs. where: place of the entries, for the message.
     """
-
     entries = entries or DictConfig({})
     for name in entries:
         if name not in pairs:

@@ -72,5 +72,4 @@ def _check_tensor(env: VecEnv, name: str, tensor: Tensor, shape: tuple[int, ...]
 
 def _contract_error(env: VecEnv, rule: str) -> UserError:
     """Return the error for a broken rule."""
-
     return UserError(f"environment '{env.spec.task}' breaks the contract of a VecEnv: {rule}")

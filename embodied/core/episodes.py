@@ -181,7 +181,6 @@ class PlanList:
     @staticmethod
     def without_repeats(ended: EpisodeStats) -> EpisodeStats:
         """Return the episodes that ran a plan of the list."""
-
         return ended.rows(torch.from_numpy(ended.plans.number_n >= 0))
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -18,7 +18,6 @@ def nearest(name: str, allowed: Iterable[str]) -> str | None:
 
 def unknown_name(kind: str, got: str, allowed: Iterable[str]) -> UserError:
     """Return the error for a name that is not in ``allowed``; its message lists these and suggests the nearest."""
-
     names = sorted(allowed)
     suggestion = nearest(got, names)
     hint = f" Did you mean '{suggestion}'?" if suggestion else ""

@@ -237,7 +237,6 @@ def _bounds(hint: Any) -> str:
 
 def _join(path: str, *parts: int | str) -> str:
     """Join the parts of a key: ``"task", "sizes", 2`` → ``task.sizes[2]``."""
-
     for part in parts:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     return path

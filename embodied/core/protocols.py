@@ -213,7 +213,6 @@ class Pretrained(Protocol):
 
     def save_pretrained(self, path: Path) -> None:
         """Write all that the other library needs to load the model, into a directory that may exist."""
-
         ...
 
 

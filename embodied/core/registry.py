@@ -58,5 +58,4 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Return all registered names, sorted."""
-
         return sorted(self._entries)

@@ -210,7 +210,6 @@ class EnvSpec:
         cameras: tuple[CameraSpec, ...] = (),
     ) -> EnvSpec:
         """Build a spec from sizes alone, without names and units of the entries, for measurements and tests."""
-
         return cls(
             task=task,
             state=(Term("state", state),),

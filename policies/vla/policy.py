@@ -192,7 +192,7 @@ class VLAPolicy(FlowChains):
 
     # -- grounding -----------------------------------------------------------------------------------------------------
 
-    def grounding_loss(self, obs: Obs, where: bool) -> Tensor:
+    def grounding_loss(self, obs: Obs, with_positions: bool) -> Tensor:
         """What image tokens tell of their patches: cross entropies, summed over words or roles, the mean over patches.
 
         - before they have read the instruction, which words describe what is there;
@@ -213,7 +213,7 @@ class VLAPolicy(FlowChains):
         if "words" in self.grounding:
             shown = self.word_DV[self._of_cameras("described", obs).long()].movedim(-1, 2)
             loss = loss + _presence_loss(self.grounding["words"](tokens.seen), self._shares(shown))
-        if not where:
+        if not with_positions:
             return loss
         error = (centre - _centres(masks).repeat_interleave(share.shape[1] // masks.shape[1], 1)).square().sum(-1)
         clear = share > PRESENT_SHARE / 2

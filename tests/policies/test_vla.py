@@ -281,13 +281,13 @@ def test_grounding_teaches_what_the_words_name_and_where_it_is() -> None:
     policy = build(spec=spec(descriptions=("red half", "blue half")))
     obs["target_positions"] = torch.where(named_left, -1.0, 1.0)[:, None].expand(-1, 9)
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
-    before = policy.grounding_loss(obs, where=True).item()
+    before = policy.grounding_loss(obs, with_positions=True).item()
     for _ in range(150):
         optimizer.zero_grad()
-        policy.grounding_loss(obs, where=True).backward()
+        policy.grounding_loss(obs, with_positions=True).backward()
         optimizer.step()
     assert before > 4.0
-    assert policy.grounding_loss(obs, where=True).item() < 0.2, (
+    assert policy.grounding_loss(obs, with_positions=True).item() < 0.2, (
         "colours without words leave log 2 for each of two roles, and more"
     )
     assert all(bool(hit_M.all()) and len(hit_M) == 64 for hit_M in policy.localization_hits(obs).values())
