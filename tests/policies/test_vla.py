@@ -16,7 +16,8 @@ from embodied.core.errors import UserError
 from embodied.core.protocols import Imitator, Policy, Precomputing, Pretrained, Startable
 from embodied.core.spec import CameraSpec, EnvSpec, Instruction, Term
 from embodied.core.types import Obs
-from policies.vla.policy import VLAPolicy, _centres
+from policies.vla.grounding import centres
+from policies.vla.policy import VLAPolicy
 from policies.vla.roles import Role
 from policies.vla.text import tokenize, train_tokenizer
 from tests.algos.fragments import rollout
@@ -43,7 +44,7 @@ def draw(policy: VLAPolicy, obs: Obs, seed: int = 0) -> Any:
 @pytest.mark.parametrize("short", [0, 128], ids=["long prefix", "short prefix"])
 def test_the_ode_is_that_of_transformers(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever way attention is computed."""
-    monkeypatch.setattr("policies.vla.pi0.SHORT", short)
+    monkeypatch.setattr("policies.vla.pi0.MAX_UNFUSED_TOKENS", short)
     policy, obs = build(), observe(NUM)
     policy.update_normalizer(obs)
     start = torch.randn(NUM, 3, policy.width, generator=torch.Generator().manual_seed(3))
@@ -83,7 +84,7 @@ def test_evaluate_repeats_the_sampler(name: str) -> None:
 
 @pytest.mark.parametrize("short", [0, 128], ids=["long prefix", "short prefix"])
 def test_steps_side_by_side_do_not_see_each_other(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policies.vla.pi0.SHORT", short)
+    monkeypatch.setattr("policies.vla.pi0.MAX_UNFUSED_TOKENS", short)
     policy, obs = build(), observe(NUM)
     x = torch.randn(NUM, 4, 3, policy.width, generator=torch.Generator().manual_seed(1))
     side_by_side = policy.velocity(policy.encode(obs), x, slice(None))
@@ -228,7 +229,7 @@ def test_bad_options_are_named(changes: dict[str, Any], options: dict[str, Any],
 def test_an_observation_without_a_camera_is_refused() -> None:
     policy, obs = build(), observe(2)
     del obs["images.wrist"]
-    with pytest.raises(UserError, match=r"sees front, wrist, .* no pictures of wrist\. It has: front"):
+    with pytest.raises(UserError, match=r"needs images of front, wrist; .* lacks wrist\. It has: front"):
         policy.plan(obs)
 
 
@@ -301,7 +302,7 @@ def test_centres_by_hand() -> None:
     masks = torch.zeros(1, 2, 4, 8, dtype=torch.uint8)
     masks[0, 0, 0, 0] = masks[0, 0, 0, 7] = Role.OBJECT
     masks[0, 1, 3, 0] = Role.OTHER_OBJECT
-    centre = _centres(build()._role_masks({"masks.front": masks[:, 0], "masks.wrist": masks[:, 1]}))
+    centre = centres(build().grounding.role_masks({"masks.front": masks[:, 0], "masks.wrist": masks[:, 1]}))
     assert centre.shape == (1, 2, 4, 2)
     torch.testing.assert_close(centre[0, 0, 0], torch.tensor([0.0, -0.75]))
     torch.testing.assert_close(centre[0, 1, 1], torch.tensor([-0.875, 0.75]))
