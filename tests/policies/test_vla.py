@@ -200,7 +200,7 @@ def sized(text_config: dict[str, int] | None = None, **changes: int) -> dict[str
     ("changes", "options", "message"),
     [
         ({"cameras": ()}, {}, "built without cameras"),
-        ({"cameras": (CameraSpec("front", 16, 16),)}, {}, "sees 'wrist' at 16x16; this environment has: front 16x16"),
+        ({"cameras": (CameraSpec("front", 16, 16),)}, {}, "needs 'wrist' at 16x16; this environment has: front 16x16"),
         ({"cameras": (CameraSpec("front", 32, 32),)}, {"cameras": ("front",)}, "has: front 32x32"),
         ({"state": (Term("state", 7),)}, {}, "state of task words has 7 entries, the model takes 6"),
         ({"instructions": tuple(Instruction(text, "a") for text in ("lift it", " "))}, {}, "an instruction is empty"),
@@ -214,10 +214,10 @@ def sized(text_config: dict[str, int] | None = None, **changes: int) -> dict[str
         ({}, {"cameras": ("front", "front")}, "cameras: got .*allowed: each camera once"),
         ({}, {"pretrained": "/nowhere"}, "policy.pretrained=/nowhere lacks .* It has: no such directory"),
         ({}, {"image_size": 20}, "policy.image_size=20 must be a multiple of the model's patches, 8 pixels"),
-        ({}, {"model": {}}, "policy=vla goes on from a model: give policy.pretrained="),
+        ({}, {"model": {}}, "policy=vla needs a trained model: give policy.pretrained="),
         ({}, {"model": MODEL | {"max_stat_dim": 9}}, "unknown key 'policy.model.max_stat_dim'"),
         ({}, {"model": sized(text_config={"hiden_size": 9})}, "'policy.model.vlm_config.text_config.hiden_size'"),
-        ({}, {"model": sized(projection_dim=8)}, "projection_dim is 8, of image tokens, and text_config.hidden_size"),
+        ({}, {"model": sized(projection_dim=8)}, r"projection_dim \(image tokens\) is 8, text_config.hidden_size"),
         ({}, {"model": sized(text_config={"num_attention_heads": 3})}, "num_attention_heads, 3, must be a multiple"),
     ],
 )
@@ -238,7 +238,7 @@ def test_words_that_were_not_trained_on_are_refused() -> None:
     tokens, real = tokenize(tokenizer, TEXTS, 48)
     assert real.sum(-1).tolist() == [7, 12, 4]  # <bos>, words and punctuation, newline
     assert tokenizer.decode(tokens[2, 1:3]) == "lift it"
-    with pytest.raises(UserError, match="'lift the wombat' has words that the tokenizer"):
+    with pytest.raises(UserError, match="'lift the wombat' has words outside the vocabulary"):
         tokenize(tokenizer, ["lift the wombat"], 48)
 
 
