@@ -29,6 +29,8 @@ class Batch:
     COLUMNS: ClassVar[tuple[str, ...]] = (
         "behaviour", "proximal", "alpha", "advantage", "return", "value", "weight", "reference",
     )  # fmt: skip
+    """Log-probabilities of the behaviour and the proximal policy, ``losses.interpolation_alpha``, advantage, value
+    target, the behaviour critic's value, 1 for decisions that count (0: masked), log-probability of the reference."""
 
     def column(self, name: str) -> Tensor:
         """Return one of COLUMNS, [B]."""

@@ -165,10 +165,12 @@ class PlanList:
         self._num_given = num_envs
 
     def start(self) -> EpisodePlans:
+        """Return the first plans of the list."""
         self._num_given = self.num_envs
         return self.plans.rows(slice(self.num_envs))
 
     def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
+        """Return the next plans of the list, then repeats."""
         wanted = np.arange(self._num_given, self._num_given + len(ended))
         self._num_given = min(self._num_given + len(ended), len(self.plans))
         fresh = wanted < len(self.plans)
@@ -184,7 +186,9 @@ class PlanList:
         return ended.rows(torch.from_numpy(ended.plans.number_n >= 0))
 
     def state_dict(self) -> dict[str, Tensor]:
+        """Return the number of plans given so far."""
         return {"given": torch.tensor(self._num_given)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue after the plans that were given before."""
         self._num_given = int(state["given"])

@@ -237,6 +237,7 @@ class VLAPolicy(FlowChains):
         return self._location_loss(self.encode(obs), obs)
 
     def _location_loss(self, encoding: VLAContext, obs: Obs) -> Tensor:
+        """Return the loss of the ``target_positions`` that are predicted for encoded observations, a scalar."""
         return self.grounding.position_loss(encoding.context.feature, self.named_normalizer(obs["target_positions"]))
 
     def localization_hits(self, obs: Obs) -> dict[str, Tensor]:

@@ -257,23 +257,23 @@ def test_imitation_learns_what_the_words_say() -> None:
 
 
 def red_and_blue_halves() -> tuple[Obs, Tensor]:
-    """64 pictures of a red and a blue half in any order, with an instruction that names one colour: its half is the
+    """64 images of a red and a blue half in any order, with an instruction that names one colour: its half is the
     object. And whether that is the left one."""
     obs = observe(64)
-    left_is_red, told_red = torch.arange(64) % 2 == 0, torch.arange(64) % 4 < 2
-    obs["instruction"] = torch.where(told_red, 0, 1)
+    left_is_red, names_red = torch.arange(64) % 2 == 0, torch.arange(64) % 4 < 2
+    obs["instruction"] = torch.where(names_red, 0, 1)
     red, blue = torch.tensor([255, 0, 0], dtype=torch.uint8), torch.tensor([0, 0, 255], dtype=torch.uint8)
     colors = torch.where(left_is_red[:, None], red, blue), torch.where(left_is_red[:, None], blue, red)
-    named_left = left_is_red == told_red
+    named_left = left_is_red == names_red
     roles = [torch.where(named, Role.OBJECT, Role.OTHER_OBJECT) for named in (named_left, ~named_left)]
     texts = [torch.where(is_red, 1, 2) for is_red in (left_is_red, ~left_is_red)]
     for camera in ("front", "wrist"):
-        picture = torch.empty(64, 16, 16, 3, dtype=torch.uint8)
+        image = torch.empty(64, 16, 16, 3, dtype=torch.uint8)
         mask, text = torch.empty(2, 64, 16, 16, dtype=torch.uint8)
         for side, columns in enumerate((slice(0, 8), slice(8, 16))):
-            picture[:, :, columns], mask[:, :, columns] = colors[side][:, None, None], roles[side][:, None, None]
+            image[:, :, columns], mask[:, :, columns] = colors[side][:, None, None], roles[side][:, None, None]
             text[:, :, columns] = texts[side][:, None, None]
-        obs |= {f"images.{camera}": picture, f"masks.{camera}": mask, f"described.{camera}": text}
+        obs |= {f"images.{camera}": image, f"masks.{camera}": mask, f"described.{camera}": text}
     return obs, named_left
 
 
@@ -309,7 +309,7 @@ def test_centres_by_hand() -> None:
     assert centre.count_nonzero() == 3
 
 
-def test_only_pictures_that_show_the_object_are_judged() -> None:
+def test_only_images_that_show_the_object_are_judged() -> None:
     policy, obs = build(), observe(3)
     nothing = torch.zeros(3, 16, 16, dtype=torch.uint8)
     shown = nothing.clone()
