@@ -49,7 +49,6 @@ class Denoiser(nn.Module):
         self, state_dim: int, chunk_dim: int, encoder: Sequence[int], head: Sequence[int], activation: str
     ) -> None:
         super().__init__()
-        self.first_width = head[0]
         self.encoder = trunk(state_dim, encoder, activation)
         self.to_head = linear(encoder[-1], head[0], gain=1.0)
         self.direct = linear(encoder[-1], chunk_dim, gain=0.01)

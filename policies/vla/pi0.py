@@ -1,16 +1,16 @@
 """The forward passes of π0 (``PI0ForConditionalGeneration`` of transformers), arranged for reinforcement learning.
 
     images, words ─► vision tower, language model ─► keys and values of every layer: Prefix   once per decision
-    state         ─► one token of the action expert ─► its keys and values: Context            once per decision
-    x_t, t        ─► action tokens of the expert, which attend to the Context ─► velocity      K times per decision
+    state         ─► one token of the action expert ─► its keys and values: Context           once per decision
+    x_t, t        ─► action tokens of the expert, which attend to the Context ─► velocity     K times per decision
 
-The modules, weights and results are those of transformers; a test compares them with ``sample_actions``. Three things
-differ, to save time. Unused outputs are not computed: of the language model's last layer only keys and values are, and
-the state token, which does not depend on x_t, runs once. Acting copies the prefix once and not for each step. Any
-number of denoise steps of a decision run through the expert in one pass.
+The modules, weights and results are those of transformers; a test compares them with ``sample_actions``. Four things
+differ, to save time. The language model's last layer computes only keys and values. The state token, which does not
+depend on x_t, runs once. Acting copies the prefix once and not for each step. The expert takes any number of denoise
+steps of a decision in one pass.
 
-Suffixes: N decisions, C cameras, P prefix tokens, S denoise steps, H action tokens of a step, J of all steps, L layers,
-G key-value heads, D size of a head, Q queries of a key-value head, T tokens that they attend to.
+Suffixes: N decisions, C cameras, P prefix tokens, S denoise steps, H action tokens of a step, J action tokens of all
+steps, L layers, G key-value heads, D size of a head, Q queries of a key-value head, T tokens that they attend to.
 """
 
 from __future__ import annotations
