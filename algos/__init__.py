@@ -1,4 +1,4 @@
-"""Algorithms: what turns fragments into better weights. Importing this package registers all of them."""
+"""Algorithms that train policies. Importing this package registers all of them."""
 
 from __future__ import annotations
 

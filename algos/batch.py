@@ -1,4 +1,4 @@
-"""From the fragments that the learner received to rows of a batch, in an order that no arrival can change."""
+"""Merge the fragments of a batch and flatten them to rows, in an order that does not depend on their arrival."""
 
 from __future__ import annotations
 
@@ -15,32 +15,38 @@ from embodied.core.types import Fragment, Obs
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B = T * N decisions on the learner's device. ``columns`` [8, B] holds the per-decision numbers, in the order of
-    COLUMNS, so that a minibatch takes them with one index_select. ``reduced_BR``: the proximal policy's
-    ``losses.reduce_log_prob``, where that is not the sum."""
+    """B = T * N decisions on the learner's device."""
 
     obs: Obs
+    """Observation of each decision, [B, ...]."""
     chain: Tensor
+    """``PolicySample.chain`` of each decision, [B, ...]."""
     columns: Tensor
+    """Numbers of each decision, [8, B], in the order of COLUMNS; a minibatch selects all of them at once."""
     reduced_BR: Tensor | None = None
+    """``losses.reduce_log_prob`` of the proximal policy; None if the reduction is the sum."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
         "behaviour", "proximal", "alpha", "advantage", "return", "value", "weight", "reference",
     )  # fmt: skip
+    """Log-probabilities of the behaviour and the proximal policy, ``losses.interpolation_alpha``, advantage, value
+    target, the behaviour critic's value, 1 for decisions that count (0: masked), log-probability of the reference."""
 
     def column(self, name: str) -> Tensor:
+        """Return one of COLUMNS, [B]."""
         return self.columns[self.COLUMNS.index(name)]
 
     def select(self, index: Tensor) -> Batch:
+        """Return the decisions ``index``, int64 [n]."""
         obs = {key: value.index_select(0, index) for key, value in self.obs.items()}
         reduced_BR = None if self.reduced_BR is None else self.reduced_BR.index_select(0, index)
         return Batch(obs, self.chain.index_select(0, index), self.columns.index_select(1, index), reduced_BR)
 
 
 def merge_fragments(fragments: Sequence[Fragment]) -> Fragment:
-    """One fragment with the envs of all, side by side along N, sorted by (worker, group, incarnation, sequence).
+    """Concatenate fragments along N, sorted by (worker, group, incarnation, sequence).
 
-    Raises ValueError if there is none, or if they differ in the number of decisions T or in observation keys.
+    ValueError if there is none, or if they differ in the number of decisions T or in observation keys.
     """
     if not fragments:
         raise ValueError("an update needs at least one fragment, got none")
@@ -72,7 +78,7 @@ def merge_fragments(fragments: Sequence[Fragment]) -> Fragment:
 
 
 def _merge_ends(fragments: Sequence[Fragment]) -> dict[str, Any]:
-    """Executed actions and end observations of fragments side by side; nothing unless all of them have these."""
+    """Return the merged fields from ``action_TNEA`` to ``final_index_M2``; empty if a fragment lacks them."""
     if not all(fragment.last_obs for fragment in fragments):
         return {}
     first_env, indices = 0, []
@@ -90,10 +96,10 @@ def _merge_ends(fragments: Sequence[Fragment]) -> dict[str, Any]:
 
 
 def flatten(value_TN: Tensor) -> Tensor:
-    """[T, N, ...] to [B, ...] with B = T * N; a view where memory allows."""
+    """Flatten [T, N, ...] to [B, ...] with B = T * N; a view if the memory layout allows it."""
     return value_TN.flatten(0, 1)
 
 
 def flatten_obs(obs: Obs, device: torch.device) -> Obs:
-    """Every key from [T, N, ...] to [B, ...], on device."""
+    """Flatten every key from [T, N, ...] to [B, ...], on ``device``."""
     return {key: flatten(value).to(device, non_blocking=True) for key, value in obs.items()}

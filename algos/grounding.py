@@ -1,8 +1,8 @@
-"""Grounding: a fresh policy learns from labelled pictures what they show, and where the things are that a task names.
+"""Grounding: a fresh policy learns what labelled images show, and where the things are that an instruction names.
 
-The targets come from a simulator, for as many scenes as wanted: the words that describe a pixel, the role of a pixel
-in the instruction, and the positions of what the instruction names. Imitation and reinforcement learning then start
-from vision and language that know each other, as π0 starts from a model of captioned pictures.
+A simulator gives the targets, for any number of scenes: the words that describe a pixel, the role of a pixel in the
+instruction, and the positions of the object and the place that the instruction names. Imitation and reinforcement
+learning then start from a policy that relates words to images. π0 starts from a model of captioned images instead.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from embodied.core.types import Obs
 
 @runtime_checkable
 class Groundable(Fitted, Protocol):
-    """A policy that can learn which pixels show what its instruction names, and where that is.
+    """A policy that can learn to locate the object and the place that its instruction names, in images and in space.
 
     It learns from observations with these labels:
 
     - ``masks.<camera>``, uint8 [N, h, w]: role of each pixel, an index into ``roles``;
-    - ``described.<camera>``, uint8 [N, h, w]: index into ``EnvSpec.descriptions`` of the one that fits each pixel,
-      counted from 1 (0: none);
+    - ``described.<camera>``, uint8 [N, h, w]: description of each pixel, an index into ``EnvSpec.descriptions`` counted
+      from 1 (0: none);
     - ``target_positions``, float32 [N, 9]: the named object relative to the robot's base, the same object relative to
       its tool, and the named place relative to the base (m).
     """
@@ -37,26 +37,29 @@ class Groundable(Fitted, Protocol):
     roles: tuple[str, ...]
     """Names of the values of ``masks.<camera>``, from 0."""
 
-    def grounding_loss(self, obs: Obs, where: bool) -> Tensor:
-        """Loss on labelled observations, a differentiable scalar. where: also predict positions, not masks alone."""
+    def grounding_loss(self, obs: Obs, with_positions: bool) -> Tensor:
+        """Return the loss on labelled observations, a differentiable scalar.
+
+        with_positions: add the losses of positions in the image and of ``target_positions`` to those of the masks.
+        """
         ...
 
     @property
     def grounded(self) -> bool:
-        """Whether the policy has the statistics of positions, so that its predictions have a scale."""
+        """Whether the policy has the statistics of ``target_positions``, without which it cannot predict them."""
         ...
 
     def location_loss(self, obs: Obs) -> Tensor:
-        """Loss of the predicted ``target_positions`` alone, unweighted, a differentiable scalar.
+        """Return the loss of the predicted ``target_positions`` alone, unweighted, a differentiable scalar.
 
         Observations may hold the outputs of the frozen part of the network in place of its inputs.
         """
         ...
 
     def localization_hits(self, obs: Obs) -> dict[str, Tensor]:
-        """Whether the patch rated likeliest to show the named object does show it, bool [M], for each camera.
+        """Return whether the patch rated likeliest to show the named object does show it, bool [M], for each camera.
 
-        M counts the observations in which the camera sees that object.
+        M: number of observations in which the camera sees that object.
         """
         ...
 
@@ -67,15 +70,18 @@ class Groundable(Fitted, Protocol):
 
 @config_dataclass
 class GroundingConfig(SupervisedConfig):
-    """Options of Grounding, whose samples are scenes, seen by every camera."""
+    """Options of Grounding, whose samples are scenes with the images of all cameras."""
 
     batch_size: Count = 32
+    """Scenes of an update."""
     updates: Count = 14000
+    """Largest number of updates."""
     learning_rate: Positive = 1.5e-3
+    """Highest learning rate."""
     reuse: Annotated[float, Field(ge=1)] = 2.0
-    """How often a scene is drawn, on average."""
+    """Average number of updates that a scene is used in."""
     masks_only: Share = 0.3
-    """Share of the updates before the loss of positions begins."""
+    """Share of the updates that train masks alone; the later ones train positions too."""
 
 
 @ALGORITHMS.register("grounding", config=GroundingConfig)
@@ -93,22 +99,25 @@ class Grounding(Supervised):
 
     def update(self, obs: Obs) -> float:
         """Take one step on labelled observations and return its loss. FloatingPointError if that is not finite."""
-        return self.descend(self.learner.grounding_loss(self.to_device(obs), self.asks_where))
+        return self.descend(self.learner.grounding_loss(self.to_device(obs), self.trains_positions))
 
     @property
-    def asks_where(self) -> bool:
+    def trains_positions(self) -> bool:
         """Whether the next update trains positions too."""
         return self.updates >= self.config.masks_only * self.config.updates
 
     @torch.no_grad()
     def validate(self, obs: Obs) -> float:
-        """Return the average weights' loss in what is being trained now."""
+        """Return the loss of the average weights; it includes positions if the next update trains them."""
         assert isinstance(self.average, Groundable)
-        return float(self.average.grounding_loss(self.to_device(obs), self.asks_where))
+        return float(self.average.grounding_loss(self.to_device(obs), self.trains_positions))
 
     @torch.no_grad()
     def localization_rates(self, obs: Obs) -> dict[str, float]:
-        """Mean ``Groundable.localization_hits`` of the average weights, for each camera that sees the object at all."""
+        """Return the mean of ``Groundable.localization_hits`` with the average weights, by camera.
+
+        Cameras that never see the object are left out.
+        """
         assert isinstance(self.average, Groundable)
         hits = self.average.localization_hits(self.to_device(obs))
         return {camera: float(hit_M.float().mean()) for camera, hit_M in hits.items() if len(hit_M)}

@@ -1,4 +1,4 @@
-"""Group-relative policy optimisation: PPO whose baseline is how others fared from the same start, without a critic."""
+"""Group-relative policy optimisation: PPO without a critic, whose baseline is the mean return of a group."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from embodied.core.types import Fragment
 class GRPOConfig(PPOConfig):
     """Options of GRPO: those of PPO, and group_size.
 
-    Those of the critic and of its advantages (gamma, gae_lambda, normalize_advantage, value_*) mean nothing here.
+    The options of the critic and of its advantages (gamma, gae_lambda, normalize_advantage, value_*) have no effect.
     """
 
     group_size: Annotated[int, Field(ge=2)] = 8
-    """Envs that start from the same initial states; their returns are compared."""
+    """Envs with the same initial states, whose returns are compared."""
     value_coef: NonNegative = 0.0
+    """Must be 0: there is no critic to train."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,15 +39,15 @@ class GRPOConfig(PPOConfig):
 
 @ALGORITHMS.register("grpo", config=GRPOConfig)
 class GRPO(PPO):
-    """Every decision of an episode has the same advantage: the episode's return, standardised in its group.
+    """PPO with the same advantage for all decisions of an episode: the episode's return, standardised in its group.
 
-    Needs fragments of whole episodes, whose envs come in groups of ``group_size`` neighbours with the same initial
-    states (embodied.run.factories makes them so). The critic is neither trained nor used.
+    Needs fragments of whole episodes, whose envs form groups of ``group_size`` neighbours with the same initial states;
+    embodied.run.factories arranges both. The critic is neither trained nor used.
     """
 
     config: GRPOConfig
 
     def estimate(self, fragment: Fragment, log_rho_TN: Tensor, valid_TN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Advantages of the groups whose members fared differently; the others do not count."""
+        """Return the advantages in the groups; mask groups whose returns are all equal."""
         advantage_N, valid_N = returns.group_relative(fragment, self.config.group_size)
         return advantage_N.expand_as(log_rho_TN), fragment.value_TN, valid_TN & valid_N

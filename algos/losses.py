@@ -1,16 +1,17 @@
 """Policy and value losses, and the off-policy corrections behind one switch.
 
-Three policies meet here: behaviour b (drew the data, maybe some versions ago), proximal p (the weights at the start of
-this update; PPO's trust region is around it) and current (being trained). All functions are per item, over B decisions;
-`masked_mean` reduces. Corrections, with A the advantage and u = current / p, r = current / b:
+Three policies appear in the losses. The behaviour policy b drew the data, possibly some versions ago. The proximal
+policy p has the weights at the start of this update; PPO's trust region is around it. The current policy is trained.
+All functions are per item, over B decisions; `masked_mean` reduces. Corrections, with A the advantage,
+u = current / p and r = current / b:
 
     decoupled   w * min(u A, clip(u) A), w = stopgrad(min(p / b, cap))      AReaL (Fu et al. 2025)
     vtrace      min(u A, clip(u) A), A already weighted by V-trace          IMPALA (Espeholt et al. 2018)
     tis         min(r, cap) * A, no gradient beyond the cap                 truncated importance sampling (Ionides 2008)
     aipo        gradient min(r, cap) * A * grad log current                 LlamaRL (Wu et al. 2025), one-sided
-    none        min(r A, clip(r) A): the behaviour is taken as proximal     PPO (Schulman et al. 2017)
+    none        min(r A, clip(r) A): the behaviour is used as proximal      PPO (Schulman et al. 2017)
 
-On fresh data p = b, and decoupled, vtrace and none are the same PPO.
+On fresh data p = b; decoupled, vtrace and none are then equal.
 """
 
 from __future__ import annotations
@@ -30,70 +31,73 @@ Reduction = Literal["sum", "mean", "action"]
 CORRECTIONS: tuple[Correction, ...] = get_args(Correction)
 REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
-MAX_LOG_RATIO = 20.0  # exp(20) = 5e8: beyond it a float32 ratio says nothing, and exp would overflow at 88
+MAX_LOG_RATIO = 20.0  # exp(20) = 5e8 is far beyond every clip range; float32 would overflow at exp(88)
 
 
 class PolicyTerm(NamedTuple):
-    """objective_B is to be maximised; log_ratio_B is current / p (or / b where there is no p); clipped_B is 0 or 1."""
+    """The policy's part of the loss for B decisions."""
 
     objective_B: Tensor
+    """Objective, to be maximised."""
     log_ratio_B: Tensor
+    """Log of current / p, or of current / b for corrections without p."""
     clipped_B: Tensor
+    """Whether the ratio was clipped, 0 or 1; a mean over the clipped ratios if there are several."""
 
 
 def masked_mean(value_B: Tensor, weight_B: Tensor) -> Tensor:
-    """Sum of weight * value over the *original* count: a masked item leaves the numerator only. Scalar."""
+    """Return the sum of weight * value divided by the number of *all* items, masked ones included. Scalar."""
     return torch.dot(value_B, weight_B) / value_B.numel()
 
 
 def valid_mean(value_B: Tensor, weight_B: Tensor) -> Tensor:
-    """Mean over the items that count, for statistics; 0 if none does. Scalar."""
+    """Return the mean over the items that are not masked, for statistics; 0 if all are. Scalar."""
     return torch.dot(value_B, weight_B) / weight_B.sum().clamp_min(1)
 
 
 def log_ratio(log_prob_B: Tensor, reference_B: Tensor) -> Tensor:
-    """log(pi / reference), bounded to +-MAX_LOG_RATIO (no gradient beyond), [B]."""
+    """Return log(pi / reference), bounded to +-MAX_LOG_RATIO (no gradient beyond), [B]."""
     return (log_prob_B - reference_B).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def approx_kl(log_ratio_B: Tensor) -> Tensor:
-    """Unbiased non-negative estimate of KL(reference || pi) per item: (ratio - 1) - log ratio, [B]."""
+    """Estimate KL(reference || pi) per item, unbiased and non-negative: (ratio - 1) - log ratio, [B]."""
     return log_ratio_B.expm1() - log_ratio_B
 
 
 def effective_sample_size(log_weight_B: Tensor) -> Tensor:
-    """(sum w)^2 / (n sum w^2) in (0, 1], computed in log space; 1 for equal weights, 0 for no item. Scalar."""
+    """Return (sum w)^2 / (n sum w^2) in (0, 1], computed in log space; 1 for equal weights, 0 for no item. Scalar."""
     if log_weight_B.numel() == 0:
         return log_weight_B.new_zeros(())
     return 1 / (log_weight_B.numel() * log_weight_B.softmax(0).square().sum())
 
 
 def behaviour_weight(proximal_B: Tensor, behaviour_B: Tensor, cap: float) -> Tensor:
-    """stopgrad(min(p / b, cap)) from log-probabilities, [B]."""
+    """Return stopgrad(min(p / b, cap)) from log-probabilities, [B]."""
     return log_ratio(proximal_B, behaviour_B).exp().clamp(max=cap).detach()
 
 
 def interpolation_alpha(staleness: Tensor) -> Tensor:
-    """alpha = (v_p - v_b) / (v - v_b) per item, from staleness = version - v_b (0 for fresh data), in [0, 1).
+    """Return alpha = (v_p - v_b) / (v - v_b) in [0, 1) from staleness = version - v_b (0 for fresh data), per item.
 
-    The proximal policy is the one at the start of the update, v_p = version; the one being trained is on its way to
-    v = version + 1. So alpha = staleness / (staleness + 1): fresh data has p = b, old data has p close to current.
+    The proximal policy is that of the start of the update, v_p = version; the update leads to v = version + 1. So
+    alpha = staleness / (staleness + 1): p = b for fresh data, and p is close to the current policy for old data.
     """
     return staleness / (staleness + 1)
 
 
 def interpolate_proximal(log_prob_B: Tensor, behaviour_B: Tensor, alpha_B: Tensor) -> Tensor:
-    """stopgrad(log b + alpha (log current - log b)): a proximal policy without a forward pass, [B]."""
+    """Return stopgrad(log b + alpha (log current - log b)): a proximal policy without a forward pass, [B]."""
     return torch.lerp(behaviour_B, log_prob_B.detach(), alpha_B)
 
 
 def clipped_surrogate(
     log_ratio: Tensor, advantage: Tensor, clip_range: float, dual_clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """PPO's min(u A, clip(u, 1 +- clip_range) A), and whether u left that interval, both of the ratios' shape.
+    """Return PPO's min(u A, clip(u, 1 +- clip_range) A) and whether u was clipped, both in the shape of the ratios.
 
-    With dual_clip c > 1 the objective of a negative advantage is bounded below by c A (Ye et al. 2020), which stops
-    the gradient of an action that has become far more probable although it was bad.
+    With dual_clip c > 1 the objective of a negative advantage is bounded below by c A (Ye et al. 2020). The bound stops
+    the gradient of a bad action that has become far more probable.
     """
     ratio = log_ratio.exp()
     bounded = ratio.clamp(1 - clip_range, 1 + clip_range)
@@ -105,10 +109,10 @@ def clipped_surrogate(
 
 
 def truncated_objective(log_ratio_B: Tensor, advantage_B: Tensor, cap: float, beyond: bool) -> tuple[Tensor, Tensor]:
-    """min(r, cap) A, and whether r exceeded the cap, both [B].
+    """Return min(r, cap) A and whether r exceeded the cap, both [B].
 
-    beyond=False: constant beyond the cap, no gradient there (TIS). beyond=True: goes on as cap (1 + log(r / cap)) A,
-    the function whose gradient is min(r, cap) A grad log pi everywhere (AIPO): a truncated item still teaches.
+    beyond=False: constant beyond the cap, no gradient there (TIS). beyond=True: cap (1 + log(r / cap)) A beyond the
+    cap, so that the gradient is min(r, cap) A grad log pi everywhere (AIPO).
     """
     ratio_B = log_ratio_B.exp()
     above_B = ratio_B > cap
@@ -119,24 +123,25 @@ def truncated_objective(log_ratio_B: Tensor, advantage_B: Tensor, cap: float, be
 
 
 class Reduced(NamedTuple):
-    """log_prob_BR: log-probabilities whose ratios PPO clips. scale: what the mean over their R objectives is multiplied
-    by, so that at ratio 1 its gradient is that of the sum, whatever else is in the loss."""
+    """Reduced log-probabilities of B decisions."""
 
     log_prob_BR: Tensor
+    """Log-probabilities whose ratios PPO clips, R per decision."""
     scale: int
+    """Factor of the mean over the R objectives; its gradient at ratio 1 is then that of the exact log-probability."""
 
 
 def reduce_log_prob(evaluation: Evaluation, reduction: str) -> Reduced:
-    """What PPO clips under one of REDUCTIONS.
+    """Return the log-probabilities whose ratios PPO clips under one of REDUCTIONS.
 
-    sum: the exact one of the decision (R = 1). mean: it over the number of its terms, so that the ratio is the
-    geometric mean of the terms' ratios (R = 1). action: one for each executed action (R = E).
-    UserError if the policy does not tell the shares of its actions.
+    sum: the decision's exact log-probability (R = 1). mean: the same divided by the number of its terms (R = 1); its
+    ratio is the geometric mean of the terms' ratios. action: one for each executed action (R = E).
+    UserError if the policy does not give the shares of its actions.
     """
     if reduction == "sum":
         return Reduced(evaluation.log_prob_B[:, None], 1)
     if evaluation.log_prob_BE is None or evaluation.terms is None:
-        raise UserError(f"algo.reduction={reduction} needs a policy that tells its actions' shares; use reduction=sum")
+        raise UserError(f"algo.reduction={reduction} needs a policy that gives its actions' shares; use reduction=sum")
     if reduction == "action":
         return Reduced(evaluation.log_prob_BE, evaluation.log_prob_BE.shape[-1])
     return Reduced(evaluation.log_prob_B[:, None] / evaluation.terms, evaluation.terms)
@@ -155,11 +160,11 @@ def policy_term(
     dual_clip: float | None,
     behaviour_cap: float,
 ) -> PolicyTerm:
-    """The objective of one of CORRECTIONS from log-probabilities under the current, behaviour and proximal policy.
+    """Return the objective of one of CORRECTIONS from log-probabilities under the three policies.
 
-    reduced_ratio_BR: log ratios current / p to clip in place of the decision's, each with the decision's advantage;
-    reduced_scale times their mean is the objective. What corrects for the behaviour, and log_ratio_B, stay the
-    decision's exact ones.
+    reduced_ratio_BR: log ratios current / p that are clipped in place of the decision's, each with the decision's
+    advantage; the objective is reduced_scale times their mean. The weight that corrects for the behaviour and
+    log_ratio_B are still those of the exact log-probability.
     """
     if correction in ("tis", "aipo"):
         log_ratio_B = log_ratio(log_prob_B, behaviour_B)
@@ -177,9 +182,10 @@ def policy_term(
 def value_error(
     value_B: Tensor, old_value_B: Tensor, return_B: Tensor, kind: str, value_clip: float | None, huber_delta: float
 ) -> Tensor:
-    """Loss of each value prediction, [B]: squared error ("mse") or torch's Huber loss ("huber": half of it near 0).
+    """Return the loss of each value prediction, [B]: squared error ("mse") or torch's Huber loss ("huber").
 
-    With value_clip c, the larger of that loss and the loss of the value kept within c of the behaviour critic's.
+    With value_clip c it is the larger of this loss and the loss of the value clipped to within c of ``old_value_B``,
+    the behaviour critic's value. Near 0 the Huber loss is half the squared error.
     """
     error_B = _value_loss(value_B, return_B, kind, huber_delta)
     if value_clip is None:
@@ -189,6 +195,7 @@ def value_error(
 
 
 def _value_loss(value_B: Tensor, return_B: Tensor, kind: str, huber_delta: float) -> Tensor:
+    """Return the loss of each value prediction without clipping, [B]."""
     if kind == "huber":
         return functional.huber_loss(value_B, return_B, reduction="none", delta=huber_delta)
     return functional.mse_loss(value_B, return_B, reduction="none")

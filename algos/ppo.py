@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from algos import losses, returns
+from algos.adam import adapt_learning_rate, build_adam
 from algos.batch import Batch, flatten, flatten_obs, merge_fragments
 from algos.ppo_config import PPOConfig
 from algos.registry import ALGORITHMS
@@ -18,8 +19,6 @@ from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics, Policy, Precomputing
 from embodied.core.types import Fragment, Obs
 
-LEARNING_RATE_RANGE = (1e-5, 1e-2)  # bounds and factor of the adaptive schedule, as in rsl_rl
-LEARNING_RATE_FACTOR = 1.5
 EPOCH_METRICS = (
     "train/policy_loss",
     "train/value_loss",
@@ -34,21 +33,24 @@ EPOCH_METRICS = (
 
 
 class MinibatchLoss(NamedTuple):
-    """total: scalar to minimise. The rest is detached: statistics [5] (policy loss, value loss, KL, clip fraction,
-    entropy), log_ratio_B of the trust region, log_prob_B under the weights that the loss was computed with."""
+    """Loss of a minibatch. All but ``total`` is detached."""
 
     total: Tensor
+    """Scalar to minimise."""
     statistics: Tensor
+    """Policy loss, value loss, KL, clip fraction and entropy, [5]."""
     log_ratio_B: Tensor
+    """Log ratio to the proximal policy, around which the trust region lies."""
     log_prob_B: Tensor
+    """Log-probability under the weights that the loss was computed with."""
 
 
 @ALGORITHMS.register("ppo", config=PPOConfig)
 class PPO:
     """PPO with one Adam optimiser. The policy is moved to ``device`` and trained in place.
 
-    ``deployed`` is what is evaluated and kept: the policy itself, or with ``ema_decay`` an exponential moving average
-    of its weights over updates (with the policy's newest normaliser), which does not swing as PPO's iterates do.
+    ``deployed`` is evaluated and kept. It is the policy itself or, with ``ema_decay``, an exponential moving average of
+    its weights over updates, with the policy's newest normaliser. The average varies less than PPO's iterates.
     ``seed`` seeds the shuffling of minibatches, the only randomness here. Not thread-safe: one learner thread.
     """
 
@@ -62,19 +64,19 @@ class PPO:
         self.policy: Policy = policy
         self.config = config
         self.device = device
-        self.optimizer = _adam(policy, config)
-        self._actor = [p for name, p in policy.named_parameters() if not name.startswith("critic.")]
-        self._parameters = {name for name, _ in policy.named_parameters()}
+        self.optimizer = build_adam(policy, config)
+        self._actor_parameters = [p for name, p in policy.named_parameters() if not name.startswith("critic.")]
+        self._parameter_names = {name for name, _ in policy.named_parameters()}
         self.reference = copy.deepcopy(policy).requires_grad_(False) if config.reference_kl_coef > 0 else None
         self.deployed: Policy = copy.deepcopy(policy).requires_grad_(False) if config.ema_decay > 0 else policy
         self._generator = torch.Generator().manual_seed(seed)
 
     def update(self, fragments: Sequence[Fragment], version: int) -> Metrics:
-        """Run the epochs on the fragments, then fold their observations into the policy's normaliser (after, so that
-        the first ratio is exactly 1: the normaliser changes between versions only).
+        """Run the epochs on the fragments, then fold their observations into the policy's normaliser.
 
-        Raises ValueError on fragments that do not fit together, FloatingPointError if a loss is not finite (the
-        weights must then not be published).
+        The normaliser changes after the epochs and not before, so that the first ratio is exactly 1. ValueError for
+        fragments that do not fit together. FloatingPointError if a loss is not finite: the weights must then not be
+        published.
         """
         fragment = merge_fragments(fragments)
         staleness_TN = version - fragment.version_TN
@@ -98,11 +100,14 @@ class PPO:
         if broken:
             raise FloatingPointError(f"PPO update {version} is not finite: {', '.join(broken)}")
         if self.deployed is not self.policy:
-            self._average(version)
+            self._update_average(version)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """A snapshot (copies, not views) of the optimiser, its learning rates and the shuffling generator."""
+        """Return copies of the optimiser's state with its learning rates, and of the shuffling generator.
+
+        The reference policy is in it if there is one, the policy's weights if they are not the deployed ones.
+        """
         state = {"optimizer": copy.deepcopy(self.optimizer.state_dict()), "generator": self._generator.get_state()}
         if self.reference is not None:
             state["reference"] = {key: value.clone() for key, value in self.reference.state_dict().items()}
@@ -111,13 +116,13 @@ class PPO:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where ``state_dict`` was taken. UserError if it is not such a state.
+        """Continue exactly from what ``state_dict`` returned. UserError if it is not such a state.
 
-        ``deployed`` has its weights already; the policy's own are in the state only where they differ.
+        The weights of ``deployed`` must be loaded before.
         """
         if self.reference is not None and "reference" not in state:
             raise UserError(
-                "algo.reference_kl_coef cannot be turned on when a run goes on: its first policy is not kept"
+                "algo.reference_kl_coef cannot be turned on when a run is resumed: its first policy is not kept"
             )
         try:
             optimizer, generator = state["optimizer"], state["generator"]
@@ -134,19 +139,22 @@ class PPO:
                 group["lr"] = rate
 
     def prepare(self, fragment: Fragment, staleness_TN: Tensor, valid_TN: Tensor) -> Batch:
-        """Proximal log-probabilities, advantages and targets, flattened to B rows on the device."""
+        """Compute proximal log-probabilities, advantages and value targets; flatten them to B rows on the device.
+
+        staleness_TN: versions since each decision was drawn. valid_TN: bool, decisions that count.
+        """
         config = self.config
         obs, chain = flatten_obs(fragment.obs, self.device), flatten(fragment.chain).to(self.device, non_blocking=True)
-        if isinstance(self.policy, Precomputing) and self.policy.may_keep(len(chain)):
+        if isinstance(self.policy, Precomputing) and self.policy.fits_cache(len(chain)):
             obs = self.policy.precompute(obs)
         proximal_TN = fragment.log_prob_TN
-        # Data drawn by the very weights that we hold needs no second pass: their log-probability is the proximal one.
+        # Decisions drawn by the present weights need no second pass: their log-probability is the proximal one.
         stale = bool((staleness_TN[valid_TN] != 0).any())
         recompute = stale and config.correction in ("decoupled", "vtrace") and config.proximal == "recompute"
         reduced_BR = None
         if recompute or config.reduction != "sum":
-            exact_B, found_BR = self.log_prob(self.policy, obs, chain)
-            reduced_BR = found_BR if config.reduction != "sum" else None
+            exact_B, current_BR = self.log_prob(self.policy, obs, chain)
+            reduced_BR = current_BR if config.reduction != "sum" else None
             proximal_TN = exact_B.to(proximal_TN.device).view_as(proximal_TN) if recompute else proximal_TN
         reference_TN = torch.zeros_like(proximal_TN)
         if self.reference is not None:
@@ -160,9 +168,9 @@ class PPO:
         return Batch(obs, chain, flat.to(self.device, non_blocking=True), reduced_BR)
 
     def estimate(self, fragment: Fragment, log_rho_TN: Tensor, valid_TN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Advantages, the critic's targets and which decisions count, all [T, N].
+        """Return advantages, the critic's targets and the mask of the decisions that count, all [T, N].
 
-        log_rho_TN: log of proximal / behaviour. The advantages carry V-trace's weight already.
+        log_rho_TN: log of proximal / behaviour. With V-trace the advantages contain its importance weight.
         """
         config = self.config
         if config.correction == "vtrace":
@@ -174,14 +182,14 @@ class PPO:
             weight_TN = torch.ones_like(log_rho_TN)
             advantage_TN, return_TN = returns.gae(fragment, config.gamma, config.gae_lambda)
         if config.normalize_advantage:
-            # centred before it is weighted: a constant is a baseline only under the weighted distribution
+            # Centre before weighting: a constant is a baseline only under the weighted distribution.
             advantage_TN = weight_TN * returns.normalize(advantage_TN / weight_TN, valid_TN)
         return advantage_TN, return_TN, valid_TN
 
     @torch.no_grad()
     def log_prob(self, policy: Policy, obs: Obs, chain: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of B decisions under a policy, exact [B] and as it is reduced [B, R], in one pass over pieces
-        of the size of a minibatch."""
+        """Return the log-probability of B decisions under a policy: exact [B], and reduced by ``config.reduction``
+        [B, R]. They are computed in pieces of the size of a minibatch."""
         size = -(-len(chain) // self.config.num_minibatches)
         pieces = [slice(start, start + size) for start in range(0, len(chain), size)]
         parts = [policy.evaluate({k: v[piece] for k, v in obs.items()}, chain[piece]) for piece in pieces]
@@ -189,7 +197,7 @@ class PPO:
         return torch.cat([part.log_prob_B for part in parts]), torch.cat(reduced)
 
     def loss(self, batch: Batch) -> MinibatchLoss:
-        """Differentiable loss of a minibatch under the current weights, with its statistics."""
+        """Return the differentiable loss of a minibatch under the current weights, with its statistics."""
         config = self.config
         columns = batch.columns.unbind(0)
         behaviour_B, proximal_B, alpha_B, advantage_B, return_B, value_B, weight_B, reference_B = columns
@@ -219,8 +227,8 @@ class PPO:
         entropy = losses.masked_mean(now.entropy_B, weight_B)
         total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
         if self.reference is not None:
-            away_B = losses.approx_kl(losses.log_ratio(reference_B, now.log_prob_B))
-            total = total + config.reference_kl_coef * losses.masked_mean(away_B, weight_B)
+            reference_kl_B = losses.approx_kl(losses.log_ratio(reference_B, now.log_prob_B))
+            total = total + config.reference_kl_coef * losses.masked_mean(reference_kl_B, weight_B)
         with torch.no_grad():
             kl = losses.valid_mean(losses.approx_kl(term.log_ratio_B), weight_B)
             clipped = losses.valid_mean(term.clipped_B, weight_B)
@@ -228,11 +236,11 @@ class PPO:
         return MinibatchLoss(total, statistics, term.log_ratio_B.detach(), now.log_prob_B.detach())
 
     def _epochs(self, batch: Batch, warming: bool) -> Metrics:
-        """The passes over a batch. warming: only the critic learns."""
+        """Run the passes over a batch; return the means of EPOCH_METRICS. warming: only the critic learns."""
         config = self.config
         size = len(batch.chain)
         num_minibatches = min(config.num_minibatches, size)
-        rows: list[Tensor] = []  # statistics and gradient norm of each minibatch, read once at the end
+        rows: list[Tensor] = []  # statistics and gradient norm of each minibatch; reading them waits for the device
         first: Tensor | None = None
         epochs = 0
         while epochs < config.epochs:
@@ -241,14 +249,14 @@ class PPO:
             for index in order.tensor_split(num_minibatches):
                 minibatch = batch.select(index)
                 loss = self.loss(minibatch)
-                if first is None:  # under the weights of the start of the update, on a random part of the batch
+                if first is None:  # the first minibatch, under the weights at the start of the update
                     first = torch.stack([loss.log_ratio_B.exp().mean(), _behaviour_sample_size(minibatch, loss)])
                 elif config.schedule == "adaptive" and not warming and bool(minibatch.column("weight").any()):
-                    self._adapt_learning_rate(float(loss.statistics[2]))
+                    adapt_learning_rate(self.optimizer, float(loss.statistics[2]), config.desired_kl)
                 self.optimizer.zero_grad(set_to_none=True)
                 torch.autograd.backward(loss.total)
                 if warming:
-                    for parameter in self._actor:
+                    for parameter in self._actor_parameters:
                         parameter.grad = None
                 groups = self.optimizer.param_groups  # the actor, and the critic where it has its own rate
                 norms = [nn.utils.clip_grad_norm_(group["params"], config.max_grad_norm) for group in groups]
@@ -262,46 +270,28 @@ class PPO:
         return dict(zip(EPOCH_METRICS, [*values, float(epochs)], strict=True))
 
     @torch.no_grad()
-    def _average(self, version: int) -> None:
-        """Take this update's weights into the average; after few updates it forgets its start faster."""
+    def _update_average(self, version: int) -> None:
+        """Fold this update's weights into the average. The decay is lower in the first updates, to forget the start."""
         decay = min(self.config.ema_decay, (version + 1) / (version + 10))
         now = self.policy.state_dict()
         for name, mean in self.deployed.state_dict().items():
-            if name in self._parameters:
+            if name in self._parameter_names:
                 mean.lerp_(now[name], 1 - decay)
             else:
                 mean.copy_(now[name])
 
-    def _adapt_learning_rate(self, kl: float) -> None:
-        """Keep the KL of a minibatch near desired_kl (the rule of rsl_rl); a separate critic rate stays as it is."""
-        group = self.optimizer.param_groups[0]
-        lowest, highest = LEARNING_RATE_RANGE
-        if kl > 2 * self.config.desired_kl:
-            group["lr"] = max(min(lowest, group["lr"]), group["lr"] / LEARNING_RATE_FACTOR)
-        elif kl < self.config.desired_kl / 2:
-            group["lr"] = min(max(highest, group["lr"]), group["lr"] * LEARNING_RATE_FACTOR)
-
-
-def _adam(policy: nn.Module, config: PPOConfig) -> torch.optim.Adam:
-    """Adam over the trainable parameters; those named ``critic.*`` apart if they have their own learning rate."""
-    named = [(name, p) for name, p in policy.named_parameters() if p.requires_grad]
-    own_rate = config.critic_learning_rate is not None
-    critic = [p for name, p in named if own_rate and name.startswith("critic.")]
-    actor = [p for name, p in named if not (own_rate and name.startswith("critic."))]
-    groups: list[dict[str, Any]] = [{"params": actor, "lr": config.learning_rate}]
-    if critic:
-        groups.append({"params": critic, "lr": config.critic_learning_rate})
-    return torch.optim.Adam(groups, eps=1e-5, fused=True)
-
 
 def _behaviour_sample_size(batch: Batch, loss: MinibatchLoss) -> Tensor:
-    """Effective sample size of the weights current / behaviour over the valid items of a minibatch. Scalar."""
+    """Return the effective sample size of the weights current / behaviour over valid decisions, a scalar."""
     kept = batch.column("weight") > 0
     return losses.effective_sample_size(losses.log_ratio(loss.log_prob_B, batch.column("behaviour"))[kept])
 
 
 def _explained_variance(batch: Batch) -> float:
-    """1 - Var(return - value) / Var(return) of the behaviour critic on valid items; 0 where returns do not vary."""
+    """Return 1 - Var(return - value) / Var(return) of the behaviour critic over valid decisions.
+
+    0 if the returns do not vary.
+    """
     kept = batch.column("weight") > 0
     target, value = batch.column("return")[kept], batch.column("value")[kept]
     if target.numel() == 0 or float(target.var(correction=0)) == 0:

@@ -1,4 +1,4 @@
-"""Options of PPO, and of what builds on it."""
+"""Options of PPO and of the algorithms that extend it."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class PPOConfig:
     num_minibatches: Count = 4
     """Minibatches of nearly equal size, reshuffled every epoch; nothing is dropped."""
     target_kl: NonNegative | None = None
-    """Stop the epochs after one whose mean approximate KL exceeds this; null: never."""
+    """The epochs stop after one with a higher mean approximate KL; null: never."""
 
     # policy loss
     reduction: Reduction = "sum"
-    """Whose ratios are clipped: those of the whole decision (sum, exact), of its mean over the terms (mean), or of each
-    executed action (action). A clip_range of 0.2 becomes 0.003 for mean and 0.1 for action (docs/flow_rl.md)."""
+    """Log-probability whose ratio is clipped: the decision's (sum, exact), its mean over the terms (mean), or that of
+    each executed action (action). A clip_range of 0.2 becomes 0.003 for mean and 0.1 for action (docs/flow_rl.md)."""
     clip_range: Positive = 0.2
-    """The ratio to the proximal policy counts within 1 +- this. It means something only beside its reduction."""
+    """The ratio to the proximal policy is clipped to 1 +- this. Its scale depends on ``reduction``."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """c > 1: a negative advantage A contributes at least c * A; null: off."""
     normalize_advantage: bool = True
-    """Zero mean and unit variance over the valid decisions of the batch."""
+    """Whether advantages are scaled to zero mean and unit variance over the valid decisions of the batch."""
     entropy_coef: NonNegative = 0.0
     """Weight of the entropy bonus."""
 
@@ -46,30 +46,31 @@ class PPOConfig:
     value_coef: NonNegative = 1.0
     """Weight of the value loss."""
     value_loss: Literal["mse", "huber"] = "mse"
-    """Squared error, or Huber's."""
+    """Squared error or Huber loss."""
     huber_delta: Positive = 1.0
-    """Error beyond which huber is linear."""
+    """Error beyond which the Huber loss is linear."""
     value_clip: NonNegative | None = None
-    """Keep the value within this of the behaviour critic's before the loss; null: off."""
+    """The value is clipped to within this of the behaviour critic's before the loss; null: off."""
 
     # optimiser (Adam)
     learning_rate: NonNegative = 7e-4
-    """Learning rate; the first one of an adaptive schedule, which is saved with the optimiser."""
+    """Learning rate; the initial one if schedule=adaptive, whose present rate is saved with the optimiser."""
     critic_learning_rate: NonNegative | None = None
     """Learning rate of parameters named critic.*; null: the same as learning_rate."""
     schedule: Literal["fixed", "adaptive"] = "adaptive"
-    """adaptive keeps the KL of a minibatch near desired_kl (rsl_rl's rule)."""
+    """adaptive: keep the KL of a minibatch near desired_kl (rule of rsl_rl)."""
     desired_kl: Positive = 0.03
-    """KL of a minibatch that schedule=adaptive steers to."""
+    """Target KL of a minibatch for schedule=adaptive."""
     max_grad_norm: Positive = 1.0
-    """Gradients are scaled down to this norm; those of a critic with its own rate on their own."""
+    """Largest norm of the gradient; a critic with its own learning rate is clipped separately."""
 
     # off-policy correction
     correction: Correction = "decoupled"
     """Correction for data of older weights: decoupled (AReaL), vtrace (IMPALA), tis (truncated), aipo (one-sided) or
     none; see algos/losses.py."""
     proximal: Literal["recompute", "interpolate"] = "recompute"
-    """Proximal log-probabilities by one pass before the epochs, or by version without a pass (decoupled only)."""
+    """Proximal log-probabilities: recomputed in one pass before the epochs, or interpolated by version without a pass
+    (decoupled only)."""
     behaviour_cap: Positive = 5.0
     """Cap of the importance weight in decoupled, tis and aipo."""
     rho_bar: Positive = 1.0
@@ -77,17 +78,17 @@ class PPOConfig:
     c_bar: Positive = 1.0
     """vtrace: cap of the weight in the trace."""
     max_staleness: Natural | None = None
-    """Mask decisions drawn more than this many versions ago; null: keep all."""
+    """Decisions drawn more than this many versions ago are masked; null: none are."""
 
     # starting from another run's policy (init=)
     critic_warmup: Natural = 0
-    """First updates, in which only the critic (parameters named critic.*) learns."""
+    """Number of first updates in which only the critic (parameters named critic.*) learns."""
     reference_kl_coef: NonNegative = 0.0
     """Weight of the KL to the policy that training started from."""
 
-    # what is evaluated and kept
+    # evaluation
     ema_decay: ShareBelow1 = 0.0
-    """ShareBelow1 of an average of the weights over updates, which is evaluated and kept; 0: the weights themselves."""
+    """Decay of the average of the weights over updates that is evaluated and kept; 0: the weights themselves."""
 
     def __post_init__(self) -> None:
         exact = self.correction in ("decoupled", "vtrace") and self.proximal == "recompute"

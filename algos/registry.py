@@ -1,4 +1,4 @@
-"""The algorithms by name."""
+"""Registry of the algorithms."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from embodied.core.registry import Registry
 
 
 class AlgorithmClass(Protocol):
-    """The class of an algorithm, with what a run of it is."""
+    """The class of an algorithm."""
 
     trainer: str
-    """Name in ``embodied.training.TRAINERS`` of the trainer that it belongs to. An algorithm of the trainer
-    ``reinforcement`` is an ``embodied.core.protocols.Algorithm``."""
+    """Name of its trainer in ``embodied.training.TRAINERS``. Algorithms of the trainer ``reinforcement`` are
+    instances of ``embodied.core.protocols.Algorithm``."""
     explores: bool
-    """Whether it learns from the policy's own exploration. Only then are exploration and critic trained, and does a run
-    that starts from it (init=) take them over."""
+    """Whether it learns from the policy's own exploration. Only such algorithms train exploration and critic, and only
+    from their runs does ``init=`` load them."""
 
     def __call__(self, policy: Policy, config: Any, *, seed: int, device: torch.device) -> Any:
         """Build the algorithm. config: an instance of the dataclass that it is registered with."""

@@ -1,16 +1,16 @@
 """Advantages and value targets of chunked decisions.
 
 A decision executes ``num_steps`` (n) control steps. Both discounts are given *per control step*, so that the horizon
-in seconds does not depend on how many actions a chunk executes:
+in seconds does not depend on the number of actions that a chunk executes:
 
     reward    R_t = sum_{i<n} gamma^i r_{t,i}
     discount  gamma^n
     trace     (gamma * lambda)^n         (for n = 1 this is the textbook GAE)
 
-A termination bootstraps 0, a truncation the behaviour critic's V(final_obs), the end of the fragment V of the
-observation after it. Inside a fragment an episode's end also cuts the trace. Values are the behaviour critic's.
+All values V are the behaviour critic's. The bootstrap value is 0 after a termination, V(final_obs) after a truncation,
+and V(last_obs) at the end of the fragment. The end of an episode inside a fragment also cuts the trace.
 
-Shapes: T decisions, N envs, E executed actions. Everything is vectorised over N; python loops over T only.
+Shapes: T decisions, N envs, E executed actions. Everything is vectorised over N; Python loops only over T.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ from embodied.core.types import Fragment
 
 
 def decision_reward(reward_TNE: Tensor, num_steps_TN: Tensor, gamma: float) -> Tensor:
-    """Discounted reward of each decision, [T, N]: sum of gamma**i * r_i over its executed control steps."""
+    """Return each decision's discounted reward, [T, N]: the sum of gamma**i * r_i over its executed control steps."""
     step_E = torch.arange(reward_TNE.shape[-1], device=reward_TNE.device)
     weight_E = (gamma**step_E).to(reward_TNE.dtype)
     return (reward_TNE * (step_E < num_steps_TN[..., None])) @ weight_E
 
 
 def next_value(fragment: Fragment) -> Tensor:
-    """V at the end of each decision, [T, N]: 0 if terminated, V(final_obs) if truncated, else V of what follows."""
+    """Return V at the end of each decision, [T, N].
+
+    0 if terminated, V(final_obs) if truncated, otherwise V of the next observation.
+    """
     follows_TN = torch.cat([fragment.value_TN[1:], fragment.bootstrap_value_N[None]])
     value_TN = torch.where(fragment.truncated_TN, fragment.final_value_TN, follows_TN)
     return value_TN.masked_fill(fragment.terminated_TN, 0.0)
 
 
 def gae(fragment: Fragment, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (Schulman et al. 2016): advantage_TN and return_TN = advantage + value."""
+    """Return advantage_TN and return_TN = advantage + value by GAE (Schulman et al. 2016)."""
     delta_TN = _td_error(fragment, gamma)
     advantage_TN = _accumulate(delta_TN, _trace(fragment, gamma, gae_lambda))
     return advantage_TN, advantage_TN + fragment.value_TN
@@ -45,15 +48,15 @@ def gae(fragment: Fragment, gamma: float, gae_lambda: float) -> tuple[Tensor, Te
 def vtrace(
     fragment: Fragment, log_rho_TN: Tensor, gamma: float, gae_lambda: float, rho_bar: float, c_bar: float
 ) -> tuple[Tensor, Tensor]:
-    """V-trace (IMPALA, Espeholt et al. 2018) with lambda: advantage_TN and value target vs_TN.
+    """Return advantage_TN and value target vs_TN by V-trace with lambda (IMPALA, Espeholt et al. 2018).
 
-    log_rho_TN is log(pi / behaviour) of each decision. With rho = min(rho_bar, e^log_rho), c = min(c_bar, e^log_rho):
+    log_rho_TN: log(pi / behaviour) of each decision. With rho = min(rho_bar, e^log_rho), c = min(c_bar, e^log_rho):
 
         vs_t - V_t = rho_t * delta_t + (gamma lambda)^n c_t (vs_{t+1} - V_{t+1})
         A_t        = rho_t * (delta_t + (gamma lambda)^n (vs_{t+1} - V_{t+1}))
 
     A_t mixes vs and V of the next state by lambda (as rlax does), so that with rho = c = 1 both equal GAE(lambda) for
-    every lambda. The advantage carries its importance weight already: the ratio of the loss must not repeat it.
+    every lambda. The advantage contains its importance weight: the ratio of the loss must not repeat it.
     """
     weight_TN = log_rho_TN.exp()
     rho_TN = weight_TN.clamp(max=rho_bar)
@@ -65,7 +68,7 @@ def vtrace(
 
 
 def normalize(advantage_TN: Tensor, valid_TN: Tensor) -> Tensor:
-    """Zero mean and unit variance over the valid decisions of the whole batch."""
+    """Scale advantages to zero mean and unit variance over the valid decisions of the whole batch."""
     kept = advantage_TN[valid_TN]
     if kept.numel() == 0:
         return advantage_TN
@@ -73,19 +76,20 @@ def normalize(advantage_TN: Tensor, valid_TN: Tensor) -> Tensor:
 
 
 def _td_error(fragment: Fragment, gamma: float) -> Tensor:
+    """Return the temporal difference of each decision, R_t + gamma^n V_{t+1} - V_t, [T, N]."""
     reward_TN = decision_reward(fragment.reward_TNE, fragment.num_steps_TN, gamma)
     discount_TN = (gamma**fragment.num_steps_TN).to(reward_TN.dtype)
     return reward_TN + discount_TN * next_value(fragment) - fragment.value_TN
 
 
 def _trace(fragment: Fragment, gamma: float, gae_lambda: float) -> Tensor:
-    """(gamma lambda)**num_steps, and 0 where the episode ended: how much of the next decision's estimate counts."""
+    """Return the weight of the next decision's estimate, [T, N]: (gamma lambda)**num_steps, 0 if the episode ended."""
     trace_TN = ((gamma * gae_lambda) ** fragment.num_steps_TN).to(fragment.value_TN.dtype)
     return trace_TN.masked_fill(fragment.terminated_TN | fragment.truncated_TN, 0.0)
 
 
 def _accumulate(delta_TN: Tensor, trace_TN: Tensor) -> Tensor:
-    """x_t = delta_t + trace_t * x_{t+1}, from the last decision backwards, [T, N]."""
+    """Return x_t = delta_t + trace_t * x_{t+1}, from the last decision backwards, [T, N]."""
     out_TN = delta_TN.clone()
     for t in range(len(out_TN) - 2, -1, -1):
         out_TN[t].addcmul_(trace_TN[t], out_TN[t + 1])
@@ -93,11 +97,11 @@ def _accumulate(delta_TN: Tensor, trace_TN: Tensor) -> Tensor:
 
 
 def group_relative(fragment: Fragment, group_size: int) -> tuple[Tensor, Tensor]:
-    """Advantage of each env's episode in its group of ``group_size`` neighbours (GRPO, Shao et al. 2024).
+    """Return advantage_N and valid_N of the envs' episodes, compared in groups of ``group_size`` neighbours.
 
-    Returns advantage_N = (return - mean of the group) / its standard deviation, with undiscounted returns, and valid_N:
-    false for a group whose returns are all the same, which says nothing, and for one with an env whose episode is not
-    exactly the fragment, or shorter than the others'. ValueError if N is not a multiple of group_size.
+    advantage_N = (return - group mean) / group standard deviation, of undiscounted returns (GRPO, Shao et al. 2024).
+    valid_N is false for all envs of a group if its returns are all equal, if the episode of an env is not exactly the
+    fragment, or if its episodes differ in length. ValueError if N is not a multiple of group_size.
     """
     num_envs = fragment.reward_TNE.shape[1]
     if num_envs % group_size:
@@ -107,9 +111,9 @@ def group_relative(fragment: Fragment, group_size: int) -> tuple[Tensor, Tensor]
     length_GM = fragment.num_steps_TN.sum(0).view(-1, group_size)
     whole_GM = whole_N.view(-1, group_size) & (length_GM == length_GM.amax(1, keepdim=True))
     return_GM = fragment.reward_TNE.sum((0, 2)).view(-1, group_size)
-    away_GM = return_GM - return_GM.mean(1, keepdim=True)
-    std_G1 = away_GM.square().mean(1, keepdim=True).sqrt()
+    centred_GM = return_GM - return_GM.mean(1, keepdim=True)
+    std_G1 = centred_GM.square().mean(1, keepdim=True).sqrt()
     scale_G1 = return_GM.abs().mean(1, keepdim=True).clamp_min(1.0)
     valid_GM = (std_G1 > 1e-5 * scale_G1) & whole_GM.all(1, keepdim=True)
-    advantage_GM = torch.where(valid_GM, away_GM / std_G1, 0.0)
-    return advantage_GM.flatten(), valid_GM.expand_as(away_GM).flatten()
+    advantage_GM = torch.where(valid_GM, centred_GM / std_G1, 0.0)
+    return advantage_GM.flatten(), valid_GM.expand_as(centred_GM).flatten()

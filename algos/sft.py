@@ -16,7 +16,7 @@ from embodied.core.options import Count, NonNegative, config_dataclass
 from embodied.core.protocols import Imitator, Policy
 from embodied.core.types import Obs
 
-VALIDATION_DRAWS = 8  # of noise and time for each validation chunk, the same ones every time
+VALIDATION_DRAWS = 8  # draws of noise and time per validation chunk, the same ones in every validation
 
 
 @config_dataclass
@@ -24,12 +24,12 @@ class SFTConfig(SupervisedConfig):
     """Options of SFT, whose samples are chunks."""
 
     validation_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
-    """Share of the episodes, at least one, that is never trained on."""
+    """Share of the episodes, at least one, that is held out for validation."""
     keep_grounding: NonNegative = 4.0
-    """Weight of still predicting positions, in scenes of the simulator, if the policy comes from algo=grounding; 0: it
-    may forget."""
+    """Weight of the loss of positions, in scenes of the simulator, for a policy that algo=grounding trained; 0: off."""
     patience: Count | None = None
-    """Validations without improvement that end training, and the best average is kept; null: never, and the last is."""
+    """Training stops after this many validations without improvement and keeps the best average; null: it never stops
+    early and keeps the last average."""
 
 
 @ALGORITHMS.register("sft", config=SFTConfig)
@@ -47,11 +47,11 @@ class SFT(Supervised):
 
     @property
     def keeps_grounding(self) -> bool:
-        """Whether updates need scenes too, so that a grounded policy does not forget where things are."""
+        """Whether updates need scenes too, so that a grounded policy does not forget how to predict positions."""
         return self.config.keep_grounding > 0 and isinstance(self.policy, Groundable) and self.policy.grounded
 
     def pick(self, starts_W: Tensor) -> Tensor:
-        """Draw ``batch_size`` of the starts, with replacement."""
+        """Draw ``batch_size`` of the frames ``starts_W``, with replacement."""
         return starts_W[torch.randint(len(starts_W), (self.config.batch_size,), generator=self.generator)]
 
     def update(self, obs: Obs, action_BHA: Tensor, scenes: Obs | None = None) -> float:
@@ -68,7 +68,7 @@ class SFT(Supervised):
 
     @torch.no_grad()
     def validate(self, obs: Obs, action_BHA: Tensor) -> float:
-        """Return the average weights' loss on held-out chunks, with the same noise and times in every call."""
+        """Return the loss of the average weights on held-out chunks, with the same noise and times in every call."""
         assert isinstance(self.average, Imitator)
         obs, action_BHA = self.to_device(obs), action_BHA.to(self.device)
         generator = torch.Generator().manual_seed(0)

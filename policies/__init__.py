@@ -1,4 +1,4 @@
-"""Policies: torch modules that act and tell the likelihood of how they acted. Imports only embodied.core."""
+"""Policies: torch modules that act and compute the likelihood of their decisions. Imports only embodied.core."""
 
 from collections.abc import Callable
 
@@ -12,11 +12,11 @@ from policies.gaussian import GaussianConfig, GaussianPolicy
 from policies.vla.config import VLAConfig
 
 POLICIES: Registry[Callable[..., Policy]] = Registry("policy")
-"""Builders called as ``build(spec, config)``, spec an EnvSpec and config an instance of the entry's dataclass."""
+"""Builders, called as ``build(spec, config)`` with an EnvSpec and an instance of the entry's config dataclass."""
 
 
 def build_vla(spec: EnvSpec, config: VLAConfig) -> Policy:
-    """A VLAPolicy. transformers is imported only now: it takes seconds that other policies should not cost."""
+    """Build a VLAPolicy. transformers is imported only here, because importing it takes seconds."""
     from policies.vla.policy import VLAPolicy
 
     return VLAPolicy(spec, config)

@@ -1,4 +1,4 @@
-"""What every actor-critic policy has: chunk sizes, a state normaliser and a critic."""
+"""Base of all policies: chunk sizes, a state normaliser and a critic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ActorCriticConfig:
     """Options that all policies share."""
 
     horizon: Count = 4
-    """H, planned actions of a chunk. A flow that executes only some of them imitates worse (docs/flow_rl.md)."""
+    """H, planned actions of a chunk. A flow policy with E < H imitates worse (docs/flow_rl.md)."""
     execute: Count = 4
     """E, executed actions of a chunk, at most horizon."""
     critic_hidden: Widths = (128, 128)
@@ -33,28 +33,29 @@ class ActorCriticConfig:
             raise UserError(f"execute: got {self.execute}, allowed: at most horizon={self.horizon}")
 
 
-SPACES = {
+SPACE_NAMES = {
     Box: "continuous actions (policy=gaussian, flow or vla)",
     Discrete: "choices between discrete actions (policy=categorical)",
 }
 
 
 class ActorCritic(nn.Module):
-    """Base of all policies: a normaliser of the state vector and an asymmetric critic; subclasses add the actor."""
+    """A normaliser of the state vector and an asymmetric critic; subclasses add the actor."""
 
     action_space: ClassVar[type] = Box
+    """Class of the action spaces that the policy supports."""
     must_match: tuple[str, ...] = ("activation",)
     optional_suffixes: tuple[str, ...] = ()
 
     def __init__(self, spec: EnvSpec, config: ActorCriticConfig, critic_inputs: int | None = None) -> None:
-        """critic_inputs: size of what the critic gets beside the privileged observation; None is the state's.
+        """Build normaliser and critic. UserError if the policy does not support the task's action space.
 
-        UserError for a task whose actions the policy cannot give.
+        critic_inputs: size of the critic's input without the privileged observation; None: size of the state.
         """
         super().__init__()
         if not isinstance(spec.action, self.action_space):
-            needed, found = SPACES[self.action_space], SPACES[type(spec.action)]
-            raise UserError(f"{type(self).__name__} gives {needed}, task {spec.task} needs {found}")
+            given, needed = SPACE_NAMES[self.action_space], SPACE_NAMES[type(spec.action)]
+            raise UserError(f"{type(self).__name__} gives {given}, task {spec.task} needs {needed}")
         self.spec = spec
         self.horizon = config.horizon
         self.execute = config.execute
@@ -63,21 +64,21 @@ class ActorCritic(nn.Module):
         self.critic = Critic(inputs, spec.privileged_dim, config.critic_hidden, config.activation)
 
     def normalized_state(self, obs: Obs) -> Tensor:
-        """The actor's whole input, [N, S]."""
+        """Return the standardised state vector, [N, S]."""
         state: Tensor = self.state_normalizer(obs["state"])
         return state
 
     def value(self, obs: Obs) -> Tensor:
-        """Critic's value of each row of obs, [N]."""
+        """Return the critic's value of each row of obs, [N]."""
         return self.state_value(self.normalized_state(obs), obs)
 
     def state_value(self, state: Tensor, obs: Obs) -> Tensor:
-        """As ``value``, for a state that is already normalised."""
+        """Return the critic's value for a state [N, S] that is already normalised, [N]."""
         value: Tensor = self.critic(state, obs.get("privileged"))
         return value
 
     def fit_normalizer(self, obs: Obs) -> None:
-        """Take the statistics of obs["state"] [F, S], if it is there, and keep them from then on."""
+        """Fit the statistics to obs["state"] [F, S], if obs has it, and freeze them."""
         if "state" in obs:
             self.state_normalizer.fit(obs["state"])
 

@@ -1,4 +1,4 @@
-"""A choice between discrete actions."""
+"""A categorical distribution over discrete actions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ class CategoricalConfig(ActorCriticConfig):
     """Options of CategoricalPolicy."""
 
     horizon: int = 1
+    """H, planned actions of a chunk."""
     execute: int = 1
+    """E, executed actions of a chunk, at most horizon."""
     actor_hidden: Widths = (128, 128)
     """Widths of the actor's hidden layers."""
 
@@ -27,8 +29,8 @@ class CategoricalConfig(ActorCriticConfig):
 class CategoricalPolicy(ActorCritic):
     """Independent choices for the H actions of a chunk, each from a softmax over n logits.
 
-    A choice is drawn as the argmax of logits plus Gumbel noise (Gumbel 1954; Maddison et al. 2014). The chain is the
-    choices, float32 [N, 1, H, 1]; their log-probability is the sum of the executed ones'.
+    A choice is drawn as the argmax of logits plus Gumbel noise (Gumbel 1954; Maddison et al. 2014). The chain holds the
+    choices, float32 [N, 1, H, 1]. The log-probability of a decision is the sum over its executed choices.
     """
 
     action_space: ClassVar[type] = Discrete
@@ -42,20 +44,22 @@ class CategoricalPolicy(ActorCritic):
 
     @property
     def noise_shape(self) -> tuple[int, ...]:
+        """[H, n]."""
         return (self.horizon, self.choices)
 
     @property
     def plan_noise_shape(self) -> tuple[int, ...]:
+        """[H, n]."""
         return (self.horizon, self.choices)
 
     def log_probs(self, state: Tensor) -> Tensor:
-        """Log-probability of every choice at a normalised state [N, S], [N, H, n]."""
+        """Return the log-probability of every choice at a normalised state [N, S], [N, H, n]."""
         logits: Tensor = self.actor(state)
         return logits.view(-1, self.horizon, self.choices).log_softmax(-1)
 
     @torch.no_grad()
     def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
-        """The likeliest choices, or with noise [N, H, n] drawn ones, int64 [N, H, 1]."""
+        """Return the likeliest choices, or with noise [N, H, n] drawn ones, int64 [N, H, 1]."""
         return _choose(self.log_probs(self.normalized_state(obs)), noise)
 
     @torch.no_grad()
@@ -70,7 +74,7 @@ class CategoricalPolicy(ActorCritic):
         return PolicySample(choice, log_prob, value, choice.float().unsqueeze(1), version)
 
     def evaluate(self, obs: Obs, chain: Tensor) -> Evaluation:
-        """Log-probability and entropy of the executed choices, and value; chain is [B, 1, H, 1]."""
+        """Return log-probability and entropy of the executed choices, and the value; chain: [B, 1, H, 1]."""
         state = self.normalized_state(obs)
         log_probs = self.log_probs(state)
         log_prob_BE = log_probs.gather(-1, chain[:, 0].long())[:, : self.execute, 0]
@@ -79,9 +83,9 @@ class CategoricalPolicy(ActorCritic):
 
 
 def _choose(log_probs: Tensor, noise: Tensor | None) -> Tensor:
-    """The argmax of log-probabilities [N, H, n], with noise after Gumbel noise is added, int64 [N, H, 1].
+    """Return the argmax of log-probabilities [N, H, n], with Gumbel noise added if noise is given, int64 [N, H, 1].
 
-    A standard normal z becomes Gumbel noise -log(-log(Phi(z))); log(Phi) is exact far out in both tails.
+    A standard normal z becomes Gumbel noise -log(-log(Phi(z))); log(Phi) is accurate in both tails.
     """
     if noise is not None:
         log_probs = log_probs - torch.log(-torch.special.log_ndtr(noise.to(log_probs)))

@@ -1,4 +1,4 @@
-"""The value function: sees what the simulator knows, never exported to a robot."""
+"""The value function. It may observe privileged simulator state and is never exported to a robot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from policies.normalizer import RunningNormalizer
 class Critic(nn.Module):
     """V(state, privileged) with a trunk of its own (Pinto et al. 2018, asymmetric actor critic).
 
-    Holds the normaliser of the privileged part, so that a policy without its critic is all that a robot needs.
+    It contains the normaliser of the privileged observation, so that a robot needs nothing of it.
     """
 
     def __init__(self, state_dim: int, privileged_dim: int, hidden: Sequence[int], activation: str) -> None:
@@ -23,7 +23,10 @@ class Critic(nn.Module):
         self.network = mlp(state_dim + privileged_dim, hidden, 1, activation, gain=1.0)
 
     def forward(self, state: Tensor, privileged: Tensor | None) -> Tensor:
-        """Value [...] of a normalised state [..., S] and a raw privileged observation [..., P] (None if P is 0)."""
+        """Return the value [...] of a normalised state [..., S] and a raw privileged observation [..., P].
+
+        privileged: None if P is 0. ValueError if it is None otherwise.
+        """
         if self.normalizer is not None:
             if privileged is None:
                 raise ValueError("the critic needs obs['privileged'], which this observation lacks")

@@ -1,4 +1,4 @@
-"""Steering a frozen flow policy by its initial noise."""
+"""Steering of a frozen flow policy by its initial noise."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from policies.networks import mlp
 
 @config_dataclass
 class DSRLConfig(FlowConfig):
-    """Options of DSRLPolicy: those of the actor on the noise, and those of the frozen flow, as its own run had them.
-    The flow's exploration has no effect here."""
+    """Options of DSRLPolicy: those of the actor that chooses the noise, and those of the frozen flow.
+
+    The flow's options must be the ones that it was trained with; those of its exploration have no effect.
+    """
 
     noise_hidden: Widths = (128, 128)
-    """Widths of the hidden layers of the actor on the noise."""
+    """Widths of the hidden layers of the actor."""
     noise_bound: Positive = 2.0
-    """Greatest mean of the noise, which in imitation was a standard normal."""
+    """Largest absolute mean of the noise, which was a standard normal in imitation."""
     noise_std: Positive = 0.5
-    """Initial standard deviation around that mean."""
+    """Initial standard deviation of the noise around its mean."""
     noise_std_min: Positive = 0.1
-    """Lower bound of that standard deviation."""
+    """Lower bound of the standard deviation of the noise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,10 +41,10 @@ class DSRLConfig(FlowConfig):
 class DSRLPolicy(GaussianChunk):
     """A Gaussian over the initial noise w [H, A] of a flow policy, ``base``, whose weights never change.
 
-    Diffusion steering (DSRL, Wagenmaker et al. 2025): the base is a map from (state, w) to a chunk, here its ODE, and
-    reinforcement learning happens in w, so that nothing but sampling is asked of the base. w = noise_bound *
-    tanh(actor) + std * normal. Its log-probability is that of all H rows: each of them enters the network that decides
-    on the executed ones. Learned with PPO where the paper uses an off-policy critic.
+    Diffusion steering (DSRL, Wagenmaker et al. 2025): the base maps (state, w) to a chunk, here by its ODE.
+    Reinforcement learning acts on w, with w = noise_bound * tanh(actor) + std * normal, and only samples from the base.
+    The log-probability of a decision is that of all H rows of w, because every row is an input of the network that
+    gives the executed actions. PPO trains the actor; the paper uses an off-policy critic.
     """
 
     must_match = ("activation", "prediction", "denoise_steps")
@@ -59,11 +61,14 @@ class DSRLPolicy(GaussianChunk):
 
     @property
     def std(self) -> Tensor:
+        """Standard deviation of the noise, [H, A]."""
         return self.log_std.clamp_min(self.log_std_min).exp()
 
     def mean(self, state: Tensor) -> Tensor:
+        """Return the mean of the noise [N, H, A] at a normalised state [N, S]."""
         raw: Tensor = self.actor(state)
         return self.noise_bound * torch.tanh(raw).view(-1, self.horizon, self.spec.action_dim)
 
     def decode(self, obs: Obs, drawn: Tensor) -> Tensor:
+        """Return the end of the base's ODE from the initial noise ``drawn``, [N, H, A] both."""
         return self.base.integrate_ode(obs, drawn)[:, -1]

@@ -1,4 +1,4 @@
-"""A Gaussian over action chunks with a learned standard deviation: the classic on-policy actor."""
+"""A Gaussian over action chunks with a learned standard deviation, the usual actor of on-policy algorithms."""
 
 from __future__ import annotations
 
@@ -40,38 +40,40 @@ class GaussianConfig(ActorCriticConfig):
 
 
 class GaussianChunk(ActorCritic):
-    """A diagonal Gaussian over a chunk of numbers [H, A], from which the action follows; subclasses say how.
+    """A diagonal Gaussian over a chunk of numbers [H, A], which ``decode`` of a subclass turns into actions.
 
-    scored_actions: number of the H planned actions, from the first, whose draws are scored: those that bear on what is
-    executed. The chain is what was drawn, [N, 1, H, A].
+    The chain holds the drawn numbers, [N, 1, H, A].
     """
 
     scored_actions: int
+    """Number of first rows of the chunk whose density counts: the rows that affect the executed actions."""
 
     @property
     def std(self) -> Tensor:
-        """Standard deviation, [H, A]."""
+        """Standard deviation of the drawn numbers, [H, A]."""
         raise NotImplementedError
 
     def mean(self, state: Tensor) -> Tensor:
-        """Mean [N, H, A] at a normalised state [N, S]."""
+        """Return the mean of the drawn numbers [N, H, A] at a normalised state [N, S]."""
         raise NotImplementedError
 
     def decode(self, obs: Obs, drawn: Tensor) -> Tensor:
-        """The planned chunk of actions [N, H, A] that follows from what was drawn, [N, H, A]."""
+        """Return the planned chunk of actions [N, H, A] for drawn numbers [N, H, A]."""
         raise NotImplementedError
 
     @property
     def noise_shape(self) -> tuple[int, ...]:
+        """[1, H, A]."""
         return (1, self.horizon, self.spec.action_dim)
 
     @property
     def plan_noise_shape(self) -> tuple[int, ...]:
+        """[H, A]."""
         return (self.horizon, self.spec.action_dim)
 
     @torch.no_grad()
     def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
-        """The chunk that follows from the mean, or with noise [N, H, A] from a draw, [N, H, A]."""
+        """Return the chunk for the mean, or with noise [N, H, A] for a draw, [N, H, A]."""
         mean = self.mean(self.normalized_state(obs))
         return self.decode(obs, mean if noise is None else mean + self.std * noise.to(mean))
 
@@ -88,7 +90,7 @@ class GaussianChunk(ActorCritic):
         return PolicySample(self.decode(obs, drawn), log_prob, value, drawn.unsqueeze(1), version)
 
     def evaluate(self, obs: Obs, chain: Tensor) -> Evaluation:
-        """Log-probability and entropy of what counts, and value; chain is [B, 1, H, A]."""
+        """Return log-probability and entropy of the scored rows, and the value; chain: [B, 1, H, A]."""
         state = self.normalized_state(obs)
         mean, std = self.mean(state).unsqueeze(1), self.std
         log_prob_BE = sum_by_action(gaussian_log_prob(chain, mean, std), self.scored_actions)
@@ -98,9 +100,9 @@ class GaussianChunk(ActorCritic):
 
 
 class GaussianPolicy(GaussianChunk):
-    """Actions ~ N(mean(state), std^2), std learned per action dimension and independent of the state.
+    """Actions ~ N(mean(state), std^2), with a learned std per action dimension that does not depend on the state.
 
-    The mean is not squashed: the environment clips.
+    The mean is unbounded: the environment clips actions.
     """
 
     not_imitated = ("critic.", "log_std")
@@ -115,15 +117,18 @@ class GaussianPolicy(GaussianChunk):
 
     @property
     def std(self) -> Tensor:
+        """Standard deviation of the actions, [H, A]."""
         return self.log_std.clamp(*self.log_std_range).exp()
 
     def mean(self, state: Tensor) -> Tensor:
+        """Return the mean chunk [N, H, A] at a normalised state [N, S]."""
         mean: Tensor = self.actor(state)
         return mean.view(-1, self.horizon, self.spec.action_dim)
 
     def decode(self, obs: Obs, drawn: Tensor) -> Tensor:
+        """Return ``drawn``: the numbers are the actions."""
         return drawn
 
     def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
-        """Mean squared error of the mean against demonstrated chunks, a scalar; the generator is not used."""
+        """Return the mean squared error of the mean chunk, a scalar; the generator is not used."""
         return (self.mean(self.normalized_state(obs)) - action_NHA).square().mean()

@@ -1,4 +1,4 @@
-"""Diagonal Gaussians over action chunks, and which of their dimensions count."""
+"""Densities of diagonal Gaussians over action chunks, and their sums over the executed actions."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ _HALF_LOG_2PI = 0.5 * log(2.0 * pi)
 
 
 def gaussian_log_prob(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Log-density of every element of x under N(mean, std^2); shapes broadcast, nothing is summed."""
+    """Return the log-density of every element of x under N(mean, std^2); shapes broadcast, nothing is summed."""
     return -0.5 * ((x - mean) / std).square() - std.log() - _HALF_LOG_2PI
 
 
 def gaussian_entropy(std: Tensor) -> Tensor:
-    """Entropy (nats) of every element's Gaussian."""
+    """Return the entropy (nats) of every element's Gaussian."""
     return std.log() + (0.5 + _HALF_LOG_2PI)
 
 
 def sum_by_action(per_element: Tensor, execute: int) -> Tensor:
-    """[B, steps, H, A] -> [B, E]: what each of the first E = ``execute`` actions has in all steps and dimensions."""
+    """Sum [B, steps, H, A] over steps and A for each of the first E = ``execute`` actions, [B, E]."""
     return per_element[..., :execute, :].sum((1, 3))
 
 
 def sum_executed(per_element: Tensor, execute: int) -> Tensor:
-    """[B, steps, H, A] -> [B], over steps, the first ``execute`` of H actions and all A.
+    """Sum [B, steps, H, A] over steps, the first ``execute`` of H actions and A, [B].
 
-    These two turn element-wise densities (or entropies) into those of a decision; nothing else does.
+    Only this function and ``sum_by_action`` turn densities or entropies of elements into those of a decision.
     """
     return sum_by_action(per_element, execute).sum(-1)

@@ -1,4 +1,4 @@
-"""Building blocks of small networks: layers, activations and their initialisation."""
+"""Layers and activations of small networks, with their initialisation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def linear(inputs: int, outputs: int, gain: float = sqrt(2.0), bias: bool = True) -> nn.Linear:
-    """A linear layer with orthogonal weights scaled by ``gain`` and zero bias."""
+    """Build a linear layer with orthogonal weights scaled by ``gain`` and zero bias."""
     layer = nn.Linear(inputs, outputs, bias=bias)
     nn.init.orthogonal_(layer.weight, gain)
     if bias:
@@ -25,7 +25,7 @@ def linear(inputs: int, outputs: int, gain: float = sqrt(2.0), bias: bool = True
 
 
 def trunk(inputs: int, hidden: Sequence[int], activation: str) -> nn.Sequential:
-    """Hidden layers, each followed by the activation: [..., inputs] -> [..., hidden[-1]]."""
+    """Build hidden layers, each followed by the activation: [..., inputs] -> [..., hidden[-1]]."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers += [linear(inputs, width), ACTIVATIONS[activation]()]
@@ -34,5 +34,5 @@ def trunk(inputs: int, hidden: Sequence[int], activation: str) -> nn.Sequential:
 
 
 def mlp(inputs: int, hidden: Sequence[int], outputs: int, activation: str, gain: float) -> nn.Sequential:
-    """A trunk and a linear output layer whose weights are scaled by ``gain``: [..., inputs] -> [..., outputs]."""
+    """Build a trunk and a linear output layer with weights scaled by ``gain``: [..., inputs] -> [..., outputs]."""
     return trunk(inputs, hidden, activation).append(linear(hidden[-1], outputs, gain))

@@ -1,4 +1,4 @@
-"""Running standardisation of observations, kept inside the policy so that its weights are complete."""
+"""Running standardisation of observations, whose statistics are buffers of the policy and travel with its weights."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ from torch import Tensor, nn
 
 
 class RunningNormalizer(nn.Module):
-    """Standardises vectors [..., D] by the mean and variance of all that ``update`` has seen.
+    """Standardisation of vectors [..., D] by the mean and variance of all vectors given to ``update``.
 
-    Batches are merged as Chan, Golub and LeVeque (1979) do: stable for any batch size, exact up to rounding. The
-    arithmetic of a merge is float64, the buffers float32. Before the first update it is the identity (clipped).
+    Batches are merged as in Chan, Golub and LeVeque (1979): stable for any batch size, exact up to rounding. A merge
+    computes in float64, the buffers are float32. Before the first update the normaliser only clips.
 
-    ``fit`` replaces all that by the statistics of one data set, which no later update changes: what was learned by
-    imitation would otherwise see its inputs move.
+    ``fit`` replaces the statistics by those of one data set and freezes them. Otherwise reinforcement learning would
+    shift the inputs of a network that imitation trained.
 
     clip: bound of the standardised values. epsilon: added to the variance; a constant feature maps to 0.
     """
 
     count: Tensor
+    """int64 [], number of vectors in the statistics."""
     mean: Tensor
+    """float32 [D]."""
     var: Tensor
+    """float32 [D], biased variance."""
     fixed: Tensor
+    """bool [], whether the statistics are frozen."""
 
     def __init__(self, dim: int, clip: float = 10.0, epsilon: float = 1e-6) -> None:
         super().__init__()
@@ -33,15 +37,16 @@ class RunningNormalizer(nn.Module):
         self.register_buffer("fixed", torch.zeros((), dtype=torch.bool))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Standardise and clip x [..., D]."""
         return ((x - self.mean) * torch.rsqrt(self.var + self.epsilon)).clamp(-self.clip, self.clip)
 
     def inverse(self, standardised: Tensor) -> Tensor:
-        """The x [..., D] that ``forward`` standardises to this, unless it clips."""
+        """Return the x [..., D] that ``forward`` maps to ``standardised``, if it does not clip x."""
         return standardised * torch.sqrt(self.var + self.epsilon) + self.mean
 
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
-        """Fold x [..., D] into the statistics; an empty x changes nothing, nor does any after ``fit``."""
+        """Fold x [..., D] into the statistics; do nothing if x is empty or the statistics are frozen."""
         batch = x.reshape(-1, self.mean.shape[0])
         if batch.shape[0] == 0 or bool(self.fixed):
             return
@@ -56,7 +61,7 @@ class RunningNormalizer(nn.Module):
 
     @torch.no_grad()
     def fit(self, x: Tensor) -> None:
-        """Take the statistics of x [..., D] alone, for good."""
+        """Replace the statistics by those of x [..., D] and freeze them."""
         self.fixed.fill_(False)
         self.count.zero_()
         self.update(x)

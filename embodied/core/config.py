@@ -1,11 +1,17 @@
-"""From ``key=value`` words to a nested mapping: parse, compose the config groups.
+"""Parse ``key=value`` words and compose the config groups into one nested mapping.
 
     argv ── parse_overrides ──► {key: value} ── compose ──► nested mapping ── options.from_mapping ──► dataclass
 
-Precedence, low to high: dataclass defaults, the group's YAML, ``tuned`` settings of the task's YAML, ``with_init``
-settings where ``init`` is given, both for this ``<policy>-<algo>`` pair, the command line. The dataclasses are the
-schema (embodied/core/options.py): a YAML file lists only what differs.
-Everything that a user can get wrong raises UserError with the key, what it got and what is allowed.
+Precedence, low to high:
+
+    1. defaults of the dataclasses
+    2. YAML files of the groups
+    3. ``tuned`` settings in the task's YAML for this ``<policy>-<algo>`` pair
+    4. ``with_init`` settings for the pair, if ``init`` is given
+    5. the command line
+
+The dataclasses are the schema (embodied/core/options.py): a YAML file lists only what differs from them.
+Bad input raises UserError with the key, the value and what is allowed.
 """
 
 from __future__ import annotations
@@ -30,9 +36,9 @@ GROUPS = ("task", "policy", "algo", "runtime", "sim", "sampler")
 
 # ---------------------------------------------------------------------------------------------- words → values
 def parse_overrides(argv: Sequence[str]) -> dict[str, Any]:
-    """``["num_envs=64", "algo.gamma=0.9"]`` → ``{"num_envs": 64, "algo.gamma": 0.9}`` in Hydra's value grammar.
+    """Parse ``["num_envs=64", "algo.gamma=0.9"]`` to ``{"num_envs": 64, "algo.gamma": 0.9}`` in Hydra's grammar.
 
-    A later word wins over an earlier one. UserError if a word is not ``key=value`` or its value does not parse.
+    A later word overrides an earlier one. UserError if a word is not ``key=value`` or its value does not parse.
     """
     parser = OverridesParser.create()
     values: dict[str, Any] = {}
@@ -56,14 +62,17 @@ def parse_overrides(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def nest(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"algo.gamma": 0.9}`` → ``{"algo": {"gamma": 0.9}}``; UserError if a key is both a value and a section."""
+    """Turn ``{"algo.gamma": 0.9}`` into ``{"algo": {"gamma": 0.9}}``.
+
+    UserError if a key is both a value and a section.
+    """
     root: dict[str, Any] = {}
     apply_values(root, values)
     return root
 
 
 def apply_values(root: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Set dotted keys in a nested dictionary, in place, later ones last."""
+    """Set dotted keys in a nested dictionary, in place and in order. UserError if a section is a value."""
     for dotted, value in values.items():
         *sections, last = dotted.split(".")
         node = root
@@ -76,10 +85,11 @@ def apply_values(root: dict[str, Any], values: Mapping[str, Any]) -> None:
 
 # ---------------------------------------------------------------------------------------------- groups → mapping
 def compose(config_dir: Path, name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The resolved configuration as a nested dictionary of plain values.
+    """Compose the configuration ``name`` with overrides; return a nested dictionary of plain values.
 
-    config_dir: absolute, holds ``<name>.yaml`` and one folder per config group. A group's choice is ``task=reach``,
-    a value inside it ``task.goal_tolerance_m=0.01``. UserError with the nearest name for an unknown choice.
+    config_dir: absolute path with ``<name>.yaml`` and one folder per config group. An override chooses from a group
+    (``task=reach``) or sets a value in it (``task.goal_tolerance_m=0.01``). UserError with the nearest name for an
+    unknown choice.
     """
     choices: dict[str, str] = {}
     values = dict(overrides)
@@ -89,9 +99,9 @@ def compose(config_dir: Path, name: str, overrides: Mapping[str, Any]) -> dict[s
             choices[group] = _known_choice(config_dir / group, choice)
     try:
         config = _compose_groups(config_dir, name, choices)
-        pairs, pair = _pairs(config_dir), f"{config.policy.name}-{config.algo.name}"
-        with_init = _entry(config.pop("with_init", None), pair, pairs, "'with_init'")
-        tuned = _entry(config.task.pop("tuned", None), pair, pairs, f"'tuned' of task {config.task.name}")
+        pairs, pair = _all_pairs(config_dir), f"{config.policy.name}-{config.algo.name}"
+        with_init = _settings_of_pair(config.pop("with_init", None), pair, pairs, "'with_init'")
+        tuned = _settings_of_pair(config.task.pop("tuned", None), pair, pairs, f"'tuned' of task {config.task.name}")
         if values.get("init") is None:
             with_init = {}
         tree = OmegaConf.to_container(OmegaConf.merge(config, tuned, with_init), resolve=False)
@@ -104,7 +114,10 @@ def compose(config_dir: Path, name: str, overrides: Mapping[str, Any]) -> dict[s
 
 
 def _known_choice(folder: Path, choice: Any) -> str:
-    """``choice`` if the group has a file for it, or if it is ``<family>/<id>``; UserError with the nearest name."""
+    """Return ``choice`` if the group has a file for it or if it is ``<family>/<id>``.
+
+    UserError with the nearest name otherwise.
+    """
     allowed = sorted(path.stem for path in folder.glob("*.yaml"))
     if not isinstance(choice, str) or (choice not in allowed and "/" not in choice):
         raise unknown_name(folder.name, str(choice), allowed)
@@ -112,7 +125,7 @@ def _known_choice(folder: Path, choice: Any) -> str:
 
 
 def _compose_groups(config_dir: Path, name: str, choices: Mapping[str, str]) -> DictConfig:
-    """The groups' files together; a choice without a file is a section of its name alone."""
+    """Compose the files of the groups; a choice without a file becomes a section that holds only its name."""
     bare = {group: choice for group, choice in choices.items() if not (config_dir / group / f"{choice}.yaml").is_file()}
     overrides = [f"~{group}" if group in bare else f"{group}={choice}" for group, choice in choices.items()]
     GlobalHydra.instance().clear()
@@ -124,16 +137,19 @@ def _compose_groups(config_dir: Path, name: str, choices: Mapping[str, str]) -> 
     return config
 
 
-def _pairs(config_dir: Path) -> list[str]:
-    """Every ``<policy>-<algo>`` that can be chosen."""
+def _all_pairs(config_dir: Path) -> list[str]:
+    """Return every ``<policy>-<algo>`` pair that can be chosen."""
     policies, algos = (
         sorted(path.stem for path in (config_dir / group).glob("*.yaml")) for group in ("policy", "algo")
     )
     return [f"{policy}-{algo}" for policy in policies for algo in algos]
 
 
-def _entry(entries: DictConfig | None, pair: str, pairs: Sequence[str], where: str) -> dict[str, Any]:
-    """The settings for ``pair`` among those that a YAML file has for pairs; UserError if one of them is not a pair."""
+def _settings_of_pair(entries: DictConfig | None, pair: str, pairs: Sequence[str], where: str) -> dict[str, Any]:
+    """Return the settings for ``pair``. UserError if an entry is for a pair that does not exist.
+
+    entries: settings by pair, from a YAML file. pairs: all pairs. where: place of the entries, for the message.
+    """
     entries = entries or DictConfig({})
     for name in entries:
         if name not in pairs:

@@ -1,4 +1,4 @@
-"""Rules that a VecEnv must keep, checked on what it returns. Every error names the rule that is broken."""
+"""Checks of the rules that the outputs of a VecEnv must keep. Every error names the rule that is broken."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from embodied.core.types import Obs, Timestep
 
 
 def check_obs(env: VecEnv, obs: Obs, rows: int, what: str) -> None:
-    """UserError unless ``obs`` has ``rows`` rows of what ``env.spec`` describes. what: where it comes from."""
+    """Raise UserError unless ``obs`` holds ``rows`` observations as ``env.spec`` describes them.
+
+    what: origin of ``obs`` for the message, such as ``step().obs``.
+    """
     spec = env.spec
     expected: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"state": ((spec.state_dim,), torch.float32)}
     if spec.privileged:
@@ -22,47 +25,51 @@ def check_obs(env: VecEnv, obs: Obs, rows: int, what: str) -> None:
         expected["instruction"] = (), torch.int64
     for key, (shape, dtype) in expected.items():
         if key not in obs:
-            raise _broken(env, f"{what} lacks '{key}', which the spec describes; it has: {', '.join(obs)}")
-        _check(env, f"{what}['{key}']", obs[key], (rows, *shape), dtype)
+            raise _contract_error(env, f"{what} lacks '{key}', which the spec describes; it has: {', '.join(obs)}")
+        _check_tensor(env, f"{what}['{key}']", obs[key], (rows, *shape), dtype)
         if dtype == torch.float32 and not bool(torch.isfinite(obs[key]).all()):
-            raise _broken(env, f"{what}['{key}'] has values that are not finite")
+            raise _contract_error(env, f"{what}['{key}'] has values that are not finite")
 
 
 def check_timestep(env: VecEnv, step: Timestep, num_actions: int) -> None:
-    """UserError unless ``step`` is a result of executing chunks of ``num_actions`` in all envs of ``env``."""
+    """Raise UserError unless ``step`` is a result of executing chunks of ``num_actions`` actions in all envs."""
     num = env.num_envs
     check_obs(env, step.obs, num, "step().obs")
-    _check(env, "reward_NE", step.reward_NE, (num, num_actions), torch.float32)
+    _check_tensor(env, "reward_NE", step.reward_NE, (num, num_actions), torch.float32)
     for name in ("terminated_N", "truncated_N"):
-        _check(env, name, getattr(step, name), (num,), torch.bool)
-    _check(env, "num_steps_N", step.num_steps_N, (num,), torch.int64)
+        _check_tensor(env, name, getattr(step, name), (num,), torch.bool)
+    _check_tensor(env, "num_steps_N", step.num_steps_N, (num,), torch.int64)
     if not bool(torch.isfinite(step.reward_NE).all()):
-        raise _broken(env, "reward_NE has values that are not finite")
+        raise _contract_error(env, "reward_NE has values that are not finite")
     if bool((step.terminated_N & step.truncated_N).any()):
-        raise _broken(env, "an episode cannot be terminated and truncated at once")
+        raise _contract_error(env, "an episode cannot be terminated and truncated at once")
     if int(step.num_steps_N.min()) < 1 or int(step.num_steps_N.max()) > num_actions:
-        raise _broken(env, f"num_steps_N must be 1 to {num_actions}, the actions of the chunk")
+        raise _contract_error(env, f"num_steps_N must be 1 to {num_actions}, the actions of the chunk")
     ended_N = step.terminated_N | step.truncated_N
     if bool((step.num_steps_N[~ended_N] != num_actions).any()):
-        raise _broken(env, "an env whose episode goes on must execute the whole chunk")
+        raise _contract_error(env, "an env whose episode has not ended must execute the whole chunk")
     late_NE = torch.arange(num_actions)[None] >= step.num_steps_N[:, None]
     if bool((step.reward_NE[late_NE] != 0).any()):
-        raise _broken(env, "rewards after the end of an episode must be 0")
+        raise _contract_error(env, "rewards after the end of an episode must be 0")
     if step.final_ids.tolist() != ended_N.nonzero().squeeze(-1).tolist():
-        raise _broken(env, "final_ids must be the rows that terminated or were truncated, in order")
+        raise _contract_error(env, "final_ids must be the rows that terminated or were truncated, in order")
     check_obs(env, step.final_obs, len(step.final_ids), "step().final_obs")
     if step.episodes.env_id_M.tolist() != step.final_ids.tolist():
-        raise _broken(env, "episodes must have one row for each of final_ids")
+        raise _contract_error(env, "episodes must have one row for each of final_ids")
     for outcomes in (step.episodes.once, step.episodes.at_end):
         if set(outcomes) != set(env.spec.outcomes):
-            raise _broken(env, f"episodes must say of every outcome of the spec, {list(env.spec.outcomes)}")
+            raise _contract_error(
+                env, f"episodes must have exactly the outcomes of the spec, {list(env.spec.outcomes)}"
+            )
 
 
-def _check(env: VecEnv, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def _check_tensor(env: VecEnv, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Raise UserError unless a tensor has the shape and the type that it must have."""
     if tuple(tensor.shape) != shape or tensor.dtype != dtype:
         got = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-        raise _broken(env, f"{name} is {got}, must be {str(dtype).removeprefix('torch.')} {list(shape)}")
+        raise _contract_error(env, f"{name} is {got}, must be {str(dtype).removeprefix('torch.')} {list(shape)}")
 
 
-def _broken(env: VecEnv, rule: str) -> UserError:
+def _contract_error(env: VecEnv, rule: str) -> UserError:
+    """Return the error for a broken rule."""
     return UserError(f"environment '{env.spec.task}' breaks the contract of a VecEnv: {rule}")

@@ -1,10 +1,10 @@
-"""What episodes are to be, who decides it, and what came of them.
+"""Plans of episodes, the samplers that draw them, and statistics of the episodes that ended.
 
     sampler.start() ──► EpisodePlans of all envs ──► VecEnv ──► EpisodeStats of those that ended
         sampler.next(stats, steps_left_N) ──► EpisodePlans of their next episodes ──┘
 
-A simulator knows none of the reasons for a plan: staggered starts, starts from a later stage, groups of equal episodes,
-the fixed episodes of an evaluation and curricula are all samplers.
+A simulator only executes plans. Staggered starts, starts from a later stage, groups of equal episodes, the fixed
+episodes of an evaluation and curricula are all samplers.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class EpisodePlans:
-    """What n episodes are to be, one row each. An episode is a pure function of its plan and of the actions."""
+    """Plans of n episodes, one row each. An episode is a pure function of its plan and of the actions."""
 
     seed_n: Ints
     """Env seed, at least 0."""
     number_n: Ints
-    """Number of the episode among those of its seed."""
+    """Number of the episode among those of its env seed."""
     instruction_n: Ints
     """Index into ``EnvSpec.instructions``; 0 where there are none."""
     stage_n: Ints
-    """0 for the ordinary start, i for ``EnvSpec.stages[i - 1]``."""
+    """Stage that the episode starts from: 0 for the ordinary start, i for ``EnvSpec.stages[i - 1]``."""
     time_limit_n: Ints
     """Control steps after which the episode is truncated, at least 1."""
 
@@ -42,51 +42,51 @@ class EpisodePlans:
         return len(self.seed_n)
 
     def rows(self, ids: Ints | NDArray[np.bool_] | slice) -> EpisodePlans:
-        """The plans of some rows, in the order of ``ids``."""
+        """Return the plans of rows ``ids``, in that order."""
         return EpisodePlans(*(getattr(self, field.name)[ids] for field in fields(self)))
 
     def put(self, ids: Ints, plans: EpisodePlans) -> None:
-        """Overwrite rows ``ids`` in place by ``plans``."""
+        """Overwrite rows ``ids`` by ``plans``, in place."""
         for field in fields(self):
             getattr(self, field.name)[ids] = getattr(plans, field.name)
 
     @staticmethod
     def empty(num: int) -> EpisodePlans:
-        """``num`` plans to be overwritten: seed 0, episode 0, ordinary start, one control step."""
+        """Return ``num`` plans to be overwritten: seed 0, episode 0, ordinary start, one control step."""
         seed, number, instruction, stage = np.zeros((4, num), dtype=np.int64)
         return EpisodePlans(seed, number, instruction, stage, np.ones(num, dtype=np.int64))
 
     @staticmethod
     def concatenate(parts: Sequence[EpisodePlans]) -> EpisodePlans:
-        """All rows of ``parts``, in order."""
+        """Return all rows of ``parts``, in order."""
         if not parts:
             return EpisodePlans.empty(0)
         return EpisodePlans(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(EpisodePlans)))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The columns as tensors; copies."""
+        """Return the columns as tensors (copies), under keys that begin with ``plan/``."""
         return {f"plan/{f.name[:-2]}": torch.from_numpy(getattr(self, f.name).copy()) for f in fields(self)}
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor]) -> EpisodePlans:
-        """The plans whose ``state_dict`` is in ``state`` among others."""
+        """Return the plans whose ``state_dict`` is a part of ``state``."""
         return EpisodePlans(*(state[f"plan/{f.name[:-2]}"].numpy().copy() for f in fields(EpisodePlans)))
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStats:
-    """Episodes that ended in one step call, one row each (M rows, M may be 0)."""
+    """Statistics of the M episodes that ended in one call of ``VecEnv.step``, one row each; M may be 0."""
 
     env_id_M: Tensor
-    """int64, index in the VecEnv."""
+    """int64, index of the env in the VecEnv."""
     return_M: Tensor
-    """float32, undiscounted sum of rewards."""
+    """float32, undiscounted sum of the episode's rewards."""
     length_M: Tensor
-    """int64, control steps."""
+    """int64, control steps of the episode."""
     plans: EpisodePlans
-    """What each episode was to be, M rows."""
+    """Plan of each episode, M rows."""
     once: Mapping[str, Tensor]
-    """For each of ``EnvSpec.outcomes``, whether it held after some step, bool [M]."""
+    """For each of ``EnvSpec.outcomes``, whether it held after at least one step, bool [M]."""
     at_end: Mapping[str, Tensor]
     """For each of ``EnvSpec.outcomes``, whether it held after the last step, bool [M]."""
 
@@ -95,23 +95,23 @@ class EpisodeStats:
 
     @property
     def success_once_M(self) -> Tensor:
-        """bool [M]; only where the environment has the outcome ``success``."""
+        """Whether the episode was solved after at least one step, bool; KeyError without the outcome ``success``."""
         return self.once[SUCCESS]
 
     @property
     def success_at_end_M(self) -> Tensor:
-        """bool [M]; only where the environment has the outcome ``success``."""
+        """Whether the episode was solved after the last step, bool; KeyError without the outcome ``success``."""
         return self.at_end[SUCCESS]
 
     def rows(self, ids: Tensor) -> EpisodeStats:
-        """Some of the episodes; ids: int64 indices or a bool mask [M]."""
+        """Return some of the episodes. ids: int64 indices or a bool mask [M]."""
         once, at_end = ({name: held[ids] for name, held in part.items()} for part in (self.once, self.at_end))
         plans = self.plans.rows(ids.numpy())
         return EpisodeStats(self.env_id_M[ids], self.return_M[ids], self.length_M[ids], plans, once, at_end)
 
     @staticmethod
     def concatenate(parts: Sequence[EpisodeStats]) -> EpisodeStats:
-        """All rows of ``parts``, which have the same outcomes."""
+        """Return all rows of ``parts``, which must have the same outcomes."""
         parts = [part for part in parts if len(part)]
         if not parts:
             none = torch.zeros(0)
@@ -126,48 +126,53 @@ class EpisodeStats:
 
 @runtime_checkable
 class EpisodeSampler(Protocol):
-    """Decides what the episodes of one VecEnv are to be. Used by the thread that steps it."""
+    """Draws the plans of the episodes of one VecEnv. Used only by the thread that steps the VecEnv."""
 
     num_envs: int
+    """N, number of envs of the VecEnv."""
 
     def start(self) -> EpisodePlans:
-        """Plans for a new episode in every env; the present ones, if there are any, are given up."""
+        """Return the plan of a new episode for every env; episodes in progress are abandoned."""
         ...
 
     def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
-        """Plans for the next episodes of envs ``ended.env_id_M``, in that order.
+        """Return the plans of the next episodes of envs ``ended.env_id_M``, in that order.
 
-        ended: how their last episodes ended. steps_left_N: int64, control steps that every env still has to its time
-        limit; 0 for an env whose time is up.
+        ended: statistics of the episodes that ended in these envs. steps_left_N: int64, control steps that every env
+        has left until its time limit; 0 if the limit is reached.
         """
         ...
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything that ``load_state_dict`` needs to draw the same plans again, as tensors; copies."""
+        """Return all that ``load_state_dict`` needs to draw the same plans again, as tensors (copies)."""
         ...
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue exactly from what ``state_dict`` returned."""
+        ...
 
 
 class PlanList:
-    """A sampler that hands out given plans in order, each once, to whichever env is free.
+    """A sampler that gives each plan of a list once, in order, to the next env that is free.
 
-    Every plan is run to its end, so short episodes are not favoured. An env for which no plan is left runs its last one
-    again, under number -1, which tells that it does not count.
+    Every plan is run to its end, so short episodes are not favoured. If no plan is left, an env repeats its last one.
+    Repeats have the episode number -1.
     """
 
     def __init__(self, plans: EpisodePlans, num_envs: int) -> None:
         assert 1 <= num_envs <= len(plans), f"{num_envs} envs for {len(plans)} plans"
         self.plans, self.num_envs = plans, num_envs
-        self._given = num_envs
+        self._num_given = num_envs
 
     def start(self) -> EpisodePlans:
-        self._given = self.num_envs
+        """Return the first plans of the list."""
+        self._num_given = self.num_envs
         return self.plans.rows(slice(self.num_envs))
 
     def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
-        wanted = np.arange(self._given, self._given + len(ended))
-        self._given = min(self._given + len(ended), len(self.plans))
+        """Return the next plans of the list, then repeats."""
+        wanted = np.arange(self._num_given, self._num_given + len(ended))
+        self._num_given = min(self._num_given + len(ended), len(self.plans))
         fresh = wanted < len(self.plans)
         plans = ended.plans.rows(slice(None))
         again = EpisodePlans.concatenate([plans])  # a copy
@@ -176,12 +181,14 @@ class PlanList:
         return again
 
     @staticmethod
-    def counted(ended: EpisodeStats) -> EpisodeStats:
-        """Those of the episodes that ran a plan of the list."""
+    def without_repeats(ended: EpisodeStats) -> EpisodeStats:
+        """Return the episodes that ran a plan of the list."""
         return ended.rows(torch.from_numpy(ended.plans.number_n >= 0))
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"given": torch.tensor(self._given)}
+        """Return the number of plans given so far."""
+        return {"given": torch.tensor(self._num_given)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._given = int(state["given"])
+        """Continue after the plans that were given before."""
+        self._num_given = int(state["given"])

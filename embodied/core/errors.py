@@ -1,4 +1,4 @@
-"""Errors that a user can cause, and how they read."""
+"""The error for bad input, and suggestions of names for its message."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class UserError(ValueError):
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str | None:
-    """The allowed name closest to ``name``, or None if none is close."""
+    """Return the allowed name closest to ``name``, or None if none is close."""
     matches = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.5)
     return matches[0] if matches else None
 
 
 def unknown_name(kind: str, got: str, allowed: Iterable[str]) -> UserError:
-    """The error for a name that is not one of ``allowed``; it lists them and suggests the nearest."""
+    """Return the error for a name that is not in ``allowed``; its message lists these and suggests the nearest."""
     names = sorted(allowed)
     suggestion = nearest(got, names)
     hint = f" Did you mean '{suggestion}'?" if suggestion else ""

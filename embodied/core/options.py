@@ -1,4 +1,4 @@
-"""Options of every section of the configuration: dataclasses whose fields state types, ranges and names.
+"""Typed options: dataclasses whose annotations state the type, the range or the names that a field allows.
 
     @config_dataclass
     class NetworkConfig:
@@ -8,8 +8,8 @@
     from_mapping(NetworkConfig, {"hidden": [64]}, "policy")     from YAML and the command line
     NetworkConfig(hidden=(64,))                                 from Python, checked in the same way
 
-pydantic checks one field at a time, by its annotation. What relates two fields to each other is checked in
-``__post_init__``, by raising UserError. Nothing here imports torch or hydra.
+pydantic checks one field at a time, by its annotation. A ``__post_init__`` checks relations between fields and raises
+UserError. Nothing here imports torch or hydra.
 """
 
 from __future__ import annotations
@@ -31,33 +31,34 @@ from embodied.core.errors import UserError, nearest
 T = TypeVar("T")
 
 Count = Annotated[int, Field(ge=1)]
-"""A whole number from 1."""
+"""An integer, at least 1."""
 Natural = Annotated[int, Field(ge=0)]
-"""A whole number from 0."""
+"""An integer, at least 0."""
 Positive = Annotated[float, Field(gt=0)]
 """A number above 0."""
 NonNegative = Annotated[float, Field(ge=0)]
-"""A number from 0."""
+"""A number, at least 0."""
 Share = Annotated[float, Field(ge=0, le=1)]
 """A number from 0 to 1."""
 ShareBelow1 = Annotated[float, Field(ge=0, lt=1)]
-"""A number from 0 to below 1."""
+"""A number from 0 to 1, 1 excluded."""
 Widths = Annotated[tuple[Count, ...], Field(min_length=1)]
-"""Widths of one hidden layer or more."""
+"""Widths of one or more hidden layers."""
 
 
 def _not_blank(text: str) -> str:
+    """Return ``text``; pydantic's error if it is only spaces."""
     if not text.strip():
         raise PydanticCustomError("blank", "text that is not blank")
     return text
 
 
 Text = Annotated[str, AfterValidator(_not_blank)]
-"""Text that is more than spaces."""
+"""Text with at least one character that is not a space."""
 
 
 def one_of(names: Collection[str]) -> AfterValidator:
-    """For ``Annotated[str, one_of(TABLE)]``: a name in a table. ``Literal`` is for names that are in no table."""
+    """Allow only the names in a table: ``Annotated[str, one_of(TABLE)]``. ``Literal`` is for names without a table."""
 
     def check(name: str) -> str:
         if name not in names:
@@ -69,7 +70,7 @@ def one_of(names: Collection[str]) -> AfterValidator:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def config_dataclass(cls: type[T]) -> type[T]:
-    """Make a frozen dataclass of options. Its constructor raises UserError for a value that is not allowed."""
+    """Turn a class into a frozen dataclass of options, whose constructor raises UserError for a bad value."""
     cls.__get_pydantic_core_schema__ = classmethod(_schema)  # type: ignore[attr-defined]
     made = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))(cls)
     init: Callable[..., None] = made.__init__
@@ -86,10 +87,10 @@ def config_dataclass(cls: type[T]) -> type[T]:
 
 
 def from_mapping(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
-    """Build options from a mapping; ``path`` is the prefix of keys in messages.
+    """Build options from a mapping. ``path``: prefix of the keys in messages.
 
-    Whole floats (``1e6``) are taken as integers, integers as floats and lists as tuples. UserError for anything else
-    that does not fit: it names the key, what it got, what is allowed and the nearest name.
+    Whole floats (``1e6``) are accepted as integers, integers as floats and lists as tuples. Any other value that does
+    not fit raises UserError with the key, the value, what is allowed and the nearest name.
     """
     assert hasattr(cls, "__pydantic_config__"), f"{cls.__name__} must be a config_dataclass"
     try:
@@ -100,7 +101,7 @@ def from_mapping(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
 
 # -- strictness --------------------------------------------------------------------------------------------------------
 def _schema(cls: type[Any], source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-    """pydantic's schema of a dataclass with the fields' types taken as they are written; see ``_exact``."""
+    """Return pydantic's schema of a dataclass, with every field made strict by ``_exact``."""
     schema = cast(dict[str, Any], handler(source))
     for field in schema["schema"]["fields"]:
         field["schema"] = _exact(field["schema"])
@@ -108,9 +109,9 @@ def _schema(cls: type[Any], source: Any, handler: GetCoreSchemaHandler) -> CoreS
 
 
 def _exact(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a value without conversions of text, truth values and numbers into each other.
+    """Return the schema of a value without conversions between text, booleans and numbers.
 
-    pydantic's own strictness would also refuse whole floats as integers, lists as tuples and mappings as dataclasses.
+    pydantic's strict mode would also refuse whole floats as integers, lists as tuples and mappings as dataclasses.
     """
     assert schema["type"] != "union", "an option has one type, or one type and None"
     if schema["type"] == "dataclass":
@@ -123,12 +124,12 @@ def _exact(schema: dict[str, Any]) -> dict[str, Any]:
     if schema["type"] in ("bool", "int", "float"):
         schema["strict"] = True
     if schema["type"] == "int":
-        return dict(core_schema.no_info_before_validator_function(_whole, cast(CoreSchema, schema)))
+        return dict(core_schema.no_info_before_validator_function(_whole_to_int, cast(CoreSchema, schema)))
     return schema
 
 
-def _whole(value: Any) -> Any:
-    """A float without a fraction as an integer; anything else as it is."""
+def _whole_to_int(value: Any) -> Any:
+    """Convert a float without a fraction to an integer; return anything else unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -146,29 +147,33 @@ ALLOWED = {
     "too_short": "{min_length} or more entries",
     "too_long": "at most {max_length} entries",
 }
-"""What pydantic's kinds of errors allow, in the words of a user of YAML."""
+"""Allowed values in the words of a YAML user, by pydantic's type of error."""
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+"""Words for pydantic's bounds."""
 
 
 def _user_error(error: ValidationError, cls: type[Any], path: str) -> UserError:
-    """The first of the errors. ``cls`` is what was to be built, ``path`` where it stands in the configuration."""
+    """Convert the first of pydantic's errors.
+
+    cls: the options that could not be built. path: their place in the configuration.
+    """
     first = error.errors(include_url=False)[0]
     loc, kind = first["loc"], first["type"]
     if loc and isinstance(loc[0], int):  # an argument without its name
         loc = (dataclasses.fields(cls)[loc[0]].name, *loc[1:])
     if kind == "value_error":  # from __post_init__
-        return UserError(_placed(str(first["ctx"]["error"]), _annotation(cls, loc), _join(path, *loc)))
+        return UserError(_with_path(str(first["ctx"]["error"]), _annotation(cls, loc), _join(path, *loc)))
     if kind == "unexpected_keyword_argument":
         return _unknown_key(str(loc[-1]), _annotation(cls, loc[:-1]), _join(path, *loc[:-1]))
     if kind == "missing" and isinstance(loc[-1], str):
         return UserError(f"{_join(path, *loc)} is missing: give {_join(path, *loc)}=...")
     if kind == "missing":  # an item of a tuple, whose input is the whole tuple
         loc = loc[:-1]
-    return _wrong(first, _annotation(cls, loc), _join(path, *loc))
+    return _wrong_value(first, _annotation(cls, loc), _join(path, *loc))
 
 
-def _wrong(error: ErrorDetails, annotation: Any, path: str) -> UserError:
-    """The error for a value that its own annotation does not allow."""
+def _wrong_value(error: ErrorDetails, annotation: Any, path: str) -> UserError:
+    """Return the error for a value that its annotation does not allow."""
     got = "null" if error["input"] is None else repr(error["input"])
     context = error.get("ctx", {})
     inner = _without_null(annotation)
@@ -185,6 +190,7 @@ def _wrong(error: ErrorDetails, annotation: Any, path: str) -> UserError:
 
 
 def _unknown_key(key: str, cls: Any, path: str) -> UserError:
+    """Return the error for a key that the options ``cls`` lack; it suggests the nearest one."""
     names = sorted(field.name for field in dataclasses.fields(cls))
     suggestion = nearest(key, names)
     hint = f" Did you mean '{_join(path, suggestion)}'?" if suggestion else ""
@@ -192,8 +198,8 @@ def _unknown_key(key: str, cls: Any, path: str) -> UserError:
     return UserError(f"unknown key '{_join(path, key)}'.{hint} Allowed: {allowed}")
 
 
-def _placed(message: str, cls: Any, path: str) -> str:
-    """The message of a ``__post_init__``, with the path of the section before the field that it begins with."""
+def _with_path(message: str, cls: Any, path: str) -> str:
+    """Return the message of a ``__post_init__`` with the path of its section in front of it."""
     word = re.match(r"\w*", message)
     names = {field.name for field in dataclasses.fields(cls)}
     if word and word[0] in names:
@@ -202,7 +208,7 @@ def _placed(message: str, cls: Any, path: str) -> str:
 
 
 def _annotation(cls: Any, loc: tuple[int | str, ...]) -> Any:
-    """The annotation of the value at ``loc`` in a dataclass."""
+    """Return the annotation of the value at ``loc`` in a dataclass."""
     hint = cls
     for part in loc:
         hint = _without_null(hint)
@@ -215,22 +221,22 @@ def _annotation(cls: Any, loc: tuple[int | str, ...]) -> Any:
 
 
 def _without_null(hint: Any) -> Any:
-    """``X`` for ``X | None``, anything else as it is."""
+    """Return ``X`` for ``X | None``, any other annotation unchanged."""
     args = typing.get_args(hint)
     return args[0] if types.NoneType in args else hint
 
 
 def _bounds(hint: Any) -> str:
-    """``Annotated[float, Field(ge=0, lt=1)]`` → "at least 0 and below 1" """
+    """Describe the bounds of an annotation: ``Annotated[float, Field(ge=0, lt=1)]`` → "at least 0 and below 1"."""
     marks = [mark for field in hint.__metadata__ for mark in field.metadata]
-    found = [
+    bounds = [
         f"{words} {getattr(mark, name)}" for mark in marks for name, words in BOUNDS.items() if hasattr(mark, name)
     ]
-    return " and ".join(found)
+    return " and ".join(bounds)
 
 
 def _join(path: str, *parts: int | str) -> str:
-    """``"task", "sizes", 2`` → ``task.sizes[2]``"""
+    """Join the parts of a key: ``"task", "sizes", 2`` → ``task.sizes[2]``."""
     for part in parts:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     return path

@@ -1,4 +1,7 @@
-"""What the runtime asks of an environment, a policy and an algorithm. Nothing else is called on them."""
+"""Interfaces of environments, policies and algorithms: all that the runtime and the trainers call on them.
+
+``VecEnv``, ``Policy`` and ``Algorithm`` are needed to train. The other protocols are capabilities, each optional.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,25 @@ from embodied.core.spec import EnvSpec
 from embodied.core.types import Evaluation, Fragment, Obs, PolicySample, Timestep
 
 Metrics = dict[str, float]
+"""Values of one update by the name under which they are logged."""
 
 
+# -- environments ------------------------------------------------------------------------------------------------------
 @runtime_checkable
 class VecEnv(Protocol):
     """N environments of one task, SAME_STEP autoreset. Used by one thread at a time."""
 
     num_envs: int
+    """N, number of environments."""
     spec: EnvSpec
+    """Description of the environment; the same for all N."""
     device: torch.device
-    """Where observations and rewards are, and where actions should be."""
+    """Device of observations and rewards, and of the actions that ``step`` takes."""
 
     def reset(self, sampler: EpisodeSampler) -> Obs:
-        """Start an episode in every env as ``sampler`` says, which is asked again whenever one ends.
+        """Start an episode in every env and return its observation, [N, ...].
 
-        Returns the observation of every env, with leading dimension N.
+        ``sampler`` gives the plans of these episodes, and those of the next ones whenever episodes end.
         """
         ...
 
@@ -39,27 +46,30 @@ class VecEnv(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what the environments hold, such as threads."""
+        ...
 
 
 @runtime_checkable
 class ExactResume(VecEnv, Protocol):
-    """A VecEnv that can go on exactly from a saved state. A run without it starts new episodes when it is resumed."""
+    """A VecEnv that can continue exactly from a saved state. Other envs start new episodes when a run is resumed."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that ``load_state_dict`` needs to continue exactly, as tensors."""
+        """Return all that ``load_state_dict`` needs to continue exactly, as tensors."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Tensor], sampler: EpisodeSampler) -> None:
-        """Continue from a state; ``sampler`` has loaded its own already. ValueError for one that does not fit."""
+        """Continue from a state with a sampler whose state is loaded already. ValueError if it does not fit."""
         ...
 
 
 @runtime_checkable
 class Watchable(VecEnv, Protocol):
-    """A VecEnv that calls ``on_control_step`` with itself after every control step, before a reset."""
+    """A VecEnv with a callback for every control step."""
 
     on_control_step: Callable[[Any], None] | None
+    """Called with the env itself after every control step, before a reset; None: nothing is called."""
 
 
 @runtime_checkable
@@ -67,13 +77,14 @@ class Demonstrating(VecEnv, Protocol):
     """A VecEnv with a scripted expert."""
 
     def expert(self) -> Tensor:
-        """The action [N, A] that leads from the present state to success."""
+        """Return the expert's action in the present state, [N, A]."""
         ...
 
 
+# -- policies ----------------------------------------------------------------------------------------------------------
 @runtime_checkable
 class Policy(Protocol):
-    """A torch module that acts, and that can tell the likelihood of how it acted."""
+    """A torch module that acts and computes the likelihood of its recorded decisions."""
 
     horizon: int
     """H, planned actions of a chunk."""
@@ -87,13 +98,13 @@ class Policy(Protocol):
 
     @property
     def plan_noise_shape(self) -> tuple[int, ...]:
-        """Shape of the standard normals that ``plan`` can take for one decision."""
+        """Shape of the standard normals that ``plan`` takes for one decision."""
         ...
 
     def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
-        """Plan a chunk [N, H, A] for each row of obs: what is deployed. No gradient.
+        """Plan a chunk [N, H, A] for each row of obs, as a deployed policy does. No gradient.
 
-        It needs nothing privileged and runs no critic. noise: standard normals [N, *plan_noise_shape]; None plans
+        Needs no privileged observation and runs no critic. noise: standard normals [N, *plan_noise_shape]; None plans
         deterministically.
         """
         ...
@@ -103,28 +114,35 @@ class Policy(Protocol):
         ...
 
     def evaluate(self, obs: Obs, chain: Tensor) -> Evaluation:
-        """Log-probability, entropy and value of the decisions recorded in chain, differentiable."""
+        """Return log-probability, entropy and value of recorded decisions, differentiable.
+
+        chain: ``PolicySample.chain`` of the decisions.
+        """
         ...
 
     def value(self, obs: Obs) -> Tensor:
-        """Critic's value of each row of obs, [N]."""
+        """Return the critic's value of each row of obs, [N]."""
         ...
 
     def update_normalizer(self, obs: Obs) -> None:
         """Fold a batch of observations [B, ...] into the running statistics (buffers of the module)."""
         ...
 
-    def state_dict(self) -> dict[str, Tensor]: ...
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the weights, with the statistics of the normalisers."""
+        ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> Any: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> Any:
+        """Load what ``state_dict`` returned."""
+        ...
 
 
 @runtime_checkable
 class Instructable(Protocol):
-    """A policy that reads instructions, also such as are not in the spec that it was built for."""
+    """A policy that reads instructions, also those that are not in the spec that it was built for."""
 
     def tokenize(self, texts: Sequence[str]) -> Obs:
-        """``instruction_tokens`` and ``instruction_mask`` [N, L] of N texts, in place of ``instruction``.
+        """Return ``instruction_tokens`` and ``instruction_mask`` [N, L] of N texts, which replace ``instruction``.
 
         UserError for a text that the policy cannot read.
         """
@@ -161,66 +179,72 @@ class Imitator(Fitted, Protocol):
     """Prefixes of the weights that imitation does not train: those of exploration and critic."""
 
     def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
-        """Loss of demonstrated chunks [N, H, A], a differentiable scalar."""
+        """Return the loss of demonstrated chunks [N, H, A], a differentiable scalar."""
         ...
 
 
 @runtime_checkable
 class Precomputing(Protocol):
-    """A policy of whose network a part is frozen."""
+    """A policy that can compute the frozen part of its network once and reuse the outputs."""
 
     precompute_in_actor: bool
-    """Whether it is done where decisions are made, once each, so that the learner never sees what was read; otherwise
-    the learner does it, once for every batch."""
+    """True: the actor precomputes, once per decision, and the learner never gets the inputs of the frozen part.
+    False: the learner precomputes, once per batch."""
 
     def precompute(self, obs: Obs) -> Obs:
-        """Observations [B, ...] in which what the frozen part makes of them takes the place of what it reads; as they
-        are where nothing is frozen. ``evaluate`` takes either."""
+        """Replace the frozen part's inputs by its outputs in observations [B, ...]; do nothing if nothing is frozen.
+
+        ``evaluate`` and the imitation loss take observations of either kind.
+        """
         ...
 
-    def may_keep(self, decisions: int) -> bool:
-        """Whether what so many observations become is small enough to be kept."""
+    def fits_cache(self, decisions: int) -> bool:
+        """Return whether the outputs of the frozen part for so many decisions are small enough to be kept."""
         ...
 
 
 @runtime_checkable
 class Pretrained(Protocol):
-    """A policy around a model of another library, whose layout on disk it can write."""
+    """A policy around a model of another library, which it can save in that library's layout."""
 
     def save_architecture(self, path: Path) -> None:
-        """What the policy's own weights need beside them to be loaded again, into a new directory."""
+        """Write all that is needed beside the policy's own weights to load it again, into a new directory."""
         ...
 
     def save_pretrained(self, path: Path) -> None:
-        """All that the other library needs to load the model, beside what ``save_architecture`` wrote."""
+        """Write all that the other library needs to load the model, into a directory that may exist."""
         ...
 
 
 @runtime_checkable
 class Wrapper(Protocol):
-    """A policy around another one whose weights it needs and never changes."""
+    """A policy around another one, whose weights it needs and never changes."""
 
-    wraps: str  # prefix of that policy's weights among its own
+    wraps: str
+    """Prefix of the wrapped policy's weights in ``state_dict``."""
 
 
+# -- algorithms --------------------------------------------------------------------------------------------------------
 @runtime_checkable
 class Algorithm(Protocol):
-    """Turns fragments into better weights. Owns the policy's optimiser.
-
-    policy: being trained; its weights are what actors get. deployed: what is evaluated and kept, the policy itself or
-    an average of its weights.
-    """
+    """Reinforcement learning on fragments. Owns the policy's optimiser."""
 
     policy: Policy
+    """Policy being trained; the actors get its weights."""
     deployed: Policy
+    """Policy that is evaluated and kept: ``policy`` itself or an average of its weights over updates."""
 
     def update(self, fragments: Sequence[Fragment], version: int) -> Metrics:
-        """One PPO-style update on a batch; ``version`` counts the batches consumed before this one."""
+        """Train on one batch; ``version`` counts the batches consumed before it."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimiser, schedules, random generators, and the policy's weights unless it is ``deployed``: tensors and
-        plain numbers only."""
+        """Return tensors and plain numbers: optimiser, schedules, random generators.
+
+        The weights of ``policy`` are in it unless ``policy`` is ``deployed``.
+        """
         ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue exactly from what ``state_dict`` returned."""
+        ...

@@ -1,4 +1,4 @@
-"""Names that users write in configs, and what they stand for."""
+"""Registries: from a name that users write in configurations to a class and its options."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """A registered thing and the dataclass of its options."""
+    """A registered class or builder with the dataclass of its options."""
 
     name: str
+    """Name in configurations."""
     build: T
+    """The class or builder."""
     config: type[Any]
+    """Dataclass of its options."""
 
 
 class Registry(Generic[T]):
-    """Maps a name to a class (or builder) and its config dataclass.
+    """A map from names to classes (or builders) and their config dataclasses.
+
+    kind: what the names stand for, such as "policy"; used in messages.
 
     >>> POLICIES = Registry("policy")
     >>> @POLICIES.register("gaussian", config=GaussianConfig)
@@ -35,6 +40,8 @@ class Registry(Generic[T]):
         self._entries: dict[str, Entry[T]] = {}
 
     def register(self, name: str, config: type[Any]) -> Callable[[T], T]:
+        """Return a decorator that registers a class under ``name``. ValueError if the name is taken."""
+
         def add(thing: T) -> T:
             if name in self._entries:
                 raise ValueError(f"{self.kind} '{name}' is registered twice")
@@ -44,10 +51,11 @@ class Registry(Generic[T]):
         return add
 
     def __getitem__(self, name: str) -> Entry[T]:
-        """The entry; UserError with the nearest name if there is none."""
+        """Return the entry of a name; UserError with the nearest name if there is none."""
         if name not in self._entries:
             raise unknown_name(self.kind, name, self._entries)
         return self._entries[name]
 
     def names(self) -> list[str]:
+        """Return all registered names, sorted."""
         return sorted(self._entries)

@@ -1,21 +1,25 @@
-"""Whose env seeds are which: every purpose has a block of its own for every seed of a user, and no two blocks meet."""
+"""Blocks of env seeds: each pair of a purpose and a user's seed has its own block, and no two blocks overlap."""
 
 from __future__ import annotations
 
 from enum import IntEnum
 
-BLOCK = 1_000_000  # env seeds, more than any pool has envs
+BLOCK_SIZE = 1_000_000  # env seeds, more than any pool has envs
 
 
 class Purpose(IntEnum):
-    """What an env is seeded for."""
+    """Purpose of a pool of envs."""
 
     EVALUATION = 0
     TRAINING = 1
     DEMONSTRATIONS = 2
     SCENES = 3
+    """Labelled images for supervised learning."""
 
 
 def first_env_seed(purpose: Purpose, seed: int) -> int:
-    """The seed of env 0 of a pool; env i has the one i above it. seed: of the run or command, at least 0."""
-    return BLOCK * (len(Purpose) * seed + purpose)
+    """Return the seed of env 0 of a pool; env i has this seed plus i.
+
+    seed: of the run or the command, at least 0.
+    """
+    return BLOCK_SIZE * (len(Purpose) * seed + purpose)

@@ -1,34 +1,37 @@
-"""Describe an environment before one is built: what is observed, what can be done, how fast, and what can be asked for.
+"""Description of an environment: observations, actions, rate, time limit, instructions and outcomes.
 
-Policies are built from an ``EnvSpec``, data sets are checked against it and exports are written from it. Nothing here
-imports torch or a simulator.
+It is complete before an environment is built. Policies are built from an ``EnvSpec``, data sets are checked against it
+and exports are written from it. Nothing here imports torch or a simulator.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-TRAIN = "train"  # the split of instructions that are trained on
-SUCCESS = "success"  # the outcome that evaluations report where an environment has it
+TRAIN = "train"
+"""Split of the instructions that are trained on."""
+SUCCESS = "success"
+"""Outcome that evaluations report for environments that have it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One named part of ``obs["state"]`` or ``obs["privileged"]``."""
+    """One part of ``obs["state"]`` or ``obs["privileged"]``."""
 
     name: str
+    """Name of the part."""
     size: int
     """Number of entries."""
     unit: str = ""
-    """SI unit of an entry before scaling, such as m, rad or m/s; empty for a dimensionless one."""
+    """SI unit of an entry before scaling, such as m, rad or m/s; empty if it is dimensionless."""
     frame: str = ""
-    """Frame that the entries are expressed in, such as base or tool; empty where there is none."""
+    """Coordinate frame of the entries, such as base or tool; empty if there is none."""
     scale: float = 1.0
     """Observed number = scale * quantity in ``unit``."""
 
     @property
     def entry_names(self) -> tuple[str, ...]:
-        """One name for each entry: ``tcp_pos[0]``, ``tcp_pos[1]``, ..."""
+        """Names of the entries: ``tcp_pos[0]``, ``tcp_pos[1]``, ..."""
         return tuple(f"{self.name}[{i}]" for i in range(self.size))
 
 
@@ -37,19 +40,21 @@ class CameraSpec:
     """A camera of an environment: ``obs["images.<name>"]`` is uint8 [N, height, width, 3]."""
 
     name: str
+    """Name of the camera, such as front or wrist."""
     height: int
-    """Pixels."""
+    """Height of the image, pixels."""
     width: int
-    """Pixels."""
+    """Width of the image, pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionTerm:
-    """One dimension of a ``Box`` of actions, which is in [-1, 1]."""
+    """One dimension of a ``Box`` of actions, in [-1, 1]."""
 
     name: str
+    """Name of the dimension."""
     meaning: str = ""
-    """What the dimension moves, in words."""
+    """Effect of the dimension, in words."""
     scale: float = 1.0
     """Commanded quantity = offset + scale * action."""
     offset: float = 0.0
@@ -63,6 +68,7 @@ class Box:
     """Continuous actions: float32 [..., A], each dimension in [-1, 1]."""
 
     terms: tuple[ActionTerm, ...]
+    """Dimensions, in order; A of them."""
 
     @property
     def size(self) -> int:
@@ -71,6 +77,7 @@ class Box:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Names of the dimensions."""
         return tuple(term.name for term in self.terms)
 
 
@@ -79,7 +86,7 @@ class Discrete:
     """A choice between n actions: int64 [..., 1], from 0 to n - 1."""
 
     names: tuple[str, ...]
-    """What each choice is called; n of them."""
+    """Names of the choices; n of them."""
 
     @property
     def size(self) -> int:
@@ -97,52 +104,54 @@ ActionSpace = Box | Discrete
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """A text that a task can be given."""
+    """One instruction of a task."""
 
     text: str
+    """Words of the instruction."""
     goal: str
-    """What the text asks for; paraphrases share it."""
+    """Name of the goal; paraphrases share it."""
     split: str = TRAIN
-    """``train``, or what the text is kept for."""
+    """``train``, or the name of a split that is not trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartStage:
-    """A later stage of a task that an episode can start from, such as with the object in the gripper."""
+    """A later stage of a task that an episode can start from, for instance with the object in the gripper."""
 
     name: str
+    """Name of the stage."""
     share: float
-    """Share of training episodes that start there unless a sampler says otherwise. Evaluations never do."""
+    """Share of training episodes that start from the stage by default. Evaluations never do."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """An environment as policies, data sets, exports and robots see it."""
+    """Interface of an environment to policies, data sets, exports and robots."""
 
     task: str
-    """Name under which the task is configured."""
+    """Name of the task in configurations."""
     state: tuple[Term, ...]
     """Parts of ``obs["state"]``, float32 [N, S], in order."""
     action: ActionSpace
-    """What a policy can do."""
+    """Space of one action."""
     control_dt_s: float
-    """Seconds between two actions."""
+    """Duration of one control step: seconds between two actions."""
     max_episode_steps: int
     """Time limit, control steps."""
     privileged: tuple[Term, ...] = ()
-    """Parts of ``obs["privileged"]``, float32 [N, P]: what only a simulator knows, for critics; never exported."""
+    """Parts of ``obs["privileged"]``, float32 [N, P]: simulator state for critics, never exported."""
     cameras: tuple[CameraSpec, ...] = ()
-    """What is seen; empty where a policy gets a state vector alone."""
+    """Cameras whose images are observed; empty if a policy gets only the state vector."""
     instructions: tuple[Instruction, ...] = ()
-    """Every text that the task can be given; ``obs["instruction"]``, int64 [N], indexes them. Empty for none."""
+    """All instructions of the task; ``obs["instruction"]``, int64 [N], indexes them. Empty if it has none."""
     stages: tuple[StartStage, ...] = ()
     """Stages beyond the ordinary start from which an episode can start; ``EpisodePlans.stage_n`` counts them from 1."""
     outcomes: tuple[str, ...] = (SUCCESS,)
-    """Names of what is true or false of a state and counted for episodes; empty for a simulator that has none."""
+    """Names of predicates of a state that are recorded for every episode; empty for a simulator without any."""
     robot: str = ""
     """Manufacturer and model of the robot that acts, as data sets name it; empty where there is none."""
     descriptions: tuple[str, ...] = ()
-    """In words, everything that a camera can show; empty where the environment does not label its pictures."""
+    """Descriptions, in words, of everything that a camera can show; empty if the images are not labelled."""
 
     @property
     def state_dim(self) -> int:
@@ -161,32 +170,32 @@ class EnvSpec:
 
     @property
     def action_names(self) -> tuple[str, ...]:
-        """One name for each entry of an action."""
+        """Names of the entries of an action."""
         return self.action.names if isinstance(self.action, Box) else ("choice",)
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """One name for each entry of ``obs["state"]``."""
+        """Names of the entries of ``obs["state"]``."""
         return tuple(name for term in self.state for name in term.entry_names)
 
     @property
     def has_success(self) -> bool:
-        """Whether episodes can succeed, so that success rates exist."""
+        """Whether ``success`` is an outcome, so that episodes have a success rate."""
         return SUCCESS in self.outcomes
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The texts of the instructions."""
+        """Text of each instruction."""
         return tuple(instruction.text for instruction in self.instructions)
 
     @property
     def goals(self) -> tuple[str, ...]:
-        """The goal of each instruction."""
+        """Goal of each instruction."""
         return tuple(instruction.goal for instruction in self.instructions)
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The split of each instruction."""
+        """Split of each instruction."""
         return tuple(instruction.split for instruction in self.instructions)
 
     @classmethod
@@ -202,7 +211,7 @@ class EnvSpec:
         instructions: tuple[Instruction, ...] = (),
         cameras: tuple[CameraSpec, ...] = (),
     ) -> EnvSpec:
-        """A spec whose entries have no names or units of their own, as measurements and tests need it."""
+        """Build a spec from sizes alone, without names and units of the entries, for measurements and tests."""
         return cls(
             task=task,
             state=(Term("state", state),),

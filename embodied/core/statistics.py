@@ -1,4 +1,4 @@
-"""Success rates with their uncertainty."""
+"""Confidence intervals of success rates."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ Z_95 = 1.959963984540054  # 97.5th percentile of the standard normal distributio
 
 
 def wilson_interval(successes: int, trials: int, z: float = Z_95) -> tuple[float, float]:
-    """Wilson score interval of a binomial proportion; [0, 1] when there are no trials.
+    """Return the Wilson score interval of a binomial proportion; [0, 1] if there are no trials.
 
+    z: quantile of the standard normal for the wanted confidence. ValueError unless 0 <= successes <= trials.
     Source: E. B. Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927).
-    Unlike the normal approximation it stays inside [0, 1] and is not a point at 0 or n successes.
+    Unlike the normal approximation it stays inside [0, 1] and is not a single point at 0 or n successes.
 
     >>> [round(x, 4) for x in wilson_interval(8, 10)]
     [0.4902, 0.9433]

@@ -1,8 +1,8 @@
-"""The nouns that every part exchanges.
+"""The values that parts exchange: observations, timesteps, decisions, transitions and fragments.
 
 Shape suffixes: N envs, T decisions of a fragment, H planned and E executed actions of a chunk (E <= H), A action
-size, K denoise steps. All tensors live on the CPU unless a part says otherwise; observations are dictionaries of
-tensors whose leading dimensions are the batch.
+size, K denoise steps, B decisions of a batch, M episodes that ended. Tensors are on the CPU unless stated otherwise.
+An observation is a dictionary of tensors whose leading dimensions are those of the batch.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ Obs = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Timestep:
-    """Result of executing one chunk in N envs (SAME_STEP autoreset).
-
-    obs: the observation to act on next; for an env that ended it is the first one of its new episode.
-    reward_NE: reward of each executed control step, 0 after the episode's end.
-    num_steps_N: control steps really executed (1..E): the discount of this decision is gamma ** num_steps.
-    terminated_N, truncated_N: never both true for one env.
-    final_ids: rows that ended; final_obs: their last observation, one row per entry of final_ids.
-    info: for each of ``EnvSpec.outcomes``, whether it held after the last step that was executed, bool [N].
-    """
+    """Result of executing one chunk in N envs (SAME_STEP autoreset)."""
 
     obs: Obs
+    """Observation for the next decision, [N, ...]; the first one of the new episode if the env ended."""
     reward_NE: Tensor
+    """float32, reward of each executed control step; 0 after the episode's end."""
     terminated_N: Tensor
+    """bool, the episode ended in a terminal state; never true together with ``truncated_N``."""
     truncated_N: Tensor
+    """bool, the episode was cut, for instance by its time limit."""
     num_steps_N: Tensor
+    """int64, executed control steps, 1 to E. The discount of the decision is gamma ** num_steps."""
     final_ids: Tensor
+    """int64 [M], indices of the envs that ended, ascending."""
     final_obs: Obs
+    """Last observations of the episodes that ended, [M, ...], in the order of ``final_ids``."""
     episodes: EpisodeStats
+    """Statistics of the episodes that ended, M rows."""
     info: dict[str, Tensor] = field(default_factory=dict)
+    """For each of ``EnvSpec.outcomes``, whether it held after the last executed step, bool [N]."""
 
     @property
     def reward_N(self) -> Tensor:
@@ -47,107 +48,118 @@ class Timestep:
 
 @dataclass(frozen=True, slots=True)
 class PolicySample:
-    """One decision for N envs.
-
-    action_NHA: the planned chunk in [-1, 1] units (unclipped). chain: what ``Policy.evaluate`` needs to give
-    log_prob_N back: the K+1 denoise states [N, K+1, H, A] of a flow policy, the action [N, 1, H, A] of a Gaussian.
-    version_N: int64, the weights that the actor really used (-1 until an actor stamps it).
-    """
+    """One decision for each of N envs."""
 
     action_NHA: Tensor
+    """Planned chunk in units of [-1, 1], not clipped."""
     log_prob_N: Tensor
+    """Log-probability of the decision under the weights that drew it."""
     value_N: Tensor
+    """The critic's value of the observation."""
     chain: Tensor
+    """Input of ``Policy.evaluate`` that gives ``log_prob_N`` again: the denoise states [N, K+1, H, A] of a flow policy,
+    the action [N, 1, H, A] of a Gaussian."""
     version_N: Tensor
+    """int64, version of the weights that drew the decision; -1 until the actor sets it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What ``Policy.evaluate`` returns for B decisions, all differentiable.
-
-    log_prob_B: the exact log-probability. log_prob_BE: the share of each executed action in it (they sum to it);
-    terms: how many scalar densities it is a sum of. A policy may leave these out (None): algorithms that ask for
-    another reduction than the sum then refuse it.
-    """
+    """Result of ``Policy.evaluate`` for B decisions; its tensors are differentiable."""
 
     log_prob_B: Tensor
+    """Exact log-probability of each decision."""
     entropy_B: Tensor
+    """Entropy (nats) of the distribution that the decision was drawn from."""
     value_B: Tensor
+    """The critic's value."""
     log_prob_BE: Tensor | None = None
+    """Share of each executed action in ``log_prob_B``, their sum. None: only algorithms that reduce by the sum work."""
     terms: int | None = None
+    """Number of scalar densities that ``log_prob_B`` sums; None together with ``log_prob_BE``."""
 
     @classmethod
     def of(cls, log_prob_BE: Tensor, entropy_B: Tensor, value_B: Tensor, terms: int) -> Evaluation:
-        """From the shares of the executed actions."""
+        """Build an evaluation from the shares of the executed actions."""
         return cls(log_prob_BE.sum(-1), entropy_B, value_B, log_prob_BE, terms)
 
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """B decisions with what they led to, as off-policy algorithms and replay buffers read them."""
+    """B decisions with their results, as off-policy algorithms and replay buffers read them."""
 
     obs: Obs
-    """What each decision was made on, [B, ...]."""
+    """Observation of each decision, [B, ...]."""
     action_BEA: Tensor
-    """The executed actions; those after an episode's end were not executed."""
+    """Actions of the chunk; those after an episode's end were not executed."""
     reward_BE: Tensor
-    """Reward of each executed control step, 0 after the episode's end."""
+    """Reward of each executed control step; 0 after the episode's end."""
     num_steps_B: Tensor
-    """int64, control steps really executed: the discount of ``next_obs`` is gamma ** num_steps."""
+    """int64, executed control steps. The discount of ``next_obs`` is gamma ** num_steps."""
     terminated_B: Tensor
-    """bool; nothing follows after ``next_obs``."""
+    """bool, nothing follows after ``next_obs``: its value is 0."""
     truncated_B: Tensor
-    """bool; the episode was cut, but its value goes on after ``next_obs``."""
+    """bool, the episode was cut at ``next_obs``, whose value still counts."""
     next_obs: Obs
-    """The observation after the decision, of the same episode, [B, ...]."""
+    """Observation after the decision, of the same episode, [B, ...]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
     """T decisions of one env group, in order: the unit that travels from workers to the learner.
 
-    Observations may hold the outputs of the frozen part of a policy in place of its inputs; then all of them do.
+    Observations may hold the outputs of the frozen part of a policy in place of its inputs. In a fragment either all
+    observations do or none.
     """
 
     obs: Obs
-    """What each decision was made on, [T, N, ...]."""
+    """Observation of each decision, [T, N, ...]."""
     chain: Tensor
-    """What ``Policy.evaluate`` needs of each decision, float32 [T, N, K+1, H, A]."""
+    """``PolicySample.chain`` of each decision, float32 [T, N, K+1, H, A]."""
     log_prob_TN: Tensor
+    """Log-probability under the weights that drew the decision."""
     value_TN: Tensor
+    """The behaviour critic's value of ``obs``."""
     reward_TNE: Tensor
-    """Reward of each executed control step, 0 after the episode's end."""
+    """Reward of each executed control step; 0 after the episode's end."""
     num_steps_TN: Tensor
+    """int64, executed control steps, 1 to E."""
     terminated_TN: Tensor
+    """bool, the episode ended in a terminal state during the decision."""
     truncated_TN: Tensor
+    """bool, the episode was cut during the decision."""
     final_value_TN: Tensor
-    """The behaviour critic's value of the last observation on truncated decisions, 0 elsewhere."""
+    """The behaviour critic's value of the last observation for truncated decisions; 0 elsewhere."""
     bootstrap_value_N: Tensor
-    """Value of ``last_obs``."""
+    """The behaviour critic's value of ``last_obs``."""
     version_TN: Tensor
-    """int64, the weights that drew each decision."""
+    """int64, version of the weights that drew each decision."""
     episodes: EpisodeStats
-    """Episodes that ended in the fragment."""
+    """Statistics of the M episodes that ended in the fragment."""
     action_TNEA: Tensor = field(default_factory=lambda: torch.empty(0))
-    """The executed actions. Workers fill this and what follows; fragments made by hand may leave it out."""
+    """Executed actions. Workers fill this and the fields below; fragments made by hand may leave them out."""
     last_obs: Obs = field(default_factory=dict)
-    """The observation after the last decision, [N, ...]."""
+    """Observation after the last decision, [N, ...]."""
     final_obs: Obs = field(default_factory=dict)
     """Last observations of the M episodes that ended, [M, ...]."""
     final_index_M2: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.int64))
     """Decision and env of each row of ``final_obs``."""
     worker: int = 0
+    """Index of the env worker."""
     group: int = 0
+    """Index of the env group in its worker."""
     incarnation: int = 0
+    """How many times the worker had been replaced."""
     sequence: int = 0
+    """Number of the fragment's ticket, in the order in which the ledger admits them."""
 
     @property
     def num_env_steps(self) -> int:
-        """Control steps really executed in this fragment."""
+        """Number of control steps executed in the fragment."""
         return int(self.num_steps_TN.sum())
 
     def transitions(self) -> Transitions:
-        """The T * N decisions of the fragment with their next observations, decision by decision."""
+        """Return the T * N decisions with their next observations, ordered by decision, then by env."""
         decision_M, env_M = self.final_index_M2.unbind(-1)
         next_obs = {}
         for key, obs_TN in self.obs.items():

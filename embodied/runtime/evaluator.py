@@ -43,7 +43,7 @@ def evaluate(
             return {}
         chunk = policy.plan({key: value.to(device) for key, value in obs.items()})
         step = env.step(chunk[:, : policy.execute].cpu())
-        parts.append(PlanList.counted(step.episodes))
+        parts.append(PlanList.without_repeats(step.episodes))
         obs = step.obs
     ended = EpisodeStats.concatenate(parts)
     return summary(ended.rows(torch.from_numpy(ended.plans.seed_n).argsort(stable=True)), env.spec, seed)

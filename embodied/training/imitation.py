@@ -101,7 +101,7 @@ class ImitationTrainer(SupervisedTrainer):
 
     def _precomputed(self, obs: Obs, kept: int) -> Obs:
         """Replace the frozen part's inputs by its outputs, if those of ``kept`` observations are small enough."""
-        if isinstance(self.policy, Precomputing) and self.policy.may_keep(kept):
+        if isinstance(self.policy, Precomputing) and self.policy.fits_cache(kept):
             return self.policy.precompute(obs)
         return obs
 

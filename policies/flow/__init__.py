@@ -1,4 +1,4 @@
-"""Flow policy: one denoise step (``step``), the integration of many (``sampler``), networks and the policy."""
+"""Flow policy: a denoise step (``step``), chains of steps (``sampler``, ``chains``), the networks and the policy."""
 
 from policies.flow.policy import FlowConfig, FlowPolicy
 

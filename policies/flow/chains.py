@@ -1,7 +1,7 @@
-"""What all flow policies share: how chains of stochastic denoise steps are drawn, and how likely they are.
+"""Base of all flow policies: drawing chains of stochastic denoise steps, and computing their likelihood.
 
-obs ─► encode ─► code ─► K times: network(code, x, k) ─► mean, std ─► x of the next step      (act)
-                   └──► all recorded steps at once ────► mean, std ─► log-density, entropy    (evaluate)
+obs ─► encode ─► encoding ─► K times: network(encoding, x, k) ─► mean, std ─► x of the next step   (act)
+                     └─────► all recorded steps at once ───────► mean, std ─► log-density, entropy (evaluate)
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class ChainConfig(ActorCriticConfig):
     denoise_steps: Count = 4
     """K, steps from noise to action."""
     exploration: Literal["flow_noise", "flow_sde"] = "flow_noise"
-    """flow_noise: steps with a learned standard deviation. flow_sde: the SDE with the ODE's marginals."""
+    """flow_noise: steps with a learned standard deviation. flow_sde: steps of the SDE with the ODE's marginals."""
     stochastic_steps: Literal["all", "one", "last"] = "all"
-    """all: every denoise step. one: a random one for each decision, the others follow the ODE. last: always the last
-    one, which explores less with every further denoise step (docs/flow_rl.md)."""
+    """Denoise steps with noise; the other steps follow the ODE. all: every step. one: a step drawn at random for each
+    decision. last: the last step, which explores less the more denoise steps there are (docs/flow_rl.md)."""
     sde_noise: Positive = 0.5
-    """a of flow_sde, whose diffusion is a * sqrt(t / (1 - t))."""
+    """Factor a of the diffusion a * sqrt(t / (1 - t)) of flow_sde."""
     sigma_min: Positive = 0.05
-    """Lower bound of the learned standard deviation of a denoise step."""
+    """Lower bound of the standard deviation that flow_noise learns for a denoise step."""
     sigma_max: Positive = 1.0
-    """Upper bound of it."""
+    """Upper bound of the learned standard deviation."""
     sigma_init: Positive = 0.25
-    """Its initial value."""
+    """Initial value of the learned standard deviation."""
     checkpoint_steps: bool = False
-    """Save memory: compute each denoise step again for its gradient."""
+    """Save memory: recompute each denoise step for its gradient."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,39 +56,44 @@ class ChainConfig(ActorCriticConfig):
 
 
 class FlowChains(ActorCritic):
-    """Flow matching over chunks [H, W], explored by stochastic denoise steps, each of which is a Gaussian. A subclass
-    brings the network. W is the width of what is denoised: the A dimensions of an action, then padding if the network
-    was made for more.
+    """Flow matching over chunks [H, W], explored by Gaussian denoise steps. A subclass provides the network.
 
-    Exploration. ``flow_noise`` learns every step's standard deviation, ``flow_sde`` has the SDE that shares the ODE's
-    marginals (policies/flow/step.py). With ``stochastic_steps: one`` a single step of each decision, drawn uniformly,
-    is stochastic and the others follow the ODE: mixed ODE-SDE. With ``last`` it is always the last one, whose noise
-    reaches the action as it was drawn: a trained flow takes away most of what earlier steps add.
+    W is the width of a denoised row: the A dimensions of an action, then padding if the network was built for more.
 
-    Likelihood. The chain x_0 (noise), x_1, ..., x_K (action) is a Markov chain of diagonal Gaussians, and the
-    log-probability of a decision is the exact sum of its K transitions' log-densities. The density of x_0 has no
-    parameter and cancels in every ratio. With one stochastic step it is that transition's log-density; the chain
-    holds its ends and its index, whose probability (1/K, or 1) cancels too. With E < H, actions beyond E are never
-    executed and their coordinates do not count, in any transition, nor does padding: the result is the density of the
-    executed coordinates, step by step, given all coordinates of the step before. As the others enter the network's
-    input, this leaves out the credit for what their noise did to the executed ones; with E = H and W = A nothing is
-    left out.
+    Exploration. ``flow_noise`` learns the standard deviation of every step, ``flow_sde`` takes steps of the SDE with
+    the ODE's marginals (policies/flow/step.py). With ``stochastic_steps: one`` a single step of each decision, drawn
+    uniformly, is stochastic and the others follow the ODE: mixed ODE-SDE. With ``last`` it is the last step. The noise
+    of the last step reaches the action unchanged, whereas a trained flow removes most of the noise of earlier steps.
 
-    Memory. With ``checkpoint_steps`` the gradient keeps only what enters each of the K steps and computes the rest
-    again: memory does not grow with K times the width of the network.
+    Likelihood. The chain x_0 (noise), x_1, ..., x_K (action) is a Markov chain of diagonal Gaussians. The
+    log-probability of a decision is the exact sum of the log-densities of its K transitions. The density of x_0 has no
+    parameter and cancels in every ratio. With one stochastic step, only this transition counts; the chain then holds
+    its two ends and its index, whose probability (1/K or 1) cancels too.
 
-    Entropy is the sum of the stochastic transitions' Gaussian entropies along the given chain, over the same
+    Coordinates. Padding and, with E < H, the actions beyond E are never executed, and their densities are left out. The
+    result is the density of the executed coordinates at each step, given all coordinates of the step before. The other
+    coordinates are network input too, so their noise affects the executed ones; this density gives no credit for that.
+    With E = H and W = A it is complete.
+
+    Entropy. The sum of the Gaussian entropies of the stochastic transitions along the given chain, over the same
     coordinates.
+
+    Memory. With ``checkpoint_steps`` the gradient stores only the inputs of the K steps and recomputes everything else.
     """
 
     grid: Tensor
+    """Flow times at which the steps begin, [K]."""
     grid_sigma: Tensor
+    """Diffusion of flow_sde at these times, [K]."""
 
     def __init__(
         self, spec: EnvSpec, config: ChainConfig, noise_shape: tuple[int, int], width: int, critic_inputs: int
     ) -> None:
-        """noise_shape: features that the noise network reads, and numbers that it gives for them. critic_inputs: size
-        of what ``code_value`` gives the critic beside the privileged observation."""
+        """Build all but the network.
+
+        noise_shape: numbers of inputs and outputs of the noise network. width: W. critic_inputs: size of the critic's
+        input in ``encoded_value``, without the privileged observation.
+        """
         super().__init__(spec, config, critic_inputs)
         self.width = width
         self.denoise_steps = config.denoise_steps
@@ -103,78 +108,80 @@ class FlowChains(ActorCritic):
         sigma = sde_sigma(config.denoise_steps, config.sde_noise)
         self.register_buffer("grid_sigma", sigma.float(), persistent=False)
 
-    # -- what a subclass brings ----------------------------------------------------------------------------------------
+    # -- methods of a subclass -----------------------------------------------------------------------------------------
 
     def encode(self, obs: Obs) -> Any:
-        """The code of N observations: what all denoise steps of their decisions share."""
+        """Encode N observations: compute all that does not depend on x, once for all denoise steps."""
         raise NotImplementedError
 
-    def expand_steps(self, code: Any) -> Any:
-        """The code for a batch x [N, steps, H, W]."""
+    def expand_steps(self, encoding: Any) -> Any:
+        """Return the encoding for a batch x [N, steps, H, W]."""
         raise NotImplementedError
 
-    def code_value(self, code: Any, obs: Obs) -> Tensor:
-        """Critic's value, [N]."""
+    def encoded_value(self, encoding: Any, obs: Obs) -> Tensor:
+        """Return the critic's value of encoded observations, [N]."""
         raise NotImplementedError
 
-    def velocity(self, code: Any, x: Tensor, k: int | slice | Tensor) -> Tensor:
-        """Velocity at x [..., H, W] at the times of steps ``k``, which index the grid."""
+    def velocity(self, encoding: Any, x: Tensor, k: int | slice | Tensor) -> Tensor:
+        """Return the velocity [..., H, W] at x [..., H, W] at the times ``grid[k]``."""
         raise NotImplementedError
 
-    def noisy_velocity(self, code: Any, x: Tensor, k: int | slice | Tensor) -> tuple[Tensor, Tensor]:
-        """``velocity``, and the noise network's standard deviations, [..., H, W] each."""
+    def noisy_velocity(self, encoding: Any, x: Tensor, k: int | slice | Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``velocity`` and the standard deviations of the noise network, [..., H, W] each."""
         raise NotImplementedError
 
-    # -- what follows from it ------------------------------------------------------------------------------------------
+    # -- the policy ----------------------------------------------------------------------------------------------------
 
-    def transition(self, code: Any, x: Tensor, k: int | slice | Tensor) -> Transition:
-        """Denoise steps ``k`` (which index the grid; the result broadcasts with [...]) at x [..., H, W].
+    def transition(self, encoding: Any, x: Tensor, k: int | slice | Tensor) -> Transition:
+        """Return the transitions of denoise steps ``k`` at x [..., H, W]; ``grid[k]`` must broadcast with [...].
 
-        Sampler and likelihood both come here: there is no other place that knows what a step does.
+        Sampler and likelihood both use this method, so that they agree on every step.
         """
         delta = 1.0 / self.denoise_steps
         if self.noise_network is not None:
-            velocity, sigma = self.noisy_velocity(code, x, k)
+            velocity, sigma = self.noisy_velocity(encoding, x, k)
             return Transition(velocity, *flow_noise(x, velocity, sigma, delta))
-        velocity = self.velocity(code, x, k)
+        velocity = self.velocity(encoding, x, k)
         sigma = self.grid_sigma[k][..., None, None]
         return Transition(velocity, *flow_sde(x, velocity, self.grid[k][..., None, None], sigma, delta))
 
     def value(self, obs: Obs) -> Tensor:
-        return self.code_value(self.encode(obs), obs)
+        """Return the critic's value of each row of obs, [N]."""
+        return self.encoded_value(self.encode(obs), obs)
 
     @property
     def noise_shape(self) -> tuple[int, ...]:
-        """[K+1, H, W]: the initial noise, then that of every step.
+        """[K+1, H, W]: the initial noise, then the noise of every step.
 
-        With one stochastic step [3, H, W]: the initial noise, that of the step, and one that picks the step.
+        With one stochastic step [3, H, W]: the initial noise, the noise of the step, and noise that picks the step.
         """
         return (3 if self.one_stochastic_step else self.denoise_steps + 1, self.horizon, self.width)
 
     @property
     def plan_noise_shape(self) -> tuple[int, ...]:
+        """[H, W]: the initial noise."""
         return (self.horizon, self.width)
 
     @torch.no_grad()
     def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
-        """The end of the ODE from the initial noise [N, H, W] (None: zero), without the noise network, [N, H, A]."""
+        """Return the end of the ODE from the initial noise [N, H, W] (None: zero), [N, H, A]; no noise network runs."""
         state = obs["state"]
         start = state.new_zeros(len(state), self.horizon, self.width) if noise is None else noise.to(state)
         return self.integrate_ode(obs, start)[:, -1, :, : self.spec.action_dim]
 
     @torch.no_grad()
     def act(self, obs: Obs, noise: Tensor) -> PolicySample:
-        """Draw a chunk for each row of obs."""
-        code = self.encode(obs)
-        value = self.code_value(code, obs)
+        """Draw a chunk for each row of obs with noise [N, *noise_shape]."""
+        encoding = self.encode(obs)
+        value = self.encoded_value(encoding, obs)
         if self.one_stochastic_step:
             index = self.pick_step(noise[:, 2, 0, 0]).to(value.device)
             start, step_noise = noise[:, 0].to(value), noise[:, 1].to(value)
-            one = sample_one_step(partial(self.transition, code), start, step_noise, index, self.denoise_steps)
+            one = sample_one_step(partial(self.transition, encoding), start, step_noise, index, self.denoise_steps)
             action, chain = one.action, _one_step_chain(one.before, one.after, index)
             log_prob = self._density(one.after.unsqueeze(1), one.mean.unsqueeze(1), one.std.unsqueeze(1)).sum(-1)
         else:
-            chain, mean, std = sample_chain(partial(self.transition, code), noise.to(value))
+            chain, mean, std = sample_chain(partial(self.transition, encoding), noise.to(value))
             action = chain[:, -1]
             log_prob = self._density(chain[:, 1:], mean, std).sum(-1)
         version = torch.full(value.shape, -1, dtype=torch.int64, device=value.device)
@@ -182,55 +189,53 @@ class FlowChains(ActorCritic):
 
     @torch.no_grad()
     def integrate_ode(self, obs: Obs, start: Tensor) -> Tensor:
-        """The ODE from ``start`` [N, H, W] at t = 1, its states [N, K+1, H, W]; the last is the action."""
-        return self._integrate(self.encode(obs), start)
-
-    def _integrate(self, code: Any, start: Tensor) -> Tensor:
-        return integrate(lambda x, k: self.velocity(code, x, k), start, self.denoise_steps)
+        """Follow the ODE from ``start`` [N, H, W] at t = 1; return its states [N, K+1, H, W], the action last."""
+        encoding = self.encode(obs)
+        return integrate(lambda x, k: self.velocity(encoding, x, k), start, self.denoise_steps)
 
     def pick_step(self, normal_N: Tensor) -> Tensor:
-        """The stochastic step of N decisions, uniformly of those it may be, from a standard normal: int64 [N]."""
+        """Pick the stochastic step of N decisions, uniformly, from standard normals [N]; return int64 [N]."""
         uniform_N: Tensor = torch.special.ndtr(normal_N)
         first, last = self.first_stochastic_step, self.denoise_steps - 1
         return (first + uniform_N * (last + 1 - first)).long().clamp(max=last)
 
     def evaluate(self, obs: Obs, chain: Tensor) -> Evaluation:
-        """Log-probability, entropy and value of recorded chains [B, K+1, H, W], all K transitions in one batch.
+        """Return log-probability, entropy and value of recorded chains [B, K+1, H, W].
 
-        With one stochastic step the chain is [B, 3, H, W], and that step is all that is computed.
+        All K transitions are one batch. With one stochastic step, chains are [B, 3, H, W] and only it is computed.
         """
-        code = self.encode(obs)
+        encoding = self.encode(obs)
         if self.one_stochastic_step:
             x, after, index = chain[:, :1], chain[:, 1:2], chain[:, 2, :1, 0].long()
-            log_prob_BE, entropy_B = self._score(code, x, after, index)
+            log_prob_BE, entropy_B = self._score(encoding, x, after, index)
         elif self.checkpoint_steps:
             steps = [
-                checkpoint(self._score, code, chain[:, k : k + 1], chain[:, k + 1 : k + 2], slice(k, k + 1),
+                checkpoint(self._score, encoding, chain[:, k : k + 1], chain[:, k + 1 : k + 2], slice(k, k + 1),
                            use_reentrant=False)
                 for k in range(self.denoise_steps)
             ]  # fmt: skip
             log_prob_BE, entropy_B = (torch.stack(part).sum(0) for part in zip(*steps, strict=True))
         else:
-            log_prob_BE, entropy_B = self._score(code, chain[:, :-1], chain[:, 1:], slice(None))
+            log_prob_BE, entropy_B = self._score(encoding, chain[:, :-1], chain[:, 1:], slice(None))
         count = (1 if self.one_stochastic_step else self.denoise_steps) * self.execute * self.spec.action_dim
-        return Evaluation.of(log_prob_BE, entropy_B, self.code_value(code, obs), count)
+        return Evaluation.of(log_prob_BE, entropy_B, self.encoded_value(encoding, obs), count)
 
-    def _score(self, code: Any, x: Tensor, after: Tensor, k: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """Log-density [B, E] and entropy [B] of steps ``k`` from x to after, both [B, steps, H, W]."""
-        _, mean, std = self.transition(self.expand_steps(code), x, k)
+    def _score(self, encoding: Any, x: Tensor, after: Tensor, k: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-density [B, E] and entropy [B] of steps ``k`` from x to after, both [B, steps, H, W]."""
+        _, mean, std = self.transition(self.expand_steps(encoding), x, k)
         entropy_B = sum_executed(gaussian_entropy(std[..., : self.spec.action_dim]), self.execute)
         return self._density(after, mean, std), entropy_B
 
     def _density(self, x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-        """Log-density of transitions to x [B, steps, H, W], the share of each executed action, [B, E]."""
+        """Return the log-density of transitions to x [B, steps, H, W], the share of each executed action, [B, E]."""
         real = slice(self.spec.action_dim)
         return sum_by_action(gaussian_log_prob(x[..., real], mean[..., real], std[..., real]), self.execute)
 
     @staticmethod
     def draw_path(action_NHW: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Noise [N, H, W] and times [N] of a flow-matching loss, on the device of the actions.
+        """Draw noise [N, H, W] and times [N] of a flow-matching loss, on the device of the actions.
 
-        Times are drawn from Beta(1.5, 1) * 0.999 + 0.001 as for pi0, by its inverse distribution, u^(2/3).
+        Times follow Beta(1.5, 1) * 0.999 + 0.001 as in π0, by its inverse distribution function u^(2/3).
         """
         noise = torch.randn(action_NHW.shape, generator=generator).to(action_NHW)
         uniform_N = torch.rand(action_NHW.shape[0], generator=generator)
@@ -238,6 +243,6 @@ class FlowChains(ActorCritic):
 
 
 def _one_step_chain(before: Tensor, after: Tensor, index_N: Tensor) -> Tensor:
-    """Both ends of the stochastic step [N, H, W] and its index, a plane of its own, [N, 3, H, W]."""
+    """Stack both ends of the stochastic step [N, H, W] and its index, which fills a plane, to [N, 3, H, W]."""
     plane = index_N[:, None, None].to(before).expand_as(before)
     return torch.stack((before, after, plane), 1)

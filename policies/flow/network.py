@@ -1,4 +1,4 @@
-"""Networks of the flow policy: an encoder that runs once a decision and a small denoiser that runs K times."""
+"""Networks of the flow policy: an encoder that runs once per decision and a small denoiser that runs K times."""
 
 from __future__ import annotations
 
@@ -16,37 +16,39 @@ TIME_FEATURES = 16
 
 
 def time_features(t: Tensor) -> Tensor:
-    """Sines and cosines of flow times t [...] with periods from 0.25 to 4, [..., TIME_FEATURES]."""
+    """Return sines and cosines of flow times t [...] with periods from 0.25 to 4, [..., TIME_FEATURES]."""
     octaves = torch.linspace(-1.0, 3.0, TIME_FEATURES // 2, dtype=t.dtype, device=t.device)
     angle = t.unsqueeze(-1) * (pi * 2.0**octaves)
     return torch.cat((angle.sin(), angle.cos()), dim=-1)
 
 
 class StateEncoding(NamedTuple):
-    """A normalised state [..., S], its share of the denoiser's first layer [..., head[0]] and of the prediction
-    [..., H*A]."""
+    """An encoded state vector: all that the denoise steps of a decision share."""
 
     state: Tensor
+    """Normalised state, [..., S]."""
     first: Tensor
+    """Contribution to the denoiser's first layer, [..., head[0]]."""
     direct: Tensor
+    """Contribution to the prediction, [..., H*A]."""
 
     def unsqueeze(self, dim: int) -> StateEncoding:
+        """Insert a dimension into all parts."""
         return StateEncoding(*(part.unsqueeze(dim) for part in self))
 
 
 class Denoiser(nn.Module):
-    """Maps (state, x, t) to a prediction for the chunk, and to the features that the noise network reads.
+    """A network that maps (state, x, t) to a prediction for the chunk, and to features for the noise network.
 
-    The state is encoded once a decision (``encode``) into its share of the denoiser's first layer and a direct
-    contribution to the prediction; a denoise step adds x and the features of t, and costs only the head. The direct
-    contribution lets the mean of the actions be learnt as fast as by a plain MLP, the head refines it.
+    ``encode`` runs once per decision. It computes the state's contributions to the denoiser's first layer and to the
+    prediction. A denoise step adds x and the features of t and runs only the head. The direct contribution to the
+    prediction learns the mean action as fast as a plain MLP does; the head refines it.
     """
 
     def __init__(
         self, state_dim: int, chunk_dim: int, encoder: Sequence[int], head: Sequence[int], activation: str
     ) -> None:
         super().__init__()
-        self.first_width = head[0]
         self.encoder = trunk(state_dim, encoder, activation)
         self.to_head = linear(encoder[-1], head[0], gain=1.0)
         self.direct = linear(encoder[-1], chunk_dim, gain=0.01)
@@ -55,38 +57,39 @@ class Denoiser(nn.Module):
         self.output = linear(head[-1], chunk_dim, gain=0.01, bias=False)
 
     def encode(self, state: Tensor) -> StateEncoding:
-        """Normalised state [N, S] -> what every denoise step of this decision shares."""
+        """Encode a normalised state [N, S] for all denoise steps of the decision."""
         encoded = self.encoder(state)
         return StateEncoding(state, self.to_head(encoded), self.direct(encoded))
 
-    def features(self, code: StateEncoding, x: Tensor, time: Tensor) -> Tensor:
-        """Denoiser's last hidden layer, [..., head[-1]].
+    def features(self, encoding: StateEncoding, x: Tensor, time: Tensor) -> Tensor:
+        """Return the last hidden layer of the denoiser, [..., head[-1]].
 
-        x [..., H*A]; code and time (the features of t, [..., TIME_FEATURES]) broadcast to the batch of x.
+        x: [..., H*A]. time: features of t, [..., TIME_FEATURES]. encoding and time broadcast to the batch of x.
         """
         flow = torch.cat((x, time.expand(*x.shape[:-1], -1)), dim=-1)
-        features: Tensor = self.head(code.first + self.from_flow(flow))
+        features: Tensor = self.head(encoding.first + self.from_flow(flow))
         return features
 
-    def predict(self, code: StateEncoding, features: Tensor) -> Tensor:
-        """The prediction [..., H*A]: the clean action or the velocity, as the policy is configured."""
-        prediction: Tensor = self.output(features) + code.direct
+    def predict(self, encoding: StateEncoding, features: Tensor) -> Tensor:
+        """Return the prediction [..., H*A]: clean action or velocity, as the policy is configured."""
+        prediction: Tensor = self.output(features) + encoding.direct
         return prediction
 
-    def predict_jointly(self, code: StateEncoding, features: Tensor, noise: NoiseNetwork) -> tuple[Tensor, Tensor]:
-        """``predict(code, features), noise(features)`` in one matrix product: the outputs are narrow."""
+    def predict_jointly(self, encoding: StateEncoding, features: Tensor, noise: NoiseNetwork) -> tuple[Tensor, Tensor]:
+        """Return ``predict(encoding, features), noise(features)``, computed by one matrix product to save time."""
         joint = F.linear(features, torch.cat((self.output.weight, noise.scaled_weight())))
         prediction, z = joint.chunk(2, dim=-1)
-        return prediction + code.direct, noise.bound(z)
+        return prediction + encoding.direct, noise.bound(z)
 
 
 class NoiseNetwork(nn.Module):
-    """Standard deviation of a denoise step from the denoiser's features, bounded, starting at ``sigma_init``.
+    """Bounded standard deviation of a denoise step from the denoiser's F features; initially ``sigma_init``.
 
     ``log sigma^2 = (hi + lo) / 2 + (hi - lo) / 2 * tanh(z)``, ``lo = log sigma_min^2``, ``hi = log sigma_max^2`` and
-    ``z = bias + mean(weight * features)``, weight 0 at first. The mean, where a linear layer has a sum, makes an
-    optimiser like Adam move z as fast through all the weights together as through the bias: with a sum exploration
-    collapses F times faster than that of a Gaussian policy with a free log-std. A deployed policy has no such network.
+    ``z = bias + mean(weight * features)``, with weight 0 at first. A linear layer would have a sum instead of the mean.
+    With the mean, an optimiser like Adam moves z as fast through all weights together as through the bias. With a sum,
+    exploration would collapse F times faster than that of a Gaussian policy with a free log-std. A deployed policy does
+    not need this network.
     """
 
     def __init__(self, features: int, chunk_dim: int, sigma_min: float, sigma_max: float, sigma_init: float) -> None:
@@ -98,13 +101,13 @@ class NoiseNetwork(nn.Module):
         self.bias = nn.Parameter(torch.full((chunk_dim,), z_init))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features [..., F] -> sigma [..., H*A] in [sigma_min, sigma_max]."""
+        """Return sigma [..., H*A] in [sigma_min, sigma_max] for features [..., F]."""
         return self.bound(F.linear(features, self.scaled_weight()))
 
     def scaled_weight(self) -> Tensor:
-        """The weight [H*A, F] whose product with the features is the mean above."""
+        """Return the weight [H*A, F] whose product with the features is ``mean(weight * features)``."""
         return self.weight / self.weight.shape[1]
 
     def bound(self, z: Tensor) -> Tensor:
-        """Product of features and scaled weight, [..., H*A] -> sigma."""
+        """Return sigma [..., H*A] for the product of features and scaled weight, [..., H*A]."""
         return (self.log_sigma_center + self.log_sigma_radius * torch.tanh(z + self.bias)).exp()

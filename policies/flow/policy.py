@@ -1,4 +1,4 @@
-"""A policy that draws action chunks by denoising, trainable by RL from scratch and by imitation."""
+"""A flow policy on the state vector, trainable by RL from scratch and by imitation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from policies.flow.chains import ChainConfig, FlowChains
 from policies.flow.network import Denoiser, StateEncoding, time_features
 from policies.flow.step import interpolate, time_grid, velocity_to
 
-MIN_LOSS_TIME = 0.05  # lower bound of the 1/t weight in the imitation loss, as in Li & He (2025)
+MIN_LOSS_TIME = 0.05  # lower bound of t in the 1/t weight of the imitation loss, as in Li & He (2025)
 
 
 @config_dataclass
@@ -22,26 +22,27 @@ class FlowConfig(ChainConfig):
     """Options of FlowPolicy."""
 
     actor_hidden: Widths = (128, 128)
-    """Hidden layers of the state encoder, computed once per decision."""
+    """Widths of the hidden layers of the state encoder, which runs once per decision."""
     head_hidden: Widths = (128,)
-    """Hidden layers of the denoiser, computed K times per decision."""
+    """Widths of the hidden layers of the denoiser, which runs K times per decision."""
     prediction: Literal["action", "velocity"] = "action"
-    """What the network predicts: the clean action (from scratch) or the velocity (as pi0)."""
+    """Output of the network: the clean action (for RL from scratch) or the velocity (as in π0)."""
 
 
 class FlowPolicy(FlowChains):
-    """A flow on the state vector; W = A.
+    """A flow policy on the state vector; W = A.
 
-    Parametrisation. By default the network predicts the clean action f(x, t, state) and the velocity is ``(x - f)/t``
-    (x-prediction: Li & He 2025, "Back to Basics: Let Denoising Generative Models Denoise"). The last Euler step then
-    lands on f exactly, so the initial noise is contracted away and an untrained policy is a Gaussian around f ~ 0 with
-    the last step's sigma: RL from scratch starts as Gaussian PPO does. ``prediction: velocity`` is as in pi0.
+    By default the network predicts the clean action f(x, t, state), and the velocity is ``(x - f) / t`` (x-prediction:
+    Li & He 2025, "Back to Basics: Let Denoising Generative Models Denoise"). The last Euler step then ends exactly at
+    f, so the initial noise does not reach the action. An untrained policy is a Gaussian around f ~ 0 with the last
+    step's sigma, and RL from scratch starts like PPO with a Gaussian policy. ``prediction: velocity`` is as in π0.
     """
 
     must_match = ("activation", "prediction")
     not_imitated = ("critic.", "noise_network.")
 
     grid_features: Tensor
+    """``time_features`` of the times in ``grid``, [K, TIME_FEATURES]."""
 
     def __init__(self, spec: EnvSpec, config: FlowConfig) -> None:
         chunk = config.horizon * spec.action_dim
@@ -51,41 +52,48 @@ class FlowPolicy(FlowChains):
         self.register_buffer("grid_features", time_features(time_grid(config.denoise_steps)).float(), persistent=False)
 
     def encode(self, obs: Obs) -> StateEncoding:
+        """Encode the state of N observations."""
         return self.denoiser.encode(self.normalized_state(obs))
 
-    def expand_steps(self, code: StateEncoding) -> StateEncoding:
-        return code.unsqueeze(1)
+    def expand_steps(self, encoding: StateEncoding) -> StateEncoding:
+        """Return the encoding for a batch x [N, steps, H, A]."""
+        return encoding.unsqueeze(1)
 
-    def code_value(self, code: StateEncoding, obs: Obs) -> Tensor:
-        return self.state_value(code.state, obs)
+    def encoded_value(self, encoding: StateEncoding, obs: Obs) -> Tensor:
+        """Return the critic's value of encoded observations, [N]."""
+        return self.state_value(encoding.state, obs)
 
     def value(self, obs: Obs) -> Tensor:
+        """Return the critic's value of each row of obs, [N], without running the encoder."""
         return self.state_value(self.normalized_state(obs), obs)
 
-    def velocity(self, code: StateEncoding, x: Tensor, k: int | slice | Tensor) -> Tensor:
-        return self.velocity_at(code, x, self.grid[k], self.grid_features[k])
+    def velocity(self, encoding: StateEncoding, x: Tensor, k: int | slice | Tensor) -> Tensor:
+        """Return the velocity at x [..., H, A] at the times ``grid[k]``."""
+        return self.velocity_at(encoding, x, self.grid[k], self.grid_features[k])
 
-    def velocity_at(self, code: StateEncoding, x: Tensor, t: Tensor, time: Tensor) -> Tensor:
-        """Velocity at x [..., H, A] and any t [...], whose features are ``time``."""
-        features = self.denoiser.features(code, x.flatten(-2), time)
-        return self.to_velocity(self.denoiser.predict(code, features), x, t)
+    def velocity_at(self, encoding: StateEncoding, x: Tensor, t: Tensor, time: Tensor) -> Tensor:
+        """Return the velocity at x [..., H, A] at any times t [...] with features ``time`` [..., TIME_FEATURES]."""
+        features = self.denoiser.features(encoding, x.flatten(-2), time)
+        return self.to_velocity(self.denoiser.predict(encoding, features), x, t)
 
-    def noisy_velocity(self, code: StateEncoding, x: Tensor, k: int | slice | Tensor) -> tuple[Tensor, Tensor]:
+    def noisy_velocity(self, encoding: StateEncoding, x: Tensor, k: int | slice | Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``velocity`` and the standard deviations of the noise network, [..., H, A] each."""
         assert self.noise_network is not None
-        features = self.denoiser.features(code, x.flatten(-2), self.grid_features[k])
-        prediction, sigma = self.denoiser.predict_jointly(code, features, self.noise_network)
+        features = self.denoiser.features(encoding, x.flatten(-2), self.grid_features[k])
+        prediction, sigma = self.denoiser.predict_jointly(encoding, features, self.noise_network)
         return self.to_velocity(prediction, x, self.grid[k]), sigma.view_as(x)
 
     def to_velocity(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """The denoiser's prediction [..., H*A] at x [..., H, A], t [...] as a velocity [..., H, A]."""
+        """Convert the denoiser's prediction [..., H*A] at x [..., H, A], t [...] to a velocity [..., H, A]."""
         prediction = prediction.reshape(x.shape)
         return prediction if self.predicts_velocity else velocity_to(prediction, x, t[..., None, None])
 
     def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
-        """Flow-matching loss of demonstrated chunks, a scalar: mean squared error of the velocity ``noise - action``.
+        """Return the flow-matching loss of demonstrated chunks, a scalar.
 
-        With the action predicted, the error of the velocity is that of the action over t; t is bounded below by
-        MIN_LOSS_TIME there, which only takes weight from the last, easiest times.
+        It is the mean squared error of the velocity ``noise - action``. If the network predicts the action, the error
+        of the velocity is the error of the action divided by t. This divisor is at least MIN_LOSS_TIME, so that times
+        near 0, at which the prediction is easy, do not dominate.
         """
         noise, t = self.draw_path(action_NHA, generator)
         t_N11 = t[:, None, None]

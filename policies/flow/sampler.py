@@ -12,18 +12,21 @@ from policies.flow.step import euler
 
 
 class Transition(NamedTuple):
-    """Of one denoise step: the velocity, and mean and standard deviation of where it leads if it is stochastic."""
+    """One denoise step at x: its velocity, and the Gaussian of the next x if the step is stochastic."""
 
     velocity: Tensor
+    """Velocity at x, [N, H, A]."""
     mean: Tensor
+    """Mean of the next x, [N, H, A]."""
     std: Tensor
+    """Standard deviation of the next x, [N, H, A]."""
 
 
 def sample_chain(denoise: Callable[[Tensor, int], Transition], noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw chains whose every step is stochastic; ``denoise(x, k)`` is step k at x [N, H, A].
+    """Draw chains in which every step is stochastic; ``denoise(x, k)`` is step k at x [N, H, A].
 
-    noise: standard normals [N, K+1, H, A]; the first is where the chain starts, the others are the steps' noise.
-    Returns the chain [N, K+1, H, A] and the mean and standard deviation [N, K, H, A] of its K transitions.
+    noise: standard normals [N, K+1, H, A]: the initial noise, then the noise of each step. Returns the chain
+    [N, K+1, H, A], and mean and standard deviation [N, K, H, A] of its K transitions.
     """
     chain, means, stds = [noise[:, 0]], [], []
     for k in range(noise.shape[1] - 1):
@@ -35,19 +38,27 @@ def sample_chain(denoise: Callable[[Tensor, int], Transition], noise: Tensor) ->
 
 
 class OneStep(NamedTuple):
-    """A decision with one stochastic step: from ``before`` to ``after``, drawn from N(mean, std^2). All [N, H, A]."""
+    """A decision with one stochastic step; all [N, H, A]."""
 
     action: Tensor
+    """End of the chain."""
     before: Tensor
+    """State at which the stochastic step begins."""
     after: Tensor
+    """State at which it ends, drawn from N(mean, std^2)."""
     mean: Tensor
+    """Mean of ``after``."""
     std: Tensor
+    """Standard deviation of ``after``."""
 
 
 def sample_one_step(
     denoise: Callable[[Tensor, int], Transition], start: Tensor, noise: Tensor, index_N: Tensor, steps: int
 ) -> OneStep:
-    """Follow the ODE from ``start`` [N, H, A], but for step ``index`` of each row, which adds ``noise`` [N, H, A]."""
+    """Follow the ODE from ``start`` [N, H, A], except that step ``index_N`` of each row is stochastic.
+
+    noise: standard normals of that step, [N, H, A]. steps: K.
+    """
     x = start
     result = OneStep(x, x, x, x, x)
     for k in range(steps):
@@ -61,7 +72,10 @@ def sample_one_step(
 
 
 def integrate(velocity: Callable[[Tensor, int], Tensor], start: Tensor, steps: int) -> Tensor:
-    """Follow the ODE from ``start`` [N, H, A] at t = 1; ``velocity(x, k)``. Returns the chain [N, K+1, H, A]."""
+    """Follow the ODE from ``start`` [N, H, A] at t = 1 and return its states [N, K+1, H, A].
+
+    velocity: called as ``velocity(x, k)`` for step k at x.
+    """
     chain = [start]
     for k in range(steps):
         chain.append(euler(chain[k], velocity(chain[k], k), 1.0 / steps))

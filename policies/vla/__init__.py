@@ -1,4 +1,4 @@
-"""Vision-language-action policy: π0 of transformers (``pi0``), its words (``text``) and files (``checkpoint``).
+"""Vision-language-action policy: π0 of transformers (``pi0``), its tokenizer (``text``) and its files (``checkpoint``).
 
-Importing this does not import transformers, which takes seconds; ``policy`` does.
+Importing this package does not import transformers, which takes seconds; importing ``policy`` does.
 """

@@ -1,4 +1,4 @@
-"""Checkpoints in the layout of transformers: what ``from_pretrained`` loads and ``save_pretrained`` writes.
+"""Checkpoints in the layout of transformers, which ``from_pretrained`` loads and ``save_pretrained`` writes:
 
 config.json  model.safetensors (or shards)  tokenizer.json, tokenizer_config.json  preprocessor_config.json
 """
@@ -23,10 +23,10 @@ from transformers.utils import logging as transformers_logging
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
 from policies.vla.config import VLAConfig
-from policies.vla.lora import merged
+from policies.vla.lora import merge_adaptations
 from policies.vla.text import image_token_id, train_tokenizer
 
-EXPECTED = {
+REQUIRED_FILES = {
     "config.json": ("config.json",),
     "weights (model.safetensors)": ("model.safetensors", "model.safetensors.index.json"),
     "a tokenizer (tokenizer.json)": ("tokenizer.json", "tokenizer.model"),
@@ -34,50 +34,55 @@ EXPECTED = {
 }
 WEIGHTS = "weights (model.safetensors)"
 ABSENT = "absent"
-LISTED = 12  # names of a directory in an error
+MAX_LISTED = 12  # file names in an error
 LOADING_ERRORS = (
     OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError, StrictDataclassError,
 )  # fmt: skip
 
-if not sys.stderr.isatty():  # plain lines in a log; on a terminal, gigabytes of weights show how far they are
+if not sys.stderr.isatty():  # progress bars of loading belong on a terminal, not in a log
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 class Pixels(NamedTuple):
-    """Mean and standard deviation that images in [0, 1] are normalised with, each of 3 colours."""
+    """Normalisation of images with pixels in [0, 1]."""
 
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    """Mean of each colour."""
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    """Standard deviation of each colour."""
 
 
 class Parts(NamedTuple):
-    """model: a PI0ForConditionalGeneration. tokenizer: of its words."""
+    """Contents of a checkpoint."""
 
     model: nn.Module
+    """A PI0ForConditionalGeneration."""
     tokenizer: Any
+    """Tokenizer of the instructions."""
     pixels: Pixels
+    """Normalisation of the images."""
 
 
 def build(spec: EnvSpec, config: VLAConfig) -> Parts:
-    """A fresh model for the task, with a tokenizer trained on its instructions, or what ``config.pretrained`` holds.
+    """Load the checkpoint ``config.pretrained``, or build a fresh model if there is none.
 
-    A checkpoint without weights is accepted only where a run keeps it for its architecture (``save_architecture``).
-    UserError that names what is missing or does not fit.
+    The tokenizer of a fresh model is trained on the task's instructions. A checkpoint without weights is accepted if
+    ``save_architecture`` wrote it; its weights are random then. UserError if something is missing or does not fit.
     """
     if config.pretrained is None:
-        return _fresh(spec, config)
+        return _build_fresh(spec, config)
     path = Path(config.pretrained)
-    missing = [what for what, names in EXPECTED.items() if not any((path / name).is_file() for name in names)]
+    missing = [what for what, names in REQUIRED_FILES.items() if not any((path / name).is_file() for name in names)]
     architecture_only = missing == [WEIGHTS] and (path / ".architecture").is_file()
     if missing and not architecture_only:
         raise UserError(f"policy.pretrained={path} lacks {'; '.join(missing)}. It has: {_listing(path)}")
-    with _loading(path):
+    with _loading_errors(path):
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         model_config = PI0Config.from_pretrained(path, local_files_only=True)
         pixels = _pixels(path)
-    for key, (wanted, there) in _differing(config.model, model_config.to_dict()).items():
+    for key, (wanted, there) in _differences(config.model, model_config.to_dict()).items():
         raise UserError(f"policy.model.{key}={wanted} does not fit policy.pretrained={path}, where it is {there}")
-    with _loading(path):
+    with _loading_errors(path):
         if architecture_only:
             return Parts(PI0ForConditionalGeneration(model_config), tokenizer, pixels)
         loaded: Any = PI0ForConditionalGeneration.from_pretrained(
@@ -92,31 +97,31 @@ def build(spec: EnvSpec, config: VLAConfig) -> Parts:
 
 
 def _listing(path: Path) -> str:
-    """What is in a directory that should be a checkpoint, for an error."""
+    """List the files of a directory that should be a checkpoint, for an error."""
     if not path.is_dir():
         return "no such directory"
     names = sorted(entry.name for entry in path.iterdir())
-    more = [f"{len(names) - LISTED} more"] if len(names) > LISTED else []
-    return ", ".join(names[:LISTED] + more) or "nothing"
+    more = [f"{len(names) - MAX_LISTED} more"] if len(names) > MAX_LISTED else []
+    return ", ".join(names[:MAX_LISTED] + more) or "nothing"
 
 
 @contextmanager
-def _loading(path: Path) -> Iterator[None]:
-    """What goes wrong in reading a checkpoint is a UserError that names it."""
+def _loading_errors(path: Path) -> Iterator[None]:
+    """Turn an error while a checkpoint is loaded into a UserError that names the checkpoint."""
     try:
         yield
     except LOADING_ERRORS as error:
         raise UserError(f"policy.pretrained={path} cannot be loaded: {error}") from error
 
 
-def _fresh(spec: EnvSpec, config: VLAConfig) -> Parts:
-    """A model of random weights, of the sizes that ``config.model`` says."""
+def _build_fresh(spec: EnvSpec, config: VLAConfig) -> Parts:
+    """Build a model with random weights and the sizes in ``config.model``. UserError if it has none."""
     if not config.model:
         raise UserError(
-            "policy=vla goes on from a model: give policy.pretrained=<directory of a checkpoint of π0> or "
-            "init=<run directory>; policy=vla_tiny begins with a fresh one"
+            "policy=vla needs a trained model: give policy.pretrained=<directory of a checkpoint of π0> or "
+            "init=<run directory>; policy=vla_tiny starts with a fresh one"
         )
-    unknown = [key for key, (_, has) in _differing(config.model, PI0Config().to_dict()).items() if has is ABSENT]
+    unknown = [key for key, (_, has) in _differences(config.model, PI0Config().to_dict()).items() if has is ABSENT]
     if unknown:
         raise UserError(f"unknown key 'policy.model.{unknown[0]}': PI0Config of transformers has no such entry")
     tokenizer = train_tokenizer(spec.texts)
@@ -128,20 +133,23 @@ def _fresh(spec: EnvSpec, config: VLAConfig) -> Parts:
     return Parts(PI0ForConditionalGeneration(model_config), tokenizer, Pixels())
 
 
-def _differing(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What ``wanted`` says otherwise than ``there``: both values by the dotted name, ABSENT for what is not there."""
-    found: dict[str, tuple[Any, Any]] = {}
+def _differences(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the entries of ``wanted`` that differ in ``there``: both values by the dotted name.
+
+    The second value is ABSENT if ``there`` lacks the entry.
+    """
+    differences: dict[str, tuple[Any, Any]] = {}
     for key, value in wanted.items():
         has = there.get(key, ABSENT)
         if isinstance(value, Mapping) and isinstance(has, Mapping):
-            found |= {f"{key}.{inner}": both for inner, both in _differing(value, has).items()}
+            differences |= {f"{key}.{inner}": both for inner, both in _differences(value, has).items()}
         elif value != has:
-            found[key] = (value, has)
-    return found
+            differences[key] = (value, has)
+    return differences
 
 
 def check_fits(parts: Parts, spec: EnvSpec, config: VLAConfig) -> None:
-    """UserError unless the model takes this task's state, actions and cameras and this policy's sizes."""
+    """Raise UserError unless the model fits the task's state, actions and cameras and the policy's sizes."""
     model: Any = parts.model.config
     needed = {
         "policy.horizon": (config.horizon, model.chunk_size),
@@ -163,8 +171,8 @@ def check_fits(parts: Parts, spec: EnvSpec, config: VLAConfig) -> None:
     text, expert = model.vlm_config.text_config, model.dit_config
     if model.vlm_config.projection_dim != text.hidden_size:
         raise UserError(
-            f"policy.model: vlm_config.projection_dim is {model.vlm_config.projection_dim}, of image tokens, and "
-            f"text_config.hidden_size is {text.hidden_size}, of words: they must be equal"
+            f"policy.model: vlm_config.projection_dim (image tokens) is {model.vlm_config.projection_dim}, "
+            f"text_config.hidden_size (word tokens) is {text.hidden_size}: they must be equal"
         )
     for name, part in (("text_config", text), ("dit_config", expert)):
         if part.num_attention_heads % part.num_key_value_heads:
@@ -176,20 +184,20 @@ def check_fits(parts: Parts, spec: EnvSpec, config: VLAConfig) -> None:
         if getattr(text, key) != getattr(expert, key):
             raise UserError(
                 f"policy.model: {key} is {getattr(expert, key)} in dit_config and {getattr(text, key)} in text_config; "
-                "each layer of the expert attends to what the same layer of the language model has"
+                "they must be equal, because each layer of the expert attends to the same layer of the language model"
             )
     seen = {camera.name: (camera.height, camera.width) for camera in spec.cameras}
     for name in config.cameras:
         if seen.get(name) != (config.image_size, config.image_size):
             has = ", ".join(f"{camera} {height}x{width}" for camera, (height, width) in seen.items()) or "none"
             raise UserError(
-                f"policy.cameras: the policy sees '{name}' at {config.image_size}x{config.image_size}; this "
+                f"policy.cameras: the policy needs '{name}' at {config.image_size}x{config.image_size}; this "
                 f"environment has: {has}"
             )
 
 
 def save_architecture(parts: Parts, path: Path) -> None:
-    """All of a checkpoint but its weights, for a run that keeps those in its own checkpoints."""
+    """Write a checkpoint without weights, for a run that keeps these in its own checkpoints."""
     path.mkdir(parents=True)
     model: Any = parts.model
     model.config.save_pretrained(path)
@@ -198,8 +206,8 @@ def save_architecture(parts: Parts, path: Path) -> None:
 
 
 def save_pretrained(parts: Parts, path: Path) -> None:
-    """A checkpoint that plain transformers loads: LoRA is merged into the weights, everything in float32."""
-    model: Any = merged(copy.deepcopy(parts.model).float())
+    """Write a checkpoint that transformers loads: LoRA is merged into the weights, all of which are float32."""
+    model: Any = merge_adaptations(copy.deepcopy(parts.model).float())
     path.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(path)
     _save_processor(parts, path)
@@ -207,6 +215,7 @@ def save_pretrained(parts: Parts, path: Path) -> None:
 
 
 def _save_processor(parts: Parts, path: Path) -> None:
+    """Write the files of the tokenizer and of the image processor."""
     model: Any = parts.model
     vision = model.config.vlm_config.vision_config
     size = vision.image_size
@@ -224,11 +233,11 @@ def _save_processor(parts: Parts, path: Path) -> None:
 
 
 def _pixels(path: Path) -> Pixels:
-    """From the image processor's file; π0's own where it does not say."""
+    """Read the normalisation of images from the image processor's file; what it lacks is that of π0."""
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (path / name).is_file():
-            found = json.loads((path / name).read_text())
-            found = found.get("image_processor", found)
-            default = Pixels()
-            return Pixels(tuple(found.get("image_mean", default.mean)), tuple(found.get("image_std", default.std)))
+            processor = json.loads((path / name).read_text())
+            processor = processor.get("image_processor", processor)
+            mean, std = (processor.get(f"image_{key}", getattr(Pixels(), key)) for key in ("mean", "std"))
+            return Pixels(tuple(mean), tuple(std))
     return Pixels()

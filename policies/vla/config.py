@@ -21,28 +21,29 @@ class VLAConfig(ChainConfig):
     """Options of VLAPolicy."""
 
     cameras: Annotated[tuple[str, ...], Field(min_length=1)] = ("front", "wrist")
-    """Cameras that the policy sees, in this order."""
+    """Cameras whose images the policy observes, in this order."""
     image_size: Count = 224
     """Pixels of the square images."""
     max_tokens: Count = 48
-    """Tokens of the longest instruction."""
+    """Largest number of tokens of an instruction."""
     pretrained: str | None = None
     """Directory of a checkpoint of transformers, with tokenizer and processor."""
     model: dict[str, Any] = field(default_factory=dict)
-    """Options of transformers' PI0Config. A layer of the expert reads one of the language model."""
+    """Options of transformers' PI0Config. Language model and action expert need the same number of layers."""
     freeze: tuple[Part, ...] = ()
-    """Parts whose weights stay. With both frozen, their share of a decision is computed once per update."""
+    """Parts that are not trained. If both are frozen, their outputs are computed once per update."""
     lora_rank: Natural = 0
-    """Rank of an adaptation of the action expert's attention; 0 trains all its weights."""
+    """Rank of LoRA on the attention of the action expert; 0: all weights of the expert are trained."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of vision and language once both are frozen."""
+    """Type of the weights of vision and language; bfloat16 needs both to be frozen."""
     compile: bool = False
     """Compile the action expert by torch.compile."""
     prefix_cache_mb: Natural = 1024
-    """Most that the outputs of the frozen part may take for a learner's batch, a data set or the scenes of imitation;
-    above it they are computed when they are needed."""
+    """Memory (MB) that the outputs of the frozen part may take for a learner's batch, a data set or the scenes of
+    imitation. If they need more, they are recomputed whenever they are used."""
     prefix_from_actor: bool = False
-    """The actor hands on the outputs of the frozen part in place of its images: vla_tiny 34 kB per decision for 25."""
+    """The actor passes the outputs of the frozen part to the learner in place of the images. For vla_tiny they take
+    34 kB per decision, the images 25 kB."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,7 +53,7 @@ class VLAConfig(ChainConfig):
             raise UserError(f"dtype: got {self.dtype}, allowed: float32 unless freeze={list(PARTS)}")
 
     def architecture(self, action_dim: int, vocabulary: int, image_token: int, pad_token: int) -> dict[str, Any]:
-        """Keyword arguments of PI0Config for a model that is not loaded: ``model`` with what follows from the rest."""
+        """Return keyword arguments of PI0Config for a fresh model: ``model``, with defaults derived from the task."""
         own: dict[str, Any] = {
             "chunk_size": self.horizon,
             "max_action_dim": action_dim,
@@ -65,13 +66,13 @@ class VLAConfig(ChainConfig):
             },
             "dit_config": {"model_type": "gemma", "pad_token_id": pad_token},
         }
-        return _merged(own, self.model)
+        return _merge_nested(own, self.model)
 
 
-def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Both dictionaries, nested ones entry by entry; ``theirs`` decides where both have a value."""
+def _merge_nested(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two nested dictionaries; where both have a value, that of ``theirs`` is used."""
     merged = dict(ours)
     for key, value in theirs.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merged(merged[key], value) if both else value
+        merged[key] = _merge_nested(merged[key], value) if both else value
     return merged

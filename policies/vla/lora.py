@@ -10,7 +10,7 @@ ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 class LoRALinear(nn.Linear):
-    """A linear layer whose own weight stays as it is: W x + B A x, of which A and B learn. B starts at zero."""
+    """A linear layer W x + B A x with a frozen weight W. Only A and B are trained; B starts at zero."""
 
     def __init__(self, layer: nn.Linear, rank: int) -> None:
         super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None)
@@ -20,11 +20,12 @@ class LoRALinear(nn.Linear):
         self.lora_b = nn.Parameter(torch.zeros(layer.out_features, rank))
 
     def forward(self, input: Tensor) -> Tensor:
+        """Return W x + B A x for x = ``input``."""
         return super().forward(input) + F.linear(F.linear(input, self.lora_a), self.lora_b)
 
 
 def adapt(layers: nn.Module, rank: int) -> None:
-    """Give the attention projections in ``layers`` an adaptation; all other weights in them are frozen."""
+    """Replace the attention projections in ``layers`` by ``LoRALinear``, in place, and freeze all other weights."""
     layers.requires_grad_(False)
     for module in list(layers.modules()):
         for name, child in module.named_children():
@@ -32,8 +33,8 @@ def adapt(layers: nn.Module, rank: int) -> None:
                 setattr(module, name, LoRALinear(child, rank))
 
 
-def merged(model: nn.Module) -> nn.Module:
-    """The model with every adaptation taken into its weight, in place."""
+def merge_adaptations(model: nn.Module) -> nn.Module:
+    """Add every adaptation to its weight, in place, and return the model without ``LoRALinear``."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, LoRALinear):

@@ -1,4 +1,4 @@
-"""A policy that sees images and reads an instruction: π0 of transformers, explored and judged like any flow policy."""
+"""A policy of images, an instruction and the state: π0 of transformers, with the exploration of the flow policies."""
 
 from __future__ import annotations
 
@@ -19,36 +19,35 @@ from policies.flow.step import interpolate
 from policies.normalizer import RunningNormalizer
 from policies.vla import checkpoint, lora, pi0
 from policies.vla.config import PARTS, VLAConfig
-from policies.vla.roles import ROLE_NAMES, Role
+from policies.vla.grounding import POSITION_SIZE, POSITION_WEIGHT, GroundingHeads
+from policies.vla.roles import ROLE_NAMES
 from policies.vla.text import tokenize
 
-PREFIX = "prefix."  # what ``precompute`` puts into an observation in place of images and instruction
-DRAWS = 4  # of noise and time for each observation that is imitated
-ROLES = len(Role) - 1  # all but NONE
-PRESENT_SHARE = 1 / 8  # of a patch from which on its target is 1
-CENTRE_WEIGHT = 2.0  # of where a role is in the picture, beside which patches show it
-NAMED_WEIGHT = 4.0  # of where that is in the world
-HUBER_BETA = 0.1  # standard deviations, about a centimetre: the gradient of larger errors is constant
-NAMED = 9  # numbers that tell it
-PIECE = 256  # decisions whose prefix is computed at a time
+PREFIX = "prefix."  # of the keys that ``precompute`` puts into observations in place of images and instruction
+DRAWS_PER_OBSERVATION = 4  # draws of noise and time for each observation in the imitation loss
+PREFIX_ROWS = 256  # decisions whose prefix is computed at once
 
 
 class VLAContext(NamedTuple):
-    """An encoded decision: its context in the action expert and its normalised state [N, S]."""
+    """An encoded observation: all that the denoise steps of a decision share."""
 
     context: pi0.Context
+    """Input of the action expert besides x and t."""
     state: Tensor
+    """Normalised state, [N, S]."""
 
 
 class VLAPolicy(FlowChains):
     """π0 (Black et al. 2024): SigLIP and Gemma read images and words, an action expert denoises chunks [H, W].
 
     Observations: ``images.<camera>`` uint8 [N, h, w, 3], ``instruction`` int64 [N] (an index into
-    ``spec.instructions``), ``state`` [N, S]. The critic sees the last hidden state of the state token, which has
-    attended to images and words (no gradient goes back through it), the state and what the simulator knows.
+    ``spec.instructions``), ``state`` [N, S].
 
-    Where vision and language are frozen, their share of a decision never changes: ``precompute`` puts it into the
-    observation, so that the epochs of an update do not compute it again.
+    The critic reads the last hidden state of the state token, the state and the privileged observation. The state token
+    has attended to images and words; no gradient of the critic flows back into it.
+
+    The prefix is the output of vision and language: keys and values of images and words for the action expert. If both
+    are frozen, ``precompute`` puts it into the observations, so that the epochs of an update do not recompute it.
     """
 
     must_match = ("activation", "cameras")
@@ -57,12 +56,16 @@ class VLAPolicy(FlowChains):
     roles = ROLE_NAMES
 
     tokens_IT: Tensor
+    """Tokens of ``spec.instructions``, int64."""
     real_IT: Tensor
+    """Whether a token is no padding, bool."""
     pixel_mean: Tensor
+    """Mean of the pixels (0 to 255) that the vision tower expects, [1 or 3, 1, 1]."""
     pixel_std: Tensor
-    word_DV: Tensor
+    """Their standard deviation, [1 or 3, 1, 1]."""
 
     def __init__(self, spec: EnvSpec, config: VLAConfig) -> None:
+        """Build or load the model. UserError if it does not fit the task or the options."""
         if not spec.cameras:
             raise UserError(f"policy.cameras: task {spec.task} was built without cameras, the policy needs some")
         parts = checkpoint.build(spec, config)
@@ -72,15 +75,10 @@ class VLAPolicy(FlowChains):
         super().__init__(spec, config, (hidden, width), width, hidden + spec.state_dim)
         self.config, self.parts = config, parts
         self.model: nn.Module = parts.model
-        text = model.config.vlm_config.text_config.hidden_size
-        words = sorted({word for description in spec.descriptions for word in description.split()})
-        used = [[float(word in description.split()) for word in words] for description in ("", *spec.descriptions)]
-        self.register_buffer("word_DV", torch.tensor(used).reshape(len(used), len(words)), persistent=False)
-        self.grounding = nn.ModuleDict({"roles": nn.Sequential(nn.LayerNorm(text), nn.Linear(text, 3 * ROLES))})
-        if words:
-            self.grounding["words"] = nn.Sequential(nn.LayerNorm(text), nn.Linear(text, len(words)))
-        self.grounding["named"] = nn.Linear(hidden, NAMED)
-        self.named_normalizer = RunningNormalizer(NAMED)
+        text_width = model.config.vlm_config.text_config.hidden_size
+        patch_size = model.config.vlm_config.vision_config.patch_size
+        self.grounding = GroundingHeads(text_width, hidden, patch_size, config.cameras, spec.descriptions)
+        self.named_normalizer = RunningNormalizer(POSITION_SIZE)
         tokens_IT, real_IT = tokenize(parts.tokenizer, spec.texts, config.max_tokens)
         self.register_buffer("tokens_IT", tokens_IT, persistent=False)
         self.register_buffer("real_IT", real_IT, persistent=False)
@@ -90,6 +88,7 @@ class VLAPolicy(FlowChains):
         self._freeze(config)
 
     def _freeze(self, config: VLAConfig) -> None:
+        """Freeze the parts in ``config.freeze`` and add the adaptation of ``config.lora_rank``."""
         vlm: Any = self.model.get_submodule("model.vlm")
         if "vision" in config.freeze:
             vlm.vision_tower.requires_grad_(False)
@@ -107,20 +106,23 @@ class VLAPolicy(FlowChains):
     # -- the network ---------------------------------------------------------------------------------------------------
 
     def prefix(self, obs: Obs) -> pi0.Prefix:
-        """Of N observations, with a gradient only where something in it is trained."""
+        """Return the prefix of N observations: the one in ``obs`` if it is there, otherwise computed from images."""
         if f"{PREFIX}key" in obs:
             return pi0.Prefix(*(obs[PREFIX + name] for name in pi0.Prefix._fields))
-        return self._encode(obs, int(self._instruction(obs)[1].sum(-1).max()))[0]
+        return self._encode_prefix(obs, int(self._instruction(obs)[1].sum(-1).max()))[0]
 
-    def _encode(self, obs: Obs, num_tokens: int) -> tuple[pi0.Prefix, pi0.ImageTokens]:
-        """The prefix of images and the first ``num_tokens`` tokens of instructions, of which no others are real, and
-        the image tokens on the way."""
+    def _encode_prefix(self, obs: Obs, num_tokens: int) -> tuple[pi0.Prefix, pi0.ImageTokens]:
+        """Compute the prefix of images and instructions; return it with the image tokens.
+
+        num_tokens: length to which instructions are cut; the tokens beyond it must be padding. No gradient if vision
+        and language are frozen. UserError if a camera is missing.
+        """
         missing = [camera for camera in self.config.cameras if f"images.{camera}" not in obs]
         if missing:
-            seen = ", ".join(key.removeprefix("images.") for key in obs if key.startswith("images.")) or "none"
+            present = ", ".join(key.removeprefix("images.") for key in obs if key.startswith("images.")) or "none"
             raise UserError(
-                f"the policy sees {', '.join(self.config.cameras)}, and the observation has no pictures of "
-                f"{', '.join(missing)}. It has: {seen}"
+                f"the policy needs images of {', '.join(self.config.cameras)}; the observation lacks "
+                f"{', '.join(missing)}. It has: {present}"
             )
         images = torch.stack([obs[f"images.{camera}"] for camera in self.config.cameras], 1)
         pixels = images.permute(0, 1, 4, 2, 3).float().sub_(self.pixel_mean).div_(self.pixel_std)
@@ -129,166 +131,151 @@ class VLAPolicy(FlowChains):
             return pi0.encode_prefix(self.model, pixels.to(self.prefix_dtype), tokens, real)
 
     def _instruction(self, obs: Obs) -> tuple[Tensor, Tensor]:
-        """Tokens of the instructions and which of them are real, [N, L] each: as given, or by ``instruction``."""
+        """Return the tokens of the instructions and the mask of those that are no padding, [N, L] each.
+
+        They are taken from ``obs`` if it has them, otherwise looked up by ``instruction``.
+        """
         if "instruction_tokens" in obs:
             return obs["instruction_tokens"], obs["instruction_mask"]
         return self.tokens_IT[obs["instruction"]], self.real_IT[obs["instruction"]]
 
     def tokenize(self, texts: Sequence[str]) -> Obs:
-        """Tokens of any texts in words that the tokenizer knows; see ``Instructable``."""
+        """Return ``instruction_tokens`` and ``instruction_mask`` [N, L] of N texts, which replace ``instruction``.
+
+        UserError for words outside the tokenizer's vocabulary, and for an empty or too long text.
+        """
         tokens, mask = tokenize(self.parts.tokenizer, texts, self.config.max_tokens)
         return {"instruction_tokens": tokens.to(self.tokens_IT.device), "instruction_mask": mask.to(tokens.device)}
 
     def encode(self, obs: Obs) -> VLAContext:
-        return self._code(self.prefix(obs), obs)
+        """Encode N observations."""
+        return self._encode_state(self.prefix(obs), obs)
 
-    def _code(self, prefix: pi0.Prefix, obs: Obs) -> VLAContext:
+    def _encode_state(self, prefix: pi0.Prefix, obs: Obs) -> VLAContext:
+        """Run the state token of N observations on their prefix."""
         state = self.normalized_state(obs)
         model: Any = self.model
         padded = F.pad(state, (0, model.config.max_state_dim - state.shape[-1]))
         return VLAContext(pi0.encode_state(self.model, prefix, padded), state)
 
-    def expand_steps(self, code: VLAContext) -> VLAContext:
-        return code
+    def expand_steps(self, encoding: VLAContext) -> VLAContext:
+        """Return ``encoding``: ``features`` takes it for any number of steps."""
+        return encoding
 
-    def code_value(self, code: VLAContext, obs: Obs) -> Tensor:
-        return self.state_value(torch.cat((code.context.feature.detach(), code.state), -1), obs)
+    def encoded_value(self, encoding: VLAContext, obs: Obs) -> Tensor:
+        """Return the critic's value of encoded observations, [N]."""
+        return self.state_value(torch.cat((encoding.context.feature.detach(), encoding.state), -1), obs)
 
-    def features(self, code: VLAContext, x: Tensor, t: Tensor) -> Tensor:
-        """Last hidden states of the action tokens at x [N, H, W] and one time t [], or at x [N, steps, H, W] and t
-        that broadcasts with [N, steps]."""
+    def features(self, encoding: VLAContext, x: Tensor, t: Tensor) -> Tensor:
+        """Return the last hidden states of the action tokens, [..., H, hidden].
+
+        x: [N, H, W] with one time t [], or [N, steps, H, W] with t that broadcasts with [N, steps].
+        """
         denoise = _compiled_denoise() if self.config.compile else pi0.denoise
         if x.ndim == 4:
-            return denoise(self.model, code.context, x, t.expand(x.shape[:2]))
-        return denoise(self.model, code.context, x.unsqueeze(1), t.expand(len(x))[:, None]).squeeze(1)
+            return denoise(self.model, encoding.context, x, t.expand(x.shape[:2]))
+        return denoise(self.model, encoding.context, x.unsqueeze(1), t.expand(len(x))[:, None]).squeeze(1)
 
-    def out(self, features: Tensor) -> Tensor:
-        """Velocity [..., W] of last hidden states."""
+    def to_velocity(self, features: Tensor) -> Tensor:
+        """Return the velocity [..., W] for last hidden states [..., hidden]."""
         velocity: Tensor = self.model.get_submodule("action_out_proj")(features)
         return velocity
 
-    def velocity(self, code: VLAContext, x: Tensor, k: int | slice | Tensor) -> Tensor:
-        return self.out(self.features(code, x, self.grid[k]))
+    def velocity(self, encoding: VLAContext, x: Tensor, k: int | slice | Tensor) -> Tensor:
+        """Return the velocity at x [..., H, W] at the times ``grid[k]``."""
+        return self.to_velocity(self.features(encoding, x, self.grid[k]))
 
-    def noisy_velocity(self, code: VLAContext, x: Tensor, k: int | slice | Tensor) -> tuple[Tensor, Tensor]:
+    def noisy_velocity(self, encoding: VLAContext, x: Tensor, k: int | slice | Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``velocity`` and the standard deviations of the noise network, [..., H, W] each."""
         assert self.noise_network is not None
-        features = self.features(code, x, self.grid[k])
-        return self.out(features), self.noise_network(features)
+        features = self.features(encoding, x, self.grid[k])
+        return self.to_velocity(features), self.noise_network(features)
 
     def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
-        """Flow-matching loss of demonstrated chunks, a scalar: mean squared error of the velocity ``noise - action``
-        over the real dimensions; padding is zero, as in π0. Every observation is seen once and denoised from DRAWS
-        points, since what it costs is in the images."""
-        action = F.pad(action_NHA, (0, self.width - action_NHA.shape[-1])).repeat_interleave(DRAWS, 0)
+        """Return the flow-matching loss of demonstrated chunks, a scalar.
+
+        It is the mean squared error of the velocity ``noise - action`` over the real dimensions; padding of actions is
+        zero, as in π0. Each observation is encoded once and denoised from DRAWS_PER_OBSERVATION points, because most
+        of the cost is in its images.
+        """
+        action = F.pad(action_NHA, (0, self.width - action_NHA.shape[-1])).repeat_interleave(DRAWS_PER_OBSERVATION, 0)
         noise, t = self.draw_path(action, generator)
-        x, t = interpolate(action, noise, t[:, None, None]), t.view(-1, DRAWS)
-        velocity = self.out(self.features(self.encode(obs), x.view(-1, DRAWS, *x.shape[1:]), t)).flatten(0, 1)
+        x, t = interpolate(action, noise, t[:, None, None]), t.view(-1, DRAWS_PER_OBSERVATION)
+        features = self.features(self.encode(obs), x.view(-1, DRAWS_PER_OBSERVATION, *x.shape[1:]), t)
+        velocity = self.to_velocity(features).flatten(0, 1)
         return (velocity - (noise - action))[..., : self.spec.action_dim].square().mean()
 
     def fit_normalizer(self, obs: Obs) -> None:
+        """Fit the statistics of ``state`` and ``target_positions`` to those in ``obs`` and freeze them.
+
+        Statistics of ``target_positions`` are kept if there are any.
+        """
         super().fit_normalizer(obs)
         if "target_positions" in obs and not bool(self.named_normalizer.fixed):
             self.named_normalizer.fit(obs["target_positions"])
 
     # -- grounding -----------------------------------------------------------------------------------------------------
 
-    def grounding_loss(self, obs: Obs, where: bool) -> Tensor:
-        """What image tokens tell of their patches: cross entropies, summed over words or roles, the mean over patches.
+    def grounding_loss(self, obs: Obs, with_positions: bool) -> Tensor:
+        """Return the loss on labelled observations, a differentiable scalar; see ``GroundingHeads``.
 
-        - before they have read the instruction, which words describe what is there;
-        - then, which roles it has.
-
-        With ``where``, beside it:
-
-        - squared distance of where these roles are in the picture (centres; the picture reaches from -1 to 1), as
-          image tokens tell whose patches clearly show them: the sum over roles, the mean over such patches;
-        - smooth L1 error (Girshick 2015, equation 3; quadratic below HUBER_BETA) of the standardised
-          ``target_positions``, predicted from the state token: the mean over their numbers.
+        with_positions: add the losses of positions in the image and of ``target_positions`` to those of the masks.
         """
-        prefix, tokens = self._encode(obs, self.tokens_IT.shape[1])
-        logit, centre = self._guess(tokens)
-        masks = self._role_masks(obs)
-        share = self._shares(masks)
-        loss = _presence_loss(logit, share)
-        if "words" in self.grounding:
-            shown = self.word_DV[self._of_cameras("described", obs).long()].movedim(-1, 2)
-            loss = loss + _presence_loss(self.grounding["words"](tokens.seen), self._shares(shown))
-        if not where:
+        prefix, tokens = self._encode_prefix(obs, self.tokens_IT.shape[1])
+        loss = self.grounding.image_loss(tokens, obs, with_centres=with_positions)
+        if not with_positions:
             return loss
-        error = (centre - _centres(masks).repeat_interleave(share.shape[1] // masks.shape[1], 1)).square().sum(-1)
-        clear = share > PRESENT_SHARE / 2
-        loss = loss + CENTRE_WEIGHT * ((error * clear).sum((0, 1)) / clear.sum((0, 1)).clamp_min(1)).sum()
-        return loss + NAMED_WEIGHT * self._location_loss(self._code(prefix, obs), obs)
+        return loss + POSITION_WEIGHT * self._location_loss(self._encode_state(prefix, obs), obs)
 
     @property
     def grounded(self) -> bool:
+        """Whether the policy has the statistics of ``target_positions``, without which it cannot predict them."""
         return bool(self.named_normalizer.fixed)
 
     def location_loss(self, obs: Obs) -> Tensor:
+        """Return the loss of the predicted ``target_positions``, unweighted, a differentiable scalar."""
         return self._location_loss(self.encode(obs), obs)
 
-    def _location_loss(self, code: VLAContext, obs: Obs) -> Tensor:
-        target = self.named_normalizer(obs["target_positions"])
-        return F.smooth_l1_loss(self.grounding["named"](code.context.feature), target, beta=HUBER_BETA)
+    def _location_loss(self, encoding: VLAContext, obs: Obs) -> Tensor:
+        """Return the loss of the ``target_positions`` that are predicted for encoded observations, a scalar."""
+        return self.grounding.position_loss(encoding.context.feature, self.named_normalizer(obs["target_positions"]))
 
     def localization_hits(self, obs: Obs) -> dict[str, Tensor]:
-        """By camera: whether the patch that is thought to show the named object most surely shows some of it."""
-        logit, _ = self._guess(self._encode(obs, self.tokens_IT.shape[1])[1])
-        named = (len(logit), len(self.config.cameras), -1)
-        share = self._shares(self._role_masks(obs))
-        logit_NCP, share_NCP = (part[..., Role.OBJECT - 1].view(named) for part in (logit, share))
-        hit_NC = share_NCP.gather(-1, logit_NCP.argmax(-1, keepdim=True)).squeeze(-1) > 0
-        seen_NC = share_NCP.amax(-1) > 0
-        return {camera: hit_NC[seen_NC[:, c], c] for c, camera in enumerate(self.config.cameras)}
+        """Return whether the patch rated likeliest to show the named object does show it; see ``GroundingHeads``."""
+        return self.grounding.localization_hits(self._encode_prefix(obs, self.tokens_IT.shape[1])[1], obs)
 
     def predict_positions(self, obs: Obs) -> Tensor:
-        return self.named_normalizer.inverse(self.grounding["named"](self.encode(obs).context.feature))
+        """Predict ``target_positions``, [N, 9], m."""
+        return self.named_normalizer.inverse(self.grounding.named(self.encode(obs).context.feature))
 
-    def _guess(self, tokens: pi0.ImageTokens) -> tuple[Tensor, Tensor]:
-        """What image tokens tell: logits of the roles [N, C * patches, ROLES] and where these are
-        [N, C * patches, ROLES, 2]."""
-        told: Tensor = self.grounding["roles"](tokens.read)
-        return told[..., :ROLES], told[..., ROLES:].reshape(*told.shape[:2], ROLES, 2)
-
-    def _of_cameras(self, what: str, obs: Obs) -> Tensor:
-        """``<what>.<camera>`` of every camera, [N, C, h, w]."""
-        return torch.stack([obs[f"{what}.{camera}"] for camera in self.config.cameras], 1)
-
-    def _role_masks(self, obs: Obs) -> Tensor:
-        """1 where a picture shows a role, otherwise 0: float [N, C, ROLES, h, w]."""
-        masks_NChw = self._of_cameras("masks", obs)
-        return torch.stack([masks_NChw == role for role in Role if role != Role.NONE], 2).float()
-
-    def _shares(self, masks_NCMhw: Tensor) -> Tensor:
-        """How much of each patch each of M masks covers, [N, C * patches, M]."""
-        model: Any = self.model
-        num, _, count = masks_NCMhw.shape[:3]
-        share = F.avg_pool2d(masks_NCMhw.flatten(0, 1), model.config.vlm_config.vision_config.patch_size)
-        return share.flatten(2).transpose(1, 2).reshape(num, -1, count)
-
-    # -- what is shared by the epochs of an update ---------------------------------------------------------------------
+    # -- the frozen part -----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def precompute(self, obs: Obs) -> Obs:
-        """The observations [B, ...] with the prefix, on the policy's device, in place of images and instruction, if it
-        is frozen; otherwise as they are."""
+        """Replace images and instruction of observations [B, ...] by their prefix, on the policy's device.
+
+        Do nothing unless vision and language are frozen, or if ``obs`` has the prefix already.
+        """
         if not self.frozen or f"{PREFIX}key" in obs:
             return obs
-        read = {key: value for key, value in obs.items() if key.startswith(("images.", "instruction"))}
-        num, num_tokens = len(next(iter(read.values()))), self._instruction(obs)[0].shape[1]
-        rest = {key: value for key, value in obs.items() if key not in read}
+        inputs = {key: value for key, value in obs.items() if key.startswith(("images.", "instruction"))}
+        num, num_tokens = len(next(iter(inputs.values()))), self._instruction(obs)[0].shape[1]
+        rest = {key: value for key, value in obs.items() if key not in inputs}
         device = self.tokens_IT.device
-        rows = ({key: value[i : i + PIECE].to(device) for key, value in read.items()} for i in range(0, num, PIECE))
-        pieces = [self._encode(piece, num_tokens)[0] for piece in rows]
+        rows = (
+            {key: value[i : i + PREFIX_ROWS].to(device) for key, value in inputs.items()}
+            for i in range(0, num, PREFIX_ROWS)
+        )
+        pieces = [self._encode_prefix(piece, num_tokens)[0] for piece in rows]
         parts = (torch.cat(part) if len(part) > 1 else part[0] for part in zip(*pieces, strict=True))
         return rest | {PREFIX + name: part for name, part in zip(pi0.Prefix._fields, parts, strict=True)}
 
-    def may_keep(self, decisions: int) -> bool:
-        """Whether their prefixes take no more than ``prefix_cache_mb``."""
+    def fits_cache(self, decisions: int) -> bool:
+        """Return whether the prefixes of so many decisions take no more than ``prefix_cache_mb``."""
         return decisions * self._prefix_bytes(self.tokens_IT.shape[1]) <= self.config.prefix_cache_mb * 2**20
 
     def _prefix_bytes(self, num_tokens: int) -> int:
-        """Of the prefix of one decision: keys and values of every layer, and which tokens are real."""
+        """Return the bytes of one decision's prefix: keys and values of every layer, and the mask of its tokens."""
         model: Any = self.model
         vision, text = model.config.vlm_config.vision_config, model.config.vlm_config.text_config
         tokens = len(self.config.cameras) * (vision.image_size // vision.patch_size) ** 2 + num_tokens
@@ -299,30 +286,15 @@ class VLAPolicy(FlowChains):
     # -- on disk -------------------------------------------------------------------------------------------------------
 
     def save_architecture(self, path: Path) -> None:
-        """What a run must keep beside its weights to be loaded again: the model's configuration and its tokenizer."""
+        """Write all that is needed beside the weights to load the policy again: configuration and tokenizer."""
         checkpoint.save_architecture(self.parts, path)
 
     def save_pretrained(self, path: Path) -> None:
-        """A checkpoint that ``PI0ForConditionalGeneration.from_pretrained`` loads. Exploration and critic are not in
-        it."""
+        """Write a checkpoint without exploration and critic that ``PI0ForConditionalGeneration`` loads."""
         checkpoint.save_pretrained(self.parts, path)
 
 
 @cache
 def _compiled_denoise() -> Callable[..., Tensor]:
+    """Return ``pi0.denoise`` compiled by torch."""
     return torch.compile(pi0.denoise)
-
-
-def _presence_loss(logit_NPM: Tensor, share_NPM: Tensor) -> Tensor:
-    """Cross entropy of what patches show: the sum over M masks, the mean over patches."""
-    target = (share_NPM / PRESENT_SHARE).clamp(max=1.0)
-    return F.binary_cross_entropy_with_logits(logit_NPM, target) * target.shape[-1]
-
-
-def _centres(masks_NCRhw: Tensor) -> Tensor:
-    """Of the pixels of each role in each picture, x and y from -1 to 1, [N, C, ROLES, 2]; 0 where there are none."""
-    down, across = (torch.arange(n, device=masks_NCRhw.device) * 2.0 + 1.0 - n for n in masks_NCRhw.shape[-2:])
-    count = masks_NCRhw.sum((-2, -1)).clamp_min(1.0)
-    x = (masks_NCRhw.sum(-2) @ (across / len(across))) / count
-    y = (masks_NCRhw.sum(-1) @ (down / len(down))) / count
-    return torch.stack((x, y), -1)

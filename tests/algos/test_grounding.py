@@ -1,4 +1,4 @@
-"""Grounding: when it begins to ask where things are, and what it refuses."""
+"""Grounding: when it begins to train positions, and which options it refuses."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def grounding(**options: Any) -> Grounding:
 
 
 @pytest.mark.parametrize(("masks_only", "first"), [(0.0, 0), (0.3, 3), (0.35, 4), (1.0, 10)])
-def test_it_asks_where_things_are_from_a_share_of_the_updates_on(masks_only: float, first: int) -> None:
+def test_positions_are_trained_from_a_share_of_the_updates_on(masks_only: float, first: int) -> None:
     algorithm = grounding(masks_only=masks_only)
-    asked = []
+    trained = []
     for algorithm.updates in range(11):
-        asked.append(algorithm.asks_where)
-    assert asked == [update >= first for update in range(11)]
+        trained.append(algorithm.trains_positions)
+    assert trained == [update >= first for update in range(11)]
 
 
 @pytest.mark.parametrize("options", [{"masks_only": -0.1}, {"masks_only": 1.1}, {"reuse": 0.5}])

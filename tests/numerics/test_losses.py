@@ -165,6 +165,6 @@ def test_other_reductions_need_the_shares_of_the_actions() -> None:
     assert losses.reduce_log_prob(plain, "sum").log_prob_BR.tolist() == [[0.0], [0.0]]
     for reduction in ("mean", "action"):
         with pytest.raises(
-            UserError, match=f"algo.reduction={reduction} needs a policy that tells its actions' shares"
+            UserError, match=f"algo.reduction={reduction} needs a policy that gives its actions' shares"
         ):
             losses.reduce_log_prob(plain, reduction)

@@ -16,7 +16,8 @@ from embodied.core.errors import UserError
 from embodied.core.protocols import Imitator, Policy, Precomputing, Pretrained, Startable
 from embodied.core.spec import CameraSpec, EnvSpec, Instruction, Term
 from embodied.core.types import Obs
-from policies.vla.policy import VLAPolicy, _centres
+from policies.vla.grounding import centres
+from policies.vla.policy import VLAPolicy
 from policies.vla.roles import Role
 from policies.vla.text import tokenize, train_tokenizer
 from tests.algos.fragments import rollout
@@ -43,7 +44,7 @@ def draw(policy: VLAPolicy, obs: Obs, seed: int = 0) -> Any:
 @pytest.mark.parametrize("short", [0, 128], ids=["long prefix", "short prefix"])
 def test_the_ode_is_that_of_transformers(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever way attention is computed."""
-    monkeypatch.setattr("policies.vla.pi0.SHORT", short)
+    monkeypatch.setattr("policies.vla.pi0.MAX_UNFUSED_TOKENS", short)
     policy, obs = build(), observe(NUM)
     policy.update_normalizer(obs)
     start = torch.randn(NUM, 3, policy.width, generator=torch.Generator().manual_seed(3))
@@ -83,7 +84,7 @@ def test_evaluate_repeats_the_sampler(name: str) -> None:
 
 @pytest.mark.parametrize("short", [0, 128], ids=["long prefix", "short prefix"])
 def test_steps_side_by_side_do_not_see_each_other(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policies.vla.pi0.SHORT", short)
+    monkeypatch.setattr("policies.vla.pi0.MAX_UNFUSED_TOKENS", short)
     policy, obs = build(), observe(NUM)
     x = torch.randn(NUM, 4, 3, policy.width, generator=torch.Generator().manual_seed(1))
     side_by_side = policy.velocity(policy.encode(obs), x, slice(None))
@@ -135,9 +136,9 @@ def test_a_frozen_prefix_is_computed_once(dtype: str, monkeypatch: pytest.Monkey
     assert policy.precompute(cached) is cached
     monkeypatch.undo()
     assert build(freeze=("vision",)).precompute(obs) is obs, "language still learns"
-    assert not build(freeze=FROZEN, prefix_cache_mb=0).may_keep(1)
+    assert not build(freeze=FROZEN, prefix_cache_mb=0).fits_cache(1)
     limited, most = build(freeze=FROZEN, dtype=dtype, prefix_cache_mb=1), 2**20 * NUM // size
-    assert (limited.may_keep(most), limited.may_keep(most + 1)) == (True, False)
+    assert (limited.fits_cache(most), limited.fits_cache(most + 1)) == (True, False)
 
 
 def test_what_is_frozen_gets_no_gradient() -> None:
@@ -199,7 +200,7 @@ def sized(text_config: dict[str, int] | None = None, **changes: int) -> dict[str
     ("changes", "options", "message"),
     [
         ({"cameras": ()}, {}, "built without cameras"),
-        ({"cameras": (CameraSpec("front", 16, 16),)}, {}, "sees 'wrist' at 16x16; this environment has: front 16x16"),
+        ({"cameras": (CameraSpec("front", 16, 16),)}, {}, "needs 'wrist' at 16x16; this environment has: front 16x16"),
         ({"cameras": (CameraSpec("front", 32, 32),)}, {"cameras": ("front",)}, "has: front 32x32"),
         ({"state": (Term("state", 7),)}, {}, "state of task words has 7 entries, the model takes 6"),
         ({"instructions": tuple(Instruction(text, "a") for text in ("lift it", " "))}, {}, "an instruction is empty"),
@@ -213,10 +214,10 @@ def sized(text_config: dict[str, int] | None = None, **changes: int) -> dict[str
         ({}, {"cameras": ("front", "front")}, "cameras: got .*allowed: each camera once"),
         ({}, {"pretrained": "/nowhere"}, "policy.pretrained=/nowhere lacks .* It has: no such directory"),
         ({}, {"image_size": 20}, "policy.image_size=20 must be a multiple of the model's patches, 8 pixels"),
-        ({}, {"model": {}}, "policy=vla goes on from a model: give policy.pretrained="),
+        ({}, {"model": {}}, "policy=vla needs a trained model: give policy.pretrained="),
         ({}, {"model": MODEL | {"max_stat_dim": 9}}, "unknown key 'policy.model.max_stat_dim'"),
         ({}, {"model": sized(text_config={"hiden_size": 9})}, "'policy.model.vlm_config.text_config.hiden_size'"),
-        ({}, {"model": sized(projection_dim=8)}, "projection_dim is 8, of image tokens, and text_config.hidden_size"),
+        ({}, {"model": sized(projection_dim=8)}, r"projection_dim \(image tokens\) is 8, text_config.hidden_size"),
         ({}, {"model": sized(text_config={"num_attention_heads": 3})}, "num_attention_heads, 3, must be a multiple"),
     ],
 )
@@ -228,7 +229,7 @@ def test_bad_options_are_named(changes: dict[str, Any], options: dict[str, Any],
 def test_an_observation_without_a_camera_is_refused() -> None:
     policy, obs = build(), observe(2)
     del obs["images.wrist"]
-    with pytest.raises(UserError, match=r"sees front, wrist, .* no pictures of wrist\. It has: front"):
+    with pytest.raises(UserError, match=r"needs images of front, wrist; .* lacks wrist\. It has: front"):
         policy.plan(obs)
 
 
@@ -237,7 +238,7 @@ def test_words_that_were_not_trained_on_are_refused() -> None:
     tokens, real = tokenize(tokenizer, TEXTS, 48)
     assert real.sum(-1).tolist() == [7, 12, 4]  # <bos>, words and punctuation, newline
     assert tokenizer.decode(tokens[2, 1:3]) == "lift it"
-    with pytest.raises(UserError, match="'lift the wombat' has words that the tokenizer"):
+    with pytest.raises(UserError, match="'lift the wombat' has words outside the vocabulary"):
         tokenize(tokenizer, ["lift the wombat"], 48)
 
 
@@ -256,23 +257,23 @@ def test_imitation_learns_what_the_words_say() -> None:
 
 
 def red_and_blue_halves() -> tuple[Obs, Tensor]:
-    """64 pictures of a red and a blue half in any order, with an instruction that names one colour: its half is the
+    """64 images of a red and a blue half in any order, with an instruction that names one colour: its half is the
     object. And whether that is the left one."""
     obs = observe(64)
-    left_is_red, told_red = torch.arange(64) % 2 == 0, torch.arange(64) % 4 < 2
-    obs["instruction"] = torch.where(told_red, 0, 1)
+    left_is_red, names_red = torch.arange(64) % 2 == 0, torch.arange(64) % 4 < 2
+    obs["instruction"] = torch.where(names_red, 0, 1)
     red, blue = torch.tensor([255, 0, 0], dtype=torch.uint8), torch.tensor([0, 0, 255], dtype=torch.uint8)
     colors = torch.where(left_is_red[:, None], red, blue), torch.where(left_is_red[:, None], blue, red)
-    named_left = left_is_red == told_red
+    named_left = left_is_red == names_red
     roles = [torch.where(named, Role.OBJECT, Role.OTHER_OBJECT) for named in (named_left, ~named_left)]
     texts = [torch.where(is_red, 1, 2) for is_red in (left_is_red, ~left_is_red)]
     for camera in ("front", "wrist"):
-        picture = torch.empty(64, 16, 16, 3, dtype=torch.uint8)
+        image = torch.empty(64, 16, 16, 3, dtype=torch.uint8)
         mask, text = torch.empty(2, 64, 16, 16, dtype=torch.uint8)
         for side, columns in enumerate((slice(0, 8), slice(8, 16))):
-            picture[:, :, columns], mask[:, :, columns] = colors[side][:, None, None], roles[side][:, None, None]
+            image[:, :, columns], mask[:, :, columns] = colors[side][:, None, None], roles[side][:, None, None]
             text[:, :, columns] = texts[side][:, None, None]
-        obs |= {f"images.{camera}": picture, f"masks.{camera}": mask, f"described.{camera}": text}
+        obs |= {f"images.{camera}": image, f"masks.{camera}": mask, f"described.{camera}": text}
     return obs, named_left
 
 
@@ -281,13 +282,13 @@ def test_grounding_teaches_what_the_words_name_and_where_it_is() -> None:
     policy = build(spec=spec(descriptions=("red half", "blue half")))
     obs["target_positions"] = torch.where(named_left, -1.0, 1.0)[:, None].expand(-1, 9)
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
-    before = policy.grounding_loss(obs, where=True).item()
+    before = policy.grounding_loss(obs, with_positions=True).item()
     for _ in range(150):
         optimizer.zero_grad()
-        policy.grounding_loss(obs, where=True).backward()
+        policy.grounding_loss(obs, with_positions=True).backward()
         optimizer.step()
     assert before > 4.0
-    assert policy.grounding_loss(obs, where=True).item() < 0.2, (
+    assert policy.grounding_loss(obs, with_positions=True).item() < 0.2, (
         "colours without words leave log 2 for each of two roles, and more"
     )
     assert all(bool(hit_M.all()) and len(hit_M) == 64 for hit_M in policy.localization_hits(obs).values())
@@ -301,14 +302,14 @@ def test_centres_by_hand() -> None:
     masks = torch.zeros(1, 2, 4, 8, dtype=torch.uint8)
     masks[0, 0, 0, 0] = masks[0, 0, 0, 7] = Role.OBJECT
     masks[0, 1, 3, 0] = Role.OTHER_OBJECT
-    centre = _centres(build()._role_masks({"masks.front": masks[:, 0], "masks.wrist": masks[:, 1]}))
+    centre = centres(build().grounding.role_masks({"masks.front": masks[:, 0], "masks.wrist": masks[:, 1]}))
     assert centre.shape == (1, 2, 4, 2)
     torch.testing.assert_close(centre[0, 0, 0], torch.tensor([0.0, -0.75]))
     torch.testing.assert_close(centre[0, 1, 1], torch.tensor([-0.875, 0.75]))
     assert centre.count_nonzero() == 3
 
 
-def test_only_pictures_that_show_the_object_are_judged() -> None:
+def test_only_images_that_show_the_object_are_judged() -> None:
     policy, obs = build(), observe(3)
     nothing = torch.zeros(3, 16, 16, dtype=torch.uint8)
     shown = nothing.clone()

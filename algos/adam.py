@@ -1,0 +1,38 @@
+"""The Adam optimiser of PPO, and its adaptive learning rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from algos.ppo_config import PPOConfig
+
+LEARNING_RATE_RANGE = (1e-5, 1e-2)  # bounds and factor of the adaptive schedule, as in rsl_rl
+LEARNING_RATE_FACTOR = 1.5
+
+
+def build_adam(policy: nn.Module, config: PPOConfig) -> torch.optim.Adam:
+    """Build Adam over the trainable parameters.
+
+    Parameters named ``critic.*`` are a second group if they have their own learning rate.
+    """
+    named = [(name, p) for name, p in policy.named_parameters() if p.requires_grad]
+    own_rate = config.critic_learning_rate is not None
+    critic = [p for name, p in named if own_rate and name.startswith("critic.")]
+    actor = [p for name, p in named if not (own_rate and name.startswith("critic."))]
+    groups: list[dict[str, Any]] = [{"params": actor, "lr": config.learning_rate}]
+    if critic:
+        groups.append({"params": critic, "lr": config.critic_learning_rate})
+    return torch.optim.Adam(groups, eps=1e-5, fused=True)
+
+
+def adapt_learning_rate(optimizer: torch.optim.Adam, kl: float, desired_kl: float) -> None:
+    """Keep the KL of a minibatch near ``desired_kl`` (rule of rsl_rl); a critic's own learning rate does not change."""
+    group = optimizer.param_groups[0]
+    lowest, highest = LEARNING_RATE_RANGE
+    if kl > 2 * desired_kl:
+        group["lr"] = max(min(lowest, group["lr"]), group["lr"] / LEARNING_RATE_FACTOR)
+    elif kl < desired_kl / 2:
+        group["lr"] = min(max(highest, group["lr"]), group["lr"] * LEARNING_RATE_FACTOR)
