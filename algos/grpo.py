@@ -48,6 +48,6 @@ class GRPO(PPO):
     config: GRPOConfig
 
     def estimate(self, fragment: Fragment, log_rho_TN: Tensor, valid_TN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the advantages in the groups; mask groups whose returns are all equal."""
-        advantage_N, valid_N = returns.group_relative(fragment, self.config.group_size)
-        return advantage_N.expand_as(log_rho_TN), fragment.value_TN, valid_TN & valid_N
+        """Return the advantages in the groups; mask groups and decisions that cannot be compared."""
+        advantage_N, compared_TN = returns.group_relative(fragment, self.config.group_size)
+        return advantage_N.expand_as(log_rho_TN), fragment.value_TN, valid_TN & compared_TN

@@ -97,23 +97,29 @@ def _accumulate(delta_TN: Tensor, trace_TN: Tensor) -> Tensor:
 
 
 def group_relative(fragment: Fragment, group_size: int) -> tuple[Tensor, Tensor]:
-    """Return advantage_N and valid_N of the envs' episodes, compared in groups of ``group_size`` neighbours.
+    """Return advantage_N and valid_TN of the envs' first episodes, compared in groups of ``group_size`` neighbours.
 
     advantage_N = (return - group mean) / group standard deviation, of undiscounted returns (GRPO, Shao et al. 2024).
-    valid_N is false for all envs of a group if its returns are all equal, if the episode of an env is not exactly the
-    fragment, or if its episodes differ in length. ValueError if N is not a multiple of group_size.
+    A first episode ends with the fragment, or earlier as a termination; valid_TN is false for decisions after its end.
+    It is false for all envs of a group if its returns are all equal, if one of its first episodes has another end, or
+    if those that reach the end of the fragment differ in length. ValueError if N is not a multiple of group_size.
     """
-    num_envs = fragment.reward_TNE.shape[1]
+    num_decisions, num_envs = fragment.value_TN.shape
     if num_envs % group_size:
         raise ValueError(f"{num_envs} envs cannot be split into groups of {group_size}")
     ended_TN = fragment.terminated_TN | fragment.truncated_TN
-    whole_N = ended_TN[-1] & ~ended_TN[:-1].any(0)
-    length_GM = fragment.num_steps_TN.sum(0).view(-1, group_size)
-    whole_GM = whole_N.view(-1, group_size) & (length_GM == length_GM.amax(1, keepdim=True))
-    return_GM = fragment.reward_TNE.sum((0, 2)).view(-1, group_size)
+    first_TN = ended_TN.long().cumsum(0) - ended_TN.long() == 0
+    failed_N = (fragment.terminated_TN & first_TN).any(0)
+    last_N = ended_TN[-1] & first_TN[-1]
+    length_N = (fragment.num_steps_TN * first_TN).sum(0)
+    length_GM = torch.where(last_N, length_N, -1).view(-1, group_size)
+    whole_GM = (length_GM == length_GM.amax(1, keepdim=True)) | failed_N.view(-1, group_size)
+    whole_GM &= (last_N | failed_N).view(-1, group_size)
+    return_GM = (fragment.reward_TNE * first_TN.unsqueeze(-1)).sum((0, 2)).view(-1, group_size)
     centred_GM = return_GM - return_GM.mean(1, keepdim=True)
     std_G1 = centred_GM.square().mean(1, keepdim=True).sqrt()
     scale_G1 = return_GM.abs().mean(1, keepdim=True).clamp_min(1.0)
     valid_GM = (std_G1 > 1e-5 * scale_G1) & whole_GM.all(1, keepdim=True)
     advantage_GM = torch.where(valid_GM, centred_GM / std_G1, 0.0)
-    return advantage_GM.flatten(), valid_GM.expand_as(centred_GM).flatten()
+    valid_N = valid_GM.expand_as(centred_GM).flatten()
+    return advantage_GM.flatten(), valid_N.expand(num_decisions, -1) & first_TN

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from embodied.core.config import nest, parse_overrides
+from embodied.core.errors import UserError
 from embodied.core.options import Count, Natural, config_dataclass, from_mapping
-from embodied.core.protocols import Policy
+from embodied.core.protocols import Filmed, Policy
 from embodied.report.metrics import write_json
 from embodied.run.command import run_command
 from embodied.run.config import RunConfig, read_run
@@ -52,42 +52,47 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     found = load_checkpoint(run_dir, options.checkpoint)
     policy = load_policy(config, found)
     task = config.task["name"]
+    filmed = make_filmed(config) if options.video else None
     print(f"evaluating {found.path} on {task}: {options.episodes} episodes, seed {options.seed}", file=sys.stderr)
     result = evaluate_policy(config, policy, options.episodes, options.seed, options.num_threads)
     for split, rates in result.get("splits", {}).items():
+        if "success_at_end" not in rates:
+            continue
         low, high = rates["success_at_end_ci95"]
         note = f"{rates['success_at_end']:.1%} of {rates['episodes']} episodes ({low:.1%} to {high:.1%})"
         print(f"instructions of split {split}: success {note}", file=sys.stderr)
     result |= {"run": str(run_dir), "checkpoint": found.path.name, "env_steps": found.env_steps}
     name = f"{found.path.name}_seed{options.seed}"
     write_json(run_dir / "eval" / f"{name}_episodes{options.episodes}.json", result)
-    if options.video:
+    if filmed is not None:
         path = run_dir / "videos" / f"{name}.mp4"
         note = f"filming {VIDEO_ENVS} episodes into {path}: every picture is ray cast, a minute or two on two cores"
-        print(f"success {result['success_at_end']:.1%}; {note}", file=sys.stderr)
-        result["video"] = str(record_video(config, policy, path, options.seed))
+        print(f"return {result['return_mean']:.2f}; {note}", file=sys.stderr)
+        result["video"] = str(record_video(filmed, policy, path, options.seed))
+        filmed.close()
     return result
 
 
-def record_video(config: RunConfig, policy: Policy, path: Path, seed: int) -> Path:
+def make_filmed(config: RunConfig) -> Filmed:
+    """Build the environments of a video. UserError if they cannot be rendered."""
+    env = make_env(config, VIDEO_ENVS, threads.available_cores())
+    if not isinstance(env, Filmed):
+        env.close()
+        raise UserError(f"video=true: the environments of task {config.task['name']} cannot be rendered")
+    return env
+
+
+def record_video(env: Filmed, policy: Policy, path: Path, seed: int) -> Path:
     """Write an MP4 of the first episodes of an evaluation, each below its instruction, and return its path.
 
     Episodes are side by side, in real time.
     """
     from embodied.report import video
     from embodied.report.caption import caption
-    from envs import MujocoPool
-    from envs.mujoco.viewer import FRONT, Viewer
 
-    env = make_env(config, VIDEO_ENVS, threads.available_cores())
-    assert isinstance(env, MujocoPool), "only our own simulator can be filmed"
-    camera = replace(FRONT, width=VIDEO_SIZE[0], height=VIDEO_SIZE[1])
-    viewer = Viewer(env, camera)
-    try:
-        plans = evaluation_plans(env.spec, VIDEO_ENVS, seed)
-        video.record(env, policy, path, lambda: caption(viewer.render(), env.instruction_texts), plans)
-    finally:
-        env.close()
+    render = env.film(*VIDEO_SIZE)
+    plans = evaluation_plans(env.spec, VIDEO_ENVS, seed)
+    video.record(env, policy, path, lambda: caption(render(), env.instruction_texts), plans)
     return path
 
 

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.episodes import EpisodeSampler
@@ -70,6 +72,20 @@ class Watchable(VecEnv, Protocol):
 
     on_control_step: Callable[[Any], None] | None
     """Called with the env itself after every control step, before a reset; None: nothing is called."""
+
+
+@runtime_checkable
+class Filmed(Watchable, Protocol):
+    """A VecEnv that can be rendered for people."""
+
+    @property
+    def instruction_texts(self) -> Sequence[str]:
+        """The instruction of every env's present episode, in words, N of them."""
+        ...
+
+    def film(self, width: int, height: int) -> Callable[[], NDArray[np.uint8]]:
+        """Return a function that renders the present state of every env, uint8 [N, height, width, 3]."""
+        ...
 
 
 @runtime_checkable

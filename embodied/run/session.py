@@ -24,7 +24,7 @@ from embodied.run.signals import stop_on_signals
 from embodied.run.trainer import Limits, Report, Trainer
 from embodied.runtime.checkpoint import Checkpoint, load_latest
 
-RATES = ("success_once", "success_at_end", "return_mean")  # of an evaluation, kept in metrics.jsonl
+RATES = ("success_once", "success_at_end", "return_mean")  # of an evaluation, kept in metrics.jsonl if it has them
 
 
 class Session:
@@ -118,9 +118,11 @@ class Session:
         row = {"iteration": trainer.iteration, "wall_s": round(wall_s, 3), **report.metrics}
         if report.evaluation is not None:
             evaluation, splits = report.evaluation, report.evaluation.get("splits", {})
-            self.eval_success = float(splits.get(TRAIN, evaluation)["success_at_end"])
-            row |= {f"eval/{key}": evaluation[key] for key in RATES}
-            row |= {f"eval/{split}/success_at_end": rates["success_at_end"] for split, rates in splits.items()}
+            success = splits.get(TRAIN, evaluation).get("success_at_end")
+            self.eval_success = None if success is None else float(success)
+            row |= {f"eval/{key}": evaluation[key] for key in RATES if key in evaluation}
+            if success is not None:
+                row |= {f"eval/{split}/success_at_end": rates["success_at_end"] for split, rates in splits.items()}
             write_json(self.run_dir / "eval" / f"train_{evaluation['env_steps']}.json", evaluation)
         writer.write(row)
         progress.update(

@@ -85,6 +85,11 @@ class Runtime(ABC):
 
     @property
     @abstractmethod
+    def resumes(self) -> str:
+        """How exactly a run that loads ``state_dict`` continues, in words."""
+
+    @property
+    @abstractmethod
     def env_steps(self) -> int:
         """Control steps consumed so far."""
 

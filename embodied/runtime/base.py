@@ -84,6 +84,14 @@ class LoopRuntime(Runtime):
         return self.learner.deployed
 
     @property
+    def resumes(self) -> str:
+        if not all(worker.resumes_exactly for worker in self.workers):
+            return "with new episodes: these environments cannot restore a state"
+        if self.config.max_staleness:
+            return f"without the fragments in flight: max_staleness={self.config.max_staleness}"
+        return "exactly, bit for bit"
+
+    @property
     def env_steps(self) -> int:
         return self.learner.env_steps
 

@@ -57,6 +57,11 @@ class EnvWorker:
         ]
 
     @property
+    def resumes_exactly(self) -> bool:
+        """Whether all its envs can be restored from a checkpoint."""
+        return all(isinstance(cursor.env, ExactResume) for cursor in self.cursors)
+
+    @property
     def sim_s(self) -> float:
         """Seconds spent in ``VecEnv.step`` so far."""
         return sum(cursor.sim_s for cursor in self.cursors)

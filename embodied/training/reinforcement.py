@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from embodied.core.errors import UserError
 from embodied.core.protocols import Policy, VecEnv
 from embodied.run import factories
 from embodied.run.config import RunConfig
@@ -26,6 +27,12 @@ class ReinforcementTrainer(Trainer):
     def __init__(self, config: RunConfig, run_dir: Path, new: bool) -> None:
         super().__init__(config, run_dir, new)
         self.runtime = build(config, run_dir, new)
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        super().check(config)
+        if config.stop_at_success is not None and not factories.make_spec(config).has_success:
+            raise UserError(f"stop_at_success: task {config.task['name']} reports no success")
 
     @property
     def policy(self) -> Policy:
@@ -53,7 +60,7 @@ class ReinforcementTrainer(Trainer):
             f"training {config.task['name']}: policy {config.policy['name']} ({parameters:,} parameters), algo "
             f"{config.algo['name']}, {config.num_envs:,} envs, runtime {options.name} (threads: simulation "
             f"{budget.sim}, actor {budget.actor}, learner {budget.learner}; {device.type}), seed {config.seed} → "
-            f"{self.run_dir}"
+            f"{self.run_dir}; a resumed run continues {self.runtime.resumes}"
         )
 
     def iterations(self, limits: Limits) -> Iterator[Report]:

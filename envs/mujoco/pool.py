@@ -9,14 +9,15 @@ current are the first half of the next substep and cost nothing extra.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, replace
 from pathlib import Path
 
 import mujoco
 import numpy as np
 import torch
 from mujoco.batch import Batch, SimulationError
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, Ints
@@ -30,6 +31,7 @@ from envs.mujoco.nan_guard import NanGuard
 from envs.mujoco.randomization import RandomizationTerm, Randomizer
 from envs.mujoco.robots.base import Robot
 from envs.mujoco.view import View
+from envs.mujoco.viewer import FRONT, Viewer
 from envs.rendering.camera_randomization import CameraRandomization
 from envs.rendering.cameras import Camera
 from envs.rendering.vision import CameraRig
@@ -171,6 +173,12 @@ class MujocoPool(EpisodicEnv):
     def expert(self) -> Tensor:
         """The action of the task's scripted expert, [N, A]."""
         return self.task.expert()
+
+    # -- for people --------------------------------------------------------------------------------------------------
+
+    def film(self, width: int, height: int) -> Callable[[], NDArray[np.uint8]]:
+        """Return a function that renders every env from the front, uint8 [N, height, width, 3]."""
+        return Viewer(self, replace(FRONT, width=width, height=height)).render
 
     @property
     def instruction_texts(self) -> list[str]:

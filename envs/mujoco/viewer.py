@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.mujoco.pool import MujocoPool
 from envs.rendering.appearance import Twin, add_visuals
 from envs.rendering.cameras import VIDEO, Camera, Look, render
+
+if TYPE_CHECKING:
+    from envs.mujoco.pool import MujocoPool
 
 SOLVED = np.array([46, 160, 67], np.uint8)
 FRONT = Camera("front", width=640, height=480, fovy_deg=36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0.0, 0.22))
