@@ -138,8 +138,8 @@ class EpisodeSampler(Protocol):
     def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
         """Return the plans of the next episodes of envs ``ended.env_id_M``, in that order.
 
-        ended: statistics of the episodes that ended in these envs. steps_left_N: int64, control steps that every env
-        has left until its time limit; 0 if the limit is reached.
+        ended: statistics of the episodes that ended in these envs. steps_left_N: int64, control steps from the end of
+        the present chunk to the time limit of every env's episode, also of one that ended earlier; 0 at the limit.
         """
         ...
 

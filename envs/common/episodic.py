@@ -203,7 +203,9 @@ class EpisodicEnv(ABC):
         episodes = EpisodeStats(ended, self._return_N[ended], self._length_N[ended], plans, once, at_end)
         if len(ended):
             assert self.sampler is not None
-            self._begin(ids, self.sampler.next(episodes, self.steps_left_N))
+            unused_N = reward_NE.shape[1] - num_steps_N  # actions after an end: their time passes too
+            left_N = (self.steps_left_N - unused_N).clamp(min=0)
+            self._begin(ids, self.sampler.next(episodes, left_N))
             for key, value in self.observe(ids).items():
                 obs[key][ended] = value
         return Timestep(

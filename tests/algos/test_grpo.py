@@ -13,9 +13,12 @@ from algos import ALGORITHMS
 from algos.grpo import GRPO, GRPOConfig
 from algos.returns import group_relative
 from embodied.core.errors import UserError
-from embodied.core.protocols import Algorithm
+from embodied.core.protocols import Algorithm, Policy
+from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment
+from envs import SamplerSetup, UniformConfig, UniformSampler
 from tests.numerics.tiny_policy import TinyPolicy, make_fragment
+from tests.runtime.builders import build, iterate, make_policy
 
 CPU = torch.device("cpu")
 
@@ -43,7 +46,7 @@ def test_the_advantage_is_the_return_standardised_in_its_group() -> None:
     fragment = with_returns(episodes(TinyPolicy()), [1.0, 3.0, 0.0, 0.0, 10.0, 10.0])
     advantage, valid = group_relative(fragment, 2)
     torch.testing.assert_close(advantage, torch.tensor([-1.0, 1.0, 0, 0, 0, 0]), atol=1e-5, rtol=0)
-    assert valid.tolist() == [True, True, False, False, False, False]
+    assert valid.tolist() == [[True, True, False, False, False, False]] * 3
     advantage, valid = group_relative(fragment, 3)
     torch.testing.assert_close(advantage[:3], torch.tensor([-1 / 3, 5 / 3, -4 / 3]) / (14 / 9) ** 0.5)
     assert valid.all()
@@ -56,12 +59,59 @@ def test_a_group_with_an_episode_that_is_not_the_fragment_does_not_count() -> No
     goes_on[-1, 5] = False
     shorter = fragment.num_steps_TN.clone()
     shorter[-1, 0] = 1
-    assert (
-        group_relative(replace(fragment, truncated_TN=ended_early), 2)[1].tolist()
-        == [True] * 2 + [False] * 2 + [True] * 2
-    )
-    assert group_relative(replace(fragment, truncated_TN=goes_on), 2)[1].tolist() == [True] * 4 + [False] * 2
-    assert group_relative(replace(fragment, num_steps_TN=shorter), 2)[1].tolist() == [False] * 2 + [True] * 4
+
+    def compared(**changes: torch.Tensor) -> list[bool]:
+        valid_TN = group_relative(replace(fragment, **changes), 2)[1]
+        assert (valid_TN.any(0) == valid_TN[0]).all()
+        return valid_TN[0].tolist()
+
+    assert compared(truncated_TN=ended_early) == [True] * 2 + [False] * 2 + [True] * 2
+    assert compared(truncated_TN=goes_on) == [True] * 4 + [False] * 2
+    assert compared(num_steps_TN=shorter) == [False] * 2 + [True] * 4
+
+
+def test_an_episode_that_fails_early_is_compared_up_to_its_end() -> None:
+    """Env 1 fails at decision 1; what it does afterwards, in an episode that fills the fragment, does not count."""
+    fragment = with_returns(episodes(TinyPolicy()), [3.0, 3.0, 1.0, 2.0, 1.0, 2.0])
+    failed = torch.zeros_like(fragment.terminated_TN)
+    failed[1, 1] = True
+    advantage, valid = group_relative(replace(fragment, terminated_TN=failed), 2)
+    torch.testing.assert_close(advantage[:2], torch.tensor([1.0, -1.0]))  # returns 3 and 2
+    assert valid[:, 0].tolist() == [True, True, True]
+    assert valid[:, 1].tolist() == [True, True, False]
+    assert valid[:, 2:].all()
+
+
+def test_groups_stay_in_step_where_envs_fail() -> None:
+    """A run whose point masses leave the square: every fragment still begins and ends with its groups."""
+
+    def make_sampler(spec: EnvSpec, num_envs: int, first_seed: int) -> UniformSampler:
+        return UniformSampler(spec, UniformConfig(), SamplerSetup(num_envs, first_seed, group_size=3))
+
+    def make_algorithm(policy: Policy) -> GRPO:
+        return GRPO(policy, GRPOConfig(group_size=3, epochs=1), seed=0, device=CPU)
+
+    fragments: list[Fragment] = []
+
+    def keep(batch: list[Fragment]) -> list[Fragment]:
+        fragments.extend(batch)
+        return batch
+
+    def make_drifting(spec: EnvSpec) -> Policy:
+        policy = make_policy(spec)
+        with torch.no_grad():
+            policy.actor[-1].bias.fill_(0.6)
+        return policy
+
+    options = {"make_algorithm": make_algorithm, "make_sampler": make_sampler, "make_policy": make_drifting}
+    with build(**options, relabel=keep, name="sync", decisions=10) as runtime:  # 10 chunks of 2 are an episode
+        iterate(runtime, 3)
+    assert sum(int(fragment.terminated_TN.sum()) for fragment in fragments) > 10
+    for fragment in fragments:
+        assert (fragment.terminated_TN | fragment.truncated_TN)[-1].all()
+        starts_G3 = fragment.obs["state"][0].view(-1, 3, 3)
+        assert (starts_G3 == starts_G3[:, :1]).all()
+        assert group_relative(fragment, 3)[1][0].any()
 
 
 def test_groups_must_divide_the_envs() -> None:

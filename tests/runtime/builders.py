@@ -14,6 +14,7 @@ from embodied.core.protocols import Algorithm, Policy, VecEnv
 from embodied.core.spec import EnvSpec
 from embodied.runtime import Iteration, Runtime, RuntimeConfig, build_runtime
 from embodied.runtime.base import Relabel
+from embodied.runtime.build import SamplerFactory
 from envs import first_episodes
 from policies import GaussianConfig, GaussianPolicy
 from tests.runtime.point_env import PointEnv, point_sampler
@@ -38,6 +39,7 @@ def build(
     seed: int = 1,
     num_envs: int = NUM_ENVS,
     relabel: Relabel | None = None,
+    make_sampler: SamplerFactory = point_sampler,
     **options: Any,
 ) -> Runtime:
     """A runtime on one core; options are those of RuntimeConfig."""
@@ -50,7 +52,7 @@ def build(
         make_env=make_env,
         make_policy=make_policy,
         make_algorithm=make_algorithm,
-        make_sampler=point_sampler,
+        make_sampler=make_sampler,
         make_eval_env=lambda num_envs, _: PointEnv(num_envs),
         eval_plans=first_episodes,
         relabel=relabel,
