@@ -41,7 +41,7 @@ from embodied.data.lerobot_writer import refuse_existing
 from embodied.report.progress import duration
 from embodied.run.command import run_command
 from embodied.run.config import RunConfig, compose_run
-from embodied.run.factories import make_env, square_cameras
+from embodied.run.factories import make_env
 from embodied.runtime import threads
 from envs import first_episodes
 
@@ -79,7 +79,7 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
     refuse_existing(out)
     num_threads = options.num_threads or threads.available_cores()
     threads.use(1)
-    cameras = square_cameras(options.cameras, options.image_size)
+    cameras = [CameraSpec.square(name, options.image_size) for name in options.cameras]
     env = make_demonstrating(config, options.episodes, num_threads, cameras)
     spec, missing = env.spec, shares(env.spec, options.episodes)
     kept: list[Episode] = []

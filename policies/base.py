@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from embodied.core.errors import UserError
 from embodied.core.options import Count, Widths, config_dataclass, one_of
-from embodied.core.spec import Box, Discrete, EnvSpec
+from embodied.core.spec import Box, CameraSpec, Discrete, EnvSpec
 from embodied.core.types import Obs
 from policies.critic import Critic
 from policies.networks import ACTIVATIONS
@@ -31,6 +31,11 @@ class ActorCriticConfig:
     def __post_init__(self) -> None:
         if self.execute > self.horizon:
             raise UserError(f"execute: got {self.execute}, allowed: at most horizon={self.horizon}")
+
+    @property
+    def observed_cameras(self) -> tuple[CameraSpec, ...]:
+        """Cameras that the policy needs; none for a policy that observes a state vector alone."""
+        return ()
 
 
 SPACE_NAMES = {

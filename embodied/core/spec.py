@@ -46,6 +46,11 @@ class CameraSpec:
     width: int
     """Width of the image, pixels."""
 
+    @classmethod
+    def square(cls, name: str, size: int) -> CameraSpec:
+        """Return a camera whose images are ``size`` pixels wide and high."""
+        return cls(name, size, size)
+
 
 @dataclass(frozen=True, slots=True)
 class ActionTerm:

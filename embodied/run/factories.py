@@ -23,7 +23,7 @@ from policies import POLICIES
 def make_spec(config: RunConfig, cameras: Sequence[CameraSpec] | None = None) -> EnvSpec:
     """Return the spec of the run's environments, without building one. cameras: None is those of the policy."""
     family, id = split_name(config.task["name"])
-    seen = cameras_of(config) if cameras is None else cameras
+    seen = policy_options(config).observed_cameras if cameras is None else cameras
     return FAMILIES[family].build().spec(id, task_options(config), seen)
 
 
@@ -49,7 +49,7 @@ def make_env(
         num_envs=num_envs,
         num_threads=num_threads,
         sim=from_mapping(entry.config, sim, "sim"),
-        cameras=cameras_of(config) if cameras is None else cameras,
+        cameras=policy_options(config).observed_cameras if cameras is None else cameras,
     )
 
 
@@ -85,20 +85,14 @@ def task_options(config: RunConfig) -> Any:
     return from_mapping(FAMILIES[family].build().task_config(id), options_of(config.task), "task")
 
 
-def cameras_of(config: RunConfig) -> list[CameraSpec]:
-    """Return the cameras of the policy, at its image size; [] for a policy that observes a state vector alone."""
-    return square_cameras(config.policy.get("cameras", ()), config.policy.get("image_size", 0))
-
-
-def square_cameras(names: Sequence[str], size: int) -> list[CameraSpec]:
-    """Return cameras of these names, ``size`` pixels wide and high."""
-    return [CameraSpec(name, size, size) for name in names]
+def policy_options(config: RunConfig) -> Any:
+    """Return the options of the run's policy."""
+    return from_mapping(POLICIES[config.policy["name"]].config, options_of(config.policy), "policy")
 
 
 def make_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     """Build the run's policy on the CPU, with its initial weights."""
-    entry = POLICIES[config.policy["name"]]
-    return entry.build(spec, from_mapping(entry.config, options_of(config.policy), "policy"))
+    return POLICIES[config.policy["name"]].build(spec, policy_options(config))
 
 
 def make_algorithm(config: RunConfig, policy: Policy) -> Any:

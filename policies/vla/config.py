@@ -10,6 +10,7 @@ from pydantic import Field
 
 from embodied.core.errors import UserError
 from embodied.core.options import Count, Natural, config_dataclass
+from embodied.core.spec import CameraSpec
 from policies.flow.chains import ChainConfig
 
 Part = Literal["vision", "language"]
@@ -44,6 +45,10 @@ class VLAConfig(ChainConfig):
     prefix_from_actor: bool = False
     """The actor passes the outputs of the frozen part to the learner in place of the images. For vla_tiny they take
     34 kB per decision, the images 25 kB."""
+
+    @property
+    def observed_cameras(self) -> tuple[CameraSpec, ...]:
+        return tuple(CameraSpec.square(name, self.image_size) for name in self.cameras)
 
     def __post_init__(self) -> None:
         super().__post_init__()

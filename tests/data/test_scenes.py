@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from embodied.core.spec import EnvSpec
+from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.core.types import Obs
 from embodied.data.scenes import FRAMES_PER_SCENE, Buffer, SceneDataset, Scenes
-from embodied.run.factories import square_cameras
 from envs import make_pool, make_sampler
 from envs.mujoco.labels import LabeledPool
 from envs.tasks.ground_truth import Role
@@ -17,7 +16,7 @@ STEPS, ENVS = 4, 16
 
 
 def test_the_expert_gets_hold_of_what_is_named_before_the_next_scene() -> None:
-    env = make_pool("tabletop", {}, num_envs=ENVS, cameras=square_cameras(["front", "wrist"], 16))
+    env = make_pool("tabletop", {}, num_envs=ENVS, cameras=[CameraSpec.square(name, 16) for name in ("front", "wrist")])
     scenes = Scenes(LabeledPool(env, make_sampler(env, 3)), STEPS, seed=3)
     frames, held = [], []
     for _ in range(FRAMES_PER_SCENE + 1):
@@ -37,7 +36,9 @@ def test_the_expert_gets_hold_of_what_is_named_before_the_next_scene() -> None:
 
 def test_without_masks_the_same_scenes_are_seen() -> None:
     def render(masks: bool) -> list[Obs]:
-        env = make_pool("tabletop", {}, num_envs=ENVS, cameras=square_cameras(["front", "wrist"], 16))
+        env = make_pool(
+            "tabletop", {}, num_envs=ENVS, cameras=[CameraSpec.square(name, 16) for name in ("front", "wrist")]
+        )
         scenes = Scenes(LabeledPool(env, make_sampler(env, 3), masks=masks), STEPS, seed=3)
         frames = [scenes.render_next() for _ in range(3)]
         env.close()
