@@ -125,10 +125,14 @@ def read_run(run_dir: Path) -> RunConfig:
         mapping = OmegaConf.to_container(OmegaConf.load(path))
     except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
-    if not isinstance(mapping, dict) or any(not isinstance(mapping.get(group), dict) for group in GROUPS):
+    sections = mapping if isinstance(mapping, dict) else {}
+    missing = [group for group in GROUPS if not isinstance(sections.get(group), dict)]
+    if missing == ["sampler"]:
+        raise UserError(f"{path} is of a run of an earlier version of this code, which this version cannot read")
+    if missing:
         raise UserError(f"{path} is not the configuration of a run: it needs the sections {', '.join(GROUPS)}")
     try:
-        config = resolve({str(key): value for key, value in mapping.items()})
+        config = resolve({str(key): value for key, value in sections.items()})
     except UserError as error:
         raise UserError(f"{path} does not fit this version of the code: {error}") from error
     return with_architecture(config, run_dir)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from embodied.core.errors import UserError
 from embodied.report.metrics import read_metrics
@@ -131,6 +132,18 @@ def test_a_run_of_another_version_is_refused_in_one_line(many_checkpoints: Path,
         message = f"{config} does not fit this version of the code: unknown key 'policy.noise_anneal'"
         assert message in outcome.stderr.splitlines()[-1]
     assert not (tmp_path / "new").exists()
+
+
+def test_a_run_from_before_samplers_is_refused_in_one_line(many_checkpoints: Path, tmp_path: Path) -> None:
+    run_dir = shutil.copytree(many_checkpoints, tmp_path / "run", symlinks=True)
+    config = OmegaConf.load(run_dir / "config.yaml")
+    del config["sampler"]
+    OmegaConf.save(config, run_dir / "config.yaml")
+    outcome = run_eval(f"run={run_dir}")
+    assert outcome.code == 2
+    assert outcome.stderr.splitlines()[-1].endswith(
+        "is of a run of an earlier version of this code, which this version cannot read"
+    )
 
 
 def test_weights_of_another_version_are_refused_in_one_line(many_checkpoints: Path) -> None:
