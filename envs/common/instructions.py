@@ -1,4 +1,4 @@
-"""Which instructions episodes get."""
+"""Instructions of episodes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from envs.common.seeding import EpisodeRng
 
 
 def single_instruction(text: str) -> tuple[Instruction, ...]:
-    """The instructions of a task that has only one."""
+    """Return the instructions of a task that has only one."""
     return (Instruction(text, goal=text),)
 
 
 class InstructionDraw:
-    """Draws the instructions of episodes: splits in turn, the goals of a split in turn, and any text of the goal.
+    """Draw the instructions of episodes: splits in turn, the goals of a split in turn, and a random text of the goal.
 
-    Neighbouring seeds are neighbours in these turns, so that every set of evaluation episodes and every batch of
-    training envs has as many of each. splits: those to draw from (None: all). UserError for an unknown one.
+    Consecutive seeds get consecutive splits and goals. So evaluations and batches of training envs have equally many
+    episodes of each. splits: splits to draw from (None: all). UserError for an unknown split.
     """
 
     def __init__(self, instructions: Sequence[Instruction], splits: Sequence[str] | None = None) -> None:
@@ -41,7 +41,7 @@ class InstructionDraw:
         self._first = np.cumsum(self._goals) - self._goals
 
     def __call__(self, rng: EpisodeRng) -> np.ndarray:
-        """Indices of texts, int64 [n]."""
+        """Draw indices of texts, int64 [n]."""
         turn_n, split_n = np.divmod(rng.turn_n, len(self.splits))
         group_n = self._first[split_n] + turn_n % self._goals[split_n]
         text_n = (rng.uniform("instruction", 0.0, 1.0) * self._size[group_n]).astype(np.int64)
