@@ -32,7 +32,7 @@ def check_env(make: Callable[[int], VecEnv], num_envs: int = 4, seed: int = 0) -
     actions = [random_actions(env.spec, num_envs, CHUNK, t) for t in range(steps)]
     done = _rollout(env, actions, seed)
     lengths = [int(length) for step in done for length in step.episodes.length_M]
-    _require(env, bool(lengths), f"no episode ended in {steps * CHUNK} control steps of a time limit half as long")
+    _require(env, bool(lengths), f"no episode ended in {steps * CHUNK} control steps, more than twice the time limit")
     _require(env, max(lengths) <= env.spec.max_episode_steps, "an episode lasted longer than its time limit")
     _check_plans(make, env, actions, done, seed)
     _check_bad_actions(env)
@@ -54,10 +54,12 @@ def random_actions(spec: EnvSpec, num_envs: int, num_actions: int, seed: int) ->
 
 
 def _sampler(env: VecEnv, seed: int) -> UniformSampler:
+    """Return a uniform sampler for an env."""
     return UniformSampler(env.spec, UniformConfig(), SamplerSetup(env.num_envs, seed))
 
 
 def _rollout(env: VecEnv, actions: list[Tensor], seed: int) -> list[Timestep]:
+    """Reset an env, execute the chunks, and check the contract of all observations and timesteps."""
     check_obs(env, env.reset(_sampler(env, seed)), env.num_envs, "reset()")
     done = []
     for action in actions:
@@ -83,6 +85,7 @@ def _check_plans(
 
 
 def _check_bad_actions(env: VecEnv) -> None:
+    """Check that ``step`` raises ValueError for chunks of a wrong shape and for NaN."""
     good = random_actions(env.spec, env.num_envs, CHUNK, 0)
     bad = {"one row too few": good[1:], "one entry too many": torch.cat([good, good[..., :1]], -1)}
     if not isinstance(env.spec.action, Discrete):
@@ -110,5 +113,6 @@ def _check_resume(env: ExactResume, other: ExactResume, actions: list[Tensor], s
 
 
 def _require(env: VecEnv, kept: bool, rule: str) -> None:
+    """Raise UserError with the rule unless the env keeps it."""
     if not kept:
         raise UserError(f"environment '{env.spec.task}' breaks the contract of a VecEnv: {rule}")

@@ -86,14 +86,16 @@ class UniformSampler:
     # -- EpisodeSampler ----------------------------------------------------------------------------------------------
 
     def start(self) -> EpisodePlans:
+        """Return the plans of a new episode in every env."""
         self.number_N += 1
         return self._draw(np.arange(self.num_envs))
 
     def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
+        """Return the next plans of envs in ``ended``; if an env's group is not done, the group's plan again."""
         self.hear(ended)
         ids = ended.env_id_M.numpy()
         group_left_N = self._group_steps_left(steps_left_N)
-        again = group_left_N[ids] > 0  # the group's episode is not over: repeat it to its end
+        again = group_left_N[ids] > 0  # the group is not done: repeat its plan, so that the group stays in step
         self.number_N[ids] += ~again
         plans = self._draw(ids)
         plans.put(np.flatnonzero(again), ended.plans.rows(again))
@@ -101,9 +103,11 @@ class UniformSampler:
         return plans
 
     def state_dict(self) -> dict[str, Tensor]:
+        """Return env seeds and episode numbers, int64 [N]."""
         return {"seed": torch.from_numpy(self.seed_N.copy()), "number": torch.from_numpy(self.number_N.copy())}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from ``state_dict``."""
         self.seed_N[:], self.number_N[:] = state["seed"].numpy(), state["number"].numpy()
 
     # -- inside ------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class LabeledPool:
         return self._labeled(self.pool.step(action_NA).obs)
 
     def expert(self) -> Tensor:
-        """Action of the task's scripted expert, [N, A]."""
+        """Return the action of the task's scripted expert, [N, A]."""
         return self.pool.task.expert()
 
     def close(self) -> None:

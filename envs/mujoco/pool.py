@@ -93,6 +93,7 @@ class MujocoPool(EpisodicEnv):
     # -- of EpisodicEnv ------------------------------------------------------------------------------------------------
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
+        """Start episodes: randomise the models of envs ``ids`` [n], and place arm and objects."""
         rng = EpisodeRng(plans.seed_n, plans.number_n)
         self.randomizer.apply(ids, rng, first=plans.seed_n != self._model_seed_N[ids])
         self._model_seed_N[ids] = plans.seed_n
@@ -183,7 +184,7 @@ class MujocoPool(EpisodicEnv):
 def coarse_of(robot: Robot) -> Path:
     """Return the MJCF of the geoms that policies' cameras show of a robot; UserError if it has none."""
     if robot.coarse is None:
-        raise UserError(f"cameras: the robot {robot.name} has no model for them (Robot.coarse)")
+        raise UserError(f"cameras: the robot {robot.name} has no geoms for cameras to show (Robot.coarse)")
     return robot.coarse
 
 
@@ -195,4 +196,5 @@ def spec_of(task: Task, cameras: Sequence[Camera] = ()) -> EnvSpec:
 
 
 def _scaled(quantity: Tensor, term: Term) -> Tensor:
+    """Return a quantity times the scale of its term."""
     return quantity if term.scale == 1 else quantity * term.scale

@@ -113,9 +113,11 @@ class Randomizer:
             self._fields["actuator_biasprm"][*at, 1] = -self._fields["actuator_gainprm"][*at, 0]
 
     def state_dict(self) -> dict[str, Tensor]:
+        """Return the randomised fields, copies."""
         return {f"model/{name}": torch.from_numpy(np.array(values)) for name, values in self._fields.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from ``state_dict``, whose entries ``state`` contains."""
         for name, values in self._fields.items():
             values[:] = state[f"model/{name}"].numpy()
         if any(name in mujoco.MjModel._setconst_inputs for name in self._fields):

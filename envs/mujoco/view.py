@@ -99,4 +99,5 @@ def _memoized(cache: dict[tuple[str, str], Tensor], key: tuple[str, str], comput
 
 
 def _columns(array: Tensor, first: int, size: int) -> Tensor:
+    """Return a view of ``size`` columns from ``first`` on."""
     return array[:, first : first + size]

@@ -200,12 +200,12 @@ class _TileInputs:
         x_km = grid.x_c.T.take(tile_m - line * len(grid.x_c), axis=1).astype(np.float32) * self.step
         y_km = grid.y_r.T.take(line, axis=1).astype(np.float32) * self.step
 
-        def all_of(across_km: Array32, along_km: Array32) -> Array32:
+        def sum_over_pixels(across_km: Array32, along_km: Array32) -> Array32:
             return (along_km[:, None] + across_km[None]).reshape(TILE * TILE, -1)
 
         right, up, back = self.axes_33m
-        x, y, z = (all_of(right[k] * x_km, up[k] * y_km - back[k]) for k in range(3))
-        return (x, y, z), all_of(x_km * x_km, y_km * y_km + 1)
+        x, y, z = (sum_over_pixels(right[k] * x_km, up[k] * y_km - back[k]) for k in range(3))
+        return (x, y, z), sum_over_pixels(x_km * x_km, y_km * y_km + 1)
 
 
 def _keep_nearest(depth_p: Array32, place_m: Ids, new_m: Array32) -> Ids:

@@ -1,9 +1,11 @@
 """One thread's share of rendering for policies' cameras: the ground, and then three layers of geoms.
 
-    still        geoms that do not move; if the camera does not move either, their image is kept until an episode
-                 begins or one of their bodies was moved
-    moving       opaque geoms that move, drawn in every image
+    still        opaque geoms that do not move
+    moving       opaque geoms that move
     translucent  geoms with an opacity below 1, drawn last
+
+If the camera does not move, the image of the ground and the still layer is kept. It is drawn anew when an episode has
+begun or one of its bodies was moved.
 
 Suffixes: n simulations, b bodies, g geoms.
 """

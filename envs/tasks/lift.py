@@ -54,6 +54,8 @@ class LiftConfig(ObjectTaskConfig):
 
 @TASKS.register("lift", config=LiftConfig)
 class Lift(Task):
+    """Grasp a cube and hold it at a goal in the air."""
+
     name = "lift"
     instruction = "lift the red cube to the green sphere"
     config: LiftConfig

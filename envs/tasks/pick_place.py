@@ -39,6 +39,8 @@ class PickPlaceConfig(PlacingConfig):
 
 @TASKS.register("pick_place", config=PickPlaceConfig)
 class PickPlace(Placing):
+    """Put a cube into a walled tray and let go."""
+
     name = "pick_place"
     instruction = "put the red cube into the blue tray"
     object_name = "cube"

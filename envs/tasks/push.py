@@ -48,6 +48,8 @@ class PushConfig(ObjectTaskConfig):
 
 @TASKS.register("push", config=PushConfig)
 class Push(Task):
+    """Slide a cube to a mark on the table."""
+
     name = "push"
     instruction = "push the red cube to the green mark"
     config: PushConfig

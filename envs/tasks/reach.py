@@ -32,6 +32,8 @@ class ReachConfig(TaskConfig):
 
 @TASKS.register("reach", config=ReachConfig)
 class Reach(Task):
+    """Bring the tool centre point to a goal."""
+
     name = "reach"
     instruction = "move the gripper to the green sphere"
     config: ReachConfig

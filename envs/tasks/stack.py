@@ -59,6 +59,8 @@ class StackConfig(ObjectTaskConfig):
 
 @TASKS.register("stack", config=StackConfig)
 class Stack(Task):
+    """Put the red cube on the blue cube and let go."""
+
     name = "stack"
     instruction = "put the red cube on the blue cube"
     config: StackConfig

@@ -68,7 +68,7 @@ class TabletopConfig(PlacingConfig):
 
     def __post_init__(self) -> None:
         if len(self.cells_x_m) * len(self.cells_y_m) < len(SLOTS):
-            raise UserError(f"cells_x_m, cells_y_m: they make too few cells for {len(SLOTS)} objects")
+            raise UserError(f"cells_x_m, cells_y_m: got too few cells, needed: {len(SLOTS)}, one per object")
         for name, shape in self.words.shapes.items():
             if shape.half_width_m > GRASP_M:
                 raise UserError(
@@ -78,6 +78,8 @@ class TabletopConfig(PlacingConfig):
 
 @TASKS.register("tabletop", config=TabletopConfig)
 class Tabletop(Placing):
+    """Put the named one of three objects into the named one of two trays."""
+
     name = "tabletop"
     instruction = "put the object that is named into the tray that is named"
     object_name = SLOTS[0]

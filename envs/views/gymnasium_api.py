@@ -43,8 +43,8 @@ from envs.views.simulated import (
     METADATA,
     Observation,
     SimulatedTask,
+    cameras_of,
     check_shape,
-    place_cameras,
     policy_obs,
     spaces,
     take_row,
@@ -80,7 +80,7 @@ class TaskEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
     ) -> None:
         self._simulated = SimulatedTask(
             task, {"max_episode_steps": _NO_LIMIT, **options}, 1, num_threads, sim, render_mode, splits,
-            place_cameras(cameras, image_size),
+            cameras_of(cameras, image_size),
         )  # fmt: skip
         self.render_mode = render_mode
         self.metadata = self._simulated.metadata
@@ -114,6 +114,7 @@ class TaskEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         self._simulated.close()
 
     def _info(self, privileged_1P: torch.Tensor, success_1: torch.Tensor, instruction_1: Ints) -> Info:
+        """Return ``info`` of the only env."""
         success = bool(success_1[0])
         text = self._simulated.texts(instruction_1)[0]
         return {"privileged": privileged_1P[0].numpy(), "success": success, "is_success": success, "instruction": text}
@@ -146,7 +147,7 @@ class TaskVectorEnv(VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
         **options: Any,
     ) -> None:
         self._simulated = SimulatedTask(
-            task, options, num_envs, num_threads, sim, render_mode, splits, place_cameras(cameras, image_size), stagger
+            task, options, num_envs, num_threads, sim, render_mode, splits, cameras_of(cameras, image_size), stagger
         )
         self.num_envs = num_envs
         self.render_mode = render_mode
@@ -205,6 +206,7 @@ class TaskVectorEnv(VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
         texts_N: NDArray[np.object_],
         mask_N: NDArray[np.bool_] | None = None,
     ) -> Info:
+        """Return ``infos`` with their masks; ``mask_N``: rows that are valid (None: all)."""
         success = success_N.numpy()
         values = {
             "privileged": privileged_NP.numpy(), "success": success, "is_success": success, "instruction": texts_N,

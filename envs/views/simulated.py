@@ -1,4 +1,4 @@
-"""The shared part of the gymnasium views of a task: a pool that can be closed, its seeding, spaces and observations."""
+"""The part that both gymnasium views share: a pool that can be closed, its seeding, spaces and observations."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SimulatedTask:
         )  # fmt: skip
         self._setup = SamplerSetup(
             num_envs, splits=tuple(splits), stagger=stagger,
-            stages="held_starts" in options,  # the default share is for training
+            stages="held_starts" in options,  # the default share is for training only
         )  # fmt: skip
         self._sampler = self._sampler_of(0)
         self._texts = np.array(self._pool.spec.texts, dtype=object)
@@ -110,8 +110,8 @@ def spaces(spec: EnvSpec) -> tuple[Space[Observation], Space[NDArray[np.float32]
     return observation, action
 
 
-def place_cameras(cameras: Sequence[str | Camera], image_size: int) -> list[Camera]:
-    """Return the cameras, those given by name ``image_size`` pixels wide and high, Camera objects unchanged."""
+def cameras_of(cameras: Sequence[str | Camera], image_size: int) -> list[Camera]:
+    """Return Camera objects unchanged, and for names the camera with ``image_size`` pixels in width and height."""
     if image_size < 1:
         raise UserError(f"image_size: got {image_size}, allowed: at least 1")
     return [

@@ -3,9 +3,12 @@
     Robot: description without a simulation ── attach(batch) ──► Arm: the robot in every simulation of a batch
 
 The MJCF of a robot has its base at the origin and the table's surface at z = 0. It has an implicit integrator and the
-engine's autoreset disabled. Geoms of the robot have contype 1 and conaffinity 2. Some names are fixed: the site ``tcp``
-between the fingers, the sensor ``tcp_vel`` (its velocity), the bodies ``left_finger`` and ``right_finger``, and, if
-policies use that view, the camera ``wrist``.
+engine's autoreset disabled. Geoms of the robot have contype 1 and conaffinity 2. These names are fixed:
+
+    site tcp                        tool centre point, between the fingers
+    sensor tcp_vel                  frame velocity of that site
+    bodies left_finger, right_finger
+    camera wrist                    needed only if policies use that view
 """
 
 from __future__ import annotations

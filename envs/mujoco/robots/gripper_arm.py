@@ -163,7 +163,7 @@ class AttachedArm:
         return (self.finger_targets[:, 0] - closed_m) / (open_m - closed_m)
 
     def move_tool(self, displacement_N3: Tensor, gripper_N: Tensor, limit_N1: Tensor) -> Tensor:
-        """See ``Arm``; UserError unless the mode is ``ee_delta``."""
+        """Return the action of a displacement, see ``Arm``; UserError unless the mode is ``ee_delta``."""
         if self.config.mode != "ee_delta":
             raise UserError(f"control.mode: the scripted experts need ee_delta, got '{self.config.mode}'")
         step = displacement_N3 / self.config.delta_m
