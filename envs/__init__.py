@@ -1,4 +1,4 @@
-"""Environments: batched MuJoCo tasks and others behind one VecEnv. Importing this fills the registries."""
+"""Environments: batched MuJoCo tasks and other simulators as ``VecEnv``. Importing this fills the registries."""
 
 from __future__ import annotations
 
@@ -33,14 +33,17 @@ def make_pool(
     sim: Mapping[str, Any] | None = None,
     cameras: Sequence[Camera | CameraSpec] = (),
 ) -> MujocoPool:
-    """The pool of a registered task. UserError for an unknown task or option; see MujocoPool for the rest."""
-    found = [family.find(camera) if isinstance(camera, CameraSpec) else camera for camera in cameras]
+    """Return the pool of a registered task; see ``MujocoPool``. UserError for an unknown task, option or camera.
+
+    task_config, sim: options of the task and of ``SimConfig``, with defaults for missing ones.
+    """
+    placed = [family.find(camera) if isinstance(camera, CameraSpec) else camera for camera in cameras]
     entry = TASKS[task]
     config = from_mapping(entry.config, task_config, f"task.{task}")
     options = from_mapping(SimConfig, sim or {}, "sim")
-    return MujocoPool(entry.build(config), num_envs=num_envs, num_threads=num_threads, sim=options, cameras=found)
+    return MujocoPool(entry.build(config), num_envs=num_envs, num_threads=num_threads, sim=options, cameras=placed)
 
 
 def make_sampler(env: MujocoPool, seed: int = 0, **setup: Any) -> UniformSampler:
-    """A uniform sampler for an env; ``setup`` has other fields of ``SamplerSetup``."""
+    """Return a uniform sampler for an env. setup: further fields of ``SamplerSetup``."""
     return UniformSampler(env.spec, UniformConfig(), SamplerSetup(env.num_envs, seed, **setup))

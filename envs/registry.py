@@ -1,7 +1,7 @@
-"""The registries of environments. Import ``envs`` to have them filled.
+"""The registries of environments. Import ``envs`` to fill them.
 
-``task=<family>/<id>`` names an environment of a family: a simulator and everything that can run in it. A name without
-``/`` is one of our own tasks, which the family ``mujoco`` runs.
+A family is a simulator with its environments; ``task=<family>/<id>`` names one of them. A name without ``/`` is one of
+our own tasks, in the family ``mujoco``.
 """
 
 from __future__ import annotations
@@ -19,24 +19,27 @@ DEFAULT_FAMILY = "mujoco"
 
 
 class Family(Protocol):
-    """Environments of one simulator. A class without arguments, registered with the dataclass of ``sim`` options."""
+    """Environments of one simulator: a class without arguments, registered with the dataclass of ``sim`` options."""
 
     def ids(self) -> Sequence[str]:
-        """Names of the environments, as users write them."""
+        """Return the names of the environments, as users write them."""
         ...
 
     def task_config(self, id: str) -> type[Any]:
-        """The dataclass of the environment's options. UserError with the nearest name for an unknown ``id``."""
+        """Return the dataclass of the environment's options. UserError with the nearest name for an unknown ``id``."""
         ...
 
     def spec(self, id: str, task: Any, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
-        """What the environment with options ``task`` is, without building it. UserError for cameras it cannot have."""
+        """Return the spec of the environment with options ``task``, without building it.
+
+        UserError for cameras that it cannot have.
+        """
         ...
 
     def make(
         self, id: str, task: Any, *, num_envs: int, num_threads: int, sim: Any, cameras: Sequence[CameraSpec] = ()
     ) -> VecEnv:
-        """``num_envs`` copies of the environment, stepped by ``num_threads`` threads (0: all cores)."""
+        """Return ``num_envs`` copies of the environment, stepped by ``num_threads`` threads (0: all cores)."""
         ...
 
 
@@ -44,6 +47,6 @@ FAMILIES: Registry[type[Family]] = Registry("family of environments")
 
 
 def split_name(task: str) -> tuple[str, str]:
-    """Family and id of a task's name: ``lift`` → ``("mujoco", "lift")``, ``mine/cart`` → ``("mine", "cart")``."""
+    """Return family and id of a name: ``lift`` → ``("mujoco", "lift")``, ``mine/cart`` → ``("mine", "cart")``."""
     family, slash, id = task.partition("/")
     return (family, id) if slash else (DEFAULT_FAMILY, task)

@@ -42,10 +42,10 @@ def measure(run: Path) -> dict[str, object]:
         assert isinstance(env, MujocoPool)
         assert isinstance(env.task, Tabletop)
         env.reset(make_sampler(env, SEED))
-        env.observe_pictures = False
+        env.observe_images = False
         for _ in range(steps):
             env.step(env.task.expert())
-        env.observe_pictures = True
+        env.observe_images = True
         first_N3 = env.view.body_qpos("target")[:, :3] - env.view.tcp_pos
         exchange(env.task)
         trained = torch.tensor([split == TRAIN for split in env.spec.splits])[env.task.instruction_N]
@@ -69,9 +69,9 @@ def measure(run: Path) -> dict[str, object]:
 
 def exchange(task: Tabletop) -> None:
     """Every env is told to put the distractor of the same colour into the tray that it was told before."""
-    tray_N = task.asked_I3[task.instruction_N, 2]
+    tray_N = task.goal_I3[task.instruction_N, 2]
     wanted_N3 = torch.stack((task.color_NB[:, SAME_COLOUR], task.shape_NB[:, SAME_COLOUR], tray_N), -1)
-    task.instruction_N.copy_((task.asked_I3 == wanted_N3[:, None]).all(-1).int().argmax(-1))
+    task.instruction_N.copy_((task.goal_I3 == wanted_N3[:, None]).all(-1).int().argmax(-1))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Checks of a whole environment, for the tests of whoever writes one.
+"""Checks of a whole environment, for the tests of a new simulator.
 
 check_env(lambda num_envs: MySimulator(num_envs))
 """
@@ -18,22 +18,21 @@ from embodied.core.spec import Discrete, EnvSpec
 from embodied.core.types import Timestep
 from envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler, first_episodes
 
-CHUNK = 3  # actions at a time
+CHUNK = 3  # actions per chunk
 
 
 def check_env(make: Callable[[int], VecEnv], num_envs: int = 4, seed: int = 0) -> None:
-    """UserError that names the rule which the environment breaks; nothing if it keeps all that are checked.
+    """Check that an environment keeps the contract of a ``VecEnv``; UserError with the rule that it breaks.
 
-    make: builds an env of so many copies. Checked: shapes and types, ends of episodes and SAME_STEP autoreset, time
-    limits, that an episode is a function of its plan and actions whatever the other envs do, bad actions, exact resume
-    where the env has it.
+    make: builds an env of so many copies. Checked are shapes and types, ends of episodes and SAME_STEP autoreset, time
+    limits, bad actions, and exact resume if the env has it. An episode must depend only on its plan and actions.
     """
     env = make(num_envs)
     steps = 2 * env.spec.max_episode_steps // CHUNK + 2
     actions = [random_actions(env.spec, num_envs, CHUNK, t) for t in range(steps)]
-    done = _roll(env, actions, seed)
+    done = _rollout(env, actions, seed)
     lengths = [int(length) for step in done for length in step.episodes.length_M]
-    _require(env, bool(lengths), f"no episode ended in {steps * CHUNK} control steps of a time limit half as long")
+    _require(env, bool(lengths), f"no episode ended in {steps * CHUNK} control steps, more than twice the time limit")
     _require(env, max(lengths) <= env.spec.max_episode_steps, "an episode lasted longer than its time limit")
     _check_plans(make, env, actions, done, seed)
     _check_bad_actions(env)
@@ -46,7 +45,7 @@ def check_env(make: Callable[[int], VecEnv], num_envs: int = 4, seed: int = 0) -
 
 
 def random_actions(spec: EnvSpec, num_envs: int, num_actions: int, seed: int) -> Tensor:
-    """Chunks that the action space allows, [N, E, A]; a function of the arguments."""
+    """Draw chunks from the action space, [N, E, A]; a function of the arguments."""
     generator = torch.Generator().manual_seed(seed)
     shape = (num_envs, num_actions, spec.action_dim)
     if isinstance(spec.action, Discrete):
@@ -55,10 +54,12 @@ def random_actions(spec: EnvSpec, num_envs: int, num_actions: int, seed: int) ->
 
 
 def _sampler(env: VecEnv, seed: int) -> UniformSampler:
+    """Return a uniform sampler for an env."""
     return UniformSampler(env.spec, UniformConfig(), SamplerSetup(env.num_envs, seed))
 
 
-def _roll(env: VecEnv, actions: list[Tensor], seed: int) -> list[Timestep]:
+def _rollout(env: VecEnv, actions: list[Tensor], seed: int) -> list[Timestep]:
+    """Reset an env, execute the chunks, and check the contract of all observations and timesteps."""
     check_obs(env, env.reset(_sampler(env, seed)), env.num_envs, "reset()")
     done = []
     for action in actions:
@@ -70,7 +71,7 @@ def _roll(env: VecEnv, actions: list[Tensor], seed: int) -> list[Timestep]:
 def _check_plans(
     make: Callable[[int], VecEnv], env: VecEnv, actions: list[Tensor], done: list[Timestep], seed: int
 ) -> None:
-    """The first episode of the last env alone is what it was among the others."""
+    """Check that the first episode of the last env is the same without the other envs."""
     last = env.num_envs - 1
     alone = make(1)
     alone.reset(PlanList(first_episodes(env.spec, 1, seed + last), 1))
@@ -84,20 +85,21 @@ def _check_plans(
 
 
 def _check_bad_actions(env: VecEnv) -> None:
+    """Check that ``step`` raises ValueError for chunks of a wrong shape and for NaN."""
     good = random_actions(env.spec, env.num_envs, CHUNK, 0)
     bad = {"one row too few": good[1:], "one entry too many": torch.cat([good, good[..., :1]], -1)}
     if not isinstance(env.spec.action, Discrete):
         bad["a NaN"] = torch.full_like(good, torch.nan)
-    for what, action in bad.items():
+    for fault, action in bad.items():
         try:
             env.step(action)
         except ValueError:
             continue
-        _require(env, False, f"step must raise a ValueError for an action with {what}")
+        _require(env, False, f"step must raise a ValueError for an action with {fault}")
 
 
 def _check_resume(env: ExactResume, other: ExactResume, actions: list[Tensor], seed: int) -> None:
-    """Another env goes on from a state in the middle as the one that it was taken from."""
+    """Check that ``other`` continues exactly from a state of ``env`` in the middle of the run."""
     half = len(actions) // 2
     drawing, resumed = _sampler(env, seed), _sampler(other, seed)
     env.reset(drawing)
@@ -111,5 +113,6 @@ def _check_resume(env: ExactResume, other: ExactResume, actions: list[Tensor], s
 
 
 def _require(env: VecEnv, kept: bool, rule: str) -> None:
+    """Raise UserError with the rule unless the env keeps it."""
     if not kept:
         raise UserError(f"environment '{env.spec.task}' breaks the contract of a VecEnv: {rule}")

@@ -4,8 +4,8 @@
                              (an env that ends inside the chunk is not stepped further)
                            ─► final_obs of the ended rows ─► sampler.next ─► start those rows ─► obs, Timestep
 
-A simulator is a subclass of ``EpisodicEnv`` that says how episodes start, how one control step is made and what is
-observed. It knows no time limit, no chunk and no sampler.
+A simulator is a subclass of ``EpisodicEnv`` with three methods: ``start`` begins episodes, ``advance`` makes one
+control step, ``observe`` returns observations. Time limits, chunks and samplers are handled here.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from embodied.core.types import Obs, Timestep
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What one control step brought to all N envs; rows of envs that were not stepped are ignored."""
+    """Result of one control step of all N envs; rows of envs that were not stepped are ignored."""
 
     reward_N: Tensor
-    """float32 [N]."""
+    """Reward of the step, float32 [N]."""
     outcomes: Mapping[str, Tensor] = field(default_factory=dict)
-    """For each of ``EnvSpec.outcomes``, whether it holds in the new state, bool [N]."""
+    """Whether each of ``EnvSpec.outcomes`` is true of the new state, bool [N], by name."""
     failed_N: Tensor | None = None
-    """Envs whose episode ends here as a termination, bool [N]; None where there are none."""
+    """Whether the episode ends here as a termination, bool [N]; None: no episode does."""
     broken_n: Tensor | None = None
-    """Envs whose simulation diverged, int64 [n]: truncated, without a reward or outcome of this step."""
+    """Ids of envs whose simulation diverged, int64 [n]; they are truncated, and this step has no reward or outcome."""
 
 
 class EpisodicEnv(ABC):
-    """A ``VecEnv`` (see embodied.core.protocols) around the three methods of a simulator.
+    """A ``VecEnv`` (see embodied.core.protocols) made from the three methods of a simulator.
 
-    spec: what the environment is. num_envs: N. Not for use from several threads at once.
+    num_envs: N. Not for use from several threads at once.
     """
 
     plans: EpisodePlans
-    """What the present episode of each env is to be."""
+    """Plan of the present episode of each env."""
     steps_left_N: Tensor
-    """int64 [N], control steps to the time limit of each env's present episode."""
+    """Control steps to the time limit of each env's present episode, int64 [N]."""
 
     device = torch.device("cpu")
 
@@ -56,34 +56,34 @@ class EpisodicEnv(ABC):
             raise ValueError(f"num_envs: got {num_envs}, allowed: 1 or more")
         self.spec, self.num_envs = spec, num_envs
         self.plans = EpisodePlans.empty(num_envs)
-        self.on_control_step: Callable[[Any], None] | None = None  # observer of every control step, for videos
+        self.on_control_step: Callable[[Any], None] | None = None  # called after every control step, for videos
         self.sampler: EpisodeSampler | None = None
         self.steps_left_N = torch.zeros(num_envs, dtype=torch.int64)
         self._length_N = torch.zeros(num_envs, dtype=torch.int64)
         self._return_N = torch.zeros(num_envs)
         self._once = {name: torch.zeros(num_envs, dtype=torch.bool) for name in spec.outcomes}
 
-    # -- what a simulator says -----------------------------------------------------------------------------------------
+    # -- methods of a simulator ----------------------------------------------------------------------------------------
 
     @abstractmethod
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
-        """Begin an episode in each of envs ``ids`` [n] as the n ``plans`` say, whatever state the env is in."""
+        """Begin an episode in each of envs ``ids`` [n] according to the n ``plans``, whatever state the env is in."""
 
     @abstractmethod
     def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
-        """Make one control step of envs ``ids`` (None: all) and leave the others as they are.
+        """Make one control step of envs ``ids`` (None: all) and do not change the others.
 
         action_NA: float32 [N, A] in [-1, 1], or int64 [N, 1] for ``Discrete``; rows of other envs are to be ignored.
         """
 
     @abstractmethod
     def observe(self, ids: Ints | None = None) -> Obs:
-        """The present observation of envs ``ids`` (None: all), new tensors with one row an env."""
+        """Return the present observation of envs ``ids`` (None: all), new tensors with one row per env."""
 
     # -- VecEnv ------------------------------------------------------------------------------------------------------
 
     def reset(self, sampler: EpisodeSampler) -> Obs:
-        """Start an episode in every env as ``sampler`` says, which is asked again whenever one ends."""
+        """Start an episode in every env. ``sampler`` draws its plan, and the plans of all later episodes."""
         if sampler.num_envs != self.num_envs:
             raise ValueError(f"sampler: got one for {sampler.num_envs} envs, needed one for {self.num_envs}")
         self.sampler = sampler
@@ -94,7 +94,7 @@ class EpisodicEnv(ABC):
         """Execute a chunk [N, E, A], or one action [N, A].
 
         Values beyond the limits of a ``Box`` are clipped. ValueError before the first ``reset``, for a wrong shape, and
-        for a value that is not finite or not a choice; the envs are then untouched.
+        for a value that is not finite or not a choice; the envs are then not stepped.
         """
         if self.sampler is None:
             raise ValueError("step before the first reset: call reset(sampler) first")
@@ -104,24 +104,24 @@ class EpisodicEnv(ABC):
         num_steps_N = torch.zeros(self.num_envs, dtype=torch.int64)
         alive_N = torch.ones(self.num_envs, dtype=torch.bool)
         terminated_N = torch.zeros(self.num_envs, dtype=torch.bool)
-        now = {name: torch.zeros(self.num_envs, dtype=torch.bool) for name in self.spec.outcomes}
+        latest = {name: torch.zeros(self.num_envs, dtype=torch.bool) for name in self.spec.outcomes}
         for e in range(num_actions):
             ids = None if bool(alive_N.all()) else alive_N.nonzero().squeeze(-1).numpy()
-            made = self.advance(action_NEA[:, e], ids)
-            reward_N = made.reward_N * alive_N
-            held = {name: made.outcomes[name] & alive_N for name in self.spec.outcomes}
+            result = self.advance(action_NEA[:, e], ids)
+            reward_N = result.reward_N * alive_N
+            outcomes = {name: result.outcomes[name] & alive_N for name in self.spec.outcomes}
             ended_N = torch.zeros(self.num_envs, dtype=torch.bool)
-            if made.failed_N is not None:
-                terminated_N |= made.failed_N & alive_N
-            if made.broken_n is not None and len(made.broken_n):  # what is read there is not how the episode ended
-                reward_N[made.broken_n] = 0.0
-                terminated_N[made.broken_n] = False
-                ended_N[made.broken_n] = True
-                for held_N in held.values():
-                    held_N[made.broken_n] = False
-            for name, held_N in held.items():
-                now[name] = torch.where(alive_N, held_N, now[name])
-                self._once[name] |= held_N
+            if result.failed_N is not None:
+                terminated_N |= result.failed_N & alive_N
+            if result.broken_n is not None and len(result.broken_n):  # their state is not that of the episode any more
+                reward_N[result.broken_n] = 0.0
+                terminated_N[result.broken_n] = False
+                ended_N[result.broken_n] = True
+                for outcome_N in outcomes.values():
+                    outcome_N[result.broken_n] = False
+            for name, outcome_N in outcomes.items():
+                latest[name] = torch.where(alive_N, outcome_N, latest[name])
+                self._once[name] |= outcome_N
             reward_NE[:, e] = reward_N
             num_steps_N += alive_N
             self._return_N += reward_N
@@ -132,7 +132,7 @@ class EpisodicEnv(ABC):
                 self.on_control_step(self)
             if not bool(alive_N.any()):
                 break
-        return self._finish(reward_NE, num_steps_N, now, terminated_N, ~alive_N)
+        return self._finish(reward_NE, num_steps_N, latest, terminated_N, ~alive_N)
 
     def close(self) -> None:  # noqa: B027 (most simulators hold nothing that must be released)
         """Release what the simulator holds."""
@@ -140,28 +140,29 @@ class EpisodicEnv(ABC):
     # -- for subclasses that can be resumed exactly --------------------------------------------------------------------
 
     def episode_state(self) -> dict[str, Tensor]:
-        """Plans and counters of the present episodes, a part of the state of an env that can be resumed exactly."""
+        """Return plans and counters of the present episodes, as a part of ``state_dict``."""
         return {
             **self.plans.state_dict(),
             "steps_left": self.steps_left_N.clone(),
             "length": self._length_N.clone(),
             "return": self._return_N.clone(),
-            **{f"once/{name}": held_N.clone() for name, held_N in self._once.items()},
+            **{f"once/{name}": outcome_N.clone() for name, outcome_N in self._once.items()},
         }
 
     def load_episode_state(self, state: Mapping[str, Tensor], sampler: EpisodeSampler) -> None:
-        """Go on from ``episode_state``, which is in ``state`` among others; ``sampler`` has its state already."""
+        """Continue from ``episode_state``, whose entries ``state`` contains; ``sampler`` has its state already."""
         self.sampler = sampler
         self.plans = EpisodePlans.from_state_dict(state)
         self.steps_left_N.copy_(state["steps_left"])
         self._length_N.copy_(state["length"])
         self._return_N.copy_(state["return"])
-        for name, held_N in self._once.items():
-            held_N.copy_(state[f"once/{name}"])
+        for name, outcome_N in self._once.items():
+            outcome_N.copy_(state[f"once/{name}"])
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _checked(self, action: Tensor) -> Tensor:
+        """Return the chunk [N, E, A], clipped to the limits of a ``Box``; ValueError as in ``step``."""
         action = torch.as_tensor(action)
         shape = tuple(action.shape)
         if action.ndim == 2:
@@ -180,6 +181,7 @@ class EpisodicEnv(ABC):
         return action.clamp(-1, 1)
 
     def _checked_choices(self, action: Tensor) -> Tensor:
+        """Return the chunk; ValueError unless all entries are choices of the ``Discrete`` space."""
         assert isinstance(self.spec.action, Discrete)
         if action.is_floating_point() or action.dtype == torch.bool:
             raise ValueError(f"action: got {action.dtype}, needed integers, one of {self.spec.action.n} choices")
@@ -191,14 +193,15 @@ class EpisodicEnv(ABC):
         return action
 
     def _finish(
-        self, reward_NE: Tensor, num_steps_N: Tensor, now: dict[str, Tensor], terminated_N: Tensor, ended_N: Tensor
+        self, reward_NE: Tensor, num_steps_N: Tensor, latest: dict[str, Tensor], terminated_N: Tensor, ended_N: Tensor
     ) -> Timestep:
+        """Start the next episodes of envs that ended and return the timestep."""
         ended = ended_N.nonzero().squeeze(-1)
         obs = self.observe()
         final_obs = {key: value[ended] for key, value in obs.items()}
         ids = ended.numpy()
-        at_end = {name: held_N[ended] for name, held_N in now.items()}
-        once = {name: held_N[ended] for name, held_N in self._once.items()}
+        at_end = {name: outcome_N[ended] for name, outcome_N in latest.items()}
+        once = {name: outcome_N[ended] for name, outcome_N in self._once.items()}
         plans = self.plans.rows(ids)
         episodes = EpisodeStats(ended, self._return_N[ended], self._length_N[ended], plans, once, at_end)
         if len(ended):
@@ -217,15 +220,16 @@ class EpisodicEnv(ABC):
             final_ids=ended,
             final_obs=final_obs,
             episodes=episodes,
-            info=now,
+            info=latest,
         )
 
     def _begin(self, ids: Ints, plans: EpisodePlans) -> None:
+        """Reset the counters of envs ``ids`` [n] and start their episodes."""
         rows = torch.from_numpy(ids)
         self.plans.put(ids, plans)
         self.steps_left_N[rows] = torch.from_numpy(plans.time_limit_n)
         self._length_N[rows] = 0
         self._return_N[rows] = 0
-        for held_N in self._once.values():
-            held_N[rows] = False
+        for outcome_N in self._once.values():
+            outcome_N[rows] = False
         self.start(ids, plans)

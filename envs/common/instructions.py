@@ -1,4 +1,4 @@
-"""Which instructions episodes get."""
+"""Instructions of episodes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from envs.common.seeding import EpisodeRng
 
 
 def single_instruction(text: str) -> tuple[Instruction, ...]:
-    """The instructions of a task that has only one."""
+    """Return the instructions of a task that has only one."""
     return (Instruction(text, goal=text),)
 
 
 class InstructionDraw:
-    """Draws the instructions of episodes: splits in turn, the goals of a split in turn, and any text of the goal.
+    """Draw the instructions of episodes: splits in turn, the goals of a split in turn, and a random text of the goal.
 
-    Neighbouring seeds are neighbours in these turns, so that every set of evaluation episodes and every batch of
-    training envs has as many of each. splits: those to draw from (None: all). UserError for an unknown one.
+    Consecutive seeds get consecutive splits and goals. So evaluations and batches of training envs have equally many
+    episodes of each. splits: splits to draw from (None: all). UserError for an unknown split.
     """
 
     def __init__(self, instructions: Sequence[Instruction], splits: Sequence[str] | None = None) -> None:
@@ -34,16 +34,17 @@ class InstructionDraw:
             if instruction.split in texts:
                 texts[instruction.split].setdefault(instruction.goal, []).append(i)
         groups = [group for goals in texts.values() for group in goals.values()]
+        # texts ordered by goal, goals ordered by split: number and first place of each goal's texts, each split's goals
         self._order = np.concatenate([np.array(group) for group in groups])
-        self._size = np.array([len(group) for group in groups])
-        self._start = np.cumsum(self._size) - self._size
-        self._goals = np.array([len(goals) for goals in texts.values()])  # of each split
-        self._first = np.cumsum(self._goals) - self._goals
+        self._num_texts = np.array([len(group) for group in groups])
+        self._first_text = np.cumsum(self._num_texts) - self._num_texts
+        self._num_goals = np.array([len(goals) for goals in texts.values()])
+        self._first_goal = np.cumsum(self._num_goals) - self._num_goals
 
     def __call__(self, rng: EpisodeRng) -> np.ndarray:
-        """Indices of texts, int64 [n]."""
+        """Draw indices of texts, int64 [n]."""
         turn_n, split_n = np.divmod(rng.turn_n, len(self.splits))
-        group_n = self._first[split_n] + turn_n % self._goals[split_n]
-        text_n = (rng.uniform("instruction", 0.0, 1.0) * self._size[group_n]).astype(np.int64)
-        index_n: np.ndarray = self._order[self._start[group_n] + text_n]
+        goal_n = self._first_goal[split_n] + turn_n % self._num_goals[split_n]
+        text_n = (rng.uniform("instruction", 0.0, 1.0) * self._num_texts[goal_n]).astype(np.int64)
+        index_n: np.ndarray = self._order[self._first_text[goal_n] + text_n]
         return index_n

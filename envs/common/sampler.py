@@ -26,22 +26,22 @@ INCARNATION = 1_000_000  # episode numbers between a worker and the one that rep
 
 @dataclass(frozen=True, slots=True)
 class SamplerSetup:
-    """What a sampler serves."""
+    """Envs that a sampler serves, and how their episodes vary."""
 
     num_envs: int
     """Number N of envs of the VecEnv."""
     seed: int = 0
     """Env i has env seed ``seed + i // group_size``."""
     splits: tuple[str, ...] | None = None
-    """Splits of the instructions that episodes are drawn from, in turn; None is all."""
+    """Splits of the instructions, which episodes take in turn; None: all splits."""
     stagger: bool = False
     """Cut each env's first episode short by a random time, so that resets spread over time."""
     stages: bool = False
-    """Start some episodes from a later stage of the task, as many as ``StartStage.share`` says."""
+    """Start the share ``StartStage.share`` of the episodes from a later stage of the task."""
     group_size: int = 1
-    """Neighbours that have the same episodes, in step."""
+    """Number of consecutive envs that have the same episodes at the same time, as GRPO needs."""
     incarnation: int = 0
-    """How often the worker was replaced; another incarnation draws other episodes."""
+    """How often the worker was replaced; every incarnation draws different episodes."""
 
 
 @config_dataclass
@@ -50,7 +50,7 @@ class UniformConfig:
 
 
 class UniformSampler:
-    """Gives every goal of every split as many episodes as any other.
+    """Give all splits, and within a split all goals, equally many episodes.
 
     UserError for an unknown split; ValueError for a group_size that does not divide the number of envs.
     """
@@ -66,14 +66,14 @@ class UniformSampler:
         self.seed_N = np.arange(setup.num_envs, dtype=np.int64) // setup.group_size + setup.seed
         self.number_N = np.full(setup.num_envs, self._first_number - 1, dtype=np.int64)
 
-    # -- what a curriculum overrides ---------------------------------------------------------------------------------
+    # -- methods that a curriculum overrides -------------------------------------------------------------------------
 
     def draw_instructions(self, rng: EpisodeRng) -> Ints:
-        """Instructions of the episodes of ``rng``, indices into ``spec.instructions`` [n]."""
+        """Draw the instructions of the episodes of ``rng``, indices into ``spec.instructions`` [n]."""
         return np.zeros(len(rng), dtype=np.int64) if self._instructions is None else self._instructions(rng)
 
     def draw_stages(self, rng: EpisodeRng) -> Ints:
-        """Stages that the episodes of ``rng`` start from, [n]; see ``EpisodePlans.stage_n``."""
+        """Draw the stages that the episodes of ``rng`` start from, [n]; see ``EpisodePlans.stage_n``."""
         if not self.setup.stages or not self.spec.stages:
             return np.zeros(len(rng), dtype=np.int64)
         bounds = np.cumsum([stage.share for stage in self.spec.stages])
@@ -81,19 +81,21 @@ class UniformSampler:
         return np.where(index_n < len(bounds), index_n + 1, 0)
 
     def hear(self, ended: EpisodeStats) -> None:
-        """Take note of how episodes ended, before their successors are drawn."""
+        """Learn from episodes that ended; called before their successors are drawn."""
 
     # -- EpisodeSampler ----------------------------------------------------------------------------------------------
 
     def start(self) -> EpisodePlans:
+        """Return the plans of a new episode in every env."""
         self.number_N += 1
         return self._draw(np.arange(self.num_envs))
 
     def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
+        """Return the next plans of envs in ``ended``; if an env's group is not done, the group's plan again."""
         self.hear(ended)
         ids = ended.env_id_M.numpy()
         group_left_N = self._group_steps_left(steps_left_N)
-        again = group_left_N[ids] > 0  # the group goes on: the same episode again, so that the group stays in step
+        again = group_left_N[ids] > 0  # the group is not done: repeat its plan, so that the group stays in step
         self.number_N[ids] += ~again
         plans = self._draw(ids)
         plans.put(np.flatnonzero(again), ended.plans.rows(again))
@@ -101,14 +103,17 @@ class UniformSampler:
         return plans
 
     def state_dict(self) -> dict[str, Tensor]:
+        """Return env seeds and episode numbers, int64 [N]."""
         return {"seed": torch.from_numpy(self.seed_N.copy()), "number": torch.from_numpy(self.number_N.copy())}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from ``state_dict``."""
         self.seed_N[:], self.number_N[:] = state["seed"].numpy(), state["number"].numpy()
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _draw(self, ids: Ints) -> EpisodePlans:
+        """Draw the plans of the episodes ``number_N`` of envs ``ids`` [n]."""
         number_n = self.number_N[ids]
         rng = EpisodeRng(self.seed_N[ids], number_n)
         limit = self.spec.max_episode_steps
@@ -121,7 +126,7 @@ class UniformSampler:
         )
 
     def _group_steps_left(self, steps_left_N: Tensor) -> Ints:
-        """Control steps that the group of each env still has to its end, [N]; 0 for an env without a group."""
+        """Return the control steps to the end of the present episode of each env's group, [N]; 0 without groups."""
         if self.setup.group_size == 1:
             return np.zeros(self.num_envs, dtype=np.int64)
         left_GM = steps_left_N.numpy().reshape(-1, self.setup.group_size)
@@ -133,6 +138,6 @@ SAMPLERS.register("uniform", config=UniformConfig)(UniformSampler)
 
 
 def first_episodes(spec: EnvSpec, episodes: int, seed: int, splits: Sequence[str] | None = None) -> EpisodePlans:
-    """The first episode of each of the seeds ``seed``, ``seed + 1``, ..., full-length and from the ordinary start."""
+    """Return the first episodes of seeds ``seed``, ``seed + 1``, ..., full-length and from the ordinary start."""
     setup = SamplerSetup(episodes, seed, None if splits is None else tuple(splits))
     return UniformSampler(spec, UniformConfig(), setup).start()

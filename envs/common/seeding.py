@@ -1,7 +1,7 @@
 """Counter-based random numbers: a pure function of (env seed, episode, stream, index).
 
-An env's draws do not depend on how many envs there are, on threads, or on what other envs drew: the same seed gives
-the same episode everywhere, and a checkpoint needs no generator state.
+An env's draws do not depend on the number of envs, on threads, or on other envs' draws. So the same seed gives the same
+episode everywhere, and a checkpoint needs no generator state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _STREAM = np.uint64(0xD1B54A32D192ED03)
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
-    """SplitMix64 finaliser (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators")."""
+    """Apply the SplitMix64 finaliser (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators")."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: np.ndarray = z ^ (z >> np.uint64(31))
@@ -25,16 +25,17 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _counters(stream: str, size: int) -> np.ndarray:
-    """Where the numbers of a stream lie in the sequence of an episode, uint64 [size]."""
+    """Return the counters of a stream's numbers in the sequence of an episode, uint64 [size]."""
     with np.errstate(over="ignore"):
         return np.uint64(zlib.crc32(stream.encode())) * _STREAM + np.arange(1, size + 1, dtype=np.uint64) * _GOLDEN
 
 
 class EpisodeRng:
-    """The random numbers of the episodes that start now, for n envs. A name can be drawn from once per reset.
+    """Random numbers of n episodes.
 
-    seed_n, episode_n: env seeds and episode numbers (integers). ``stream`` names what numbers are for; different
-    streams are independent. turn_n: their sum, for what should come in turn instead of at random.
+    seed_n, episode_n: env seeds and episode numbers, int [n]. A stream is named by the purpose of its numbers.
+    Different streams are independent; the same stream gives the same numbers again. turn_n: sum of seed and number,
+    for choices that are made in turn and not at random.
     """
 
     def __init__(self, seed_n: np.ndarray, episode_n: np.ndarray) -> None:
@@ -45,19 +46,19 @@ class EpisodeRng:
             self._key_n = _mix(key + np.asarray(episode_n).astype(np.uint64) * _GOLDEN)
 
     def of_first_episodes(self) -> EpisodeRng:
-        """The random numbers of episode 0 of the same env seeds, for what stays the same in all their episodes."""
+        """Return the random numbers of episode 0 of the same env seeds, for values that all their episodes share."""
         return EpisodeRng(self.seed_n, np.zeros_like(self.seed_n))
 
     def __len__(self) -> int:
         return len(self._key_n)
 
     def unit(self, stream: str, size: int) -> np.ndarray:
-        """[n, size] uniform in [0, 1), float64."""
+        """Draw numbers uniform in [0, 1), float64 [n, size]."""
         bits = _mix(self._key_n[:, None] + _counters(stream, size))
         return np.asarray((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
     def uniform(self, stream: str, low: float | list[float], high: float | list[float]) -> np.ndarray:
-        """[n, d] uniform in [low, high), d = len(low); [n] where low and high are numbers."""
+        """Draw numbers uniform in [low, high), [n, d] with d = len(low); [n] if low and high are numbers."""
         if isinstance(low, list):
             return np.asarray(np.asarray(low) + np.subtract(high, low) * self.unit(stream, len(low)))
         assert not isinstance(high, list)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def readonly(array: np.ndarray) -> Tensor:
-    """A tensor over an output array of the engine. Tasks must not write to it (torch cannot enforce that)."""
+    """Return a tensor over an output array of the engine. Tasks must not write to it (torch cannot enforce that)."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)

@@ -1,4 +1,4 @@
-"""The family of our own tasks, simulated by MuJoCo."""
+"""The family ``mujoco``: our own tasks."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class MujocoFamily:
     def make(
         self, id: str, task: Any, *, num_envs: int, num_threads: int, sim: Any, cameras: Sequence[CameraSpec] = ()
     ) -> MujocoPool:
-        found = [find(camera) for camera in cameras]
-        return MujocoPool(TASKS[id].build(task), num_envs=num_envs, num_threads=num_threads, sim=sim, cameras=found)
+        placed = [find(camera) for camera in cameras]
+        return MujocoPool(TASKS[id].build(task), num_envs=num_envs, num_threads=num_threads, sim=sim, cameras=placed)
 
 
 def find(camera: CameraSpec) -> Camera:
-    """The camera of that name, as large as the spec says. UserError for an unknown one."""
+    """Return the camera named by ``camera``, with its image size. UserError for an unknown name."""
     return replace(find_camera(camera.name), width=camera.width, height=camera.height)

@@ -1,4 +1,4 @@
-"""A pool whose scripted expert acts in front of cameras, and whose pictures are labelled from the simulator's state.
+"""A pool whose images are labelled from the simulator's state. The task's scripted expert can act in it.
 
 pool ── observations, segmentation by geom ──► geom → body → task.body_roles, body_descriptions ──► labels of pixels
 """
@@ -19,8 +19,8 @@ class LabeledPool:
 
     ``algos.grounding.Groundable`` lists the labels.
 
-    sampler: decides on the scenes. masks: whether pixels are labelled (``masks.<camera>``, ``described.<camera>``) or
-    ``target_positions`` is the only label.
+    sampler: draws the plans of the episodes, so the scenes. masks: whether pixels are labelled (``masks.<camera>``,
+    ``described.<camera>``) or ``target_positions`` is the only label.
     """
 
     roles = ROLE_NAMES
@@ -34,26 +34,26 @@ class LabeledPool:
         self._sampler = sampler
         model = self.rig.model
         self._geoms = [(geom, model.body(body).name) for geom, body in enumerate(model.geom_bodyid)]
-        blank_NG = torch.zeros(pool.num_envs, model.ngeom + 1, dtype=torch.uint8)  # the last: no geom at all
+        blank_NG = torch.zeros(pool.num_envs, model.ngeom + 1, dtype=torch.uint8)  # the last column, index -1: no geom
         self._geom_labels = {"masks": blank_NG, "described": blank_NG.clone()}
 
     def next_scene(self) -> Obs:
         """Start the next episode of every env and return its first, labelled observation."""
-        self.pool.observe_pictures = True
+        self.pool.observe_images = True
         return self._labeled(self.pool.reset(self._sampler))
 
     def act(self, action_NA: Tensor) -> None:
         """Execute one action without rendering."""
-        self.pool.observe_pictures = False
+        self.pool.observe_images = False
         self.pool.step(action_NA)
 
     def act_and_render(self, action_NA: Tensor) -> Obs:
         """Execute one action and return the labelled observation after it."""
-        self.pool.observe_pictures = True
+        self.pool.observe_images = True
         return self._labeled(self.pool.step(action_NA).obs)
 
     def expert(self) -> Tensor:
-        """Action of the task's scripted expert, [N, A]."""
+        """Return the action of the task's scripted expert, [N, A]."""
         return self.pool.task.expert()
 
     def close(self) -> None:
@@ -64,8 +64,8 @@ class LabeledPool:
         """Replace the segmentation of an observation by its labels."""
         object_N3, place_N3 = self.truth.target_positions()
         positions = torch.cat((object_N3, object_N3 - self.pool.view.tcp_pos, place_N3), -1).float()
-        seen = {key: value for key, value in obs.items() if not key.startswith("segmentation.")}
-        return {**seen, "target_positions": positions, **(self._pixel_labels(obs) if self.masks else {})}
+        kept = {key: value for key, value in obs.items() if not key.startswith("segmentation.")}
+        return {**kept, "target_positions": positions, **(self._pixel_labels(obs) if self.masks else {})}
 
     def _pixel_labels(self, obs: Obs) -> Obs:
         """Label the pixels of every camera, uint8 [N, height, width]."""
@@ -73,10 +73,10 @@ class LabeledPool:
         described = {body: index_N + 1 for body, index_N in self.truth.body_descriptions().items()}
         labels = {}
         for name, by_body in {"masks": self.truth.body_roles(), "described": described}.items():
-            of_geom_NG = self._geom_labels[name]
+            label_NG = self._geom_labels[name]
             for geom, body in self._geoms:
                 if body in by_body:
-                    of_geom_NG[:, geom] = by_body[body]
+                    label_NG[:, geom] = by_body[body]
             for camera in self.spec.cameras:
-                labels[f"{name}.{camera.name}"] = of_geom_NG[rows, obs[f"segmentation.{camera.name}"].long()]
+                labels[f"{name}.{camera.name}"] = label_NG[rows, obs[f"segmentation.{camera.name}"].long()]
         return labels

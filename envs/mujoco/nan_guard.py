@@ -1,4 +1,4 @@
-"""The NaN guard: an env whose simulation diverged is written to a file and ends; the others go on."""
+"""The NaN guard: if a simulation diverges, its state is written to a file and its episode ends; other envs go on."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch import Tensor
 
 _BAD = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{what}")) for what in ("QPOS", "QVEL", "QACC")]
 assert _BAD == list(range(_BAD[0], _BAD[0] + 3)), "a slice of warnings holds them"
-MAX_DUMPS = 100  # of one pool: what diverges again and again must not fill the disk
+MAX_DUMPS = 100  # of one pool: an env that diverges again and again must not fill the disk
 log = logging.getLogger(__name__)
 
 
 class NanGuard:
-    """Watches the state of a batch (whose model has the engine's own autoreset disabled).
+    """Find envs whose simulation diverged in a batch whose model has the engine's own autoreset disabled.
 
-    A broken env's state, before and after the step, is dumped as ``.npz``; then it is set to the model's initial
-    state, so that what is read from it until its reset is finite.
+    The state of a broken env, before and after the step, is written to an ``.npz`` file. Then the env is set to the
+    model's initial state, so that observations are finite until its reset.
     """
 
     def __init__(self, batch: Batch, dump_dir: Path) -> None:
@@ -32,11 +32,14 @@ class NanGuard:
         self.dumps = 0
 
     def remember(self) -> None:
-        """Keep the state that the next step starts from."""
+        """Copy the state that the next step starts from."""
         np.copyto(self.before, self.batch.state)
 
     def check(self, raised: np.ndarray | None = None) -> Tensor:
-        """Ids of the envs that broke in the last step, int64 [n]. ``raised``: those in which the engine raised."""
+        """Return the ids of envs that broke in the last step, int64 [n], after writing and resetting them.
+
+        raised: ids of the envs in which the engine raised an error.
+        """
         counts = self.batch.warning[:, _BAD[0] : _BAD[-1] + 1, 1]
         broken = counts.any(axis=1)
         if raised is not None:
@@ -49,7 +52,7 @@ class NanGuard:
         return torch.from_numpy(ids)
 
     def _dump(self, ids: np.ndarray) -> None:
-        """Write ``ids``, ``state_before`` and ``state`` (rows as in ``Batch.state``; ``ctrl`` in it was applied)."""
+        """Write ``ids``, ``state_before`` and ``state``, rows of ``Batch.state``; their ``ctrl`` was applied."""
         self.dumps += 1
         if self.dumps > MAX_DUMPS:
             log.warning("simulation diverged in env %s, they start anew", ids[:5].tolist())

@@ -3,8 +3,8 @@
     advance: arm.apply ─► Batch.step ─► rewards, failures, success          chunks and ends: envs/common/episodic.py
     start: randomise the model ─► place arm and objects ─► compute the sensors
 
-The batch is persistent (one MjData for each env), so that the position and velocity stages that make observations
-current are the first half of the next substep and cost nothing extra.
+The batch is persistent: it has one MjData per env. So the position and velocity stages that make observations current
+are the first half of the next substep and cost nothing extra.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from envs.rendering.cameras import Camera
 from envs.rendering.vision import CameraRig
 from envs.tasks.base import Task, task_spec
 
-_CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)
+_CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)  # after this stage observations are current
 
 
 @config_dataclass
@@ -45,20 +45,22 @@ class SimConfig:
     """Options of the simulator."""
 
     name: str = "mujoco"
+    """Family of environments."""
     randomization: dict[str, RandomizationTerm] = field(default_factory=dict)
     """Terms of domain randomisation by name."""
     camera_randomization: CameraRandomization = field(default_factory=CameraRandomization)
-    """How far pictures vary between episodes."""
+    """How far images vary between episodes."""
     dump_dir: str = "nan_dumps"
-    """Where the NaN guard writes the state of diverged envs; relative to the run directory."""
+    """Directory where the NaN guard writes the states of diverged envs; relative to the run directory."""
 
 
 class MujocoPool(EpisodicEnv):
-    """VecEnv of one task (see embodied.core.protocols.VecEnv), which can be resumed exactly.
+    """VecEnv of one task (see embodied.core.protocols.VecEnv) that can be resumed exactly.
 
-    num_threads: threads that step the simulations (0: all cores). cameras: their pictures are observed
-    (``images.<name>``, see CameraSpec), and ``instruction``, an index into ``spec.instructions``. ``state`` has then
-    only what the robot knows of itself; the rest of it is ``privileged``.
+    num_threads: threads that step the simulations (0: all cores).
+
+    With ``cameras`` observations also have their images (``images.<name>``, see CameraSpec) and ``instruction``, an
+    index into ``spec.instructions``. ``state`` then has only what the robot measures; other terms are ``privileged``.
     """
 
     def __init__(
@@ -86,13 +88,14 @@ class MujocoPool(EpisodicEnv):
         self.rig = None
         if cameras:
             self.rig = CameraRig(self.batch, spec, coarse_of(task.robot), cameras, sim.camera_randomization)
-        self.observe_pictures = True  # while it is False no pictures are taken, and observations have none
-        self.observe_segmentation = False  # also ``segmentation.<camera>``, ids of geoms of ``rig.model``
-        self._model_seed_N = np.full(num_envs, -1, dtype=np.int64)  # the env seed that each model was randomised for
+        self.observe_images = True  # if False, nothing is rendered, and observations have no images
+        self.observe_segmentation = False  # if True, also ``segmentation.<camera>``, ids of ``rig.model``'s geoms
+        self._model_seed_N = np.full(num_envs, -1, dtype=np.int64)  # env seed that each model was randomised with
 
     # -- of EpisodicEnv ------------------------------------------------------------------------------------------------
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
+        """Start episodes: randomise the models of envs ``ids`` [n], and place arm and objects."""
         rng = EpisodeRng(plans.seed_n, plans.number_n)
         self.randomizer.apply(ids, rng, first=plans.seed_n != self._model_seed_N[ids])
         self._model_seed_N[ids] = plans.seed_n
@@ -111,7 +114,7 @@ class MujocoPool(EpisodicEnv):
             self.rig.start(ids, rng)
 
     def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
-        """One control step. What is read of a simulation that broke is the model's initial state."""
+        """Make one control step. A simulation that diverged is then in the model's initial state."""
         self.guard.remember()
         self.arm.apply(action_NA.double().numpy(), ids)
         raised = None
@@ -126,13 +129,13 @@ class MujocoPool(EpisodicEnv):
         return Advance(reward_N, {SUCCESS: success_N}, self.task.failure(), broken_n)
 
     def observe(self, ids: Ints | None = None) -> Obs:
-        """The present observation of envs ``ids`` (sorted and unique; None: all)."""
+        """Return the present observation of envs ``ids`` (sorted and unique; None: all)."""
         parts = {**self.arm.observe(), **self.task.observe(), **self.task.privileged()}
         terms = {"state": self.spec.state, "privileged": self.spec.privileged}
         obs = {key: torch.cat([_scaled(parts[t.name], t) for t in of], -1).float() for key, of in terms.items()}
         if ids is not None:
             obs = {key: value[ids] for key, value in obs.items()}
-        if self.rig is None or not self.observe_pictures:
+        if self.rig is None or not self.observe_images:
             return obs
         instruction_n = torch.from_numpy(self.plans.instruction_n[slice(None) if ids is None else ids].copy())
         return {**obs, **self.rig.render(ids, segmentation=self.observe_segmentation), "instruction": instruction_n}
@@ -140,7 +143,7 @@ class MujocoPool(EpisodicEnv):
     # -- exact resume ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Simulation state, episode counters and what the task keeps of every env, as tensors."""
+        """Return simulation state, episode counters, randomised fields and the task's own state, as tensors."""
         return {
             "physics": torch.from_numpy(self.batch.state.copy()),
             "model_seed": torch.from_numpy(self._model_seed_N.copy()),
@@ -152,7 +155,7 @@ class MujocoPool(EpisodicEnv):
     def load_state_dict(self, state: Mapping[str, Tensor], sampler: EpisodeSampler) -> None:
         """Continue from ``state_dict`` of a pool of the same task and number of envs; ValueError otherwise.
 
-        sampler: decides on the next episodes; its own state is loaded apart.
+        sampler: draws the next episodes; its own state is loaded separately.
         """
         for key, needed in self.state_dict().items():
             if key not in state or state[key].shape != needed.shape:
@@ -171,7 +174,7 @@ class MujocoPool(EpisodicEnv):
             self.rig.start(np.arange(self.num_envs), EpisodeRng(self.plans.seed_n, self.plans.number_n))
 
     def expert(self) -> Tensor:
-        """The action of the task's scripted expert, [N, A]."""
+        """Return the action of the task's scripted expert, [N, A]."""
         return self.task.expert()
 
     # -- for people --------------------------------------------------------------------------------------------------
@@ -182,24 +185,24 @@ class MujocoPool(EpisodicEnv):
 
     @property
     def instruction_texts(self) -> list[str]:
-        """The instruction of every env's present episode, in words."""
+        """Text of the instruction of every env's present episode."""
         return [self.spec.instructions[i].text for i in self.plans.instruction_n.tolist()]
 
 
 def coarse_of(robot: Robot) -> Path:
-    """What policies' cameras see of a robot. UserError if it has no such model."""
+    """Return the MJCF of the geoms that policies' cameras show of a robot; UserError if it has none."""
     if robot.coarse is None:
-        raise UserError(f"cameras: the robot {robot.name} has no model for them (Robot.coarse)")
+        raise UserError(f"cameras: the robot {robot.name} has no geoms for cameras to show (Robot.coarse)")
     return robot.coarse
 
 
 def spec_of(task: Task, cameras: Sequence[Camera] = ()) -> EnvSpec:
-    """The spec of a pool of the task with these cameras."""
+    """Return the spec of a pool of the task with these cameras."""
     if cameras:
         coarse_of(task.robot)
-    seen = [CameraSpec(camera.name, camera.height, camera.width) for camera in cameras]
-    return task_spec(task, seen)
+    return task_spec(task, [CameraSpec(camera.name, camera.height, camera.width) for camera in cameras])
 
 
 def _scaled(quantity: Tensor, term: Term) -> Tensor:
+    """Return a quantity times the scale of its term."""
     return quantity if term.scale == 1 else quantity * term.scale

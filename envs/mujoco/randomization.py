@@ -1,6 +1,6 @@
 """Domain randomisation: per-env values of the model's fields, drawn at start-up or at every reset.
 
-The words are those of Isaac Lab's and mjlab's event terms: ``mode`` (startup, reset), ``distribution`` (uniform,
+The options are named as in Isaac Lab's and mjlab's event terms: ``mode`` (startup, reset), ``distribution`` (uniform,
 log_uniform, gaussian) and ``operation`` (scale, add, abs).
 """
 
@@ -21,23 +21,23 @@ from embodied.core.options import config_dataclass, one_of
 from envs.common.seeding import EpisodeRng
 
 _OBJECT_OF_PREFIX = {"geom": "geom", "body": "body", "actuator": "actuator", "dof": "joint", "jnt": "joint"}
-_FOLLOWER = {"body_mass": "body_inertia", "actuator_gainprm": "actuator_biasprm"}
+_DEPENDENT_FIELDS = {"body_mass": "body_inertia", "actuator_gainprm": "actuator_biasprm"}
 _FIELDS = sorted(name for name in MODEL_FIELDS if name.split("_")[0] in _OBJECT_OF_PREFIX)
 
 
 @config_dataclass
 class RandomizationTerm:
-    """One randomised field. One number is drawn for an env and applied to all names.
+    """One randomised field. One number is drawn per env and applied to all names.
 
-    What belongs together follows: a body's inertia its ``body_mass`` (as if its density had changed), and a position
-    actuator's bias its stiffness, ``actuator_gainprm`` column 0. Terms are applied in order, each to the model's own
-    value of the entries that it names.
+    Dependent values are adjusted: a body's inertia with its ``body_mass`` (as if its density had changed), and a
+    position actuator's bias with its stiffness, ``actuator_gainprm`` column 0. Terms are applied in order, each to the
+    model's own value of the named entries.
     """
 
     field: Annotated[str, one_of(_FIELDS)]
-    """MjModel field that ``Batch.expand`` knows, for instance geom_friction, body_mass, actuator_gainprm."""
+    """MjModel field that ``Batch.expand`` supports, for instance geom_friction, body_mass, actuator_gainprm."""
     names: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Geoms, bodies, actuators or joints that it applies to."""
+    """Geoms, bodies, actuators or joints that the term applies to."""
     range: tuple[float, float]
     """(low, high) of uniform and log_uniform, (mean, standard deviation) of gaussian."""
     mode: Literal["startup", "reset"] = "reset"
@@ -45,7 +45,7 @@ class RandomizationTerm:
     distribution: Literal["uniform", "log_uniform", "gaussian"] = "uniform"
     """How the number is drawn."""
     operation: Literal["scale", "add", "abs"] = "scale"
-    """What the number does to the model's own value: multiply it, be added to it, or replace it."""
+    """scale multiplies the model's own value by the number, add adds the number, abs replaces the value."""
     column: int | None = None
     """Index along the field's last axis; null: all."""
 
@@ -60,7 +60,7 @@ class RandomizationTerm:
             raise UserError(f"range: got {list(self.range)}, which for log_uniform must be above 0")
 
     def draw(self, rng: EpisodeRng, name: str) -> np.ndarray:
-        """One number for each env, [n]."""
+        """Draw one number per env, [n]."""
         low, high = self.range
         if self.distribution == "log_uniform":
             return np.asarray(np.exp(rng.uniform(name, float(np.log(low)), float(np.log(high)))))
@@ -71,22 +71,22 @@ class RandomizationTerm:
 
 
 class Randomizer:
-    """Applies the terms to the envs whose episodes start. Values are always relative to the model's own."""
+    """Apply the terms to the envs whose episodes start. Values are always relative to the model's own."""
 
     def __init__(self, batch: Batch, terms: Mapping[str, RandomizationTerm]) -> None:
         self.batch = batch
         self.terms = dict(terms)
         self._rows = {name: _rows(batch.model, term) for name, term in self.terms.items()}
         names = {term.field for term in self.terms.values()}
-        names |= {_FOLLOWER[name] for name in names if name in _FOLLOWER}
+        names |= {_DEPENDENT_FIELDS[name] for name in names if name in _DEPENDENT_FIELDS}
         self._fields = {name: batch.expand(name) for name in sorted(names)}
 
     def apply(self, ids: np.ndarray, rng: EpisodeRng, first: np.ndarray) -> None:
         """Draw new values for envs ``ids`` [n].
 
-        first: bool [n], where terms of mode ``startup`` are drawn too; those are a function of the env seed alone.
+        first: bool [n], whether terms of mode ``startup`` are drawn too; they depend on the env seed alone.
         """
-        stale = np.zeros(len(ids), bool)  # constants that the engine derives from the fields
+        stale = np.zeros(len(ids), bool)  # whether constants that the engine derives from the fields are out of date
         for name, term in self.terms.items():
             chosen = first if term.mode == "startup" else np.ones(len(ids), bool)
             if chosen.any():
@@ -97,6 +97,7 @@ class Randomizer:
             self.batch.set_const(ids[stale])
 
     def _write(self, term: RandomizationTerm, rows: np.ndarray, ids: np.ndarray, value_n: np.ndarray) -> None:
+        """Write the field's entries ``rows`` and their dependent values in envs ``ids`` [n]."""
         nominal = getattr(self.batch.model, term.field)[rows]
         at = np.ix_(ids, rows)
         if nominal.ndim == 1:
@@ -112,9 +113,11 @@ class Randomizer:
             self._fields["actuator_biasprm"][*at, 1] = -self._fields["actuator_gainprm"][*at, 0]
 
     def state_dict(self) -> dict[str, Tensor]:
+        """Return the randomised fields, copies."""
         return {f"model/{name}": torch.from_numpy(np.array(values)) for name, values in self._fields.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from ``state_dict``, whose entries ``state`` contains."""
         for name, values in self._fields.items():
             values[:] = state[f"model/{name}"].numpy()
         if any(name in mujoco.MjModel._setconst_inputs for name in self._fields):
@@ -122,14 +125,14 @@ class Randomizer:
 
 
 def _operate(operation: str, nominal: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """New values, broadcast over envs (first axis of ``value``) and rows."""
+    """Return the new values, broadcast over envs (first axis of ``value``) and rows."""
     if operation == "abs":
         return np.broadcast_to(value, np.broadcast_shapes(nominal.shape, value.shape))
     return np.asarray(nominal * value if operation == "scale" else nominal + value)
 
 
 def _rows(model: mujoco.MjModel, term: RandomizationTerm) -> np.ndarray:
-    """Indices of the named objects along the field's first axis (of all degrees of freedom of a named joint)."""
+    """Return the indices of the named objects along the field's first axis; all degrees of freedom of a joint."""
     kind = _OBJECT_OF_PREFIX[term.field.split("_")[0]]
     count = {"geom": model.ngeom, "body": model.nbody, "actuator": model.nu, "joint": model.njnt}[kind]
     objtype = getattr(mujoco.mjtObj, f"mjOBJ_{kind.upper()}")

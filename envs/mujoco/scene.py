@@ -17,7 +17,7 @@ from envs.mujoco.robots.base import Robot
 WORLD_BITS = {"contype": 2, "conaffinity": 3}
 GREY, RED, GREEN, BLUE = (0.55, 0.57, 0.6, 1), (0.85, 0.2, 0.15, 1), (0.2, 0.7, 0.3, 1), (0.2, 0.4, 0.8, 1)
 Rgba = tuple[float, float, float, float]
-# geom, how many numbers its size has, condim: what is round needs friction against rolling
+# geom type, length of its size, condim (round geoms need friction against rolling)
 KINDS = {
     "box": (mujoco.mjtGeom.mjGEOM_BOX, 3, 3),
     "cylinder": (mujoco.mjtGeom.mjGEOM_CYLINDER, 2, 6),
@@ -27,7 +27,7 @@ KINDS = {
 
 @config_dataclass
 class Shape:
-    """A solid."""
+    """Kind and size of an object."""
 
     kind: Annotated[str, one_of(KINDS)]
     """box, cylinder (upright) or sphere."""
@@ -40,16 +40,17 @@ class Shape:
 
     @property
     def half_width_m(self) -> float:
-        """From its centre to a finger that holds it."""
+        """Distance from the centre to a finger that holds the object."""
         return self.size_m[1] if self.kind == "box" else self.size_m[0]
 
     @property
     def half_height_m(self) -> float:
-        """Height of its centre when it stands on the table."""
+        """Height of the centre when the object stands on the table."""
         return self.size_m[-1]
 
 
 def cube(half_m: float) -> Shape:
+    """Return a cube with half edge ``half_m``."""
     return Shape("box", (half_m, half_m, half_m))
 
 
@@ -64,7 +65,7 @@ def on_table(robot: Robot) -> mujoco.MjSpec:
 
 
 def add_object(spec: mujoco.MjSpec, name: str, shape: Shape, mass_kg: float, rgba: Rgba) -> None:
-    """A free body of one geom, both called ``name``."""
+    """Add a free body of one geom, both called ``name``."""
     geom, _, condim = KINDS[shape.kind]
     body = spec.worldbody.add_body(name=name, pos=[0.5, 0, shape.half_height_m])
     body.add_freejoint(name=name)
@@ -75,7 +76,7 @@ def add_object(spec: mujoco.MjSpec, name: str, shape: Shape, mass_kg: float, rgb
 
 
 def add_object_sensors(spec: mujoco.MjSpec, name: str) -> None:
-    """What View reads of an object: for each finger its number of contacts with it, and the object's x and y axes."""
+    """Add the sensors that ``View`` reads: contacts of each finger with the object, and the object's x and y axes."""
     for finger in ("left_finger", "right_finger"):
         add_contact_sensor(spec, f"{finger}_{name}", finger, name)
     for axis in ("x", "y"):
@@ -84,13 +85,13 @@ def add_object_sensors(spec: mujoco.MjSpec, name: str) -> None:
 
 
 def add_cube(spec: mujoco.MjSpec, name: str, half_size_m: float, mass_kg: float, rgba: Rgba) -> None:
-    """A free cube with its sensors."""
+    """Add a free cube with its sensors."""
     add_object(spec, name, cube(half_size_m), mass_kg, rgba)
     add_object_sensors(spec, name)
 
 
 def add_contact_sensor(spec: mujoco.MjSpec, name: str, body1: str, body2: str) -> None:
-    """A sensor whose one value is the number of contacts between two bodies."""
+    """Add a sensor whose one value is the number of contacts between two bodies."""
     sensor = spec.add_sensor(
         name=name, type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=mujoco.mjtObj.mjOBJ_BODY, objname=body1,
         reftype=mujoco.mjtObj.mjOBJ_BODY, refname=body2,
@@ -99,7 +100,7 @@ def add_contact_sensor(spec: mujoco.MjSpec, name: str, body1: str, body2: str) -
 
 
 def add_tray(spec: mujoco.MjSpec, name: str, inner_half_m: float, wall_height_m: float, rgba: Rgba) -> None:
-    """A square walled tray on a mocap body (its pose is part of an env's state, physics does not move it)."""
+    """Add a square walled tray on a mocap body: its pose is part of an env's state, and physics does not move it."""
     thick, half, up = 0.004, inner_half_m, wall_height_m / 2
     body = spec.worldbody.add_body(name=name, pos=[0.5, 0.2, 0], mocap=True)
     outer = half + 2 * thick
@@ -115,7 +116,7 @@ def add_tray(spec: mujoco.MjSpec, name: str, inner_half_m: float, wall_height_m:
 
 
 def add_goal(spec: mujoco.MjSpec, name: str, radius_m: float, rgba: Rgba = (0.2, 0.8, 0.3, 0.6)) -> None:
-    """A visible sphere without contacts on a mocap body, where something should go."""
+    """Add a visible sphere without contacts on a mocap body, to mark a goal."""
     body = spec.worldbody.add_body(name=name, pos=[0.5, 0, 0.2], mocap=True)
     body.add_geom(
         name=name, type=mujoco.mjtGeom.mjGEOM_SPHERE, size=[radius_m, 0, 0], rgba=rgba, contype=0, conaffinity=0,

@@ -12,11 +12,11 @@ from envs.mujoco.scene import Shape, add_object
 
 
 class ShapeVariants:
-    """Gives the free bodies ``names``, each of one geom, any of ``shapes`` in every simulation.
+    """Give the free bodies ``names``, each of one geom, any of ``shapes`` in every simulation.
 
-    A body gets the values that the compiler gives to such a body: of every model field that depends on the shape,
-    derived ones too, so that the physics is bit for bit that of a model compiled with it and ``set_const`` has nothing
-    to do. All have the mass ``mass_kg``; where the simulations' masses are randomised the inertia follows.
+    All fields that depend on the shape, derived ones too, get the values that the compiler gives them. So the physics
+    is bit for bit that of a model compiled with the shape, and ``set_const`` is not needed. All bodies have the mass
+    ``mass_kg``; if masses are randomised, the inertia is scaled with the mass.
     """
 
     def __init__(self, batch: Batch, names: Sequence[str], shapes: Sequence[Shape], mass_kg: float) -> None:
@@ -24,7 +24,8 @@ class ShapeVariants:
         model, alone = batch.model, [_compiled(shape, mass_kg) for shape in shapes]
         rows, rows_alone = [_rows(model, name) for name in names], _rows(alone[0], "object")
         self._bodies = np.concatenate([part["body"] for part in rows])
-        self._fields: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # live values, rows [B, R], choices
+        # by field: live values, rows of the bodies [B, R], values of each shape [K, R, ...]
+        self._fields: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         for field in sorted(name for name in MODEL_FIELDS if "." not in name):
             values_K = np.stack([np.asarray(getattr(one, field)) for one in alone])
             if (values_K != values_K[0]).any():
@@ -44,15 +45,15 @@ class ShapeVariants:
 
 
 def _compiled(shape: Shape, mass_kg: float) -> mujoco.MjModel:
-    """A world with nothing in it but the object."""
+    """Return the model of a world that has only the object."""
     spec = mujoco.MjSpec()
     add_object(spec, "object", shape, mass_kg, (1, 1, 1, 1))
-    spec.body("object").pos = [0, 0, 0]  # where it starts is no part of its shape
+    spec.body("object").pos = [0, 0, 0]  # the start position is not part of the shape
     return spec.compile()
 
 
 def _rows(model: mujoco.MjModel, name: str) -> dict[str, np.ndarray]:
-    """Where a free body of one geom lies in the fields that begin with each prefix."""
+    """Return the rows of a free body of one geom in fields with each prefix."""
     body = model.body(name).id
     return {
         "body": np.array([body]),

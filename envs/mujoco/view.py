@@ -1,4 +1,4 @@
-"""What tasks see of the simulation: named torch tensors over the live arrays of a batch."""
+"""The tasks' access to the simulation: named torch tensors over the live arrays of a batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ BETWEEN_M = 0.02  # a cube whose centre is this near the tool centre point along
 class View:
     """Named torch tensors over the live arrays of a batch: no copies, current after every control step.
 
-    All are of N envs, float64: metres, seconds, radians. batch: for model fields that a task sets per simulation.
+    Tensors have a row per env, N, and are float64: metres, seconds, radians. ``batch`` is for model fields that a task
+    sets per simulation.
     """
 
     def __init__(self, batch: Batch, arm: Arm) -> None:
@@ -28,40 +29,40 @@ class View:
         self.sensors = readonly(batch.bind("sensordata"))
         self.tcp_pos, self.tcp_mat = arm.tcp_pos, arm.tcp_mat
         self.finger_target = arm.finger_targets[:, :1]
-        self._views: dict[tuple[str, str], Tensor] = {}  # by what they are of and whose: looking up names is slow
-        self._derived: dict[tuple[str, str], Tensor] = {}  # computed since the simulation last moved
+        self._views: dict[tuple[str, str], Tensor] = {}  # by (quantity, object): looking up names is slow
+        self._derived: dict[tuple[str, str], Tensor] = {}  # by (quantity, object), for the present state
 
     def changed(self) -> None:
-        """The simulation has moved on: what was derived from its state is out of date."""
+        """Drop the quantities derived from the state, because the simulation has moved."""
         self._derived.clear()
 
     def sensor(self, name: str) -> Tensor:
-        """Reading of a sensor, [N, d]."""
+        """Return the reading of a sensor, [N, d]."""
         sensor = self.model.sensor(name)
         return self.sensors[:, sensor.adr[0] : sensor.adr[0] + sensor.dim[0]]
 
     def body_qpos(self, name: str) -> Tensor:
-        """Position and quaternion of a free body, [N, 7]; writable."""
+        """Return position and quaternion of a free body, [N, 7]; writable."""
         return _memoized(self._views, ("qpos", name), lambda: _columns(self.qpos, self.model.joint(name).qposadr[0], 7))
 
     def body_qvel(self, name: str) -> Tensor:
-        """Linear (world frame) and angular (body frame) velocity of a free body, [N, 6]."""
+        """Return linear (world frame) and angular (body frame) velocity of a free body, [N, 6]; writable."""
         return _memoized(self._views, ("qvel", name), lambda: _columns(self.qvel, self.model.joint(name).dofadr[0], 6))
 
     def cube_axes(self, name: str) -> Tensor:
-        """Directions of the x and the y axis of the cube ``name``, [N, 6]. Their sensors are neighbours (add_cube)."""
-        return self._neighbours(f"{name}_x_axis", 6)
+        """Return the directions of the x and the y axis of the cube ``name``, [N, 6]."""
+        return self._readings(f"{name}_x_axis", 6)
 
     def mocap(self, name: str) -> Tensor:
-        """Position of a mocap body, [N, 3]; writable."""
+        """Return the position of a mocap body, [N, 3]; writable."""
         return self.mocap_pos[:, int(self.model.body(name).mocapid[0])]
 
     def opening(self) -> Tensor:
-        """How far the fingers are commanded to open, 0 (closed) to 1 (open), [N]."""
+        """Return how far the fingers are commanded to open, 0 (closed) to 1 (open), [N]."""
         return self.arm.opening()
 
     def between(self, name: str) -> Tensor:
-        """Whether the centre of the cube ``name`` is between the open or closed fingers, bool [N]."""
+        """Return whether the centre of the cube ``name`` is between the fingers, open or closed, bool [N]."""
 
         def compute() -> Tensor:
             return (self.body_qpos(name)[:, :3] - self.tcp_pos).abs().amax(dim=-1) < BETWEEN_M
@@ -69,33 +70,34 @@ class View:
         return _memoized(self._derived, ("between", name), compute)
 
     def grasped(self, name: str) -> Tensor:
-        """Whether both fingers touch the cube ``name`` and it is between them, bool [N].
+        """Return whether both fingers touch the cube ``name`` and it is between them, bool [N].
 
         Contacts alone are not enough: closed fingers that rest on top of a cube both touch it.
         """
         return _memoized(self._derived, ("grasped", name), lambda: self._fingers(name).all(dim=-1) & self.between(name))
 
     def touched(self, name: str) -> Tensor:
-        """Whether any finger touches the cube ``name``, bool [N]."""
+        """Return whether any finger touches the cube ``name``, bool [N]."""
         return _memoized(self._derived, ("touched", name), lambda: self._fingers(name).any(dim=-1))
 
     def _fingers(self, name: str) -> Tensor:
-        """Whether the left and the right finger touch the cube, bool [N, 2] (neighbouring sensors of add_cube)."""
-        return self._neighbours(f"left_finger_{name}", 2) > 0
+        """Return whether the left and the right finger touch the cube, bool [N, 2]."""
+        return self._readings(f"left_finger_{name}", 2) > 0
 
-    def _neighbours(self, first: str, size: int) -> Tensor:
-        """``size`` readings from the sensor ``first`` on."""
+    def _readings(self, first: str, size: int) -> Tensor:
+        """Return ``size`` readings from the sensor ``first`` on; ``add_object_sensors`` adds them in this order."""
         return _memoized(
             self._views, ("sensors", first), lambda: _columns(self.sensors, self.model.sensor(first).adr[0], size)
         )
 
 
-def _memoized(kept: dict[tuple[str, str], Tensor], key: tuple[str, str], compute: Callable[[], Tensor]) -> Tensor:
-    """The value at ``key``, computed where there is none."""
-    if key not in kept:
-        kept[key] = compute()
-    return kept[key]
+def _memoized(cache: dict[tuple[str, str], Tensor], key: tuple[str, str], compute: Callable[[], Tensor]) -> Tensor:
+    """Return the value at ``key``; compute it if the cache lacks it."""
+    if key not in cache:
+        cache[key] = compute()
+    return cache[key]
 
 
 def _columns(array: Tensor, first: int, size: int) -> Tensor:
+    """Return a view of ``size`` columns from ``first`` on."""
     return array[:, first : first + size]

@@ -9,31 +9,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.rendering.appearance import Twin, add_visuals
-from envs.rendering.cameras import VIDEO, Camera, Look, render
+from envs.rendering.cameras import VIDEO, Camera, RenderStyle, render
 
 if TYPE_CHECKING:
     from envs.mujoco.pool import MujocoPool
 
-SOLVED = np.array([46, 160, 67], np.uint8)
+SOLVED = np.array([46, 160, 67], np.uint8)  # colour of the border of solved envs
 FRONT = Camera("front", width=640, height=480, fovy_deg=36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0.0, 0.22))
 
 
 class Viewer:
-    """Render the simulations of a pool with all that is to be seen. The pool's own simulations are only read.
+    """Render the simulations of a pool with their visual geoms. The pool's own simulations are only read.
 
     mark_solved: put a green frame around the image of an env where the task is solved now.
     """
 
-    def __init__(self, pool: MujocoPool, camera: Camera = FRONT, look: Look = VIDEO, mark_solved: bool = True) -> None:
-        self.pool, self.camera, self.look, self.mark_solved = pool, camera, look, mark_solved
+    def __init__(
+        self, pool: MujocoPool, camera: Camera = FRONT, style: RenderStyle = VIDEO, mark_solved: bool = True
+    ) -> None:
+        self.pool, self.camera, self.style, self.mark_solved = pool, camera, style, mark_solved
         model = add_visuals(pool.task.scene(), pool.task.robot.visual)
         self.twin = Twin(pool.batch, model, np.arange(pool.num_envs), pool.batch.nthread)
 
     def render(self, ids: Sequence[int] | None = None) -> NDArray[np.uint8]:
         """Return colour images, uint8 [n, h, w, 3] of envs ``ids`` (None: all)."""
-        self.twin.follow()
-        self.twin.sync()
-        rgb: NDArray[np.uint8] = render(self.twin.batch, self.camera, ids, self.look)["rgb"]
+        self.twin.copy_positions()
+        self.twin.copy_geoms()
+        rgb: NDArray[np.uint8] = render(self.twin.batch, self.camera, ids, self.style)["rgb"]
         if not self.mark_solved:
             return rgb
         solved = self.pool.task.success().numpy()

@@ -1,6 +1,6 @@
-"""Where policies' cameras stand, what colours they see and how it is lit, in each env; drawn anew with every episode.
+"""Randomisation of images: camera poses, colours and light of each env, drawn anew with every episode.
 
-Draws are those of ``EpisodeRng``: the same env seed and episode give the same pictures, whatever the number of envs.
+Draws are those of ``EpisodeRng``: the same env seed and episode give the same images, whatever the number of envs.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Array32 = NDArray[np.float32]
 
 @config_dataclass
 class CameraRandomization:
-    """How far each episode's pictures may be from the nominal ones; every draw is uniform in [-x, x], 0 is off."""
+    """Ranges of the randomisation: every draw is uniform in [-x, x] and added to the nominal value; 0 is off."""
 
     position_m: Share = 0.0
-    """Each coordinate of the position of a camera that stands still."""
+    """Each coordinate of the position of a camera without a mount."""
     mounted_position_m: Share = 0.0
-    """Each coordinate, in its own frame, of a mounted camera, which looks at the point 1 m ahead."""
+    """Each coordinate of the position of a mounted camera, in its own frame; it looks at the point 1 m ahead."""
     lookat_m: Share = 0.0
-    """Each coordinate of the point that a camera looks at."""
+    """Each coordinate of the point in the middle of the image."""
     fovy_deg: Annotated[float, Field(ge=0, le=60)] = 0.0
     """Vertical field of view."""
     object_color: Share = 0.0
@@ -46,19 +46,22 @@ class CameraRandomization:
 
     @property
     def moves_cameras(self) -> bool:
+        """Whether any pose or field of view is randomised."""
         return any((self.position_m, self.mounted_position_m, self.lookat_m, self.fovy_deg))
 
     @property
     def changes_ground(self) -> bool:
+        """Whether the ground's colours or the light are randomised."""
         return any((self.table_color, self.light_direction, self.brightness))
 
     @property
-    def changes_looks(self) -> bool:
+    def changes_appearance(self) -> bool:
+        """Whether any colour or the light is randomised."""
         return self.changes_ground or any((self.object_color, self.robot_color))
 
 
 class Lens:
-    """Pose and field of view of one camera in each of the simulations of ``batch``, whose kinematics are current."""
+    """Pose and field of view of one camera in each simulation of ``batch``, whose kinematics must be current."""
 
     def __init__(self, camera: Camera, batch: Batch, randomization: CameraRandomization) -> None:
         self.camera, self.randomization = camera, randomization
@@ -78,7 +81,7 @@ class Lens:
         self.start(np.arange(count), None)
 
     def _check(self) -> None:
-        """The camera must not meet the point that it looks at, nor the field of view vanish."""
+        """Raise UserError if a draw could put the camera at its lookat point or make the field of view impossible."""
         jitter = self.randomization
         together = f"{self._jitter} + lookat_m", getattr(jitter, self._jitter) + jitter.lookat_m
         limits = {
@@ -94,11 +97,11 @@ class Lens:
 
     @property
     def mounted(self) -> bool:
-        """It moves with a body."""
+        """Whether the camera moves with a body."""
         return self._mount is not None
 
     def start(self, ids: Ids, rng: EpisodeRng | None) -> None:
-        """Place it for the episodes that begin in simulations ``ids`` [n]; nominally without ``rng``."""
+        """Draw the camera's pose for the episodes that begin in simulations ``ids`` [n]; nominal if ``rng`` is None."""
         n, jitter, stream = len(ids), self.randomization, f"camera/{self.camera.name}"
         pos, aim = np.tile(self._pos, (n, 1)), np.tile(self._aim, (n, 1))
         fovy_deg = np.full(n, self._fovy_deg)
@@ -111,7 +114,7 @@ class Lens:
         self._step_N[ids] = 2.0 * np.tan(np.deg2rad(fovy_deg) / 2.0) / self.camera.height
 
     def pose(self, ids: Ids) -> tuple[Array, Array, Array]:
-        """Position [n, 3], camera-to-world rotation [n, 3, 3] and size of a pixel at unit depth [n]."""
+        """Return position [n, 3], camera-to-world rotation [n, 3, 3] and size of a pixel at unit depth [n]."""
         pos_n3, rotation_n33, step_n = self._pos_N3[ids], self._rotation_N33[ids], self._step_N[ids]
         if self._mount is not None:
             base_n3, base_n33 = self._mount[0][ids], self._mount[1][ids]
@@ -123,9 +126,16 @@ class Lens:
 class Scenery:
     """Colours of the geoms of ``model``, and the light, in each of ``num_envs`` simulations.
 
-    rgba_Ng4: red, green and blue 0 to 255, opacity 0 to 1. sun_N3: unit vectors towards the light. brightness_N: factor
-    of all light. robot, ground: which geoms are the robot's and the table's; the rest are the task's objects.
+    robot: which geoms are the robot's, bool [g]. ground: which are the table's and the floor's; all others are the
+    task's objects.
     """
+
+    rgba_Ng4: Array32
+    """Red, green and blue, 0 to 255, and opacity, 0 to 1."""
+    sun_N3: Array32
+    """Unit vectors towards the light."""
+    brightness_N: Array32
+    """Factor of all light."""
 
     def __init__(
         self,
@@ -136,9 +146,9 @@ class Scenery:
         ground: NDArray[np.bool_],
     ) -> None:
         self.randomization = randomization
-        self.rgba_Ng4: Array32 = np.zeros((num_envs, model.ngeom, 4), np.float32)
-        self.sun_N3: Array32 = np.zeros((num_envs, 3), np.float32)
-        self.brightness_N: Array32 = np.zeros(num_envs, np.float32)
+        self.rgba_Ng4 = np.zeros((num_envs, model.ngeom, 4), np.float32)
+        self.sun_N3 = np.zeros((num_envs, 3), np.float32)
+        self.brightness_N = np.zeros(num_envs, np.float32)
         self._robot = robot
         self._ground = {model.geom(geom).name: geom for geom in np.flatnonzero(ground)}
         self._objects = {
@@ -146,10 +156,10 @@ class Scenery:
         }
 
     def start(self, ids: Ids, rng: EpisodeRng | None, rgba_ng4: Array) -> None:
-        """Paint and light simulations ``ids`` [n], whose geoms have the colours ``rgba`` (0 to 1) nominally."""
+        """Draw colours and light of simulations ``ids`` [n]; nominal if no ``rng``. rgba: nominal colours (0 to 1)."""
         jitter, n = self.randomization, len(ids)
         sun, brightness = np.tile(np.asarray(FAST.sun) / np.linalg.norm(FAST.sun), (n, 1)), np.ones(n)
-        if rng is not None and jitter.changes_looks:
+        if rng is not None and jitter.changes_appearance:
             rgba_ng4 = rgba_ng4.copy()
             rgba_ng4[..., :3] = (rgba_ng4[..., :3] + self._offsets(rng)).clip(0.0, 1.0)
             sun += jitter.light_direction * _signed(rng, "camera/light", 3)
@@ -159,7 +169,7 @@ class Scenery:
         self.sun_N3[ids], self.brightness_N[ids] = sun, brightness
 
     def _offsets(self, rng: EpisodeRng) -> Array:
-        """What is added to each geom's colour, [n, ngeom, 3]."""
+        """Draw the offset of each geom's colour, [n, g, 3]."""
         jitter = self.randomization
         offset_ng3 = np.zeros((len(rng), len(self._robot), 3))
         offset_ng3[:, self._robot] = jitter.robot_color * _signed(rng, "camera/robot", 3)[:, None]
@@ -171,5 +181,5 @@ class Scenery:
 
 
 def _signed(rng: EpisodeRng, stream: str, size: int) -> Array:
-    """Uniform in [-1, 1), [n, size]."""
+    """Draw numbers [n, size], uniform in [-1, 1)."""
     return 2.0 * rng.unit(stream, size) - 1.0

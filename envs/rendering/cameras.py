@@ -1,8 +1,8 @@
-"""Pictures of simulations by ray casting: colour, depth and segmentation, with no OpenGL, EGL or Vulkan.
+"""Images of simulations by ray casting: colour, depth and segmentation, with no OpenGL, EGL or Vulkan.
 
-``render`` casts one ray per pixel with ``mujoco.batch.Batch.ray`` against the geoms of the camera's groups, straight
-from the state of each simulation, so pictures are current whatever was stepped last. Visible are groups 0 to 2 by
-default, as in MuJoCo's viewer: robots carry their visual geoms in group 2 and their collision shells in group 3.
+``render`` casts one ray per pixel with ``mujoco.batch.Batch.ray`` against the geoms of the camera's groups. It reads
+the state of each simulation, so images are current whatever was stepped last. By default groups 0 to 2 are visible, as
+in MuJoCo's viewer: robots have their visual geoms in group 2 and their collision shells in group 3.
 
 Suffixes: n simulations, r rays of one simulation, h and w pixels. World frame, metres; a camera looks along its -z
 axis with +x to the right and +y up, as in MJCF.
@@ -27,28 +27,35 @@ Ids = NDArray[np.integer]
 Vec3 = tuple[float, float, float]
 
 DEFAULT_RGBA = [0.5, 0.5, 0.5, 1.0]  # MuJoCo's mark of a geom that takes its material's colour
-GROUPS = (0, 1, 2)  # of geoms that MuJoCo shows unless told otherwise
-EXTENT_M = 8.0  # where the floor has faded into the horizon
-CHECKER_M = 0.25
-_SUBPIXELS = ((-0.375, -0.125), (0.125, -0.375), (0.375, 0.125), (-0.125, 0.375))  # rotated grid
+GROUPS = (0, 1, 2)  # groups of geoms that MuJoCo shows by default
+EXTENT_M = 8.0  # distance at which the floor has faded into the horizon
+CHECKER_M = 0.25  # edge of the floor's tiles
+_SUBPIXELS = ((-0.375, -0.125), (0.125, -0.375), (0.375, 0.125), (-0.125, 0.375))  # rotated grid, in pixels
 
 
 @dataclass(frozen=True, slots=True)
 class Camera:
-    """Where a picture is taken from and how large it is.
+    """Pose, field of view and size of a camera; give either ``pos`` and ``lookat``, or ``mount``.
 
-    Either ``pos`` and ``lookat`` (world frame, +z up in the picture) or ``mount``: the name of a ``<camera>`` of the
-    MJCF, which gives the pose (it moves with its body) and the field of view. Raises UserError for anything else.
+    UserError for both, neither, or values out of range.
     """
 
     name: str
+    """Key of its images: ``images.<name>``."""
     width: int = 64
+    """Pixels."""
     height: int = 64
+    """Pixels."""
     fovy_deg: float = 45.0
+    """Vertical field of view; the MJCF camera's replaces it if ``mount`` is given."""
     pos: Vec3 | None = None
+    """Position, m, world frame."""
     lookat: Vec3 | None = None
+    """Point in the middle of the image, m, world frame; +z is up in the image."""
     mount: str | None = None
+    """Name of a ``<camera>`` of the MJCF, whose pose (it moves with its body) and field of view are used."""
     groups: tuple[int, ...] = GROUPS
+    """Groups of geoms that are visible."""
 
     def __post_init__(self) -> None:
         placed = self.pos is not None and self.lookat is not None
@@ -63,37 +70,43 @@ class Camera:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Light and effort. shadow_rays: 0 no shadows, 1 hard, more soft. antialias: 4 rays on edges of geoms."""
+class RenderStyle:
+    """Light, sky and quality of an image."""
 
-    sun: Vec3 = (0.35, -0.45, 0.85)  # direction towards the light
-    sun_radius: float = 0.06  # of the light's disc, as a tangent
+    sun: Vec3 = (0.35, -0.45, 0.85)
+    """Direction towards the light, of any length."""
+    sun_radius: float = 0.06
+    """Radius of the light's disc, as a tangent."""
     shadow_rays: int = 0
+    """Rays per pixel towards the light: 0 no shadows, 1 hard shadows, more soft ones."""
     antialias: bool = False
+    """Cast 4 rays per pixel at edges of geoms."""
     horizon: Vec3 = (0.86, 0.89, 0.92)
+    """Colour of the sky at the horizon, 0 to 1."""
     zenith: Vec3 = (0.42, 0.55, 0.70)
+    """Colour of the sky overhead, 0 to 1."""
 
 
-FAST = Look()
-VIDEO = Look(shadow_rays=1, antialias=True)
-PICTURE = Look(shadow_rays=12, antialias=True)
+FAST = RenderStyle()
+VIDEO = RenderStyle(shadow_rays=1, antialias=True)
+STILL = RenderStyle(shadow_rays=12, antialias=True)
 
 
 def render(
-    batch: Batch, camera: Camera, ids: Sequence[int] | Ids | None = None, look: Look = FAST
+    batch: Batch, camera: Camera, ids: Sequence[int] | Ids | None = None, style: RenderStyle = FAST
 ) -> dict[str, NDArray[Any]]:
-    """Picture of each simulation in ``ids`` (sorted and unique; None: all).
+    """Render simulations ``ids`` (sorted and unique; None: all). Their state is untouched.
 
     Returns ``rgb`` uint8 [n, h, w, 3], ``depth`` float32 [n, h, w] in metres along the optical axis (inf where no geom
-    is hit) and ``segmentation`` int32 [n, h, w], the geom's id (-1 where none). The state is untouched.
+    is hit) and ``segmentation`` int32 [n, h, w], the geom's id (-1 where none).
     """
     sims = np.arange(batch.nsim) if ids is None else np.atleast_1d(np.asarray(ids))
-    scene = _Scene(batch, sims, camera.groups, look)
+    scene = _Scene(batch, sims, camera.groups, style)
     origin_n3, rotation_n33, fovy_deg = _poses(batch, camera, sims, scene.model)
     pixels_r3, step = _pixel_rays(camera.width, camera.height, fovy_deg)
     direction = pixels_r3 @ rotation_n33.transpose(0, 2, 1)
     color, dist, geom, normal = scene.trace(origin_n3, direction)
-    if look.antialias:
+    if style.antialias:
         edge = _subset(_edges(geom, normal, camera.height, camera.width))
         color_e = np.zeros((*edge.shape, 3))
         for dx, dy in _SUBPIXELS:
@@ -110,8 +123,7 @@ def render(
 
 @lru_cache(maxsize=32)
 def _pixel_rays(width: int, height: int, fovy_deg: float) -> tuple[Array, float]:
-    """Rays through the pixels' centres in the camera's frame, [h*w, 3] with z = -1 (a distance along one of them is
-    a depth), and the size of a pixel at unit depth."""
+    """Return rays of unit depth through the pixels in the camera's frame [h*w, 3], and a pixel's size at unit depth."""
     step = 2.0 * np.tan(np.deg2rad(fovy_deg) / 2.0) / height
     x, y = np.meshgrid(np.arange(width) - (width - 1) / 2, (height - 1) / 2 - np.arange(height))
     rays = np.stack([x.ravel() * step, y.ravel() * step, np.full(x.size, -1.0)], axis=-1)
@@ -120,7 +132,7 @@ def _pixel_rays(width: int, height: int, fovy_deg: float) -> tuple[Array, float]
 
 
 def _poses(batch: Batch, camera: Camera, sims: Ids, model: mujoco.MjModel) -> tuple[Array, Array, float]:
-    """Position [n, 3], camera-to-world rotation [n, 3, 3] and vertical field of view."""
+    """Return position [n, 3], camera-to-world rotation [n, 3, 3] and vertical field of view (degrees)."""
     if camera.mount is None:
         assert camera.pos is not None
         assert camera.lookat is not None
@@ -141,8 +153,10 @@ def _poses(batch: Batch, camera: Camera, sims: Ids, model: mujoco.MjModel) -> tu
 
 
 def look_at(pos_n3: Array, lookat_n3: Array, up: Vec3 = (0.0, 0.0, 1.0)) -> Array:
-    """Camera-to-world rotation [n, 3, 3] (columns: right, up, back) of cameras that look from ``pos`` to ``lookat``
-    with ``up`` upwards in the picture, or +y where they look straight along it."""
+    """Return the camera-to-world rotation [n, 3, 3] (columns: right, up, back) of cameras at ``pos``.
+
+    ``lookat`` is in the middle of the image and ``up`` upwards; +y is, if the camera looks straight along ``up``.
+    """
     back = pos_n3 - lookat_n3
     back /= np.linalg.norm(back, axis=-1, keepdims=True)
     steep = np.abs(back * up).max(axis=-1, keepdims=True) >= 0.999
@@ -152,7 +166,7 @@ def look_at(pos_n3: Array, lookat_n3: Array, up: Vec3 = (0.0, 0.0, 1.0)) -> Arra
 
 
 def mounted_camera(model: mujoco.MjModel, camera: Camera) -> int:
-    """Id of the MJCF camera that ``camera`` is mounted as; UserError, which lists those there are, for none."""
+    """Return the id of the MJCF camera ``camera.mount``; UserError that lists the model's cameras if it is not one."""
     assert camera.mount is not None
     cam: int = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera.mount)
     if cam < 0:
@@ -162,14 +176,14 @@ def mounted_camera(model: mujoco.MjModel, camera: Camera) -> int:
 
 
 def field_values(batch: Batch, field: str, sims: Ids) -> NDArray[Any]:
-    """A field of the model in simulations ``sims``, [n, ...]."""
+    """Return a field of the model in simulations ``sims``, [n, ...]."""
     shared, expanded = getattr(batch.model, field), batch.expanded(field)
     values: NDArray[Any] = np.broadcast_to(shared, (len(sims), *shared.shape)) if expanded is None else expanded[sims]
     return values
 
 
 def geom_colors(batch: Batch, sims: Ids) -> Array:
-    """Colour and opacity of every geom in simulations ``sims``, [n, ngeom, 4]; its material's where it has one."""
+    """Return colour and opacity (0 to 1) of every geom, its material's if it uses one, [n, ngeom, 4]."""
     model, rgba_ng4 = batch.model, field_values(batch, "geom_rgba", sims).astype(np.float64)
     if model.nmat:
         uses_material = (model.geom_matid >= 0) & (model.geom_rgba == DEFAULT_RGBA)[:, :3].all(1)
@@ -178,13 +192,13 @@ def geom_colors(batch: Batch, sims: Ids) -> Array:
 
 
 def _subset(mask_nr: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Indices [n, k] of the true entries of each row, filled up to the longest row with false ones."""
+    """Return indices [n, k] of the true entries of each row, padded with false entries to the greatest count k."""
     most = int(mask_nr.sum(1).max())
     return np.argsort(~mask_nr, axis=1, kind="stable")[:, :most]
 
 
 def _edges(geom_nr: Ids, normal_nr3: Array, height: int, width: int) -> NDArray[np.bool_]:
-    """Pixels beside another geom or beside a crease of their own, [n, h*w]."""
+    """Return the pixels next to another geom, or next to a crease of the same geom, [n, h*w]."""
     geom = geom_nr.reshape(-1, height, width)
     normal = normal_nr3.reshape(-1, height, width, 3)
     edge = np.zeros(geom.shape, bool)
@@ -197,10 +211,10 @@ def _edges(geom_nr: Ids, normal_nr3: Array, height: int, width: int) -> NDArray[
 
 
 class _Scene:
-    """Colours of the geoms of some simulations, and how light falls on them."""
+    """Cast and shade rays in simulations ``sims`` [n]."""
 
-    def __init__(self, batch: Batch, sims: Ids, groups: tuple[int, ...], look: Look) -> None:
-        self.batch, self.sims, self.look = batch, sims, look
+    def __init__(self, batch: Batch, sims: Ids, groups: tuple[int, ...], style: RenderStyle) -> None:
+        self.batch, self.sims, self.style = batch, sims, style
         self.model = model = batch.get_model(int(sims[0]))
         self.groups = np.isin(np.arange(mujoco.mjNGROUP), groups).astype(np.uint8)
         self.rows = np.arange(len(sims))[:, None]
@@ -209,11 +223,11 @@ class _Scene:
         self.rgba_ng4 = geom_colors(batch, sims)
         specular = model.mat_specular[material] if model.nmat else 0.0
         self.specular_g = np.where(self.plane_g, 0.0, np.where(model.geom_matid >= 0, specular, 0.2))
-        sun = np.array(look.sun)
+        sun = np.array(style.sun)
         self.sun = sun / np.linalg.norm(sun)
 
     def trace(self, origin_n3: Array, direction_nr3: Array) -> tuple[Array, Array, Ids, Array]:
-        """Colour [n, r, 3], distance in lengths of the direction [n, r], geom [n, r] and normal [n, r, 3]."""
+        """Return colour [n, r, 3], distance in lengths of the direction [n, r], geom [n, r] and normal [n, r, 3]."""
         dist, geom, normal = self._cast(origin_n3[:, None], direction_nr3)
         color, alpha = self._shade(origin_n3, direction_nr3, dist, geom, normal)
         if (alpha < 1.0).any():  # one layer behind translucent geoms
@@ -228,13 +242,14 @@ class _Scene:
         return color, dist, geom, normal
 
     def _cast(self, pnt: Array, vec: Array, bodyexclude: Ids | int = -1) -> tuple[Array, Ids, Array]:
+        """Return distance, geom and normal of what the rays hit first."""
         dist, geom, normal = self.batch.ray(
             pnt, vec, geomgroup=self.groups, ids=self.sims, bodyexclude=bodyexclude, normal=True
         )
         return dist, geom, normal
 
     def _shade(self, origin_n3: Array, direction: Array, dist: Array, geom: Ids, normal: Array) -> tuple[Array, Array]:
-        """Colour [n, r, 3] and opacity [n, r] of what the rays hit."""
+        """Return colour [n, r, 3] and opacity [n, r] of what the rays hit."""
         unit = direction / np.linalg.norm(direction, axis=-1, keepdims=True)
         rgba = self.rgba_ng4[self.rows, geom]
         hit = origin_n3[:, None] + dist[..., None] * direction
@@ -242,10 +257,10 @@ class _Scene:
         facing = -(normal * unit).sum(-1)
         outward = np.where(facing[..., None] < 0.0, -normal, normal)
         lit = np.where(geom < 0, 0.0, outward @ self.sun).clip(0.0)
-        if self.look.shadow_rays and (lit > 0.0).any():
+        if self.style.shadow_rays and (lit > 0.0).any():
             k = _subset(lit > 0.0)
-            seen = self._visible(*(np.take_along_axis(a, k[..., None], axis=1) for a in (hit, outward)))
-            np.put_along_axis(lit, k, np.take_along_axis(lit, k, axis=1) * seen, axis=1)
+            visible = self._visible(*(np.take_along_axis(a, k[..., None], axis=1) for a in (hit, outward)))
+            np.put_along_axis(lit, k, np.take_along_axis(lit, k, axis=1) * visible, axis=1)
         half = self.sun - unit
         half /= np.linalg.norm(half, axis=-1, keepdims=True)
         gloss = self.specular_g[geom] * (outward * half).sum(-1).clip(0.0) ** 32 * (lit > 0.0)
@@ -257,27 +272,28 @@ class _Scene:
         return (1.0 - away) * color + away * sky, np.where(geom < 0, 1.0, rgba[..., 3])
 
     def _checker(self, hit: Array, geom: Ids) -> Array:
-        """Brightness of the floor's tiles, 1 on everything else."""
+        """Return the brightness of planes' tiles, 1 on other geoms, [n, r]."""
         cell = np.floor(hit[..., :2] / CHECKER_M).sum(-1) % 2
         return np.where(self.plane_g[geom], 0.92 + 0.08 * cell, 1.0)
 
     def _visible(self, hit: Array, outward: Array) -> Array:
-        """Share of the sun's disc that each point sees, [n, r]."""
-        count = self.look.shadow_rays
+        """Return the share of the sun's disc that is visible from each point, [n, r]."""
+        count = self.style.shadow_rays
         start = hit + 1e-4 * outward
         sideways = np.cross(self.sun, [0.0, 0.0, 1.0] if abs(self.sun[2]) < 0.9 else [1.0, 0.0, 0.0])
         sideways /= np.linalg.norm(sideways)
         disc = np.stack([sideways, np.cross(self.sun, sideways)])
         turn = np.random.default_rng(0).uniform(0.0, 2 * np.pi, hit.shape[1])  # turns banding into fine grain
-        seen = np.zeros(hit.shape[:2])
+        visible = np.zeros(hit.shape[:2])
         for k in range(count):
-            radius = self.look.sun_radius * np.sqrt((k + 0.5) / count) * (count > 1)
+            radius = self.style.sun_radius * np.sqrt((k + 0.5) / count) * (count > 1)
             angle = turn + 2.399963 * k  # golden angle
             towards = self.sun + radius * np.stack([np.cos(angle), np.sin(angle)], -1) @ disc
-            seen += self._cast(start, towards)[1] < 0
-        return seen / count
+            visible += self._cast(start, towards)[1] < 0
+        return visible / count
 
     def _sky(self, unit: Array) -> Array:
+        """Return the colour of the sky in each direction, [n, r, 3]."""
         share = unit[..., 2:].clip(0.0, 1.0) ** 0.7
-        sky: Array = (1.0 - share) * np.array(self.look.horizon) + share * np.array(self.look.zenith)
+        sky: Array = (1.0 - share) * np.array(self.style.horizon) + share * np.array(self.style.zenith)
         return sky

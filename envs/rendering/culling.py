@@ -1,9 +1,11 @@
-"""Which rays of a picture can hit anything: a picture is cut into square tiles, and only tiles that the outline of a
-geom may touch are cast. Outlines are never too small, so pictures are the same as if every ray were cast.
+"""Culling: skip rays that cannot hit a geom.
 
-A tile is missed for certain by a geom that lies wholly to one side of one of the four planes through the camera and
-the tile's edges. How far a convex geom reaches in a direction is its support function, so this needs no projection and
-holds for what is beside or behind the camera too.
+An image is cut into square tiles, and a geom is drawn only in tiles that its outline may touch. Outlines are never too
+small, so images are the same as without culling.
+
+A geom cannot touch a tile if it lies wholly to one side of one of the four planes through the camera and the tile's
+edges. The support function of a convex geom says how far it reaches in a direction. So no projection is needed, and
+the test holds for geoms beside or behind the camera too.
 
 Suffixes: n simulations, g geoms, t tiles (c columns, r rows of them), p pixels of a tile.
 """
@@ -25,21 +27,27 @@ TILE, MARGIN = 4, 0.05  # pixels; the margin is for rounding
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Tiles of a picture. pixel_tp: their pixels' places in the picture (the last column and row stand in for what is
-    beyond the edge). x_c, y_r: where pixels' centres are, right and up of the optical axis, in pixels, [c or r, TILE].
-    span_x, span_y: the least and the greatest of them with some margin, [2, c or r]."""
+    """Tiles of an image."""
 
     width: int
+    """Pixels."""
     height: int
+    """Pixels."""
     pixel_tp: Ids
+    """Index of each pixel in the flat image; pixels beyond the edge repeat the last column or row."""
     x_c: Array
+    """Centres of the pixels of each column of tiles, right of the optical axis, pixels, [c, TILE]."""
     y_r: Array
+    """Centres of the pixels of each row of tiles, above the optical axis, pixels, [r, TILE]."""
     span_x: Array
+    """Least and greatest ``x_c`` of each column of tiles with a margin, [2, c]."""
     span_y: Array
+    """Least and greatest ``y_r`` of each row of tiles with a margin, [2, r]."""
 
     @staticmethod
     @lru_cache(maxsize=32)
     def of(width: int, height: int) -> Grid:
+        """Return the tiles of an image of so many pixels."""
         columns, rows = -(-width // TILE), -(-height // TILE)
         x = np.arange(columns * TILE).clip(max=width - 1).reshape(columns, TILE)
         y = np.arange(rows * TILE).clip(max=height - 1).reshape(rows, TILE)
@@ -50,27 +58,29 @@ class Grid:
 
 
 class Outlines:
-    """Bounds of geoms in some simulations: a box along the geom's axes with half sizes h, to every point of which a
-    sphere of radius r is added, or (disc) a disc of that radius across the z axis. kind, size, rbound: types, sizes and
-    bounding radii of the geoms, [n, g], [n, g, 3] and [n, g]."""
+    """Bounds of geoms in n simulations.
+
+    A bound is the Minkowski sum of a box along the geom's axes and a sphere, or of a box and a disc across the z axis.
+    kind, size, rbound: types [n, g], sizes [n, g, 3] and bounding radii [n, g] of the geoms, as in the model.
+    """
 
     def __init__(self, kind_ng: Ids, size_ng3: Array32, rbound_ng: Array) -> None:
         self._half_ng3, self._radius_ng, self._disc_ng = _bounds(kind_ng, size_ng3, rbound_ng)
 
     def resize(self, rows: Ids, kind_ng: Ids, size_ng3: Array32, rbound_ng: Array) -> None:
-        """Take others in simulations ``rows``."""
+        """Replace types, sizes and bounding radii in simulations ``rows``."""
         self._half_ng3[rows], self._radius_ng[rows], self._disc_ng[rows] = _bounds(kind_ng, size_ng3, rbound_ng)
 
     def touched(
         self, rows: Ids, center_3ng: Array32, axes_33ng: Array32, step_n: Array, grid: Grid
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which columns and lines of tiles may show each geom of simulations ``rows``, bool [c, n, g] and [r, n, g].
+        """Return which columns and rows of tiles may show each geom of simulations ``rows``, [c, n, g] and [r, n, g].
 
-        center, axes: where the geoms are, and component i of their axis k, [i, k, n, g], in the camera's coordinates.
-        step: see ``Lens.pose``.
+        center: centres of the geoms in camera coordinates. axes: component i of their axis k, [i, k, n, g].
+        step: size of a pixel at unit depth.
         """
         n, g = center_3ng.shape[1:]
-        # one axis for all pairs of simulation and geom, the last one, makes the following fast
+        # all pairs of simulation and geom are one axis, the last one: that is fast
         center, axes = center_3ng.reshape(3, -1), axes_33ng.reshape(3, 3, -1)
         half, radius, disc = (
             self._half_ng3[rows].reshape(-1, 3).T.copy(),
@@ -93,7 +103,7 @@ class Outlines:
 
 
 def _bounds(type_ng: Ids, size_ng3: Array32, rbound_ng: Array) -> tuple[Array32, Array32, Array32]:
-    """Half sizes [..., g, 3], radius and whether it is of a disc [..., g]; see ``Outlines``."""
+    """Return the half sizes of the boxes [..., g, 3], the radii and whether they are of discs, 0 or 1 [..., g]."""
     first, second, third, none = *np.moveaxis(size_ng3, -1, 0), np.zeros_like(rbound_ng)
     sphere, ellipsoid = type_ng == mjtGeom.mjGEOM_SPHERE, type_ng == mjtGeom.mjGEOM_ELLIPSOID
     capsule, cylinder = type_ng == mjtGeom.mjGEOM_CAPSULE, type_ng == mjtGeom.mjGEOM_CYLINDER

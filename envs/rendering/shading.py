@@ -1,7 +1,7 @@
-"""Colours of what policies' cameras see, in single precision: geoms that rays hit, and the ground behind them.
+"""Colours in the images of policies' cameras, in single precision: geoms that rays hit, and the ground behind them.
 
 The light is that of ``envs.rendering.cameras.render`` without gloss and shadows. Only operations that IEEE 754 defines
-exactly are used, element by element, so a pixel does not depend on which others are computed with it.
+exactly are used, element by element, so a pixel does not depend on the pixels computed with it.
 
 Suffixes: n simulations, h and w pixels, m hits, g geoms; names ending in _3m have x, y and z first.
 """
@@ -17,14 +17,18 @@ from envs.rendering.culling import Grid
 from envs.rendering.solids import Vector, dot
 
 Array32 = NDArray[np.float32]
+# light on a surface: everywhere, if it faces upwards, if it faces the camera, if it faces the sun
 AMBIENT, FROM_ABOVE, FACING, SUN = (np.float32(share) for share in (0.34, 0.14, 0.14, 0.62))
 HORIZON, ZENITH = (255 * np.array(color, np.float32) for color in (FAST.horizon, FAST.zenith))
 NOTHING = -1  # segmentation where there is no geom
 
 
 def shade(normal: Vector, ray: Vector, length: Array32, sun: Vector, up: Vector, brightness: Array32) -> Array32:
-    """How much light the camera gets from surfaces of white. normal, ray (from the camera, of some length) and
-    the directions to the sun and upwards: in any one frame, of shapes that broadcast."""
+    """Return the light that white surfaces reflect to the camera, a factor of their colour.
+
+    normal, ray, sun, up: vectors in one common frame, of shapes that broadcast. ray, from the camera, has ``length``;
+    the directions to the sun and upwards are unit vectors.
+    """
     facing = -dot(normal, ray) / length
     outward = np.where(facing < 0, np.float32(-1), np.float32(1))
     lit = np.maximum(outward * dot(normal, sun), np.float32(0))
@@ -34,8 +38,10 @@ def shade(normal: Vector, ray: Vector, length: Array32, sun: Vector, up: Vector,
 
 
 def frame_rays(grid: Grid, step_n: Array, rotation_n33: Array) -> tuple[list[Array32], Array32]:
-    """World coordinates of the rays through all pixels of pictures (three arrays [n, h*w]) and their lengths [n, h*w].
-    step, rotation: see ``Lens.pose``."""
+    """Return the rays through all pixels in world coordinates (three arrays [n, h*w]) and their lengths [n, h*w].
+
+    step, rotation: see ``Lens.pose``.
+    """
     turn = rotation_n33.astype(np.float32)[..., None]
     x_nw = (step_n[:, None] * grid.x_c.ravel()[: grid.width]).astype(np.float32)
     y_nh = (step_n[:, None] * grid.y_r.ravel()[: grid.height]).astype(np.float32)
@@ -47,14 +53,14 @@ def frame_rays(grid: Grid, step_n: Array, rotation_n33: Array) -> tuple[list[Arr
 
 
 def to_uint8(color: Array32) -> NDArray[np.uint8]:
-    """Colours 0 to 255, rounded; brighter ones are white. ``color`` is used up."""
+    """Return colours of at least 0 rounded and limited to 255. Overwrites ``color``."""
     np.minimum(color, np.float32(255), out=color)
     color += np.float32(0.5)
     return color.astype(np.uint8)
 
 
 class Ground:
-    """The table top, the tiled floor that fades into the horizon, and the sky: computed, rather than cast.
+    """Table top, tiled floor that fades into the horizon, and sky, drawn without testing rays against geoms.
 
     The planes are the geoms ``table_top`` and ``floor`` of the model, both horizontal.
     """
@@ -74,8 +80,10 @@ class Ground:
         sun_n3: Array32,
         brightness_n: Array32,
     ) -> tuple[NDArray[np.uint8], Array32, NDArray[np.int32]]:
-        """Colour uint8 [n, r, 3], depth (inf: sky) and geom (-1: sky) [n, r] of ``frame_rays`` from ``origin``.
-        rgba, sun, brightness: see ``Scenery``."""
+        """Return colour uint8 [n, r, 3], depth (inf: sky) and geom (-1: sky) [n, r] of ``frame_rays`` from ``origin``.
+
+        rgba, sun, brightness: see ``Scenery``.
+        """
         origin_n3 = origin_n3.astype(np.float32)
         lit_n = AMBIENT + FROM_ABOVE + SUN * np.maximum(sun_n3[:, 2], np.float32(0))
         down = -ray[2] / length  # cosine of the angle to straight down
@@ -110,7 +118,7 @@ class Ground:
         floor_m3: Array32,
         brightness_m: Array32,
     ) -> tuple[Array32, Array32]:
-        """Colour [m, 3] and depth [m] of rays that meet the floor or the sky."""
+        """Return colour [m, 3] and depth [m] of rays that reach the floor or the sky."""
         up = ray_3m[2] / length_m
         sky = HORIZON + np.sqrt(np.maximum(up, np.float32(0)))[:, None] * (ZENITH - HORIZON)
         sky *= brightness_m[:, None]

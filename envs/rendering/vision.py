@@ -1,11 +1,11 @@
-"""What policies see: pictures of all simulations of a pool, thousands a second, without OpenGL or a GPU.
+"""Images for policies: of all simulations of a pool, thousands per second, without OpenGL or a GPU.
 
-    Lens: where the camera is ─► Ground: table, floor and sky ─► what stands still ─► what moves
-        Outlines: tiles that may show a geom ─► solids: where their rays meet it ─► shade what is nearest
+    Lens: pose of the camera ─► Ground: table, floor and sky ─► still layer ─► moving layer ─► translucent layer
+        in each layer   Outlines: tiles that may show a geom ─► solids: ray hits ─► shading of the nearest
 
-``envs.rendering.cameras.render`` makes better pictures and takes longer: for videos. Here the robot is a few
-geoms (such as ``assets/franka/coarse.xml``), there are no shadows, and rays are cast only where they can hit something,
-all rays of one kind of geom at once.
+``envs.rendering.cameras.render`` renders better images for videos and takes longer. Here the robot has only a few
+geoms (such as ``assets/franka/coarse.xml``) and there are no shadows. Rays are cast only where they can hit a geom, all
+rays of one type of geom at once.
 
 Suffixes: n simulations, h and w pixels.
 """
@@ -27,32 +27,37 @@ from envs.common.seeding import EpisodeRng
 from envs.rendering.appearance import COLLISION_GROUP, add_geoms
 from envs.rendering.camera_randomization import CameraRandomization, Lens, Scenery
 from envs.rendering.cameras import GROUPS, Camera, Ids
-from envs.rendering.painter import GROUND, Frame, Painter
+from envs.rendering.frames import Frame
+from envs.rendering.painter import GROUND, Painter
 
 CAMERAS = {
     "front": Camera("front", fovy_deg=32.0, pos=(1.2, -0.15, 0.8), lookat=(0.5, 0.0, 0.05)),
     "wrist": Camera("wrist", mount="wrist"),
 }
-OBJECTS, ROBOT = 0, (1, 2, 3, 4)  # groups of the twin's geoms beside GROUND, see assets/franka/coarse.xml
-FEWEST = 64  # simulations that are worth a thread
+OBJECTS, ROBOT = 0, (1, 2, 3, 4)  # groups of the twin's geoms other than GROUND, see assets/franka/coarse.xml
+MIN_SIMS_PER_THREAD = 64
 
 
 def find_camera(name: str) -> Camera:
-    """The camera of that name in ``CAMERAS``; UserError, which lists them, for another."""
+    """Return the camera of that name in ``CAMERAS``; UserError that lists the names for an unknown one."""
     if name not in CAMERAS:
         raise unknown_name("camera", name, CAMERAS)
     return CAMERAS[name]
 
 
 class CameraRig:
-    """Cameras that take pictures of all simulations of ``batch``, whose kinematics must be current when they do. What a
-    rig binds of the batch is filled by the batch's next call, so a new rig sees something after that.
+    """Render the images of several cameras in all simulations of ``batch``, whose kinematics must be current.
+
+    The arrays that a rig binds are filled by the batch's next call; a new rig can render only after it.
 
     spec: of the batch's model. visuals: MJCF file with the few geoms to show of robot, table and floor (groups:
-    assets/franka/coarse.xml). num_threads: 0, as many as the batch has. cull: cast only rays that can hit something,
-    which changes no picture. model: the twin whose geom ids ``segmentation`` gives. Raises UserError for no or equal
-    names, other groups than usual, a mount that the model lacks, or a randomization that is too much for a camera.
+    assets/franka/coarse.xml). num_threads: 0 is the batch's number. cull: cast only rays that can hit a geom; images
+    are the same. UserError for no cameras or equal names, other groups than the default, a mount that the model lacks,
+    or a randomisation range that is too large for a camera.
     """
+
+    model: mujoco.MjModel
+    """The twin's model; ``segmentation`` has ids of its geoms."""
 
     def __init__(
         self,
@@ -71,26 +76,28 @@ class CameraRig:
             if camera.groups != GROUPS:
                 raise UserError(f"camera '{camera.name}': got groups {camera.groups}, allowed for a policy: {GROUPS}")
         randomization = randomization or CameraRandomization()
-        coarse = _coarse(spec, visuals)
+        coarse = _coarse_scene(spec, visuals)
         self.batch, self.model = batch, coarse.compile()
         self.lenses = [Lens(camera, batch, randomization) for camera in cameras]
         group = self.model.geom_group
         self.scenery = Scenery(self.model, batch.nsim, randomization, np.isin(group, ROBOT), group == GROUND)
-        count = min(num_threads or batch.nthread, -(-batch.nsim // FEWEST))
+        count = min(num_threads or batch.nthread, -(-batch.nsim // MIN_SIMS_PER_THREAD))
         shares = np.array_split(np.arange(batch.nsim), count)
         self._painters = [Painter(batch, coarse, self.model, share, self.scenery, cull) for share in shares]
         self._threads = ThreadPoolExecutor(len(shares), "camera")
         self.start(np.arange(batch.nsim), None)
 
     def start(self, ids: Ids, rng: EpisodeRng | None) -> None:
-        """Episodes begin in simulations ``ids`` [n] (sorted and unique): take over the shapes and colours that geoms
-        have there, and draw what is randomised (nothing without ``rng``)."""
+        """Prepare for the episodes that begin in simulations ``ids`` [n] (sorted and unique).
+
+        Copy the geoms' shapes and colours from the simulations, and draw the randomisation (none if ``rng`` is None).
+        """
         for lens in self.lenses:
             lens.start(ids, rng)
-        self.scenery.start(ids, rng, np.concatenate([painter.sync(ids) for painter in self._painters]))
+        self.scenery.start(ids, rng, np.concatenate([painter.copy_geoms(ids) for painter in self._painters]))
 
     def render(self, ids: Ids | None = None, depth: bool = False, segmentation: bool = False) -> dict[str, Tensor]:
-        """Pictures of simulations ``ids`` (sorted and unique; None: all) by every camera.
+        """Render simulations ``ids`` (sorted and unique; None: all) with every camera.
 
         Returns ``images.<name>`` uint8 [n, h, w, 3]; on request ``depth.<name>`` float32 [n, h, w] in metres along the
         optical axis (inf: the sky) and ``segmentation.<name>`` int32 [n, h, w], ids of ``model``'s geoms (-1: the sky).
@@ -99,26 +106,26 @@ class CameraRig:
         sizes = [(lens.camera.height, lens.camera.width) for lens in self.lenses]
         frames = [Frame.empty(len(sims), *size, geoms=segmentation) for size in sizes]
 
-        def work(painter: Painter) -> None:
+        def render_share(painter: Painter) -> None:
             for lens, frame in zip(self.lenses, frames, strict=True):
                 painter.paint(lens, sims, frame)
 
-        list((self._threads.map if len(self._painters) > 1 else map)(work, self._painters))
-        pictures: dict[str, Tensor] = {}
+        list((self._threads.map if len(self._painters) > 1 else map)(render_share, self._painters))
+        outputs: dict[str, Tensor] = {}
         for lens, frame in zip(self.lenses, frames, strict=True):
-            pictures[f"images.{lens.camera.name}"] = torch.from_numpy(frame.rgb)
+            outputs[f"images.{lens.camera.name}"] = torch.from_numpy(frame.rgb)
             if depth:
-                pictures[f"depth.{lens.camera.name}"] = torch.from_numpy(frame.depth)
+                outputs[f"depth.{lens.camera.name}"] = torch.from_numpy(frame.depth)
             if frame.geom is not None:
-                pictures[f"segmentation.{lens.camera.name}"] = torch.from_numpy(frame.geom)
-        return pictures
+                outputs[f"segmentation.{lens.camera.name}"] = torch.from_numpy(frame.geom)
+        return outputs
 
 
-def _coarse(spec: mujoco.MjSpec, visuals: Path) -> mujoco.MjSpec:
-    """Return the twin's scene: with the geoms of ``visuals``, and without hidden geoms."""
+def _coarse_scene(spec: mujoco.MjSpec, visuals: Path) -> mujoco.MjSpec:
+    """Return the twin's scene: ``spec`` with the geoms of ``visuals`` and without hidden geoms."""
     spec = spec.copy()
     for body in spec.bodies:
-        if not body.explicitinertial and body.name != "world":  # its mass may be that of geoms that are taken away
+        if not body.explicitinertial and body.name != "world":  # the geoms that give its mass may be deleted
             body.explicitinertial, body.mass, body.inertia = True, 1.0, [1.0, 1.0, 1.0]
         for geom in body.geoms:
             table = body.name == "world" and geom.type == mujoco.mjtGeom.mjGEOM_PLANE

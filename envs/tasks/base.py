@@ -1,7 +1,7 @@
-"""What a task is, and what it sees of the simulation.
+"""The base class of tasks and its options.
 
 A task reads torch tensors over the batch's live arrays (``View``) and returns torch tensors; it never steps the
-simulation. All quantities are for N envs, metres, seconds, radians, float64 as the engine has them.
+simulation. Quantities have a row per env, N, in metres, seconds and radians, float64 as in the engine.
 """
 
 from __future__ import annotations
@@ -31,25 +31,27 @@ class TaskConfig:
     """Options that every task has."""
 
     robot: str = "panda"
-    """Which robot does it."""
+    """Name of the robot."""
     control: dict[str, Any] = field(default_factory=dict)
-    """How actions move the robot: its own options, such as those of ``ControlConfig`` for the Panda."""
+    """The robot's options, which say how actions move it; for the Panda those of ``ControlConfig``."""
     max_episode_steps: Count = 80
     """Time limit, control steps."""
     control_dt_s: float = 0.05
     """Length of a control step, s."""
     held_starts: Share = 0.0
-    """Share of the training episodes that start with the object already in the hand, anywhere over the table, so that
-    what comes after the grasp is learned from the first minute. Evaluation has none. A start-state distribution wider
-    than the task's is an old remedy for exploration (Kakade and Langford 2002; reverse curriculum: Florensa et al.
-    2017)."""
+    """Share of the training episodes that start with the object already in the hand, anywhere over the table.
+
+    So the steps after the grasp are learned from the first minute. Evaluations have no such starts. A start-state
+    distribution wider than the task's helps exploration (Kakade and Langford 2002; reverse curriculum: Florensa et al.
+    2017).
+    """
 
     def __post_init__(self) -> None:
         control = from_mapping(ROBOTS[self.robot].config, self.control, "control")
-        object.__setattr__(self, "control", asdict(control))  # with all defaults
+        object.__setattr__(self, "control", asdict(control))  # defaults included
 
     def substeps(self, timestep_s: float) -> int:
-        """Physics steps in a control step; UserError unless it is a whole number of them."""
+        """Return the number of physics steps in a control step; UserError unless it is whole."""
         substeps = round(self.control_dt_s / timestep_s)
         if substeps < 1 or abs(substeps * timestep_s - self.control_dt_s) > 1e-9:
             raise UserError(
@@ -67,17 +69,19 @@ class ObjectTaskConfig(TaskConfig):
 
 
 class Task:
-    """One task. A subclass says what its parts are; the pool does the rest.
+    """One task. A subclass defines scene, observations, rewards and success; the pool simulates it.
 
     UserError for an option that the task does not allow.
     """
 
     name: str
+    """Name in the registry."""
     instruction: str
     """What is to be done, in a sentence."""
     instruction_N: Tensor
-    """int64 [N], which of ``instructions`` the present episode of each env has; the pool writes it before ``reset``."""
+    """Index into ``instructions`` for the present episode of each env, int64; the pool writes it before ``reset``."""
     config: TaskConfig
+    """Options."""
 
     def __init__(self, config: TaskConfig) -> None:
         self.config = config
@@ -86,24 +90,24 @@ class Task:
         if config.held_starts > 0 and not self.stages:
             raise UserError(f"held_starts: {self.name} has no object to hold, allowed: 0")
 
-    # -- what it is, known before anything is simulated ----------------------------------------------------------------
+    # -- description, known before the simulation ----------------------------------------------------------------------
 
     @property
     def instructions(self) -> tuple[Instruction, ...]:
-        """All texts that it can be given; one, unless a task says otherwise."""
+        """All instructions of the task; by default one."""
         return single_instruction(self.instruction)
 
     @property
     def stages(self) -> tuple[StartStage, ...]:
-        """Stages beyond the ordinary start; at most one, ``held``, which ``put_in_hand`` makes."""
+        """Stages other than the ordinary start; at most one, ``held``, which ``put_in_hand`` makes."""
         return ()
 
     def state_terms(self) -> tuple[Term, ...]:
-        """Parts of ``obs["state"]`` after those that the robot measures of itself, in order."""
+        """Return the terms of ``obs["state"]`` after the robot's own, in order."""
         raise NotImplementedError
 
     def privileged_terms(self) -> tuple[Term, ...]:
-        """Parts of ``obs["privileged"]`` beyond the state, in order; for the critic only."""
+        """Return the terms of ``obs["privileged"]``, in order; for the critic only."""
         raise NotImplementedError
 
     def build_scene(self, spec: mujoco.MjSpec) -> None:
@@ -116,10 +120,10 @@ class Task:
         self.build_scene(spec)
         return spec
 
-    # -- what happens in the simulation --------------------------------------------------------------------------------
+    # -- in the simulation ---------------------------------------------------------------------------------------------
 
     def bind(self, view: View) -> None:
-        """Remember the tensors that the task reads. Called once."""
+        """Keep the tensors that the task reads. Called once."""
         raise NotImplementedError
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
@@ -127,27 +131,27 @@ class Task:
         raise NotImplementedError
 
     def observe(self) -> dict[str, Tensor]:
-        """The quantities of ``state_terms`` by name, each [N, size], in the terms' units (the pool scales them)."""
+        """Return the quantities of ``state_terms`` by name, each [N, size], in the terms' units (the pool scales)."""
         raise NotImplementedError
 
     def privileged(self) -> dict[str, Tensor]:
-        """The quantities of ``privileged_terms`` by name, each [N, size], in the terms' units."""
+        """Return the quantities of ``privileged_terms`` by name, each [N, size], in the terms' units."""
         raise NotImplementedError
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
-        """Named reward terms, each [N]; the reward is their sum. success: that of the same state, bool [N]."""
+        """Return the reward terms by name, each [N]; the reward is their sum. success: of the same state, bool [N]."""
         raise NotImplementedError
 
     def success(self) -> Tensor:
-        """Whether the task is solved now, bool [N]."""
+        """Return whether the task is solved now, bool [N]."""
         raise NotImplementedError
 
     def failure(self) -> Tensor | None:
-        """Whether the episode has failed for good and ends as a termination, bool [N]; None for a task without."""
+        """Return whether the episode has failed and ends as a termination, bool [N]; None: the task has no failures."""
         return None
 
     def expert(self) -> Tensor:
-        """A scripted action that solves the task from the present state, [N, A]. Stateless."""
+        """Return the scripted expert's action, [N, A], a function of the present state."""
         raise NotImplementedError
 
     def put_in_hand(self, ids: Tensor) -> None:
@@ -155,30 +159,30 @@ class Task:
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What the task keeps of its envs outside of the physics, tensors of fixed shapes; its keys begin ``task/``."""
+        """Return the task's state outside of the physics, tensors of fixed shapes; keys begin with ``task/``."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from ``state_dict``, whose entries are in ``state`` among others. The physics is there already."""
+        """Continue from ``state_dict``, whose entries ``state`` contains; the physics is restored already."""
 
 
 def column(x: Tensor) -> Tensor:
-    """[N] (bool or number) as float64 [N, 1]."""
+    """Return a bool or numeric [N] as float64 [N, 1]."""
     return x.to(torch.float64).unsqueeze(-1)
 
 
 def near(distance: Tensor, scale_m: float) -> Tensor:
-    """1 at distance 0, falling to 0.24 at ``scale_m``: 1 - tanh(d / scale)."""
+    """Return 1 - tanh(d / scale): 1 at distance 0, falling to 0.24 at ``scale_m``."""
     return 1 - torch.tanh(distance / scale_m)
 
 
 def progress(distance: Tensor, range_m: float) -> Tensor:
-    """1 at distance 0, falling linearly to 0 at ``range_m``: the same pull from near and far."""
+    """Return 1 at distance 0, falling linearly to 0 at ``range_m``: the same gradient everywhere in the range."""
     return (1 - distance / range_m).clamp(min=0)
 
 
 def task_spec(task: Task, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
-    """Return the spec of a task. With cameras the state has only what the robot measures; the rest is privileged."""
+    """Return the spec of a task. With cameras the state has only the robot's terms; the task's are privileged."""
     robot, objects, privileged = task.robot.terms, task.state_terms(), task.privileged_terms()
     state = robot if cameras else (*robot, *objects)
     privileged = (*objects, *privileged) if cameras else privileged

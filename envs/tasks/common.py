@@ -1,4 +1,4 @@
-"""Pieces that several tasks share: what is observed of cubes, where they start, and moves of experts."""
+"""Functions that several tasks share: observations of cubes, their start positions, and moves of experts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from envs.tasks.base import ObjectTaskConfig, Task, column
 
 
 def cube_terms(name: str) -> tuple[Term, ...]:
-    """The terms of ``cube_state``."""
+    """Return the terms of ``cube_state``."""
     return (
         Term(f"{name}_pos", 3, "m", "base"),
         Term(f"{name}_from_tcp", 3, "m", "base"),
@@ -21,13 +21,15 @@ def cube_terms(name: str) -> tuple[Term, ...]:
 
 
 def cube_privileged_terms(name: str) -> tuple[Term, ...]:
-    """The terms of ``cube_privileged``."""
+    """Return the terms of ``cube_privileged``."""
     return Term(f"{name}_grasped", 1), Term(f"{name}_touched", 1), Term(f"{name}_vel", 6, "m/s, rad/s")
 
 
 def cube_state(view: View, name: str) -> dict[str, Tensor]:
-    """Pose of a cube: position, position seen from the tool centre point (m), and rotation, as the first two columns
-    of its matrix (Zhou et al. 2019)."""
+    """Return a cube's position, its position relative to the tool centre point (m), and its rotation.
+
+    The rotation is given by the first two columns of its matrix (Zhou et al. 2019).
+    """
     pose = view.body_qpos(name)
     return {
         f"{name}_pos": pose[:, :3],
@@ -37,7 +39,7 @@ def cube_state(view: View, name: str) -> dict[str, Tensor]:
 
 
 def cube_privileged(view: View, name: str) -> dict[str, Tensor]:
-    """What only a simulator knows of a cube: whether it is grasped or touched, and its velocity."""
+    """Return the privileged quantities of a cube: whether it is grasped or touched, and its velocity."""
     return {
         f"{name}_grasped": column(view.grasped(name)),
         f"{name}_touched": column(view.touched(name)),
@@ -46,9 +48,9 @@ def cube_privileged(view: View, name: str) -> dict[str, Tensor]:
 
 
 def out_of_reach(task: Task, *positions: Tensor) -> Tensor | None:
-    """Whether any of the objects at positions [N, 3] has left the robot's workspace to a side, bool [N].
+    """Return whether any of the objects at positions [N, 3] has left the workspace horizontally, bool [N].
 
-    None unless the task's option ``fail_out_of_reach`` asks for it.
+    None unless the task's option ``fail_out_of_reach`` is set.
     """
     assert isinstance(task.config, ObjectTaskConfig)
     if not task.config.fail_out_of_reach:
@@ -57,32 +59,36 @@ def out_of_reach(task: Task, *positions: Tensor) -> Tensor | None:
     return torch.stack([((p[:, :2] < low) | (p[:, :2] > high)).any(-1) for p in positions]).any(0)
 
 
-def held(view: View, name: str) -> Tensor:
-    """The cube is grasped, and squeezed until it has turned between the fingers, bool [N]. Lifted earlier it slips."""
+def firmly_grasped(view: View, name: str) -> Tensor:
+    """Return whether the cube is grasped and the fingers have stopped closing on it, bool [N]; before, it would slip.
+
+    A cube above the table counts as soon as it is grasped.
+    """
     squeezed = (view.finger_target < 0.0).squeeze(-1) & (view.arm.finger_qvel.abs().amax(dim=-1) < 0.005)
     return view.grasped(name) & (squeezed | (view.body_qpos(name)[:, 2] > 0.024))
 
 
 def grasp_reward(view: View, name: str) -> Tensor:
-    """Between 0 and 1, [N]: half for closing the fingers while the cube is between them, half for the grasp."""
+    """Return a reward in [0, 1], [N]: half for closing the fingers around the cube, half for the grasp."""
     return 0.5 * view.between(name) * (1 - view.opening()) + 0.5 * view.grasped(name)
 
 
 def move_towards(view: View, target: Tensor, gripper: Tensor, gain: float = 2.0, limit: Tensor | float = 1.0) -> Tensor:
-    """Expert action [N, A] that drives the tool centre point to target [N, 3] with gripper command [N].
+    """Return the action [N, A] that moves the tool centre point towards target [N, 3], with gripper command [N].
 
-    A proportional step, because the arm covers part of a displacement in one control step. limit: greatest arm action,
-    [N] or a number; a held object slips when it is moved fast. UserError if the robot cannot be moved by its tool.
+    gain: factor of the distance, above 1 because the arm covers only part of a displacement in one control step.
+    limit: greatest arm action, [N] or a number; a held object slips when it is moved fast. UserError if the robot's
+    actions are not displacements of the tool.
     """
     displacement = (target - view.tcp_pos) * gain
     return view.arm.move_tool(displacement, gripper, torch.as_tensor(limit, dtype=displacement.dtype).reshape(-1, 1))
 
 
 def grasp_move(view: View, name: str, hover_m: float = 0.08) -> tuple[Tensor, Tensor]:
-    """Target [N, 3] and gripper command [N] of an expert that wants to have the cube between its fingers.
+    """Return target [N, 3] and gripper command [N] of an expert that grasps the cube.
 
-    Hover above the cube, descend when aligned, close when around it. Where the cube is already held the target is the
-    present pose and the gripper stays closed.
+    Hover above the cube, descend when aligned, close when the cube is between the fingers. If the cube is grasped
+    already, the gripper stays closed.
     """
     cube = view.body_qpos(name)[:, :3]
     offset = cube - view.tcp_pos
@@ -95,9 +101,9 @@ def grasp_move(view: View, name: str, hover_m: float = 0.08) -> tuple[Tensor, Te
 
 
 def put_cube_in_hand(view: View, name: str, ids: Tensor, half_width_m: float | Tensor) -> None:
-    """Put the cube of envs ``ids`` [n] at the tool centre point, square to the fingers, which close on it.
+    """Put the cube of envs ``ids`` [n] at the tool centre point, aligned with the fingers, which close on it.
 
-    half_width_m: from its centre to each finger, a number or [n, 1].
+    half_width_m: distance from its centre to each finger, a number or [n, 1].
     """
     half_yaw = torch.atan2(view.tcp_mat[ids, 3], view.tcp_mat[ids, 0]) / 2
     pose = torch.zeros(len(ids), 7, dtype=torch.float64)
@@ -129,8 +135,10 @@ def stand(
     half_height_m: float | Tensor,
     yaw_rad: float = torch.pi / 4,
 ) -> None:
-    """Put the object of envs ``ids`` [n] upright on the table at position [n, 2], turned by up to ``yaw_rad``; a cube
-    looks the same beyond 45 degrees."""
+    """Put the object of envs ``ids`` [n] upright on the table at position [n, 2] with a random yaw.
+
+    yaw_rad: greatest yaw to either side; beyond 45 degrees a cube looks the same.
+    """
     half_angle = torch.from_numpy(rng.uniform(f"{name}_yaw", -yaw_rad / 2, yaw_rad / 2))
     pose = torch.zeros(len(ids), 7, dtype=torch.float64)
     pose[:, :2], pose[:, 2] = position, half_height_m

@@ -1,4 +1,4 @@
-"""The capability of a task to say what its bodies are, from which pictures are labelled for grounding."""
+"""Ground truth of a task's bodies, from which images are labelled for grounding."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from torch import Tensor
 
 
 class Role(IntEnum):
-    """What a body is to the instruction. A policy that learns from the labels must use the same values."""
+    """Role of a body in the instruction. A policy that learns from the labels must use the same values."""
 
     NONE = 0
+    """A body without a role, such as the robot."""
     OBJECT = 1
     """The object that the instruction names."""
     OTHER_OBJECT = 2
+    """An object that the instruction does not name."""
     PLACE = 3
     """The place that the instruction names."""
     OTHER_PLACE = 4
+    """A place that the instruction does not name."""
 
 
 ROLE_NAMES = tuple(role.name.lower() for role in Role)
@@ -25,21 +28,21 @@ ROLE_NAMES = tuple(role.name.lower() for role in Role)
 
 @runtime_checkable
 class GroundTruth(Protocol):
-    """A task that says what its bodies are to the instruction of each env, and where the named ones are."""
+    """A task with labels for its bodies: descriptions, roles in the env's instruction, and target positions."""
 
     @property
     def descriptions(self) -> tuple[str, ...]:
-        """Everything that a body can be, in words, such as "red cube", whatever the instruction."""
+        """Descriptions of all possible bodies, such as "red cube", independent of the instruction."""
         ...
 
     def body_descriptions(self) -> dict[str, Tensor]:
-        """Index into ``descriptions`` of the one that fits each body, int64 [N], by the body's name."""
+        """Return the index into ``descriptions`` for each body, int64 [N], by the body's name."""
         ...
 
     def body_roles(self) -> dict[str, Tensor]:
-        """``Role`` of each body, uint8 [N], by the body's name; bodies missing from the dict have none."""
+        """Return the ``Role`` of each body, uint8 [N], by the body's name; a body missing from the dict has none."""
         ...
 
     def target_positions(self) -> tuple[Tensor, Tensor]:
-        """Positions of the object and of the place that the instruction names, [N, 3] each, m, in the base frame."""
+        """Return the positions of the object and of the place that the instruction names, [N, 3], m, base frame."""
         ...

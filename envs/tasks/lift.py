@@ -18,9 +18,9 @@ from envs.tasks.common import (
     cube_privileged_terms,
     cube_state,
     cube_terms,
+    firmly_grasped,
     grasp_move,
     grasp_reward,
-    held,
     move_towards,
     out_of_reach,
     place_cube,
@@ -33,22 +33,29 @@ class LiftConfig(ObjectTaskConfig):
     """Options of Lift. ``low`` and ``high`` are opposite corners of an area (x, y) or a box (x, y, z)."""
 
     max_episode_steps: Count = 64
+    """Time limit, control steps."""
     held_starts: Share = 0.3
+    """Share of the training episodes that start with the object in the hand; see ``TaskConfig``."""
     cube_half_m: float = 0.02
     """Half the cube's edge."""
     cube_mass_kg: float = 0.064
+    """Mass of the cube."""
     cube_low_m: tuple[float, float] = (0.45, -0.15)
     """Area of the table where the cube starts."""
     cube_high_m: tuple[float, float] = (0.65, 0.15)
+    """Opposite corner of that area."""
     goal_low_m: tuple[float, float, float] = (0.45, -0.15, 0.12)
     """Box of goals in the air."""
     goal_high_m: tuple[float, float, float] = (0.65, 0.15, 0.3)
+    """Opposite corner of that box."""
     success_m: float = 0.03
-    """Greatest distance from the goal that counts."""
+    """Greatest distance from the goal that counts as success."""
 
 
 @TASKS.register("lift", config=LiftConfig)
 class Lift(Task):
+    """Grasp a cube and hold it at a goal in the air."""
+
     name = "lift"
     instruction = "lift the red cube to the green sphere"
     config: LiftConfig
@@ -94,6 +101,7 @@ class Lift(Task):
         return cube_privileged(self.view, "cube")
 
     def _goal_distance(self) -> Tensor:
+        """Return the distance of the cube from the goal, [N]."""
         distance: Tensor = (self.goal - self.cube).norm(dim=-1)
         return distance
 
@@ -116,8 +124,8 @@ class Lift(Task):
 
     def expert(self) -> Tensor:
         target, gripper = grasp_move(self.view, "cube")
-        carried = held(self.view, "cube")
-        low = self.cube[:, 2:] < 0.05  # straight up first: what drags along the table turns in the hand
+        carried = firmly_grasped(self.view, "cube")
+        low = self.cube[:, 2:] < 0.05  # straight up first: a cube that drags along the table turns in the hand
         way = torch.cat([torch.where(low, 0.0, (self.goal - self.cube)[:, :2]), (self.goal - self.cube)[:, 2:]], dim=-1)
         target = torch.where(carried.unsqueeze(-1), self.view.tcp_pos + way, target)
         return move_towards(self.view, target, gripper, limit=torch.where(carried, 0.5, 1.0))

@@ -1,6 +1,6 @@
 """Pick and place: put a cube into a walled tray and let go.
 
-The walls are higher than the cube, so that it cannot be pushed in.
+The walls are higher than the cube, so it cannot be pushed in.
 """
 
 from __future__ import annotations
@@ -21,21 +21,26 @@ from envs.tasks.placing import Placing, PlacingConfig
 
 @config_dataclass
 class PickPlaceConfig(PlacingConfig):
-    """Options of PickPlace. ``low`` and ``high`` are opposite corners of an area (x, y). The two do not overlap."""
+    """Options of PickPlace. ``low`` and ``high`` are opposite corners of an area (x, y); the areas do not overlap."""
 
     cube_half_m: float = 0.02
     """Half the cube's edge."""
     cube_mass_kg: float = 0.064
+    """Mass of the cube."""
     cube_low_m: tuple[float, float] = (0.45, -0.2)
     """Area of the table where the cube starts."""
     cube_high_m: tuple[float, float] = (0.65, 0.0)
+    """Opposite corner of that area."""
     tray_low_m: tuple[float, float] = (0.45, 0.14)
     """Area of the table where the tray's centre starts."""
     tray_high_m: tuple[float, float] = (0.65, 0.22)
+    """Opposite corner of that area."""
 
 
 @TASKS.register("pick_place", config=PickPlaceConfig)
 class PickPlace(Placing):
+    """Put a cube into a walled tray and let go."""
+
     name = "pick_place"
     instruction = "put the red cube into the blue tray"
     object_name = "cube"

@@ -1,4 +1,4 @@
-"""Putting an object into a walled tray and letting go: what tasks of that kind share.
+"""Base of the tasks that put an object into a walled tray and let go.
 
 Success needs the object at rest inside the walls with no finger on it.
 """
@@ -28,7 +28,9 @@ class PlacingConfig(ObjectTaskConfig):
     """Options of tasks that place an object in a tray."""
 
     max_episode_steps: Count = 80
+    """Time limit, control steps."""
     held_starts: Share = 0.3
+    """Share of the training episodes that start with the object in the hand; see ``TaskConfig``."""
     tray_half_m: float = 0.08
     """Half width of the space between the walls."""
     wall_m: float = 0.065
@@ -40,20 +42,22 @@ class PlacingConfig(ObjectTaskConfig):
 
 
 class Placing(Task):
-    """A subclass's ``bind`` says what goes where.
-
-    object_name, object, object_vel: the body and views of its position and velocity, [N, 3]. tray: where its tray's
-    centre is, [N, 3]. half_width_m, half_height_m: of the object, a number or [N].
-    """
+    """Rewards, success and expert of placing one object in one tray. A subclass's ``bind`` sets the attributes."""
 
     config: PlacingConfig
     view: View
     object_name: str
+    """Name of the object's body."""
     object: Tensor
+    """View of the object's position, [N, 3], m."""
     object_vel: Tensor
+    """View of the object's velocity, [N, 3], m/s."""
     tray: Tensor
+    """Centre of the tray that the object goes into, [N, 3], m."""
     half_width_m: float | Tensor
+    """Half width of the object, a number or [N]."""
     half_height_m: float | Tensor
+    """Half height of the object, a number or [N]."""
 
     def put_in_hand(self, ids: Tensor) -> None:
         width = self.half_width_m
@@ -70,12 +74,12 @@ class Placing(Task):
         return cube_privileged(self.view, self.object_name)
 
     def _above(self) -> Tensor:
-        """The object is within the tray's walls seen from above, bool [N]."""
+        """Return whether the object is within the tray's walls as seen from above, bool [N]."""
         inner = self.config.tray_half_m - self.half_width_m / 2
         return (self.object - self.tray)[:, :2].abs().amax(dim=-1) < inner
 
     def _inside(self) -> Tensor:
-        """The object is between the walls: above the tray's floor with its centre under the walls' upper edge."""
+        """Return whether the object is within the walls and its centre below their upper edge, bool [N]."""
         return self._above() & (self.object[:, 2] < self.config.wall_m)
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:

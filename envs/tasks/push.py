@@ -29,21 +29,27 @@ class PushConfig(ObjectTaskConfig):
     """Options of Push. ``low`` and ``high`` are opposite corners of an area (x, y)."""
 
     max_episode_steps: Count = 64
+    """Time limit, control steps."""
     cube_half_m: float = 0.025
     """Half the cube's edge."""
     cube_mass_kg: float = 0.1
+    """Mass of the cube."""
     cube_low_m: tuple[float, float] = (0.42, -0.12)
     """Area of the table where the cube starts."""
     cube_high_m: tuple[float, float] = (0.52, 0.12)
+    """Opposite corner of that area."""
     goal_low_m: tuple[float, float] = (0.6, -0.12)
     """Area of the table where the mark may be."""
     goal_high_m: tuple[float, float] = (0.7, 0.12)
+    """Opposite corner of that area."""
     success_m: float = 0.03
-    """Greatest horizontal distance from the mark that counts."""
+    """Greatest horizontal distance from the mark that counts as success."""
 
 
 @TASKS.register("push", config=PushConfig)
 class Push(Task):
+    """Slide a cube to a mark on the table."""
+
     name = "push"
     instruction = "push the red cube to the green mark"
     config: PushConfig
@@ -84,11 +90,12 @@ class Push(Task):
         return cube_privileged(self.view, "cube")
 
     def _goal_distance(self) -> Tensor:
+        """Return the horizontal distance of the cube from the goal, [N]."""
         distance: Tensor = (self.goal - self.cube)[:, :2].norm(dim=-1)
         return distance
 
     def _behind(self) -> Tensor:
-        """The point behind the cube from which to push it straight to the goal, [N, 3]."""
+        """Return the point behind the cube from which to push it straight to the goal, [N, 3]."""
         direction = (self.goal - self.cube)[:, :2]
         direction = direction / direction.norm(dim=-1, keepdim=True).clamp(min=1e-6)
         back = self.cube[:, :2] - direction * (self.config.cube_half_m + 0.025)
@@ -122,7 +129,7 @@ class Push(Task):
         error = across.norm(dim=-1, keepdim=True)
         behind = (along < -0.025) & (error < 0.05)
         over_start = (tcp[:, :2] - start).norm(dim=-1, keepdim=True) < 0.02
-        aligned = (1 - error / 0.02).clamp(min=0)  # else back off and come into line first
+        aligned = (1 - error / 0.02).clamp(min=0)  # otherwise back off and align first
         advance = aligned * (distance / 2).clamp(max=0.016) + (1 - aligned) * (-0.06 - along)
         push = tcp[:, :2] - across + direction * advance
         horizontal = torch.where(low & behind, push, torch.where(high | over_start, start, tcp[:, :2]))

@@ -21,15 +21,19 @@ class ReachConfig(TaskConfig):
     """Options of Reach. ``low`` and ``high`` are opposite corners of a box (x, y, z)."""
 
     max_episode_steps: Count = 40
+    """Time limit, control steps."""
     goal_low_m: tuple[float, float, float] = (0.35, -0.3, 0.08)
     """Box of goals."""
     goal_high_m: tuple[float, float, float] = (0.65, 0.3, 0.4)
+    """Opposite corner of that box."""
     success_m: float = 0.025
-    """Greatest distance from the goal that counts."""
+    """Greatest distance from the goal that counts as success."""
 
 
 @TASKS.register("reach", config=ReachConfig)
 class Reach(Task):
+    """Bring the tool centre point to a goal."""
+
     name = "reach"
     instruction = "move the gripper to the green sphere"
     config: ReachConfig

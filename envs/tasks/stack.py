@@ -18,9 +18,9 @@ from envs.tasks.common import (
     cube_privileged_terms,
     cube_state,
     cube_terms,
+    firmly_grasped,
     grasp_move,
     grasp_reward,
-    held,
     move_towards,
     out_of_reach,
     place_cube,
@@ -36,23 +36,31 @@ class StackConfig(ObjectTaskConfig):
     """
 
     max_episode_steps: Count = 96
+    """Time limit, control steps."""
     held_starts: Share = 0.3
+    """Share of the training episodes that start with the object in the hand; see ``TaskConfig``."""
     cube_half_m: float = 0.02
     """Half the red cube's edge."""
     cube_mass_kg: float = 0.064
+    """Mass of the red cube."""
     base_half_m: float = 0.025
     """Half the blue cube's edge."""
     base_mass_kg: float = 0.15
+    """Mass of the blue cube."""
     cube_low_m: tuple[float, float] = (0.45, -0.18)
     """Area of the table where the red cube starts."""
     cube_high_m: tuple[float, float] = (0.62, -0.04)
+    """Opposite corner of that area."""
     base_low_m: tuple[float, float] = (0.45, 0.04)
     """Area of the table where the blue cube starts."""
     base_high_m: tuple[float, float] = (0.62, 0.18)
+    """Opposite corner of that area."""
 
 
 @TASKS.register("stack", config=StackConfig)
 class Stack(Task):
+    """Put the red cube on the blue cube and let go."""
+
     name = "stack"
     instruction = "put the red cube on the blue cube"
     config: StackConfig
@@ -96,11 +104,11 @@ class Stack(Task):
         return {**cube_privileged(self.view, "cube"), **cube_privileged(self.view, "base")}
 
     def _top(self) -> Tensor:
-        """Where the centre of the red cube should be, [N, 3]."""
+        """Return the goal of the red cube's centre, [N, 3]."""
         return self.base + torch.tensor([0, 0, self.height], dtype=self.base.dtype)
 
     def _on_base(self) -> Tensor:
-        """The red cube stands on the blue one, which is on the table, bool [N]."""
+        """Return whether the red cube stands on the blue one, which is on the table, bool [N]."""
         offset = self.cube - self._top()
         on_table = (self.base[:, 2] - self.config.base_half_m).abs() < 0.01
         above: Tensor = (offset[:, :2].norm(dim=-1) < self.config.base_half_m) & (offset[:, 2].abs() < 0.008)
@@ -132,7 +140,7 @@ class Stack(Task):
 
     def expert(self) -> Tensor:
         target, gripper = grasp_move(self.view, "cube")
-        carried, tcp, top, cube = held(self.view, "cube"), self.view.tcp_pos, self._top(), self.cube
+        carried, tcp, top, cube = firmly_grasped(self.view, "cube"), self.view.tcp_pos, self._top(), self.cube
         horizontal = (top - cube)[:, :2].norm(dim=-1)
         # up first, then across, and down into a funnel over the blue cube
         height = top[:, 2] + ((horizontal - 0.004) * 4).clamp(-0.004, 0.05)

@@ -1,12 +1,12 @@
-"""Tabletop: three objects, two trays, and an instruction that says which object goes where.
+"""Tabletop: three objects, two trays, and an instruction that names one object and one tray.
 
-    slot   body           what it is
-    0      target         what the instruction names
+    slot   body           object
+    0      target         the one that the instruction names
     1      distractor_1   the same shape in another colour
     2      distractor_2   the same colour in another shape
 
-so that neither the colour nor the shape is enough to know the target; they stand in any order in cells of the table.
-Slots are bodies whose shape and colour change at every reset (envs/mujoco/shape_variants.py). What can be said is data
+So neither the colour nor the shape alone identifies the target. The objects stand in any order in cells of the table.
+Slots are bodies whose shape and colour change at every reset (envs/mujoco/shape_variants.py). The vocabulary is data
 (words.py).
 """
 
@@ -35,7 +35,7 @@ from envs.tasks.placing import Placing, PlacingConfig
 from envs.tasks.words import Words, default_words
 
 SLOTS = ("target", "distractor_1", "distractor_2")
-UPRIGHT = 0.2  # share of the reward
+UPRIGHT = 0.2  # share of the reward that is paid for not tipping the target over
 TIPPED = 0.5  # cosine of the tilt beyond which an object does not stand up again
 GRASP_M = 0.03  # greatest half width between fingers that open to 0.04 m on each side
 
@@ -45,28 +45,30 @@ class TabletopConfig(PlacingConfig):
     """Options of Tabletop."""
 
     words: Words = field(default_factory=default_words)
-    """What can be said."""
+    """Vocabulary of the instructions."""
     object_mass_kg: float = 0.064
+    """Mass of every object."""
     cells_x_m: tuple[float, ...] = (0.45, 0.6)
-    """x of the centres of the cells; each object stands in a cell of its own."""
+    """x of the cells' centres; each object stands in a cell of its own."""
     cells_y_m: tuple[float, ...] = (-0.11, 0.0, 0.11)
-    """y of the centres of the cells."""
+    """y of the cells' centres."""
     jitter_m: tuple[float, float] = (0.02, 0.01)
-    """Greatest distance (x, y) of an object from the centre of its cell. It leaves room for an open finger between two
-    neighbours and beside the trays."""
+    """Greatest distance (x, y) of an object from the centre of its cell.
+
+    It leaves room for an open finger between neighbouring objects and next to the trays.
+    """
     yaw_rad: float = 0.5
-    """Greatest turn of an object, little enough that fingers do not close on a cube's edges."""
+    """Greatest yaw of an object, small enough that fingers do not close on a cube's edges."""
     tray_jitter_m: tuple[float, float] = (0.02, 0.01)
     """Greatest distance (x, y) of a tray from its place."""
     wall_m: float = 0.06
-    """Just below the hand when it reaches for something on the table; fingers can hardly drag something over it."""
+    """Height of the walls: just below the hand when it reaches for the table, hard to drag an object over."""
     fail_tipped: bool = False
-    """End an episode as a failure when an object that stands taller than it is wide has been tipped over outside its
-    tray."""
+    """End an episode as a failure when a target that is taller than wide has been tipped over outside its tray."""
 
     def __post_init__(self) -> None:
         if len(self.cells_x_m) * len(self.cells_y_m) < len(SLOTS):
-            raise UserError(f"cells_x_m, cells_y_m: they make too few cells for {len(SLOTS)} objects")
+            raise UserError(f"cells_x_m, cells_y_m: got too few cells, needed: {len(SLOTS)}, one per object")
         for name, shape in self.words.shapes.items():
             if shape.half_width_m > GRASP_M:
                 raise UserError(
@@ -76,6 +78,8 @@ class TabletopConfig(PlacingConfig):
 
 @TASKS.register("tabletop", config=TabletopConfig)
 class Tabletop(Placing):
+    """Put the named one of three objects into the named one of two trays."""
+
     name = "tabletop"
     instruction = "put the object that is named into the tray that is named"
     object_name = SLOTS[0]
@@ -87,7 +91,7 @@ class Tabletop(Placing):
 
     def build_scene(self, spec: mujoco.MjSpec) -> None:
         words = self.config.words
-        spec.option.impratio = 10  # otherwise round things, which fingers touch in a point, creep out of them
+        spec.option.impratio = 10  # otherwise round objects, which fingers touch in a point, slip out slowly
         shape, rgb = next(iter(words.shapes.values())), next(iter(words.colors.values()))
         for name in SLOTS:
             add_object(spec, name, shape, self.config.object_mass_kg, (*rgb, 1))
@@ -103,23 +107,23 @@ class Tabletop(Placing):
         self.trays = [view.mocap(f"{tray}_tray") for tray in words.trays]
         self.tray = torch.zeros(num_envs, 3, dtype=torch.float64)
         shapes, colors = list(words.shapes.values()), list(words.colors.values())
-        self.morphs = ShapeVariants(view.batch, SLOTS, shapes, self.config.object_mass_kg)
+        self.variants = ShapeVariants(view.batch, SLOTS, shapes, self.config.object_mass_kg)
         self.rgba = view.batch.expand("geom_rgba")
         self.geoms = [view.model.geom(name).id for name in SLOTS]
         self.rgb_C3 = np.array(colors)
         half_sizes = [(shape.half_width_m, shape.half_height_m) for shape in shapes]
         self.half_size_K2 = torch.tensor(half_sizes, dtype=torch.float64)
-        goal_G3 = torch.cartesian_prod(*(torch.arange(len(x)) for x in (colors, shapes, self.trays)))
-        self.asked_I3 = goal_G3.repeat_interleave(len(words.templates), 0)  # colour, shape and tray of each instruction
+        goals_G3 = torch.cartesian_prod(*(torch.arange(len(x)) for x in (colors, shapes, self.trays)))
+        self.goal_I3 = goals_G3.repeat_interleave(len(words.templates), 0)  # colour, shape and tray of each instruction
         cells = (torch.tensor(c, dtype=torch.float64) for c in (self.config.cells_x_m, self.config.cells_y_m))
         self.cells = torch.cartesian_prod(*cells)
         self.shape_NB = torch.zeros(num_envs, len(SLOTS), dtype=torch.int64)
         self.color_NB = torch.zeros(num_envs, len(SLOTS), dtype=torch.int64)
-        self._dress(torch.arange(num_envs))
+        self._update_scene(torch.arange(num_envs))
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
         words, config = self.config.words, self.config
-        color, shape, _ = self.asked_I3[self.instruction_N[ids]].unbind(-1)
+        color, shape, _ = self.goal_I3[self.instruction_N[ids]].unbind(-1)
         self.color_NB[ids] = torch.stack([color, _other(color, len(words.colors), rng, "other_color"), color], -1)
         self.shape_NB[ids] = torch.stack([shape, shape, _other(shape, len(words.shapes), rng, "other_shape")], -1)
         order = torch.from_numpy(rng.unit("cells", len(self.cells)).argsort(-1))
@@ -129,20 +133,23 @@ class Tabletop(Placing):
         for tray, (name, centre) in zip(self.trays, words.trays.items(), strict=True):
             offset = _jitter(config.tray_jitter_m, rng, f"{name}_tray")
             tray[ids, :2] = torch.tensor(centre, dtype=torch.float64) + offset
-        self._dress(ids)
+        self._update_scene(ids)
 
-    def _dress(self, ids: Tensor) -> None:
-        """Make envs ``ids`` [n] look and behave as their shapes, colours and instructions say."""
+    def _update_scene(self, ids: Tensor) -> None:
+        """Set shapes and colours of the objects, and the target's tray, in envs ``ids`` [n]."""
         rows = ids.numpy()
-        self.morphs.apply(rows, self.shape_NB[ids].numpy())
+        self.variants.apply(rows, self.shape_NB[ids].numpy())
         self.rgba[rows[:, None], self.geoms, :3] = self.rgb_C3[self.color_NB[ids].numpy()]
-        tray_n = self.asked_I3[self.instruction_N[ids], 2]
+        tray_n = self.goal_I3[self.instruction_N[ids], 2]
         self.tray[ids] = torch.stack(self.trays)[tray_n, ids]
         self.half_width_m, self.half_height_m = self.half_size_K2[self.shape_NB[:, 0]].unbind(-1)
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
-        """Those of placing, and one for not knocking over what stands taller than it is wide: it rolls away, or lies so
-        that fingers do not get hold of it. From what comes of that alone reinforcement learning does not learn it."""
+        """Return the terms of placing, and ``upright`` for not knocking over a target that is taller than wide.
+
+        A tipped target rolls away, or lies so that fingers cannot grasp it. Without this term reinforcement learning
+        does not learn to avoid that.
+        """
         upright, safe = self._upright(), self._inside() | (self.half_height_m <= self.half_width_m)
         placing = {name: (1 - UPRIGHT) * term for name, term in super().rewards(success).items()}
         return placing | {"upright": UPRIGHT * torch.where(safe, 1.0, upright)}
@@ -156,7 +163,7 @@ class Tabletop(Placing):
         return tipped if lost is None else lost | tipped
 
     def _upright(self) -> Tensor:
-        """Cosine of the angle by which the target is tilted, 1 upright or upside down, [N]."""
+        """Return the cosine of the target's tilt, 1 upright or upside down, [N]."""
         x, y = self.view.body_qpos(self.object_name)[:, 4:6].unbind(-1)
         return (1 - 2 * (x.square() + y.square())).abs()
 
@@ -167,7 +174,7 @@ class Tabletop(Placing):
         super().load_state_dict(state)
         self.shape_NB.copy_(state["task/shape"])
         self.color_NB.copy_(state["task/color"])
-        self._dress(torch.arange(len(self.shape_NB)))
+        self._update_scene(torch.arange(len(self.shape_NB)))
 
     def state_terms(self) -> tuple[Term, ...]:
         return (
@@ -204,11 +211,11 @@ class Tabletop(Placing):
         return by_body
 
     def body_roles(self) -> dict[str, Tensor]:
-        named_N = self.asked_I3[self.instruction_N, 2]
-        other = torch.full_like(named_N, Role.OTHER_OBJECT)
-        by_body = dict.fromkeys(SLOTS[1:], other) | {self.object_name: torch.full_like(named_N, Role.OBJECT)}
+        tray_N = self.goal_I3[self.instruction_N, 2]
+        other = torch.full_like(tray_N, Role.OTHER_OBJECT)
+        by_body = dict.fromkeys(SLOTS[1:], other) | {self.object_name: torch.full_like(tray_N, Role.OBJECT)}
         for tray, name in enumerate(self.config.words.trays):
-            by_body[f"{name}_tray"] = torch.where(named_N == tray, Role.PLACE, Role.OTHER_PLACE)
+            by_body[f"{name}_tray"] = torch.where(tray_N == tray, Role.PLACE, Role.OTHER_PLACE)
         return {name: role.to(torch.uint8) for name, role in by_body.items()}
 
     def target_positions(self) -> tuple[Tensor, Tensor]:
@@ -216,10 +223,10 @@ class Tabletop(Placing):
 
 
 def _other(index_n: Tensor, size: int, rng: EpisodeRng, stream: str) -> Tensor:
-    """For each index below ``size`` any other one, all equally likely, int64 [n]."""
+    """Draw for each index below ``size`` another one, all equally likely, int64 [n]."""
     return (index_n + 1 + torch.from_numpy(rng.uniform(stream, 0.0, size - 1.0)).long()) % size
 
 
 def _jitter(size_m: tuple[float, float], rng: EpisodeRng, stream: str) -> Tensor:
-    """Uniform offsets [n, 2] of at most size_m."""
+    """Draw uniform offsets [n, 2] of at most ``size_m`` to either side."""
     return torch.from_numpy(rng.uniform(stream, [-size for size in size_m], list(size_m)))

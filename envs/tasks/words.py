@@ -1,4 +1,4 @@
-"""The words of instructed tasks, as data: which objects there are, where they can go and how that is said."""
+"""Words of instructed tasks, as data: objects, places and templates of instructions."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ PLACEHOLDERS = ("color", "shape", "tray")
 
 @config_dataclass
 class Words:
-    """Every colour x shape x tray is a goal, and every template says it.
+    """Vocabulary of a task. Every colour x shape x tray is a goal, and every template is a text for each goal.
 
-    UserError for unknown words, and for texts that do not tell goals apart.
+    UserError for unknown words, and for templates that give two instructions the same text.
     """
 
     shapes: Annotated[dict[str, Shape], Field(min_length=2)]
     """Shapes by name."""
     colors: Annotated[dict[str, tuple[Share, Share, Share]], Field(min_length=2)]
-    """Red, green and blue by name."""
+    """Red, green and blue, 0 to 1, of the colours by name."""
     trays: Annotated[dict[str, tuple[float, float]], Field(min_length=2)]
-    """x and y (m) of the centres, by name."""
+    """x and y of the trays' centres, m, by name."""
     templates: Annotated[tuple[str, ...], Field(min_length=1)]
     """Texts with {color}, {shape} and {tray}."""
     held_out: tuple[tuple[str, str, str], ...] = ()
@@ -47,12 +47,12 @@ class Words:
     def _check_templates(self) -> None:
         for i, template in enumerate(self.templates):
             try:
-                found = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+                used = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
             except ValueError as error:
                 raise UserError(f"templates[{i}]: cannot read {template!r}: {error}") from error
-            for name in sorted(found - set(PLACEHOLDERS)):
+            for name in sorted(used - set(PLACEHOLDERS)):
                 raise unknown_name(f"placeholder in templates[{i}]", name, PLACEHOLDERS)
-            missing = [f"{{{name}}}" for name in PLACEHOLDERS if name not in found]
+            missing = [f"{{{name}}}" for name in PLACEHOLDERS if name not in used]
             if missing:
                 raise UserError(f"templates[{i}]: {template!r} lacks {', '.join(missing)}")
         texts = [instruction.text for instruction in self.instructions]
@@ -73,12 +73,12 @@ class Words:
 
     @cached_property
     def goals(self) -> tuple[tuple[str, str, str], ...]:
-        """(colour, shape, tray) of every goal; instruction i asks for goal i // len(templates)."""
+        """(colour, shape, tray) of every goal; instruction i has goal i // len(templates)."""
         return tuple(product(self.colors, self.shapes, self.trays))
 
     @cached_property
     def instructions(self) -> tuple[Instruction, ...]:
-        """Goal after goal, each in the words of every template."""
+        """Instructions in the order of goals, and for each goal in the order of templates."""
         return tuple(
             Instruction(
                 template.format(color=color, shape=shape, tray=tray),
@@ -91,6 +91,6 @@ class Words:
 
 
 def default_words() -> Words:
-    """Those of configs/task/tabletop.yaml."""
+    """Return the words of configs/task/tabletop.yaml."""
     data: Mapping[str, object] = yaml.safe_load(CONFIG_FILE.read_text(encoding="utf-8"))["words"]
     return from_mapping(Words, data, "words")

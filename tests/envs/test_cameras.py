@@ -14,7 +14,7 @@ from mujoco.batch import Batch
 from embodied.report.video import grid, open_mp4, record
 from envs import MujocoPool, first_episodes
 from envs.mujoco.viewer import SOLVED, Viewer
-from envs.rendering.cameras import FAST, PICTURE, VIDEO, Camera, render
+from envs.rendering.cameras import FAST, STILL, VIDEO, Camera, render
 from tests.envs.helpers import pool as make_small
 
 SCENE = """
@@ -102,7 +102,7 @@ def test_a_mounted_camera_moves_with_its_body(batch: Batch) -> None:
 
 def test_pictures_do_not_change_the_simulation(batch: Batch) -> None:
     before = batch.state.copy()
-    render(batch, AHEAD, look=PICTURE)
+    render(batch, AHEAD, style=STILL)
     render(batch, Camera("eye", 8, 8, mount="eye"))
     np.testing.assert_array_equal(batch.state, before)
 
@@ -114,7 +114,7 @@ def test_shadow_falls_away_from_the_sun() -> None:
     )
     batch = Batch(model, 1, 1)
     above = Camera("above", 41, 41, 60.0, pos=(0, 0, 4), lookat=(0, 0, 0))
-    lit, shaded = (render(batch, above, look=look)["rgb"][0].astype(int).sum(-1) for look in (FAST, PICTURE))
+    lit, shaded = (render(batch, above, style=style)["rgb"][0].astype(int).sum(-1) for style in (FAST, STILL))
     darker = np.argwhere(shaded < lit - 60)
     assert len(darker) > 5
     offset = darker.mean(0) - 20  # rows go down with -y, columns right with +x; the sun is at +x, -y

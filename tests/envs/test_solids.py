@@ -101,7 +101,7 @@ def test_a_mesh_is_seen_too() -> None:
     batch.forward()
     seen = rig.render(**EVERYTHING)
     twin = Twin(batch, rig.model, np.arange(3), 1)
-    twin.follow()
+    twin.copy_positions()
     true = render(twin.batch, replace(camera, groups=tuple(range(6))))
     np.testing.assert_array_equal(seen["segmentation.front"], true["segmentation"])
     near = true["depth"] < 5.0

@@ -26,8 +26,8 @@ ODD = Camera("odd", 37, 22, 80.0, pos=(0.7, 0.6, 0.3), lookat=(0.4, 0.0, 0.2))  
 def all_rays(env: MujocoPool, rig: CameraRig, camera: Camera) -> dict[str, np.ndarray]:
     """The picture for which every ray is cast against everything."""
     twin = Twin(env.batch, rig.model, np.arange(env.num_envs), 1)
-    twin.follow()
-    twin.sync()
+    twin.copy_positions()
+    twin.copy_geoms()
     return render(twin.batch, replace(camera, groups=tuple(range(6))))
 
 
@@ -90,7 +90,7 @@ def test_translucent_geoms_show_what_is_behind() -> None:
 
 
 def test_a_picture_does_not_depend_on_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envs.rendering.vision.FEWEST", 8)
+    monkeypatch.setattr("envs.rendering.vision.MIN_SIMS_PER_THREAD", 8)
     env = moved(num_envs=37)
     rig = rig_of(env, num_threads=1)
     together = rig.render(**EVERYTHING)
@@ -195,7 +195,7 @@ def test_pictures_that_were_not_taken_are_not_missed_later() -> None:
     always, seldom = (pool("lift", 2, cameras=(FRONT, WRIST)) for _ in range(2))
     chunks = actions([0, 1], 3, always.spec.action_dim)
     for step in range(3):
-        seldom.observe_pictures = step == 2
+        seldom.observe_images = step == 2
         expected, found = always.step(chunks[:, step]).obs, seldom.step(chunks[:, step]).obs
         assert set(found) == (set(expected) if step == 2 else {"state", "privileged"})
     for key, value in expected.items():

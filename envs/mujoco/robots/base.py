@@ -1,11 +1,14 @@
-"""What tasks and the pool know of a robot: an arm with a parallel gripper at the edge of a table.
+"""The protocol of robots: an arm with a parallel gripper at the edge of a table.
 
-    Robot: what it is, without a simulation ── attach(batch) ──► Arm: the same robot in every simulation of a batch
+    Robot: description without a simulation ── attach(batch) ──► Arm: the robot in every simulation of a batch
 
-The MJCF of a robot stands at the origin with the table's surface at z = 0, has an implicit integrator and the engine's
-autoreset disabled. Its names are fixed: site ``tcp`` between the fingers with the sensor ``tcp_vel`` (frame velocity),
-bodies ``left_finger`` and ``right_finger``, and a camera ``wrist`` where policies are to see from there. Geoms of the
-robot have contype 1 and conaffinity 2.
+The MJCF of a robot has its base at the origin and the table's surface at z = 0. It has an implicit integrator and the
+engine's autoreset disabled. Geoms of the robot have contype 1 and conaffinity 2. These names are fixed:
+
+    site tcp                        tool centre point, between the fingers
+    sensor tcp_vel                  frame velocity of that site
+    bodies left_finger, right_finger
+    camera wrist                    needed only if policies use that view
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ class Arm(Protocol):
     tcp_vel: Tensor
     """Velocity of the tool centre point, [N, 3]."""
     finger_qpos: Tensor
-    """Distance of each finger from where the fingers meet, [N, 2]; writable."""
+    """Distance of each finger from the point where the fingers meet, [N, 2]; writable."""
     finger_qvel: Tensor
     """Velocity of each finger, [N, 2]."""
     finger_targets: Tensor
@@ -66,7 +69,7 @@ class Arm(Protocol):
 
 
 class Robot(Protocol):
-    """A robot before it is simulated: a class registered with the dataclass of its control options and built from one.
+    """A robot before it is simulated: a class that is registered with, and built from, a dataclass of control options.
 
     An action is in [-1, 1]^A; its last entry opens (1) and closes (-1) the gripper.
     """
@@ -76,18 +79,18 @@ class Robot(Protocol):
     mjcf: Path
     """The robot without table and objects."""
     visual: Path | None
-    """MJCF with the geoms of robot, table and floor that videos show; None: they show the geoms of ``mjcf``."""
+    """MJCF with the geoms of robot, table and floor that videos show; None: videos show the geoms of ``mjcf``."""
     coarse: Path | None
-    """MJCF with the few geoms that policies' cameras see (groups: assets/franka/coarse.xml); None: no such cameras."""
+    """MJCF with the few geoms that policies' cameras show (groups: assets/franka/coarse.xml); None: no such cameras."""
     action: Box
-    """What an action commands."""
+    """Space of actions."""
     terms: tuple[Term, ...]
-    """What the robot measures of itself; the first entries of ``obs["state"]``."""
+    """Quantities that the robot measures; the first entries of ``obs["state"]``."""
     workspace_m: tuple[tuple[float, float, float], tuple[float, float, float]]
     """Opposite corners of the box that the tool centre point stays in."""
 
     def start_qpos(self, rng: EpisodeRng, held_n: np.ndarray) -> np.ndarray:
-        """Draw joint positions [n, J] at the start of an episode: about home, and farther where ``held`` (bool [n])."""
+        """Draw joint positions [n, J] at the start of an episode: about home, and farther if ``held`` (bool [n])."""
         ...
 
     def attach(self, batch: Batch) -> Arm:

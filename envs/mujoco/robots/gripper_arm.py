@@ -27,19 +27,19 @@ class ControlConfig:
     """How actions move the arm."""
 
     mode: Literal["ee_delta", "joint_delta"] = "ee_delta"
-    """ee_delta: Cartesian displacement of the tool centre point, gripper kept vertical. joint_delta: of the joints."""
+    """ee_delta: actions displace the tool centre point, gripper kept vertical. joint_delta: they displace joints."""
     delta_m: float = 0.06
-    """Displacement of the target from the present position at action 1."""
+    """Displacement of the tool at action 1."""
     delta_rad: float = 0.15
     """Rotation, or displacement of each joint, at action 1."""
     gripper_m: float = 0.01
-    """How far each finger's target may move in a control step; closing from open takes about five of them."""
+    """Greatest movement of each finger's target per control step; closing from open takes about five steps."""
     rotation: bool = False
     """With ee_delta, add a rotation about the vertical as the action before the gripper."""
     damping: float = 0.03
     """Damping of the least-squares inverse kinematics."""
     posture_gain: float = 0.03
-    """How strongly the null space is pulled to the home posture, per control step."""
+    """Share of the distance to the home posture that the null space moves per control step."""
     workspace_low_m: tuple[float, float, float] = (0.25, -0.35, 0.012)
     """One corner of the box that the tool centre point's target stays in."""
     workspace_high_m: tuple[float, float, float] = (0.75, 0.35, 0.45)
@@ -49,7 +49,8 @@ class ControlConfig:
 class GripperArm:
     """A robot whose first J joints are the arm's and whose next two are the fingers', each with a position actuator.
 
-    Joints are hinges (rad) or slides (m), in the MJCF's order, and the actuators are in the order of the joints.
+    See ``envs.mujoco.robots.base.Robot``. Joints are hinges (rad) or slides (m), in the MJCF's order; the actuators are
+    in the order of the joints.
     """
 
     name: ClassVar[str]
@@ -57,19 +58,19 @@ class GripperArm:
     visual: ClassVar[Path | None] = None
     coarse: ClassVar[Path | None] = None
     home_qpos: ClassVar[np.ndarray]
-    """Joint positions [J] that episodes start about, gripper pointing down, and that the null space is pulled to."""
+    """Joint positions [J], gripper pointing down: episodes start near them, and the null space is pulled to them."""
     home_spread: ClassVar[np.ndarray]
     """Greatest distance of each joint from home at the start of an episode, [J]."""
     held_spread: ClassVar[np.ndarray]
-    """The same for episodes that start with the object in the gripper, [J]."""
+    """``home_spread`` of episodes that start with the object in the gripper, [J]."""
     joint_unit: ClassVar[str] = "rad"
-    """Unit of the joint positions; units with commas between them if the joints differ."""
+    """Unit of the joint positions; one unit per joint, with commas between them, if the joints differ."""
     finger_open_m: ClassVar[float]
-    """Target of each finger when it is open."""
+    """Target of each finger when the gripper is open."""
     finger_closed_m: ClassVar[float]
-    """Target of each finger when it is closed; below 0, so that closing squeezes."""
+    """Target of each finger when the gripper is closed; below 0, so that closing squeezes."""
     finger_scale: ClassVar[float] = 25.0
-    """Scale of observed finger positions, which makes them about 1 when open."""
+    """Scale of observed finger positions; they are about 1 when open."""
 
     def __init__(self, config: ControlConfig) -> None:
         self.config = config
@@ -119,8 +120,11 @@ class GripperArm:
 
 
 class AttachedArm:
-    """Turns actions into ``ctrl`` of a batch. An arm action is relative to the present pose, so the controller holds no
-    state but the fingers' target, which is in ``ctrl`` and observed."""
+    """Turn actions into ``ctrl`` of a batch; see ``envs.mujoco.robots.base.Arm``.
+
+    An arm action is relative to the present pose. So the controller's only state is the fingers' target, which is in
+    ``ctrl`` and observed.
+    """
 
     def __init__(self, batch: Batch, robot: GripperArm) -> None:
         model = batch.model
@@ -133,7 +137,7 @@ class AttachedArm:
         self.xaxis, self.xanchor = batch.bind("xaxis"), batch.bind("xanchor")
         self.slides = np.flatnonzero(model.jnt_type[: self.num_joints] == mujoco.mjtJoint.mjJNT_SLIDE)
         self.low, self.high = model.actuator_ctrlrange[: self.num_joints].T
-        # what is observed, and what tasks read and write
+        # views that are observed, and that tasks read and write
         qpos, qvel = torch.from_numpy(self.qpos), torch.from_numpy(batch.bind("qvel"))
         joints, fingers = slice(self.num_joints), slice(self.num_joints, self.num_joints + 2)
         self.joint_pos, self.joint_vel = qpos[:, joints], qvel[:, joints]
@@ -159,7 +163,7 @@ class AttachedArm:
         return (self.finger_targets[:, 0] - closed_m) / (open_m - closed_m)
 
     def move_tool(self, displacement_N3: Tensor, gripper_N: Tensor, limit_N1: Tensor) -> Tensor:
-        """See ``Arm``; UserError unless the mode is ``ee_delta``."""
+        """Return the action of a displacement, see ``Arm``; UserError unless the mode is ``ee_delta``."""
         if self.config.mode != "ee_delta":
             raise UserError(f"control.mode: the scripted experts need ee_delta, got '{self.config.mode}'")
         step = displacement_N3 / self.config.delta_m
@@ -176,9 +180,9 @@ class AttachedArm:
     def apply(self, action_NA: np.ndarray, ids: np.ndarray | None) -> None:
         """Write the actuator targets for actions [N, A] in [-1, 1] of the envs ``ids`` (None: all).
 
-        ``site_xpos`` and ``qpos`` must be current. The gripper action is the desired opening, 1 open and -1 closed;
-        the fingers' target follows it at a limited rate, so that noise does not drop what is held.
-        Targets are computed for all N: picking rows first costs more than it saves.
+        ``site_xpos`` and ``qpos`` must be current. The gripper action is the desired opening, 1 open and -1 closed. The
+        fingers' target moves towards it at a limited rate, so that noise does not drop a held object.
+        Targets are computed for all N: selecting rows first costs more than it saves.
         """
         joints, rate = self.num_joints, self.config.gripper_m
         qpos, ctrl = self.qpos[:, :joints], np.empty_like(self.ctrl)
@@ -199,11 +203,11 @@ class AttachedArm:
             self.ctrl[ids] = ctrl[ids]
 
     def _jacobian(self) -> np.ndarray:
-        """Geometric Jacobian of the tool centre point, [6, J, N]: translation rows above rotation rows.
+        """Return the geometric Jacobian of the tool centre point, [6, J, N]: translation rows above rotation rows.
 
-        Column i is (axis_i x (point - anchor_i), axis_i) for a hinge and (axis_i, 0) for a slide. The engine's
-        ``Batch.jac`` gives the same but runs the kinematics again and makes a persistent batch start its next substep
-        afresh; these arrays are current already.
+        Column i is (axis_i x (point - anchor_i), axis_i) for a hinge and (axis_i, 0) for a slide. These arrays are
+        current already. The engine's ``Batch.jac`` gives the same result, but it runs the kinematics again, and a
+        persistent batch then recomputes the first half of its next substep.
         """
         axis = self.xaxis[:, : self.num_joints].T.copy()
         lever = (self.site_xpos[:, None, self.tcp_site] - self.xanchor[:, : self.num_joints]).T.copy()
@@ -212,7 +216,7 @@ class AttachedArm:
         return jacobian
 
     def _twist(self, action_NA: np.ndarray) -> np.ndarray:
-        """Displacement [6, N] (metres, radians) that the action asks for, kept in the workspace and vertical."""
+        """Return the commanded displacement [6, N] (m, rad), with the tool kept in the workspace and vertical."""
         position, frame = self.site_xpos[:, self.tcp_site], self.site_xmat[:, self.tcp_site]
         target = position + action_NA[:, :3] * self.config.delta_m
         target = target.clip(self.config.workspace_low_m, self.config.workspace_high_m)

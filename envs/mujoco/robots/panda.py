@@ -18,5 +18,5 @@ class Panda(GripperArm):
     coarse = ASSETS / "franka" / "coarse.xml"
     home_qpos = np.array([0, np.pi / 8, 0, -5 * np.pi / 8, 0, 3 * np.pi / 4, np.pi / 4])
     home_spread = np.full(7, 0.05)
-    held_spread = np.array([0.4, 0.15, 0.05, 0.15, 0.05, 0.1, 0.05])  # tool from y = -0.25 to 0.25, z = 0.06 to 0.3 m
+    held_spread = np.array([0.4, 0.15, 0.05, 0.15, 0.05, 0.1, 0.05])  # tool: |y| to 0.25 m, z from 0.06 to 0.3 m
     finger_open_m, finger_closed_m = 0.04, -0.01

@@ -1,0 +1,223 @@
+"""Layers of an image: sets of geoms that are drawn together, over what the image shows already.
+
+    poses of bodies ─► geoms in camera coordinates ─► tiles that may show a geom ─► ray hits ─► shading ─► nearest wins
+
+Suffixes: n simulations, g geoms, b bodies, c columns and r rows of tiles, p pixels of a tile, m (geom, image, tile)
+triples to be drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.rendering.appearance import Twin
+from envs.rendering.camera_randomization import Scenery
+from envs.rendering.cameras import Array, Ids, field_values
+from envs.rendering.culling import TILE, Array32, Grid, Outlines
+from envs.rendering.frames import RenderTarget
+from envs.rendering.mesh_rays import RayCastGeom
+from envs.rendering.shading import shade, to_uint8
+from envs.rendering.solids import SOLIDS, Hit, Vector
+
+_SHAPE_FIELDS = ("geom_type", "geom_size", "geom_rbound")
+
+
+class Layer:
+    """Draw a set of the twin's geoms.
+
+    spec: of the twin's model. geoms: ids in that model. xpos, xmat: poses of the bodies, bound to the source batch.
+    """
+
+    def __init__(self, twin: Twin, spec: mujoco.MjSpec, geoms: Ids, scenery: Scenery, xpos: Array, xmat: Array) -> None:
+        model = twin.batch.model
+        self.twin, self.geoms, self.scenery, self.xpos, self.xmat = twin, geoms, scenery, xpos, xmat
+        self.bodies, self._body_g = np.unique(model.geom_bodyid[geoms], return_inverse=True)
+        self._pos_g31 = model.geom_pos[geoms][..., None]
+        rotation_g9 = np.empty((len(geoms), 9))
+        for row, geom in zip(rotation_g9, geoms, strict=True):
+            mujoco.mju_quat2Mat(row, model.geom_quat[geom])
+        self._rotation_g33 = rotation_g9.reshape(-1, 3, 3)
+        self._kind_Ng, self._size_Ng3, rbound_Ng = self._shapes(np.arange(len(twin.sims)))
+        self._outlines = Outlines(self._kind_Ng, self._size_Ng3, rbound_Ng)
+        ray_cast = [g for g, geom in enumerate(geoms) if model.geom_type[geom] not in SOLIDS]
+        self._ray_cast = {g: RayCastGeom(twin, spec, int(geoms[g])) for g in ray_cast}
+
+    def copy_geoms(self, rows: Ids) -> None:
+        """Copy the types and sizes of geoms from twins ``rows``."""
+        kind_ng, size_ng3, rbound_ng = self._shapes(rows)
+        self._kind_Ng[rows], self._size_Ng3[rows] = kind_ng, size_ng3
+        self._outlines.resize(rows, kind_ng, size_ng3, rbound_ng)
+
+    def _shapes(self, rows: Ids) -> tuple[NDArray[np.int32], Array32, Array]:
+        """Return types [n, g], sizes [n, g, 3] and bounding radii [n, g] of the geoms in twins ``rows``."""
+        kind, size, rbound = (field_values(self.twin.batch, name, rows)[:, self.geoms] for name in _SHAPE_FIELDS)
+        return kind.astype(np.int32), size.astype(np.float32), rbound
+
+    def poses(self, sims: Ids) -> Array:
+        """Return position and rotation matrix of every body, [n, b, 12]."""
+        at = np.ix_(sims, self.bodies)
+        return np.concatenate([self.xpos[at], self.xmat[at].reshape(len(sims), -1, 9)], axis=-1)
+
+    def draw(self, target: RenderTarget, cull: bool, translucent: bool = False) -> None:
+        """Draw all geoms over the images of ``target``.
+
+        cull: cast only rays of tiles that a geom's outline may touch. translucent: blend with the image behind.
+        """
+        if not len(self.geoms):
+            return
+        rows, grid, n = target.sims - self.twin.sims[0], target.grid, len(target.sims)
+        center_3ng, axes_33ng = self._to_camera(target)
+        column_cng, line_rng = self._outlines.touched(rows, center_3ng, axes_33ng, target.step_n, grid)
+        where_gnrc = line_rng.T[..., None] & column_cng.T[:, :, None]
+        place = np.flatnonzero(where_gnrc if cull else np.ones_like(where_gnrc))
+        pair_m = place // len(grid.pixel_tp)  # index of the (geom, image) pair
+        tile_m = place - pair_m * len(grid.pixel_tp)
+        kind_m = self._kind_Ng[rows].T.ravel().take(pair_m)
+        packed = self._pack_inputs(target, center_3ng, axes_33ng)
+        for kind in np.unique(kind_m):
+            chosen = np.flatnonzero(kind_m == kind)
+            pair, tile = pair_m.take(chosen), tile_m.take(chosen)
+            geom = pair // n
+            self._draw_kind(target, kind, _TileInputs.unpack(packed, pair), geom, pair - geom * n, tile, translucent)
+
+    def _draw_kind(
+        self,
+        target: RenderTarget,
+        kind: int,
+        inputs: _TileInputs,
+        geom_m: Ids,
+        row_m: Ids,
+        tile_m: Ids,
+        translucent: bool,
+    ) -> None:
+        """Draw geoms of one type where they are nearer than the surface drawn so far.
+
+        geom, row, tile: index into ``geoms``, image and tile of each triple, [m].
+        """
+        ray, square = inputs.rays(target.grid, tile_m)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            if kind in SOLIDS:
+                hit = SOLIDS[kind](inputs.size, inputs.origin, ray, square)
+            else:
+                hit = self._cast_rays(target, geom_m, row_m, ray)
+            light = shade(hit.normal, ray, np.sqrt(square), inputs.sun, inputs.up, inputs.brightness)
+        frame, depth = target.frame, hit.depth.ravel()
+        all_places = (target.grid.pixel_tp.T.take(tile_m, axis=1) + row_m * frame.depth.shape[1]).ravel()
+        nearer = _keep_nearest(frame.depth.reshape(-1), all_places, depth)
+        place, rgb = all_places.take(nearer), frame.rgb.reshape(-1, 3)
+        if frame.geom is not None:
+            frame.geom.reshape(-1)[place] = np.broadcast_to(self.geoms[geom_m], light.shape).ravel().take(nearer)
+        for k in range(3):
+            color = light * inputs.rgba_4m[k]
+            if translucent:
+                behind = rgb[:, k].take(all_places).reshape(color.shape)
+                color = inputs.rgba_4m[3] * np.minimum(color, np.float32(255)) + (1 - inputs.rgba_4m[3]) * behind
+            rgb[place, k] = to_uint8(color).ravel().take(nearer)
+
+    def _cast_rays(self, target: RenderTarget, geom_m: Ids, row_m: Ids, ray: Vector) -> Hit:
+        """Return hits of geoms that ``SOLIDS`` lacks; ``ray`` is in world coordinates."""
+        parts = []
+        for g in np.unique(geom_m):
+            some = geom_m == g
+            way = (ray[0][:, some], ray[1][:, some], ray[2][:, some])
+            parts.append(self._ray_cast[g].intersect(target.origin_n3, target.sims, row_m[some], way))
+        x, y, z = (np.concatenate([part.normal[k] for part in parts], -1) for k in range(3))
+        return Hit(np.concatenate([part.depth for part in parts], -1), (x, y, z))
+
+    def _to_camera(self, target: RenderTarget) -> tuple[Array32, Array32]:
+        """Return the geoms' centres [3, n, g] and component i of their axis k [i, k, n, g] in camera coordinates."""
+        at = np.ix_(target.sims, self.bodies)
+        to_camera_n133 = target.rotation_n33.transpose(0, 2, 1)[:, None]
+        body_nb33 = to_camera_n133 @ self.xmat[at].reshape(len(target.sims), -1, 3, 3)
+        body_nb31 = to_camera_n133 @ (self.xpos[at] - target.origin_n3[:, None])[..., None]
+        turn_ng33 = body_nb33[:, self._body_g]
+        center_ng3 = (body_nb31[:, self._body_g] + turn_ng33 @ self._pos_g31)[..., 0]
+        axes_ng33 = turn_ng33 @ self._rotation_g33
+        return (
+            np.ascontiguousarray(center_ng3.transpose(2, 0, 1), np.float32),
+            np.ascontiguousarray(axes_ng33.transpose(2, 3, 0, 1), np.float32),
+        )
+
+    def _pack_inputs(self, target: RenderTarget, center_3ng: Array32, axes_33ng: Array32) -> Array32:
+        """Return the numbers that ``_TileInputs`` unpacks, for every (geom, image) pair, [numbers, g * n]."""
+        n, g = center_3ng.shape[1:]
+        if self._ray_cast:
+            axes_33ng = axes_33ng.copy()
+            axes_33ng[..., list(self._ray_cast)] = target.rotation_n33.transpose(2, 1, 0)[..., None]
+        scenery, sims = self.scenery, target.sims
+        sun_3n = (target.rotation_n33 * scenery.sun_N3[sims][..., None]).sum(1).T
+        up_3n = target.rotation_n33[:, 2].T
+        turned = [
+            (vector[:, None] * axes_33ng).sum(0) for vector in (-center_3ng, sun_3n[..., None], up_3n[..., None])
+        ]  # from camera coordinates to each geom's frame
+        per_image = np.stack([target.step_n, scenery.brightness_N[sims]])
+        parts = [
+            axes_33ng.reshape(9, n, g), *turned, self._size_Ng3[sims - self.twin.sims[0]].transpose(2, 0, 1),
+            np.broadcast_to(per_image[..., None], (2, n, g)), scenery.rgba_Ng4[sims][:, self.geoms].transpose(2, 0, 1),
+        ]  # fmt: skip
+        return np.concatenate(parts, dtype=np.float32).transpose(0, 2, 1).reshape(-1, g * n)
+
+
+@dataclass(frozen=True, slots=True)
+class _TileInputs:
+    """Inputs for drawing one geom into one tile of one image, for m such triples.
+
+    Vectors are three arrays [m] in the geom's frame; in the world's frame for a geom that MuJoCo casts rays at.
+    """
+
+    axes_33m: Array32
+    """The camera's axes: right, up, back."""
+    origin: Vector
+    """Position of the camera, m."""
+    sun: Vector
+    """Unit vector towards the light."""
+    up: Vector
+    """Unit vector upwards in the world."""
+    size: Vector
+    """Size of the geom as in the model, m."""
+    step: Array32
+    """Size of a pixel at unit depth, [m]."""
+    brightness: Array32
+    """Factor of all light, [m]."""
+    rgba_4m: Array32
+    """Colour of the geom, 0 to 255, and opacity, 0 to 1."""
+
+    @staticmethod
+    def unpack(packed: Array32, pair_m: Ids) -> _TileInputs:
+        """Return the inputs for (geom, image) pairs; see ``Layer._pack_inputs``."""
+        packed = packed.take(pair_m, axis=1)
+        origin, sun, up, size = ((packed[k], packed[k + 1], packed[k + 2]) for k in (9, 12, 15, 18))
+        axes_33m = packed[:9].reshape(3, 3, -1)
+        return _TileInputs(axes_33m, origin, sun, up, size, packed[21], packed[22], packed[23:])
+
+    def rays(self, grid: Grid, tile_m: Ids) -> tuple[Vector, Array32]:
+        """Return rays of unit depth through the tiles' pixels, three of [p, m], and their squared lengths [p, m]."""
+        line = tile_m // len(grid.x_c)
+        x_km = grid.x_c.T.take(tile_m - line * len(grid.x_c), axis=1).astype(np.float32) * self.step
+        y_km = grid.y_r.T.take(line, axis=1).astype(np.float32) * self.step
+
+        def sum_over_pixels(across_km: Array32, along_km: Array32) -> Array32:
+            return (along_km[:, None] + across_km[None]).reshape(TILE * TILE, -1)
+
+        right, up, back = self.axes_33m
+        x, y, z = (sum_over_pixels(right[k] * x_km, up[k] * y_km - back[k]) for k in range(3))
+        return (x, y, z), sum_over_pixels(x_km * x_km, y_km * y_km + 1)
+
+
+def _keep_nearest(depth_p: Array32, place_m: Ids, new_m: Array32) -> Ids:
+    """Lower ``depth`` at each place to the least new value; return the indices of the new values that are there now.
+
+    Equal values are all returned, in order.
+    """
+    nearer = np.flatnonzero(new_m < depth_p.take(place_m))
+    new, place = new_m.take(nearer), place_m.take(nearer)
+    rest = np.arange(len(nearer))
+    while len(rest):  # of several writes to one place the last one stays; repeat with those that are still nearer
+        depth_p[place.take(rest)] = new.take(rest)
+        rest = rest[new.take(rest) < depth_p.take(place.take(rest))]
+    kept: Ids = nearer[new == depth_p.take(place)]
+    return kept
