@@ -200,10 +200,11 @@ def _unknown_key(key: str, cls: Any, path: str) -> UserError:
 
 def _with_path(message: str, cls: Any, path: str) -> str:
     """Return the message of a ``__post_init__`` with the path of its section in front of it."""
-    word = re.match(r"\w*", message)
-    names = {field.name for field in dataclasses.fields(cls)}
-    if word and word[0] in names:
+    names = "|".join(field.name for field in dataclasses.fields(cls))
+    if re.match(rf"({names})\b", message):
         return _join(path, message)
+    if path and re.match(rf"unknown key '({names})\.", message):  # in a section that one of the fields holds
+        return re.sub(rf"(?<![\w.])(?=({names})\.)", f"{path}.", message)
     return f"{path}: {message}" if path else message
 
 

@@ -55,6 +55,11 @@ from tests.commands.helpers import SMALL, checkpoint_of, run_eval, run_train
             "policy.activation: got 'rellu', allowed: elu, relu, silu, tanh. Did you mean 'relu'",
         ),
         ("policy.min_std=2", "policy.min_std: got 2.0, allowed: below max_std=1.0"),
+        (
+            "task.control.moode=ee_delta",
+            "unknown key 'task.control.moode'. Did you mean 'task.control.mode'? Allowed: task.control.damping, ",
+        ),
+        ("task.robot=pandas", "unknown robot 'pandas'. Did you mean 'panda'? Allowed: panda"),
         ("task.control.mode=ee_dleta", "task.control.mode: got 'ee_dleta', allowed: 'ee_delta' or 'joint_delta'"),
         ("task.control_dt_s=0.0333", "control_dt_s: got 0.0333, allowed: multiples of the physics step"),
         ("task.held_starts=0.5", "held_starts: reach has no object to hold, allowed: 0"),
