@@ -112,7 +112,7 @@ def group_relative(fragment: Fragment, group_size: int) -> tuple[Tensor, Tensor]
     failed_N = (fragment.terminated_TN & first_TN).any(0)
     last_N = ended_TN[-1] & first_TN[-1]
     length_N = (fragment.num_steps_TN * first_TN).sum(0)
-    length_GM = torch.where(last_N, length_N, -1).view(-1, group_size)
+    length_GM = torch.where(last_N & ~failed_N, length_N, -1).view(-1, group_size)
     whole_GM = (length_GM == length_GM.amax(1, keepdim=True)) | failed_N.view(-1, group_size)
     whole_GM &= (last_N | failed_N).view(-1, group_size)
     return_GM = (fragment.reward_TNE * first_TN.unsqueeze(-1)).sum((0, 2)).view(-1, group_size)

@@ -32,16 +32,16 @@ from torch import Tensor
 from embodied.core.config import nest, parse_overrides
 from embodied.core.episodes import PlanList
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.options import Count, Natural, ShareBelow1, config_dataclass, from_mapping
+from embodied.core.options import Count, Natural, Seed, ShareBelow1, config_dataclass, from_mapping
 from embodied.core.protocols import Demonstrating
 from embodied.core.seeds import Purpose, first_env_seed
-from embodied.core.spec import TRAIN, CameraSpec, EnvSpec
+from embodied.core.spec import SUCCESS, TRAIN, Box, CameraSpec, EnvSpec
 from embodied.data import Episode, write
 from embodied.data.lerobot_writer import refuse_existing
 from embodied.report.progress import duration
 from embodied.run.command import run_command
 from embodied.run.config import RunConfig, compose_run
-from embodied.run.factories import make_env
+from embodied.run.factories import make_env, make_spec
 from embodied.runtime import threads
 from envs import first_episodes
 
@@ -55,7 +55,7 @@ class CollectConfig:
 
     out: str
     episodes: Count = 20
-    seed: Natural = 0
+    seed: Seed = 0
     noise: ShareBelow1 = 0.1
     noise_steps: Count = 4
     hold_steps: Natural = 10
@@ -120,10 +120,16 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
 def make_demonstrating(
     config: RunConfig, num_envs: int, num_threads: int, cameras: Sequence[CameraSpec]
 ) -> Demonstrating:
-    """Build envs of the run's task. UserError unless they have a scripted expert."""
+    """Build envs of the run's task. UserError unless a scripted expert with continuous actions can succeed in them."""
+    name, spec = config.task["name"], make_spec(config, cameras)
+    if not isinstance(spec.action, Box):
+        raise UserError(f"task={name} has discrete actions, and demonstrations are of continuous ones")
+    if not spec.has_success:
+        raise UserError(f"task={name} reports no success, so it is not known which demonstrations to keep")
     env = make_env(config, num_envs, num_threads, cameras=cameras)
     if not isinstance(env, Demonstrating):
-        raise UserError(f"task={config.task['name']} has no scripted expert to record")
+        env.close()
+        raise UserError(f"task={name} has no scripted expert to record")
     return env
 
 
@@ -146,6 +152,7 @@ def record(env: Demonstrating, options: CollectConfig, seed: int) -> list[Episod
     steps, num_envs = env.spec.max_episode_steps, env.num_envs
     disturbance = disturbances(env.spec, num_envs, options, torch.Generator().manual_seed(seed))
     states, actions, rewards, solved = [], [], [], []
+    length_N = torch.full((num_envs,), steps)  # of each env's first episode
     images: dict[str, list[Tensor]] = {camera.name: [] for camera in env.spec.cameras}
     for t in range(steps):
         action_NA = env.expert()
@@ -155,12 +162,13 @@ def record(env: Demonstrating, options: CollectConfig, seed: int) -> list[Episod
         actions.append(action_NA)
         step = env.step(torch.where(disturbance[:, t].isnan(), action_NA, disturbance[:, t]))
         rewards.append(step.reward_N)
-        solved.append(step.info["success"])
+        solved.append(step.info[SUCCESS])
         obs = step.obs
+        length_N[(length_N == steps) & (step.terminated_N | step.truncated_N)] = t + 1
     state_NLS, action_NLA, reward_NL, success_NL = (torch.stack(c, 1) for c in (states, actions, rewards, solved))
     episodes = []
     for i in range(num_envs):
-        length = cut(success_NL[i], options.hold_steps)
+        length = cut(success_NL[i, : length_N[i]], options.hold_steps)
         episodes.append(
             Episode(
                 state_NLS[i, :length],
@@ -177,14 +185,14 @@ def record(env: Demonstrating, options: CollectConfig, seed: int) -> list[Episod
 def disturbances(spec: EnvSpec, num_envs: int, options: CollectConfig, generator: torch.Generator) -> Tensor:
     """Draw actions [N, T, A] to execute instead of the expert's; NaN keeps the expert's.
 
-    A disturbance is one uniformly random arm action for ``noise_steps`` control steps. The gripper stays the expert's,
-    because a dropped object costs more than a detour.
+    A disturbance is one uniformly random action for ``noise_steps`` control steps. An action called ``gripper`` stays
+    the expert's, because a dropped object costs more than a detour.
     """
     blocks = -(-spec.max_episode_steps // options.noise_steps)
     chosen = torch.rand(num_envs, blocks, generator=generator) < options.noise
     action = 2 * torch.rand(num_envs, blocks, spec.action_dim, generator=generator) - 1
     action[~chosen] = torch.nan
-    action[..., -1] = torch.nan
+    action[..., [name == "gripper" for name in spec.action_names]] = torch.nan
     return action.repeat_interleave(options.noise_steps, 1)[:, : spec.max_episode_steps]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from embodied.core.config import nest, parse_overrides
 from embodied.core.errors import UserError
-from embodied.core.options import Count, Natural, config_dataclass, from_mapping
+from embodied.core.options import Count, Natural, Seed, config_dataclass, from_mapping
 from embodied.core.protocols import Filmed, Policy
 from embodied.report.metrics import write_json
 from embodied.run.command import run_command
@@ -38,7 +38,7 @@ class EvalConfig:
 
     run: str
     episodes: Count = 200
-    seed: Natural = 0
+    seed: Seed = 0
     checkpoint: str = "last"
     video: bool = False
     num_threads: Natural = 0

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from embodied.core.options import Widths, config_dataclass
+from embodied.core.options import Count, Widths, config_dataclass
 from embodied.core.spec import Discrete, EnvSpec
 from embodied.core.types import Evaluation, Obs, PolicySample
 from policies.base import ActorCritic, ActorCriticConfig
@@ -18,9 +18,9 @@ from policies.networks import mlp
 class CategoricalConfig(ActorCriticConfig):
     """Options of CategoricalPolicy."""
 
-    horizon: int = 1
+    horizon: Count = 1
     """H, planned actions of a chunk."""
-    execute: int = 1
+    execute: Count = 1
     """E, executed actions of a chunk, at most horizon."""
     actor_hidden: Widths = (128, 128)
     """Widths of the actor's hidden layers."""

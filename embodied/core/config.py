@@ -114,14 +114,15 @@ def compose(config_dir: Path, name: str, overrides: Mapping[str, Any]) -> dict[s
 
 
 def _known_choice(folder: Path, choice: Any) -> str:
-    """Return ``choice`` if the group has a file for it or if it is ``<family>/<id>``.
+    """Return ``choice`` if the group has a file for it, or if it is a task called ``<family>/<id>``.
 
     UserError with the nearest name otherwise.
     """
     allowed = sorted(path.stem for path in folder.glob("*.yaml"))
-    if not isinstance(choice, str) or (choice not in allowed and "/" not in choice):
+    named = isinstance(choice, str) and (choice in allowed or (folder.name == "task" and "/" in choice))
+    if not named:
         raise unknown_name(folder.name, str(choice), allowed)
-    return choice
+    return str(choice)
 
 
 def _compose_groups(config_dir: Path, name: str, choices: Mapping[str, str]) -> DictConfig:

@@ -54,6 +54,10 @@ def check_timestep(env: VecEnv, step: Timestep, num_actions: int) -> None:
     if step.final_ids.tolist() != ended_N.nonzero().squeeze(-1).tolist():
         raise _contract_error(env, "final_ids must be the rows that terminated or were truncated, in order")
     check_obs(env, step.final_obs, len(step.final_ids), "step().final_obs")
+    if len(step.final_ids) and set(step.final_obs) != set(step.obs):
+        raise _contract_error(env, f"final_obs has {sorted(step.final_obs)}, must have the keys of obs")
+    if set(step.info) != set(env.spec.outcomes):
+        raise _contract_error(env, f"info has {sorted(step.info)}, must have the outcomes {list(env.spec.outcomes)}")
     if step.episodes.env_id_M.tolist() != step.final_ids.tolist():
         raise _contract_error(env, "episodes must have one row for each of final_ids")
     for outcomes in (step.episodes.once, step.episodes.at_end):

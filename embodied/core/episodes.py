@@ -37,6 +37,8 @@ class EpisodePlans:
     """Stage that the episode starts from: 0 for the ordinary start, i for ``EnvSpec.stages[i - 1]``."""
     time_limit_n: Ints
     """Control steps after which the episode is truncated, at least 1."""
+    repeat_n: NDArray[np.bool_]
+    """Whether the episode only fills time, as a repetition of one that counts; it is in no statistics."""
 
     def __len__(self) -> int:
         return len(self.seed_n)
@@ -54,7 +56,8 @@ class EpisodePlans:
     def empty(num: int) -> EpisodePlans:
         """Return ``num`` plans to be overwritten: seed 0, episode 0, ordinary start, one control step."""
         seed, number, instruction, stage = np.zeros((4, num), dtype=np.int64)
-        return EpisodePlans(seed, number, instruction, stage, np.ones(num, dtype=np.int64))
+        limit, repeat = np.ones(num, dtype=np.int64), np.zeros(num, dtype=np.bool_)
+        return EpisodePlans(seed, number, instruction, stage, limit, repeat)
 
     @staticmethod
     def concatenate(parts: Sequence[EpisodePlans]) -> EpisodePlans:
@@ -102,6 +105,10 @@ class EpisodeStats:
     def success_at_end_M(self) -> Tensor:
         """Whether the episode was solved after the last step, bool; KeyError without the outcome ``success``."""
         return self.at_end[SUCCESS]
+
+    def counted(self) -> EpisodeStats:
+        """Return the episodes that are no repetitions."""
+        return self.rows(torch.from_numpy(~self.plans.repeat_n)) if self.plans.repeat_n.any() else self
 
     def rows(self, ids: Tensor) -> EpisodeStats:
         """Return some of the episodes. ids: int64 indices or a bool mask [M]."""
@@ -156,7 +163,6 @@ class PlanList:
     """A sampler that gives each plan of a list once, in order, to the next env that is free.
 
     Every plan is run to its end, so short episodes are not favoured. If no plan is left, an env repeats its last one.
-    Repeats have the episode number -1.
     """
 
     def __init__(self, plans: EpisodePlans, num_envs: int) -> None:
@@ -176,14 +182,9 @@ class PlanList:
         fresh = wanted < len(self.plans)
         plans = ended.plans.rows(slice(None))
         again = EpisodePlans.concatenate([plans])  # a copy
-        again.number_n[:] = -1
+        again.repeat_n[:] = True
         again.put(np.flatnonzero(fresh), self.plans.rows(wanted[fresh]))
         return again
-
-    @staticmethod
-    def without_repeats(ended: EpisodeStats) -> EpisodeStats:
-        """Return the episodes that ran a plan of the list."""
-        return ended.rows(torch.from_numpy(ended.plans.number_n >= 0))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the number of plans given so far."""

@@ -34,6 +34,8 @@ Count = Annotated[int, Field(ge=1)]
 """An integer, at least 1."""
 Natural = Annotated[int, Field(ge=0)]
 """An integer, at least 0."""
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+"""Seed of a run, an evaluation or a data set."""
 Positive = Annotated[float, Field(gt=0)]
 """A number above 0."""
 NonNegative = Annotated[float, Field(ge=0)]
@@ -194,7 +196,7 @@ def _unknown_key(key: str, cls: Any, path: str) -> UserError:
     names = sorted(field.name for field in dataclasses.fields(cls))
     suggestion = nearest(key, names)
     hint = f" Did you mean '{_join(path, suggestion)}'?" if suggestion else ""
-    allowed = ", ".join(_join(path, name) for name in names)
+    allowed = ", ".join(_join(path, name) for name in names) or "none, it has no options"
     return UserError(f"unknown key '{_join(path, key)}'.{hint} Allowed: {allowed}")
 
 

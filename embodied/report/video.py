@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from embodied.core.episodes import EpisodePlans, PlanList
+from embodied.core.execution import execute
 from embodied.core.protocols import Policy, Watchable
 
 Pixels = NDArray[np.uint8]
@@ -55,7 +56,7 @@ def record(
                 ended = np.zeros(env.num_envs, bool)
                 while not ended.all():
                     chunk = policy.plan({key: value.to(device) for key, value in obs.items()})
-                    step = env.step(chunk[:, : policy.execute].cpu())
+                    _, step = execute(env, chunk, policy.execute)
                     obs = step.obs
                     ended |= (step.terminated_N | step.truncated_N).numpy()
         finally:

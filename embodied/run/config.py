@@ -20,10 +20,10 @@ import embodied
 from algos import ALGORITHMS
 from embodied.core.config import GROUPS, apply_values, compose
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.options import Count, Natural, NonNegative, Positive, Text, config_dataclass, from_mapping
+from embodied.core.options import Count, Natural, NonNegative, Positive, Seed, Text, config_dataclass, from_mapping
 from embodied.runtime import RUNTIMES, RuntimeConfig
 from envs import SAMPLERS
-from envs.registry import FAMILIES, split_name
+from envs.registry import DEFAULT_FAMILY, FAMILIES, split_name
 from policies import POLICIES
 
 CONFIG_DIR = Path(embodied.__file__).resolve().parents[1] / "configs"
@@ -56,7 +56,7 @@ class RunConfig:
     """Control steps of all envs together, across resumes."""
     max_minutes: Positive | None = None
     """Wall-clock minutes across resumes, including set-up; null is no limit."""
-    seed: Natural = 0
+    seed: Seed = 0
     """Seed of networks, envs, exploration and the final evaluation."""
     out: Text | None = None
     """Run directory, which must not exist yet; null is ``runs/<task>/<policy>-<algo>-<time>``."""
@@ -152,9 +152,11 @@ def resume_run(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
     changes = {}
     for key, value in _expand(overrides).items():
         section, _, option = key.partition(".")
-        before: Any = config.get(section)
-        if section in GROUPS:
-            before = before.get(option) if option else before.get("name")
+        name = option.partition(".")[0]
+        if section in GROUPS and name and name not in config[section]:
+            changes[key] = value  # an unknown option: ``resolve`` names it
+            continue
+        before = _value_at(config, key if option or section not in GROUPS else f"{section}.name")
         if value == before:
             continue
         free = key in CHANGEABLE or (section in ("algo", "runtime") and option not in ("", "name", "group_size"))
@@ -168,11 +170,21 @@ def resume_run(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
     return resolve(config)
 
 
+def _value_at(config: Mapping[str, Any], key: str) -> Any:
+    """Return the value at a dotted key; None if there is none."""
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
 def resolve(mapping: Mapping[str, Any]) -> RunConfig:
     """Check every name and type of a composed configuration, and fill its sections with all defaults."""
     family, id = split_name(str(mapping["task"]["name"]))
     simulator = FAMILIES[family]
     sampler = mapping.get("sampler", {"name": "uniform"})
+    if mapping["sim"]["name"] not in (family, DEFAULT_FAMILY):
+        raise UserError(f"sim={mapping['sim']['name']} does not run task={mapping['task']['name']}: it needs {family}")
     sections = {
         "task": _with_defaults(mapping["task"], simulator.build().task_config(id), "task"),
         "policy": _with_defaults(mapping["policy"], POLICIES[mapping["policy"]["name"]].config, "policy"),
@@ -220,7 +232,10 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def _expand(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    return {SHORTHANDS.get(key, key): value for key, value in overrides.items()}
+    expanded = {SHORTHANDS.get(key, key): value for key, value in overrides.items()}
+    if "task" in expanded:
+        expanded["task"] = str(expanded["task"]).removeprefix(f"{DEFAULT_FAMILY}/")  # tasks of ours have a short name
+    return expanded
 
 
 def options_of(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from algos import ALGORITHMS
 from embodied.core.episodes import EpisodePlans, EpisodeSampler
+from embodied.core.errors import UserError
 from embodied.core.options import from_mapping
 from embodied.core.protocols import Policy, VecEnv
 from embodied.core.seeds import Purpose, first_env_seed
@@ -34,7 +36,7 @@ def make_env(
     run_dir: Path = Path(),
     cameras: Sequence[CameraSpec] | None = None,
 ) -> VecEnv:
-    """Build environments of the run's task.
+    """Build environments of the run's task. UserError if they are not as their family describes them.
 
     run_dir: base of the simulator's ``dump_dir``, if it has one. cameras: None is those of the policy.
     """
@@ -43,7 +45,7 @@ def make_env(
     sim = options_of(config.sim)
     if "dump_dir" in sim:
         sim["dump_dir"] = str(run_dir / sim["dump_dir"])
-    return entry.build().make(
+    env = entry.build().make(
         id,
         task_options(config),
         num_envs=num_envs,
@@ -51,6 +53,15 @@ def make_env(
         sim=from_mapping(entry.config, sim, "sim"),
         cameras=policy_options(config).observed_cameras if cameras is None else cameras,
     )
+    spec = make_spec(config, cameras)
+    differ = [field.name for field in fields(spec) if getattr(spec, field.name) != getattr(env.spec, field.name)]
+    if differ:
+        env.close()
+        raise UserError(
+            f"environment '{env.spec.task}' breaks the contract of a VecEnv: its spec and that of its family differ in "
+            f"{', '.join(differ)}"
+        )
+    return env
 
 
 def make_sampler(

@@ -59,6 +59,9 @@ class ActorServer:
         weights = self.store.latest()
         changed = {name: weights.tensors[name] for name, since in weights.changed.items() if since > self.version}
         self._module.load_state_dict(changed, strict=self.version < 0)
+        if self._stream is not None:
+            for tensor in changed.values():
+                tensor.record_stream(self._stream)  # the store may drop it before the copy is done
         self.version = weights.version
 
     def _serve(self, requests: Sequence[ActRequest]) -> list[ActReply]:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from embodied.core.episodes import EpisodeStats
-from embodied.core.options import Count, Natural, NonNegative, config_dataclass
+from embodied.core.options import Count, Natural, NonNegative, Seed, config_dataclass
 from embodied.core.protocols import Metrics, Policy
 
 
@@ -51,7 +51,7 @@ class RuntimeConfig:
     """Iterations between two evaluations of the weights to deploy; 0 is never."""
     eval_episodes: Count = 50
     """Episodes per evaluation."""
-    eval_seed: Natural = 0
+    eval_seed: Seed = 0
     """Seed of the initial states of evaluations."""
 
 

@@ -140,6 +140,7 @@ class LoopRuntime(Runtime):
                 "counters": learner["counters"],
                 "ledger": {"version": self.learner.iteration},
                 "rollout": dict(self._rollout),
+                "evaluated_at": 0 if self.evaluator is None else self.evaluator.last_iteration,
                 "groups": self._group_states(),
             },
         }
@@ -158,7 +159,7 @@ class LoopRuntime(Runtime):
         self.ledger.load_state_dict(runtime["ledger"])
         self._rollout = dict(runtime["rollout"])
         if self.evaluator is not None:
-            self.evaluator.last_iteration = self.iteration
+            self.evaluator.last_iteration = runtime["evaluated_at"]
 
     def close(self) -> None:
         if self._closed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 
 import torch
 from torch import nn
@@ -64,40 +65,49 @@ def build_runtime(
     device = resolve_device(config.device)
     budget = thread_budget(config, device)
     sizes = group_sizes(num_envs, config.num_workers, config.groups_per_worker)
-    envs = [[make_env(size, budget.sim) for size in worker] for worker in sizes]
-    torch.manual_seed(seed)
-    spec = envs[0][0].spec
-    policy = make_policy(spec)
-    actor_policy, eval_policy = copy.deepcopy(policy), copy.deepcopy(policy)
-    _module(policy).to(device)
-    store = WeightStore()
-    first_seed = first_env_seed(Purpose.TRAINING, seed)
-    workers = []
+    with ExitStack() as opened:  # closes the envs if anything is refused
+        envs = [[opened.enter_context(closing(make_env(size, budget.sim))) for size in worker] for worker in sizes]
+        torch.manual_seed(seed)
+        spec = envs[0][0].spec
+        policy = make_policy(spec)
+        actor_policy, eval_policy = copy.deepcopy(policy), copy.deepcopy(policy)
+        _module(policy).to(device)
+        store = WeightStore()
+        evaluator = None
+        if make_eval_env is not None and eval_plans is not None:
+            plans = eval_plans(spec, config.eval_episodes, config.eval_seed)
+            num_eval_envs = min(config.eval_episodes, MAX_EVAL_ENVS)
+            evaluator = Evaluator(eval_policy, lambda: make_eval_env(num_eval_envs, budget.evaluator), plans, config)
+        entry = RUNTIMES[config.name]
+        entry.build.check(config)
+        runtime = entry.build(
+            config,
+            budget,
+            spec=spec,
+            workers=_workers(envs, config, policy, make_sampler, seed),
+            actor=ActorServer(actor_policy, store, device, merge=config.max_staleness > 0),
+            learner=Learner(make_algorithm(policy), store),
+            ledger=Ledger(sum(map(len, envs)), config.max_staleness),
+            store=store,
+            evaluator=evaluator,
+            relabel=relabel,
+        )
+        opened.pop_all()
+        return runtime
+
+
+def _workers(
+    envs: list[list[VecEnv]], config: RuntimeConfig, policy: Policy, make_sampler: SamplerFactory, seed: int
+) -> list[EnvWorker]:
+    """Build the env workers, whose groups have consecutive env seeds."""
+    first_seed, workers = first_env_seed(Purpose.TRAINING, seed), []
     for index, groups in enumerate(envs):
         sampled = []
         for env in groups:
             sampled.append((env, make_sampler(env.spec, env.num_envs, first_seed)))
             first_seed += env.num_envs
         workers.append(EnvWorker(sampled, index, config.decisions, policy.execute, policy.noise_shape, seed))
-    evaluator = None
-    if make_eval_env is not None and eval_plans is not None:
-        plans = eval_plans(spec, config.eval_episodes, config.eval_seed)
-        num_eval_envs = min(config.eval_episodes, MAX_EVAL_ENVS)
-        evaluator = Evaluator(eval_policy, lambda: make_eval_env(num_eval_envs, budget.evaluator), plans, config)
-    entry = RUNTIMES[config.name]
-    entry.build.check(config)
-    return entry.build(
-        config,
-        budget,
-        spec=spec,
-        workers=workers,
-        actor=ActorServer(actor_policy, store, device, merge=config.max_staleness > 0),
-        learner=Learner(make_algorithm(policy), store),
-        ledger=Ledger(sum(map(len, envs)), config.max_staleness),
-        store=store,
-        evaluator=evaluator,
-        relabel=relabel,
-    )
+    return workers
 
 
 def thread_budget(config: RuntimeConfig, device: torch.device) -> threads.ThreadBudget:

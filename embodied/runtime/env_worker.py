@@ -24,8 +24,8 @@ import torch
 from embodied.core.contract import check_obs, check_timestep
 from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
+from embodied.core.execution import execute, obs_on_cpu
 from embodied.core.protocols import ExactResume, VecEnv
-from embodied.core.spec import Box
 from embodied.core.types import Fragment, Obs, Timestep
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActReply, ActRequest
@@ -110,7 +110,7 @@ class Cursor:
         self.obs: Obs | None = None
         self.ticket: Ticket | None = None
         self.sim_s = 0.0
-        self._checked = False  # whether a step of the env has passed ``check_timestep``
+        self._checked = False  # whether a step in which episodes ended has passed ``check_timestep``
         self._t = 0
         self._recorder: Recorder | None = None
         self._ended: Timestep | None = None  # of decision t-1, if episodes ended there
@@ -118,7 +118,7 @@ class Cursor:
     def start(self, ticket: Ticket) -> ActRequest:
         assert self.ticket is None, "the group is in the middle of a fragment"
         if self.obs is None:
-            self.obs = self.env.reset(self.sampler)
+            self.obs = obs_on_cpu(self.env.reset(self.sampler))
             check_obs(self.env, self.obs, self.env.num_envs, "reset()")
         self.ticket, self._t = ticket, 0
         self._recorder = Recorder(self.decisions, self.env.num_envs)
@@ -138,14 +138,11 @@ class Cursor:
             return fragment
         self._recorder.observe(self._t, obs)
         began = time.perf_counter()
-        action_NEA = reply.sample.action_NHA[:, : self.execute]
-        if isinstance(self.env.spec.action, Box):
-            action_NEA = action_NEA.clamp(-1, 1)  # what the env executes
-        step = self.env.step(action_NEA)
+        action_NEA, step = execute(self.env, reply.sample.action_NHA, self.execute)
         self.sim_s += time.perf_counter() - began
         if not self._checked:
             check_timestep(self.env, step, self.execute)
-            self._checked = True
+            self._checked = len(step.final_ids) > 0
         self._recorder.record(self._t, reply.sample, action_NEA, step)
         self.obs = step.obs
         self._ended = step if len(step.final_ids) else None
@@ -168,7 +165,7 @@ class Cursor:
         """
         assert self.ticket is None, "a group can be saved between its fragments only"
         if self.obs is None:
-            self.obs = self.env.reset(self.sampler)
+            self.obs = obs_on_cpu(self.env.reset(self.sampler))
         state: dict[str, Any] = {
             "num_envs": self.env.num_envs,
             "sampler": self.sampler.state_dict(),
@@ -196,7 +193,7 @@ class Cursor:
             self.env.load_state_dict(state["env"], self.sampler)
             self.obs = {key: tensor.clone() for key, tensor in state["obs"].items()}
         else:
-            self.obs = self.env.reset(self.sampler)
+            self.obs = obs_on_cpu(self.env.reset(self.sampler))
 
     def _request(self) -> ActRequest:
         """Request the next decision, or after the last decision values alone."""

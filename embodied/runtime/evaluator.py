@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.episodes import EpisodePlans, EpisodeStats, PlanList
+from embodied.core.execution import execute
 from embodied.core.protocols import Policy, VecEnv
 from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.statistics import wilson_interval
@@ -42,8 +43,8 @@ def evaluate(
         if stop is not None and stop.is_set():
             return {}
         chunk = policy.plan({key: value.to(device) for key, value in obs.items()})
-        step = env.step(chunk[:, : policy.execute].cpu())
-        parts.append(PlanList.without_repeats(step.episodes))
+        _, step = execute(env, chunk, policy.execute)
+        parts.append(step.episodes.counted())
         obs = step.obs
     ended = EpisodeStats.concatenate(parts)
     return summary(ended.rows(torch.from_numpy(ended.plans.seed_n).argsort(stable=True)), env.spec, seed)

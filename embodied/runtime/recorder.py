@@ -51,11 +51,11 @@ class Recorder:
         self.terminated_TN[t] = step.terminated_N
         self.truncated_TN[t] = step.truncated_N
         if len(step.episodes):
-            self.episodes.append(step.episodes)
+            self.episodes.append(step.episodes.counted())
 
     def end(self, t: int, ids: Tensor, final_obs: Obs) -> None:
         """Keep the last observations [M, ...] of the episodes that ended at decision t in envs ``ids`` [M]."""
-        self.final_obs.append(final_obs)
+        self.final_obs.append({key: value.clone() for key, value in final_obs.items()})
         self.final_index.append(torch.stack([torch.full_like(ids, t), ids], dim=-1))
 
     def fragment(self, last_obs: Obs, bootstrap_value_N: Tensor, ticket: Ticket) -> Fragment:
@@ -75,7 +75,7 @@ class Recorder:
             version_TN=self.version_TN,
             episodes=EpisodeStats.concatenate(self.episodes),
             action_TNEA=self.action_TNEA,
-            last_obs=last_obs,
+            last_obs={key: value.clone() for key, value in last_obs.items()},
             final_obs={key: torch.cat([obs[key] for obs in ends]) for key in ends[0]} if ends else {},
             final_index_M2=torch.cat([torch.empty(0, 2, dtype=torch.int64), *self.final_index]),
             worker=ticket.worker,

@@ -37,7 +37,8 @@ class SyncRuntime(LoopRuntime):
             requests = [result for result in results if isinstance(result, ActRequest)]
             batch += [result for result in results if isinstance(result, Fragment)]
         for fragment in batch:
-            assert self.ledger.deliver(Ticket.of(fragment))
+            admitted = self.ledger.deliver(Ticket.of(fragment))
+            assert admitted
         return batch
 
     def learn(self, batch: list[Fragment]) -> Metrics:

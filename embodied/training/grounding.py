@@ -21,7 +21,7 @@ from embodied.run import factories
 from embodied.run.config import RunConfig
 from embodied.runtime import threads
 from embodied.training.supervised import SupervisedTrainer
-from envs import MujocoPool, SamplerSetup, UniformConfig, UniformSampler
+from envs import SamplerSetup, UniformConfig, UniformSampler
 from envs.mujoco.labels import LabeledPool
 
 CAPACITY = 16384  # observations to draw from
@@ -104,7 +104,6 @@ class GroundingTrainer(SupervisedTrainer):
     def _validation_scenes(self) -> Obs:
         """Render the validation scenes, of all splits. Runs with the same ``eval_seed`` have the same ones."""
         pool = factories.make_env(self.config, VALIDATION_SCENES, threads.available_cores(), self.run_dir)
-        assert isinstance(pool, MujocoPool)
         seed = first_env_seed(Purpose.SCENES, int(self.config.runtime["eval_seed"]))
         sampler = UniformSampler(pool.spec, UniformConfig(), SamplerSetup(VALIDATION_SCENES, seed))
         scenes = Scenes(LabeledPool(pool, sampler), self.policy.execute, seed)

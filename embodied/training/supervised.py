@@ -28,7 +28,6 @@ from embodied.run.trainer import Limits, Report, Trainer
 from embodied.run.warm_start import make_initial_policy
 from embodied.runtime import threads
 from embodied.runtime.build import resolve_device
-from envs import MujocoPool
 from envs.mujoco.labels import LabeledPool
 
 
@@ -146,7 +145,6 @@ class SupervisedTrainer(Trainer):
         cores, seed = threads.available_cores(), first_env_seed(Purpose.SCENES, self.config.seed)
         seed += self.algorithm.updates
         pool = factories.make_env(self.config, self.config.num_envs, cores, self.run_dir)
-        assert isinstance(pool, MujocoPool)
         self.opened.callback(pool.close)
         sampler = factories.make_sampler(self.config, pool.spec, pool.num_envs, seed)
         scenes = Scenes(LabeledPool(pool, sampler, masks=masks), self.policy.execute, seed)

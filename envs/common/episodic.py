@@ -71,9 +71,10 @@ class EpisodicEnv(ABC):
 
     @abstractmethod
     def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
-        """Make one control step of envs ``ids`` (None: all) and do not change the others.
+        """Make one control step of envs ``ids`` (None: all).
 
-        action_NA: float32 [N, A] in [-1, 1], or int64 [N, 1] for ``Discrete``; rows of other envs are to be ignored.
+        The episodes of other envs have ended, and nothing of them is read before ``start``: a simulator that can only
+        step all envs may step them too. action_NA: float32 [N, A] in [-1, 1], or int64 [N, 1] for ``Discrete``.
         """
 
     @abstractmethod
@@ -105,20 +106,22 @@ class EpisodicEnv(ABC):
         alive_N = torch.ones(self.num_envs, dtype=torch.bool)
         terminated_N = torch.zeros(self.num_envs, dtype=torch.bool)
         latest = {name: torch.zeros(self.num_envs, dtype=torch.bool) for name in self.spec.outcomes}
+        early: list[tuple[Tensor, Obs]] = []  # ids and last observations of envs that ended before the last action
         for e in range(num_actions):
             ids = None if bool(alive_N.all()) else alive_N.nonzero().squeeze(-1).numpy()
             result = self.advance(action_NEA[:, e], ids)
-            reward_N = result.reward_N * alive_N
+            reward_N = torch.where(alive_N, result.reward_N, 0.0)
             outcomes = {name: result.outcomes[name] & alive_N for name in self.spec.outcomes}
             ended_N = torch.zeros(self.num_envs, dtype=torch.bool)
             if result.failed_N is not None:
                 terminated_N |= result.failed_N & alive_N
             if result.broken_n is not None and len(result.broken_n):  # their state is not that of the episode any more
-                reward_N[result.broken_n] = 0.0
-                terminated_N[result.broken_n] = False
-                ended_N[result.broken_n] = True
+                broken_n = result.broken_n[alive_N[result.broken_n]]
+                reward_N[broken_n] = 0.0
+                terminated_N[broken_n] = False
+                ended_N[broken_n] = True
                 for outcome_N in outcomes.values():
-                    outcome_N[result.broken_n] = False
+                    outcome_N[broken_n] = False
             for name, outcome_N in outcomes.items():
                 latest[name] = torch.where(alive_N, outcome_N, latest[name])
                 self._once[name] |= outcome_N
@@ -127,12 +130,16 @@ class EpisodicEnv(ABC):
             self._return_N += reward_N
             self.steps_left_N -= alive_N.long()
             self._length_N += alive_N
-            alive_N &= (self.steps_left_N > 0) & ~ended_N & ~terminated_N
+            ended_N = alive_N & ((self.steps_left_N <= 0) | ended_N | terminated_N)
+            alive_N = alive_N & ~ended_N
+            if bool(ended_N.any()) and bool(alive_N.any()) and e < num_actions - 1:
+                rows = ended_N.nonzero().squeeze(-1)
+                early.append((rows, self.observe(rows.numpy())))
             if self.on_control_step is not None:
                 self.on_control_step(self)
             if not bool(alive_N.any()):
                 break
-        return self._finish(reward_NE, num_steps_N, latest, terminated_N, ~alive_N)
+        return self._finish(reward_NE, num_steps_N, latest, terminated_N, ~alive_N, early)
 
     def close(self) -> None:  # noqa: B027 (most simulators hold nothing that must be released)
         """Release what the simulator holds."""
@@ -150,7 +157,11 @@ class EpisodicEnv(ABC):
         }
 
     def load_episode_state(self, state: Mapping[str, Tensor], sampler: EpisodeSampler) -> None:
-        """Continue from ``episode_state``, whose entries ``state`` contains; ``sampler`` has its state already."""
+        """Continue from ``episode_state``, whose entries ``state`` contains; ``sampler`` has its state already.
+
+        ValueError for a state of another number of envs or other outcomes.
+        """
+        check_state(state, self.episode_state())
         self.sampler = sampler
         self.plans = EpisodePlans.from_state_dict(state)
         self.steps_left_N.copy_(state["steps_left"])
@@ -193,12 +204,21 @@ class EpisodicEnv(ABC):
         return action
 
     def _finish(
-        self, reward_NE: Tensor, num_steps_N: Tensor, latest: dict[str, Tensor], terminated_N: Tensor, ended_N: Tensor
+        self,
+        reward_NE: Tensor,
+        num_steps_N: Tensor,
+        latest: dict[str, Tensor],
+        terminated_N: Tensor,
+        ended_N: Tensor,
+        early: list[tuple[Tensor, Obs]],
     ) -> Timestep:
         """Start the next episodes of envs that ended and return the timestep."""
         ended = ended_N.nonzero().squeeze(-1)
         obs = self.observe()
         final_obs = {key: value[ended] for key, value in obs.items()}
+        for rows, seen in early:
+            for key, value in seen.items():
+                final_obs[key][torch.searchsorted(ended, rows)] = value
         ids = ended.numpy()
         at_end = {name: outcome_N[ended] for name, outcome_N in latest.items()}
         once = {name: outcome_N[ended] for name, outcome_N in self._once.items()}
@@ -224,7 +244,18 @@ class EpisodicEnv(ABC):
         )
 
     def _begin(self, ids: Ints, plans: EpisodePlans) -> None:
-        """Reset the counters of envs ``ids`` [n] and start their episodes."""
+        """Reset the counters of envs ``ids`` [n] and start their episodes. ValueError for plans beyond the spec."""
+        bounds = {
+            "stage_n": (0, len(self.spec.stages)),
+            "instruction_n": (0, max(len(self.spec.instructions) - 1, 0)),
+            "time_limit_n": (1, self.spec.max_episode_steps),
+        }
+        for name, (low, high) in bounds.items():
+            found_n = getattr(plans, name)
+            if len(plans) != len(ids) or found_n.min() < low or found_n.max() > high:
+                raise ValueError(
+                    f"sampler: drew {name} {found_n[:5].tolist()} for {len(ids)} envs, allowed: {low} to {high} each"
+                )
         rows = torch.from_numpy(ids)
         self.plans.put(ids, plans)
         self.steps_left_N[rows] = torch.from_numpy(plans.time_limit_n)
@@ -233,3 +264,11 @@ class EpisodicEnv(ABC):
         for outcome_N in self._once.values():
             outcome_N[rows] = False
         self.start(ids, plans)
+
+
+def check_state(state: Mapping[str, Tensor], present: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless ``state`` has every entry of an env's present state, in the same shape."""
+    for key, needed in present.items():
+        if key not in state or state[key].shape != needed.shape:
+            got = f"shape {tuple(state[key].shape)}" if key in state else "nothing"
+            raise ValueError(f"env state '{key}': got {got}, needed shape {tuple(needed.shape)}")

@@ -88,11 +88,11 @@ class UniformSampler:
     def start(self) -> EpisodePlans:
         """Return the plans of a new episode in every env."""
         self.number_N += 1
-        return self._draw(np.arange(self.num_envs))
+        return self._draw(np.arange(self.num_envs), stagger=self.setup.stagger)
 
     def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
         """Return the next plans of envs in ``ended``; if an env's group is not done, the group's plan again."""
-        self.hear(ended)
+        self.hear(ended.counted())
         ids = ended.env_id_M.numpy()
         group_left_N = self._group_steps_left(steps_left_N)
         again = group_left_N[ids] > 0  # the group is not done: repeat its plan, so that the group stays in step
@@ -100,6 +100,7 @@ class UniformSampler:
         plans = self._draw(ids)
         plans.put(np.flatnonzero(again), ended.plans.rows(again))
         plans.time_limit_n[again] = group_left_N[ids][again]
+        plans.repeat_n[again] = True
         return plans
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -112,17 +113,17 @@ class UniformSampler:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _draw(self, ids: Ints) -> EpisodePlans:
+    def _draw(self, ids: Ints, stagger: bool = False) -> EpisodePlans:
         """Draw the plans of the episodes ``number_N`` of envs ``ids`` [n]."""
         number_n = self.number_N[ids]
         rng = EpisodeRng(self.seed_N[ids], number_n)
         limit = self.spec.max_episode_steps
         skipped_n = np.zeros(len(ids), dtype=np.int64)
-        if self.setup.stagger:
-            offset_n = (rng.uniform("stagger", 0.0, 1.0) * limit).astype(np.int64)
-            skipped_n = np.where(number_n == self._first_number, offset_n, 0)
+        if stagger:
+            skipped_n = (rng.uniform("stagger", 0.0, 1.0) * limit).astype(np.int64)
+        instruction_n, stage_n = self.draw_instructions(rng), self.draw_stages(rng)
         return EpisodePlans(
-            self.seed_N[ids], number_n, self.draw_instructions(rng), self.draw_stages(rng), limit - skipped_n
+            self.seed_N[ids], number_n, instruction_n, stage_n, limit - skipped_n, np.zeros(len(ids), dtype=np.bool_)
         )
 
     def _group_steps_left(self, steps_left_N: Tensor) -> Ints:

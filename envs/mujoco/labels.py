@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from embodied.core.episodes import EpisodeSampler
+from embodied.core.errors import UserError
+from embodied.core.protocols import VecEnv
 from embodied.core.types import Obs
 from envs.mujoco.pool import MujocoPool
 from envs.tasks.ground_truth import ROLE_NAMES, GroundTruth
@@ -25,9 +27,10 @@ class LabeledPool:
 
     roles = ROLE_NAMES
 
-    def __init__(self, pool: MujocoPool, sampler: EpisodeSampler, *, masks: bool = True) -> None:
-        assert pool.rig is not None
-        assert isinstance(pool.task, GroundTruth)
+    def __init__(self, pool: VecEnv, sampler: EpisodeSampler, *, masks: bool = True) -> None:
+        """UserError for environments whose images nothing labels."""
+        if not isinstance(pool, MujocoPool) or pool.rig is None or not isinstance(pool.task, GroundTruth):
+            raise UserError(f"task={pool.spec.task}: its environments do not label images")
         self.pool, self.rig, self.truth = pool, pool.rig, pool.task
         self.spec, self.num_envs, self.masks = pool.spec, pool.num_envs, masks
         pool.observe_segmentation = masks

@@ -25,7 +25,7 @@ from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass
 from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Term
 from embodied.core.types import Obs
-from envs.common.episodic import Advance, EpisodicEnv
+from envs.common.episodic import Advance, EpisodicEnv, check_state
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.nan_guard import NanGuard
 from envs.mujoco.randomization import RandomizationTerm, Randomizer
@@ -157,10 +157,7 @@ class MujocoPool(EpisodicEnv):
 
         sampler: draws the next episodes; its own state is loaded separately.
         """
-        for key, needed in self.state_dict().items():
-            if key not in state or state[key].shape != needed.shape:
-                got = f"shape {tuple(state[key].shape)}" if key in state else "nothing"
-                raise ValueError(f"env state '{key}': got {got}, needed shape {tuple(needed.shape)}")
+        check_state(state, self.state_dict())
         self.randomizer.load_state_dict(state)
         self.load_episode_state(state, sampler)
         self._model_seed_N[:] = state["model_seed"].numpy()

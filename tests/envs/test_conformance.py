@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from embodied.core.contract import check_timestep
+from embodied.core.episodes import PlanList
 from embodied.core.errors import UserError
 from embodied.core.types import Timestep
+from envs import first_episodes
 from envs.common.conformance import check_env, random_actions
+from envs.common.episodic import Advance
 from envs.mujoco.pool import MujocoPool
 from tests.envs.helpers import TASK_NAMES, pool
 from tests.runtime.point_env import PointEnv
@@ -83,3 +86,58 @@ def test_rewards_after_the_end_are_named() -> None:
     step.reward_NE[1, 3] = 1.0
     with pytest.raises(UserError, match="rewards after the end of an episode must be 0"):
         check_timestep(env, step, 4)
+
+
+def fails(env: type[PointEnv], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_env(lambda num_envs: env(num_envs, max_episode_steps=7))
+
+
+def test_time_limits_of_plans_are_kept() -> None:
+    class Deaf(PointEnv):
+        def _begin(self, ids: Any, plans: Any) -> None:
+            super()._begin(ids, plans)
+            self.steps_left_N[ids] = self.spec.max_episode_steps
+
+    fails(Deaf, "longer than its plan's time limit")
+
+
+def test_the_sampler_decides_on_every_episode() -> None:
+    class Stubborn(PointEnv):
+        def _begin(self, ids: Any, plans: Any) -> None:
+            super()._begin(ids, self.plans.rows(ids) if len(ids) < self.num_envs else plans)
+
+    fails(Stubborn, "must have the plan that the sampler drew")
+
+
+def test_observations_follow_from_the_plan_too() -> None:
+    class Noisy(PointEnv):
+        def observe(self, ids: Any = None) -> dict[str, torch.Tensor]:
+            return {"state": super().observe(ids)["state"] + 0.01 * torch.rand(1)}
+
+    fails(Noisy, "must be a function of its plan and actions")
+
+
+def test_a_simulator_may_step_all_envs_whatever_it_is_asked() -> None:
+    """The last observation of an episode is that of its end, and what ended rows say later is not heard."""
+
+    class Lockstep(PointEnv):
+        def advance(self, action_NA: torch.Tensor, ids: Any) -> Advance:
+            made = super().advance(action_NA, None)
+            if ids is None:
+                return made
+            reward_N = torch.full_like(made.reward_N, torch.nan)
+            reward_N[ids] = made.reward_N[ids]
+            broken_n = torch.tensor([i for i in range(self.num_envs) if i not in ids])
+            return replace(made, reward_N=reward_N, broken_n=broken_n)
+
+    check_env(lambda num_envs: Lockstep(num_envs, max_episode_steps=7))
+
+
+def test_plans_beyond_the_spec_are_refused() -> None:
+    env = PointEnv(2)
+    plans = first_episodes(env.spec, 2, 0)
+    for name, value in {"stage_n": 7, "instruction_n": 99, "time_limit_n": 0}.items():
+        bad = replace(plans, **{name: plans.seed_n * 0 + value})
+        with pytest.raises(ValueError, match=f"sampler: drew {name}"):
+            env.reset(PlanList(bad, 2))

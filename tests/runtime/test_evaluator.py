@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, PlanList
+from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import SUCCESS, Instruction
 from embodied.core.statistics import wilson_interval
@@ -74,7 +74,7 @@ def test_any_number_of_envs_runs_the_same_episodes(num_envs: int) -> None:
     for key in ("task", "success_at_end_ci95"):
         assert result.pop(key) == reference.pop(key)
     assert result == pytest.approx(reference, rel=1e-6)
-    ran = [seed for step in env.steps for seed in PlanList.without_repeats(step.episodes).plans.seed_n.tolist()]
+    ran = [seed for step in env.steps for seed in step.episodes.counted().plans.seed_n.tolist()]
     assert sorted(ran) == plans(9, 4).seed_n.tolist()
 
 

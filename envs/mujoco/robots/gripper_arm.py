@@ -45,6 +45,10 @@ class ControlConfig:
     workspace_high_m: tuple[float, float, float] = (0.75, 0.35, 0.45)
     """The opposite corner."""
 
+    def __post_init__(self) -> None:
+        if self.rotation and self.mode != "ee_delta":
+            raise UserError(f"rotation: got true with mode={self.mode}, allowed with mode=ee_delta only")
+
 
 class GripperArm:
     """A robot whose first J joints are the arm's and whose next two are the fingers', each with a position actuator.
