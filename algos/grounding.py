@@ -57,7 +57,7 @@ class Groundable(Fitted, Protocol):
         ...
 
     def localization_hits(self, obs: Obs) -> dict[str, Tensor]:
-        """Return whether the patch rated likeliest to show the named object does show it, bool [M], for each camera.
+        """Return whether the patch rated highest for the named object really shows it, bool [M], for each camera.
 
         M: number of observations in which the camera sees that object.
         """
@@ -70,16 +70,16 @@ class Groundable(Fitted, Protocol):
 
 @config_dataclass
 class GroundingConfig(SupervisedConfig):
-    """Options of Grounding, whose samples are scenes with the images of all cameras."""
+    """Options of Grounding, whose samples are observations with the images of all cameras."""
 
     batch_size: Count = 32
-    """Scenes of an update."""
+    """Observations of an update."""
     updates: Count = 14000
     """Largest number of updates."""
     learning_rate: Positive = 1.5e-3
     """Highest learning rate."""
     reuse: Annotated[float, Field(ge=1)] = 2.0
-    """Average number of updates that a scene is used in."""
+    """Average number of times that an observation is drawn."""
     masks_only: Share = 0.3
     """Share of the updates that train masks alone; the later ones train positions too."""
 

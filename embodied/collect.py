@@ -1,7 +1,7 @@
 """Record a scripted expert: ``python -m embodied.collect task=pick_place out=demos/pick_place [key=value ...]``
 
-  episodes=20  seed=0       number of episodes to keep, and seed of their initial states; a task with instructions has
-                            equally many episodes of each goal that is trained on
+  episodes=20  seed=0       number of episodes to keep, and seed of their initial states; they are spread as equally
+                            as possible over the goals that are trained on
   noise=0.1                 share of time in which random actions are executed; the expert's actions are recorded
   noise_steps=4             length of each such disturbance, control steps
   hold_steps=10             an episode is cut this many control steps after its last unsolved step
@@ -11,6 +11,7 @@
   keep_failures=false       also keep episodes that do not end solved
   num_threads=0             threads of the simulation; 0 is all cores
   task.<option>=...         any option of the task
+  sim.<option>=...          any option of the simulator
 
 Disturbances lead to the states that a learner's mistakes lead to. The expert shows the way back from them (DART:
 Laskey et al. 2017). Episodes are recorded in parallel, so more may be solved than are kept.

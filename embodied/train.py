@@ -1,7 +1,12 @@
 """Train a policy: ``python -m embodied.train [key=value ...]``
 
-  task=pick_place  policy=flow|gaussian|dsrl|vla|vla_tiny  algo=ppo|grpo|sft|grounding  runtime=local|sync  sim=mujoco
+  task=pick_place          or task=<family>/<id>, an environment of another simulator
+  policy=flow|gaussian|categorical|dsrl|vla|vla_tiny  algo=ppo|grpo|sft|grounding  runtime=local|sync  sim=mujoco
+  sampler=uniform          draws the training episodes
   num_envs=...  total_steps=...  max_minutes=...  seed=0  device=auto|cpu|cuda  max_staleness=...
+  task.robot=panda         robot of the task
+  eval_episodes=200        episodes of the evaluation at the end; 0 for none
+  checkpoint_minutes=2     minutes between two checkpoints
   stop_at_success=0.95     end early when an evaluation during training reaches this success rate
   data=<dir>               demonstrations (embodied.collect) for algo=sft, which imitates them; if their columns have
                            other names: data_keys.state=observation.qpos data_keys.action=action.joints

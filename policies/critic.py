@@ -1,4 +1,4 @@
-"""The value function. It may observe privileged simulator state and is never exported to a robot."""
+"""The value function. It may observe privileged simulator state; a deployed policy does not need it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from policies.normalizer import RunningNormalizer
 class Critic(nn.Module):
     """V(state, privileged) with a trunk of its own (Pinto et al. 2018, asymmetric actor critic).
 
-    It contains the normaliser of the privileged observation, so that a robot needs nothing of it.
+    It contains the normaliser of the privileged observation, so that a deployed policy does not need that either.
     """
 
     def __init__(self, state_dim: int, privileged_dim: int, hidden: Sequence[int], activation: str) -> None:

@@ -145,8 +145,8 @@ class EpisodeSampler(Protocol):
     def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
         """Return the plans of the next episodes of envs ``ended.env_id_M``, in that order.
 
-        ended: statistics of the episodes that ended in these envs. steps_left_N: int64, control steps from the end of
-        the present chunk to the time limit of every env's episode, also of one that ended earlier; 0 at the limit.
+        ended: statistics of the episodes that ended in these envs. steps_left_N: int64, for each env, the control steps
+        that would be left to its time limit if its episode had run to the end of this chunk; at least 0.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Description of an environment: observations, actions, rate, time limit, instructions and outcomes.
 
-It is complete before an environment is built. Policies are built from an ``EnvSpec``, data sets are checked against it
-and exports are written from it. Nothing here imports torch or a simulator.
+It is complete before an environment is built. Policies are built from an ``EnvSpec`` and data sets are checked against
+it. Nothing here imports torch or a simulator.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class StartStage:
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """Interface of an environment to policies, data sets, exports and robots."""
+    """Interface of an environment to policies and data sets."""
 
     task: str
     """Name of the task in configurations."""
@@ -144,7 +144,7 @@ class EnvSpec:
     max_episode_steps: int
     """Time limit, control steps."""
     privileged: tuple[Term, ...] = ()
-    """Parts of ``obs["privileged"]``, float32 [N, P]: simulator state for critics, never exported."""
+    """Parts of ``obs["privileged"]``, float32 [N, P]: simulator state for critics alone."""
     cameras: tuple[CameraSpec, ...] = ()
     """Cameras whose images are observed; empty if a policy gets only the state vector."""
     instructions: tuple[Instruction, ...] = ()

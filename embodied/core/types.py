@@ -57,8 +57,10 @@ class PolicySample:
     value_N: Tensor
     """The critic's value of the observation."""
     chain: Tensor
-    """Input of ``Policy.evaluate`` that gives ``log_prob_N`` again: the denoise states [N, K+1, H, A] of a flow policy,
-    the action [N, 1, H, A] of a Gaussian."""
+    """Input of ``Policy.evaluate`` that gives ``log_prob_N`` again, float32 [N, ...].
+
+    Flow policies with stochastic_steps=all: the denoise states, [N, K+1, H, W]. With one or last: start, end and index
+    of the stochastic step, [N, 3, H, W]. W is A or the model's padded width. A Gaussian: its draw, [N, 1, H, A]."""
     version_N: Tensor
     """int64, version of the weights that drew the decision; -1 until the actor sets it."""
 
@@ -74,7 +76,7 @@ class Evaluation:
     value_B: Tensor
     """The critic's value."""
     log_prob_BE: Tensor | None = None
-    """Share of each executed action in ``log_prob_B``, their sum. None: only algorithms that reduce by the sum work."""
+    """Share of each executed action in ``log_prob_B``, their sum. If None, only ``algo.reduction=sum`` works."""
     terms: int | None = None
     """Number of scalar densities that ``log_prob_B`` sums; None together with ``log_prob_BE``."""
 
@@ -115,7 +117,7 @@ class Fragment:
     obs: Obs
     """Observation of each decision, [T, N, ...]."""
     chain: Tensor
-    """``PolicySample.chain`` of each decision, float32 [T, N, K+1, H, A]."""
+    """``PolicySample.chain`` of each decision, float32 [T, N, ...]."""
     log_prob_TN: Tensor
     """Log-probability under the weights that drew the decision."""
     value_TN: Tensor

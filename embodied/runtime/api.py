@@ -33,7 +33,7 @@ class RuntimeConfig:
     groups_per_worker: Count = 2
     """Env groups per worker. With two, a worker steps one group while the other waits for its actions."""
     decisions: Count = 32
-    """Decisions T per fragment. One batch is one fragment of every group."""
+    """Decisions T per fragment. A batch is as many fragments as there are groups; with max_staleness=0 one of each."""
     max_staleness: Natural = 0
     """Most versions by which the weights that drew a decision may be older than the learner's. 0 is synchronous PPO;
     sync allows only 0."""

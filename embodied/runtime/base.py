@@ -38,7 +38,7 @@ Relabel = Callable[[list[Fragment]], list[Fragment]]
 
 
 class LoopRuntime(Runtime):
-    """Training loop over the parts. ledger: one batch is one fragment of every group. spec: of the environments."""
+    """Training loop over the parts. ledger: a batch is as many fragments as there are groups. spec: of the envs."""
 
     overlaps: ClassVar[bool]
     """Whether simulation and learning overlap if ``max_staleness`` allows it."""

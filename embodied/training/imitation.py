@@ -1,4 +1,4 @@
-"""Imitation of demonstrations, without a simulator until the final evaluation.
+"""Imitation of demonstrations; unless the policy was grounded, without a simulator until the final evaluation.
 
 Demonstrations ── split by episode ──► train chunks ──► SFT.update ──► average weights ──► validation loss
                                   └──► validation chunks ───│──────────────┘

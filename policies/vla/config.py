@@ -41,7 +41,8 @@ class VLAConfig(ChainConfig):
     """Compile the action expert by torch.compile."""
     prefix_cache_mb: Natural = 1024
     """Memory (MB) that the outputs of the frozen part may take for a learner's batch, a data set or the scenes of
-    imitation. If they need more, they are recomputed whenever they are used."""
+    imitation. If they need more, they are recomputed whenever they are used. Outputs that the actor passes on are not
+    checked."""
     prefix_from_actor: bool = False
     """The actor passes the outputs of the frozen part to the learner in place of the images. For vla_tiny they take
     34 kB per decision, the images 25 kB."""

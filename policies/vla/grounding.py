@@ -82,7 +82,7 @@ class GroundingHeads(nn.Module):
         return F.smooth_l1_loss(self.named(feature), target_N9, beta=HUBER_BETA)
 
     def localization_hits(self, tokens: ImageTokens, obs: Obs) -> dict[str, Tensor]:
-        """Return whether the patch rated likeliest to show the named object does show it, bool [n], for each camera.
+        """Return whether the patch rated highest for the named object really shows it, bool [n], for each camera.
 
         n: number of observations in which the camera sees the object.
         """

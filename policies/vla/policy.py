@@ -241,7 +241,7 @@ class VLAPolicy(FlowChains):
         return self.grounding.position_loss(encoding.context.feature, self.named_normalizer(obs["target_positions"]))
 
     def localization_hits(self, obs: Obs) -> dict[str, Tensor]:
-        """Return whether the patch rated likeliest to show the named object does show it; see ``GroundingHeads``."""
+        """Return whether the patch rated highest for the named object really shows it; see ``GroundingHeads``."""
         return self.grounding.localization_hits(self._encode_prefix(obs, self.tokens_IT.shape[1])[1], obs)
 
     def predict_positions(self, obs: Obs) -> Tensor:
