@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,8 @@ class EpisodicEnv(ABC):
         self._length_N = torch.zeros(num_envs, dtype=torch.int64)
         self._return_N = torch.zeros(num_envs)
         self._once = {name: torch.zeros(num_envs, dtype=torch.bool) for name in spec.outcomes}
+        none = torch.zeros(0, dtype=torch.int64)
+        self._nobody = self._statistics(none, self._once)  # of a step in which no episode ends
 
     # -- methods of a simulator ----------------------------------------------------------------------------------------
 
@@ -105,40 +107,38 @@ class EpisodicEnv(ABC):
         num_steps_N = torch.zeros(self.num_envs, dtype=torch.int64)
         alive_N = torch.ones(self.num_envs, dtype=torch.bool)
         terminated_N = torch.zeros(self.num_envs, dtype=torch.bool)
-        latest = {name: torch.zeros(self.num_envs, dtype=torch.bool) for name in self.spec.outcomes}
+        latest: dict[str, Tensor] = {}
         early: list[tuple[Tensor, Obs]] = []  # ids and last observations of envs that ended before the last action
         for e in range(num_actions):
             ids = None if bool(alive_N.all()) else alive_N.nonzero().squeeze(-1).numpy()
             result = self.advance(action_NEA[:, e], ids)
-            reward_N = torch.where(alive_N, result.reward_N, 0.0)
-            outcomes = {name: result.outcomes[name] & alive_N for name in self.spec.outcomes}
-            ended_N = torch.zeros(self.num_envs, dtype=torch.bool)
+            if ids is not None:
+                result = _only(result, alive_N)
+            ended_N = self.steps_left_N <= 1
             if result.failed_N is not None:
-                terminated_N |= result.failed_N & alive_N
-            if result.broken_n is not None and len(result.broken_n):  # their state is not that of the episode any more
-                broken_n = result.broken_n[alive_N[result.broken_n]]
-                reward_N[broken_n] = 0.0
-                terminated_N[broken_n] = False
-                ended_N[broken_n] = True
-                for outcome_N in outcomes.values():
-                    outcome_N[broken_n] = False
-            for name, outcome_N in outcomes.items():
-                latest[name] = torch.where(alive_N, outcome_N, latest[name])
+                terminated_N |= result.failed_N
+            if result.broken_n is not None and len(result.broken_n):
+                terminated_N[result.broken_n], ended_N[result.broken_n] = False, True
+                result = _without_results(result)
+            for name in self.spec.outcomes:
+                outcome_N = result.outcomes[name]
+                latest[name] = outcome_N.clone() if ids is None else torch.where(alive_N, outcome_N, latest[name])
                 self._once[name] |= outcome_N
-            reward_NE[:, e] = reward_N
+            reward_NE[:, e] = result.reward_N
             num_steps_N += alive_N
-            self._return_N += reward_N
-            self.steps_left_N -= alive_N.long()
+            self._return_N += result.reward_N
             self._length_N += alive_N
-            ended_N = alive_N & ((self.steps_left_N <= 0) | ended_N | terminated_N)
-            alive_N = alive_N & ~ended_N
-            if bool(ended_N.any()) and bool(alive_N.any()) and e < num_actions - 1:
-                rows = ended_N.nonzero().squeeze(-1)
-                early.append((rows, self.observe(rows.numpy())))
+            self.steps_left_N -= alive_N.long()
+            ended_N = (ended_N | terminated_N) & alive_N
             if self.on_control_step is not None:
                 self.on_control_step(self)
-            if not bool(alive_N.any()):
-                break
+            if bool(ended_N.any()):
+                alive_N = alive_N & ~ended_N
+                if not bool(alive_N.any()):
+                    break
+                if e < num_actions - 1:  # the others go on
+                    rows = ended_N.nonzero().squeeze(-1)
+                    early.append((rows, self.observe(rows.numpy())))
         return self._finish(reward_NE, num_steps_N, latest, terminated_N, ~alive_N, early)
 
     def close(self) -> None:  # noqa: B027 (most simulators hold nothing that must be released)
@@ -213,23 +213,20 @@ class EpisodicEnv(ABC):
         early: list[tuple[Tensor, Obs]],
     ) -> Timestep:
         """Start the next episodes of envs that ended and return the timestep."""
-        ended = ended_N.nonzero().squeeze(-1)
-        obs = self.observe()
-        final_obs = {key: value[ended] for key, value in obs.items()}
-        for rows, seen in early:
-            for key, value in seen.items():
-                final_obs[key][torch.searchsorted(ended, rows)] = value
-        ids = ended.numpy()
-        at_end = {name: outcome_N[ended] for name, outcome_N in latest.items()}
-        once = {name: outcome_N[ended] for name, outcome_N in self._once.items()}
-        plans = self.plans.rows(ids)
-        episodes = EpisodeStats(ended, self._return_N[ended], self._length_N[ended], plans, once, at_end)
-        if len(ended):
-            assert self.sampler is not None
+        obs, ended, episodes = self.observe(), self._nobody.env_id_M, self._nobody
+        final_obs = {key: value[:0] for key, value in obs.items()}
+        if bool(ended_N.any()):
+            ended = ended_N.nonzero().squeeze(-1)
+            final_obs = {key: value[ended] for key, value in obs.items()}
+            for rows, seen in early:
+                for key, value in seen.items():
+                    final_obs[key][torch.searchsorted(ended, rows)] = value
+            episodes = self._statistics(ended, latest)
             unused_N = reward_NE.shape[1] - num_steps_N  # actions after an end: their time passes too
             left_N = (self.steps_left_N - unused_N).clamp(min=0)
-            self._begin(ids, self.sampler.next(episodes, left_N))
-            for key, value in self.observe(ids).items():
+            assert self.sampler is not None
+            self._begin(ended.numpy(), self.sampler.next(episodes, left_N))
+            for key, value in self.observe(ended.numpy()).items():
                 obs[key][ended] = value
         return Timestep(
             obs=obs,
@@ -242,6 +239,13 @@ class EpisodicEnv(ABC):
             episodes=episodes,
             info=latest,
         )
+
+    def _statistics(self, ended: Tensor, latest: dict[str, Tensor]) -> EpisodeStats:
+        """Return the statistics of the present episodes of envs ``ended`` [M]."""
+        at_end = {name: outcome_N[ended] for name, outcome_N in latest.items()}
+        once = {name: outcome_N[ended] for name, outcome_N in self._once.items()}
+        plans = self.plans.rows(ended.numpy())
+        return EpisodeStats(ended, self._return_N[ended], self._length_N[ended], plans, once, at_end)
 
     def _begin(self, ids: Ints, plans: EpisodePlans) -> None:
         """Reset the counters of envs ``ids`` [n] and start their episodes. ValueError for plans beyond the spec."""
@@ -264,6 +268,24 @@ class EpisodicEnv(ABC):
         for outcome_N in self._once.values():
             outcome_N[rows] = False
         self.start(ids, plans)
+
+
+def _only(result: Advance, alive_N: Tensor) -> Advance:
+    """Return a result in which only envs that were stepped have rewards, outcomes and ends."""
+    return Advance(
+        torch.where(alive_N, result.reward_N, 0.0),
+        {name: outcome_N & alive_N for name, outcome_N in result.outcomes.items()},
+        None if result.failed_N is None else result.failed_N & alive_N,
+        None if result.broken_n is None else result.broken_n[alive_N[result.broken_n]],
+    )
+
+
+def _without_results(result: Advance) -> Advance:
+    """Return a result in which broken envs have neither reward nor outcome: their state is not of the episode."""
+    whole_N = torch.ones_like(result.reward_N, dtype=torch.bool)
+    whole_N[result.broken_n] = False
+    outcomes = {name: outcome_N & whole_N for name, outcome_N in result.outcomes.items()}
+    return replace(result, reward_N=torch.where(whole_N, result.reward_N, 0.0), outcomes=outcomes)
 
 
 def check_state(state: Mapping[str, Tensor], present: Mapping[str, Tensor]) -> None:

@@ -105,7 +105,9 @@ def test_groups_stay_in_step_where_envs_fail() -> None:
 
     options = {"make_algorithm": make_algorithm, "make_sampler": make_sampler, "make_policy": make_drifting}
     with build(**options, relabel=keep, name="sync", decisions=10) as runtime:  # 10 chunks of 2 are an episode
-        iterate(runtime, 3)
+        done = iterate(runtime, 3)
+    counted = sum(len(iteration.episodes) for iteration in done)
+    assert counted == 3 * 12, "one episode per env and batch; those that fill the time after a failure do not count"
     assert sum(int(fragment.terminated_TN.sum()) for fragment in fragments) > 10
     for fragment in fragments:
         assert (fragment.terminated_TN | fragment.truncated_TN)[-1].all()

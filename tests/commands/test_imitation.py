@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-from embodied.collect import CollectConfig, cut, disturbances, shares
-from embodied.core.spec import EnvSpec
+from embodied.collect import CollectConfig, cut, disturbances, record, shares
+from embodied.core.spec import ActionTerm, Box, EnvSpec
 from embodied.data import read
 from embodied.report.metrics import read_metrics
 from embodied.run.config import compose_run
@@ -26,6 +27,7 @@ from tests.commands.helpers import (
     run_eval,
     run_train,
 )
+from tests.runtime.point_env import PointEnv
 
 TINY = ["task=reach", "device=cpu", "policy.actor_hidden=[16]", "policy.critic_hidden=[16]", "policy.head_hidden=[16]"]
 SFT = [*TINY, "algo=sft", "algo.updates=40", "algo.validate_every=10", "eval_episodes=4"]
@@ -82,8 +84,24 @@ def test_an_episode_is_cut_after_it_stays_solved() -> None:
     assert cut(torch.tensor(unsolved + solved), 0) == 6, "its last frame is solved"
 
 
+def test_a_recording_ends_with_its_episode() -> None:
+    """The expert drives the point masses out of their square; what follows is another episode."""
+
+    class Driven(PointEnv):
+        def expert(self) -> torch.Tensor:
+            return torch.ones(self.num_envs, 2)
+
+    episodes = record(Driven(16), CollectConfig(out="none", noise=0.0, hold_steps=99), seed=0)
+    lengths = [len(episode) for episode in episodes]
+    assert min(lengths) < 20
+    for episode in episodes:
+        moved_L2 = episode.state_LS[1:, :2] - episode.state_LS[:-1, :2]
+        torch.testing.assert_close(moved_L2, torch.full_like(moved_L2, 0.1))
+
+
 def test_disturbances_leave_the_gripper_alone_and_last() -> None:
-    spec = EnvSpec.of_sizes("t", state=3, privileged=1, action=4, max_episode_steps=40)
+    arm = Box(tuple(ActionTerm(name) for name in ("dx", "dy", "dz", "gripper")))
+    spec = replace(EnvSpec.of_sizes("t", state=3, privileged=1, action=4, max_episode_steps=40), action=arm)
     options = CollectConfig("x", noise=0.5, noise_steps=4)
     action = disturbances(spec, 50, options, torch.Generator().manual_seed(0))
     assert action.shape == (50, 40, 4)

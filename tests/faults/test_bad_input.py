@@ -59,6 +59,7 @@ from tests.commands.helpers import SMALL, checkpoint_of, run_eval, run_train
             "task.control.moode=ee_delta",
             "unknown key 'task.control.moode'. Did you mean 'task.control.mode'? Allowed: task.control.damping, ",
         ),
+        ("seed=5000000000000", "seed: got 5000000000000, allowed: at least 0 and below 2147483648"),
         ("task.robot=pandas", "unknown robot 'pandas'. Did you mean 'panda'? Allowed: panda"),
         ("task.control.mode=ee_dleta", "task.control.mode: got 'ee_dleta', allowed: 'ee_delta' or 'joint_delta'"),
         ("task.control_dt_s=0.0333", "control_dt_s: got 0.0333, allowed: multiples of the physics step"),
@@ -149,6 +150,24 @@ def test_a_run_from_before_samplers_is_refused_in_one_line(many_checkpoints: Pat
     assert outcome.stderr.splitlines()[-1].endswith(
         "is of a run of an earlier version of this code, which this version cannot read"
     )
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (
+            "task.control.mode=joint_delta",
+            "task.control.mode cannot change when a run is resumed: it is 'ee_delta', got",
+        ),
+        ("sampler.foo=1", "unknown key 'sampler.foo'. Allowed: none, it has no options"),
+        ("task.robot=panda", None),
+        ("task.control.mode=ee_delta", None),
+    ],
+)
+def test_what_a_resumed_run_may_change(many_checkpoints: Path, word: str, message: str | None) -> None:
+    outcome = run_train(f"resume={many_checkpoints}", word, "total_steps=1", "eval_episodes=0")
+    assert outcome.code == (0 if message is None else 2), outcome.stderr
+    assert message is None or message in outcome.stderr
 
 
 def test_weights_of_another_version_are_refused_in_one_line(many_checkpoints: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from embodied import collect, train
 from embodied import eval as eval_command
-from embodied import train
 from embodied.core.options import config_dataclass
 from embodied.core.spec import CameraSpec, EnvSpec
 from envs import FAMILIES
@@ -45,9 +45,7 @@ class Plain(PointEnv):
     load_state_dict = None  # type: ignore[assignment]
 
     def __init__(self, num_envs: int) -> None:
-        super().__init__(num_envs)
-        self.spec = plain_spec()
-        self._once = {}
+        super().__init__(num_envs, spec=plain_spec())
 
     def advance(self, action_NA: Any, ids: Any) -> Advance:
         return replace(super().advance(action_NA, ids), outcomes={})
@@ -122,3 +120,43 @@ def test_discrete_choices_do_not_fit_a_continuous_task(tmp_path: Path, capsys: p
     assert code == 2
     assert "CategoricalPolicy gives choices between discrete actions" in log
     assert "task plain/point needs continuous actions" in log
+
+
+def test_demonstrations_need_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, log = run(capsys, collect.main, "task=plain/point", "episodes=2", f"out={tmp_path / 'demos'}")
+    assert code == 2
+    assert "task=plain/point reports no success" in log
+    assert not list(tmp_path.iterdir())
+
+
+def test_envs_must_be_as_their_family_describes_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = replace(plain_spec(), max_episode_steps=30, control_dt_s=0.2)
+    monkeypatch.setattr(PlainFamily, "spec", lambda *args: other)
+    code, _, log = run(capsys, train.main, *SMALL, "total_steps=256", f"out={tmp_path / 'run'}")
+    assert code == 2
+    assert "its spec and that of its family differ in control_dt_s, max_episode_steps" in log
+
+
+def test_envs_are_closed_when_the_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Plain] = []
+
+    def make(self: PlainFamily, id: str, task: Any, *, num_envs: int, **options: Any) -> Plain:
+        made.append(Plain(num_envs))
+        return made[-1]
+
+    monkeypatch.setattr(PlainFamily, "make", make)
+    code, _, _ = run(capsys, train.main, *SMALL, "policy=categorical", "total_steps=256", f"out={tmp_path / 'run'}")
+    assert code == 2
+    assert made
+    assert all(env.closed for env in made)
+
+
+def test_a_simulator_that_does_not_run_the_task_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for task in ("reach", "plain/point"):
+        code, _, log = run(capsys, train.main, *SMALL, f"task={task}", "sim=warp", f"out={tmp_path / 'run'}")
+        assert code == 2
+        assert "unknown sim 'warp'" in log

@@ -32,8 +32,8 @@ class PointEnv(EpisodicEnv):
     Success within 0.3 of the origin; terminates outside ``LIMIT``, truncates after ``max_episode_steps``.
     """
 
-    def __init__(self, num_envs: int, max_episode_steps: int = 20) -> None:
-        super().__init__(point_spec(max_episode_steps), num_envs)
+    def __init__(self, num_envs: int, max_episode_steps: int = 20, spec: EnvSpec | None = None) -> None:
+        super().__init__(spec or point_spec(max_episode_steps), num_envs)
         self.position_N2 = torch.zeros(num_envs, 2)
         self.closed = False
 

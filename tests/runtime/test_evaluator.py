@@ -121,3 +121,15 @@ def test_two_seeds_share_no_initial_state() -> None:
         return {tuple(row) for row in env.first["state"].tolist()}
 
     assert len(starts(1) | starts(2)) == 12
+
+
+def test_actions_are_clipped_as_in_training() -> None:
+    class Strict(PointEnv):
+        def step(self, action: torch.Tensor) -> Timestep:
+            assert bool((action.abs() <= 1).all())
+            return super().step(action)
+
+    policy = make_policy(PointEnv(1).spec)
+    with torch.no_grad():
+        policy.actor[-1].bias.fill_(3.0)
+    assert evaluate(policy, Strict(4), plans(4, 0), seed=0)["episodes"] == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActRequest
 from embodied.runtime.weight_store import WeightStore
 from tests.runtime.builders import build, iterate
-from tests.runtime.point_env import LIMIT, point_sampler
+from tests.runtime.point_env import LIMIT, PointEnv, point_sampler
 from tests.runtime.test_env_worker import SEED, N, T, make_env, make_server, make_worker, sample
 
 
@@ -120,3 +121,28 @@ def test_actions_beyond_the_limits_are_recorded_as_they_are_executed() -> None:
     server.store.publish(1, server.policy.state_dict())
     fragment = sample(make_worker(server), server, 0)
     assert (fragment.action_TNEA == 1.0).float().mean() > 0.9
+
+
+def test_an_env_that_reuses_its_buffers_does_not_change_a_fragment() -> None:
+    class Reusing(PointEnv):
+        """Returns the same tensors from every call, overwritten."""
+
+        buffer: torch.Tensor | None = None
+
+        def observe(self, ids: Any = None) -> dict[str, torch.Tensor]:
+            state = super().observe(ids)["state"]
+            if ids is not None:
+                return {"state": state}
+            if self.buffer is None:
+                self.buffer = state
+            self.buffer.copy_(state)
+            return {"state": self.buffer}
+
+    server, _ = make_server()
+    env = Reusing(N, max_episode_steps=6)
+    worker = EnvWorker([(env, point_sampler(env.spec, N, 0))], 0, T, 2, server.policy.noise_shape, SEED)
+    fragment = sample(worker, server, 0)
+    before = fragment.transitions().next_obs["state"].clone()
+    sample(worker, server, 1)
+    assert torch.equal(fragment.transitions().next_obs["state"], before)
+    assert_continues(fragment.transitions())
