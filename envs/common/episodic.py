@@ -112,6 +112,8 @@ class EpisodicEnv(ABC):
         for e in range(num_actions):
             ids = None if bool(alive_N.all()) else alive_N.nonzero().squeeze(-1).numpy()
             result = self.advance(action_NEA[:, e], ids)
+            if result.outcomes.keys() != self._once.keys():
+                raise ValueError(f"advance: got outcomes {[*result.outcomes]}, the spec has {[*self._once]}")
             if ids is not None:
                 result = _only(result, alive_N)
             ended_N = self.steps_left_N <= 1

@@ -141,3 +141,14 @@ def test_plans_beyond_the_spec_are_refused() -> None:
         bad = replace(plans, **{name: plans.seed_n * 0 + value})
         with pytest.raises(ValueError, match=f"sampler: drew {name}"):
             env.reset(PlanList(bad, 2))
+
+
+def test_outcomes_that_the_spec_lacks_are_named() -> None:
+    class Mute(PointEnv):
+        def advance(self, action_NA: torch.Tensor, ids: Any) -> Advance:
+            return replace(super().advance(action_NA, ids), outcomes={"won": torch.zeros(self.num_envs).bool()})
+
+    env = Mute(2)
+    env.reset(PlanList(first_episodes(env.spec, 2, 0), 2))
+    with pytest.raises(ValueError, match=r"advance: got outcomes \['won'\], the spec has \['success'\]"):
+        env.step(torch.zeros(2, 1, 2))
