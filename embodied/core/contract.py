@@ -43,7 +43,8 @@ def check_timestep(env: VecEnv, step: Timestep, num_actions: int) -> None:
         raise _contract_error(env, "reward_NE has values that are not finite")
     if bool((step.terminated_N & step.truncated_N).any()):
         raise _contract_error(env, "an episode cannot be terminated and truncated at once")
-    if int(step.num_steps_N.min()) < 1 or int(step.num_steps_N.max()) > num_actions:
+    least_N = torch.where(step.truncated_N, 0, 1)  # 0: the simulation diverged
+    if bool((step.num_steps_N < least_N).any()) or int(step.num_steps_N.max()) > num_actions:
         raise _contract_error(env, f"num_steps_N must be 1 to {num_actions}, the actions of the chunk")
     ended_N = step.terminated_N | step.truncated_N
     if bool((step.num_steps_N[~ended_N] != num_actions).any()):

@@ -30,7 +30,8 @@ class Timestep:
     truncated_N: Tensor
     """bool, the episode was cut, for instance by its time limit."""
     num_steps_N: Tensor
-    """int64, executed control steps, 1 to E. The discount of the decision is gamma ** num_steps."""
+    """int64, executed control steps, 1 to E. The discount of the decision is gamma ** num_steps. 0 for a truncated
+    decision that counts for nothing, because the simulation diverged in it."""
     final_ids: Tensor
     """int64 [M], indices of the envs that ended, ascending."""
     final_obs: Obs
@@ -125,13 +126,14 @@ class Fragment:
     reward_TNE: Tensor
     """Reward of each executed control step; 0 after the episode's end."""
     num_steps_TN: Tensor
-    """int64, executed control steps, 1 to E."""
+    """int64, executed control steps, 1 to E; 0 for a decision that counts for nothing (``Timestep.num_steps_N``)."""
     terminated_TN: Tensor
     """bool, the episode ended in a terminal state during the decision."""
     truncated_TN: Tensor
     """bool, the episode was cut during the decision."""
     final_value_TN: Tensor
-    """The behaviour critic's value of the last observation for truncated decisions; 0 elsewhere."""
+    """The behaviour critic's value of the last observation for truncated decisions, of ``obs`` if they count for
+    nothing; 0 elsewhere."""
     bootstrap_value_N: Tensor
     """The behaviour critic's value of ``last_obs``."""
     version_TN: Tensor
@@ -161,20 +163,24 @@ class Fragment:
         return int(self.num_steps_TN.sum())
 
     def transitions(self) -> Transitions:
-        """Return the T * N decisions with their next observations, ordered by decision, then by env."""
+        """Return the decisions with their next observations, ordered by decision, then by env.
+
+        There are T * N of them, less those that count for nothing.
+        """
+        counts_B = self.num_steps_TN.flatten() > 0
         decision_M, env_M = self.final_index_M2.unbind(-1)
         next_obs = {}
         for key, obs_TN in self.obs.items():
             following_TN = torch.cat([obs_TN[1:], self.last_obs[key].unsqueeze(0)])
             if len(env_M):
                 following_TN[decision_M, env_M] = self.final_obs[key]
-            next_obs[key] = following_TN.flatten(0, 1)
+            next_obs[key] = following_TN.flatten(0, 1)[counts_B]
         return Transitions(
-            obs={key: value.flatten(0, 1) for key, value in self.obs.items()},
-            action_BEA=self.action_TNEA.flatten(0, 1),
-            reward_BE=self.reward_TNE.flatten(0, 1),
-            num_steps_B=self.num_steps_TN.flatten(),
-            terminated_B=self.terminated_TN.flatten(),
-            truncated_B=self.truncated_TN.flatten(),
+            obs={key: value.flatten(0, 1)[counts_B] for key, value in self.obs.items()},
+            action_BEA=self.action_TNEA.flatten(0, 1)[counts_B],
+            reward_BE=self.reward_TNE.flatten(0, 1)[counts_B],
+            num_steps_B=self.num_steps_TN.flatten()[counts_B],
+            terminated_B=self.terminated_TN.flatten()[counts_B],
+            truncated_B=self.truncated_TN.flatten()[counts_B],
             next_obs=next_obs,
         )

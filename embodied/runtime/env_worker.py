@@ -153,8 +153,10 @@ class Cursor:
         """Keep the last observations of the episodes that ended in ``step``, and the value of truncated ones."""
         assert self._recorder is not None
         assert reply.final_value_M is not None
-        truncated_M = step.truncated_N[step.final_ids]
-        self._recorder.final_value_TN[self._t - 1, step.final_ids[truncated_M]] = reply.final_value_M[truncated_M]
+        t, ids_M = self._t - 1, step.final_ids
+        counts_M, truncated_M = step.num_steps_N[ids_M] > 0, step.truncated_N[ids_M]
+        value_M = torch.where(counts_M, reply.final_value_M, self._recorder.value_TN[t, ids_M])
+        self._recorder.final_value_TN[t, ids_M[truncated_M]] = value_M[truncated_M]
         final_obs = step.final_obs if reply.final_obs is None else reply.final_obs
         self._recorder.end(self._t - 1, step.final_ids, final_obs)
 

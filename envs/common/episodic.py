@@ -35,7 +35,8 @@ class Advance:
     failed_N: Tensor | None = None
     """Whether the episode ends here as a termination, bool [N]; None: no episode does."""
     broken_n: Tensor | None = None
-    """Ids of envs whose simulation diverged, int64 [n]; they are truncated, and this step has no reward or outcome."""
+    """Ids of envs whose simulation diverged, int64 [n]. Their episodes are truncated and their decisions count for
+    nothing (``Timestep.num_steps_N`` is 0), because no episode has the state that they lead to."""
 
 
 class EpisodicEnv(ABC):
@@ -108,6 +109,7 @@ class EpisodicEnv(ABC):
         alive_N = torch.ones(self.num_envs, dtype=torch.bool)
         terminated_N = torch.zeros(self.num_envs, dtype=torch.bool)
         latest: dict[str, Tensor] = {}
+        broken: list[Tensor] = []
         early: list[tuple[Tensor, Obs]] = []  # ids and last observations of envs that ended before the last action
         for e in range(num_actions):
             ids = None if bool(alive_N.all()) else alive_N.nonzero().squeeze(-1).numpy()
@@ -121,6 +123,7 @@ class EpisodicEnv(ABC):
                 terminated_N |= result.failed_N
             if result.broken_n is not None and len(result.broken_n):
                 terminated_N[result.broken_n], ended_N[result.broken_n] = False, True
+                broken.append(result.broken_n)
                 result = _without_results(result)
             for name in self.spec.outcomes:
                 outcome_N = result.outcomes[name]
@@ -141,7 +144,10 @@ class EpisodicEnv(ABC):
                 if e < num_actions - 1:  # the others go on
                     rows = ended_N.nonzero().squeeze(-1)
                     early.append((rows, self.observe(rows.numpy())))
-        return self._finish(reward_NE, num_steps_N, latest, terminated_N, ~alive_N, early)
+        step = self._finish(reward_NE, num_steps_N, latest, terminated_N, ~alive_N, early)
+        for ids_n in broken:
+            step.reward_NE[ids_n], step.num_steps_N[ids_n] = 0.0, 0
+        return step
 
     def close(self) -> None:  # noqa: B027 (most simulators hold nothing that must be released)
         """Release what the simulator holds."""

@@ -41,7 +41,7 @@ def test_only_the_broken_env_ends(tmp_path: Path, field: str, value: float) -> N
     assert step.truncated_N.tolist() == [i == BROKEN for i in range(N)]
     assert not step.terminated_N.any()
     assert step.final_ids.tolist() == [BROKEN]
-    assert step.num_steps_N.tolist() == [1 if i == BROKEN else 4 for i in range(N)]
+    assert step.num_steps_N.tolist() == [0 if i == BROKEN else 4 for i in range(N)]
     assert (step.reward_NE[BROKEN] == 0).all()
     assert step.episodes.env_id_M.tolist() == [BROKEN]
     for tensor in (*step.obs.values(), *step.final_obs.values(), step.reward_NE):

@@ -9,11 +9,15 @@ import pytest
 import torch
 
 from algos.batch import merge_fragments
+from algos.returns import gae
+from embodied.core.episodes import PlanList
 from embodied.core.types import Fragment, Transitions
 from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActRequest
 from embodied.runtime.weight_store import WeightStore
+from envs import first_episodes
+from envs.common.episodic import Advance
 from tests.runtime.builders import build, iterate
 from tests.runtime.point_env import LIMIT, PointEnv, point_sampler
 from tests.runtime.test_env_worker import SEED, N, T, make_env, make_server, make_worker, sample
@@ -146,3 +150,35 @@ def test_an_env_that_reuses_its_buffers_does_not_change_a_fragment() -> None:
     sample(worker, server, 1)
     assert torch.equal(fragment.transitions().next_obs["state"], before)
     assert_continues(fragment.transitions())
+
+
+def test_a_decision_in_which_the_simulation_diverged_counts_for_nothing() -> None:
+    """It is masked, it is in no transition, and what came before it bootstraps from its own observation's value."""
+
+    class Fragile(PointEnv):
+        """Env 1 diverges whenever its episode has lasted three steps, inside a chunk."""
+
+        def advance(self, action_NA: torch.Tensor, ids: Any) -> Advance:
+            result = super().advance(action_NA, ids)
+            broken_n = torch.tensor([1]) if int(self.steps_left_N[1]) == 4 else None
+            return replace(result, broken_n=broken_n)
+
+    server, _ = make_server()
+    env = Fragile(N, max_episode_steps=6)
+    worker = EnvWorker([(env, first_sampler(N))], 0, T, 2, server.policy.noise_shape, SEED)
+    fragment = sample(worker, server, 0)
+    t = 1  # env 1: the second chunk, in its first action
+    assert fragment.num_steps_TN[:3, 1].tolist() == [2, 0, 2]
+    assert fragment.truncated_TN[t, 1]
+    assert not fragment.reward_TNE[t, 1].any()
+    assert fragment.final_value_TN[t, 1] == fragment.value_TN[t, 1]
+    assert len(fragment.transitions().num_steps_B) == int((fragment.num_steps_TN > 0).sum()) < T * N
+    advantage_TN, return_TN = gae(fragment, 0.9, 0.8)
+    assert advantage_TN[t, 1].abs() < 1e-6
+    reward = fragment.reward_TNE[0, 1] @ torch.tensor([1.0, 0.9])
+    torch.testing.assert_close(return_TN[0, 1], reward + 0.9**2 * fragment.value_TN[t, 1])
+
+
+def first_sampler(num_envs: int) -> PlanList:
+    """Full-length episodes from the first step."""
+    return PlanList(first_episodes(PointEnv(1, max_episode_steps=6).spec, num_envs, 0), num_envs)
