@@ -12,14 +12,21 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from embodied.core.spec import TRAIN
 from embodied.report.metrics import MetricsWriter, write_atomically, write_json
 from embodied.report.progress import Progress, Status, duration
 from embodied.run.command import Stopped
 from embodied.run.config import CONFIG_FILE, RunConfig, compose_run, resume_run, to_yaml
-from embodied.run.directory import keep_architecture, keep_pretrained, make_run_dir, new_run_dir, save_checkpoint
+from embodied.run.directory import (
+    keep_architecture,
+    keep_pretrained,
+    lock_run,
+    make_run_dir,
+    new_run_dir,
+    save_checkpoint,
+)
 from embodied.run.signals import stop_on_signals
 from embodied.run.trainer import Limits, Report, Trainer
 from embodied.runtime.checkpoint import Checkpoint, load_latest
@@ -35,14 +42,15 @@ class Session:
     """
 
     def __init__(
-        self, config: RunConfig, run_dir: Path, start_s: float, *, resumed: bool, found: Checkpoint | None
+        self, config: RunConfig, run_dir: Path, start_s: float, *, lock: TextIO | None, found: Checkpoint | None
     ) -> None:
         """Start the clock; nothing is written yet.
 
-        resumed: whether the run directory exists already, even without a checkpoint. If False, an existing one is
-        refused. found: the checkpoint to continue from; None starts a new training.
+        lock: of the directory of a resumed run, which may lack a checkpoint; None for a new run, whose directory must
+        not exist. It is held until ``run`` ends. found: the checkpoint to continue from; None starts a new training.
         """
-        self.config, self.run_dir, self.resumed, self.found = config, run_dir, resumed, found
+        self.config, self.run_dir, self.lock, self.found = config, run_dir, lock, found
+        self.resumed = lock is not None
         self.start_s = start_s - (0.0 if found is None else float(found.state["train"]["wall_s"]))
         self.saved_steps = None if found is None else found.env_steps
         self.saved_at_s = time.monotonic()
@@ -52,13 +60,14 @@ class Session:
     def new(cls, overrides: Mapping[str, Any], start_s: float) -> Session:
         """Begin a run from ``key=value`` overrides. UserError for bad input; nothing is written yet."""
         config = compose_run(overrides)
-        return cls(config, new_run_dir(config), start_s, resumed=False, found=None)
+        return cls(config, new_run_dir(config), start_s, lock=None, found=None)
 
     @classmethod
     def resume(cls, run_dir: Path, overrides: Mapping[str, Any], start_s: float) -> Session:
         """Continue a run from its newest whole checkpoint, if it has one. UserError for a key that cannot change."""
         config = resume_run(run_dir, overrides)
-        return cls(config, run_dir, start_s, resumed=True, found=load_latest(run_dir))
+        lock = lock_run(run_dir)
+        return cls(config, run_dir, start_s, lock=lock, found=load_latest(run_dir))
 
     @property
     def wall_s(self) -> float:
@@ -73,9 +82,11 @@ class Session:
         if self.found is not None:
             trainer.load_state_dict(self.found.state)
         make_run_dir(self.run_dir, exist_ok=self.resumed)
+        lock = self.lock or lock_run(self.run_dir)
         write_atomically(self.run_dir / CONFIG_FILE, to_yaml(self.config))
         keep_architecture(trainer.policy, self.run_dir)
         with ExitStack() as stack:
+            stack.callback(lock.close)
             writer = MetricsWriter(self.run_dir, trainer.iteration if self.resumed else None)
             stack.callback(writer.close)
             progress = Progress(trainer.total_steps, self.config.max_minutes)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import resource
 import shutil
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -168,6 +171,29 @@ def test_what_a_resumed_run_may_change(many_checkpoints: Path, word: str, messag
     outcome = run_train(f"resume={many_checkpoints}", word, "total_steps=1", "eval_episodes=0")
     assert outcome.code == (0 if message is None else 2), outcome.stderr
     assert message is None or message in outcome.stderr
+
+
+def test_a_run_that_is_being_trained_is_not_resumed(many_checkpoints: Path, tmp_path: Path) -> None:
+    """Two trainings would mix their rows and checkpoints in one directory."""
+    run_dir = shutil.copytree(many_checkpoints, tmp_path / "run", symlinks=True)
+    code = (
+        f"from embodied.run.directory import lock_run; from pathlib import Path; f = lock_run(Path({str(run_dir)!r})); "
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code + "print('locked', flush=True); input()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "locked\n"
+    before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")}
+    outcome = run_train(f"resume={run_dir}", "total_steps=640")
+    assert outcome.code == 2
+    assert f"{run_dir} is being trained by process {holder.pid} on {socket.gethostname()}" in outcome.stderr
+    assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")} == before
+    holder.communicate("\n")
+    outcome = run_train(f"resume={run_dir}", "total_steps=640", "eval_episodes=0")
+    assert outcome.code == 0, outcome.stderr
+    assert run_train(f"resume={run_dir}", "total_steps=704", "eval_episodes=0").code == 0
 
 
 def test_weights_of_another_version_are_refused_in_one_line(many_checkpoints: Path) -> None:
