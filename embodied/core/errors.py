@@ -6,13 +6,19 @@ import difflib
 from collections.abc import Iterable
 
 
+SYNONYMS = {"gpu": "cuda"}  # words for names that look like another one
+
+
 class UserError(ValueError):
     """Bad input. Commands print its message without a traceback and exit with code 2."""
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str | None:
     """Return the allowed name closest to ``name``, or None if none is close."""
-    matches = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.5)
+    names = list(allowed)
+    if SYNONYMS.get(name) in names:
+        return SYNONYMS[name]
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return matches[0] if matches else None
 
 

@@ -184,6 +184,8 @@ def _wrong_value(error: ErrorDetails, annotation: Any, path: str) -> UserError:
         allowed = _bounds(inner)
     if typing.get_origin(inner) is tuple and Ellipsis not in typing.get_args(inner):
         allowed = f"a list of {len(typing.get_args(inner))}"
+    elif error["type"] == "tuple_type" and isinstance(error["input"], str):
+        allowed = f"a list, such as [{error['input']}]"
     if inner is not annotation:
         allowed += " or null"
     suggestion = nearest(str(error["input"]), re.findall(r"\w+", context.get("expected", "")))

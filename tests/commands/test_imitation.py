@@ -231,6 +231,7 @@ def test_instructed_demonstrations_are_balanced_and_evaluation_tells_splits_apar
         (["episodes=0"], "episodes: got 0, allowed: at least 1"),
         (["episode=3"], "unknown key 'episode'. Did you mean 'episodes'? Allowed: cameras, episodes, hold_steps"),
         (["task=raech"], "unknown task 'raech'. Did you mean 'reach'?"),
+        (["cameras=front"], "cameras: got 'front', allowed: a list, such as [front]"),
         (["cameras=[front,front]"], "cameras: got the names ['front', 'front'], allowed: one at least, each once"),
         (["cameras=[front]", "sim.camera_randomization.fovy_deg=40"], "fovy_deg: got 40, allowed for camera 'front'"),
         (["task.control.mode=joint_delta"], "the scripted experts need ee_delta, got 'joint_delta'"),
