@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-
 SYNONYMS = {"gpu": "cuda"}  # words for names that look like another one
 
 
