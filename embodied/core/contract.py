@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -66,6 +68,14 @@ def check_timestep(env: VecEnv, step: Timestep, num_actions: int) -> None:
             raise _contract_error(
                 env, f"episodes must have exactly the outcomes of the spec, {list(env.spec.outcomes)}"
             )
+
+
+def check_state(state: Mapping[str, Tensor], present: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless ``state`` has every entry of an env's present state, in the same shape."""
+    for key, needed in present.items():
+        if key not in state or state[key].shape != needed.shape:
+            got = f"shape {tuple(state[key].shape)}" if key in state else "nothing"
+            raise ValueError(f"env state '{key}': got {got}, needed shape {tuple(needed.shape)}")
 
 
 def _check_tensor(env: VecEnv, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:

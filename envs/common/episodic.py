@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.contract import check_state
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, Ints
 from embodied.core.spec import Discrete, EnvSpec
 from embodied.core.types import Obs, Timestep
@@ -294,11 +295,3 @@ def _without_results(result: Advance) -> Advance:
     whole_N[result.broken_n] = False
     outcomes = {name: outcome_N & whole_N for name, outcome_N in result.outcomes.items()}
     return replace(result, reward_N=torch.where(whole_N, result.reward_N, 0.0), outcomes=outcomes)
-
-
-def check_state(state: Mapping[str, Tensor], present: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless ``state`` has every entry of an env's present state, in the same shape."""
-    for key, needed in present.items():
-        if key not in state or state[key].shape != needed.shape:
-            got = f"shape {tuple(state[key].shape)}" if key in state else "nothing"
-            raise ValueError(f"env state '{key}': got {got}, needed shape {tuple(needed.shape)}")

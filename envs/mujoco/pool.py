@@ -20,12 +20,13 @@ from mujoco.batch import Batch, SimulationError
 from numpy.typing import NDArray
 from torch import Tensor
 
+from embodied.core.contract import check_state
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, Ints
 from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass
 from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Term
 from embodied.core.types import Obs
-from envs.common.episodic import Advance, EpisodicEnv, check_state
+from envs.common.episodic import Advance, EpisodicEnv
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.nan_guard import NanGuard
 from envs.mujoco.randomization import RandomizationTerm, Randomizer
