@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -45,7 +46,10 @@ def lock_run(run_dir: Path) -> TextIO:
     UserError, which names the process and its machine, if another training holds the lock. The lock is advisory
     (flock), so it says nothing on file systems that do not support it.
     """
-    file = (run_dir / LOCK_FILE).open("a+")
+    try:
+        file = (run_dir / LOCK_FILE).open("a+")
+    except OSError as error:
+        raise UserError(f"cannot write into the run directory {run_dir}: {error.strerror or error}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -53,6 +57,9 @@ def lock_run(run_dir: Path) -> TextIO:
         holder = file.read().strip() or "another process"
         file.close()
         raise UserError(f"{run_dir} is being trained by {holder}: stop it first, or wait for its end") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # of a file system without locks
+            raise
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     file.flush()

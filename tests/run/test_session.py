@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -17,6 +19,7 @@ from embodied.core.protocols import Policy
 from embodied.report.metrics import read_metrics
 from embodied.run.command import Stopped
 from embodied.run.config import RunConfig, read_run
+from embodied.run.directory import lock_run
 from embodied.run.factories import make_policy, make_spec
 from embodied.run.session import Session
 from embodied.run.trainer import Limits, Report, Trainer
@@ -186,3 +189,17 @@ def test_a_new_run_takes_no_directory_of_another(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot make the run directory"):
         run(session)
     assert not list((tmp_path / "run").iterdir())
+
+
+def test_a_file_system_without_locks_is_trained_on_unlocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with lock_run(tmp_path), lock_run(tmp_path):
+        assert (tmp_path / ".lock").exists()
+
+
+def test_a_directory_that_is_not_there_cannot_be_locked(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot write into the run directory"):
+        lock_run(tmp_path / "none")
