@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,10 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     if filmed is not None:
         path = run_dir / "videos" / f"{name}.mp4"
         note = f"filming {VIDEO_ENVS} episodes into {path}: every picture is ray cast, a minute or two on two cores"
-        print(f"return {result['return_mean']:.2f}; {note}", file=sys.stderr)
-        result["video"] = str(record_video(filmed, policy, path, options.seed))
-        filmed.close()
+        success = f"success {result['success_at_end']:.1%}; " if "success_at_end" in result else ""
+        print(f"{success}{note}", file=sys.stderr)
+        with closing(filmed):
+            result["video"] = str(record_video(filmed, policy, path, options.seed))
     return result
 
 

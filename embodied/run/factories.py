@@ -45,15 +45,15 @@ def make_env(
     sim = options_of(config.sim)
     if "dump_dir" in sim:
         sim["dump_dir"] = str(run_dir / sim["dump_dir"])
+    spec = make_spec(config, cameras)
     env = entry.build().make(
         id,
         task_options(config),
         num_envs=num_envs,
         num_threads=num_threads,
         sim=from_mapping(entry.config, sim, "sim"),
-        cameras=policy_options(config).observed_cameras if cameras is None else cameras,
+        cameras=spec.cameras,
     )
-    spec = make_spec(config, cameras)
     differ = [field.name for field in fields(spec) if getattr(spec, field.name) != getattr(env.spec, field.name)]
     if differ:
         env.close()
