@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from algos import losses
 from embodied.core.episodes import EpisodeStats
-from embodied.core.types import Fragment, Obs
+from embodied.core.protocols import Policy
+from embodied.core.types import Evaluation, Fragment, Obs
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +25,18 @@ class Batch:
     """``PolicySample.chain`` of each decision, [B, ...]."""
     columns: Tensor
     """Numbers of each decision, [8, B], in the order of COLUMNS; a minibatch selects all of them at once."""
+    proximal: Tensor
+    """``Evaluation.distribution`` of the proximal policy, [B, ...]; 0 for decisions without a ``kl_weight``."""
+    reference: Tensor | None = None
+    """``Evaluation.distribution`` of the reference policy, [B, ...]; None if there is none."""
     reduced_BR: Tensor | None = None
     """``losses.reduce_log_prob`` of the proximal policy; None if the reduction is the sum."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
-        "behaviour", "proximal", "alpha", "advantage", "return", "value", "weight", "reference",
+        "behaviour", "proximal", "alpha", "advantage", "return", "value", "weight", "kl_weight",
     )  # fmt: skip
     """Log-probabilities of the behaviour and the proximal policy, ``losses.interpolation_alpha``, advantage, value
-    target, the behaviour critic's value, 1 for decisions that count (0: masked), log-probability of the reference."""
+    target, the behaviour critic's value, 1 for decisions that count (0: masked), 1 for those that measure the KL."""
 
     def column(self, name: str) -> Tensor:
         """Return one of COLUMNS, [B]."""
@@ -39,8 +45,9 @@ class Batch:
     def select(self, index: Tensor) -> Batch:
         """Return the decisions ``index``, int64 [n]."""
         obs = {key: value.index_select(0, index) for key, value in self.obs.items()}
-        reduced_BR = None if self.reduced_BR is None else self.reduced_BR.index_select(0, index)
-        return Batch(obs, self.chain.index_select(0, index), self.columns.index_select(1, index), reduced_BR)
+        rest = (None if part is None else part.index_select(0, index) for part in (self.reference, self.reduced_BR))
+        chain, proximal = self.chain.index_select(0, index), self.proximal.index_select(0, index)
+        return Batch(obs, chain, self.columns.index_select(1, index), proximal, *rest)
 
 
 def merge_fragments(fragments: Sequence[Fragment]) -> Fragment:
@@ -103,3 +110,41 @@ def flatten(value_TN: Tensor) -> Tensor:
 def flatten_obs(obs: Obs, device: torch.device) -> Obs:
     """Flatten every key from [T, N, ...] to [B, ...], on ``device``."""
     return {key: flatten(value).to(device, non_blocking=True) for key, value in obs.items()}
+
+
+@torch.no_grad()
+def evaluate_in_pieces(policy: Policy, obs: Obs, chain: Tensor, size: int) -> Evaluation:
+    """Return ``policy.evaluate`` of B decisions, computed for ``size`` of them at a time."""
+    pieces = [slice(start, start + size) for start in range(0, len(chain), size)]
+    parts = [policy.evaluate({k: v[piece] for k, v in obs.items()}, chain[piece]) for piece in pieces]
+
+    shares = [part.log_prob_BE for part in parts if part.log_prob_BE is not None]
+    return replace(
+        parts[0],
+        log_prob_B=torch.cat([part.log_prob_B for part in parts]),
+        entropy_B=torch.cat([part.entropy_B for part in parts]),
+        value_B=torch.cat([part.value_B for part in parts]),
+        distribution=torch.cat([part.distribution for part in parts]),
+        log_prob_BE=torch.cat(shares) if shares else None,
+    )
+
+
+def behaviour_sample_size(batch: Batch, log_prob_B: Tensor) -> Tensor:
+    """Return the effective sample size of the weights current / behaviour over valid decisions, a scalar.
+
+    log_prob_B: log-probabilities under the current weights.
+    """
+    kept = batch.column("weight") > 0
+    return losses.effective_sample_size(losses.log_ratio(log_prob_B, batch.column("behaviour"))[kept])
+
+
+def explained_variance(batch: Batch) -> float:
+    """Return 1 - Var(return - value) / Var(return) of the behaviour critic over valid decisions.
+
+    0 if the returns do not vary.
+    """
+    kept = batch.column("weight") > 0
+    target, value = batch.column("return")[kept], batch.column("value")[kept]
+    if target.numel() == 0 or float(target.var(correction=0)) == 0:
+        return 0.0
+    return 1 - float((target - value).var(correction=0) / target.var(correction=0))

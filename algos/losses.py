@@ -60,11 +60,6 @@ def log_ratio(log_prob_B: Tensor, reference_B: Tensor) -> Tensor:
     return (log_prob_B - reference_B).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-def approx_kl(log_ratio_B: Tensor) -> Tensor:
-    """Estimate KL(reference || pi) per item, unbiased and non-negative: (ratio - 1) - log ratio, [B]."""
-    return log_ratio_B.expm1() - log_ratio_B
-
-
 def effective_sample_size(log_weight_B: Tensor) -> Tensor:
     """Return (sum w)^2 / (n sum w^2) in (0, 1], computed in log space; 1 for equal weights, 0 for no item. Scalar."""
     if log_weight_B.numel() == 0:
@@ -134,8 +129,8 @@ class Reduced(NamedTuple):
 def reduce_log_prob(evaluation: Evaluation, reduction: str) -> Reduced:
     """Return the log-probabilities whose ratios PPO clips under one of REDUCTIONS.
 
-    sum: the decision's exact log-probability (R = 1). mean: the same divided by the number of its terms (R = 1); its
-    ratio is the geometric mean of the terms' ratios. action: one for each executed action (R = E).
+    sum: the decision's exact log-probability (R = 1). mean: the same divided by the number of terms of the whole
+    decision (R = 1). action: one for each executed action (R = E).
     UserError if the policy does not give the shares of its actions.
     """
     if reduction == "sum":
@@ -144,7 +139,8 @@ def reduce_log_prob(evaluation: Evaluation, reduction: str) -> Reduced:
         raise UserError(f"algo.reduction={reduction} needs a policy that gives its actions' shares; use reduction=sum")
     if reduction == "action":
         return Reduced(evaluation.log_prob_BE, evaluation.log_prob_BE.shape[-1])
-    return Reduced(evaluation.log_prob_B[:, None] / evaluation.terms, evaluation.terms)
+    terms = round(evaluation.terms / evaluation.scored_share)
+    return Reduced(evaluation.log_prob_B[:, None] / terms, terms)
 
 
 def policy_term(

@@ -12,12 +12,22 @@ from torch import Tensor, nn
 
 from algos import losses, returns
 from algos.adam import adapt_learning_rate, build_adam
-from algos.batch import Batch, flatten, flatten_obs, merge_fragments
+from algos.batch import (
+    Batch,
+    behaviour_sample_size,
+    evaluate_in_pieces,
+    explained_variance,
+    flatten,
+    flatten_obs,
+    merge_fragments,
+)
 from algos.ppo_config import PPOConfig
 from algos.registry import ALGORITHMS
 from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics, Policy, Precomputing
-from embodied.core.types import Fragment, Obs
+from embodied.core.types import Evaluation, Fragment, Obs
+
+MIN_KL_SAMPLE = 256  # decisions in which the KL is measured; its closed form varies little between decisions
 
 EPOCH_METRICS = (
     "train/policy_loss",
@@ -38,7 +48,7 @@ class MinibatchLoss(NamedTuple):
     total: Tensor
     """Scalar to minimise."""
     statistics: Tensor
-    """Policy loss, value loss, KL, clip fraction and entropy, [5]."""
+    """Policy loss, value loss, ``trust_region_kl``, clip fraction and entropy, [5]."""
     log_ratio_B: Tensor
     """Log ratio to the proximal policy, around which the trust region lies."""
     log_prob_B: Tensor
@@ -94,7 +104,7 @@ class PPO:
         learnable = bool(batch.column("weight").any())
         metrics |= self._epochs(batch, warming) if learnable else dict.fromkeys(EPOCH_METRICS, 0.0)
         metrics["train/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
-        metrics["train/explained_variance"] = _explained_variance(batch) if self.config.value_coef else 0.0
+        metrics["train/explained_variance"] = explained_variance(batch) if self.config.value_coef else 0.0
         self.policy.update_normalizer(batch.obs)
         broken = [f"{key}={value}" for key, value in metrics.items() if not math.isfinite(value)]
         if broken:
@@ -147,25 +157,44 @@ class PPO:
         obs, chain = flatten_obs(fragment.obs, self.device), flatten(fragment.chain).to(self.device, non_blocking=True)
         if isinstance(self.policy, Precomputing) and self.policy.fits_cache(len(chain)):
             obs = self.policy.precompute(obs)
-        proximal_TN = fragment.log_prob_TN
-        # Decisions drawn by the present weights need no second pass: their log-probability is the proximal one.
+        behaviour_TN, value_TN = fragment.log_prob_TN, fragment.value_TN
+        # Decisions drawn by the present weights have the proximal log-probability already.
         stale = bool((staleness_TN[valid_TN] != 0).any())
         recompute = stale and config.correction in ("decoupled", "vtrace") and config.proximal == "recompute"
-        reduced_BR = None
-        if recompute or config.reduction != "sum":
-            exact_B, current_BR = self.log_prob(self.policy, obs, chain)
-            reduced_BR = current_BR if config.reduction != "sum" else None
-            proximal_TN = exact_B.to(proximal_TN.device).view_as(proximal_TN) if recompute else proximal_TN
-        reference_TN = torch.zeros_like(proximal_TN)
-        if self.reference is not None:
-            reference_TN = self.log_prob(self.reference, obs, chain)[0].to(proximal_TN.device).view_as(proximal_TN)
-        log_rho_TN = losses.log_ratio(proximal_TN, fragment.log_prob_TN)
+        before, rows = self._evaluate_start(obs, chain, every=recompute or config.reduction != "sum")
+        proximal_TN = before.log_prob_B.to(value_TN.device).view_as(behaviour_TN) if recompute else behaviour_TN
+        reduced_BR = losses.reduce_log_prob(before, config.reduction).log_prob_BR if config.reduction != "sum" else None
+        log_rho_TN = losses.log_ratio(proximal_TN, behaviour_TN)
         advantage_TN, return_TN, valid_TN = self.estimate(fragment, log_rho_TN, valid_TN)
         alpha_TN = losses.interpolation_alpha(staleness_TN)
-        behaviour_TN, value_TN = fragment.log_prob_TN, fragment.value_TN
-        columns = (behaviour_TN, proximal_TN, alpha_TN, advantage_TN, return_TN, value_TN, valid_TN, reference_TN)
-        flat = torch.stack([flatten(column).to(fragment.value_TN.dtype) for column in columns])
-        return Batch(obs, chain, flat.to(self.device, non_blocking=True), reduced_BR)
+        measured_TN = torch.zeros_like(valid_TN).flatten().index_fill_(0, rows, True).view_as(valid_TN)
+        columns = (
+            behaviour_TN, proximal_TN, alpha_TN, advantage_TN, return_TN, value_TN, valid_TN, valid_TN & measured_TN,
+        )  # fmt: skip
+        flat = torch.stack([flatten(column).to(value_TN.dtype) for column in columns])
+        distribution = before.distribution.new_zeros(len(chain), *before.distribution.shape[1:])
+        distribution.index_copy_(0, rows.to(self.device), before.distribution)
+        reference = None
+        if self.reference is not None:
+            reference = evaluate_in_pieces(self.reference, obs, chain, self._piece(chain)).distribution
+        return Batch(obs, chain, flat.to(self.device, non_blocking=True), distribution, reference, reduced_BR)
+
+    def _evaluate_start(self, obs: Obs, chain: Tensor, every: bool) -> tuple[Evaluation, Tensor]:
+        """Evaluate the policy at the start of the update: every decision, or a random sample to measure the KL in.
+
+        Return the evaluation and the indices of its decisions, int64 on the CPU.
+        """
+        num, size = len(chain), self._piece(chain)
+        if every or num <= max(size, MIN_KL_SAMPLE):
+            return evaluate_in_pieces(self.policy, obs, chain, size), torch.arange(num)
+        rows = torch.randperm(num, generator=self._generator)[: max(size, MIN_KL_SAMPLE)]
+        on_device = rows.to(self.device)
+        sampled = {key: value.index_select(0, on_device) for key, value in obs.items()}
+        return evaluate_in_pieces(self.policy, sampled, chain.index_select(0, on_device), size), rows
+
+    def _piece(self, chain: Tensor) -> int:
+        """Return the size of a minibatch: the number of decisions that are evaluated at once."""
+        return -(-len(chain) // self.config.num_minibatches)
 
     def estimate(self, fragment: Fragment, log_rho_TN: Tensor, valid_TN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return advantages, the critic's targets and the mask of the decisions that count, all [T, N].
@@ -186,21 +215,11 @@ class PPO:
             advantage_TN = weight_TN * returns.normalize(advantage_TN / weight_TN, valid_TN)
         return advantage_TN, return_TN, valid_TN
 
-    @torch.no_grad()
-    def log_prob(self, policy: Policy, obs: Obs, chain: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-probability of B decisions under a policy: exact [B], and reduced by ``config.reduction``
-        [B, R]. They are computed in pieces of the size of a minibatch."""
-        size = -(-len(chain) // self.config.num_minibatches)
-        pieces = [slice(start, start + size) for start in range(0, len(chain), size)]
-        parts = [policy.evaluate({k: v[piece] for k, v in obs.items()}, chain[piece]) for piece in pieces]
-        reduced = [losses.reduce_log_prob(part, self.config.reduction).log_prob_BR for part in parts]
-        return torch.cat([part.log_prob_B for part in parts]), torch.cat(reduced)
-
     def loss(self, batch: Batch) -> MinibatchLoss:
         """Return the differentiable loss of a minibatch under the current weights, with its statistics."""
         config = self.config
         columns = batch.columns.unbind(0)
-        behaviour_B, proximal_B, alpha_B, advantage_B, return_B, value_B, weight_B, reference_B = columns
+        behaviour_B, proximal_B, alpha_B, advantage_B, return_B, value_B, weight_B, _ = columns
         now = self.policy.evaluate(batch.obs, batch.chain)
         if config.proximal == "interpolate":
             proximal_B = losses.interpolate_proximal(now.log_prob_B, behaviour_B, alpha_B)
@@ -215,7 +234,7 @@ class PPO:
             advantage_B,
             reduced_ratio_BR=reduced_ratio_BR,
             reduced_scale=reduced.scale,
-            clip_range=config.clip_range,
+            clip_range=config.clip_range * math.sqrt(now.scored_share),
             dual_clip=config.dual_clip,
             behaviour_cap=config.behaviour_cap,
         )
@@ -227,13 +246,24 @@ class PPO:
         entropy = losses.masked_mean(now.entropy_B, weight_B)
         total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
         if self.reference is not None:
-            reference_kl_B = losses.approx_kl(losses.log_ratio(reference_B, now.log_prob_B))
+            assert batch.reference is not None
+            reference_kl_B = self.policy.kl_divergence(now.distribution, batch.reference) / now.scored_share
             total = total + config.reference_kl_coef * losses.masked_mean(reference_kl_B, weight_B)
         with torch.no_grad():
-            kl = losses.valid_mean(losses.approx_kl(term.log_ratio_B), weight_B)
+            kl = self.trust_region_kl(batch, now)
             clipped = losses.valid_mean(term.clipped_B, weight_B)
             statistics = torch.stack([policy_loss, value_loss, kl, clipped, entropy])
         return MinibatchLoss(total, statistics, term.log_ratio_B.detach(), now.log_prob_B.detach())
+
+    def trust_region_kl(self, batch: Batch, now: Evaluation) -> Tensor:
+        """Return the mean KL(policy at the start of the update || current policy) of a decision, nats, a scalar.
+
+        It is the closed form of the recorded transitions, and means the same for every correction and every share of
+        the transitions that is scored. Measured in the decisions with a ``kl_weight``; 0 if there is none.
+        """
+        weight_B = batch.column("kl_weight")
+        kl_B = self.policy.kl_divergence(batch.proximal, now.distribution) / now.scored_share
+        return losses.valid_mean(torch.where(weight_B > 0, kl_B, 0.0), weight_B)
 
     def _epochs(self, batch: Batch, warming: bool) -> Metrics:
         """Run the passes over a batch; return the means of EPOCH_METRICS. warming: only the critic learns."""
@@ -250,8 +280,10 @@ class PPO:
                 minibatch = batch.select(index)
                 loss = self.loss(minibatch)
                 if first is None:  # the first minibatch, under the weights at the start of the update
-                    first = torch.stack([loss.log_ratio_B.exp().mean(), _behaviour_sample_size(minibatch, loss)])
-                elif config.schedule == "adaptive" and not warming and bool(minibatch.column("weight").any()):
+                    first = torch.stack(
+                        [loss.log_ratio_B.exp().mean(), behaviour_sample_size(minibatch, loss.log_prob_B)]
+                    )
+                elif config.schedule == "adaptive" and not warming and bool(minibatch.column("kl_weight").any()):
                     adapt_learning_rate(self.optimizer, float(loss.statistics[2]), config.desired_kl)
                 self.optimizer.zero_grad(set_to_none=True)
                 torch.autograd.backward(loss.total)
@@ -279,21 +311,3 @@ class PPO:
                 mean.lerp_(now[name], 1 - decay)
             else:
                 mean.copy_(now[name])
-
-
-def _behaviour_sample_size(batch: Batch, loss: MinibatchLoss) -> Tensor:
-    """Return the effective sample size of the weights current / behaviour over valid decisions, a scalar."""
-    kept = batch.column("weight") > 0
-    return losses.effective_sample_size(losses.log_ratio(loss.log_prob_B, batch.column("behaviour"))[kept])
-
-
-def _explained_variance(batch: Batch) -> float:
-    """Return 1 - Var(return - value) / Var(return) of the behaviour critic over valid decisions.
-
-    0 if the returns do not vary.
-    """
-    kept = batch.column("weight") > 0
-    target, value = batch.column("return")[kept], batch.column("value")[kept]
-    if target.numel() == 0 or float(target.var(correction=0)) == 0:
-        return 0.0
-    return 1 - float((target - value).var(correction=0) / target.var(correction=0))

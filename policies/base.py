@@ -11,6 +11,7 @@ from embodied.core.options import Count, Widths, config_dataclass, one_of
 from embodied.core.spec import Box, CameraSpec, Discrete, EnvSpec
 from embodied.core.types import Obs
 from policies.critic import Critic
+from policies.likelihood import gaussian_kl
 from policies.networks import ACTIVATIONS
 from policies.normalizer import RunningNormalizer
 
@@ -81,6 +82,10 @@ class ActorCritic(nn.Module):
         """Return the critic's value for a state [N, S] that is already normalised, [N]."""
         value: Tensor = self.critic(state, obs.get("privileged"))
         return value
+
+    def kl_divergence(self, p: Tensor, q: Tensor) -> Tensor:
+        """Return KL(p || q) of Gaussians with means and standard deviations [B, 2, ...], [B]."""
+        return gaussian_kl(p, q)
 
     def fit_normalizer(self, obs: Obs) -> None:
         """Fit the statistics to obs["state"] [F, S], if obs has it, and freeze them."""

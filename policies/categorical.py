@@ -78,8 +78,13 @@ class CategoricalPolicy(ActorCritic):
         state = self.normalized_state(obs)
         log_probs = self.log_probs(state)
         log_prob_BE = log_probs.gather(-1, chain[:, 0].long())[:, : self.execute, 0]
-        entropy_B = -(log_probs.exp() * log_probs)[:, : self.execute].sum((1, 2))
-        return Evaluation.of(log_prob_BE, entropy_B, self.state_value(state, obs), self.execute)
+        executed = log_probs[:, : self.execute]
+        entropy_B = -(executed.exp() * executed).sum((1, 2))
+        return Evaluation.of(log_prob_BE, entropy_B, self.state_value(state, obs), executed, self.execute)
+
+    def kl_divergence(self, p: Tensor, q: Tensor) -> Tensor:
+        """Return KL(p || q) of choices with log-probabilities [B, E, n], [B]."""
+        return (p.exp() * (p - q)).sum((1, 2))
 
 
 def _choose(log_probs: Tensor, noise: Tensor | None) -> Tensor:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from math import log
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied.core.errors import UserError
 from embodied.core.options import Positive, Widths, config_dataclass
@@ -13,7 +11,7 @@ from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
 from policies.flow.policy import FlowConfig, FlowPolicy
 from policies.gaussian import GaussianChunk
-from policies.networks import mlp
+from policies.networks import BoundedStd, mlp
 
 
 @config_dataclass
@@ -31,11 +29,14 @@ class DSRLConfig(FlowConfig):
     """Initial standard deviation of the noise around its mean."""
     noise_std_min: Positive = 0.1
     """Lower bound of the standard deviation of the noise."""
+    noise_std_max: Positive = 2.0
+    """Upper bound of the standard deviation of the noise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.noise_std < self.noise_std_min:
-            raise UserError(f"noise_std: got {self.noise_std}, allowed: at least noise_std_min={self.noise_std_min}")
+        if not self.noise_std_min < self.noise_std < self.noise_std_max:
+            between = f"above noise_std_min={self.noise_std_min} and below noise_std_max={self.noise_std_max}"
+            raise UserError(f"noise_std: got {self.noise_std}, allowed: {between}")
 
 
 class DSRLPolicy(GaussianChunk):
@@ -54,15 +55,11 @@ class DSRLPolicy(GaussianChunk):
         super().__init__(spec, config)
         self.base = FlowPolicy(spec, config).requires_grad_(False)
         self.scored_actions = config.horizon
-        self.noise_bound, self.log_std_min = config.noise_bound, log(config.noise_std_min)
+        self.noise_bound = config.noise_bound
         chunk = config.horizon * spec.action_dim
         self.actor = mlp(spec.state_dim, config.noise_hidden, chunk, config.activation, gain=0.01)
-        self.log_std = nn.Parameter(torch.full((config.horizon, spec.action_dim), log(config.noise_std)))
-
-    @property
-    def std(self) -> Tensor:
-        """Standard deviation of the noise, [H, A]."""
-        return self.log_std.clamp_min(self.log_std_min).exp()
+        stds = (config.noise_std_min, config.noise_std_max, config.noise_std)
+        self.bounded_std = BoundedStd((config.horizon, spec.action_dim), *stds)
 
     def mean(self, state: Tensor) -> Tensor:
         """Return the mean of the noise [N, H, A] at a normalised state [N, S]."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from math import log
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied.core.errors import UserError
 from embodied.core.options import Positive, Widths, config_dataclass
@@ -13,7 +11,7 @@ from embodied.core.spec import EnvSpec
 from embodied.core.types import Evaluation, Obs, PolicySample
 from policies.base import ActorCritic, ActorCriticConfig
 from policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_by_action, sum_executed
-from policies.networks import mlp
+from policies.networks import BoundedStd, mlp
 
 
 @config_dataclass
@@ -33,10 +31,9 @@ class GaussianConfig(ActorCriticConfig):
         super().__post_init__()
         if self.min_std >= self.max_std:
             raise UserError(f"min_std: got {self.min_std}, allowed: below max_std={self.max_std}")
-        if not self.min_std <= self.init_std <= self.max_std:
-            raise UserError(
-                f"init_std: got {self.init_std}, allowed: {self.min_std} (min_std) to {self.max_std} (max_std)"
-            )
+        if not self.min_std < self.init_std < self.max_std:
+            between = f"above min_std={self.min_std} and below max_std={self.max_std}"
+            raise UserError(f"init_std: got {self.init_std}, allowed: {between}")
 
 
 class GaussianChunk(ActorCritic):
@@ -47,11 +44,14 @@ class GaussianChunk(ActorCritic):
 
     scored_actions: int
     """Number of first rows of the chunk whose density counts: the rows that affect the executed actions."""
+    bounded_std: BoundedStd
+    """Standard deviation of the drawn numbers, learned."""
 
     @property
     def std(self) -> Tensor:
         """Standard deviation of the drawn numbers, [H, A]."""
-        raise NotImplementedError
+        std: Tensor = self.bounded_std()
+        return std
 
     def mean(self, state: Tensor) -> Tensor:
         """Return the mean of the drawn numbers [N, H, A] at a normalised state [N, S]."""
@@ -95,8 +95,9 @@ class GaussianChunk(ActorCritic):
         mean, std = self.mean(state).unsqueeze(1), self.std
         log_prob_BE = sum_by_action(gaussian_log_prob(chain, mean, std), self.scored_actions)
         entropy_B = sum_executed(gaussian_entropy(std)[None, None], self.scored_actions).expand(len(chain))
+        distribution = torch.stack((mean, std.expand_as(mean)), 1)[..., : self.scored_actions, :]
         terms = self.scored_actions * self.spec.action_dim
-        return Evaluation.of(log_prob_BE, entropy_B, self.state_value(state, obs), terms)
+        return Evaluation.of(log_prob_BE, entropy_B, self.state_value(state, obs), distribution, terms)
 
 
 class GaussianPolicy(GaussianChunk):
@@ -105,20 +106,15 @@ class GaussianPolicy(GaussianChunk):
     The mean is unbounded: the environment clips actions.
     """
 
-    not_imitated = ("critic.", "log_std")
+    not_imitated = ("critic.", "bounded_std.")
 
     def __init__(self, spec: EnvSpec, config: GaussianConfig) -> None:
         super().__init__(spec, config)
         self.scored_actions = config.execute
         chunk = config.horizon * spec.action_dim
         self.actor = mlp(spec.state_dim, config.actor_hidden, chunk, config.activation, gain=0.01)
-        self.log_std = nn.Parameter(torch.full((config.horizon, spec.action_dim), log(config.init_std)))
-        self.log_std_range = (log(config.min_std), log(config.max_std))
-
-    @property
-    def std(self) -> Tensor:
-        """Standard deviation of the actions, [H, A]."""
-        return self.log_std.clamp(*self.log_std_range).exp()
+        stds = (config.min_std, config.max_std, config.init_std)
+        self.bounded_std = BoundedStd((config.horizon, spec.action_dim), *stds)
 
     def mean(self, state: Tensor) -> Tensor:
         """Return the mean chunk [N, H, A] at a normalised state [N, S]."""

@@ -19,6 +19,14 @@ def gaussian_entropy(std: Tensor) -> Tensor:
     return std.log() + (0.5 + _HALF_LOG_2PI)
 
 
+def gaussian_kl(p: Tensor, q: Tensor) -> Tensor:
+    """Return KL(p || q) of diagonal Gaussians, summed, [B]; p, q: means and standard deviations, [B, 2, ...]."""
+    (mean_p, std_p), (mean_q, std_q) = p.unbind(1), q.unbind(1)
+    ratio = std_p / std_q
+    per_element = 0.5 * (ratio.square() + ((mean_p - mean_q) / std_q).square() - 1.0) - ratio.log()
+    return per_element.flatten(1).sum(1)
+
+
 def sum_by_action(per_element: Tensor, execute: int) -> Tensor:
     """Sum [B, steps, H, A] over steps and A for each of the first E = ``execute`` actions, [B, E]."""
     return per_element[..., :execute, :].sum((1, 3))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
+from math import atanh, log, sqrt
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "elu": nn.ELU,
@@ -36,3 +37,35 @@ def trunk(inputs: int, hidden: Sequence[int], activation: str) -> nn.Sequential:
 def mlp(inputs: int, hidden: Sequence[int], outputs: int, activation: str, gain: float) -> nn.Sequential:
     """Build a trunk and a linear output layer with weights scaled by ``gain``: [..., inputs] -> [..., outputs]."""
     return trunk(inputs, hidden, activation).append(linear(hidden[-1], outputs, gain))
+
+
+class StdBounds:
+    """Map real numbers z to standard deviations in (lowest, highest), with a gradient everywhere.
+
+    ``log std = (hi + lo) / 2 + (hi - lo) / 2 * tanh(z)`` with ``lo = log lowest`` and ``hi = log highest``.
+    """
+
+    def __init__(self, lowest: float, highest: float) -> None:
+        self.center = 0.5 * (log(highest) + log(lowest))
+        self.radius = 0.5 * (log(highest) - log(lowest))
+
+    def std(self, z: Tensor) -> Tensor:
+        """Return the standard deviations for z, in the shape of z."""
+        return (self.center + self.radius * torch.tanh(z)).exp()
+
+    def inverse(self, std: float) -> float:
+        """Return the z of a standard deviation between the bounds."""
+        return atanh((log(std) - self.center) / self.radius)
+
+
+class BoundedStd(nn.Module):
+    """A learned standard deviation within bounds, which does not depend on the observation."""
+
+    def __init__(self, shape: tuple[int, ...], lowest: float, highest: float, initial: float) -> None:
+        super().__init__()
+        self.bounds = StdBounds(lowest, highest)
+        self.z = nn.Parameter(torch.full(shape, self.bounds.inverse(initial)))
+
+    def forward(self) -> Tensor:
+        """Return the standard deviation, in the shape given to the constructor."""
+        return self.bounds.std(self.z)

@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import torch
 from torch import Tensor, nn
+
+OUTLIER_SHARE = 0.01  # largest share of a batch that can be outliers
+OUTLIER_FACTOR = 10.0  # distance of an outlier from the median, in units of the distance of all but that share
+MIN_REACH = 1.0  # distance that is never bounded, in the feature's unit: a flag may be set once in a million steps
+
+
+def bound_outliers(x: Tensor) -> Tensor:
+    """Move the outliers of each feature of x [F, D] to the largest distance from the median that is no outlier, [F, D].
+
+    A feature that is far from its median in less than OUTLIER_SHARE of all observations has a standardised value above
+    1 / sqrt(OUTLIER_SHARE) = 10 there. The normaliser clips it with or without this bound.
+    """
+    center = x.median(0).values
+    usual = (x - center).abs().kthvalue(ceil((1 - OUTLIER_SHARE) * len(x)), dim=0).values
+    reach = (OUTLIER_FACTOR * usual).clamp_min(MIN_REACH)
+    return x.clamp(center - reach, center + reach)
 
 
 class RunningNormalizer(nn.Module):
@@ -11,6 +29,9 @@ class RunningNormalizer(nn.Module):
 
     Batches are merged as in Chan, Golub and LeVeque (1979): stable for any batch size, exact up to rounding. A merge
     computes in float64, the buffers are float32. Before the first update the normaliser only clips.
+
+    Outliers are bounded before they enter the statistics (``bound_outliers``): one observation of a simulation that
+    is about to diverge would otherwise flatten all others for ever.
 
     ``fit`` replaces the statistics by those of one data set and freezes them. Otherwise reinforcement learning would
     shift the inputs of a network that imitation trained.
@@ -50,7 +71,7 @@ class RunningNormalizer(nn.Module):
         batch = x.reshape(-1, self.mean.shape[0])
         if batch.shape[0] == 0 or bool(self.fixed):
             return
-        batch_var, batch_mean = torch.var_mean(batch.double(), dim=0, correction=0)
+        batch_var, batch_mean = torch.var_mean(bound_outliers(batch.double()), dim=0, correction=0)
         total = self.count + batch.shape[0]
         fraction = batch.shape[0] / total.double()
         shift = batch_mean - self.mean.double()

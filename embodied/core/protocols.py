@@ -136,6 +136,13 @@ class Policy(Protocol):
         """
         ...
 
+    def kl_divergence(self, p: Tensor, q: Tensor) -> Tensor:
+        """Return KL(p || q) of B decisions in closed form, nats, differentiable, [B].
+
+        p, q: ``Evaluation.distribution`` of the same decisions under two sets of weights.
+        """
+        ...
+
     def value(self, obs: Obs) -> Tensor:
         """Return the critic's value of each row of obs, [N]."""
         ...

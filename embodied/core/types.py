@@ -76,15 +76,29 @@ class Evaluation:
     """Entropy (nats) of the distribution that the decision was drawn from."""
     value_B: Tensor
     """The critic's value."""
+    distribution: Tensor
+    """Parameters of the distributions that the decision was drawn from, [B, ...], as ``Policy.kl_divergence`` takes
+    them. Those of a Gaussian: means and standard deviations of the executed actions, [B, 2, steps, E, A]."""
     log_prob_BE: Tensor | None = None
     """Share of each executed action in ``log_prob_B``, their sum. If None, only ``algo.reduction=sum`` works."""
     terms: int | None = None
-    """Number of scalar densities that ``log_prob_B`` sums; None together with ``log_prob_BE``."""
+    """Number of scalar densities of ``distribution``, which ``log_prob_B`` sums; None together with ``log_prob_BE``."""
+    scored_share: float = 1.0
+    """Share of the decision's random choices that ``log_prob_B`` and ``distribution`` contain: 1/K if one of K denoise
+    steps was drawn at random. The KL of the whole decision is then on average K times that of ``distribution``."""
 
     @classmethod
-    def of(cls, log_prob_BE: Tensor, entropy_B: Tensor, value_B: Tensor, terms: int) -> Evaluation:
+    def of(
+        cls,
+        log_prob_BE: Tensor,
+        entropy_B: Tensor,
+        value_B: Tensor,
+        distribution: Tensor,
+        terms: int,
+        scored_share: float = 1.0,
+    ) -> Evaluation:
         """Build an evaluation from the shares of the executed actions."""
-        return cls(log_prob_BE.sum(-1), entropy_B, value_B, log_prob_BE, terms)
+        return cls(log_prob_BE.sum(-1), entropy_B, value_B, distribution, log_prob_BE, terms, scored_share)
 
 
 @dataclass(frozen=True, slots=True)

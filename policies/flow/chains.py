@@ -99,6 +99,7 @@ class FlowChains(ActorCritic):
         self.denoise_steps = config.denoise_steps
         self.one_stochastic_step = config.stochastic_steps != "all"
         self.first_stochastic_step = config.denoise_steps - 1 if config.stochastic_steps == "last" else 0
+        self.scored_share = 1 / config.denoise_steps if config.stochastic_steps == "one" else 1.0
         self.noise_network: NoiseNetwork | None = None
         if config.exploration == "flow_noise":
             sigmas = (config.sigma_min, config.sigma_max, config.sigma_init)
@@ -207,24 +208,30 @@ class FlowChains(ActorCritic):
         encoding = self.encode(obs)
         if self.one_stochastic_step:
             x, after, index = chain[:, :1], chain[:, 1:2], chain[:, 2, :1, 0].long()
-            log_prob_BE, entropy_B = self._score(encoding, x, after, index)
+            log_prob_BE, entropy_B, distribution = self._score(encoding, x, after, index)
         elif self.checkpoint_steps:
             steps = [
                 checkpoint(self._score, encoding, chain[:, k : k + 1], chain[:, k + 1 : k + 2], slice(k, k + 1),
                            use_reentrant=False)
                 for k in range(self.denoise_steps)
             ]  # fmt: skip
-            log_prob_BE, entropy_B = (torch.stack(part).sum(0) for part in zip(*steps, strict=True))
+            shares, entropies, parts = zip(*steps, strict=True)
+            log_prob_BE, entropy_B = torch.stack(shares).sum(0), torch.stack(entropies).sum(0)
+            distribution = torch.cat(parts, 2)
         else:
-            log_prob_BE, entropy_B = self._score(encoding, chain[:, :-1], chain[:, 1:], slice(None))
-        count = (1 if self.one_stochastic_step else self.denoise_steps) * self.execute * self.spec.action_dim
-        return Evaluation.of(log_prob_BE, entropy_B, self.encoded_value(encoding, obs), count)
+            log_prob_BE, entropy_B, distribution = self._score(encoding, chain[:, :-1], chain[:, 1:], slice(None))
+        value_B, count = self.encoded_value(encoding, obs), distribution[0, 0].numel()
+        return Evaluation.of(log_prob_BE, entropy_B, value_B, distribution, count, self.scored_share)
 
-    def _score(self, encoding: Any, x: Tensor, after: Tensor, k: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-density [B, E] and entropy [B] of steps ``k`` from x to after, both [B, steps, H, W]."""
+    def _score(self, encoding: Any, x: Tensor, after: Tensor, k: slice | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Score steps ``k`` from x to after, both [B, steps, H, W].
+
+        Return the log-density [B, E], the entropy [B] and the distribution [B, 2, steps, E, A] of the executed actions.
+        """
         _, mean, std = self.transition(self.expand_steps(encoding), x, k)
         entropy_B = sum_executed(gaussian_entropy(std[..., : self.spec.action_dim]), self.execute)
-        return self._density(after, mean, std), entropy_B
+        distribution = torch.stack((mean, std), 1)[..., : self.execute, : self.spec.action_dim]
+        return self._density(after, mean, std), entropy_B, distribution
 
     def _density(self, x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
         """Return the log-density of transitions to x [B, steps, H, W], the share of each executed action, [B, E]."""

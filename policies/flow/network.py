@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import atanh, log, pi
+from math import pi
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from policies.networks import ACTIVATIONS, linear, trunk
+from policies.networks import ACTIVATIONS, StdBounds, linear, trunk
 
 TIME_FEATURES = 16
 
@@ -85,8 +85,8 @@ class Denoiser(nn.Module):
 class NoiseNetwork(nn.Module):
     """Bounded standard deviation of a denoise step from the denoiser's F features; initially ``sigma_init``.
 
-    ``log sigma^2 = (hi + lo) / 2 + (hi - lo) / 2 * tanh(z)``, ``lo = log sigma_min^2``, ``hi = log sigma_max^2`` and
-    ``z = bias + mean(weight * features)``, with weight 0 at first. A linear layer would have a sum instead of the mean.
+    It is ``StdBounds`` of ``z = bias + mean(weight * features)``, with weight 0 at first. A linear layer would have a
+    sum instead of the mean.
     With the mean, an optimiser like Adam moves z as fast through all weights together as through the bias. With a sum,
     exploration would collapse F times faster than that of a Gaussian policy with a free log-std. A deployed policy does
     not need this network.
@@ -94,11 +94,9 @@ class NoiseNetwork(nn.Module):
 
     def __init__(self, features: int, chunk_dim: int, sigma_min: float, sigma_max: float, sigma_init: float) -> None:
         super().__init__()
-        self.log_sigma_center = 0.5 * (log(sigma_max) + log(sigma_min))
-        self.log_sigma_radius = 0.5 * (log(sigma_max) - log(sigma_min))
-        z_init = atanh((log(sigma_init) - self.log_sigma_center) / self.log_sigma_radius)
+        self.bounds = StdBounds(sigma_min, sigma_max)
         self.weight = nn.Parameter(torch.zeros(chunk_dim, features))
-        self.bias = nn.Parameter(torch.full((chunk_dim,), z_init))
+        self.bias = nn.Parameter(torch.full((chunk_dim,), self.bounds.inverse(sigma_init)))
 
     def forward(self, features: Tensor) -> Tensor:
         """Return sigma [..., H*A] in [sigma_min, sigma_max] for features [..., F]."""
@@ -110,4 +108,4 @@ class NoiseNetwork(nn.Module):
 
     def bound(self, z: Tensor) -> Tensor:
         """Return sigma [..., H*A] for the product of features and scaled weight, [..., H*A]."""
-        return (self.log_sigma_center + self.log_sigma_radius * torch.tanh(z + self.bias)).exp()
+        return self.bounds.std(z + self.bias)

@@ -44,14 +44,15 @@ def parameters(policy: TinyPolicy) -> Tensor:
 
 
 class Recorder(TinyPolicy):
-    """Remembers which rows each evaluation saw, by their first state number."""
+    """Remembers which rows each minibatch had, by their first state number."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[Tensor] = []
 
     def evaluate(self, obs: Obs, chain: Tensor) -> Evaluation:
-        self.seen.append(obs["state"][:, 0].clone())
+        if torch.is_grad_enabled():
+            self.seen.append(obs["state"][:, 0].clone())
         return super().evaluate(obs, chain)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from algos.batch import flatten, flatten_obs, merge_fragments
+from algos.batch import evaluate_in_pieces, flatten, flatten_obs, merge_fragments
 from algos.losses import CORRECTIONS
 from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
@@ -69,9 +69,9 @@ def test_with_learning_rate_zero_they_stay_so_for_ever() -> None:
 
 def test_skipping_the_proximal_pass_on_fresh_data_is_exact() -> None:
     policy = TinyPolicy()
-    algorithm, fragment = ppo(policy), make_fragment(policy, seed=1)
-    recomputed, _ = algorithm.log_prob(policy, flatten_obs(fragment.obs, CPU), flatten(fragment.chain))
-    torch.testing.assert_close(recomputed, flatten(fragment.log_prob_TN), atol=1e-5, rtol=0)
+    fragment = make_fragment(policy, seed=1)
+    recomputed = evaluate_in_pieces(policy, flatten_obs(fragment.obs, CPU), flatten(fragment.chain), 7)
+    torch.testing.assert_close(recomputed.log_prob_B, flatten(fragment.log_prob_TN), atol=1e-5, rtol=0)
 
 
 def test_the_trust_region_of_stale_data_is_around_the_weights_of_this_update() -> None:
@@ -82,7 +82,7 @@ def test_the_trust_region_of_stale_data_is_around_the_weights_of_this_update() -
     coupled = ppo(copy.deepcopy(policy), correction="none", **ONCE).update([fragment], version=5)
     assert decoupled["train/ratio_first"] == pytest.approx(1.0, abs=1e-5)
     assert decoupled["train/approx_kl"] == pytest.approx(0.0, abs=1e-5)
-    assert coupled["train/approx_kl"] > 1e-3
+    assert abs(coupled["train/ratio_first"] - 1.0) > 1e-3
     assert decoupled["async/ess"] == coupled["async/ess"] < 0.999
     assert decoupled["async/staleness_mean"] == decoupled["async/staleness_max"] == 2.0
 

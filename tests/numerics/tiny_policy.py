@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Independent, Normal, kl_divergence
 
 from embodied.core.episodes import EpisodeStats
 from embodied.core.types import Evaluation, Fragment, Obs, PolicySample
@@ -55,7 +56,13 @@ class TinyPolicy(nn.Module):
         constant = self.log_std + 0.5 * math.log(2 * math.pi)
         log_prob_BE = (-0.5 * scaled**2 - constant).view(-1, EXECUTE, ACTION).sum(-1)
         entropy_B = (constant + 0.5).sum().expand(len(features)).contiguous()
-        return Evaluation.of(log_prob_BE, entropy_B, self.critic(features)[:, 0], EXECUTE * ACTION)
+        mean = self.actor(features)
+        distribution = torch.stack((mean, self.log_std.exp().expand_as(mean)), 1)
+        return Evaluation.of(log_prob_BE, entropy_B, self.critic(features)[:, 0], distribution, EXECUTE * ACTION)
+
+    def kl_divergence(self, p: Tensor, q: Tensor) -> Tensor:
+        first, second = (Independent(Normal(*part.unbind(1), validate_args=False), 1) for part in (p, q))
+        return kl_divergence(first, second)
 
     @torch.no_grad()
     def value(self, obs: Obs) -> Tensor:

@@ -33,4 +33,4 @@ def test_learning_leaves_the_base_alone() -> None:
     for weights in (policy.state_dict(), algorithm.deployed.state_dict()):
         changed = {key for key in before if not torch.equal(weights[key], before[key])}
         assert not any(key.startswith("base.") for key in changed)
-        assert {"log_std", "actor.0.weight", "state_normalizer.mean"} <= changed
+        assert {"bounded_std.z", "actor.0.weight", "state_normalizer.mean"} <= changed

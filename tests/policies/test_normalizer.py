@@ -61,3 +61,47 @@ def test_constant_features_and_outliers_stay_bounded():
     normalizer.update(torch.tensor([[2.0, 0.0], [2.0, 1.0]]))
     assert normalizer(torch.tensor([2.0, 0.5])).abs().max() == 0.0
     assert normalizer(torch.tensor([1e6, -1e6])).abs().max() == 10.0
+
+
+def test_one_outlier_among_many_observations_does_not_flatten_the_others():
+    """A simulation that is about to diverge gives an observation of 3e5 among 800,000 of the size of 1."""
+    for first in (True, False):
+        normalizer = RunningNormalizer(2)
+        for batch in range(40):
+            x = torch.randn(2000, 2, generator=torch.Generator().manual_seed(batch))
+            if batch == (0 if first else 20):
+                x[7, 0] = 3e5
+            normalizer.update(x)
+        torch.testing.assert_close(normalizer.var, torch.ones(2), rtol=0.05, atol=0)
+
+
+def test_fitting_ignores_an_outlier_too():
+    x = torch.randn(5000, 1, generator=torch.Generator().manual_seed(0))
+    x[3] = -1e6
+    normalizer = RunningNormalizer(1)
+    normalizer.fit(x)
+    assert 0.9 < float(normalizer.var) < 1.3
+
+
+def test_rare_flags_and_features_that_begin_to_vary_enter_the_statistics():
+    """A contact that is set once in a thousand steps, and a feature that is constant at first."""
+    normalizer, seen = RunningNormalizer(2), []
+    for batch in range(20):
+        x = torch.zeros(1000, 2)
+        x[batch, 0] = 1.0
+        if batch >= 10:
+            x[:, 1] = 50 * torch.randn(1000, generator=torch.Generator().manual_seed(batch))
+        normalizer.update(x)
+        seen.append(x)
+    expected = torch.cat(seen)
+    torch.testing.assert_close(normalizer.mean, expected.mean(0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(normalizer.var, expected.var(0, correction=0), rtol=1e-4, atol=1e-6)
+
+
+def test_a_rare_large_feature_is_clipped_as_it_would_be_without_the_bound():
+    x = torch.zeros(10_000, 1)
+    x[:50] = 200.0
+    normalizer = RunningNormalizer(1)
+    normalizer.update(x)
+    assert float(normalizer(torch.tensor([[200.0]]))) == normalizer.clip
+    assert (200.0 - float(x.mean())) / float(x.std()) > normalizer.clip
