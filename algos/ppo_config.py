@@ -27,14 +27,16 @@ class PPOConfig:
     num_minibatches: Count = 4
     """Minibatches of nearly equal size, reshuffled every epoch; nothing is dropped."""
     target_kl: NonNegative | None = None
-    """The epochs stop after one with a higher mean approximate KL; null: never."""
+    """The epochs stop after one in which the mean KL of a decision from the start of the update is higher; null:
+    never."""
 
     # policy loss
     reduction: Reduction = "sum"
     """Log-probability whose ratio is clipped: the decision's (sum, exact), its mean over the terms (mean), or that of
     each executed action (action). A clip_range of 0.2 becomes 0.003 for mean and 0.1 for action (docs/flow_rl.md)."""
     clip_range: Positive = 0.2
-    """The ratio to the proximal policy is clipped to 1 +- this. Its scale depends on ``reduction``."""
+    """The ratio to the proximal policy is clipped to 1 +- this. Its scale depends on ``reduction``. With one of K denoise
+    steps drawn at random, it is divided by sqrt(K)."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """c > 1: a negative advantage A contributes at least c * A; null: off."""
     normalize_advantage: bool = True
@@ -60,7 +62,7 @@ class PPOConfig:
     schedule: Literal["fixed", "adaptive"] = "adaptive"
     """adaptive: keep the KL of a minibatch near desired_kl (rule of rsl_rl)."""
     desired_kl: Positive = 0.03
-    """Target KL of a minibatch for schedule=adaptive."""
+    """Target for schedule=adaptive: KL of a decision from the start of the update, in nats, mean over a minibatch."""
     max_grad_norm: Positive = 1.0
     """Largest norm of the gradient; a critic with its own learning rate is clipped separately."""
 
@@ -84,7 +86,7 @@ class PPOConfig:
     critic_warmup: Natural = 0
     """Number of first updates in which only the critic (parameters named critic.*) learns."""
     reference_kl_coef: NonNegative = 0.0
-    """Weight of the KL to the policy that training started from."""
+    """Weight of KL(policy || policy that training started from) of a decision."""
 
     # evaluation
     ema_decay: ShareBelow1 = 0.0
