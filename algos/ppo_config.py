@@ -35,8 +35,8 @@ class PPOConfig:
     """Log-probability whose ratio is clipped: the decision's (sum, exact), its mean over the terms (mean), or that of
     each executed action (action). A clip_range of 0.2 becomes 0.003 for mean and 0.1 for action (docs/flow_rl.md)."""
     clip_range: Positive = 0.2
-    """The ratio to the proximal policy is clipped to 1 +- this. Its scale depends on ``reduction``. With one of K denoise
-    steps drawn at random, it is divided by sqrt(K)."""
+    """The ratio to the proximal policy is clipped to 1 +- this. Its scale depends on ``reduction``. If one of K denoise
+    steps is drawn at random, it is divided by sqrt(K)."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """c > 1: a negative advantage A contributes at least c * A; null: off."""
     normalize_advantage: bool = True
