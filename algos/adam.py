@@ -9,8 +9,7 @@ from torch import nn
 
 from algos.ppo_config import PPOConfig
 
-LEARNING_RATE_RANGE = (1e-5, 1e-2)  # bounds and factor of the adaptive schedule, as in rsl_rl
-LEARNING_RATE_FACTOR = 1.5
+LEARNING_RATE_FACTOR = 1.5  # of one change of the adaptive schedule, as in rsl_rl
 
 
 def build_adam(policy: nn.Module, config: PPOConfig) -> torch.optim.Adam:
@@ -28,11 +27,14 @@ def build_adam(policy: nn.Module, config: PPOConfig) -> torch.optim.Adam:
     return torch.optim.Adam(groups, eps=1e-5, fused=True)
 
 
-def adapt_learning_rate(optimizer: torch.optim.Adam, kl: float, desired_kl: float) -> None:
-    """Keep the KL of a minibatch near ``desired_kl`` (rule of rsl_rl); a critic's own learning rate does not change."""
+def adapt_learning_rate(optimizer: torch.optim.Adam, kl: float, config: PPOConfig) -> None:
+    """Keep the KL of a minibatch near ``desired_kl`` (rule of rsl_rl); a critic's own learning rate does not change.
+
+    A rate outside the bounds of the schedule may only come closer to them.
+    """
     group = optimizer.param_groups[0]
-    lowest, highest = LEARNING_RATE_RANGE
-    if kl > 2 * desired_kl:
-        group["lr"] = max(min(lowest, group["lr"]), group["lr"] / LEARNING_RATE_FACTOR)
-    elif kl < desired_kl / 2:
-        group["lr"] = min(max(highest, group["lr"]), group["lr"] * LEARNING_RATE_FACTOR)
+    rate = group["lr"]
+    if kl > 2 * config.desired_kl:
+        group["lr"] = max(min(config.min_learning_rate, rate), rate / LEARNING_RATE_FACTOR)
+    elif kl < config.desired_kl / 2:
+        group["lr"] = min(max(config.max_learning_rate, rate), rate * LEARNING_RATE_FACTOR)

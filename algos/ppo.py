@@ -284,7 +284,7 @@ class PPO:
                         [loss.log_ratio_B.exp().mean(), behaviour_sample_size(minibatch, loss.log_prob_B)]
                     )
                 elif config.schedule == "adaptive" and not warming and bool(minibatch.column("kl_weight").any()):
-                    adapt_learning_rate(self.optimizer, float(loss.statistics[2]), config.desired_kl)
+                    adapt_learning_rate(self.optimizer, float(loss.statistics[2]), config)
                 self.optimizer.zero_grad(set_to_none=True)
                 torch.autograd.backward(loss.total)
                 if warming:

@@ -63,6 +63,10 @@ class PPOConfig:
     """adaptive: keep the KL of a minibatch near desired_kl (rule of rsl_rl)."""
     desired_kl: Positive = 0.03
     """Target for schedule=adaptive: KL of a decision from the start of the update, in nats, mean over a minibatch."""
+    min_learning_rate: Positive = 1e-5
+    """Lower bound of the learning rate for schedule=adaptive; the default is that of rsl_rl."""
+    max_learning_rate: Positive = 1e-2
+    """Upper bound of the learning rate for schedule=adaptive; the default is that of rsl_rl."""
     max_grad_norm: Positive = 1.0
     """Largest norm of the gradient; a critic with its own learning rate is clipped separately."""
 
@@ -93,6 +97,11 @@ class PPOConfig:
     """Decay of the average of the weights over updates that is evaluated and kept; 0: the weights themselves."""
 
     def __post_init__(self) -> None:
+        if self.min_learning_rate > self.max_learning_rate:
+            raise UserError(
+                f"min_learning_rate: got {self.min_learning_rate}, allowed: at most "
+                f"max_learning_rate={self.max_learning_rate}"
+            )
         exact = self.correction in ("decoupled", "vtrace") and self.proximal == "recompute"
         if self.reduction != "sum" and not exact:
             raise UserError(

@@ -6,9 +6,10 @@ Precedence, low to high:
 
     1. defaults of the dataclasses
     2. YAML files of the groups
-    3. ``tuned`` settings in the task's YAML for this ``<policy>-<algo>`` pair
-    4. ``with_init`` settings for the pair, if ``init`` is given
-    5. the command line
+    3. ``tuned`` settings in the policy's YAML for this ``<policy>-<algo>`` pair
+    4. ``tuned`` settings in the task's YAML for the pair
+    5. ``with_init`` settings for the pair, if ``init`` is given
+    6. the command line
 
 The dataclasses are the schema (embodied/core/options.py): a YAML file lists only what differs from them.
 Bad input raises UserError with the key, the value and what is allowed.
@@ -101,10 +102,13 @@ def compose(config_dir: Path, name: str, overrides: Mapping[str, Any]) -> dict[s
         config = _compose_groups(config_dir, name, choices)
         pairs, pair = _all_pairs(config_dir), f"{config.policy.name}-{config.algo.name}"
         with_init = _settings_of_pair(config.pop("with_init", None), pair, pairs, "'with_init'")
-        tuned = _settings_of_pair(config.task.pop("tuned", None), pair, pairs, f"'tuned' of task {config.task.name}")
+        tuned = [
+            _settings_of_pair(section.pop("tuned", None), pair, pairs, f"'tuned' of {group} {section.name}")
+            for group, section in (("policy", config.policy), ("task", config.task))
+        ]
         if values.get("init") is None:
             with_init = {}
-        tree = OmegaConf.to_container(OmegaConf.merge(config, tuned, with_init), resolve=False)
+        tree = OmegaConf.to_container(OmegaConf.merge(config, *tuned, with_init), resolve=False)
         assert isinstance(tree, dict)
         apply_values(typing.cast(dict[str, Any], tree), values)
         resolved = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)

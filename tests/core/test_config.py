@@ -66,6 +66,16 @@ def test_precedence_is_command_line_then_tuned_then_group(config_dir: Path) -> N
     assert other_policy["num_envs"] == 8
 
 
+def test_tuned_settings_of_a_policy_are_below_those_of_a_task(config_dir: Path) -> None:
+    path = config_dir / "policy" / "flow.yaml"
+    path.write_text(path.read_text() + "\ntuned:\n  flow-ppo: {num_envs: 4, algo: {gamma: 0.5, epochs: 9}}\n")
+    lift = compose(config_dir, "train", {"task": "lift"})
+    assert (lift["num_envs"], lift["algo"]["gamma"], lift["algo"]["epochs"]) == (16, 0.97, 3)
+    reach = compose(config_dir, "train", {"task": "reach"})
+    assert (reach["num_envs"], reach["algo"]["gamma"], reach["algo"]["epochs"]) == (4, 0.5, 9)
+    assert "tuned" not in reach["policy"]
+
+
 def test_settings_with_init_are_between_tuned_and_the_command_line(config_dir: Path) -> None:
     path = config_dir / "train.yaml"
     path.write_text(

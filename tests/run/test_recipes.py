@@ -1,0 +1,43 @@
+"""The settings that a policy, a task and a start from another run bring along, as they are composed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from embodied.run.config import RunConfig, compose_run
+
+
+def composed(algo: str, **options: Any) -> RunConfig:
+    return compose_run({"task": "tabletop", "policy": "vla", "policy.pretrained": "pi0", "algo": algo} | options)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_reinforcement_learning_of_a_published_vla_is_careful(algo: str) -> None:
+    """Rates of π_RL for the actor, also as bounds of the schedule, few epochs and an average; the critic learns first."""
+    found = composed(algo).algo
+    assert found["schedule"] == "adaptive"
+    assert found["min_learning_rate"] <= 1e-6 < found["learning_rate"] <= found["max_learning_rate"] <= 1e-5
+    assert found["epochs"] <= 2
+    assert found["ema_decay"] == 0.99
+    if algo == "ppo":
+        assert found["critic_learning_rate"] == 1e-4
+        assert found["critic_warmup"] == 8
+
+
+@pytest.mark.parametrize("algo", ["sft", "grounding"])
+def test_supervised_learning_of_a_published_vla_is_careful(algo: str) -> None:
+    assert composed(algo).algo["learning_rate"] == 1e-5
+
+
+def test_the_command_line_wins() -> None:
+    found = composed("ppo", **{"algo.learning_rate": 1e-6, "num_envs": 16})
+    assert found.algo["learning_rate"] == 1e-6
+    assert found.algo["epochs"] == 2
+    assert found.num_envs == 16
+
+
+def test_a_policy_that_starts_from_nothing_keeps_the_usual_rates() -> None:
+    found = compose_run({"task": "reach"}).algo
+    assert (found["learning_rate"], found["min_learning_rate"], found["max_learning_rate"]) == (7e-4, 1e-5, 1e-2)
