@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from embodied.core.statistics import wilson_interval
+from embodied.core.statistics import t_interval, wilson_interval
 
 HERE = Path(__file__).resolve().parent
 TASKS = ("push", "lift", "pick_place", "stack")
@@ -29,13 +29,20 @@ def final(record: dict[str, Any], split: str | None) -> dict[str, Any]:
     return found
 
 
-def pooled(found: list[dict[str, Any]], split: str | None = None) -> str:
-    """Success over the final evaluations of all seeds, with its Wilson interval."""
-    results = [final(record, split) for record in found]
-    episodes = sum(result["episodes"] for result in results)
-    solved = sum(round(result["success_at_end"] * result["episodes"]) for result in results)
-    low, high = wilson_interval(solved, episodes)
-    return f"{100 * solved / episodes:.1f}% ({100 * low:.1f} to {100 * high:.1f})"
+def spread(found: list[dict[str, Any]], split: str | None = None) -> str:
+    """Mean success over training seeds with its 95% t interval, or for a single run its Wilson interval.
+
+    Two seeds have no interval here: where they agree by chance, the t interval has no width.
+    """
+    values = percents(found, split)
+    if len(values) == 1:
+        result = final(found[0], split)
+        low, high = wilson_interval(round(result["success_at_end"] * result["episodes"]), result["episodes"])
+        return f"{values[0]:.1f}% ({100 * low:.1f} to {100 * high:.1f}, one seed)"
+    if len(values) == 2:
+        return f"{mean(values):.1f}% (two seeds)"
+    center, half = t_interval(values)
+    return f"{center:.1f}% ({max(0.0, center - half):.1f} to {min(100.0, center + half):.1f})"
 
 
 def listed(values: list[float]) -> str:
@@ -59,14 +66,14 @@ def row(*cells: str) -> None:
 
 def imitation() -> None:
     """From demonstrations to imitation to reinforcement learning."""
-    row("task", "imitation, each seed", "after RL, each seed", "after RL, all episodes", "minutes of RL")
+    row("task", "imitation, each seed", "after RL, each seed", "after RL, mean of the seeds", "minutes of RL")
     row(*["---"] * 5)
     before, after = [], []
     for task in TASKS:
         sft, rl = records(f"imitation/{task}-[0-9]-sft.json"), records(f"imitation/{task}-[0-9]-rl.json")
         before.append(mean(percents(sft)))
         after.append(mean(percents(rl)))
-        row(f"`{task}`", listed(percents(sft)), listed(percents(rl)), pooled(rl), minutes(rl))
+        row(f"`{task}`", listed(percents(sft)), listed(percents(rl)), spread(rl), minutes(rl))
     row("average", f"{mean(before):.1f}%", f"{mean(after):.1f}%", "", "")
     print()
 
@@ -79,18 +86,18 @@ def scratch() -> None:
     for task in ("lift", "pick_place"):
         kinds = records(f"learning/{task}-flow-*.json"), records(f"imitation/{task}-[0-9]-rl.json")
         first = [listed([minutes_to(record, 0.9) for record in found]) for found in kinds]
-        row(f"`{task}`", *first, *map(pooled, kinds))
+        row(f"`{task}`", *first, *map(spread, kinds))
     print()
 
 
 def tabletop() -> None:
     """Goals that are trained on and goals that are held out, from pixels and words and from the state alone."""
-    row("sees", "goals", "imitation, each seed", "after RL, each seed", "after RL, all episodes", "minutes of RL")
+    row("sees", "goals", "imitation, each seed", "after RL, each seed", "after RL, mean of the seeds", "minutes of RL")
     row(*["---"] * 6)
     for sees, prefix in (("two cameras, words", "vla/"), ("state", "vla/state-")):
         sft, rl = records(f"{prefix}imitation-[0-9].json"), records(f"{prefix}rl-[0-9].json")
         for split, label in (("train", "trained on"), ("held_out", "held out")):
-            row(sees, label, listed(percents(sft, split)), listed(percents(rl, split)), pooled(rl, split), minutes(rl))
+            row(sees, label, listed(percents(sft, split)), listed(percents(rl, split)), spread(rl, split), minutes(rl))
     print()
 
 
@@ -114,12 +121,12 @@ def stochastic_steps() -> None:
 
 def compared(kinds: dict[str, str]) -> None:
     """Runs of one or several seeds side by side; ``kinds``: a glob for each label."""
-    row("", "each seed", "all episodes (95% Wilson interval)", "minutes")
+    row("", "each seed", "mean of the seeds (95% t interval)", "minutes")
     row(*["---"] * 4)
     for label, pattern in kinds.items():
         found = records(pattern)
         if found:
-            row(label, listed(percents(found)), pooled(found), minutes(found))
+            row(label, listed(percents(found)), spread(found), minutes(found))
     print()
 
 

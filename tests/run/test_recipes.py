@@ -15,7 +15,7 @@ def composed(algo: str, **options: Any) -> RunConfig:
 
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])
 def test_reinforcement_learning_of_a_published_vla_is_careful(algo: str) -> None:
-    """Rates of π_RL for the actor, also as bounds of the schedule, few epochs and an average; the critic learns first."""
+    """Rates of π_RL for the actor, also as bounds of the schedule; few epochs; the critic learns first."""
     found = composed(algo).algo
     assert found["schedule"] == "adaptive"
     assert found["min_learning_rate"] <= 1e-6 < found["learning_rate"] <= found["max_learning_rate"] <= 1e-5
