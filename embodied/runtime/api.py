@@ -66,8 +66,9 @@ class Iteration:
     metrics: Metrics
     """``train/*`` and ``async/*`` of the algorithm, ``perf/*`` and ``rollout/*`` of the runtime.
 
-    ``rollout/*`` are absent until an episode ends and keep their last value in an iteration in which none ends. The
-    same holds for ``rollout/goals/<goal>/*`` and the episodes with that goal."""
+    ``rollout/*`` are about episodes that began as the task begins, ``rollout/other_starts/*`` about those from a later
+    stage or with less time, ``rollout/goals/<goal>/*`` about those of the first kind with that goal. Each is absent
+    until such an episode ends, and keeps its last value in an iteration in which none does."""
     episodes: EpisodeStats
     """Episodes that ended in the batch."""
     evaluation: dict[str, Any] | None = None

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, ClassVar
 
+import torch
+
 from embodied.core.episodes import EpisodeStats
 from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics, Policy
@@ -220,18 +222,29 @@ class Clock:
 
 
 def rollout_metrics(episodes: EpisodeStats, spec: EnvSpec) -> Metrics:
-    """Return means over the episodes, and if ``spec`` has several goals the success of each; {} without episodes."""
-    if len(episodes) == 0:
-        return {}
-    metrics = {
-        "rollout/return_mean": float(episodes.return_M.mean()),
-        **{f"rollout/{name}_once": float(held_M.float().mean()) for name, held_M in episodes.once.items()},
-        **{f"rollout/{name}_at_end": float(held_M.float().mean()) for name, held_M in episodes.at_end.items()},
-        "rollout/episode_length_mean": float(episodes.length_M.float().mean()),
-    }
-    if spec.has_success and len(set(spec.goals)) > 1:
+    """Return means over the episodes that began as the task begins, and under ``rollout/other_starts`` over the others.
+
+    The others began at a later stage, or with less time than the task's time limit, as staggered ones do. If ``spec``
+    has several goals, also the success of each, over the first kind. A kind without episodes has no metrics.
+    """
+    own_M = torch.from_numpy((episodes.plans.stage_n == 0) & (episodes.plans.time_limit_n >= spec.max_episode_steps))
+    own = episodes.rows(own_M)
+    metrics = _means("rollout", own) | _means("rollout/other_starts", episodes.rows(~own_M))
+    if len(own) and spec.has_success and len(set(spec.goals)) > 1:
         solved: defaultdict[str, list[bool]] = defaultdict(list)
-        for i, success in zip(episodes.plans.instruction_n.tolist(), episodes.success_at_end_M.tolist(), strict=True):
+        for i, success in zip(own.plans.instruction_n.tolist(), own.success_at_end_M.tolist(), strict=True):
             solved[re.sub(r"\W+", "_", spec.goals[i])].append(success)
         metrics |= {f"rollout/goals/{goal}/success_at_end": fmean(values) for goal, values in sorted(solved.items())}
     return metrics
+
+
+def _means(prefix: str, episodes: EpisodeStats) -> Metrics:
+    """Return the mean return, outcomes and length of the episodes under ``prefix``; {} if there are none."""
+    if len(episodes) == 0:
+        return {}
+    return {
+        f"{prefix}/return_mean": float(episodes.return_M.mean()),
+        **{f"{prefix}/{name}_once": float(held_M.float().mean()) for name, held_M in episodes.once.items()},
+        **{f"{prefix}/{name}_at_end": float(held_M.float().mean()) for name, held_M in episodes.at_end.items()},
+        f"{prefix}/episode_length_mean": float(episodes.length_M.float().mean()),
+    }

@@ -15,6 +15,7 @@ import torch
 
 from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
+from embodied.core.episodes import EpisodePlans, EpisodeStats
 from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics, Policy
 from embodied.core.spec import Instruction
@@ -22,7 +23,7 @@ from embodied.core.types import Fragment
 from embodied.runtime import RuntimeConfig, checkpoint
 from embodied.runtime.base import LoopRuntime, rollout_metrics
 from tests.runtime.builders import DECISIONS, NUM_ENVS, build, iterate, runtime_threads
-from tests.runtime.point_env import PointEnv
+from tests.runtime.point_env import PointEnv, point_spec
 
 LAYOUTS = [{"num_workers": 1, "groups_per_worker": 2}, {"num_workers": 2, "groups_per_worker": 2}]
 
@@ -139,7 +140,8 @@ def test_success_of_a_goal_is_that_of_its_last_episodes() -> None:
     for iteration in done:
         episodes = iteration.episodes
         for key, told in goals.items():
-            ran = torch.from_numpy(episodes.plans.instruction_n == told)
+            own = (episodes.plans.stage_n == 0) & (episodes.plans.time_limit_n == runtime.spec.max_episode_steps)
+            ran = torch.from_numpy(own & (episodes.plans.instruction_n == told))
             solved = episodes.success_at_end_M[ran] if len(episodes) else ran
             if len(solved):
                 expected[key] = float(solved.float().mean())
@@ -147,6 +149,26 @@ def test_success_of_a_goal_is_that_of_its_last_episodes() -> None:
     assert set(expected) == set(goals)
     assert any(len(iteration.episodes.env_id_M) == 0 for iteration in done), "the test must see values that are kept"
     assert not [key for key in rollout_metrics(done[-1].episodes, PointEnv(1).spec) if "goals" in key]
+
+
+def test_rollout_metrics_are_of_the_tasks_own_starts() -> None:
+    """Episodes that began in the hand, or with less time, succeed at another rate. They are reported apart."""
+    plans = EpisodePlans.empty(5)
+    plans.time_limit_n[:] = [20, 20, 20, 20, 7]
+    plans.stage_n[:] = [0, 1, 0, 1, 0]
+    solved = torch.tensor([False, True, True, True, False])
+    returns = torch.tensor([1.0, 10.0, 3.0, 20.0, 30.0])
+    episodes = EpisodeStats(torch.arange(5), returns, torch.tensor([20, 20, 20, 20, 7]), plans, {"success": solved},
+                            {"success": solved})  # fmt: skip
+    metrics = rollout_metrics(episodes, point_spec())
+    assert metrics["rollout/success_at_end"] == 0.5
+    assert metrics["rollout/return_mean"] == 2.0
+    assert metrics["rollout/other_starts/success_at_end"] == pytest.approx(2 / 3)
+    assert metrics["rollout/other_starts/return_mean"] == 20.0
+    assert metrics["rollout/other_starts/episode_length_mean"] == pytest.approx(47 / 3)
+    others = rollout_metrics(episodes.rows(torch.tensor([1, 3])), point_spec())
+    assert {key.rpartition("/")[0] for key in others} == {"rollout/other_starts"}
+    assert rollout_metrics(episodes.rows(torch.zeros(5, dtype=torch.bool)), point_spec()) == {}
 
 
 def test_env_steps_are_the_control_steps_really_executed() -> None:
