@@ -2,12 +2,15 @@
 
   episodes=200  seed=0        number of full-length episodes; their initial states depend on the seed alone
   checkpoint=last|step_<n>    checkpoint to evaluate
+  noise=zero|seeded           noise that a decision starts from: none, or random from the seed of its episode; the
+                              default is the run's runtime.eval_noise
   video=true                  also write videos/<checkpoint>_seed<seed>.mp4 in the run directory, with the instructions
   num_threads=0               threads of the simulation; 0 is all cores
 
-The policy acts deterministically. Last line of stdout, also written to the run's eval/: {"task", "episodes",
-"success_once", "success_at_end", "success_at_end_ci95", "return_mean", "episode_length_mean", "seed", ...}. If some
-instructions are held out from training, "splits" has the success per split of the instructions and per goal.
+With either kind of noise, an evaluation repeats exactly. Last line of stdout, also written to the run's eval/: {"task",
+"episodes", "success_once", "success_at_end", "success_at_end_ci95", "return_mean", "episode_length_mean", "seed",
+"noise", ...}. If some instructions are held out from training, "splits" has the success per split of the instructions
+and per goal.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from embodied.run.config import RunConfig, read_run
 from embodied.run.evaluation import evaluate_policy, load_checkpoint, load_policy
 from embodied.run.factories import evaluation_plans, make_env
 from embodied.runtime import threads
+from embodied.runtime.api import EvalNoise
 
 VIDEO_ENVS = 4  # side by side
 VIDEO_SIZE = (320, 240)  # width and height of each, pixels
@@ -42,6 +46,7 @@ class EvalConfig:
     seed: Seed = 0
     checkpoint: str = "last"
     video: bool = False
+    noise: EvalNoise | None = None
     num_threads: Natural = 0
 
 
@@ -55,7 +60,8 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     task = config.task["name"]
     filmed = make_filmed(config) if options.video else None
     print(f"evaluating {found.path} on {task}: {options.episodes} episodes, seed {options.seed}", file=sys.stderr)
-    result = evaluate_policy(config, policy, options.episodes, options.seed, options.num_threads)
+    noise = options.noise or config.runtime_config().eval_noise
+    [result] = evaluate_policy(config, policy, options.episodes, options.seed, [noise], options.num_threads)
     for split, rates in result.get("splits", {}).items():
         if "success_at_end" not in rates:
             continue
@@ -63,7 +69,7 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
         note = f"{rates['success_at_end']:.1%} of {rates['episodes']} episodes ({low:.1%} to {high:.1%})"
         print(f"instructions of split {split}: success {note}", file=sys.stderr)
     result |= {"run": str(run_dir), "checkpoint": found.path.name, "env_steps": found.env_steps}
-    name = f"{found.path.name}_seed{options.seed}"
+    name = f"{found.path.name}_seed{options.seed}" + ("_seeded" if noise == "seeded" else "")
     write_json(run_dir / "eval" / f"{name}_episodes{options.episodes}.json", result)
     if filmed is not None:
         path = run_dir / "videos" / f"{name}.mp4"
@@ -71,7 +77,7 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
         success = f"success {result['success_at_end']:.1%}; " if "success_at_end" in result else ""
         print(f"{success}{note}", file=sys.stderr)
         with closing(filmed):
-            result["video"] = str(record_video(filmed, policy, path, options.seed))
+            result["video"] = str(record_video(filmed, policy, path, options.seed, noise))
     return result
 
 
@@ -84,7 +90,7 @@ def make_filmed(config: RunConfig) -> Filmed:
     return env
 
 
-def record_video(env: Filmed, policy: Policy, path: Path, seed: int) -> Path:
+def record_video(env: Filmed, policy: Policy, path: Path, seed: int, noise: EvalNoise) -> Path:
     """Write an MP4 of the first episodes of an evaluation, each below its instruction, and return its path.
 
     Episodes are side by side, in real time.
@@ -94,7 +100,7 @@ def record_video(env: Filmed, policy: Policy, path: Path, seed: int) -> Path:
 
     render = env.film(*VIDEO_SIZE)
     plans = evaluation_plans(env.spec, VIDEO_ENVS, seed)
-    video.record(env, policy, path, lambda: caption(render(), env.instruction_texts), plans)
+    video.record(env, policy, path, lambda: caption(render(), env.instruction_texts), plans, seeded=noise == "seeded")
     return path
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from embodied.core.protocols import VecEnv
+from embodied.core.episodes import EpisodePlans, PlanList
+from embodied.core.protocols import Policy, VecEnv
 from embodied.core.spec import Box
 from embodied.core.types import Obs, Timestep
 
@@ -21,6 +25,42 @@ def execute(env: VecEnv, chunk_NHA: Tensor, num_actions: int) -> tuple[Tensor, T
         action_NEA = action_NEA.clamp(-1, 1)
     step = env.step(action_NEA.to(env.device))
     return action_NEA.cpu(), on_cpu(step)
+
+
+class Deployment:
+    """A policy that acts as it is deployed, in the episodes of a list of plans, decision by decision."""
+
+    def __init__(self, policy: Policy, env: VecEnv, plans: EpisodePlans, seeded: bool) -> None:
+        """Start the first episodes. seeded: draw ``plan_noise`` for each decision instead of none."""
+        self.policy, self.env, self.seeded = policy, env, seeded
+        self._device = next(policy.parameters()).device if isinstance(policy, nn.Module) else torch.device("cpu")
+        self._sampler = PlanList(plans, env.num_envs)
+        self._decision_n = np.zeros(env.num_envs, dtype=np.int64)
+        self._obs = env.reset(self._sampler)
+
+    @torch.no_grad()
+    def step(self) -> Timestep:
+        """Plan and execute the next decision of every env."""
+        noise = None
+        if self.seeded:
+            noise = plan_noise(self._sampler.present, self._decision_n, self.policy.plan_noise_shape)
+        chunk = self.policy.plan({key: value.to(self._device) for key, value in self._obs.items()}, noise)
+        _, step = execute(self.env, chunk, self.policy.execute)
+        self._obs = step.obs
+        self._decision_n += 1
+        self._decision_n[step.final_ids.numpy()] = 0
+        return step
+
+
+def plan_noise(plans: EpisodePlans, decision_n: NDArray[np.int64], shape: tuple[int, ...]) -> Tensor:
+    """Draw the noise of deployed decisions, standard normals [n, *shape].
+
+    It is a function of the episode's plan and of ``decision_n``, the number of the decision in its episode, and of
+    nothing else: an episode can be repeated among others. Generator: Philox (Salmon et al. 2011), a key each.
+    """
+    keys = np.stack([plans.seed_n, plans.number_n * 2**32 + decision_n], -1).astype(np.uint64)
+    rows = [np.random.Generator(np.random.Philox(key=key)).standard_normal(shape, np.float32) for key in keys]
+    return torch.from_numpy(np.stack(rows))
 
 
 def on_cpu(step: Timestep) -> Timestep:

@@ -9,12 +9,10 @@ from typing import Any
 
 import imageio_ffmpeg
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
-from embodied.core.episodes import EpisodePlans, PlanList
-from embodied.core.execution import execute
+from embodied.core.episodes import EpisodePlans
+from embodied.core.execution import Deployment
 from embodied.core.protocols import Policy, Watchable
 
 Pixels = NDArray[np.uint8]
@@ -28,14 +26,14 @@ def record(
     plans: EpisodePlans,
     *,
     fps: float | None = None,
+    seeded: bool = False,
 ) -> int:
-    """Film the deterministic policy, all envs in a grid; return the number of frames.
+    """Film the policy as it is deployed, all envs in a grid; return the number of frames.
 
     render: returns images [N, h, w, 3] of the present states of all envs. It is called at the start of episodes and
     after every control step. plans: the episodes; their number must be a multiple of the number of envs. fps: frames
-    per second; None is real time. The file appears when it is complete.
+    per second; None is real time. seeded: see ``Deployment``. The file appears when it is complete.
     """
-    device = next(policy.parameters()).device if isinstance(policy, nn.Module) else torch.device("cpu")
     assert len(plans) % env.num_envs == 0, f"{len(plans)} episodes in {env.num_envs} envs"
     fps = 1.0 / env.spec.control_dt_s if fps is None else fps
     frames = 0
@@ -50,14 +48,12 @@ def record(
         try:
             for first in range(0, len(plans), env.num_envs):
                 env.on_control_step = before
-                obs = env.reset(PlanList(plans.rows(slice(first, first + env.num_envs)), env.num_envs))
+                deployment = Deployment(policy, env, plans.rows(slice(first, first + env.num_envs)), seeded)
                 film()
                 env.on_control_step = film
                 ended = np.zeros(env.num_envs, bool)
                 while not ended.all():
-                    chunk = policy.plan({key: value.to(device) for key, value in obs.items()})
-                    _, step = execute(env, chunk, policy.execute)
-                    obs = step.obs
+                    step = deployment.step()
                     ended |= (step.terminated_N | step.truncated_N).numpy()
         finally:
             env.on_control_step = before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from embodied.core.protocols import Policy
 from embodied.run.config import RunConfig
 from embodied.run.factories import evaluation_plans, make_env, make_policy, make_spec
 from embodied.runtime import checkpoint, evaluate, threads
+from embodied.runtime.api import EvalNoise
 from embodied.runtime.evaluator import MAX_EVAL_ENVS
 
 
@@ -46,9 +48,9 @@ def load_policy(config: RunConfig, found: checkpoint.Checkpoint) -> Policy:
 
 
 def evaluate_policy(
-    config: RunConfig, policy: Policy, episodes: int, seed: int, num_threads: int = 0
-) -> dict[str, Any]:
-    """Evaluate the deterministic policy on ``episodes`` fixed initial states; see embodied.runtime.evaluate.
+    config: RunConfig, policy: Policy, episodes: int, seed: int, noises: Sequence[EvalNoise], num_threads: int = 0
+) -> list[dict[str, Any]]:
+    """Evaluate the policy on ``episodes`` fixed initial states, with each of ``noises``; see embodied.runtime.evaluate.
 
     num_threads: 0 is all cores.
     """
@@ -56,6 +58,7 @@ def evaluate_policy(
     threads.use(num_threads)
     env = make_env(config, min(episodes, MAX_EVAL_ENVS), num_threads)
     try:
-        return evaluate(policy, env, evaluation_plans(env.spec, episodes, seed), seed)
+        plans = evaluation_plans(env.spec, episodes, seed)
+        return [evaluate(policy, env, plans, seed, noise) for noise in noises]
     finally:
         env.close()

@@ -15,6 +15,7 @@ from embodied.core.errors import UserError
 from embodied.core.protocols import Policy
 from embodied.run.config import RunConfig
 from embodied.run.evaluation import evaluate_policy
+from embodied.runtime.api import EvalNoise
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,16 @@ class Trainer(ABC):
         return f"{self.config.eval_episodes} episodes"
 
     def evaluate(self) -> dict[str, Any]:
-        """Evaluate ``policy``; call it after ``finish``."""
-        return evaluate_policy(self.config, self.policy, self.config.eval_episodes, self.config.seed)
+        """Evaluate ``policy`` with the noise of ``runtime.eval_noise``; call it after ``finish``.
+
+        ``other_noise`` of the result has the rates with the other kind of noise.
+        """
+        noise = self.config.runtime_config().eval_noise
+        other: EvalNoise = "seeded" if noise == "zero" else "zero"
+        episodes, seed = self.config.eval_episodes, self.config.seed
+        result, with_other = evaluate_policy(self.config, self.policy, episodes, seed, [noise, other])
+        dropped = ("task", "seed", "splits")
+        return result | {"other_noise": {key: value for key, value in with_other.items() if key not in dropped}}
 
     @abstractmethod
     def close(self) -> None:

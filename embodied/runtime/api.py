@@ -21,6 +21,11 @@ from embodied.core.episodes import EpisodeStats
 from embodied.core.options import Count, Natural, NonNegative, Seed, config_dataclass
 from embodied.core.protocols import Metrics, Policy
 
+EvalNoise = Literal["zero", "seeded"]
+"""Noise that a deployed decision starts from. zero: none, the policy is deterministic. seeded: standard normals that
+are a function of the episode's plan. A flow policy with two ways of acting then takes one of them, and a Gaussian draws
+from its standard deviation."""
+
 
 @config_dataclass
 class RuntimeConfig:
@@ -53,6 +58,8 @@ class RuntimeConfig:
     """Episodes per evaluation."""
     eval_seed: Seed = 0
     """Seed of the initial states of evaluations."""
+    eval_noise: EvalNoise = "zero"
+    """Noise of evaluated policies. zero: deterministic. seeded: random, drawn from the seed of each episode."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Evaluation of a policy: fixed episodes at full length, deterministic actions.
+"""Evaluation of a policy: fixed episodes at full length, actions without exploration.
 
     weights to deploy ──► evaluate(policy, env, plans, seed) ──► {success_at_end, ...}
 
@@ -15,39 +15,39 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from embodied.core.episodes import EpisodePlans, EpisodeStats, PlanList
-from embodied.core.execution import execute
+from embodied.core.episodes import EpisodePlans, EpisodeStats
+from embodied.core.execution import Deployment
 from embodied.core.protocols import Policy, VecEnv
 from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.statistics import wilson_interval
-from embodied.runtime.api import RuntimeConfig
+from embodied.runtime.api import EvalNoise, RuntimeConfig
 
 MAX_EVAL_ENVS = 512  # more envs cost memory and save no time
 
 
-@torch.no_grad()
 def evaluate(
-    policy: Policy, env: VecEnv, plans: EpisodePlans, seed: int, stop: threading.Event | None = None
+    policy: Policy,
+    env: VecEnv,
+    plans: EpisodePlans,
+    seed: int,
+    noise: EvalNoise = "zero",
+    stop: threading.Event | None = None,
 ) -> dict[str, Any]:
     """Run the episodes ``plans`` to their ends, one at a time in each env (which must not be more than the plans).
 
     Every plan is run once, in the env that is free first, so short episodes do not count more. Return ``summary`` of
-    the episodes, or {} if ``stop`` was set meanwhile. seed: only reported. No other thread may change the policy
-    meanwhile.
+    the episodes with ``noise``, or {} if ``stop`` was set meanwhile. seed: only reported. noise: see EvalNoise. No
+    other thread may change the policy meanwhile.
     """
-    assert isinstance(policy, nn.Module)
-    device = next(policy.parameters()).device
-    obs = env.reset(PlanList(plans, env.num_envs))
+    deployment = Deployment(policy, env, plans, seeded=noise == "seeded")
     parts: list[EpisodeStats] = []
     while sum(map(len, parts)) < len(plans):
         if stop is not None and stop.is_set():
             return {}
-        chunk = policy.plan({key: value.to(device) for key, value in obs.items()})
-        _, step = execute(env, chunk, policy.execute)
-        parts.append(step.episodes.counted())
-        obs = step.obs
+        parts.append(deployment.step().episodes.counted())
     ended = EpisodeStats.concatenate(parts)
-    return summary(ended.rows(torch.from_numpy(ended.plans.seed_n).argsort(stable=True)), env.spec, seed)
+    in_order = ended.rows(torch.from_numpy(ended.plans.seed_n).argsort(stable=True))
+    return summary(in_order, env.spec, seed) | {"noise": noise}
 
 
 def summary(stats: EpisodeStats, spec: EnvSpec, seed: int) -> dict[str, Any]:
@@ -125,7 +125,8 @@ class Evaluator:
         self.policy.load_state_dict(weights)
         if self.env is None:
             self.env = self.make_env()
-        result = evaluate(self.policy, self.env, self.plans, self.config.eval_seed, stop)
+        config = self.config
+        result = evaluate(self.policy, self.env, self.plans, config.eval_seed, config.eval_noise, stop)
         return {**result, "iteration": iteration, "env_steps": env_steps} if result else {}
 
     def close(self) -> None:

@@ -19,10 +19,21 @@ def test_evaluates_what_training_evaluated(trained: tuple[Path, Outcome]) -> Non
     run_dir, outcome = trained
     evaluated = run_eval(f"run={run_dir}", "episodes=4", "seed=0")
     assert evaluated.code == 0, evaluated.stderr
-    expected = outcome.result["eval"]
+    expected = dict(outcome.result["eval"])
+    other = expected.pop("other_noise")
+    seeded = run_eval(f"run={run_dir}", "episodes=4", "seed=0", "noise=seeded")
+    assert {key: seeded.result[key] for key in other} == other
+    assert (expected["noise"], other["noise"]) == ("zero", "seeded")
+    assert other["return_mean"] != expected["return_mean"]
     assert {key: evaluated.result[key] for key in expected} == expected
     files = list((run_dir / "eval").glob("step_*_seed0_episodes4.json"))
     assert json.loads(files[0].read_text()) == evaluated.result
+
+
+def test_an_unknown_kind_of_noise_is_named(trained: tuple[Path, Outcome]) -> None:
+    refused = run_eval(f"run={trained[0]}", "noise=random")
+    assert refused.code == 2
+    assert "noise: got 'random', allowed: 'zero' or 'seeded'" in refused.stderr
 
 
 def test_states_depend_on_the_seed_alone(trained: tuple[Path, Outcome]) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats
+from embodied.core.execution import plan_noise
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import SUCCESS, Instruction
 from embodied.core.statistics import wilson_interval
 from embodied.core.types import Obs, Timestep
 from embodied.runtime import evaluate
+from embodied.runtime.api import EvalNoise
 from embodied.runtime.evaluator import summary
 from envs import first_episodes
 from tests.runtime.builders import make_policy
@@ -62,20 +66,65 @@ def test_each_env_counts_its_first_episode_only() -> None:
     assert result["seed"] == 4
 
 
+@pytest.mark.parametrize("noise", ["zero", "seeded"])
 @pytest.mark.parametrize("num_envs", [1, 4, 9])
-def test_any_number_of_envs_runs_the_same_episodes(num_envs: int) -> None:
+def test_any_number_of_envs_runs_the_same_episodes(num_envs: int, noise: EvalNoise) -> None:
     """Nine episodes, some short: each is run once and to its end, whichever env is free."""
     policy = make_policy(PointEnv(1).spec)
     with torch.no_grad():
         policy.actor[-1].bias.fill_(1.0)
     env = WatchedEnv(num_envs)
-    result = evaluate(policy, env, plans(9, 4), seed=4)
-    reference = evaluate(policy, PointEnv(9), plans(9, 4), seed=4)
-    for key in ("task", "success_at_end_ci95"):
+    result = evaluate(policy, env, plans(9, 4), 4, noise)
+    reference = evaluate(policy, PointEnv(9), plans(9, 4), 4, noise)
+    assert result["noise"] == noise
+    for key in ("task", "noise", "success_at_end_ci95"):
         assert result.pop(key) == reference.pop(key)
     assert result == pytest.approx(reference, rel=1e-6)
     ran = [seed for step in env.steps for seed in step.episodes.counted().plans.seed_n.tolist()]
     assert sorted(ran) == plans(9, 4).seed_n.tolist()
+
+
+def test_noise_is_a_function_of_plan_and_decision() -> None:
+    run = plans(64, 3)
+    run.number_n[32:] = 1
+    run.seed_n[32:] = run.seed_n[:32]
+    decision_n = np.full(64, 5)
+    noise = plan_noise(run, decision_n, (4, 3))
+    order = np.random.default_rng(0).permutation(64)
+    assert torch.equal(plan_noise(run.rows(order), decision_n, (4, 3)), noise[torch.from_numpy(order)])
+    rows = torch.cat([noise, plan_noise(run, decision_n + 1, (4, 3))]).flatten(1)
+    assert len(rows.unique(dim=0)) == 128, "other episodes, episode numbers and decisions have other noise"
+    assert abs(float(rows.mean())) < 4 / rows.numel() ** 0.5
+    assert float(rows.std()) == pytest.approx(1.0, abs=0.05)
+
+
+class TwoWays:
+    """A flow to -1 or +1, as a policy learns it from demonstrations of both: the sign of the noise decides."""
+
+    horizon = execute = 2
+    plan_noise_shape = (2, 2)
+
+    def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
+        chosen = torch.zeros(len(obs["state"]), 2, 2) if noise is None else noise
+        return chosen.sign()
+
+
+def test_with_noise_zero_a_policy_of_two_ways_takes_neither() -> None:
+    drawn: dict[str, Tensor] = {}
+    for noise in ("zero", "seeded"):
+        actions: list[Tensor] = []
+
+        class Recorded(PointEnv):
+            def step(self, action: Tensor, seen: list[Tensor] = actions) -> Timestep:
+                seen.append(action.clone())
+                return super().step(action)
+
+        policy: Any = TwoWays()
+        evaluate(policy, Recorded(8), plans(8, 0), 0, noise)  # type: ignore[arg-type]
+        drawn[noise] = torch.cat(actions)
+    assert (drawn["zero"] == 0).all()
+    assert set(drawn["seeded"].flatten().tolist()) == {-1.0, 1.0}
+    assert abs(float(drawn["seeded"].mean())) < 0.2
 
 
 def test_splits_and_goals_are_counted_apart() -> None:
