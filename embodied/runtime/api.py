@@ -52,7 +52,7 @@ class RuntimeConfig:
     eval_episodes: Count = 50
     """Episodes per evaluation."""
     eval_seed: Seed = 0
-    """Seed of the initial states of evaluations."""
+    """Seed of the initial states of evaluations; final evaluations have others, even with the same seed."""
 
 
 @dataclass(frozen=True, slots=True)
