@@ -78,10 +78,10 @@ def keep_pretrained(policy: Policy, run_dir: Path) -> None:
         policy.save_pretrained(run_dir / PRETRAINED)
 
 
-def save_checkpoint(run_dir: Path, steps: int, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint. UserError if the disk is full or cannot be written."""
+def save_checkpoint(run_dir: Path, steps: int, state: Mapping[str, Any], after: int | None) -> None:
+    """Write a checkpoint (``checkpoint.save``). UserError if the disk is full or cannot be written."""
     try:
-        checkpoint.save(run_dir, steps, state)
+        checkpoint.save(run_dir, steps, state, after=after)
     except OSError as error:
         raise UserError(
             f"cannot write a checkpoint in {run_dir}: {error.strerror or error}. The checkpoint before it is "

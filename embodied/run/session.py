@@ -14,6 +14,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
 
+from torch import nn
+
+from embodied.core.errors import UserError, one_line
 from embodied.core.spec import TRAIN
 from embodied.report.metrics import MetricsWriter, write_atomically, write_json
 from embodied.report.progress import Progress, Status, duration
@@ -29,7 +32,7 @@ from embodied.run.directory import (
 )
 from embodied.run.signals import stop_on_signals
 from embodied.run.trainer import Limits, Report, Trainer
-from embodied.runtime.checkpoint import Checkpoint, load_latest
+from embodied.runtime.checkpoint import Checkpoint, check_weights, load_latest, read_weights
 
 RATES = ("success_once", "success_at_end", "return_mean")  # of an evaluation, kept in metrics.jsonl if it has them
 
@@ -80,7 +83,7 @@ class Session:
         UserError for a state that does not fit (nothing is written). Stopped after a signal (the state is saved).
         """
         if self.found is not None:
-            trainer.load_state_dict(self.found.state)
+            load_state(trainer, self.found)
         make_run_dir(self.run_dir, exist_ok=self.resumed)
         lock = self.lock or lock_run(self.run_dir)
         write_atomically(self.run_dir / CONFIG_FILE, to_yaml(self.config))
@@ -148,7 +151,8 @@ class Session:
         """Write a checkpoint of the present state, unless there is one. UserError if the disk cannot be written."""
         if trainer.steps == self.saved_steps:
             return
-        save_checkpoint(self.run_dir, trainer.steps, trainer.state_dict() | {"train": {"wall_s": self.wall_s}})
+        state = trainer.state_dict() | {"train": {"wall_s": self.wall_s}}
+        save_checkpoint(self.run_dir, trainer.steps, state, after=self.saved_steps)
         self.saved_steps, self.saved_at_s = trainer.steps, time.monotonic()
 
     def _evaluate(self, trainer: Trainer, progress: Progress, trained_s: float) -> dict[str, Any] | None:
@@ -161,3 +165,16 @@ class Session:
         evaluation = trainer.evaluate()
         write_json(self.run_dir / "eval" / f"final_{trainer.steps}.json", evaluation)
         return evaluation
+
+
+def load_state(trainer: Trainer, found: Checkpoint) -> None:
+    """Continue from a checkpoint. UserError, in one line, if its state is not one of this run."""
+    where = f"{found.path} does not fit this run"
+    assert isinstance(trainer.policy, nn.Module)
+    check_weights(read_weights(found.state.get("policy"), where), trainer.policy.state_dict(), where)
+    try:
+        trainer.load_state_dict(found.state)
+    except KeyError as error:
+        raise UserError(f"{where}: it lacks {error}") from error
+    except (ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+        raise UserError(f"{where}: {one_line(error)}") from error
