@@ -9,7 +9,7 @@ last checkpoint ──► final evaluation ──► result
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,7 +18,7 @@ from torch import nn
 
 from embodied.core.errors import UserError, one_line
 from embodied.core.spec import TRAIN
-from embodied.report.metrics import MetricsWriter, write_atomically, write_json
+from embodied.report.metrics import METRICS_FILE, MetricsWriter, read_metrics, write_atomically, write_json
 from embodied.report.progress import Progress, Status, duration
 from embodied.run.command import Stopped
 from embodied.run.config import CONFIG_FILE, RunConfig, compose_run, resume_run, to_yaml
@@ -92,6 +92,7 @@ class Session:
             stack.callback(lock.close)
             writer = MetricsWriter(self.run_dir, trainer.iteration if self.resumed else None)
             stack.callback(writer.close)
+            self.eval_success = eval_success(read_metrics(self.run_dir / METRICS_FILE))  # of earlier sessions
             progress = Progress(trainer.total_steps, self.config.max_minutes)
             stack.callback(progress.close)
             progress.message(trainer.announcement())
@@ -119,8 +120,11 @@ class Session:
                 self._record(report, trainer, writer, progress)
                 if time.monotonic() - self.saved_at_s >= 60.0 * self.config.checkpoint_minutes:
                     self._save(trainer)
-                if goal is not None and self.eval_success is not None and self.eval_success >= goal:
-                    progress.message(f"an evaluation reached {self.eval_success:.1%}: stop_at_success={goal}")
+                success = (
+                    None if report.evaluation is None else self.eval_success
+                )  # that of an earlier session is no end
+                if goal is not None and success is not None and success >= goal:
+                    progress.message(f"an evaluation reached {success:.1%}: stop_at_success={goal}")
                     break
             trained_s = self.wall_s
             self._save(trainer)
@@ -132,11 +136,10 @@ class Session:
         row = {"iteration": trainer.iteration, "wall_s": round(wall_s, 3), **report.metrics}
         if report.evaluation is not None:
             evaluation, splits = report.evaluation, report.evaluation.get("splits", {})
-            success = splits.get(TRAIN, evaluation).get("success_at_end")
-            self.eval_success = None if success is None else float(success)
             row |= {f"eval/{key}": evaluation[key] for key in RATES if key in evaluation}
-            if success is not None:
+            if "success_at_end" in evaluation:
                 row |= {f"eval/{split}/success_at_end": rates["success_at_end"] for split, rates in splits.items()}
+            self.eval_success = eval_success([row])
             write_json(self.run_dir / "eval" / f"train_{evaluation['env_steps']}.json", evaluation)
         writer.write(row)
         progress.update(
@@ -165,6 +168,18 @@ class Session:
         evaluation = trainer.evaluate()
         write_json(self.run_dir / "eval" / f"final_{trainer.steps}.json", evaluation)
         return evaluation
+
+
+def eval_success(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the success of the last evaluation in rows of metrics.jsonl, on instructions that are trained on.
+
+    None if there is none.
+    """
+    for row in reversed(rows):
+        success = row.get(f"eval/{TRAIN}/success_at_end", row.get("eval/success_at_end"))
+        if success is not None:
+            return float(success)
+    return None
 
 
 def load_state(trainer: Trainer, found: Checkpoint) -> None:
