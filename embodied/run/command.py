@@ -18,6 +18,9 @@ from typing import Any
 import embodied
 
 INTERRUPTED = 130
+DISK_ERRORS = (  # what a disk refuses; other errors of files are bugs
+    errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG,
+)  # fmt: skip
 
 
 def check_installation() -> str | None:
@@ -65,7 +68,7 @@ def run_command(command: Callable[[Sequence[str]], dict[str, Any]], usage: str |
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in DISK_ERRORS:
             traceback.print_exc()
             return 1
         print(f"error: {error.strerror}: {error.filename or 'the output directory'}", file=sys.stderr)
