@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import embodied
+from embodied.run.signals import INTERRUPTED, raise_on_interrupt
 
-INTERRUPTED = 130
 DISK_ERRORS = (  # what a disk refuses; other errors of files are bugs
     errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG,
 )  # fmt: skip
@@ -62,6 +62,7 @@ def run_command(command: Callable[[Sequence[str]], dict[str, Any]], usage: str |
 
     code = 0
     try:
+        raise_on_interrupt()
         with redirect_stdout(sys.stderr):
             result = command(argv)
     except UserError as error:
