@@ -8,7 +8,6 @@ last checkpoint ──► final evaluation ──► result
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, TextIO
 
 from torch import nn
 
+from embodied.core.clock import running_s
 from embodied.core.errors import UserError, one_line
 from embodied.core.spec import TRAIN
 from embodied.report.metrics import METRICS_FILE, MetricsWriter, read_metrics, write_atomically, write_json
@@ -40,7 +40,7 @@ RATES = ("success_once", "success_at_end", "return_mean")  # of an evaluation, k
 class Session:
     """The directory, clock, limits and checkpoints of a run in this process.
 
-    start_s: when the command began, on the clock of ``time.monotonic``. The run's own clock, ``wall_s``, also counts
+    start_s: when the command began, on the clock ``running_s``. The run's own clock, ``wall_s``, also counts
     the seconds of earlier sessions up to the checkpoint.
     """
 
@@ -56,7 +56,7 @@ class Session:
         self.resumed = lock is not None
         self.start_s = start_s - (0.0 if found is None else float(found.state["train"]["wall_s"]))
         self.saved_steps = None if found is None else found.env_steps
-        self.saved_at_s = time.monotonic()
+        self.saved_at_s = running_s()
         self.eval_success: float | None = None  # of the last evaluation, on the instructions that are trained on
 
     @classmethod
@@ -74,8 +74,8 @@ class Session:
 
     @property
     def wall_s(self) -> float:
-        """Seconds that the run has taken, over all sessions."""
-        return time.monotonic() - self.start_s
+        """Seconds that the run has taken, over all sessions; a stopped process takes none (embodied.core.clock)."""
+        return running_s() - self.start_s
 
     def run(self, trainer: Trainer) -> dict[str, Any]:
         """Train, save and evaluate; return the contract's result of ``train``.
@@ -118,7 +118,7 @@ class Session:
         with stop_on_signals() as stop:
             for report in trainer.iterations(Limits(stop, deadline_s)):
                 self._record(report, trainer, writer, progress)
-                if time.monotonic() - self.saved_at_s >= 60.0 * self.config.checkpoint_minutes:
+                if running_s() - self.saved_at_s >= 60.0 * self.config.checkpoint_minutes:
                     self._save(trainer)
                 success = (
                     None if report.evaluation is None else self.eval_success
@@ -156,7 +156,7 @@ class Session:
             return
         state = trainer.state_dict() | {"train": {"wall_s": self.wall_s}}
         save_checkpoint(self.run_dir, trainer.steps, state, after=self.saved_steps)
-        self.saved_steps, self.saved_at_s = trainer.steps, time.monotonic()
+        self.saved_steps, self.saved_at_s = trainer.steps, running_s()
 
     def _evaluate(self, trainer: Trainer, progress: Progress, trained_s: float) -> dict[str, Any] | None:
         """Evaluate the trained policy and keep the result; None for eval_episodes=0."""

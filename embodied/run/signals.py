@@ -17,7 +17,7 @@ INTERRUPTED = 130
 def end_on_interrupt() -> None:
     """From now on Ctrl-C ends the process at once, with one line and ``INTERRUPTED``.
 
-    For the imports of a command, when nothing is open that would have to be closed. Another handler than Python's stays.
+    For the imports of a command, when nothing is open that must be closed. A handler that is not Python's own stays.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)

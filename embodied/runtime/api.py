@@ -105,7 +105,7 @@ class Runtime(ABC):
         deadline_s: float | None = None,
         stop_event: threading.Event | None = None,
     ) -> Iterator[Iteration]:
-        """Train until env_steps >= max_env_steps, ``time.monotonic() >= deadline_s`` or stop_event is set.
+        """Train until env_steps >= max_env_steps, ``running_s() >= deadline_s`` or stop_event is set.
 
         These limits are checked between iterations, never during one. If a part fails, all others stop and its
         exception is raised here. Call it again to continue.

@@ -7,13 +7,13 @@ import fcntl
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from embodied.core.clock import running_s
 from embodied.core.errors import UserError
 from embodied.core.protocols import Policy
 from embodied.report import progress
@@ -101,11 +101,11 @@ def run(session: Session, **options: int) -> dict[str, Any]:
 
 
 def new(path: Path, **changes: Any) -> Session:
-    return Session.new({**OPTIONS, **changes, "out": str(path)}, time.monotonic())
+    return Session.new({**OPTIONS, **changes, "out": str(path)}, running_s())
 
 
 def resume(path: Path, **changes: Any) -> Session:
-    return Session.resume(path, changes, time.monotonic())
+    return Session.resume(path, changes, running_s())
 
 
 def iterations(path: Path) -> list[int]:
