@@ -98,7 +98,7 @@ class Grounding(Supervised):
         self.learner: Groundable = policy
 
     def update(self, obs: Obs) -> float:
-        """Take one step on labelled observations and return its loss. FloatingPointError if that is not finite."""
+        """Take one step on labelled observations and return its loss. FloatingPointError as in ``descend``."""
         return self.descend(self.learner.grounding_loss(self.to_device(obs), self.trains_positions))
 
     @property

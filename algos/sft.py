@@ -55,7 +55,7 @@ class SFT(Supervised):
         return starts_W[torch.randint(len(starts_W), (self.config.batch_size,), generator=self.generator)]
 
     def update(self, obs: Obs, action_BHA: Tensor, scenes: Obs | None = None) -> float:
-        """Take one step on a batch and return its loss. FloatingPointError if that is not finite.
+        """Take one step on a batch and return its loss. FloatingPointError as in ``descend``.
 
         scenes: observations with ``target_positions``, for a policy that ``keeps_grounding``.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -64,21 +65,25 @@ class Supervised:
             module.fit_normalizer(self.to_device(obs))
 
     def descend(self, loss: Tensor) -> float:
-        """Take one step on ``loss`` and return its value. FloatingPointError if it is not finite."""
+        """Take one step on ``loss`` and return its value.
+
+        FloatingPointError, with weights and average unchanged, if the loss or the norm of its gradient is not finite.
+        """
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
+        values = {"loss": float(loss.detach()), "norm of the gradient": float(norm)}
+        broken = [f"{name} {value}" for name, value in values.items() if not math.isfinite(value)]
+        if broken:
+            raise FloatingPointError(f"update {self.updates + 1} is not finite: {', '.join(broken)}")
         self.optimizer.step()
-        value = float(loss.detach())
-        if value != value or value == float("inf"):
-            raise FloatingPointError(f"loss {value} after {self.updates} updates")
         self.updates += 1
         self._set_learning_rate()
         decay = min(self.config.ema_decay, self.updates / (self.updates + 10))  # lower at first, to forget the start
         with torch.no_grad():
             for mean, now in zip(self.average.parameters(), self.policy.parameters(), strict=True):
                 mean.lerp_(now, 1 - decay)
-        return value
+        return values["loss"]
 
     def weights(self) -> dict[str, Tensor]:
         """Return copies of the average weights on the CPU."""

@@ -38,10 +38,10 @@ from embodied.core.protocols import Demonstrating
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import SUCCESS, TRAIN, Box, CameraSpec, EnvSpec
 from embodied.data import Episode, write
-from embodied.data.lerobot_writer import refuse_existing
 from embodied.report.progress import duration
 from embodied.run.command import run_command
 from embodied.run.config import RunConfig, compose_run
+from embodied.run.directory import check_new_dir
 from embodied.run.factories import make_env, make_spec
 from embodied.runtime import threads
 from envs import first_episodes
@@ -77,7 +77,7 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
     options = from_mapping(CollectConfig, nest({key: value for key, value in overrides.items() if key in own}))
     config = compose_run({key: value for key, value in overrides.items() if key not in own})
     out = Path(options.out)
-    refuse_existing(out)
+    check_new_dir(out)
     num_threads = options.num_threads or threads.available_cores()
     threads.use(1)
     cameras = [CameraSpec.square(name, options.image_size) for name in options.cameras]

@@ -18,9 +18,9 @@ from embodied.core.config import nest, parse_overrides
 from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass, from_mapping
 from embodied.data import write
-from embodied.data.lerobot_writer import refuse_existing
 from embodied.data.maniskill import read_trajectories
 from embodied.run.command import run_command
+from embodied.run.directory import check_new_dir
 
 
 @config_dataclass
@@ -37,7 +37,7 @@ def convert(argv: Sequence[str]) -> dict[str, Any]:
     """Read and write; return the command's result. UserError for bad input, with nothing written."""
     options = from_mapping(ConvertConfig, nest(parse_overrides(argv)))
     out = Path(options.out)
-    refuse_existing(out)
+    check_new_dir(out)
     episodes, spec = read_trajectories(Path(options.source), options.instruction)
     kept = [episode for episode in episodes if options.keep_failures or bool(episode.success_L[-1])]
     if not kept:

@@ -22,11 +22,11 @@ Last line of stdout: {"run", "env_steps", "wall_s", "iterations", "eval"}. Exit 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from embodied.core.clock import running_s, ticking
 from embodied.core.config import parse_overrides
 from embodied.run.command import run_command
 from embodied.run.session import Session
@@ -35,13 +35,14 @@ from embodied.training import trainer_of
 
 def train(argv: Sequence[str]) -> dict[str, Any]:
     """Train and evaluate; return the contract's result. UserError for bad input, Stopped after a signal."""
-    start_s = time.monotonic()
-    overrides = parse_overrides(argv)
-    run = overrides.pop("resume", None)
-    session = Session.new(overrides, start_s) if run is None else Session.resume(Path(str(run)), overrides, start_s)
-    trainer = trainer_of(session.config)
-    with trainer(session.config, session.run_dir, new=session.found is None) as training:
-        return session.run(training)
+    with ticking():
+        start_s = running_s()
+        overrides = parse_overrides(argv)
+        run = overrides.pop("resume", None)
+        session = Session.new(overrides, start_s) if run is None else Session.resume(Path(str(run)), overrides, start_s)
+        trainer = trainer_of(session.config)
+        with trainer(session.config, session.run_dir, new=session.found is None) as training:
+            return session.run(training)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,6 +12,11 @@ class UserError(ValueError):
     """Bad input. Commands print its message without a traceback and exit with code 2."""
 
 
+def one_line(error: BaseException) -> str:
+    """Return the message of an error of another library as one line."""
+    return " ".join(str(error).split())
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str | None:
     """Return the allowed name closest to ``name``, or None if none is close."""
     names = list(allowed)

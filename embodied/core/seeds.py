@@ -7,19 +7,30 @@ from enum import IntEnum
 BLOCK_SIZE = 1_000_000  # env seeds, more than any pool has envs
 
 
+SEEDS = 2**31  # seeds of a user are below it (embodied.core.options.Seed)
+
+
 class Purpose(IntEnum):
-    """Purpose of a pool of envs."""
+    """Purpose of a pool of envs. Its value is the block of seed 0; every further seed is four blocks ahead.
+
+    The purposes of ``runtime.eval_seed`` begin where those of the other seeds end, so ``seed`` may equal ``eval_seed``.
+    """
 
     EVALUATION = 0
+    """Final evaluations, and those of embodied.eval."""
     TRAINING = 1
     DEMONSTRATIONS = 2
     SCENES = 3
     """Labelled images for supervised learning."""
+    VALIDATION = 4 * SEEDS
+    """Evaluations during training."""
+    VALIDATION_SCENES = 4 * SEEDS + 1
+    """Labelled images to validate on."""
 
 
 def first_env_seed(purpose: Purpose, seed: int) -> int:
     """Return the seed of env 0 of a pool; env i has this seed plus i.
 
-    seed: of the run or the command, at least 0.
+    seed: of the run, the command or ``runtime.eval_seed``, at least 0 and below ``SEEDS``.
     """
-    return BLOCK_SIZE * (len(Purpose) * seed + purpose)
+    return BLOCK_SIZE * (4 * seed + purpose)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from embodied.core.errors import UserError
+from embodied.core.errors import UserError, one_line
 from embodied.core.spec import EnvSpec
 from embodied.data.demonstrations import Episode
 from embodied.data.images import encode_png
@@ -23,24 +23,24 @@ IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def write(path: Path, episodes: Sequence[Episode], spec: EnvSpec) -> None:
-    """Write ``episodes`` (one or more) as a data set at ``path``, which must not exist. A failure leaves nothing."""
+    """Write ``episodes`` (one or more) as a data set at ``path``. A failure leaves nothing.
+
+    UserError if ``path`` exists or cannot be written.
+    """
     assert episodes
-    refuse_existing(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.writing")
-    shutil.rmtree(partial, ignore_errors=True)
     try:
+        if path.exists():
+            raise UserError(f"out={path} exists; give a new directory")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
         _write(partial, episodes, spec)
         partial.rename(path)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise UserError(f"out={path} cannot be written: {error.strerror or one_line(error)}") from error
         raise
-
-
-def refuse_existing(path: Path) -> None:
-    """Raise UserError if ``path`` exists. Commands call it before their work, ``write`` before writing."""
-    if path.exists():
-        raise UserError(f"out={path} exists; give a new directory")
 
 
 def _write(path: Path, episodes: Sequence[Episode], spec: EnvSpec) -> None:

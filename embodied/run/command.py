@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import embodied
+from embodied.core.interrupts import INTERRUPTED, raise_on_interrupt
 
-INTERRUPTED = 130
+DISK_ERRORS = (  # what a disk refuses; other errors of files are bugs
+    errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG,
+)  # fmt: skip
 
 
 def check_installation() -> str | None:
@@ -59,13 +62,14 @@ def run_command(command: Callable[[Sequence[str]], dict[str, Any]], usage: str |
 
     code = 0
     try:
+        raise_on_interrupt()
         with redirect_stdout(sys.stderr):
             result = command(argv)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in DISK_ERRORS:
             traceback.print_exc()
             return 1
         print(f"error: {error.strerror}: {error.filename or 'the output directory'}", file=sys.stderr)

@@ -55,7 +55,7 @@ class RunConfig:
     total_steps: Count
     """Control steps of all envs together, across resumes."""
     max_minutes: Positive | None = None
-    """Wall-clock minutes across resumes, including set-up; null is no limit."""
+    """Wall-clock minutes across resumes, including set-up, while the process is not stopped; null is no limit."""
     seed: Seed = 0
     """Seed of networks, envs, exploration and the final evaluation."""
     out: Text | None = None

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,13 +20,24 @@ from embodied.runtime import checkpoint
 LOCK_FILE = ".lock"
 
 
+def check_new_dir(path: Path, otherwise: str = "") -> None:
+    """Raise UserError if ``out=path`` exists or cannot be made. Nothing is left behind.
+
+    otherwise: end of the message for a path that exists.
+    """
+    try:
+        if path.exists():
+            raise UserError(f"out={path} exists; give a new directory{otherwise}")
+        parent = next(folder for folder in path.parents if folder.exists())
+        os.rmdir(tempfile.mkdtemp(prefix=".", dir=parent))
+    except OSError as error:
+        raise UserError(f"out={path} cannot be written: {error.strerror or error}") from error
+
+
 def new_run_dir(config: RunConfig) -> Path:
-    """Choose the directory of a new run, without making it. UserError if ``out=`` exists."""
+    """Choose the directory of a new run, without making it. UserError if ``out=`` exists or cannot be written."""
     if config.out is not None:
-        if Path(config.out).exists():
-            raise UserError(
-                f"out={config.out} exists; give a new directory, or go on with that run: resume={config.out}"
-            )
+        check_new_dir(Path(config.out), f", or go on with that run: resume={config.out}")
         return Path(config.out)
     base = Path("runs") / str(config.task["name"]) / f"{config.title}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = [base, *(base.with_name(f"{base.name}-{number}") for number in range(2, 100))]
@@ -78,10 +90,10 @@ def keep_pretrained(policy: Policy, run_dir: Path) -> None:
         policy.save_pretrained(run_dir / PRETRAINED)
 
 
-def save_checkpoint(run_dir: Path, steps: int, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint. UserError if the disk is full or cannot be written."""
+def save_checkpoint(run_dir: Path, steps: int, state: Mapping[str, Any], after: int | None) -> None:
+    """Write a checkpoint (``checkpoint.save``). UserError if the disk is full or cannot be written."""
     try:
-        checkpoint.save(run_dir, steps, state)
+        checkpoint.save(run_dir, steps, state, after=after)
     except OSError as error:
         raise UserError(
             f"cannot write a checkpoint in {run_dir}: {error.strerror or error}. The checkpoint before it is "

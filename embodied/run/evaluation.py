@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.protocols import Policy
 from embodied.run.config import RunConfig
@@ -37,13 +39,11 @@ def load_checkpoint(run_dir: Path, name: str) -> checkpoint.Checkpoint:
 def load_policy(config: RunConfig, found: checkpoint.Checkpoint) -> Policy:
     """Build the run's policy with a checkpoint's weights, on the CPU. UserError if the weights do not fit."""
     policy = make_policy(config, make_spec(config))
-    try:
-        policy.load_state_dict(found.state)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"{found.path} does not fit the task and policy of this version of the code: {reason}"
-        ) from error
+    assert isinstance(policy, nn.Module)
+    where = f"{found.path} does not fit the task and policy of this version of the code"
+    weights = checkpoint.read_weights(found.state, where)
+    checkpoint.check_weights(weights, policy.state_dict(), where)
+    policy.load_state_dict(weights)
     return policy
 
 

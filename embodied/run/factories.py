@@ -85,9 +85,13 @@ def make_sampler(
     return entry.build(spec, from_mapping(entry.config, options_of(config.sampler), "sampler"), setup)
 
 
-def evaluation_plans(spec: EnvSpec, episodes: int, seed: int) -> EpisodePlans:
-    """Return the fixed episodes of an evaluation. No two seeds share one, and training has none of them."""
-    return first_episodes(spec, episodes, first_env_seed(Purpose.EVALUATION, seed))
+def evaluation_plans(spec: EnvSpec, episodes: int, seed: int, during_training: bool = False) -> EpisodePlans:
+    """Return the fixed episodes of an evaluation.
+
+    No two seeds share one. Evaluations during training, the others and training itself have none in common.
+    """
+    purpose = Purpose.VALIDATION if during_training else Purpose.EVALUATION
+    return first_episodes(spec, episodes, first_env_seed(purpose, seed))
 
 
 def task_options(config: RunConfig) -> Any:

@@ -8,14 +8,17 @@ last checkpoint ──► final evaluation ──► result
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
 
+from torch import nn
+
+from embodied.core.clock import running_s
+from embodied.core.errors import UserError, one_line
 from embodied.core.spec import TRAIN
-from embodied.report.metrics import MetricsWriter, write_atomically, write_json
+from embodied.report.metrics import METRICS_FILE, MetricsWriter, read_metrics, write_atomically, write_json
 from embodied.report.progress import Progress, Status, duration
 from embodied.run.command import Stopped
 from embodied.run.config import CONFIG_FILE, RunConfig, compose_run, resume_run, to_yaml
@@ -29,7 +32,7 @@ from embodied.run.directory import (
 )
 from embodied.run.signals import stop_on_signals
 from embodied.run.trainer import Limits, Report, Trainer
-from embodied.runtime.checkpoint import Checkpoint, load_latest
+from embodied.runtime.checkpoint import Checkpoint, check_weights, load_latest, read_weights
 
 RATES = ("success_once", "success_at_end", "return_mean")  # of an evaluation, kept in metrics.jsonl if it has them
 
@@ -37,7 +40,7 @@ RATES = ("success_once", "success_at_end", "return_mean")  # of an evaluation, k
 class Session:
     """The directory, clock, limits and checkpoints of a run in this process.
 
-    start_s: when the command began, on the clock of ``time.monotonic``. The run's own clock, ``wall_s``, also counts
+    start_s: when the command began, on the clock ``running_s``. The run's own clock, ``wall_s``, also counts
     the seconds of earlier sessions up to the checkpoint.
     """
 
@@ -53,7 +56,7 @@ class Session:
         self.resumed = lock is not None
         self.start_s = start_s - (0.0 if found is None else float(found.state["train"]["wall_s"]))
         self.saved_steps = None if found is None else found.env_steps
-        self.saved_at_s = time.monotonic()
+        self.saved_at_s = running_s()
         self.eval_success: float | None = None  # of the last evaluation, on the instructions that are trained on
 
     @classmethod
@@ -71,8 +74,8 @@ class Session:
 
     @property
     def wall_s(self) -> float:
-        """Seconds that the run has taken, over all sessions."""
-        return time.monotonic() - self.start_s
+        """Seconds that the run has taken, over all sessions; a stopped process takes none (embodied.core.clock)."""
+        return running_s() - self.start_s
 
     def run(self, trainer: Trainer) -> dict[str, Any]:
         """Train, save and evaluate; return the contract's result of ``train``.
@@ -80,7 +83,7 @@ class Session:
         UserError for a state that does not fit (nothing is written). Stopped after a signal (the state is saved).
         """
         if self.found is not None:
-            trainer.load_state_dict(self.found.state)
+            load_state(trainer, self.found)
         make_run_dir(self.run_dir, exist_ok=self.resumed)
         lock = self.lock or lock_run(self.run_dir)
         write_atomically(self.run_dir / CONFIG_FILE, to_yaml(self.config))
@@ -89,6 +92,7 @@ class Session:
             stack.callback(lock.close)
             writer = MetricsWriter(self.run_dir, trainer.iteration if self.resumed else None)
             stack.callback(writer.close)
+            self.eval_success = eval_success(read_metrics(self.run_dir / METRICS_FILE))  # of earlier sessions
             progress = Progress(trainer.total_steps, self.config.max_minutes)
             stack.callback(progress.close)
             progress.message(trainer.announcement())
@@ -114,10 +118,13 @@ class Session:
         with stop_on_signals() as stop:
             for report in trainer.iterations(Limits(stop, deadline_s)):
                 self._record(report, trainer, writer, progress)
-                if time.monotonic() - self.saved_at_s >= 60.0 * self.config.checkpoint_minutes:
+                if running_s() - self.saved_at_s >= 60.0 * self.config.checkpoint_minutes:
                     self._save(trainer)
-                if goal is not None and self.eval_success is not None and self.eval_success >= goal:
-                    progress.message(f"an evaluation reached {self.eval_success:.1%}: stop_at_success={goal}")
+                success = (
+                    None if report.evaluation is None else self.eval_success
+                )  # that of an earlier session is no end
+                if goal is not None and success is not None and success >= goal:
+                    progress.message(f"an evaluation reached {success:.1%}: stop_at_success={goal}")
                     break
             trained_s = self.wall_s
             self._save(trainer)
@@ -129,11 +136,10 @@ class Session:
         row = {"iteration": trainer.iteration, "wall_s": round(wall_s, 3), **report.metrics}
         if report.evaluation is not None:
             evaluation, splits = report.evaluation, report.evaluation.get("splits", {})
-            success = splits.get(TRAIN, evaluation).get("success_at_end")
-            self.eval_success = None if success is None else float(success)
             row |= {f"eval/{key}": evaluation[key] for key in RATES if key in evaluation}
-            if success is not None:
+            if "success_at_end" in evaluation:
                 row |= {f"eval/{split}/success_at_end": rates["success_at_end"] for split, rates in splits.items()}
+            self.eval_success = eval_success([row])
             write_json(self.run_dir / "eval" / f"train_{evaluation['env_steps']}.json", evaluation)
         writer.write(row)
         progress.update(
@@ -148,8 +154,9 @@ class Session:
         """Write a checkpoint of the present state, unless there is one. UserError if the disk cannot be written."""
         if trainer.steps == self.saved_steps:
             return
-        save_checkpoint(self.run_dir, trainer.steps, trainer.state_dict() | {"train": {"wall_s": self.wall_s}})
-        self.saved_steps, self.saved_at_s = trainer.steps, time.monotonic()
+        state = trainer.state_dict() | {"train": {"wall_s": self.wall_s}}
+        save_checkpoint(self.run_dir, trainer.steps, state, after=self.saved_steps)
+        self.saved_steps, self.saved_at_s = trainer.steps, running_s()
 
     def _evaluate(self, trainer: Trainer, progress: Progress, trained_s: float) -> dict[str, Any] | None:
         """Evaluate the trained policy and keep the result; None for eval_episodes=0."""
@@ -161,3 +168,28 @@ class Session:
         evaluation = trainer.evaluate()
         write_json(self.run_dir / "eval" / f"final_{trainer.steps}.json", evaluation)
         return evaluation
+
+
+def eval_success(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the success of the last evaluation in rows of metrics.jsonl, on instructions that are trained on.
+
+    None if there is none.
+    """
+    for row in reversed(rows):
+        success = row.get(f"eval/{TRAIN}/success_at_end", row.get("eval/success_at_end"))
+        if success is not None:
+            return float(success)
+    return None
+
+
+def load_state(trainer: Trainer, found: Checkpoint) -> None:
+    """Continue from a checkpoint. UserError, in one line, if its state is not one of this run."""
+    where = f"{found.path} does not fit this run"
+    assert isinstance(trainer.policy, nn.Module)
+    check_weights(read_weights(found.state.get("policy"), where), trainer.policy.state_dict(), where)
+    try:
+        trainer.load_state_dict(found.state)
+    except KeyError as error:
+        raise UserError(f"{where}: it lacks {error}") from error
+    except (ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+        raise UserError(f"{where}: {one_line(error)}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from embodied.core.clock import running_s
 from embodied.core.errors import UserError
 from embodied.core.protocols import Policy
 from embodied.run.config import RunConfig
@@ -25,12 +25,12 @@ class Limits:
     stop: threading.Event
     """Set by the first signal."""
     deadline_s: float | None
-    """Time at which training ends, on the clock of ``time.monotonic``; None is no limit."""
+    """Time at which training ends, on the clock ``running_s``; None is no limit."""
 
     @property
     def late(self) -> bool:
         """Whether the deadline has passed."""
-        return self.deadline_s is not None and time.monotonic() >= self.deadline_s
+        return self.deadline_s is not None and running_s() >= self.deadline_s
 
 
 @dataclass(frozen=True, slots=True)

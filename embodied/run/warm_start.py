@@ -44,12 +44,12 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     assert isinstance(policy, Startable)
     supervised = not ALGORITHMS[source.algo["name"]].build.explores
     fresh = policy.not_imitated if supervised and isinstance(policy, Imitator) else ()
-    weights: Mapping[str, Tensor] = found.state
+    weights = checkpoint.read_weights(found.state, f"init={run_dir}")
     if isinstance(policy, Wrapper) and source.policy["name"] != config.policy["name"]:
         weights = {policy.wraps + key: value for key, value in weights.items()}
         fresh = tuple(key for key in policy.state_dict() if not key.startswith(policy.wraps))
     own = policy.state_dict()
-    weights = {key: own[key] for key in own if key.endswith(policy.optional_suffixes)} | dict(weights)
+    weights = {key: own[key] for key in own if key.endswith(policy.optional_suffixes)} | weights
     weights = merge_weights(weights, own, fresh, f"init={run_dir}")
     for key in policy.must_match:
         theirs, ours = source.policy[key], config.policy[key]
@@ -68,11 +68,6 @@ def merge_weights(
     """
     weights = {key: value for key, value in found.items() if not key.startswith(fresh)}
     weights |= {key: value for key, value in own.items() if key.startswith(fresh)}
-    differ = sorted(own.keys() ^ weights.keys())
-    differ += sorted(key for key in own.keys() & weights.keys() if own[key].shape != weights[key].shape)
-    if differ:
-        raise UserError(
-            f"{where} has a policy of another architecture ({len(differ)} weights do not fit, such as {differ[0]}): "
-            f"give the policy options of its {CONFIG_FILE}"
-        )
+    cure = f"has a policy of another architecture: give the policy options of its {CONFIG_FILE}"
+    checkpoint.check_weights(weights, own, f"{where} {cure}")
     return weights

@@ -12,12 +12,12 @@ with one synchronisation.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from embodied.core.clock import running_s
 from embodied.core.protocols import Policy, Precomputing
 from embodied.core.types import Obs, PolicySample
 from embodied.runtime.messages import ActReply, ActRequest
@@ -45,13 +45,13 @@ class ActorServer:
     @torch.no_grad()
     def act(self, requests: Sequence[ActRequest]) -> list[ActReply]:
         """Return one reply per request, in order, with CPU tensors. RuntimeError before the first publication."""
-        began = time.perf_counter()
+        began = running_s()
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
             if self.store.version > self.version:
                 self._take_newest()
             batches = [requests] if self.merge else [[request] for request in requests]
             replies = [reply for batch in batches for reply in self._serve(batch)]
-        self.infer_s += time.perf_counter() - began
+        self.infer_s += running_s() - began
         return replies
 
     def _take_newest(self) -> None:

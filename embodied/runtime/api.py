@@ -57,7 +57,7 @@ class RuntimeConfig:
     eval_episodes: Count = 50
     """Episodes per evaluation."""
     eval_seed: Seed = 0
-    """Seed of the initial states of evaluations."""
+    """Seed of the initial states of evaluations; final evaluations have others, even with the same seed."""
     eval_noise: EvalNoise = "zero"
     """Noise of evaluated policies. zero: deterministic. seeded: random, drawn from the seed of each episode."""
 
@@ -113,7 +113,7 @@ class Runtime(ABC):
         deadline_s: float | None = None,
         stop_event: threading.Event | None = None,
     ) -> Iterator[Iteration]:
-        """Train until env_steps >= max_env_steps, ``time.monotonic() >= deadline_s`` or stop_event is set.
+        """Train until env_steps >= max_env_steps, ``running_s() >= deadline_s`` or stop_event is set.
 
         These limits are checked between iterations, never during one. If a part fails, all others stop and its
         exception is raised here. Call it again to continue.

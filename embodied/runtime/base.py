@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from embodied.core.clock import running_s
 from embodied.core.episodes import EpisodeStats
 from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics, Policy
@@ -109,11 +109,11 @@ class LoopRuntime(Runtime):
     ) -> Iterator[Iteration]:
         stop = stop_event or threading.Event()
         self._start()
-        previous_end = time.perf_counter()
+        previous_end = running_s()
         while not (
             stop.is_set()
             or (max_env_steps is not None and self.env_steps >= max_env_steps)
-            or (deadline_s is not None and time.monotonic() >= deadline_s)
+            or (deadline_s is not None and running_s() >= deadline_s)
         ):
             if self.ledger.version < self.learner.iteration:
                 self.ledger.consumed_batch()
@@ -125,12 +125,12 @@ class LoopRuntime(Runtime):
             if self.config.max_staleness > 0:
                 self.ledger.consumed_batch()
             env_steps = sum(fragment.num_env_steps for fragment in batch)
-            now = time.perf_counter()
+            now = running_s()
             metrics |= {"perf/env_steps_per_s": env_steps / (now - previous_end), **clock.read(self)}
             episodes = EpisodeStats.concatenate([fragment.episodes for fragment in batch])
             self._rollout |= rollout_metrics(episodes, self.spec)
             evaluation = self._evaluate_if_due(stop)
-            previous_end = time.perf_counter()
+            previous_end = running_s()
             yield Iteration(self.iteration, self.env_steps, metrics | self._rollout, episodes, evaluation)
 
     def state_dict(self) -> dict[str, Any]:
@@ -217,7 +217,7 @@ class Clock:
             "perf/sim_s": sum(worker.sim_s for worker in runtime.workers) / len(runtime.workers),
             "perf/infer_s": runtime.actor.infer_s,
             "perf/learn_s": runtime.learner.learn_s,
-            "wall": time.perf_counter(),
+            "wall": running_s(),
         }
 
 

@@ -6,7 +6,11 @@
 
 Timeline of ``save``: write everything into a hidden folder, flush it to the disk, rename the folder, swap the link
 ``last``, delete the oldest checkpoints. If anything fails before the rename, the hidden folder is removed and earlier
-checkpoints are unchanged. ``load_latest`` loads the newest checkpoint whose files match the manifest.
+checkpoints are unchanged. ``load_latest`` loads the newest checkpoint whose files match the manifest and can be read.
+
+Three checkpoints that load are kept, so those that do not are not counted. A file of another size than in the manifest
+is found by its size. Hashes cost reading the files and are only compared by ``load``. So ``save`` takes the checkpoint
+that its state continues from: ``load_latest`` refused all newer ones, and they are deleted.
 
 There is one file per top-level key of the state: nested dicts and lists of tensors and plain values. It is written by
 ``torch.save`` and read with ``weights_only=True`` alone, so no pickled code is run.
@@ -25,12 +29,12 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from embodied.core.errors import UserError
+from embodied.core.errors import UserError, one_line
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +58,11 @@ class Checkpoint:
     """The saved state, or the value of the one key that was loaded."""
 
 
-def save(run_dir: Path, env_steps: int, state: Mapping[str, Any], keep: int = 3) -> Path:
-    """Write ``checkpoints/step_<env_steps>`` and point ``last`` to it; keep the newest ``keep``. Return its path.
+def save(run_dir: Path, env_steps: int, state: Mapping[str, Any], *, keep: int = 3, after: int | None = None) -> Path:
+    """Write ``checkpoints/step_<env_steps>`` and point ``last`` to it; keep the newest ``keep`` whole ones.
 
+    after: steps of the checkpoint that the state continues from, or of the one saved before; newer ones are deleted.
+    None: there is no such checkpoint, and none is deleted for being newer. Return the path of the new checkpoint.
     OSError (for instance a full disk) leaves nothing half-written and the earlier checkpoints in place.
     """
     folder = run_dir / "checkpoints"
@@ -82,8 +88,10 @@ def save(run_dir: Path, env_steps: int, state: Mapping[str, Any], keep: int = 3)
         raise
     _point_last(folder, final.name)
     _flush_folder(folder)
-    for old in [*newest_first(folder)[keep:], *folder.glob(".saving-*")]:
-        shutil.rmtree(old, ignore_errors=True)
+    before = [path for path in newest_first(folder) if path != final and (after is None or _steps(path) <= after)]
+    kept = {final, *[path for path in before if _has_its_sizes(path)][: keep - 1]}
+    for path in {*newest_first(folder), *folder.glob(".saving-*")} - kept:
+        shutil.rmtree(path, ignore_errors=True)
     return final
 
 
@@ -104,7 +112,43 @@ def load_latest(run_dir: Path, only: str | None = None) -> Checkpoint | None:
 
 
 def load(folder: Path, only: str | None = None) -> Checkpoint:
-    """Load one checkpoint. CorruptCheckpoint if a needed file is missing or damaged."""
+    """Load one checkpoint. CorruptCheckpoint if a needed file is missing, damaged or unreadable."""
+    files, env_steps = _read_manifest(folder)
+    state = {}
+    for name, expected in files.items():
+        key = name.removesuffix(".pt")
+        if only is None or key == only:
+            try:
+                data = (folder / name).read_bytes()
+            except OSError as error:
+                raise CorruptCheckpoint(f"checkpoint {folder} is corrupt: {error}") from error
+            if _entry(data) != expected:
+                raise CorruptCheckpoint(f"checkpoint {folder} is corrupt: {name} is not what was written")
+            state[key] = _deserialize(data, folder / name)
+    if only is not None and only not in state:
+        raise UserError(f"checkpoint {folder} has no '{only}', only {', '.join(sorted(files))}")
+    return Checkpoint(folder, env_steps, state if only is None else state[only])
+
+
+def read_weights(found: object, where: str) -> dict[str, Tensor]:
+    """Return the value of a policy's file; UserError unless it has tensors by name. where: start of the message."""
+    if not isinstance(found, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in found.items()
+    ):
+        raise UserError(f"{where}: its policy is not a dictionary of tensors")
+    return dict(found)
+
+
+def check_weights(found: Mapping[str, Tensor], own: Mapping[str, Tensor], where: str) -> None:
+    """Raise UserError unless the names and shapes are those of ``own``. where: start of the message."""
+    differ = sorted(own.keys() ^ found.keys())
+    differ += sorted(key for key in own.keys() & found.keys() if own[key].shape != found[key].shape)
+    if differ:
+        raise UserError(f'{where}: {len(differ)} weights do not fit, such as "{differ[0]}"')
+
+
+def _read_manifest(folder: Path) -> tuple[dict[str, Any], int]:
+    """Return the entries of the files by name, and the steps. CorruptCheckpoint if there is no valid manifest."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         files, env_steps = dict(manifest["files"]), int(manifest["env_steps"])
@@ -112,20 +156,25 @@ def load(folder: Path, only: str | None = None) -> Checkpoint:
         raise CorruptCheckpoint(f"checkpoint {folder} has no valid {MANIFEST}: {error}") from error
     if manifest.get("format") != FORMAT:
         raise UserError(f"checkpoint {folder} has format {manifest.get('format')}, this version reads {FORMAT}")
-    state = {}
-    for name, expected in files.items():
-        key = name.removesuffix(".pt")
-        if only is None or key == only:
-            try:
-                data = (folder / name).read_bytes()
-                if _entry(data) != expected:
-                    raise CorruptCheckpoint(f"checkpoint {folder} is corrupt: {name} is not what was written")
-                state[key] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-            except (OSError, UnpicklingError) as error:
-                raise CorruptCheckpoint(f"checkpoint {folder} is corrupt: {error}") from error
-    if only is not None and only not in state:
-        raise UserError(f"checkpoint {folder} has no '{only}', only {', '.join(sorted(files))}")
-    return Checkpoint(folder, env_steps, state if only is None else state[only])
+    return files, env_steps
+
+
+def _has_its_sizes(folder: Path) -> bool:
+    """Return whether the files are there and as large as the manifest says. Reads the manifest alone."""
+    try:
+        files, _ = _read_manifest(folder)
+        return all((folder / name).stat().st_size == entry["bytes"] for name, entry in files.items())
+    except (UserError, OSError, KeyError, TypeError):
+        return False
+
+
+def _deserialize(data: bytes, path: Path) -> Any:
+    """Read a file's bytes. CorruptCheckpoint if they are not what torch.save writes of tensors and plain values."""
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch has no exception of its own for bytes that it cannot read
+        message = f"checkpoint {path.parent} is corrupt: cannot read {path.name}: {one_line(error)}"
+        raise CorruptCheckpoint(message) from error
 
 
 def _serialize(value: object) -> bytes:
@@ -166,4 +215,8 @@ def _flush_folder(folder: Path) -> None:
 def newest_first(folder: Path) -> list[Path]:
     """Return the checkpoints ``step_<env_steps>`` in a folder of them, the newest first."""
     steps = [path for path in folder.glob("step_*") if re.fullmatch(r"step_\d+", path.name)]
-    return sorted(steps, key=lambda path: int(path.name.removeprefix("step_")), reverse=True)
+    return sorted(steps, key=_steps, reverse=True)
+
+
+def _steps(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))

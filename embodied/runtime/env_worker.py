@@ -14,13 +14,13 @@ draws its noise from its own generator when it makes a request, so results do no
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from embodied.core.clock import running_s
 from embodied.core.contract import check_obs, check_timestep
 from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
@@ -137,9 +137,9 @@ class Cursor:
             self.ticket = self._recorder = self._ended = None
             return fragment
         self._recorder.observe(self._t, obs)
-        began = time.perf_counter()
+        began = running_s()
         action_NEA, step = execute(self.env, reply.sample.action_NHA, self.execute)
-        self.sim_s += time.perf_counter() - began
+        self.sim_s += running_s() - began
         if not self._checked:
             check_timestep(self.env, step, self.execute)
             self._checked = len(step.final_ids) > 0

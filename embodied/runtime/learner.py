@@ -7,12 +7,12 @@ Fragments stay on the CPU; the algorithm moves their tensors to the device of it
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
+from embodied.core.clock import running_s
 from embodied.core.errors import UserError
 from embodied.core.protocols import Algorithm, Metrics, Policy
 from embodied.core.types import Fragment
@@ -50,12 +50,12 @@ class Learner:
 
     def learn(self, fragments: Sequence[Fragment]) -> Metrics:
         """Update on one batch and publish; return the algorithm's metrics."""
-        began = time.perf_counter()
+        began = running_s()
         metrics = self.algorithm.update(fragments, self.iteration)
         self.iteration += 1
         self.env_steps += sum(fragment.num_env_steps for fragment in fragments)
         self.publish()
-        self.learn_s += time.perf_counter() - began
+        self.learn_s += running_s() - began
         return metrics
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
+
+from embodied.core.clock import running_s
 
 log = logging.getLogger(__name__)
 
@@ -22,15 +23,15 @@ class Board:
 
     def set(self, part: str, doing: str) -> None:
         """Set the activity of a part."""
-        self._entries[part] = (doing, time.monotonic())
+        self._entries[part] = (doing, running_s())
 
     def idle_s(self) -> float:
         """Return the seconds since any part changed its activity; 0 if none has one."""
-        return time.monotonic() - max((since for _, since in list(self._entries.values())), default=time.monotonic())
+        return running_s() - max((since for _, since in list(self._entries.values())), default=running_s())
 
     def report(self) -> str:
         """Return a line per part."""
-        now = time.monotonic()
+        now = running_s()
         return "\n".join(
             f"  {part} {doing} for {now - since:.1f} s" for part, (doing, since) in sorted(self._entries.items())
         )
@@ -97,6 +98,6 @@ class Supervisor:
         reported_at = 0.0
         while not self.stopping.wait(min(watchdog_s / 4, 1.0)):
             idle_s = self.board.idle_s()
-            if idle_s >= watchdog_s and time.monotonic() - reported_at >= watchdog_s:
-                reported_at = time.monotonic()
+            if idle_s >= watchdog_s and running_s() - reported_at >= watchdog_s:
+                reported_at = running_s()
                 log.warning("no progress for %.0f s:\n%s", idle_s, self.board.report())

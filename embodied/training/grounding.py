@@ -104,7 +104,7 @@ class GroundingTrainer(SupervisedTrainer):
     def _validation_scenes(self) -> Obs:
         """Render the validation scenes, of all splits. Runs with the same ``eval_seed`` have the same ones."""
         pool = factories.make_env(self.config, VALIDATION_SCENES, threads.available_cores(), self.run_dir)
-        seed = first_env_seed(Purpose.SCENES, int(self.config.runtime["eval_seed"]))
+        seed = first_env_seed(Purpose.VALIDATION_SCENES, int(self.config.runtime["eval_seed"]))
         sampler = UniformSampler(pool.spec, UniformConfig(), SamplerSetup(VALIDATION_SCENES, seed))
         scenes = Scenes(LabeledPool(pool, sampler), self.policy.execute, seed)
         frames = [scenes.render_next() for _ in range(FRAMES_PER_SCENE)]

@@ -103,5 +103,5 @@ def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
         make_policy=partial(make_initial_policy if new else factories.make_policy, config),
         make_algorithm=partial(factories.make_algorithm, config),
         make_eval_env=make_env,
-        eval_plans=factories.evaluation_plans,
+        eval_plans=partial(factories.evaluation_plans, during_training=True),
     )

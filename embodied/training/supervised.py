@@ -6,7 +6,6 @@ targets ──► algorithm.update ──► average weights ──► validatio
 from __future__ import annotations
 
 import math
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ import torch
 from torch import nn
 
 from algos.supervised import Supervised
+from embodied.core.clock import running_s
 from embodied.core.protocols import Policy
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import EnvSpec
@@ -89,13 +89,13 @@ class SupervisedTrainer(Trainer):
     def iterations(self, limits: Limits) -> Iterator[Report]:
         algorithm, options = self.algorithm, self.algorithm.config
         losses: list[float] = []
-        began, first = time.monotonic(), algorithm.updates
+        began, first = running_s(), algorithm.updates
         while algorithm.updates < options.updates and not limits.stop.is_set():
             losses.append(self.update())
             late = limits.late
             if algorithm.updates % options.validate_every and algorithm.updates < options.updates and not late:
                 continue
-            rate = (algorithm.updates - first) / (time.monotonic() - began)
+            rate = (algorithm.updates - first) / (running_s() - began)
             loss, metrics = self.validate()
             if loss < self.kept_loss or self.patience is None:
                 self.kept, self.kept_loss, self.kept_update = algorithm.weights(), loss, algorithm.updates

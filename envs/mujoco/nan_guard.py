@@ -14,6 +14,9 @@ from torch import Tensor
 
 _BAD = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{what}")) for what in ("QPOS", "QVEL", "QACC")]
 assert _BAD == list(range(_BAD[0], _BAD[0] + 3)), "a slice of warnings holds them"
+# Under full random actions joints of the Panda reach 10 rad/s and objects 50 rad/s. Far above that, contacts are
+# missed, and observations spoil a policy's normaliser. The engine warns only at 1e10.
+MAX_SPEED = 1_000.0  # of any degree of freedom, m/s or rad/s
 MAX_DUMPS = 100  # of one pool: an env that diverges again and again must not fill the disk
 log = logging.getLogger(__name__)
 
@@ -21,6 +24,7 @@ log = logging.getLogger(__name__)
 class NanGuard:
     """Find envs whose simulation diverged in a batch whose model has the engine's own autoreset disabled.
 
+    It diverged if the engine raised an error or warned, or if a velocity exceeds ``MAX_SPEED``.
     The state of a broken env, before and after the step, is written to an ``.npz`` file. Then the env is set to the
     model's initial state, so that observations are finite until its reset.
     """
@@ -29,6 +33,7 @@ class NanGuard:
         self.batch = batch
         self.dump_dir = dump_dir
         self.before = batch.state.copy()
+        self.qvel = batch.bind("qvel")
         self.dumps = 0
 
     def remember(self) -> None:
@@ -41,7 +46,7 @@ class NanGuard:
         raised: ids of the envs in which the engine raised an error.
         """
         counts = self.batch.warning[:, _BAD[0] : _BAD[-1] + 1, 1]
-        broken = counts.any(axis=1)
+        broken = counts.any(axis=1) | (np.abs(self.qvel) > MAX_SPEED).any(axis=1)
         if raised is not None:
             broken[raised] = True
         ids = np.flatnonzero(broken)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -123,10 +125,27 @@ def test_a_state_of_something_else_is_refused() -> None:
         make().load_state_dict({"policy": {}})
 
 
-def test_a_loss_that_is_not_finite_stops_training() -> None:
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (lambda loss: loss * torch.inf, "update 4 is not finite: loss inf, norm of the gradient"),
+        (lambda loss: -loss / 0, "update 4 is not finite: loss -inf"),
+        (lambda loss: loss + (loss - loss.detach()).sqrt(), "update 4 is not finite: norm of the gradient nan"),
+    ],
+    ids=["loss", "negative loss", "gradient alone"],
+)
+def test_what_is_not_finite_stops_training_before_the_step(broken: Callable[[Tensor], Tensor], message: str) -> None:
+    algorithm = make()
+    for _ in range(3):
+        algorithm.update(*batch(8))
+    before = algorithm.state_dict()
     obs, action = batch(8)
-    with pytest.raises(FloatingPointError):
-        make().update(obs, action * torch.inf)
+    with pytest.raises(FloatingPointError, match=message):
+        algorithm.descend(broken(algorithm.imitator.imitation_loss(obs, action, algorithm.generator)))
+    after = algorithm.state_dict()
+    for name in ("policy", "average"):
+        assert all(torch.equal(after[name][key], value) for key, value in before[name].items())
+    assert after["updates"] == 3
 
 
 @pytest.mark.parametrize(

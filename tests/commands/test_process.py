@@ -8,13 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from embodied.core.clock import SLACK_S, TICK_S
 from embodied.report.metrics import read_metrics
 from embodied.run import command
 from embodied.run import config as run_config
+from embodied.runtime import threads
 from tests.commands.helpers import SMALL, checkpoint_of, run_train
 
 ROOT = Path(run_config.CONFIG_DIR).parent
@@ -63,6 +66,36 @@ def test_a_signal_saves_and_leaves_nothing_behind(tmp_path: Path, number: signal
     assert resumed.result["env_steps"] > result["env_steps"]
     rows = read_metrics(run_dir / "metrics.jsonl")
     assert [row["iteration"] for row in rows] == list(range(1, len(rows) + 1))
+
+
+def test_a_stop_is_no_time_of_training(tmp_path: Path) -> None:
+    """Rows of metrics before and after a stop: their clock and their rates leave it out."""
+    stopped_s, run_dir = 4.0, tmp_path / "run"
+    words = [*SMALL, "runtime=local", "max_staleness=1", "total_steps=1_000_000_000", f"out={run_dir}"]
+    process = start("embodied.train", *words)
+
+    def rows(count: int) -> list[dict[str, float]]:
+        while len(found := read_metrics(run_dir / "metrics.jsonl")) < count:
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.1)
+        return found
+
+    began_s = time.monotonic()
+    first = len(rows(len(rows(1)) + 1))  # written since then
+    os.killpg(process.pid, signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    time.sleep(stopped_s)
+    last = len(rows(1)) + 2
+    os.killpg(process.pid, signal.SIGCONT)
+    found, passed_s = rows(last), time.monotonic() - began_s
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == command.INTERRUPTED
+    most_s = passed_s - stopped_s + SLACK_S + TICK_S * threads.available_cores()
+    assert found[last - 1]["wall_s"] - found[first - 1]["wall_s"] <= most_s
+    steps = [after["env_steps"] - before["env_steps"] for before, after in pairwise(found[first - 1 : last])]
+    rates = [row["perf/env_steps_per_s"] for row in found[first:last]]
+    assert sum(made / rate for made, rate in zip(steps, rates, strict=True)) <= most_s
 
 
 def test_a_crash_exits_with_1_and_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:

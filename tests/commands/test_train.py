@@ -175,7 +175,7 @@ def test_goals_and_splits_have_metrics_of_their_own(tmp_path: Path) -> None:
     row = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
     trained = {goal for goal in default_words().goals if goal not in default_words().held_out}
     goals = {key for key in row if key.startswith("rollout/goals/")}
-    assert len(goals) >= 8
+    assert len(goals) >= 4
     assert goals <= {f"rollout/goals/{color}_{shape}_{tray}_tray/success_at_end" for color, shape, tray in trained}
     splits = {f"eval/{split}/success_at_end" for split in ("train", "held_out")}
     assert row["eval/success_at_end"] == sum(row[key] for key in splits) / 2

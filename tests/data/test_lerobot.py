@@ -209,7 +209,7 @@ def test_nothing_is_overwritten_and_nothing_is_left_half_written(path: Path, mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pq, "write_table", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(UserError, match="cannot be written: No space"):
         write(path.with_name("other"), [episode(3)], SPEC)
     assert [entry.name for entry in path.parent.iterdir()] == ["set"]
 

@@ -161,7 +161,7 @@ class Still:
 
     execute = 2
 
-    def plan(self, obs: dict) -> torch.Tensor:
+    def plan(self, obs: dict, noise: torch.Tensor | None = None) -> torch.Tensor:
         return torch.zeros(len(obs["state"]), 3, 4)
 
 

@@ -105,22 +105,6 @@ def test_eval(words: list[str], message: str, tmp_path: Path, monkeypatch: pytes
     assert not list(tmp_path.iterdir())
 
 
-def test_out_that_exists_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "thesis.txt").write_text("mine")
-    outcome = run_train(*SMALL, f"out={tmp_path / 'run'}")
-    assert outcome.code == 2
-    assert "exists" in outcome.stderr
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.txt"]
-
-
-def test_out_below_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    outcome = run_train(*SMALL, f"out={tmp_path / 'file' / 'run'}")
-    assert outcome.code == 2, outcome.stderr
-    assert "cannot make the run directory" in outcome.stderr
-
-
 def test_config_that_is_not_a_runs(tmp_path: Path) -> None:
     for text in ("num_envs: 3\n", "[1, 2", "just text"):
         (tmp_path / "config.yaml").write_text(text)

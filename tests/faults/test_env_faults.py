@@ -64,6 +64,27 @@ def test_only_the_broken_env_ends(tmp_path: Path, field: str, value: float) -> N
     assert len(list((tmp_path / "dumps").iterdir())) == 1
 
 
+@pytest.mark.parametrize(("degree", "speed"), [(9, 5e3), (9, -5e3), (12, 1e6)])
+def test_a_huge_velocity_is_a_divergence_before_the_engine_warns(tmp_path: Path, degree: int, speed: float) -> None:
+    """Of the cube: 9 is along x, m/s, and 12 about x, rad/s."""
+    env = _pool("lift", tmp_path / "dumps")
+    env.batch.bind("qvel")[BROKEN, degree] = speed
+    step = env.step(torch.zeros(N, 1, 4))
+    assert step.truncated_N.tolist() == [i == BROKEN for i in range(N)]
+    assert step.num_steps_N.tolist() == [0 if i == BROKEN else 1 for i in range(N)]
+    assert (env.batch.warning[..., 1] == 0).all()
+    (path,) = (tmp_path / "dumps").glob("nan_*.npz")
+    with np.load(path) as dump:
+        assert dump["ids"].tolist() == [BROKEN]
+        assert np.isfinite(dump["state"]).all()
+
+
+def test_a_cube_that_is_hit_or_dropped_is_no_divergence(tmp_path: Path) -> None:
+    env = _pool("lift", tmp_path / "dumps")
+    env.batch.bind("qvel")[BROKEN, [9, 12]] = 20.0, 300.0
+    assert not env.step(torch.zeros(N, 1, 4)).truncated_N.any()
+
+
 @pytest.mark.parametrize("task", TASK_NAMES)
 def test_breaking_is_no_success(task: str, tmp_path: Path) -> None:
     env = _pool(task, tmp_path / "dumps")

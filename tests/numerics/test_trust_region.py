@@ -206,7 +206,7 @@ def test_the_pull_to_the_first_policy_grows_with_the_distance() -> None:
     for nats in (1.0, 5.0, 11.0, 20.0, 80.0):
         policy = copy.deepcopy(start)
         algorithm = PPO(policy, PPOConfig(reference_kl_coef=1.0, value_coef=0.0), seed=0, device=CPU)
-        shift = math.sqrt(2 * nats / 4) * float(policy.log_std[0].exp())  # of each of the 4 numbers of a chunk
+        shift = math.sqrt(2 * nats / 4) * float(policy.log_std[0].exp().detach())  # of each of the 4 numbers of a chunk
         with torch.no_grad():
             policy.actor[2].bias += shift
         fragment = make_fragment(policy, seed=0)

@@ -7,21 +7,22 @@ import fcntl
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from embodied.core.clock import running_s
 from embodied.core.errors import UserError
 from embodied.core.protocols import Policy
+from embodied.report import progress
 from embodied.report.metrics import read_metrics
 from embodied.run.command import Stopped
 from embodied.run.config import RunConfig, read_run
 from embodied.run.directory import lock_run
 from embodied.run.factories import make_policy, make_spec
-from embodied.run.session import Session
+from embodied.run.session import Session, eval_success
 from embodied.run.trainer import Limits, Report, Trainer
 from embodied.runtime import checkpoint
 
@@ -36,10 +37,12 @@ class Counting(Trainer):
 
     evaluates = True
 
-    def __init__(self, config: RunConfig, run_dir: Path, new: bool, fails: int = -1, stops: int = -1) -> None:
+    def __init__(
+        self, config: RunConfig, run_dir: Path, new: bool, fails: int = -1, stops: int = -1, evaluated: bool = True
+    ) -> None:
         super().__init__(config, run_dir, new)
         self._policy = make_policy(config, make_spec(config))
-        self.count, self.fails, self.stops = 0, fails, stops
+        self.count, self.fails, self.stops, self.evaluated = 0, fails, stops, evaluated
         self.finished = self.closed = False
 
     @property
@@ -70,7 +73,7 @@ class Counting(Trainer):
                 os.kill(os.getpid(), signal.SIGINT)
             success = self.count / 10
             evaluation = {"env_steps": self.steps, "success_once": 1.0, "success_at_end": success, "return_mean": 0.0}
-            yield Report({"env_steps": self.steps}, rate=1.0, evaluation=evaluation)
+            yield Report({"env_steps": self.steps}, rate=1.0, evaluation=evaluation if self.evaluated else None)
 
     def state_dict(self) -> dict[str, Any]:
         return {"policy": self._policy.state_dict(), "count": self.count}
@@ -98,11 +101,11 @@ def run(session: Session, **options: int) -> dict[str, Any]:
 
 
 def new(path: Path, **changes: Any) -> Session:
-    return Session.new({**OPTIONS, **changes, "out": str(path)}, time.monotonic())
+    return Session.new({**OPTIONS, **changes, "out": str(path)}, running_s())
 
 
 def resume(path: Path, **changes: Any) -> Session:
-    return Session.resume(path, changes, time.monotonic())
+    return Session.resume(path, changes, running_s())
 
 
 def iterations(path: Path) -> list[int]:
@@ -179,6 +182,27 @@ def test_rows_after_the_checkpoint_are_made_again(tmp_path: Path) -> None:
     assert session.found.env_steps == 40
     assert run(session)["iterations"] == 5
     assert iterations(path) == [1, 2, 3, 4, 5]
+
+
+def test_a_resumed_run_shows_the_last_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.0)
+    path = tmp_path / "run"
+    with pytest.raises(Stopped):
+        run(new(path), stops=3)
+    assert "evaluated 30%" in capsys.readouterr().err
+    assert run(resume(path, stop_at_success=0.3), evaluated=False)["iterations"] == 5, "an old evaluation ends nothing"
+    lines = [line for line in capsys.readouterr().err.splitlines() if "left" in line]
+    assert len(lines) == 2
+    assert all("evaluated 30%" in line for line in lines)
+
+
+def test_the_evaluation_that_is_shown_is_of_instructions_that_are_trained_on() -> None:
+    rows = [{"eval/success_at_end": 0.5, "eval/train/success_at_end": 0.7}, {"iteration": 2}]
+    assert eval_success(rows) == 0.7
+    assert eval_success([{"eval/success_at_end": 0.5}, {"eval/success_at_end": None}]) == 0.5
+    assert eval_success([]) is None
 
 
 def test_a_new_run_takes_no_directory_of_another(tmp_path: Path) -> None:

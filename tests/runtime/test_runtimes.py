@@ -15,6 +15,7 @@ import torch
 
 from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
+from embodied.core.clock import running_s
 from embodied.core.episodes import EpisodePlans, EpisodeStats
 from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics, Policy
@@ -122,7 +123,7 @@ def test_iterations_count_and_end_where_they_should(name: str, max_staleness: in
         assert done[-2].env_steps < 500 <= done[-1].env_steps == runtime.env_steps
         assert runtime.iteration == done[-1].index
         assert list(runtime.iterations(max_env_steps=500)) == []
-        assert list(runtime.iterations(deadline_s=time.monotonic())) == []
+        assert list(runtime.iterations(deadline_s=running_s())) == []
         more = iterate(runtime, 2)
         assert more[-1].index == done[-1].index + 2
         for key in ("perf/env_steps_per_s", "perf/sim_s", "perf/infer_s", "perf/learn_s", "perf/wait_s",
@@ -246,7 +247,7 @@ def test_close_without_a_single_iteration_and_twice() -> None:
 def test_evaluation_goes_on_during_training(name: str, max_staleness: int) -> None:
     with build(name=name, max_staleness=max_staleness, eval_every=2) as runtime:
         results = []
-        deadline_s = time.monotonic() + 20
+        deadline_s = running_s() + 20
         for iteration in runtime.iterations(deadline_s=deadline_s):
             if iteration.evaluation is not None:
                 results.append(iteration.evaluation)

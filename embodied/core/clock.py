@@ -1,0 +1,88 @@
+"""Clock of a training, which stands still while the process is stopped (SIGSTOP, Ctrl-Z).
+
+    tick ── TICK_S ── tick ── TICK_S ── tick ───────────── stopped ───────────── continued, tick
+      + what passed     + what passed     + at most SLACK_S and the CPU time used meanwhile
+
+No clock of the operating system does this: ``time.monotonic`` goes on in a stopped process, and CPU clocks also stand
+still while the process waits. So a thread ticks. It may fail to tick although the process runs, if a library holds the
+interpreter's lock, for instance to compile. The process then uses CPU time, which a stopped process does not.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+TICK_S = 0.25
+SLACK_S = 1.0  # a tick may be late on a busy machine
+
+
+class Tick(NamedTuple):
+    """State of the clocks at a tick, s."""
+
+    running: float
+    """This clock."""
+    monotonic: float
+    """``time.monotonic``."""
+    cpu: float
+    """CPU time that all threads of the process have used."""
+
+
+class RunningClock:
+    """Seconds in which the process was not stopped, from the origin of ``time.monotonic``."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._tick = Tick(time.monotonic(), time.monotonic(), time.process_time())
+
+    def read(self) -> float:
+        """Return the time.
+
+        Computing, waiting, evaluating and compiling count in full. While it ticks, a stop of the process counts at most
+        ``SLACK_S``, and what its threads computed in the ``TICK_S`` before. Otherwise all time counts.
+        """
+        return self._at(self._tick, time.monotonic())
+
+    @contextmanager
+    def ticking(self) -> Iterator[None]:
+        """Notice from now on when the process was stopped, with a thread that ends with the context."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._run, args=(ended,), name="clock", daemon=True)
+        self._use(1)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            self._use(-1)
+
+    def _at(self, tick: Tick, monotonic: float) -> float:
+        """Return the time when ``time.monotonic`` is ``monotonic`` and ``tick`` was the last tick."""
+        passed_s = monotonic - tick.monotonic
+        if self._users and passed_s > SLACK_S:
+            passed_s = min(passed_s, SLACK_S + time.process_time() - tick.cpu)
+        return tick.running + passed_s
+
+    def _advance(self) -> None:
+        monotonic = time.monotonic()
+        self._tick = Tick(self._at(self._tick, monotonic), monotonic, time.process_time())
+
+    def _use(self, change: int) -> None:
+        with self._lock:
+            self._advance()
+            self._users += change
+
+    def _run(self, ended: threading.Event) -> None:
+        while not ended.wait(TICK_S):
+            with self._lock:
+                self._advance()
+
+
+_clock = RunningClock()
+running_s = _clock.read
+ticking = _clock.ticking
