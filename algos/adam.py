@@ -27,6 +27,14 @@ def build_adam(policy: nn.Module, config: PPOConfig) -> torch.optim.Adam:
     return torch.optim.Adam(groups, eps=1e-5, fused=True)
 
 
+def begin_slowly(optimizer: torch.optim.Adam, config: PPOConfig) -> None:
+    """Put the actor's rate at the lower bound of the adaptive schedule, which soon raises it to what the KL allows.
+
+    An imitated policy is narrow. At the initial rate its first updates would move it by several nats.
+    """
+    optimizer.param_groups[0]["lr"] = min(config.min_learning_rate, config.learning_rate)
+
+
 def adapt_learning_rate(optimizer: torch.optim.Adam, kl: float, config: PPOConfig) -> None:
     """Keep the KL of a minibatch near ``desired_kl`` (rule of rsl_rl); a critic's own learning rate does not change.
 

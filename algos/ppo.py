@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from algos import losses, returns
-from algos.adam import adapt_learning_rate, build_adam
+from algos.adam import adapt_learning_rate, begin_slowly, build_adam
 from algos.batch import (
     Batch,
     behaviour_sample_size,
@@ -101,6 +101,8 @@ class PPO:
         }
         batch = self.prepare(fragment, staleness_TN, valid_TN)
         warming = version < self.config.critic_warmup
+        if version == self.config.critic_warmup > 0 and self.config.schedule == "adaptive":
+            begin_slowly(self.optimizer, self.config)
         learnable = bool(batch.column("weight").any())
         metrics |= self._epochs(batch, warming) if learnable else dict.fromkeys(EPOCH_METRICS, 0.0)
         metrics["train/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])

@@ -12,11 +12,12 @@ from envs.mujoco import family
 from envs.mujoco.pool import MujocoPool, SimConfig
 from envs.registry import FAMILIES, TASKS
 from envs.rendering.cameras import Camera
-from envs.tasks import lift, pick_place, push, reach, stack, tabletop
+from envs.tasks import detour, lift, pick_place, push, reach, stack, tabletop
 from envs.views.gymnasium_api import register_tasks
 
 __all__ = [
     "FAMILIES", "SAMPLERS", "TASKS", "MujocoPool", "SamplerSetup", "SimConfig", "UniformConfig", "UniformSampler",
+    "detour",
     "family", "first_episodes", "lift", "make_pool", "make_sampler", "pick_place", "push", "reach", "stack", "tabletop",
 ]  # fmt: skip
 

@@ -127,7 +127,7 @@ class MujocoPool(EpisodicEnv):
         self.view.changed()
         success_N = self.task.success()
         reward_N = torch.stack(list(self.task.rewards(success_N).values())).sum(0).float()
-        return Advance(reward_N, {SUCCESS: success_N}, self.task.failure(), broken_n)
+        return Advance(reward_N, {SUCCESS: success_N, **self.task.outcomes()}, self.task.failure(), broken_n)
 
     def observe(self, ids: Ints | None = None) -> Obs:
         """Return the present observation of envs ``ids`` (sorted and unique; None: all)."""

@@ -115,6 +115,15 @@ def add_tray(spec: mujoco.MjSpec, name: str, inner_half_m: float, wall_height_m:
         body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, pos=pos, size=size, rgba=rgba, **WORLD_BITS)
 
 
+def add_post(spec: mujoco.MjSpec, name: str, radius_m: float, height_m: float, rgba: Rgba) -> None:
+    """Add an upright cylinder without contacts on a mocap body, which stands on the table."""
+    body = spec.worldbody.add_body(name=name, pos=[0.5, 0, 0], mocap=True)
+    body.add_geom(
+        name=name, type=mujoco.mjtGeom.mjGEOM_CYLINDER, size=[radius_m, height_m / 2, 0], pos=[0, 0, height_m / 2],
+        rgba=rgba, contype=0, conaffinity=0, group=2, mass=0,
+    )  # fmt: skip
+
+
 def add_goal(spec: mujoco.MjSpec, name: str, radius_m: float, rgba: Rgba = (0.2, 0.8, 0.3, 0.6)) -> None:
     """Add a visible sphere without contacts on a mocap body, to mark a goal."""
     body = spec.worldbody.add_body(name=name, pos=[0.5, 0, 0.2], mocap=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embodied.core.errors import UserError
 from embodied.core.options import Count, Share, config_dataclass, from_mapping
-from embodied.core.spec import CameraSpec, EnvSpec, Instruction, StartStage, Term
+from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Instruction, StartStage, Term
 from envs.common.instructions import single_instruction
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.robots import ROBOTS
@@ -80,6 +80,8 @@ class Task:
     """What is to be done, in a sentence."""
     instruction_N: Tensor
     """Index into ``instructions`` for the present episode of each env, int64; the pool writes it before ``reset``."""
+    other_outcomes: tuple[str, ...] = ()
+    """Names of what ``outcomes`` returns: what is counted of episodes besides success."""
     config: TaskConfig
     """Options."""
 
@@ -146,6 +148,10 @@ class Task:
         """Return whether the task is solved now, bool [N]."""
         raise NotImplementedError
 
+    def outcomes(self) -> dict[str, Tensor]:
+        """Return whether each of ``other_outcomes`` holds now, by name, bool [N]."""
+        return {}
+
     def failure(self) -> Tensor | None:
         """Return whether the episode has failed and ends as a termination, bool [N]; None: the task has no failures."""
         return None
@@ -196,6 +202,7 @@ def task_spec(task: Task, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
         privileged=privileged,
         cameras=tuple(cameras),
         instructions=task.instructions,
+        outcomes=(SUCCESS, *task.other_outcomes),
         stages=task.stages,
         descriptions=task.descriptions if isinstance(task, GroundTruth) else (),
     )

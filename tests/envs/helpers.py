@@ -14,7 +14,7 @@ from envs.mujoco.robots.gripper_arm import ControlConfig
 from envs.mujoco.robots.panda import Panda
 
 PANDA = Panda(ControlConfig())
-TASK_NAMES = ("reach", "push", "lift", "pick_place", "stack", "tabletop")
+TASK_NAMES = ("reach", "detour", "push", "lift", "pick_place", "stack", "tabletop")
 
 
 def pool(task: str = "lift", num_envs: int = 4, max_episode_steps: int | None = None, **options: Any) -> MujocoPool:

@@ -1,0 +1,156 @@
+"""Detour: bring the gripper to a goal behind a post, which can be passed on either side.
+
+Seen along the way from the post to the goal, the two ways mirror each other, and neither is shorter. The expert takes
+one of them at random, so demonstrations show two ways of acting in the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import mujoco
+import torch
+from torch import Tensor
+
+from embodied.core.options import Count, Positive, config_dataclass
+from embodied.core.spec import Term
+from envs.common.seeding import EpisodeRng
+from envs.mujoco.scene import RED, add_goal, add_post
+from envs.mujoco.view import View
+from envs.registry import TASKS
+from envs.tasks.base import Task, TaskConfig, column, near, progress
+from envs.tasks.common import move_towards
+
+LEFT, RIGHT = "passed_left", "passed_right"
+BESIDE_M = 0.04  # a tool that is this near the post along the way is beside it
+CLEARANCE_M = 0.05  # distance from the forbidden column at which the expert passes
+
+
+@config_dataclass
+class DetourConfig(TaskConfig):
+    """Options of Detour. ``low`` and ``high`` are opposite corners of a box."""
+
+    max_episode_steps: Count = 40
+    """Time limit, control steps."""
+    post_radius_m: Positive = 0.04
+    """The tool centre point must stay this far from the post's axis, at any height."""
+    post_low_m: tuple[float, float] = (0.46, -0.01)
+    """Area of the table where the post may stand (x, y)."""
+    post_high_m: tuple[float, float] = (0.48, 0.01)
+    """Opposite corner of that area."""
+    goal_low_m: tuple[float, float, float] = (0.33, -0.03, 0.13)
+    """Box of goals (x, y, z)."""
+    goal_high_m: tuple[float, float, float] = (0.36, 0.03, 0.21)
+    """Opposite corner of that box."""
+    success_m: float = 0.06
+    """Greatest distance from the goal that counts as success."""
+
+
+@TASKS.register("detour", config=DetourConfig)
+class Detour(Task):
+    """Bring the tool centre point to a goal behind a post."""
+
+    name = "detour"
+    instruction = "move the gripper around the red post to the green sphere"
+    other_outcomes = (LEFT, RIGHT)
+    config: DetourConfig
+
+    def build_scene(self, spec: mujoco.MjSpec) -> None:
+        add_post(spec, "post", self.config.post_radius_m - 0.02, 0.25, RED)
+        add_goal(spec, "goal", self.config.success_m)
+
+    def bind(self, view: View) -> None:
+        self.view = view
+        self.post, self.goal = view.mocap("post"), view.mocap("goal")
+        self.side = torch.ones(len(self.goal), dtype=torch.float64)  # on which the expert passes: left 1, right -1
+
+    def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
+        config = self.config
+        self.post[ids, :2] = torch.from_numpy(rng.uniform("post", list(config.post_low_m), list(config.post_high_m)))
+        self.goal[ids] = torch.from_numpy(rng.uniform("goal", list(config.goal_low_m), list(config.goal_high_m)))
+        self.side[ids] = torch.from_numpy(rng.uniform("side", -1.0, 1.0)).sign()
+
+    def state_terms(self) -> tuple[Term, ...]:
+        return (
+            Term("goal", 3, "m", "base"),
+            Term("goal_from_tcp", 3, "m", "base"),
+            Term("post_from_tcp", 2, "m", "base"),
+        )
+
+    def privileged_terms(self) -> tuple[Term, ...]:
+        return (Term("way", 1, "m"),)
+
+    def observe(self) -> dict[str, Tensor]:
+        tcp = self.view.tcp_pos
+        return {"goal": self.goal, "goal_from_tcp": self.goal - tcp, "post_from_tcp": (self.post - tcp)[:, :2]}
+
+    def privileged(self) -> dict[str, Tensor]:
+        return {"way": column(self._way())}
+
+    def _axes(self) -> tuple[Tensor, Tensor]:
+        """Return the horizontal directions from the post to the goal, and to the left of that, each [N, 2]."""
+        forward = torch.nn.functional.normalize((self.goal - self.post)[:, :2], dim=-1)
+        return forward, torch.stack([-forward[:, 1], forward[:, 0]], -1)
+
+    def _from_post(self) -> tuple[Tensor, Tensor]:
+        """Return how far the tool is beyond the post, and how far to the left of it, m, each [N]."""
+        forward, left = self._axes()
+        offset = (self.view.tcp_pos - self.post)[:, :2]
+        return (offset * forward).sum(-1), (offset * left).sum(-1)
+
+    def _point(self, forward_m: float, left: Tensor | float) -> Tensor:
+        """Return the point this far beyond the post and this far to the left of it, at the goal's height, [N, 3]."""
+        forward_axis, left_axis = self._axes()
+        offset = forward_axis * forward_m + left_axis * torch.as_tensor(left, dtype=torch.float64).reshape(-1, 1)
+        return torch.cat([self.post[:, :2] + offset, self.goal[:, 2:]], -1)
+
+    def _way(self) -> Tensor:
+        """Return the length of the shorter way to the goal, m [N]."""
+        tcp, goal = self.view.tcp_pos, self.goal
+        aside = self.config.post_radius_m + CLEARANCE_M
+        beside = self._point(0, aside), self._point(0, -aside)
+        around = [(point - tcp).norm(dim=-1) + (goal - point).norm(dim=-1) for point in beside]
+        return torch.where(self._from_post()[0] > 0, (goal - tcp).norm(dim=-1), torch.minimum(*around))
+
+    def rewards(self, success: Tensor) -> dict[str, Tensor]:
+        way = self._way()
+        return {
+            "way": 0.3 * torch.where(success, 1.0, progress(way, 0.6)),
+            "near": 0.2 * torch.where(success, 1.0, near(way, 0.1)),
+            "at_goal": 0.5 * success,
+        }
+
+    def success(self) -> Tensor:
+        distance: Tensor = (self.goal - self.view.tcp_pos).norm(dim=-1)
+        return distance < self.config.success_m
+
+    def failure(self) -> Tensor:
+        """Return whether the tool is where the post stands."""
+        distance: Tensor = (self.view.tcp_pos - self.post)[:, :2].norm(dim=-1)
+        return distance < self.config.post_radius_m
+
+    def outcomes(self) -> dict[str, Tensor]:
+        """Return whether the tool is beside the post, outside of the forbidden column, on its left and on its right."""
+        forward, left = self._from_post()
+        beside, radius = forward.abs() < BESIDE_M, self.config.post_radius_m
+        return {LEFT: beside & (left > radius), RIGHT: beside & (left < -radius)}
+
+    def expert(self) -> Tensor:
+        """Go to the front of the post, aside, past it, and to the goal: on the side of the episode."""
+        radius, (forward, left) = self.config.post_radius_m, self._from_post()
+        # an arm that a disturbance took past the other side goes on there
+        side = torch.where((left.abs() > radius) & (forward > -radius), left.sign(), self.side)
+        aside = side * (radius + CLEARANCE_M)
+        at_front = (left * side > -0.01) & (forward > -radius - 0.07) | (left * side > 0.03)
+        at_side = left * side > radius + 0.01
+        front, corner = self._point(-radius - 0.05, 0.0), self._point(-radius - 0.05, aside)
+        target = torch.where(at_side.unsqueeze(-1), self._point(0.03, aside), corner)
+        target = torch.where(at_front.unsqueeze(-1), target, front)
+        target = torch.where((forward > 0.01).unsqueeze(-1), self.goal, target)
+        return move_towards(self.view, target, gripper=torch.ones(len(target)), limit=0.5)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"task/side": self.side.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.side.copy_(state["task/side"])
