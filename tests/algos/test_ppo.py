@@ -181,6 +181,19 @@ def test_only_the_critic_learns_while_it_warms_up() -> None:
     assert moved == names
 
 
+def test_the_first_update_after_the_warm_up_is_within_the_trust_region() -> None:
+    """The initial rate would move the policy by more than its limit before the schedule could lower it."""
+    kl = {}
+    for warmup in (0, 2):
+        policy = TinyPolicy()
+        algorithm = ppo(policy, critic_warmup=warmup, learning_rate=0.1, desired_kl=0.03, target_kl=None)
+        for version in range(3):
+            metrics = algorithm.update([make_fragment(policy, seed=version, version=version)], version)
+            kl[warmup, version] = metrics["train/approx_kl"]
+    assert kl[0, 0] > 10 * 0.03
+    assert 0 < kl[2, 2] < 2 * 0.03
+
+
 def test_the_reference_holds_the_policy_back_and_is_saved() -> None:
     """With a heavy penalty the KL from the policy that training began with stays smaller."""
     distance = {}
