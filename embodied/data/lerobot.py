@@ -7,7 +7,8 @@
           data/chunk-000/file-000.parquet             one row per frame
 
 Format: https://huggingface.co/docs/lerobot/lerobot-dataset-v3. A frame holds an observation and the action that was
-chosen for it; ``next.*`` are the results of that step. Images are columns of PNG files (feature type ``image``).
+chosen for it; ``next.*`` are the results of that step. Images are columns of PNG files (feature type ``image``) or
+frames of videos (``video``, lerobot_videos.py).
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from pyarrow.lib import ArrowException
 from torch import Tensor
 
 from embodied.core.errors import UserError, nearest
-from embodied.core.spec import EnvSpec
+from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.data.demonstrations import Demonstrations
 from embodied.data.images import decode_png
+from embodied.data.lerobot_videos import read_videos
 
 VERSION = "v3.0"
 FILE = "chunk-000/file-000.parquet"
@@ -41,7 +43,7 @@ def read(path: Path, keys: Mapping[str, str] | None = None, cameras: Sequence[st
     keys: names of ``state`` and ``action`` in the data set (by default observation.state and action). cameras: cameras
     whose images to decode, from observation.images.<camera>.
     UserError for a missing data set, another version, missing features (it lists them), numbers that are not finite,
-    or images that are not PNG files of one size.
+    or images that are neither PNG files nor frames of videos, or of several sizes.
     """
     unknown = sorted(set(keys or {}) - {"state", "action"})
     if unknown:
@@ -52,9 +54,10 @@ def read(path: Path, keys: Mapping[str, str] | None = None, cameras: Sequence[st
     features = info["features"]
     _check_features(features, [*keys.values(), *images.values()], path)
     for key in images.values():
-        if features[key].get("dtype") != "image":
-            raise UserError(f"data set {path}: {key} is of type {features[key].get('dtype')}, only image can be read")
-    columns = [*keys.values(), *images.values(), "episode_index", TASK]
+        if features[key].get("dtype") not in ("image", "video"):
+            raise UserError(f"data set {path}: {key} is of type {features[key].get('dtype')}, allowed: image and video")
+    stored = [key for key in images.values() if features[key]["dtype"] == "image"]
+    columns = [*keys.values(), *stored, "episode_index", TASK]
     table = _frames(path, columns)
     episode = torch.from_numpy(table["episode_index"].to_numpy().astype(np.int64))
     if len(episode) == 0 or bool((episode.diff() < 0).any()):
@@ -67,7 +70,10 @@ def read(path: Path, keys: Mapping[str, str] | None = None, cameras: Sequence[st
         float(info["fps"]),
         _names(features[keys["state"]]),
         _names(features[keys["action"]]),
-        {camera: _images(table, key, path) for camera, key in images.items()},
+        {
+            camera: _images(table, key, path) if key in stored else read_videos(path, info, key, episode)
+            for camera, key in images.items()
+        },
     )
 
 
@@ -94,6 +100,23 @@ def _frames(path: Path, columns: list[str]) -> pa.Table:
     return table
 
 
+def check_sizes(path: Path, spec: EnvSpec) -> None:
+    """Raise UserError if the data set declares pictures of other sizes than the task's, before any is decoded."""
+    features = _info(path)["features"]
+    for camera in spec.cameras:
+        feature = features.get(f"{IMAGES}.{camera.name}", {})
+        sizes = dict(zip(_names(feature), feature.get("shape", ()), strict=False))
+        declared = sizes.get("height", camera.height), sizes.get("width", camera.width)
+        _check_size(path, camera, declared)
+
+
+def _check_size(path: Path, camera: CameraSpec, found: tuple[int, int]) -> None:
+    needed = camera.height, camera.width
+    if found != needed:
+        got, wanted = ("x".join(map(str, size)) for size in (found, needed))
+        raise UserError(f"data set {path}: pictures of camera {camera.name} have {got} pixels, needed is {wanted}")
+
+
 def check_fits(data: Demonstrations, spec: EnvSpec, path: Path) -> None:
     """Raise UserError unless the data set's sizes, names, images and control rate are those of the task."""
     rate = 1 / spec.control_dt_s
@@ -110,11 +133,9 @@ def check_fits(data: Demonstrations, spec: EnvSpec, path: Path) -> None:
                 f"data set {path}: entry {at} of its {what} is '{names[at]}', that of task {spec.task} '{expected[at]}'"
             )
     for camera in spec.cameras:
-        needed = (camera.height, camera.width, 3)
-        found = tuple(data.images[camera.name].shape[1:]) if camera.name in data.images else None
-        if found is not None and found != needed:
-            got, wanted = ("x".join(map(str, size[:2])) for size in (found, needed))
-            raise UserError(f"data set {path}: pictures of camera {camera.name} have {got} pixels, needed is {wanted}")
+        if camera.name in data.images:
+            height, width = data.images[camera.name].shape[1:3]
+            _check_size(path, camera, (height, width))
 
 
 def _info(path: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, one_line
 from embodied.core.spec import EnvSpec
 from embodied.data.demonstrations import Episode
 from embodied.data.images import encode_png
 from embodied.data.lerobot import ACTION, FILE, IMAGES, STATE, VERSION
+from embodied.data.lerobot_stats import Stats, as_json, episode_columns, image_stats, number_stats
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
@@ -66,12 +68,11 @@ def _write(path: Path, episodes: Sequence[Episode], spec: EnvSpec) -> None:
         for key, value in columns.items()
     }
     tables = {key: _array(value) for key, value in columns.items()}
-    stats = {key: _stats(value) for key, value in columns.items()}
-    for camera in episodes[0].images:
-        key, images = f"{IMAGES}.{camera}", torch.cat([episode.images[camera] for episode in episodes]).numpy()
-        features[key] = {"dtype": "image", "shape": list(images.shape[1:]), "names": ["height", "width", "channels"]}
-        tables[key] = pa.array([{"bytes": encode_png(image), "path": None} for image in images], type=IMAGE)
-        stats[key] = _image_stats(images)
+    images = {f"{IMAGES}.{camera}": _images(episodes, camera) for camera in episodes[0].images}
+    for key, frames in images.items():
+        features[key] = {"dtype": "image", "shape": list(frames.shape[1:]), "names": ["height", "width", "channels"]}
+        tables[key] = pa.array([{"bytes": encode_png(frame), "path": None} for frame in frames], type=IMAGE)
+    stats = [_stats(columns, images, slice(end - length, end)) for length, end in zip(lengths, ends, strict=True)]
     info = {
         "codebase_version": VERSION,
         "robot_type": spec.robot or None,
@@ -97,14 +98,41 @@ def _write(path: Path, episodes: Sequence[Episode], spec: EnvSpec) -> None:
         "dataset_to_index": ends,
         "meta/episodes/chunk_index": np.zeros(len(episodes), np.int64),
         "meta/episodes/file_index": np.zeros(len(episodes), np.int64),
+        **episode_columns(stats),
     }
     for folder in ("meta/episodes", "data"):
         (path / folder / FILE).parent.mkdir(parents=True)
-    pq.write_table(pa.table(tables), path / "data" / FILE)
+    pq.write_table(_with_features(pa.table(tables), features), path / "data" / FILE)
     pq.write_table(pa.table(rows), path / "meta" / "episodes" / FILE)
     pq.write_table(_tasks(instructions), path / "meta" / "tasks.parquet")
     (path / "meta" / "info.json").write_text(json.dumps(info, indent=4))
-    (path / "meta" / "stats.json").write_text(json.dumps(stats, indent=4))
+    (path / "meta" / "stats.json").write_text(json.dumps(as_json(_stats(columns, images, slice(None))), indent=4))
+
+
+def _images(episodes: Sequence[Episode], camera: str) -> NDArray[np.uint8]:
+    frames: NDArray[np.uint8] = torch.cat([episode.images[camera] for episode in episodes]).numpy()
+    return frames
+
+
+def _stats(
+    columns: Mapping[str, NDArray[Any]], images: Mapping[str, NDArray[np.uint8]], frames: slice
+) -> dict[str, Stats]:
+    """Return the statistics of every feature in some frames."""
+    numbers = {key: number_stats(value[frames]) for key, value in columns.items()}
+    return numbers | {key: image_stats(value[frames]) for key, value in images.items()}
+
+
+def _with_features(table: pa.Table, features: Mapping[str, Mapping[str, Any]]) -> pa.Table:
+    """Add the features as the package ``datasets`` (version 4) writes them, so that it decodes pictures untold."""
+
+    def described(feature: Mapping[str, Any]) -> dict[str, Any]:
+        if feature["dtype"] == "image":
+            return {"_type": "Image"}
+        value = {"dtype": feature["dtype"], "_type": "Value"}
+        return value if feature["shape"] == [1] else {"feature": value, "length": feature["shape"][0], "_type": "List"}
+
+    info = {"info": {"features": {key: described(feature) for key, feature in features.items()}}}
+    return table.replace_schema_metadata({"huggingface": json.dumps(info)})
 
 
 def _joined(episodes: Sequence[Episode], name: str) -> np.ndarray:
@@ -120,20 +148,6 @@ def _array(value: np.ndarray) -> pa.Array:
     if value.ndim == 1:
         return pa.array(value)
     return pa.FixedSizeListArray.from_arrays(pa.array(value.reshape(-1)), value.shape[1])
-
-
-def _stats(value: np.ndarray) -> dict[str, list[float]]:
-    """Return statistics over frames as lists, one number per entry."""
-    rows = value.reshape(len(value), -1).astype(np.float64)
-    found = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
-    return {**{key: entry.tolist() for key, entry in found.items()}, "count": [len(rows)]}
-
-
-def _image_stats(images_FHWC: np.ndarray) -> dict[str, Any]:
-    """Return statistics of each colour channel in [0, 1] over frames and pixels, in LeRobot's shape [3, 1, 1]."""
-    channels = images_FHWC.reshape(-1, images_FHWC.shape[-1]) / 255.0
-    found = {"min": channels.min(0), "max": channels.max(0), "mean": channels.mean(0), "std": channels.std(0)}
-    return {**{key: entry[:, None, None].tolist() for key, entry in found.items()}, "count": [len(images_FHWC)]}
 
 
 def _tasks(instructions: Sequence[str]) -> pa.Table:

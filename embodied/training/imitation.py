@@ -24,7 +24,7 @@ from embodied.core.protocols import Precomputing
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
 from embodied.data import Demonstrations, read
-from embodied.data.lerobot import check_fits
+from embodied.data.lerobot import check_fits, check_sizes
 from embodied.data.scenes import SceneDataset
 from embodied.run import factories
 from embodied.run.config import RunConfig
@@ -109,6 +109,7 @@ class ImitationTrainer(SupervisedTrainer):
 def read_demonstrations(config: RunConfig, spec: EnvSpec) -> Demonstrations:
     """Read the run's data set. UserError unless it fits the task."""
     assert config.data is not None
+    check_sizes(Path(config.data), spec)
     data = read(Path(config.data), config.data_keys, [camera.name for camera in spec.cameras])
     check_fits(data, spec, Path(config.data))
     return data.with_instructions(spec.texts) if spec.cameras else data  # policies with cameras read instructions

@@ -259,8 +259,8 @@ def test_pictures_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has pictures of several sizes, the first is in frame 2"):
         read(path, cameras=["front"])
     features = json.loads((path / "meta" / "info.json").read_text())["features"]
-    edit_info(path, features=features | {key: features[key] | {"dtype": "video"}})
-    with pytest.raises(UserError, match=r"observation\.images\.front is of type video, only image can be read"):
+    edit_info(path, features=features | {key: features[key] | {"dtype": "audio"}})
+    with pytest.raises(UserError, match=r"observation\.images\.front is of type audio, allowed: image and video"):
         read(path, cameras=["front"])
 
 

@@ -1,0 +1,91 @@
+"""Pictures of a LeRobotDataset v3 that are frames of videos.
+
+``meta/episodes`` says for each episode and camera in which file it is, ``videos/<key>/chunk_index`` and ``file_index``,
+and at what time it begins there, ``from_timestamp``. A file holds one or more episodes, one after another, with one
+frame of video for each frame of data.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import imageio_ffmpeg
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from pyarrow.lib import ArrowException
+from torch import Tensor
+
+from embodied.core.errors import UserError
+
+VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+
+
+def read_videos(path: Path, info: Mapping[str, Any], key: str, episode_F: Tensor) -> Tensor:
+    """Return the pictures of feature ``key`` of all frames, uint8 [F, h, w, 3].
+
+    info: of the data set. episode_F: episode of each frame, not decreasing. UserError for missing or damaged videos,
+    videos that are too short, and several sizes.
+    """
+    places = _places(path, key)
+    episodes, lengths = episode_F.unique_consecutive(return_counts=True)
+    ends = lengths.cumsum(0).tolist()
+    wanted: dict[Path, list[tuple[int, int, int]]] = defaultdict(list)  # first frame in the file, in the data, length
+    for episode, length, end in zip(episodes.tolist(), lengths.tolist(), ends, strict=True):
+        if episode not in places:
+            raise UserError(f"data set {path}: meta/episodes does not say where {key} of episode {episode} is")
+        chunk_index, file_index, begins_s = places[episode]
+        pattern = info.get("video_path") or VIDEO_PATH
+        file = path / pattern.format(video_key=key, chunk_index=chunk_index, file_index=file_index)
+        wanted[file].append((round(begins_s * float(info["fps"])), end - length, length))
+    images: NDArray[np.uint8] | None = None
+    for file, spans in wanted.items():
+        needed = max(first + length for first, _, length in spans)
+        count = 0
+        for frame in _frames(file, path):
+            if images is None:
+                images = np.empty((len(episode_F), *frame.shape), np.uint8)
+            if frame.shape != images.shape[1:]:
+                raise UserError(f"data set {path}: {key} has videos of several sizes, the first of another in {file}")
+            for first, place, length in spans:
+                if first <= count < first + length:
+                    images[place + count - first] = frame
+            count += 1
+            if count == needed:
+                break
+        if count < needed:
+            raise UserError(f"data set {path}: {file} has {count} frames, its episodes need {needed}")
+    assert images is not None, "a data set has frames"
+    return torch.from_numpy(images)
+
+
+def _places(path: Path, key: str) -> dict[int, tuple[int, int, float]]:
+    """Return chunk, file and start (s) of the video of each episode."""
+    columns = ["episode_index", *(f"videos/{key}/{name}" for name in ("chunk_index", "file_index", "from_timestamp"))]
+    files = sorted((path / "meta" / "episodes").glob("*/*.parquet"))
+    try:
+        tables = [pq.read_table(file, columns=columns) for file in files]
+        rows = [table[column].to_pylist() for table in [pa.concat_tables(tables)] for column in columns]
+    except (ArrowException, OSError, KeyError) as error:
+        raise UserError(f"data set {path}: cannot read from meta/episodes where {key} is: {error}") from error
+    return {episode: place for episode, *place in zip(*rows, strict=True)}  # type: ignore[misc]
+
+
+def _frames(file: Path, path: Path) -> Iterator[NDArray[np.uint8]]:
+    """Yield the frames of a video as they are stored, none dropped or repeated, uint8 [h, w, 3]."""
+    if not file.is_file():
+        raise UserError(f"data set {path}: the video {file} is missing")
+    decoder = imageio_ffmpeg.read_frames(str(file), pix_fmt="rgb24", output_params=["-fps_mode", "passthrough"])
+    try:
+        width, height = next(decoder)["size"]
+        for frame in decoder:
+            yield np.frombuffer(frame, np.uint8).reshape(height, width, 3)
+    except (OSError, RuntimeError, StopIteration) as error:
+        raise UserError(f"data set {path}: the video {file} cannot be decoded") from error
+    finally:
+        decoder.close()

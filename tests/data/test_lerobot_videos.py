@@ -1,0 +1,108 @@
+"""Data sets whose pictures are videos, as most public ones are: each frame gets its own picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import imageio_ffmpeg
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from embodied.core.errors import UserError
+from embodied.core.spec import CameraSpec, EnvSpec
+from embodied.data import Episode, lerobot, read, write
+
+SPEC = EnvSpec.of_sizes("test", state=3, privileged=1, action=2)
+KEY = "observation.images.front"
+LENGTHS = (5, 8, 6)
+SIZE = 32  # pixels; codecs want multiples of 16
+FPS = round(1 / SPEC.control_dt_s)
+CODECS = ("libx264", "libsvtav1")  # the usual one, and LeRobot's default
+
+
+def level(episode: int, frame: int) -> int:
+    """Brightness of a frame, different for each."""
+    return 10 + 60 * episode + 6 * frame
+
+
+def encode(file: Path, levels: Sequence[int], codec: str = "libx264", size: int = SIZE) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    writer = imageio_ffmpeg.write_frames(str(file), (size, size), fps=FPS, codec=codec, quality=8)
+    writer.send(None)
+    for value in levels:
+        writer.send(np.full((size, size, 3), value, np.uint8))
+    writer.close()
+
+
+def make(path: Path, codec: str = "libx264") -> Path:
+    """A data set whose episodes 0 and 1 share a video, and whose episode 2 has its own."""
+    episodes = [
+        Episode(torch.zeros(n, 3), torch.zeros(n, 2), torch.zeros(n), torch.zeros(n, dtype=torch.bool), "do it")
+        for n in LENGTHS
+    ]
+    write(path, episodes, SPEC)
+    info = json.loads((path / "meta" / "info.json").read_text())
+    info["features"][KEY] = {
+        "dtype": "video", "shape": [SIZE, SIZE, 3], "names": ["height", "width", "channels"],
+    }  # fmt: skip
+    info["video_path"] = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+    (path / "meta" / "info.json").write_text(json.dumps(info))
+    file = path / "meta" / "episodes" / lerobot.FILE
+    table = pq.read_table(file)
+    places = {"chunk_index": [0, 0, 0], "file_index": [0, 0, 1], "from_timestamp": [0.0, LENGTHS[0] / FPS, 0.0]}
+    for name, column in places.items():
+        table = table.append_column(f"videos/{KEY}/{name}", pa.array(column))
+    pq.write_table(table, file)
+    levels = [[level(episode, frame) for frame in range(length)] for episode, length in enumerate(LENGTHS)]
+    encode(path / "videos" / KEY / "chunk-000" / "file-000.mp4", levels[0] + levels[1], codec)
+    encode(path / "videos" / KEY / "chunk-000" / "file-001.mp4", levels[2], codec)
+    return path
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_each_frame_has_its_picture(tmp_path: Path, codec: str) -> None:
+    data = read(make(tmp_path / "set", codec), cameras=["front"])
+    images = data.images["front"]
+    assert images.shape == (sum(LENGTHS), SIZE, SIZE, 3)
+    assert images.dtype == torch.uint8
+    wanted = [level(episode, frame) for episode, length in enumerate(LENGTHS) for frame in range(length)]
+    found = images.double().mean((1, 2, 3))
+    assert (found - torch.tensor(wanted)).abs().max() < 3, "frames differ by 6"
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    path = make(tmp_path / "set")
+    video = path / "videos" / KEY / "chunk-000" / "file-001.mp4"
+    encode(video, [0] * 5)
+    with pytest.raises(UserError, match=r"file-001\.mp4 has 5 frames, its episodes need 6"):
+        read(path, cameras=["front"])
+    encode(video, [0] * 6, size=16)
+    with pytest.raises(UserError, match=r"has videos of several sizes, the first of another in .*file-001\.mp4"):
+        read(path, cameras=["front"])
+    video.write_bytes(b"no video")
+    with pytest.raises(UserError, match=r"the video .*file-001\.mp4 cannot be decoded"):
+        read(path, cameras=["front"])
+    video.unlink()
+    with pytest.raises(UserError, match=r"the video .*file-001\.mp4 is missing"):
+        read(path, cameras=["front"])
+    file = path / "meta" / "episodes" / lerobot.FILE
+    table = pq.read_table(file)
+    pq.write_table(table.slice(0, 2), file)
+    with pytest.raises(UserError, match=f"does not say where {KEY} of episode 2 is"):
+        read(path, cameras=["front"])
+    pq.write_table(table.drop_columns([f"videos/{KEY}/file_index"]), file)
+    with pytest.raises(UserError, match=f"cannot read from meta/episodes where {KEY} is"):
+        read(path, cameras=["front"])
+
+
+def test_sizes_are_compared_before_decoding(tmp_path: Path) -> None:
+    path = make(tmp_path / "set")
+    with pytest.raises(UserError, match="pictures of camera front have 32x32 pixels, needed is 64x64"):
+        lerobot.check_sizes(path, replace(SPEC, cameras=(CameraSpec("front", 64, 64),)))
+    lerobot.check_sizes(path, replace(SPEC, cameras=(CameraSpec("front", SIZE, SIZE),)))
