@@ -32,7 +32,7 @@ class DetourConfig(TaskConfig):
 
     max_episode_steps: Count = 40
     """Time limit, control steps."""
-    post_radius_m: Positive = 0.04
+    keep_out_m: Positive = 0.04
     """The tool centre point must stay this far from the post's axis, at any height."""
     post_low_m: tuple[float, float] = (0.46, -0.01)
     """Area of the table where the post may stand (x, y)."""
@@ -56,7 +56,7 @@ class Detour(Task):
     config: DetourConfig
 
     def build_scene(self, spec: mujoco.MjSpec) -> None:
-        add_post(spec, "post", self.config.post_radius_m - 0.02, 0.25, RED)
+        add_post(spec, "post", self.config.keep_out_m / 2, 0.25, RED)
         add_goal(spec, "goal", self.config.success_m)
 
     def bind(self, view: View) -> None:
@@ -107,7 +107,7 @@ class Detour(Task):
     def _way(self) -> Tensor:
         """Return the length of the shorter way to the goal, m [N]."""
         tcp, goal = self.view.tcp_pos, self.goal
-        aside = self.config.post_radius_m + CLEARANCE_M
+        aside = self.config.keep_out_m + CLEARANCE_M
         beside = self._point(0, aside), self._point(0, -aside)
         around = [(point - tcp).norm(dim=-1) + (goal - point).norm(dim=-1) for point in beside]
         return torch.where(self._from_post()[0] > 0, (goal - tcp).norm(dim=-1), torch.minimum(*around))
@@ -125,25 +125,25 @@ class Detour(Task):
         return distance < self.config.success_m
 
     def failure(self) -> Tensor:
-        """Return whether the tool is where the post stands."""
+        """Return whether the tool is in the column around the post."""
         distance: Tensor = (self.view.tcp_pos - self.post)[:, :2].norm(dim=-1)
-        return distance < self.config.post_radius_m
+        return distance < self.config.keep_out_m
 
     def outcomes(self) -> dict[str, Tensor]:
         """Return whether the tool is beside the post, outside of the forbidden column, on its left and on its right."""
         forward, left = self._from_post()
-        beside, radius = forward.abs() < BESIDE_M, self.config.post_radius_m
-        return {LEFT: beside & (left > radius), RIGHT: beside & (left < -radius)}
+        beside, keep_out = forward.abs() < BESIDE_M, self.config.keep_out_m
+        return {LEFT: beside & (left > keep_out), RIGHT: beside & (left < -keep_out)}
 
     def expert(self) -> Tensor:
         """Go to the front of the post, aside, past it, and to the goal: on the side of the episode."""
-        radius, (forward, left) = self.config.post_radius_m, self._from_post()
+        keep_out, (forward, left) = self.config.keep_out_m, self._from_post()
         # an arm that a disturbance took past the other side goes on there
-        side = torch.where((left.abs() > radius) & (forward > -radius), left.sign(), self.side)
-        aside = side * (radius + CLEARANCE_M)
-        at_front = (left * side > -0.01) & (forward > -radius - 0.07) | (left * side > 0.03)
-        at_side = left * side > radius + 0.01
-        front, corner = self._point(-radius - 0.05, 0.0), self._point(-radius - 0.05, aside)
+        side = torch.where((left.abs() > keep_out) & (forward > -keep_out), left.sign(), self.side)
+        aside = side * (keep_out + CLEARANCE_M)
+        at_front = (left * side > -0.01) & (forward > -keep_out - 0.07) | (left * side > 0.03)
+        at_side = left * side > keep_out + 0.01
+        front, corner = self._point(-keep_out - 0.05, 0.0), self._point(-keep_out - 0.05, aside)
         target = torch.where(at_side.unsqueeze(-1), self._point(0.03, aside), corner)
         target = torch.where(at_front.unsqueeze(-1), target, front)
         target = torch.where((forward > 0.01).unsqueeze(-1), self.goal, target)
