@@ -194,16 +194,17 @@ class VLAPolicy(FlowChains):
     def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
         """Return the flow-matching loss of demonstrated chunks, a scalar.
 
-        It is the mean squared error of the velocity ``noise - action`` over the real dimensions; padding of actions is
-        zero, as in π0. Each observation is encoded once and denoised from DRAWS_PER_OBSERVATION points, because most
-        of the cost is in its images.
+        It is the mean squared error of the velocity ``noise - action``. Actions are padded with zeros to the width of
+        the network, and the padding counts as any dimension, as in π0: it is an input of every denoise step and must
+        stay what the network was trained on. Each observation is encoded once and denoised from
+        DRAWS_PER_OBSERVATION points, because most of the cost is in its images.
         """
         action = F.pad(action_NHA, (0, self.width - action_NHA.shape[-1])).repeat_interleave(DRAWS_PER_OBSERVATION, 0)
         noise, t = self.draw_path(action, generator)
         x, t = interpolate(action, noise, t[:, None, None]), t.view(-1, DRAWS_PER_OBSERVATION)
         features = self.features(self.encode(obs), x.view(-1, DRAWS_PER_OBSERVATION, *x.shape[1:]), t)
         velocity = self.to_velocity(features).flatten(0, 1)
-        return (velocity - (noise - action))[..., : self.spec.action_dim].square().mean()
+        return (velocity - (noise - action)).square().mean()
 
     def fit_normalizer(self, obs: Obs) -> None:
         """Fit the statistics of ``state`` and ``target_positions`` to those in ``obs`` and freeze them.

@@ -17,11 +17,11 @@ from embodied.core.protocols import Imitator, Instructable, Policy, Precomputing
 from embodied.core.spec import CameraSpec, EnvSpec, Instruction, Term
 from embodied.core.types import Obs
 from policies.vla.grounding import centres
-from policies.vla.policy import VLAPolicy
+from policies.vla.policy import DRAWS_PER_OBSERVATION, VLAPolicy
 from policies.vla.roles import Role
 from policies.vla.text import tokenize, train_tokenizer
 from tests.algos.fragments import rollout
-from tests.policies.vla_builders import FROZEN, MODEL, SPEC, TEXTS, build, observe, plain_sample
+from tests.policies.vla_builders import FROZEN, MODEL, SPEC, TEXTS, build, observe, plain_loss, plain_sample
 
 NUM = 12
 EXPLORATIONS: dict[str, dict[str, Any]] = {
@@ -257,6 +257,18 @@ def test_words_that_were_not_trained_on_are_refused() -> None:
     assert tokenizer.decode(tokens[2, 1:3]) == "lift it"
     with pytest.raises(UserError, match="'lift the wombat' has words outside the vocabulary"):
         tokenize(tokenizer, ["lift the wombat"], 48)
+
+
+def test_the_imitation_loss_is_that_of_transformers() -> None:
+    """With padding: a robot of 2 actions in a network for 3."""
+    policy, obs = build().float(), observe(6)
+    action = torch.rand(6, 3, 2, generator=torch.Generator().manual_seed(2)) * 2 - 1
+    ours = policy.imitation_loss(obs, action, torch.Generator().manual_seed(3))
+    each = {key: value.repeat_interleave(DRAWS_PER_OBSERVATION, 0) for key, value in obs.items()}
+    padded = torch.nn.functional.pad(action, (0, 1)).repeat_interleave(DRAWS_PER_OBSERVATION, 0)
+    noise, t = policy.draw_path(padded, torch.Generator().manual_seed(3))
+    theirs = plain_loss(policy, each, padded, noise, t)
+    assert ours.item() == pytest.approx(theirs.mean().item(), rel=1e-5)
 
 
 def test_imitation_learns_what_the_words_say() -> None:

@@ -71,21 +71,30 @@ def observe(num: int, seed: int = 1) -> Obs:
     }
 
 
-def plain_sample(policy: VLAPolicy, obs: Obs, start: Tensor) -> Tensor:
-    """What transformers' own ``sample_actions`` gives from the noise ``start``."""
+def plain_inputs(policy: VLAPolicy, obs: Obs) -> dict[str, Tensor]:
+    """What transformers' own model takes for these observations."""
     model, tokenizer = policy.parts.model, policy.parts.tokenizer
-    pixels = torch.stack([obs[f"images.{camera}"] for camera in policy.config.cameras], 1).permute(0, 1, 4, 2, 3)
-    patches = (policy.config.image_size // 8) ** 2 * len(policy.config.cameras)
-    image = torch.full((len(start), patches), model.config.vlm_config.image_token_id)
+    num, cameras = len(obs["state"]), policy.config.cameras
+    pixels = torch.stack([obs[f"images.{camera}"] for camera in cameras], 1).permute(0, 1, 4, 2, 3)
+    patches = (policy.config.image_size // 8) ** 2 * len(cameras)
+    image = torch.full((num, patches), model.config.vlm_config.image_token_id)
     words, real = (part[obs["instruction"]] for part in tokenize(tokenizer, TEXTS, 48))
     state = policy.normalized_state(obs)
-    state = torch.nn.functional.pad(state, (0, model.config.max_state_dim - state.shape[1]))
-    return model.sample_actions(
-        state=state,
-        input_ids=torch.cat((image, words), 1),
-        attention_mask=torch.cat((torch.ones_like(image), real.long()), 1),
-        pixel_values=pixels.float() / 127.5 - 1.0,
-        pixel_attention_mask=torch.ones(len(start), len(policy.config.cameras), dtype=torch.bool),
-        noise=start,
-        num_steps=policy.denoise_steps,
-    )
+    return {
+        "state": torch.nn.functional.pad(state, (0, model.config.max_state_dim - state.shape[1])),
+        "input_ids": torch.cat((image, words), 1),
+        "attention_mask": torch.cat((torch.ones_like(image), real.long()), 1),
+        "pixel_values": pixels.float() / 127.5 - 1.0,
+        "pixel_attention_mask": torch.ones(num, len(cameras), dtype=torch.bool),
+    }
+
+
+def plain_sample(policy: VLAPolicy, obs: Obs, start: Tensor) -> Tensor:
+    """What transformers' own ``sample_actions`` gives from the noise ``start``."""
+    inputs = plain_inputs(policy, obs)
+    return policy.parts.model.sample_actions(**inputs, noise=start, num_steps=policy.denoise_steps)
+
+
+def plain_loss(policy: VLAPolicy, obs: Obs, actions: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+    """What transformers' own ``forward`` gives as the loss of padded actions, noise [N, H, W] and times [N]."""
+    return policy.parts.model(**plain_inputs(policy, obs), actions=actions, noise=noise, timestep=t).loss
