@@ -6,6 +6,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+LEROBOT := $(VENV)/lerobot
 ARGS   ?=
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
@@ -16,6 +17,8 @@ train: $(VENV)/.installed
 	@$(BIN)/python -m embodied.train task=pick_place $(ARGS)
 
 test: lint
+	@$(MAKE) --no-print-directory $(LEROBOT)/.installed 1>&2 \
+		|| echo "LeRobot could not be installed, so its tests are skipped" >&2
 	@$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.installed-dev
@@ -38,6 +41,16 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing the pinned dependencies, development tools and EnvPool" >&2
 	@$(PIP) --editable '.[dev,envpool]' 1>&2
 	@touch $(VENV)/.installed $@
+
+# LeRobot needs an older torch than ours, so its tools have an environment of their own. It is without torch: what it
+# lacks comes from ours, whose folder the .pth file adds to the end of its path.
+$(LEROBOT)/.installed: tests/data/lerobot_tools/requirements.txt | $(VENV)/.installed-dev
+	@echo "installing LeRobot's data set tools in $(LEROBOT)" >&2
+	@$(BIN)/python -m venv --clear $(LEROBOT) 1>&2
+	@$(LEROBOT)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $< 1>&2
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> $$($(LEROBOT)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -1,7 +1,7 @@
 """Reader of LeRobotDataset v3 with pyarrow alone; lerobot_writer.py writes it.
 
     <dir>/meta/info.json                              features with dtype, shape and names; fps; totals; path patterns
-          meta/stats.json                             min, max, mean, std and count of every feature
+          meta/stats.json                             min, max, mean, std, count and quantiles of every feature
           meta/tasks.parquet                          instruction (the index of a pandas frame) -> task_index
           meta/episodes/chunk-000/file-000.parquet    one row per episode: length, instructions, place of its frames
           data/chunk-000/file-000.parquet             one row per frame

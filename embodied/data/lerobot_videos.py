@@ -1,8 +1,8 @@
 """Pictures of a LeRobotDataset v3 that are frames of videos.
 
 ``meta/episodes`` says for each episode and camera in which file it is, ``videos/<key>/chunk_index`` and ``file_index``,
-and at what time it begins there, ``from_timestamp``. A file holds one or more episodes, one after another, with one
-frame of video for each frame of data.
+and from when to when there, ``from_timestamp`` and ``to_timestamp``. A file holds one or more episodes, one after
+another, with one frame of video for each frame of data.
 """
 
 from __future__ import annotations
@@ -39,10 +39,13 @@ def read_videos(path: Path, info: Mapping[str, Any], key: str, episode_F: Tensor
     for episode, length, end in zip(episodes.tolist(), lengths.tolist(), ends, strict=True):
         if episode not in places:
             raise UserError(f"data set {path}: meta/episodes does not say where {key} of episode {episode} is")
-        chunk_index, file_index, begins_s = places[episode]
+        chunk_index, file_index, begins_s, ends_s = places[episode]
         pattern = info.get("video_path") or VIDEO_PATH
         file = path / pattern.format(video_key=key, chunk_index=chunk_index, file_index=file_index)
-        wanted[file].append((round(begins_s * float(info["fps"])), end - length, length))
+        first, last = (round(time_s * float(info["fps"])) for time_s in (begins_s, ends_s))
+        if last - first < length:
+            raise UserError(f"data set {path}: {file} has {last - first} frames of episode {episode}, needed: {length}")
+        wanted[file].append((first, end - length, length))
     images: NDArray[np.uint8] | None = None
     for file, spans in wanted.items():
         needed = max(first + length for first, _, length in spans)
@@ -64,9 +67,10 @@ def read_videos(path: Path, info: Mapping[str, Any], key: str, episode_F: Tensor
     return torch.from_numpy(images)
 
 
-def _places(path: Path, key: str) -> dict[int, tuple[int, int, float]]:
-    """Return chunk, file and start (s) of the video of each episode."""
-    columns = ["episode_index", *(f"videos/{key}/{name}" for name in ("chunk_index", "file_index", "from_timestamp"))]
+def _places(path: Path, key: str) -> dict[int, tuple[int, int, float, float]]:
+    """Return chunk, file, start (s) and end (s) of the video of each episode."""
+    names = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
+    columns = ["episode_index", *(f"videos/{key}/{name}" for name in names)]
     files = sorted((path / "meta" / "episodes").glob("*/*.parquet"))
     try:
         tables = [pq.read_table(file, columns=columns) for file in files]

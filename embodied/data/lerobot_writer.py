@@ -145,8 +145,8 @@ def _whole(rate: float) -> int | float:
 
 
 def _array(value: np.ndarray) -> pa.Array:
-    if value.ndim == 1:
-        return pa.array(value)
+    if value.size == len(value):  # LeRobot reads a feature of shape [1] as a plain number
+        return pa.array(value.reshape(-1))
     return pa.FixedSizeListArray.from_arrays(pa.array(value.reshape(-1)), value.shape[1])
 
 

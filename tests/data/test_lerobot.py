@@ -116,6 +116,20 @@ def test_layout_is_that_of_version_3(path: Path) -> None:
     assert all(row[place] == 0 for row in rows for place in places)
 
 
+@pytest.mark.parametrize(("robot", "label"), [("", None), ("xarm7", "xarm7")])
+def test_the_robot_is_that_of_the_spec(tmp_path: Path, robot: str, label: str | None) -> None:
+    write(tmp_path / "set", [episode(3)], replace(SPEC, robot=robot))
+    assert json.loads((tmp_path / "set" / "meta" / "info.json").read_text())["robot_type"] == label
+
+
+def test_features_of_one_number_are_plain_columns(tmp_path: Path) -> None:
+    """LeRobot and ``datasets`` read a feature of shape [1] as a number, and refuse a list of one."""
+    one = replace(episode(3), action_LA=torch.rand(3, 1))
+    write(tmp_path / "set", [one], EnvSpec.of_sizes("test", state=3, action=1))
+    assert frames(tmp_path / "set").schema.field("action").type == pa.float32()
+    assert torch.equal(read(tmp_path / "set").action_FA, one.action_LA)
+
+
 def test_instructions_are_the_index_of_a_pandas_frame(path: Path) -> None:
     """LeRobot looks a task up by ``tasks.loc[instruction]`` and ``tasks.iloc[index].name``."""
     table = pq.read_table(path / "meta" / "tasks.parquet")

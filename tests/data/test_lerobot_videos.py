@@ -55,7 +55,8 @@ def make(path: Path, codec: str = "libx264") -> Path:
     (path / "meta" / "info.json").write_text(json.dumps(info))
     file = path / "meta" / "episodes" / lerobot.FILE
     table = pq.read_table(file)
-    places = {"chunk_index": [0, 0, 0], "file_index": [0, 0, 1], "from_timestamp": [0.0, LENGTHS[0] / FPS, 0.0]}
+    from_s, to_s = [0.0, LENGTHS[0] / FPS, 0.0], [LENGTHS[0] / FPS, sum(LENGTHS[:2]) / FPS, LENGTHS[2] / FPS]
+    places = {"chunk_index": [0, 0, 0], "file_index": [0, 0, 1], "from_timestamp": from_s, "to_timestamp": to_s}
     for name, column in places.items():
         table = table.append_column(f"videos/{KEY}/{name}", pa.array(column))
     pq.write_table(table, file)
@@ -98,6 +99,17 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         read(path, cameras=["front"])
     pq.write_table(table.drop_columns([f"videos/{KEY}/file_index"]), file)
     with pytest.raises(UserError, match=f"cannot read from meta/episodes where {KEY} is"):
+        read(path, cameras=["front"])
+
+
+def test_an_episode_does_not_get_frames_of_the_next_one(tmp_path: Path) -> None:
+    """The first episode has 5 frames, but 3 of its video, in a file that goes on with the second episode."""
+    path = make(tmp_path / "set")
+    file, name = path / "meta" / "episodes" / lerobot.FILE, f"videos/{KEY}/to_timestamp"
+    table = pq.read_table(file)
+    ends = pa.array([3 / FPS, *table[name].to_pylist()[1:]])
+    pq.write_table(table.set_column(table.column_names.index(name), name, ends), file)
+    with pytest.raises(UserError, match=r"file-000\.mp4 has 3 frames of episode 0, needed: 5"):
         read(path, cameras=["front"])
 
 

@@ -20,7 +20,9 @@ from tests.commands.helpers import run
 
 LENGTHS = (5, 7, 4)
 SOLVED = (True, False, True)
-INFO = {"env_info": {"env_id": "PickCube-v1", "env_kwargs": {"control_mode": "pd_ee_delta_pose", "obs_mode": "state"}}}
+INFO: dict[str, Any] = {
+    "env_info": {"env_id": "PickCube-v1", "env_kwargs": {"control_mode": "pd_ee_delta_pose", "obs_mode": "state"}}
+}
 
 
 def record(path: Path, nested: bool = False, change: Callable[[h5py.File], None] | None = None) -> Path:
@@ -68,6 +70,16 @@ def test_failures_are_kept_when_asked_for(tmp_path: Path) -> None:
     source = record(tmp_path / "trajectory.h5")
     outcome = run(convert.main, [f"source={source}", f"out={tmp_path / 'set'}", "keep_failures=true"])
     assert (outcome.result["episodes"], outcome.result["dropped"]) == (3, 0)
+
+
+@pytest.mark.parametrize("robot_uids", [None, "panda", "so100"])
+def test_no_robot_is_made_up(tmp_path: Path, robot_uids: str | None) -> None:
+    """A converted data set claims no robot: ManiSkill's names are not those of the robots here."""
+    source = record(tmp_path / "trajectory.h5")
+    kwargs = INFO["env_info"]["env_kwargs"] | ({"robot_uids": robot_uids} if robot_uids else {})
+    source.with_suffix(".json").write_text(json.dumps({"env_info": {"env_id": "PickCube-v1", "env_kwargs": kwargs}}))
+    assert run(convert.main, [f"source={source}", f"out={tmp_path / 'set'}"]).code == 0
+    assert json.loads((tmp_path / "set" / "meta" / "info.json").read_text())["robot_type"] is None
 
 
 def delete(name: str) -> Callable[[h5py.File], None]:
