@@ -130,6 +130,44 @@ def compared(kinds: dict[str, str]) -> None:
     print()
 
 
+def two_ways() -> None:
+    """``detour``: success and the shares of episodes that passed the post on either side, by the noise."""
+    row("policy", "after", *(f"{noise}: success; left, right" for noise in ("zero noise", "seeded noise")))
+    row(*["---"] * 4)
+    for label, name in (
+        ("`gaussian`", "gaussian"),
+        ("`flow`, K = 1", "flow-k1"),
+        ("`flow`, K = 4", "flow"),
+        ("`flow`, K = 4, held to the imitated policy", "flow-anchored"),
+    ):
+        for stage, found in (
+            ("imitation", records(f"two_ways/detour-{name}-imitation-[0-9].json")),
+            ("RL", records(f"two_ways/detour-{name}-[0-9].json")),
+        ):
+            if found:
+                row(label, stage, *map(ways, ([r["final"] for r in found], [r["final"]["other_noise"] for r in found])))
+    print()
+
+
+def ways(results: list[dict[str, Any]]) -> str:
+    """Success of each seed, and the shares that passed on the left and on the right, in percent."""
+    keys = ("success_at_end", "passed_left_once", "passed_right_once")
+    success, left, right = (", ".join(f"{100 * result[key]:.0f}" for result in results) for key in keys)
+    return f"{success}; {left} and {right}"
+
+
+def noise() -> None:
+    """Final success with zero and with seeded noise of every run that has both."""
+    row("run", "zero noise", "seeded noise")
+    row(*["---"] * 3)
+    for path in sorted(HERE.glob("*/*.json")):
+        result = json.loads(path.read_text()).get("final", {})
+        if "other_noise" in result:
+            by_noise = {r["noise"]: f"{100 * r['success_at_end']:.1f}" for r in (result, result["other_noise"])}
+            row(path.stem, by_noise["zero"], by_noise["seeded"])
+    print()
+
+
 if __name__ == "__main__":
     imitation()
     scratch()
@@ -142,5 +180,9 @@ if __name__ == "__main__":
         "Flow-Noise, GRPO": "comparison/stack-grpo-*.json",
         "DSRL, PPO on the initial noise": "comparison/stack-dsrl-*.json",
     })  # fmt: skip
+    compared({f"`{step}`": f"comparison/stack-steps-{step}-*.json" for step in ("last", "all", "one")})
+    compared({f"`{step}`": f"comparison/tabletop-steps-{step}-*.json" for step in ("last", "all", "one")})
+    two_ways()
+    noise()
     ablations = sorted(HERE.glob("ablation/pick_place-*.json"))
     compared({path.stem.removeprefix("pick_place-"): f"ablation/{path.name}" for path in ablations})
