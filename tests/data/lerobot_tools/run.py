@@ -6,6 +6,7 @@ Every data set that LeRobot loads is saved as it gives it, in ``<name>.npz``, be
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -70,3 +71,4 @@ def main(ours: Path, out: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), Path(sys.argv[2]))
+    os._exit(0)  # threads that the libraries leave running can abort the interpreter's ordinary end
