@@ -7,11 +7,32 @@ it. Nothing here imports torch or a simulator.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 TRAIN = "train"
 """Split of the instructions that are trained on."""
 SUCCESS = "success"
 """Outcome that evaluations report for environments that have it."""
+
+
+Source = Literal["external", "measured", "kinematics", "command"]
+"""Where a robot's computer gets a quantity from.
+
+external: perception or a person. measured: the robot's encoders. kinematics: measured joints and the robot's geometry.
+command: the last command that was sent.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A quantity that follows from others: ``of + offset - minus``, with zeros for missing entries."""
+
+    of: str
+    """Name of the term that is subtracted from."""
+    minus: str
+    """Name of the term that is subtracted."""
+    offset: tuple[float, ...] = ()
+    """Constant that is added, in the unit of the terms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +49,10 @@ class Term:
     """Coordinate frame of the entries, such as base or tool; empty if there is none."""
     scale: float = 1.0
     """Observed number = scale * quantity in ``unit``."""
+    source: Source = "external"
+    """Where a robot's computer gets the quantity from."""
+    difference: Difference | None = None
+    """Terms that the quantity follows from; then ``source`` has no meaning."""
 
     @property
     def entry_names(self) -> tuple[str, ...]:
@@ -108,6 +133,76 @@ ActionSpace = Box | Discrete
 
 
 @dataclass(frozen=True, slots=True)
+class JointSpec:
+    """One joint of an arm with its position controller. Units: rad for a hinge, m for a slide."""
+
+    name: str
+    """Name of the joint."""
+    kind: Literal["hinge", "slide"]
+    """Rotation about, or translation along, ``axis``."""
+    pos_m: tuple[float, float, float]
+    """Position of the joint's frame in that of the joint before it (of the base for the first one)."""
+    quat: tuple[float, float, float, float]
+    """Orientation of the joint's frame in that of the joint before it, (w, x, y, z)."""
+    axis: tuple[float, float, float]
+    """Axis in the joint's own frame, a unit vector."""
+    low: float
+    """Lower position limit."""
+    high: float
+    """Upper position limit."""
+    max_velocity: float
+    """Largest speed, unit/s."""
+    max_effort: float
+    """Largest torque (N m) or force (N) of the actuator."""
+    stiffness: float
+    """Gain kp of the position controller."""
+    damping: float
+    """Gain kd of the position controller."""
+    home: float
+    """Position in the default pose."""
+
+
+@dataclass(frozen=True, slots=True)
+class GripperSpec:
+    """A parallel gripper. Positions are distances of each finger from the point where the fingers meet, m."""
+
+    open_m: float
+    """Target of each finger when the gripper is open."""
+    closed_m: float
+    """Target of each finger when the gripper is closed; below 0 squeezes."""
+    max_step_m: float
+    """Largest movement of the target in one control step."""
+    max_position_m: float
+    """Position of each finger when the gripper is open as far as it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSpec:
+    """A robot arm with a gripper, and how actions move it: all that a robot's computer needs to execute actions."""
+
+    joints: tuple[JointSpec, ...]
+    """Joints from the base to the tool, J of them."""
+    tool_pos_m: tuple[float, float, float]
+    """Tool centre point in the frame of the last joint."""
+    tool_quat: tuple[float, float, float, float]
+    """Orientation of the tool in the frame of the last joint, (w, x, y, z)."""
+    gripper: GripperSpec
+    """The gripper, which the last entry of an action commands."""
+    control: Literal["ee_delta", "joint_delta"]
+    """Meaning of the other entries: displacements of the tool or of the joints, from the present pose."""
+    rotation: bool
+    """Whether the entry before the gripper turns the tool about the vertical (``ee_delta`` only)."""
+    damping: float
+    """Damping of the least-squares inverse kinematics."""
+    posture_gain: float
+    """Share of the distance to the home posture that the null space moves per control step."""
+    workspace_low_m: tuple[float, float, float]
+    """One corner of the box that the tool centre point's target stays in, base frame."""
+    workspace_high_m: tuple[float, float, float]
+    """The opposite corner."""
+
+
+@dataclass(frozen=True, slots=True)
 class Instruction:
     """One instruction of a task."""
 
@@ -155,6 +250,8 @@ class EnvSpec:
     """Names of predicates of a state that are recorded for every episode; empty for a simulator without any."""
     robot: str = ""
     """Manufacturer and model of the robot that acts, as data sets name it; empty where there is none."""
+    arm: ArmSpec | None = None
+    """The robot's arm, if a policy can be exported to it; None for simulators without one."""
     descriptions: tuple[str, ...] = ()
     """Descriptions, in words, of everything that a camera can show; empty if the images are not labelled."""
 

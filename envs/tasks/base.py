@@ -197,6 +197,7 @@ def task_spec(task: Task, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
         state=state,
         action=task.robot.action,
         robot=task.robot.name,
+        arm=task.robot.arm,
         control_dt_s=task.config.control_dt_s,
         max_episode_steps=task.config.max_episode_steps,
         privileged=privileged,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from embodied.core.spec import Term
+from embodied.core.spec import Difference, Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.view import View
 from envs.tasks.base import ObjectTaskConfig, Task, column
@@ -15,7 +15,7 @@ def cube_terms(name: str) -> tuple[Term, ...]:
     """Return the terms of ``cube_state``."""
     return (
         Term(f"{name}_pos", 3, "m", "base"),
-        Term(f"{name}_from_tcp", 3, "m", "base"),
+        Term(f"{name}_from_tcp", 3, "m", "base", difference=Difference(f"{name}_pos", "tcp_pos")),
         Term(f"{name}_rotation", 6, frame="base"),
     )
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.options import Count, Positive, config_dataclass
-from embodied.core.spec import Term
+from embodied.core.spec import Difference, Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import RED, add_goal, add_post
 from envs.mujoco.view import View
@@ -73,7 +73,7 @@ class Detour(Task):
     def state_terms(self) -> tuple[Term, ...]:
         return (
             Term("goal", 3, "m", "base"),
-            Term("goal_from_tcp", 3, "m", "base"),
+            Term("goal_from_tcp", 3, "m", "base", difference=Difference("goal", "tcp_pos")),
             Term("post_from_tcp", 2, "m", "base"),
         )
 

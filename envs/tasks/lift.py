@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.options import Count, Share, config_dataclass
-from embodied.core.spec import StartStage, Term
+from embodied.core.spec import Difference, StartStage, Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import RED, add_cube, add_goal
 from envs.mujoco.view import View
@@ -84,8 +84,8 @@ class Lift(Task):
         put_cube_in_hand(self.view, "cube", ids, self.config.cube_half_m)
 
     def state_terms(self) -> tuple[Term, ...]:
-        goal = Term("goal", 3, "m", "base"), Term("goal_from_cube", 3, "m", "base")
-        return (*cube_terms("cube"), *goal)
+        offset = Term("goal_from_cube", 3, "m", "base", difference=Difference("goal", "cube_pos"))
+        return (*cube_terms("cube"), Term("goal", 3, "m", "base"), offset)
 
     def privileged_terms(self) -> tuple[Term, ...]:
         return cube_privileged_terms("cube")

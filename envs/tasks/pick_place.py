@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.options import config_dataclass
-from embodied.core.spec import Term
+from embodied.core.spec import Difference, Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import BLUE, RED, add_cube, add_tray
 from envs.mujoco.view import View
@@ -65,8 +65,8 @@ class PickPlace(Placing):
         self.tray[ids, :2] = torch.from_numpy(tray)
 
     def state_terms(self) -> tuple[Term, ...]:
-        tray = Term("tray", 2, "m", "base"), Term("tray_from_cube", 3, "m", "base")
-        return (*cube_terms("cube"), *tray)
+        offset = Term("tray_from_cube", 3, "m", "base", difference=Difference("tray", "cube_pos"))
+        return (*cube_terms("cube"), Term("tray", 2, "m", "base"), offset)
 
     def observe(self) -> dict[str, Tensor]:
         return {

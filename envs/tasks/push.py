@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.options import Count, config_dataclass
-from embodied.core.spec import Term
+from embodied.core.spec import Difference, Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import RED, add_cube, add_goal
 from envs.mujoco.view import View
@@ -73,8 +73,8 @@ class Push(Task):
         self.goal[ids, 2] = 0.0
 
     def state_terms(self) -> tuple[Term, ...]:
-        goal = Term("goal", 2, "m", "base"), Term("goal_from_cube", 2, "m", "base")
-        return (*cube_terms("cube"), *goal)
+        offset = Term("goal_from_cube", 2, "m", "base", difference=Difference("goal", "cube_pos"))
+        return (*cube_terms("cube"), Term("goal", 2, "m", "base"), offset)
 
     def privileged_terms(self) -> tuple[Term, ...]:
         return cube_privileged_terms("cube")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.options import Count, config_dataclass
-from embodied.core.spec import Term
+from embodied.core.spec import Difference, Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import add_goal
 from envs.mujoco.view import View
@@ -51,7 +51,8 @@ class Reach(Task):
         )
 
     def state_terms(self) -> tuple[Term, ...]:
-        return (Term("goal", 3, "m", "base"), Term("goal_from_tcp", 3, "m", "base"))
+        offset = Term("goal_from_tcp", 3, "m", "base", difference=Difference("goal", "tcp_pos"))
+        return (Term("goal", 3, "m", "base"), offset)
 
     def privileged_terms(self) -> tuple[Term, ...]:
         return (Term("distance", 1, "m"),)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.options import Count, Share, config_dataclass
-from embodied.core.spec import StartStage, Term
+from embodied.core.spec import Difference, StartStage, Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import BLUE, RED, add_cube
 from envs.mujoco.view import View
@@ -88,7 +88,10 @@ class Stack(Task):
         put_cube_in_hand(self.view, "cube", ids, self.config.cube_half_m)
 
     def state_terms(self) -> tuple[Term, ...]:
-        return (*cube_terms("cube"), *cube_terms("base"), Term("top_from_cube", 3, "m", "base"))
+        height_m = self.config.cube_half_m + self.config.base_half_m
+        top = Difference("base_pos", "cube_pos", offset=(0.0, 0.0, height_m))
+        offset = Term("top_from_cube", 3, "m", "base", difference=top)
+        return (*cube_terms("cube"), *cube_terms("base"), offset)
 
     def privileged_terms(self) -> tuple[Term, ...]:
         return (*cube_privileged_terms("cube"), *cube_privileged_terms("base"))

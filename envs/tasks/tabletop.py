@@ -23,7 +23,7 @@ from torch.nn.functional import one_hot
 
 from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass
-from embodied.core.spec import Instruction, Term
+from embodied.core.spec import Difference, Instruction, Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.scene import GREY, add_object, add_object_sensors, add_tray
 from envs.mujoco.shape_variants import ShapeVariants
@@ -181,7 +181,7 @@ class Tabletop(Placing):
             *cube_terms("target"),
             Term("target_shape", len(self.config.words.shapes)),
             Term("tray", 2, "m", "base"),
-            Term("tray_from_target", 3, "m", "base"),
+            Term("tray_from_target", 3, "m", "base", difference=Difference("tray", "target_pos")),
             *(Term(f"{name}_pos", 3, "m", "base") for name in SLOTS[1:]),
         )
 

@@ -10,7 +10,7 @@ import pytest
 from mujoco.batch import Batch
 
 from envs.mujoco.robots.gripper_arm import ControlConfig
-from envs.mujoco.robots.kinematics import damped_least_squares, solve_spd
+from embodied.core.kinematics import damped_least_squares, solve_spd
 from envs.mujoco.robots.panda import Panda
 from envs.mujoco.scene import on_table
 

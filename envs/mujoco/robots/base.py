@@ -22,7 +22,7 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from embodied.core.registry import Registry
-from embodied.core.spec import Box, Term
+from embodied.core.spec import ArmSpec, Box, Term
 from envs.common.seeding import EpisodeRng
 
 ASSETS = Path(__file__).resolve().parents[3] / "assets"
@@ -86,6 +86,8 @@ class Robot(Protocol):
     """Space of actions."""
     terms: tuple[Term, ...]
     """Quantities that the robot measures; the first entries of ``obs["state"]``."""
+    arm: ArmSpec | None
+    """The arm as a robot's computer needs it; None: policies cannot be exported to the robot."""
     workspace_m: tuple[tuple[float, float, float], tuple[float, float, float]]
     """Opposite corners of the box that the tool centre point stays in."""
 

@@ -15,11 +15,12 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from embodied.core.errors import UserError
+from embodied.core.kinematics import cross, damped_least_squares
 from embodied.core.options import config_dataclass
-from embodied.core.spec import ActionTerm, Box, Term
+from embodied.core.spec import ActionTerm, ArmSpec, Box, GripperSpec, Term
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.arrays import readonly
-from envs.mujoco.robots.kinematics import cross, damped_least_squares
+from envs.mujoco.robots.arm_spec import joint_specs
 
 
 @config_dataclass
@@ -73,6 +74,10 @@ class GripperArm:
     """Target of each finger when the gripper is open."""
     finger_closed_m: ClassVar[float]
     """Target of each finger when the gripper is closed; below 0, so that closing squeezes."""
+    finger_max_m: ClassVar[float] = 0.04
+    """Position of each finger when the gripper is open as far as it can."""
+    max_velocity: ClassVar[np.ndarray | None] = None
+    """Largest speed of each joint, unit/s, [J]; None: not known, and policies cannot be exported to the robot."""
     finger_scale: ClassVar[float] = 25.0
     """Scale of observed finger positions; they are about 1 when open."""
 
@@ -87,13 +92,14 @@ class GripperArm:
 
     @property
     def terms(self) -> tuple[Term, ...]:
+        joint_vel_unit = ", ".join(f"{unit}/s" for unit in self.joint_unit.split(", "))
         return (
-            Term("joint_pos", self.num_joints, self.joint_unit),
-            Term("joint_vel", self.num_joints, ", ".join(f"{unit}/s" for unit in self.joint_unit.split(", "))),
-            Term("fingers", 2, "m", scale=self.finger_scale),
-            Term("finger_target", 1, "m", scale=self.finger_scale),
-            Term("tcp_pos", 3, "m", "base"),
-            Term("tcp_vel", 3, "m/s", "base"),
+            Term("joint_pos", self.num_joints, self.joint_unit, source="measured"),
+            Term("joint_vel", self.num_joints, joint_vel_unit, source="measured"),
+            Term("fingers", 2, "m", scale=self.finger_scale, source="measured"),
+            Term("finger_target", 1, "m", scale=self.finger_scale, source="command"),
+            Term("tcp_pos", 3, "m", "base", source="kinematics"),
+            Term("tcp_vel", 3, "m/s", "base", source="kinematics"),
         )
 
     @property
@@ -112,6 +118,27 @@ class GripperArm:
             (self.finger_open_m + self.finger_closed_m) / 2,
         )
         return Box((*move, ActionTerm("gripper", "target of each finger, 1 open and -1 closed", half_m, centre_m, "m")))
+
+    @property
+    def arm(self) -> ArmSpec | None:
+        if self.max_velocity is None:
+            return None
+        home, speed = tuple(map(float, self.home_qpos)), tuple(map(float, self.max_velocity))
+        joints, tool_pos_m, tool_quat = joint_specs(self.mjcf, home, speed)
+        config = self.config
+        gripper = GripperSpec(self.finger_open_m, self.finger_closed_m, config.gripper_m, self.finger_max_m)
+        return ArmSpec(
+            joints,
+            tool_pos_m,
+            tool_quat,
+            gripper,
+            config.mode,
+            config.rotation,
+            config.damping,
+            config.posture_gain,
+            config.workspace_low_m,
+            config.workspace_high_m,
+        )
 
     def start_qpos(self, rng: EpisodeRng, held_n: np.ndarray) -> np.ndarray:
         spread = np.where(held_n[:, None], self.held_spread, self.home_spread)

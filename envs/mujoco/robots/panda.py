@@ -20,3 +20,4 @@ class Panda(GripperArm):
     home_spread = np.full(7, 0.05)
     held_spread = np.array([0.4, 0.15, 0.05, 0.15, 0.05, 0.1, 0.05])  # tool: |y| to 0.25 m, z from 0.06 to 0.3 m
     finger_open_m, finger_closed_m = 0.04, -0.01
+    max_velocity = np.array([2.175, 2.175, 2.175, 2.175, 2.61, 2.61, 2.61])
