@@ -66,7 +66,8 @@ def about(axis: Array, angle_rad: float) -> Array:
     """Return the rotation matrix [3, 3] of a turn about a unit axis [3] (Rodrigues)."""
     x, y, z = axis
     skew = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
-    return np.eye(3) + np.sin(angle_rad) * skew + (1 - np.cos(angle_rad)) * (skew @ skew)
+    turn: Array = np.eye(3) + np.sin(angle_rad) * skew + (1 - np.cos(angle_rad)) * (skew @ skew)
+    return turn
 
 
 class Chain:

@@ -101,8 +101,8 @@ class Bundle:
     execute: int
     """E, actions that training executed of a chunk."""
     max_delay: int
-    """D, largest inference delay in control steps that the policy was trained for; 0: none. If positive, ``prefix`` float32
-    [N, D, A] (physical units) and ``delay`` int64 [N] are inputs too."""
+    """D, largest inference delay in control steps that the policy was trained for; 0: none. If positive, ``prefix``
+    float32 [N, D, A] (physical units) and ``delay`` int64 [N] are inputs too."""
     noise_shape: tuple[int, ...]
     """Shape of the input ``noise`` for one decision, float32 [N, *noise_shape]; zeros plan deterministically."""
     noise: str

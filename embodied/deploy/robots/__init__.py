@@ -1,0 +1,1 @@
+"""Robots that a bundle can drive, behind LeRobot's protocol."""

@@ -1,0 +1,72 @@
+"""The protocol of robots, in the shape of LeRobot's ``Robot``, and the names of what travels.
+
+Names towards a bundle (``arm.joints[i].name`` is the name of a joint):
+
+    <joint>.pos, <joint>.vel     position and velocity of a joint, rad and rad/s (m and m/s for a slide)
+    gripper.pos                  distance of each finger from the point where the fingers meet, m
+    <term>[<i>]                  entry of a term with source ``external``: what perception or a person provides
+    <camera>                     image, uint8 [height, width, 3], RGB
+
+An action has ``<joint>.pos`` of every joint and ``gripper.pos``: position targets. A robot with other names, signs or
+units is used through a ``Mapping`` (embodied.deploy.mapping).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+from embodied.core.spec import ArmSpec
+
+Observation = dict[str, Any]
+"""Numbers and images by name."""
+Action = dict[str, float]
+"""Position targets by name."""
+GRIPPER = "gripper.pos"
+
+
+@runtime_checkable
+class Robot(Protocol):
+    """A robot that is driven by position targets. Methods may raise ConnectionError when the robot is gone."""
+
+    name: str
+    """Manufacturer and model."""
+
+    @property
+    def observation_features(self) -> dict[str, Any]:
+        """Type (float) or shape of each entry of an observation, by name."""
+        ...
+
+    @property
+    def action_features(self) -> dict[str, Any]:
+        """Type (float) of each entry of an action, by name."""
+        ...
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the robot can be driven now."""
+        ...
+
+    def connect(self, calibrate: bool = True) -> None:
+        """Open the connection; calibrate the robot if it needs that and ``calibrate`` is True."""
+        ...
+
+    def calibrate(self) -> None:
+        """Calibrate the robot; does nothing for a robot that needs none."""
+        ...
+
+    def get_observation(self) -> Observation:
+        """Return the newest measurements."""
+        ...
+
+    def send_action(self, action: Action) -> Action:
+        """Command position targets; return what was really sent."""
+        ...
+
+    def disconnect(self) -> None:
+        """Close the connection."""
+        ...
+
+
+def joint_names(arm: ArmSpec, quantity: str = "pos") -> list[str]:
+    """Return the names of ``pos`` or ``vel`` of the arm's joints, in order."""
+    return [f"{joint.name}.{quantity}" for joint in arm.joints]
