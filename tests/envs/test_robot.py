@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from mujoco.batch import Batch
 
-from envs.mujoco.robots.gripper_arm import ControlConfig
 from embodied.core.kinematics import damped_least_squares, solve_spd
+from envs.mujoco.robots.gripper_arm import ControlConfig
 from envs.mujoco.robots.panda import Panda
 from envs.mujoco.scene import on_table
 
