@@ -36,7 +36,7 @@ class Deployment:
         self._device = next(policy.parameters()).device if isinstance(policy, nn.Module) else torch.device("cpu")
         self._sampler = PlanList(plans, env.num_envs)
         self._decision_n = np.zeros(env.num_envs, dtype=np.int64)
-        self._obs = env.reset(self._sampler)
+        self.obs = env.reset(self._sampler)
 
     @torch.no_grad()
     def step(self) -> Timestep:
@@ -44,9 +44,9 @@ class Deployment:
         noise = None
         if self.seeded:
             noise = plan_noise(self._sampler.present, self._decision_n, self.policy.plan_noise_shape)
-        chunk = self.policy.plan({key: value.to(self._device) for key, value in self._obs.items()}, noise)
+        chunk = self.policy.plan({key: value.to(self._device) for key, value in self.obs.items()}, noise)
         _, step = execute(self.env, chunk, self.policy.execute)
-        self._obs = step.obs
+        self.obs = step.obs
         self._decision_n += 1
         self._decision_n[step.final_ids.numpy()] = 0
         return step

@@ -27,6 +27,7 @@ from embodied.core.spec import ActionTerm, ArmSpec, CameraSpec, Instruction, Ter
 FORMAT = 1
 """Version of the layout; a reader refuses others."""
 BUNDLE_FILE, POLICY_FILE, PARITY_FILE, README_FILE = "bundle.json", "policy.onnx", "parity.npz", "README.md"
+SIMULATION_FILE = "simulation.json"
 MAX_JSON_BYTES = 8 * 2**20
 
 T = TypeVar("T")
@@ -163,7 +164,7 @@ def read_bundle(path: Path) -> Bundle:
             raise UserError(f"bundle={path} lacks {name}: copy the whole directory")
         if sha256(path / name) != expected:
             raise UserError(f"{path / name} is not the file that was exported (its SHA-256 differs): copy it again")
-    for name in (POLICY_FILE, PARITY_FILE):
+    for name in (POLICY_FILE, PARITY_FILE, SIMULATION_FILE):
         if name not in bundle.files:
             raise UserError(f"{BUNDLE_FILE}: files: lacks the hash of {name}")
     return bundle

@@ -54,7 +54,7 @@ def encode_prefix(
     vlm: Any = model.get_submodule("model.vlm")
     language = vlm.language_model
     image: Tensor = vlm.get_image_features(pixels_NC3hw.flatten(0, 1)).pooler_output
-    image = image.reshape(len(tokens_NT), -1, image.shape[-1])
+    image = image.reshape(tokens_NT.shape[0], -1, image.shape[-1])
     words: Tensor = language.embed_tokens(tokens_NT)
     x = torch.cat((image.to(words.dtype), words), 1)
     real_NP = torch.cat((real_NT.new_ones(image.shape[:2]), real_NT), 1)
@@ -155,7 +155,7 @@ def _add_step_bias(bias: Tensor, steps: int, horizon: int, heads: int) -> Tensor
         return F.pad(bias, (0, horizon))
     step = torch.arange(steps, device=bias.device).repeat_interleave(horizon)
     own = _padding_bias(step.repeat_interleave(heads)[:, None] == step, bias.dtype)[:, 0, 0]
-    return torch.cat((bias.expand(-1, -1, len(own), -1), own.expand(len(bias), 1, -1, -1)), -1)
+    return torch.cat((bias.expand(-1, -1, len(own), -1), own.expand(bias.shape[0], 1, -1, -1)), -1)
 
 
 def _keys_values(attention: Any, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -109,7 +109,9 @@ class VLAPolicy(FlowChains):
         """Return the prefix of N observations: the one in ``obs`` if it is there, otherwise computed from images."""
         if f"{PREFIX}key" in obs:
             return pi0.Prefix(*(obs[PREFIX + name] for name in pi0.Prefix._fields))
-        return self._encode_prefix(obs, int(self._instruction(obs)[1].sum(-1).max()))[0]
+        real = self._instruction(obs)[1]
+        longest = real.shape[1] if torch.compiler.is_exporting() else int(real.sum(-1).max())
+        return self._encode_prefix(obs, longest)[0]
 
     def _encode_prefix(self, obs: Obs, num_tokens: int) -> tuple[pi0.Prefix, pi0.ImageTokens]:
         """Compute the prefix of images and instructions; return it with the image tokens.
@@ -174,7 +176,7 @@ class VLAPolicy(FlowChains):
         denoise = _compiled_denoise() if self.config.compile else pi0.denoise
         if x.ndim == 4:
             return denoise(self.model, encoding.context, x, t.expand(x.shape[:2]))
-        return denoise(self.model, encoding.context, x.unsqueeze(1), t.expand(len(x))[:, None]).squeeze(1)
+        return denoise(self.model, encoding.context, x.unsqueeze(1), t.expand(x.shape[0])[:, None]).squeeze(1)
 
     def to_velocity(self, features: Tensor) -> Tensor:
         """Return the velocity [..., W] for last hidden states [..., hidden]."""

@@ -1,0 +1,78 @@
+"""The README.md of a bundle."""
+
+from __future__ import annotations
+
+from embodied.deploy.bundle import Bundle
+
+
+def bundle_readme(bundle: Bundle) -> str:
+    """Return the text, which tells a person how to run the bundle and what goes in and out."""
+    origin, gripper = bundle.origin, bundle.arm.gripper
+    success = "not evaluated" if origin.success_at_end is None else f"{origin.success_at_end:.1%}"
+    lines = [
+        f"# {origin.task}: {origin.policy} policy for {bundle.robot}",
+        "",
+        f"Trained for {origin.env_steps:,} control steps; success in simulation at the end of training: {success}.",
+        f"Exported from `{origin.run}`, checkpoint `{origin.checkpoint}`.",
+        "",
+        "## Run",
+        "",
+        "```sh",
+        "python -m embodied.deploy bundle=<this directory> robot=sim      # the simulated arm, in real time",
+        "python -m embodied.serve bundle=<this directory> port=8000       # a policy server, openpi's protocol",
+        "```",
+        "",
+        "In your own program, which needs numpy and onnxruntime alone:",
+        "",
+        "```python",
+        "from pathlib import Path",
+        "import numpy as np",
+        "from embodied.deploy.runner import PolicyRunner",
+        "",
+        'runner = PolicyRunner(Path("<this directory>"))',
+        "chunk = runner.plan({name: value for name, value in inputs.items()})  # [N, H, A], physical units",
+        "```",
+        "",
+        f"A chunk has {bundle.horizon} actions, {bundle.control_dt_s} s apart. Training executed {bundle.execute} of "
+        "them before it planned again.",
+        "",
+        "## Input `state`",
+        "",
+        "| entries | term | unit | frame | from | recorded range |",
+        "|---|---|---|---|---|---|",
+    ]
+    first = 0
+    for term in bundle.state:
+        ranges = bundle.state_range[first : first + term.size]
+        low, high = min(entry.low for entry in ranges), max(entry.high for entry in ranges)
+        source = term.source if term.difference is None else f"{term.difference.of} - {term.difference.minus}"
+        cells = f"{first} to {first + term.size - 1}", term.name, term.unit or "-", term.frame or "-", source
+        lines.append(f"| {' | '.join(cells)} | {low:.3g} to {high:.3g} |")
+        first += term.size
+    lines += ["", "Other inputs: " + ", ".join(f"`{name}`" for name in _others(bundle)) + " (see `bundle.json`).", ""]
+    lines += ["## Output `actions`", "", "| entry | name | meaning | unit | range |", "|---|---|---|---|---|"]
+    for i, action in enumerate(bundle.action):
+        low, high = sorted((action.offset - action.scale, action.offset + action.scale))
+        lines.append(f"| {i} | {action.name} | {action.meaning} | {action.unit} | {low:.4g} to {high:.4g} |")
+    lines += [
+        "",
+        f"Gripper: {gripper.open_m} m opens, {gripper.closed_m} m closes (distance of each finger from the centre).",
+        "",
+        "## Joints",
+        "",
+        "| joint | low | high | largest speed | kp | kd | default pose |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for joint in bundle.arm.joints:
+        lines.append(
+            f"| {joint.name} | {joint.low:.4f} | {joint.high:.4f} | {joint.max_velocity} | {joint.stiffness:g} | "
+            f"{joint.damping:g} | {joint.home:.4f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _others(bundle: Bundle) -> list[str]:
+    names = ["noise", *(f"images.{camera.name}" for camera in bundle.cameras)]
+    if bundle.cameras and bundle.instructions:
+        names.append("instruction")
+    return names + (["prefix", "delay"] if bundle.max_delay else [])

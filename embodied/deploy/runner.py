@@ -1,0 +1,137 @@
+"""Run a bundle's policy with ONNX Runtime. Imports numpy and onnxruntime alone.
+
+runner = PolicyRunner(Path("bundles/pick_place"))
+chunk = runner.plan({"state": state, "noise": noise})      # [N, H, A], physical units
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from embodied.core.errors import UserError, unknown_name
+from embodied.deploy.bundle import PARITY_FILE, POLICY_FILE, Bundle, load_arrays, read_bundle
+
+OUTPUT_PREFIX = "output/"  # of the recorded outputs in parity.npz; the other arrays are inputs
+MARGIN = {"m": 0.1}  # a state may leave the recorded range by twice its width plus this, by unit
+OTHER_MARGIN = 0.5
+FATAL_ONLY = 4  # log severity of ONNX Runtime
+
+
+class Planner(Protocol):
+    """What plans chunks: a runner in this process, or the client of a server."""
+
+    bundle: Bundle
+    """Description of the policy."""
+
+    def plan(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """Return the chunk [N, H, A] in physical units for N rows of every input of the bundle.
+
+        UserError for a wrong name, shape, type or value.
+        """
+        ...
+
+
+class InputSpec:
+    """Names, shapes and types of a bundle's inputs, and the check that a request has them."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+        self.shapes: dict[str, tuple[int, ...]] = {"state": (bundle.state_dim,), "noise": bundle.noise_shape}
+        self.types: dict[str, type[np.generic]] = {"state": np.float32, "noise": np.float32}
+        for camera in bundle.cameras:
+            self.shapes[f"images.{camera.name}"] = (camera.height, camera.width, 3)
+            self.types[f"images.{camera.name}"] = np.uint8
+        if bundle.cameras and bundle.instructions:
+            self.shapes["instruction"], self.types["instruction"] = (), np.int64
+        if bundle.max_delay:
+            self.shapes["prefix"], self.types["prefix"] = (bundle.max_delay, bundle.action_dim), np.float32
+            self.shapes["delay"], self.types["delay"] = (), np.int64
+        low, high = (np.array([getattr(entry, end) for entry in bundle.state_range]) for end in ("low", "high"))
+        units = [term.unit for term in bundle.state for _ in range(term.size)]
+        margin = 2 * (high - low) + np.array([MARGIN.get(unit, OTHER_MARGIN) for unit in units])
+        self._low, self._high, self._units = low - margin, high + margin, units
+
+    def check(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return the inputs, contiguous. UserError for a wrong name, shape, type or value; nothing is converted."""
+        for name in inputs:
+            if name not in self.shapes:
+                raise unknown_name("input", name, self.shapes)
+        missing = [name for name in self.shapes if name not in inputs]
+        if missing:
+            raise UserError(f"the observation lacks {', '.join(missing)}; the policy needs {', '.join(self.shapes)}")
+        rows = len(inputs["state"]) if np.ndim(inputs["state"]) else 0
+        for name, shape in self.shapes.items():
+            value, kind = inputs[name], self.types[name]
+            if value.dtype != kind or value.shape != (rows, *shape) or not rows:
+                raise UserError(
+                    f"{name}: got {value.dtype} {list(value.shape)}, needed {np.dtype(kind)} {['N', *shape]} with the "
+                    "same N, at least 1, for all inputs"
+                )
+        for name in ("state", "noise", *(["prefix"] if "prefix" in self.shapes else [])):
+            if not np.isfinite(inputs[name]).all():
+                raise UserError(f"{name}: has NaN or infinite numbers")
+        self._check_range(inputs["state"])
+        self._check_index("instruction", inputs, len(self._bundle.instructions) - 1)
+        self._check_index("delay", inputs, self._bundle.max_delay)
+        return {name: np.ascontiguousarray(inputs[name]) for name in self.shapes}
+
+    def _check_range(self, state_NS: NDArray[Any]) -> None:
+        """Raise UserError for an entry that is far outside of what was recorded in training's environments."""
+        outside = (state_NS < self._low) | (state_NS > self._high)
+        if not outside.any():
+            return
+        row, column = np.argwhere(outside)[0]
+        entry, unit = self._bundle.state_range[column], self._units[column]
+        raise UserError(
+            f"state: {entry.name} is {state_NS[row, column]:.4g}, training saw {entry.low:.4g} to {entry.high:.4g} "
+            f"{unit}: check unit, order and sign"
+        )
+
+    def _check_index(self, name: str, inputs: Mapping[str, NDArray[Any]], highest: int) -> None:
+        if name in self.shapes and (inputs[name].min() < 0 or inputs[name].max() > highest):
+            raise UserError(f"{name}: got {inputs[name].tolist()[:5]}, allowed: 0 to {highest}")
+
+
+class PolicyRunner:
+    """A ``Planner`` in this process.
+
+    path: directory of the bundle; its hashes are checked. num_threads: threads of one inference.
+    """
+
+    def __init__(self, path: Path, num_threads: int = 1) -> None:
+        self.path, self.bundle = path, read_bundle(path)
+        self.inputs = InputSpec(self.bundle)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = num_threads, 1
+        options.log_severity_level = FATAL_ONLY
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(path / POLICY_FILE), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime has no common base of its errors
+            raise UserError(f"{path / POLICY_FILE} cannot be loaded: {' '.join(str(error).split())[:300]}") from error
+        found = {value.name for value in self._session.get_inputs()}
+        if found != set(self.inputs.shapes):
+            raise UserError(f"{path / POLICY_FILE} takes {sorted(found)}, the description {sorted(self.inputs.shapes)}")
+
+    def plan(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """Return the chunk [N, H, A] in physical units; see ``Planner``."""
+        checked = self.inputs.check(inputs)
+        chunk: NDArray[np.float32] = self._session.run(None, checked)[0]
+        if not np.isfinite(chunk).all():
+            raise UserError("the policy's output has NaN or infinite numbers: the bundle is damaged")
+        return chunk
+
+    def parity(self) -> float:
+        """Return the largest difference from the recorded outputs of torch, in units of the action's scale."""
+        arrays = load_arrays(self.path / PARITY_FILE)
+        inputs = {name: value for name, value in arrays.items() if not name.startswith(OUTPUT_PREFIX)}
+        scale = np.array([term.scale for term in self.bundle.action], np.float32)
+        difference = np.abs(self.plan(inputs) - arrays[f"{OUTPUT_PREFIX}actions"]) / np.abs(scale)
+        return float(difference.max())
