@@ -35,7 +35,10 @@ def bundle_dir(tmp_path: Path) -> Path:
         ("reach", "gaussian", {"task.control.mode": "joint_delta"}),
         ("lift", "dsrl", {"policy.head_hidden": [16], "policy.noise_hidden": [16]}),
         pytest.param(
-            "tabletop", "vla_tiny", {}, marks=pytest.mark.slow(reason="exports a π0 of 1.3 million parameters")
+            "tabletop",
+            "vla_tiny",
+            {},
+            marks=[pytest.mark.slow(reason="exports a π0 of 1.3 million parameters"), pytest.mark.timeout(900)],
         ),
     ],
 )

@@ -1,0 +1,41 @@
+"""Move a robot to its default pose, slowly and within its limits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embodied.core.spec import ArmSpec
+from embodied.deploy.loop import Clock
+from embodied.deploy.robots.base import GRIPPER, Robot, joint_names
+from embodied.deploy.safety import Safety
+
+SPEED = 0.2  # share of the largest speed of the joints
+PERIOD_S = 0.02
+REACHED = 0.02  # distance at which the pose counts as reached
+MAX_S = 15.0
+
+
+def move_home(robot: Robot, arm: ArmSpec, safety: Safety, clock: Clock) -> bool:
+    """Move to the default pose with the gripper as it is; return whether it was reached within MAX_S seconds."""
+    names, speeds = joint_names(arm), joint_names(arm, "vel")
+    home = np.array([joint.home for joint in arm.joints])
+    step = SPEED * PERIOD_S * np.array([joint.max_velocity for joint in arm.joints])
+
+    def measured() -> tuple[np.ndarray, np.ndarray]:
+        observation = robot.get_observation()
+        return np.array([observation[name] for name in names]), np.array([observation[name] for name in speeds])
+
+    qpos, qvel = measured()
+    finger_m = safety.hold()[1] if safety.started else arm.gripper.open_m
+    began_s = clock.now()
+    safety.start(qpos, finger_m, began_s)
+    target = qpos
+    for tick in range(1, round(MAX_S / PERIOD_S)):
+        target = target + np.clip(home - target, -step, step)
+        sent, finger = safety.filter(target, finger_m, qpos, qvel, clock.now())
+        robot.send_action({**dict(zip(names, map(float, sent), strict=True)), GRIPPER: finger})
+        clock.sleep_until(began_s + tick * PERIOD_S)
+        qpos, qvel = measured()
+        if np.abs(qpos - home).max() < REACHED:
+            return True
+    return False

@@ -1,0 +1,367 @@
+"""The control loop: one episode of a bundle's policy on a robot, tick by tick.
+
+    tick            clock ──► observation ──► safety ──► robot            rate_hz, a multiple of the control rate
+    control step    schedule ──► action ──► controller ──► targets        1 / control_dt_s
+    inference       inputs ──► planner, in a thread of its own ──► schedule
+
+Deadlines are absolute, so errors do not add up. A tick that begins after the next one should have begun is a missed
+deadline; the ticks in between are dropped, and the robot keeps its last targets meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.core.errors import UserError
+from embodied.deploy.bundle import Bundle
+from embodied.deploy.controller import ArmController
+from embodied.deploy.observation import StateBuilder
+from embodied.deploy.robots.base import GRIPPER, Observation, Robot, joint_names
+from embodied.deploy.runner import Planner
+from embodied.deploy.safety import Safety
+from embodied.deploy.schedule import PlanRequest, Schedule
+
+Array = NDArray[np.float64]
+MAX_STEPS_PER_TICK = 1000
+
+
+class Clock(Protocol):
+    """The time of a control loop, s."""
+
+    def now(self) -> float:
+        """Return the time."""
+        ...
+
+    def sleep_until(self, time_s: float) -> None:
+        """Wait until the time is ``time_s``; return at once if it has passed."""
+        ...
+
+
+class RealClock:
+    """The machine's monotonic clock."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def sleep_until(self, time_s: float) -> None:
+        left_s = time_s - time.monotonic()
+        if left_s > 0:
+            time.sleep(left_s)
+
+
+class Inference:
+    """Plans of one policy, at most one at a time.
+
+    added_s: latency that is added to every inference, as of a slower machine or a network. simulated: plan at once, and
+    let the result arrive ``added_s`` later on the loop's clock; otherwise a thread plans.
+    """
+
+    def __init__(self, planner: Planner, clock: Clock, added_s: float = 0.0, simulated: bool = False) -> None:
+        if not 0 <= added_s <= 10:
+            raise UserError(f"latency: got {added_s} s, allowed: 0 to 10 s")
+        self.planner, self.clock, self.added_s = planner, clock, added_s
+        self.latencies_s: list[float] = []
+        self._pool = None if simulated else ThreadPoolExecutor(1, thread_name_prefix="inference")
+        self._future: Future[NDArray[np.float32]] | None = None
+        self._began_s = 0.0
+
+    def submit(self, inputs: Mapping[str, NDArray[Any]]) -> None:
+        """Begin to plan."""
+        self._began_s = self.clock.now()
+        if self._pool is None:
+            self._future = Future()
+            self._future.set_result(self.planner.plan(inputs))
+        else:
+            self._future = self._pool.submit(self._plan, inputs)
+
+    def _plan(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        chunk = self.planner.plan(inputs)
+        left_s = self._began_s + self.added_s - self.clock.now()
+        if left_s > 0:
+            time.sleep(left_s)
+        return chunk
+
+    def take(self, wait_s: float = 0.0) -> tuple[NDArray[np.float32], float] | None:
+        """Return the chunk [H, A] and its latency once it is there, else None. Errors of the planner are raised here.
+
+        wait_s: longest wait of this thread.
+        """
+        if self._future is None or (self._pool is None and self.clock.now() < self._began_s + self.added_s - 1e-9):
+            return None
+        try:
+            chunk = self._future.result(wait_s)
+        except FutureTimeout:
+            return None
+        self._future = None
+        latency_s = self.clock.now() - self._began_s
+        self.latencies_s.append(latency_s)
+        return chunk[0], latency_s
+
+    def drop(self) -> None:
+        """Wait for a plan that is under way, and forget it."""
+        if self._future is not None and self._pool is not None:
+            self._future.exception()
+        self._future = None
+
+    def close(self) -> None:
+        """Wait for the thread and end it."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+@dataclass
+class EpisodeRecord:
+    """What happened in an episode; lists have an entry per control step."""
+
+    instruction: str = ""
+    """What was to be done; empty if the task has no words."""
+    reason: str = ""
+    """Why it ended: ``time limit``, ``stopped``, ``refused`` or an error."""
+    duration_s: float = 0.0
+    """Length on the loop's clock."""
+    ticks: int = 0
+    """Ticks that were carried out."""
+    missed_deadlines: int = 0
+    """Ticks that were dropped."""
+    waited_ticks: int = 0
+    """Ticks in which the robot held its targets because no chunk had arrived."""
+    padded_steps: int = 0
+    """Control steps for which no chunk had an action."""
+    beyond_max_delay: int = 0
+    """Chunks that took longer than the policy was trained for."""
+    latencies_s: list[float] = field(default_factory=list)
+    """Latency of each inference."""
+    interventions: dict[str, int] = field(default_factory=dict)
+    """Interventions of the safety, by kind."""
+    times_s: list[float] = field(default_factory=list)
+    """Time since the beginning."""
+    states: list[NDArray[np.float32]] = field(default_factory=list)
+    """State [S], physical units."""
+    images: list[dict[str, NDArray[np.uint8]]] = field(default_factory=list)
+    """Images by camera."""
+    actions: list[NDArray[np.float32]] = field(default_factory=list)
+    """Action [A], physical units."""
+    targets: list[Array] = field(default_factory=list)
+    """Joint targets that left for the robot, [J]."""
+    qpos: list[Array] = field(default_factory=list)
+    """Measured joint positions, [J]."""
+
+    @property
+    def tracking_error(self) -> Array:
+        """Distance of the measured position from the target of the step before, [steps - 1, J]."""
+        if len(self.qpos) < 2:
+            return np.zeros((0, 0))
+        return np.abs(np.stack(self.qpos[1:]) - np.stack(self.targets[:-1]))
+
+    @property
+    def rate_hz(self) -> float:
+        """Achieved rate of the ticks; the last one begins at the end of the record."""
+        return (self.ticks - 1) / self.duration_s if self.duration_s > 0 else 0.0
+
+
+class ControlLoop:
+    """Drive a robot by a policy. UserError for a rate that does not fit the policy's.
+
+    rate_hz: ticks per second, a whole multiple of the control rate. interpolation: ``hold`` sends the targets of a
+    control step in all its ticks, as training does; ``linear`` moves to them over the control step. confirm: asked
+    before every action; False ends the episode. stop: asked in every tick; True ends it.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        robot: Robot,
+        inference: Inference,
+        safety: Safety,
+        clock: Clock,
+        *,
+        schedule: str = "synchronous",
+        execute: int | None = None,
+        rate_hz: float | None = None,
+        interpolation: str = "hold",
+        noise: str = "zero",
+        confirm: Callable[[str], bool] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> None:
+        control_hz = 1.0 / bundle.control_dt_s
+        rate = control_hz if rate_hz is None else rate_hz
+        self.ticks_per_step = round(rate / control_hz)
+        if self.ticks_per_step < 1 or abs(self.ticks_per_step * control_hz - rate) > 1e-6 * rate:
+            raise UserError(f"rate_hz: got {rate:g}, allowed: whole multiples of the policy's {control_hz:g}")
+        if self.ticks_per_step > MAX_STEPS_PER_TICK:
+            raise UserError(f"rate_hz: got {rate:g}, allowed: at most {MAX_STEPS_PER_TICK * control_hz:g}")
+        if interpolation not in ("hold", "linear"):
+            raise UserError(f"interpolation: got '{interpolation}', allowed: hold, linear")
+        self.bundle, self.robot, self.inference, self.safety, self.clock = bundle, robot, inference, safety, clock
+        self.period_s = 1.0 / rate
+        self.interpolation, self.noise, self.confirm, self.stop = interpolation, noise, confirm, stop
+        self.schedule_kind, self.execute = schedule, bundle.execute if execute is None else execute
+        self.controller, self.builder = ArmController(bundle.arm, bundle.action), StateBuilder(bundle)
+        self.joints, self.speeds = joint_names(bundle.arm), joint_names(bundle.arm, "vel")
+
+    def run(self, instruction: str | None = None, seed: int = 0, steps: int | None = None) -> EpisodeRecord:
+        """Run one episode of at most ``steps`` control steps (None: as in training); return what happened.
+
+        seed: of the noise, if it is ``seeded``. KeyboardInterrupt and errors of robot and planner end the episode; the
+        record says so in ``reason``, and errors are raised with the record as their ``record``.
+        """
+        episode = Episode(self, self.bundle.instruction_index(instruction) if self.bundle.instructions else 0, seed)
+        try:
+            episode.run(self.bundle.max_episode_steps if steps is None else steps)
+        except (ConnectionError, UserError) as error:
+            episode.record.reason = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            episode.finish()
+        return episode.record
+
+
+class Episode:
+    """State of one episode of a ``ControlLoop``."""
+
+    def __init__(self, loop: ControlLoop, instruction: int, seed: int) -> None:
+        bundle = loop.bundle
+        self.loop, self.bundle, self.instruction = loop, bundle, instruction
+        texts = bundle.instructions
+        self.record = EpisodeRecord(instruction=texts[instruction].text if texts else "")
+        self.schedule = Schedule(
+            loop.schedule_kind, bundle.horizon, loop.execute, bundle.action_dim, bundle.control_dt_s, bundle.max_delay
+        )
+        self.random = np.random.Generator(np.random.Philox(key=seed))
+        self.finger_m = bundle.arm.gripper.open_m
+        self.step, self.phase = 0, 0  # control step, and tick within it
+        self.first_latency = len(loop.inference.latencies_s)
+        self.safety_counts = dict(loop.safety.counts)
+        observation = loop.robot.get_observation()
+        self.began_s = loop.clock.now()
+        qpos = loop.builder.qpos(observation)
+        loop.safety.start(qpos, self.finger_m, self.began_s)
+        self.goal = self.previous = loop.safety.hold()[0]
+
+    def run(self, steps: int) -> None:
+        """Run ticks until ``steps`` control steps are done, or somebody stops the episode."""
+        loop, record, tick = self.loop, self.record, 0
+        record.reason = "time limit"
+        while self.step < steps:
+            due_s = self.began_s + tick * loop.period_s
+            loop.clock.sleep_until(due_s)
+            late_s = loop.clock.now() - due_s
+            if late_s >= loop.period_s:
+                dropped = int(late_s / loop.period_s)
+                record.missed_deadlines += dropped
+                loop.safety.missed(late_s, loop.clock.now())
+                tick += dropped
+            if loop.stop is not None and loop.stop():
+                record.reason = "stopped"
+                return
+            if not self._tick(due_s):
+                record.reason = "refused"
+                return
+            record.ticks += 1
+            tick += 1
+
+    def finish(self) -> None:
+        """Complete the record."""
+        loop, record = self.loop, self.record
+        loop.inference.drop()
+        record.duration_s = loop.clock.now() - self.began_s
+        record.latencies_s = loop.inference.latencies_s[self.first_latency :]
+        counts = {kind: count - self.safety_counts.get(kind, 0) for kind, count in loop.safety.counts.items()}
+        record.interventions = {kind: count for kind, count in counts.items() if count}
+        record.padded_steps, record.beyond_max_delay = self.schedule.padded, self.schedule.beyond_max_delay
+
+    def _tick(self, due_s: float) -> bool:
+        """Observe, choose targets and send them; False if a person refused the action."""
+        loop = self.loop
+        observation = loop.robot.get_observation()
+        now_s = loop.clock.now()
+        qpos = loop.builder.qpos(observation)
+        qvel = np.array([float(observation[name]) for name in loop.speeds])
+        if self.phase == 0:
+            action = self._next_action(observation, due_s)
+            if action is None:
+                self.record.waited_ticks += 1
+                self._send(*loop.safety.hold(), qpos, qvel, now_s, observation)
+                return True
+            if loop.confirm is not None and not loop.confirm(self._in_words(action)):
+                return False
+            self.previous = self.goal
+            self.goal, self.finger_m = loop.controller.targets(action, qpos, self.finger_m)
+            self._keep(observation, action, qpos, now_s)
+        self.phase += 1
+        share = self.phase / loop.ticks_per_step if loop.interpolation == "linear" else 1.0
+        targets = self.previous + share * (self.goal - self.previous)
+        sent = self._send(targets, self.finger_m, qpos, qvel, now_s, observation)
+        if self.phase == loop.ticks_per_step:
+            self.record.targets.append(sent)
+            self.phase, self.step = 0, self.step + 1
+        return True
+
+    def _next_action(self, observation: Observation, due_s: float) -> NDArray[np.float32] | None:
+        """Return the action of the present control step; None if the robot has to wait for a chunk."""
+        loop, schedule = self.loop, self.schedule
+        self._arrive(0.0)
+        request = schedule.request(self.step)
+        if request is not None:
+            loop.inference.submit(self._inputs(request, observation))
+            self._arrive(0.0)
+        if schedule.pending and schedule.waits:
+            self._arrive(max(0.0, due_s + 0.9 * loop.period_s - loop.clock.now()))
+            if schedule.pending:
+                return None
+        return schedule.action(self.step)
+
+    def _arrive(self, wait_s: float) -> None:
+        """Hand the pending chunk to the schedule if it has arrived."""
+        found = self.loop.inference.take(wait_s)
+        if found is not None:
+            self.schedule.arrive(found[0], self.step, found[1])
+
+    def _inputs(self, request: PlanRequest, observation: Observation) -> dict[str, NDArray[Any]]:
+        """Return the inputs of the planner, one row."""
+        bundle, loop = self.bundle, self.loop
+        shape = bundle.noise_shape
+        seeded = loop.noise == "seeded"
+        noise = self.random.standard_normal(shape, np.float32) if seeded else np.zeros(shape, np.float32)
+        inputs: dict[str, NDArray[Any]] = {"state": loop.builder.state(observation, self.finger_m), "noise": noise}
+        for camera in bundle.cameras:
+            if camera.name not in observation:
+                raise UserError(f"the robot's observation lacks the image of camera '{camera.name}'")
+            inputs[f"images.{camera.name}"] = np.asarray(observation[camera.name])
+        if bundle.cameras and bundle.instructions:
+            inputs["instruction"] = np.array(self.instruction, np.int64)
+        if bundle.max_delay:
+            inputs |= {"prefix": request.prefix_DA, "delay": np.array(request.delay, np.int64)}
+        return {name: value[None] for name, value in inputs.items()}
+
+    def _send(
+        self, targets: Array, finger_m: float, qpos: Array, qvel: Array, now_s: float, observation: Observation
+    ) -> Array:
+        """Send targets through the safety; return those that left."""
+        loop = self.loop
+        age_s = now_s - float(observation["timestamp"]) if "timestamp" in observation else 0.0
+        safe, finger = loop.safety.filter(targets, finger_m, qpos, qvel, now_s, age_s)
+        loop.robot.send_action({**dict(zip(loop.joints, map(float, safe), strict=True)), GRIPPER: finger})
+        return safe
+
+    def _keep(self, observation: Observation, action: NDArray[np.float32], qpos: Array, now_s: float) -> None:
+        """Record a control step."""
+        record = self.record
+        record.times_s.append(now_s - self.began_s)
+        record.states.append(self.loop.builder.state(observation, self.finger_m))
+        record.images.append({c.name: np.asarray(observation[c.name]) for c in self.bundle.cameras})
+        record.actions.append(np.asarray(action, np.float32))
+        record.qpos.append(qpos)
+
+    def _in_words(self, action: NDArray[np.float32]) -> str:
+        """Return an action with the names and units of its entries."""
+        parts = zip(self.bundle.action, action.tolist(), strict=True)
+        return ", ".join(f"{term.name} {value:+.4f} {term.unit}" for term, value in parts)

@@ -1,0 +1,208 @@
+"""``robot=sim``: the arm of training, simulated in a process of its own (envs.views.robot_process).
+
+    with SimRobot(bundle, simulation) as robot:
+        robot.reset(seed=0, episode=3)
+        robot.send_action({"joint1.pos": 0.1, ..., "gripper.pos": 0.04})
+        observation = robot.get_observation()
+
+It imports no simulator. The process ends with this one.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.core.errors import UserError
+from embodied.core.frames import receive, send
+from embodied.deploy.bundle import Bundle
+from embodied.deploy.robots.base import GRIPPER, Action, Observation, joint_names
+
+START_S = 120.0  # longest start of the process
+REPLY_S = 60.0  # longest answer
+FILM_S = 900.0  # longest drawing of a film: every frame is ray cast
+
+PERTURBATIONS: dict[str, dict[str, float]] = {
+    "none": {},
+    "real": {
+        "gains": 0.8, "joint_damping": 1.5, "joint_friction": 0.3, "object_mass": 1.3, "object_friction": 0.8,
+        "action_delay_s": 0.02, "backlash_rad": 0.004, "encoder_offset_rad": 0.003, "joint_noise_rad": 0.0005,
+        "velocity_noise_rad_s": 0.01, "object_noise_m": 0.002,
+    },
+}  # fmt: skip
+"""Perturbations by name; the options are those of ``envs.views.robot_process.Perturbation``."""
+
+
+class SimRobot:
+    """A ``Robot`` in its own process. ConnectionError when the process has ended.
+
+    simulation: ``simulation.json`` of the bundle. perturbation: differences from training. lockstep: time passes only
+    by ``sleep_until``, so that a run is exact and as fast as the machine allows; otherwise it is real.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        simulation: Mapping[str, Any],
+        perturbation: Mapping[str, float] | None = None,
+        lockstep: bool = False,
+    ) -> None:
+        self.bundle, self.name, self.lockstep = bundle, f"{bundle.robot} (simulated)", lockstep
+        self._options = {
+            "task": simulation["task"]["name"],
+            "task_options": simulation["task"],
+            "cameras": [{"name": c.name, "height": c.height, "width": c.width} for c in bundle.cameras],
+            "perturbation": dict(perturbation or {}),
+            "lockstep": lockstep,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._errors: Any = None
+        self._observed: list[str] = []
+        self._time_s = 0.0
+
+    # -- Robot ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def observation_features(self) -> dict[str, Any]:
+        cameras = {camera.name: (camera.height, camera.width, 3) for camera in self.bundle.cameras}
+        return dict.fromkeys(self._observed, float) | cameras
+
+    @property
+    def action_features(self) -> dict[str, Any]:
+        return dict.fromkeys([*joint_names(self.bundle.arm), GRIPPER], float)
+
+    @property
+    def is_connected(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def connect(self, calibrate: bool = True) -> None:
+        """Start the process and wait until it is ready. UserError if it refuses its options."""
+        ours, theirs = socket.socketpair()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by disconnect
+        command = [sys.executable, "-m", "envs.views.robot_process", str(theirs.fileno()), json.dumps(self._options)]
+        self._process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=self._errors, stderr=self._errors
+        )
+        theirs.close()
+        ours.settimeout(START_S)
+        self._connection = ours
+        try:
+            self._answer()
+        except ConnectionError as error:
+            self.disconnect()
+            raise UserError(str(error)) from error
+        ours.settimeout(REPLY_S)
+        self._observed = list(self._call("describe")["observed"])
+
+    def calibrate(self) -> None:
+        """Do nothing: a simulated arm is calibrated."""
+
+    def get_observation(self) -> Observation:
+        """Return the newest measurements; with cameras, also their images."""
+        found, images = self._call_with_arrays("observe", images=bool(self.bundle.cameras))
+        self._time_s = float(found["time_s"])
+        return {**found["observation"], **images}
+
+    def send_action(self, action: Action) -> Action:
+        """Command position targets."""
+        self._time_s = float(self._call("act", targets=dict(action))["time_s"])
+        return dict(action)
+
+    def disconnect(self) -> None:
+        """End the process."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            try:
+                self._process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self._errors is not None:
+            self._errors.close()
+        self._process = self._connection = self._errors = None
+
+    # -- what a real robot lacks ---------------------------------------------------------------------------------------
+
+    def reset(self, seed: int, episode: int) -> str:
+        """Begin an episode of ``embodied.eval`` with this seed; return its instruction."""
+        self._time_s = 0.0
+        return str(self._call("reset", seed=seed, episode=episode)["instruction"])
+
+    def outcome(self) -> dict[str, Any]:
+        """Return ``success`` now, whether there was one (``once``), and how many physics steps were late."""
+        return self._call("outcome")
+
+    def frames(self) -> NDArray[np.uint8]:
+        """Return the film of the episode, ten frames per second, uint8 [F, h, w, 3]. It takes a minute or more."""
+        assert self._connection is not None
+        self._connection.settimeout(FILM_S)
+        found = self._call_with_arrays("frames")[1]["frames"]
+        self._connection.settimeout(REPLY_S)
+        return found
+
+    # -- the clock of the control loop ---------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Return the time, s: that of the simulation in lock-step, otherwise the machine's monotonic clock."""
+        return self._time_s if self.lockstep else time.monotonic()
+
+    def sleep_until(self, time_s: float) -> None:
+        """Let time pass until ``time_s`` on the clock of ``now``."""
+        if self.lockstep:
+            self._time_s = float(self._call("advance", until_s=time_s)["time_s"])
+        elif (left_s := time_s - time.monotonic()) > 0:
+            time.sleep(left_s)
+
+    def __enter__(self) -> Self:
+        self.connect()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.disconnect()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _call(self, name: str, **values: Any) -> dict[str, Any]:
+        return self._call_with_arrays(name, **values)[0]
+
+    def _call_with_arrays(self, name: str, **values: Any) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        if self._connection is None:
+            raise ConnectionError("the simulated robot is not connected: call connect()")
+        try:
+            send(self._connection, {"call": name, **values}, {})
+        except OSError as error:
+            raise ConnectionError(self._end()) from error
+        return self._answer()
+
+    def _answer(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Return the next answer. UserError for a call that the process refused, ConnectionError if it is gone."""
+        assert self._connection is not None
+        try:
+            message = receive(self._connection)
+        except TimeoutError as error:
+            raise ConnectionError("the process of the simulated robot does not answer") from error
+        except OSError as error:
+            raise ConnectionError(self._end()) from error
+        if message is None:
+            raise ConnectionError(self._end())
+        if "error" in message[0]:
+            raise UserError(f"the simulated robot refused: {message[0]['error']}")
+        return message[0]["ok"], message[1]
+
+    def _end(self) -> str:
+        """Return why the process ended, from the last lines that it printed."""
+        code = None if self._process is None else self._process.poll()
+        self._errors.seek(0)
+        lines = self._errors.read()[-2000:].decode(errors="replace").strip().splitlines()
+        return f"the process of the simulated robot ended with code {code}: {' | '.join(lines[-3:]) or 'no message'}"

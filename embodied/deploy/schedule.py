@@ -1,0 +1,168 @@
+"""Which action of which chunk is executed at a control step. No clock and no thread: times are control steps.
+
+    synchronous   plan, execute E actions, plan again; the robot holds its targets while it waits
+    ensemble      plan at every step; an action is the mean of all plans for its step (ACT, Zhao et al. 2023)
+    rtc           real-time chunking: plan the next chunk while the present one is executed
+
+Row i of a chunk belongs to the control step of its observation plus i, whenever the chunk arrives. So the rows that
+were really consumed meanwhile are skipped, not those that an estimate said. When a chunk runs out before the next one
+arrives, a padding action is executed: no displacement of the arm, and the gripper's last target. An action is a
+displacement from the present pose, and repeating one would go on moving.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.core.errors import UserError, unknown_name
+
+Chunk = NDArray[np.float32]
+ScheduleName = Literal["synchronous", "ensemble", "rtc"]
+SCHEDULES: tuple[ScheduleName, ...] = ("synchronous", "ensemble", "rtc")
+REMEMBERED = 10  # latencies that the estimate of the delay looks back on
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """A chunk to plan from the observation of control step ``step``."""
+
+    step: int
+    """Control step of the observation."""
+    delay: int
+    """First actions that are decided already: those that will be executed during the inference."""
+    prefix_DA: Chunk
+    """These actions, physical units; rows from ``delay`` on are 0."""
+
+
+@dataclass(slots=True)
+class DelayEstimate:
+    """Inference delay in control steps: the largest of the last latencies, without the first, which warms up."""
+
+    control_dt_s: float
+    """Seconds per control step."""
+    latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    """The last latencies."""
+    warm: bool = False
+    """Whether the first latency has passed."""
+
+    def add(self, latency_s: float) -> None:
+        """Take note of a latency."""
+        if self.warm:
+            self.latencies_s.append(latency_s)
+        self.warm = True
+
+    @property
+    def steps(self) -> int:
+        """Control steps that begin during an inference; 0 before there is a latency."""
+        return ceil(max(self.latencies_s, default=0.0) / self.control_dt_s - 1e-9)
+
+
+class Schedule:
+    """Chunks of one episode.
+
+    horizon, execute, max_delay: H, E and D of the bundle. padding: arm entries of an action that are 0 when a chunk has
+    run out, all but the last. Call ``request`` at the beginning of a control step, then ``action``.
+    """
+
+    def __init__(
+        self, kind: str, horizon: int, execute: int, action_dim: int, control_dt_s: float, max_delay: int = 0,
+        decay: float = 0.01,
+    ) -> None:  # fmt: skip
+        if kind not in SCHEDULES:
+            raise unknown_name("schedule", kind, SCHEDULES)
+        if not 1 <= execute <= horizon:
+            raise UserError(f"execute: got {execute}, allowed: 1 to {horizon}")
+        self.kind, self.horizon, self.execute, self.max_delay = kind, horizon, execute, max_delay
+        self.action_dim, self.decay = action_dim, decay
+        self.delay = DelayEstimate(control_dt_s)
+        self.padded = 0
+        """Control steps for which no chunk had an action."""
+        self.beyond_max_delay = 0
+        """Chunks that took longer than the policy was trained for."""
+        self._chunks: deque[tuple[int, Chunk]] = deque(maxlen=horizon)
+        self._pending: PlanRequest | None = None
+        self._last: Chunk | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether a requested chunk has not arrived yet."""
+        return self._pending is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the robot holds its targets until a requested chunk arrives: always but in real-time chunking."""
+        return self.kind != "rtc" or not self._chunks
+
+    def request(self, step: int) -> PlanRequest | None:
+        """Return what to plan from the observation of control step ``step``; None if nothing is due."""
+        if self._pending is not None or not self._due(step):
+            return None
+        delay = 0 if self.waits else min(self.delay.steps, self.max_delay)
+        prefix = np.zeros((self.max_delay, self.action_dim), np.float32)
+        for i in range(delay):
+            prefix[i] = self._row(step + i)
+        self._pending = PlanRequest(step, delay, prefix)
+        return self._pending
+
+    def arrive(self, chunk_HA: Chunk, step: int, latency_s: float) -> None:
+        """Take the chunk of the pending request, which arrived before the action of control step ``step`` was read."""
+        assert self._pending is not None, "no chunk was requested"
+        self.delay.add(latency_s)
+        if self.kind == "rtc" and self.max_delay and step - self._pending.step > self.max_delay:
+            self.beyond_max_delay += 1
+        self._chunks.append((self._pending.step, np.asarray(chunk_HA, np.float32)))
+        self._pending = None
+
+    def action(self, step: int) -> Chunk:
+        """Return the action [A] of control step ``step``, physical units."""
+        covering = [(start, chunk) for start, chunk in self._chunks if start <= step < start + len(chunk)]
+        if not covering:
+            self.padded += 1
+            action = self._padding()
+        elif self.kind == "ensemble":
+            weights = np.exp(-self.decay * np.arange(len(covering)))
+            rows = np.stack([chunk[step - start] for start, chunk in covering])
+            action = ((weights[:, None] * rows).sum(0) / weights.sum()).astype(np.float32)
+        else:
+            start, chunk = covering[-1]
+            action = chunk[step - start]
+        self._last = action
+        return action
+
+    def _due(self, step: int) -> bool:
+        if not self._chunks or self.kind == "ensemble":
+            return True
+        start = self._chunks[-1][0]
+        lead = self.execute
+        if self.kind == "rtc":
+            lead = max(1, min(self.execute, self.horizon - self.delay.steps))
+        return step >= start + lead
+
+    def _row(self, step: int) -> Chunk:
+        """Return the action that the present chunk has for a step ahead."""
+        start, chunk = self._chunks[-1]
+        return chunk[step - start] if step - start < len(chunk) else self._padding()
+
+    def _padding(self) -> Chunk:
+        """Return the action without displacement that keeps the gripper's target; there must have been an action."""
+        assert self._last is not None or self._chunks, "no chunk has arrived yet"
+        last = self._last if self._last is not None else self._chunks[-1][1][-1]
+        padding = np.zeros(self.action_dim, np.float32)
+        padding[-1] = last[-1]
+        return padding
+
+
+def latency_quantiles_ms(latencies_s: Sequence[float]) -> dict[str, float]:
+    """Return the quantiles 50, 90 and 99 and the maximum of latencies, ms; empty without latencies."""
+    if not latencies_s:
+        return {}
+    values = np.array(latencies_s) * 1e3
+    found = {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 99)}
+    return {name: round(value, 3) for name, value in (found | {"max": float(values.max())}).items()}

@@ -1,0 +1,304 @@
+"""A simulated arm in a process of its own: ``python -m envs.views.robot_process <socket> <options as JSON>``.
+
+    parent ── {"call": ...} ──► this process ── {"ok": ...} ──► parent          a length and JSON each, images after it
+              act, observe, reset, outcome, advance, frames, describe
+
+It steps the physics in real time, or as far as it is told to (``lockstep``), whatever the parent does. Commands are
+position targets; the newest one counts. ``perturbation`` makes the arm differ from the one of training. It ends when
+the parent closes the socket. Client: embodied.deploy.robots.sim.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mujoco
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embodied.core.errors import UserError
+from embodied.core.frames import receive, send
+from embodied.core.options import NonNegative, Positive, config_dataclass, from_mapping
+from embodied.core.seeds import Purpose, first_env_seed
+from embodied.core.spec import CameraSpec
+from envs import first_episodes, make_pool
+
+CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)
+FILM_SIZE = (320, 240)
+FILM_DT_S = 0.1
+
+
+@config_dataclass
+class Perturbation:
+    """Differences of the arm from the one of training; the defaults are none."""
+
+    gains: Positive = 1.0
+    """Factor of the stiffness of every position controller of the arm."""
+    joint_damping: Positive = 1.0
+    """Factor of the joints' viscous damping."""
+    joint_friction: NonNegative = 0.0
+    """Dry friction of every joint of the arm, N m."""
+    object_mass: Positive = 1.0
+    """Factor of the mass of every object."""
+    object_friction: Positive = 1.0
+    """Factor of the sliding friction of the fingers."""
+    action_delay_s: NonNegative = 0.0
+    """Time from a command to its effect."""
+    backlash_rad: NonNegative = 0.0
+    """Play between motor and joint: the joint follows once the motor is half of it ahead."""
+    encoder_offset_rad: NonNegative = 0.0
+    """Largest constant error of each encoder; drawn per episode."""
+    joint_noise_rad: NonNegative = 0.0
+    """Standard deviation of measured joint positions."""
+    velocity_noise_rad_s: NonNegative = 0.0
+    """Standard deviation of measured joint velocities."""
+    object_noise_m: NonNegative = 0.0
+    """Standard deviation of the external quantities in metres."""
+
+
+@config_dataclass
+class RobotOptions:
+    """Options of the process."""
+
+    task: str
+    """Name of the task."""
+    task_options: dict[str, Any]
+    """Options of the task, as in training."""
+    cameras: tuple[dict[str, Any], ...] = ()
+    """Cameras that are observed: name, height and width."""
+    perturbation: Perturbation = Perturbation()
+    """Differences from training."""
+    lockstep: bool = False
+    """Whether time passes only by ``advance``."""
+
+
+class Play:
+    """Backlash as the hysteresis operator "play": the output follows when the input is half the width ahead."""
+
+    def __init__(self, width: float, start: NDArray[np.float64]) -> None:
+        self.half, self.output = width / 2, start.copy()
+
+    def __call__(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
+        self.output = self.output.clip(value - self.half, value + self.half)
+        return self.output
+
+
+class SimulatedArm:
+    """One simulation of the task, driven by joint targets. Times are seconds of simulation."""
+
+    def __init__(self, options: RobotOptions) -> None:
+        self.perturbation = options.perturbation
+        cameras = [CameraSpec(**camera) for camera in options.cameras]
+        config = {key: value for key, value in options.task_options.items() if key not in ("name", "held_starts")}
+        self.pool = make_pool(options.task, config, num_envs=1, num_threads=1, cameras=cameras)
+        self.pool.observe_images = False
+        spec = self.pool.spec
+        if spec.arm is None:
+            raise UserError(f"task {options.task} does not describe the arm of its robot")
+        self.joints = [joint.name for joint in spec.arm.joints]
+        everything = (*spec.state, *spec.privileged)
+        self.external = [term for term in everything if term.source == "external" and term.difference is None]
+        task_terms = {term.name for term in self.pool.task.state_terms()}
+        self.external = [term for term in self.external if term.name in task_terms]
+        self.timestep_s = float(self.pool.model.opt.timestep)
+        self.steps_per_frame = max(1, round(FILM_DT_S / self.timestep_s))
+        self._perturb_model(spec.arm.gripper.open_m)
+        self.reset(0, 0)
+
+    def _perturb_model(self, open_m: float) -> None:
+        """Change gains, damping, friction and masses of the simulation."""
+        p, batch, model = self.perturbation, self.pool.batch, self.pool.model
+        arm = np.arange(len(self.joints))
+        fields = ("actuator_gainprm", "actuator_biasprm", "dof_damping", "dof_frictionloss", "body_mass",
+                  "body_inertia", "geom_friction")  # fmt: skip
+        values = {name: batch.expand(name) for name in fields}
+        values["actuator_gainprm"][:, arm, 0] *= p.gains
+        values["actuator_biasprm"][:, arm, 1] *= p.gains
+        values["dof_damping"][:, arm] *= p.joint_damping
+        values["dof_frictionloss"][:, arm] += p.joint_friction
+        free = model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]
+        values["body_mass"][:, free] *= p.object_mass
+        values["body_inertia"][:, free] *= p.object_mass
+        fingers = np.isin(model.geom_bodyid, [model.body(name).id for name in ("left_finger", "right_finger")])
+        values["geom_friction"][:, fingers, 0] *= p.object_friction
+        batch.set_const()
+
+    def reset(self, seed: int, episode: int) -> dict[str, Any]:
+        """Begin episode ``episode`` of an evaluation with this seed; return its instruction."""
+        pool, ids = self.pool, np.zeros(1, np.int64)
+        plans = first_episodes(pool.spec, episode + 1, first_env_seed(Purpose.EVALUATION, seed)).rows(ids + episode)
+        pool.plans.put(ids, plans)
+        pool.start(ids, plans)
+        self.time_s, self.steps, self.success_once = 0.0, 0, False
+        self.random = np.random.Generator(np.random.Philox(key=np.array([seed, episode], np.uint64)))
+        self.offset = self.perturbation.encoder_offset_rad * self.random.uniform(-1, 1, len(self.joints))
+        self.play = Play(self.perturbation.backlash_rad, self._ctrl[: len(self.joints)])
+        self.waiting: deque[tuple[float, NDArray[np.float64]]] = deque()
+        self.wanted = self._ctrl.copy()
+        self.film: list[NDArray[np.float64]] = []
+        texts = pool.instruction_texts
+        return {"instruction": texts[0]}
+
+    @property
+    def _ctrl(self) -> NDArray[np.float64]:
+        ctrl: NDArray[np.float64] = self.pool.arm.ctrl[0]  # type: ignore[attr-defined]  # of the protocol's GripperArm
+        return ctrl
+
+    def act(self, targets: Mapping[str, float]) -> None:
+        """Command position targets of the joints and the gripper; they take effect after the action delay.
+
+        UserError for a missing or unknown name, or a number that is not finite.
+        """
+        names = [*(f"{name}.pos" for name in self.joints), "gripper.pos"]
+        if set(targets) != set(names):
+            raise UserError(f"action: got {', '.join(targets)}, needed {', '.join(names)}")
+        values = np.array([float(targets[name]) for name in names])
+        if not np.isfinite(values).all():
+            raise UserError("action: has NaN or infinite numbers")
+        joints = values[:-1] - self.offset  # the robot's own controller reads its encoders
+        self.waiting.append((self.time_s + self.perturbation.action_delay_s, np.array([*joints, *values[[-1, -1]]])))
+
+    def step(self) -> None:
+        """Make one step of the physics."""
+        while self.waiting and self.waiting[0][0] <= self.time_s + 1e-9:
+            self.wanted = self.waiting.popleft()[1]
+        joints = len(self.joints)
+        self._ctrl[:joints] = self.play(self.wanted[:joints])
+        self._ctrl[joints:] = self.wanted[joints:]
+        self.pool.batch.step(None, nstep=1, stage=CURRENT)
+        self.pool.view.changed()
+        self.time_s += self.timestep_s
+        self.steps += 1
+        self.success_once |= self.success
+        if self.steps % self.steps_per_frame == 0:
+            self.film.append(self.pool.batch.state.copy())
+
+    @property
+    def success(self) -> bool:
+        """Whether the task is solved now."""
+        return bool(self.pool.task.success()[0])
+
+    def observe(self) -> dict[str, float]:
+        """Return what the robot measures, and what perception reports, by the names of embodied.deploy.robots.base."""
+        p, joints = self.perturbation, len(self.joints)
+        qpos = self.pool.arm.observe()["joint_pos"][0].numpy() + self.offset
+        qpos = qpos + p.joint_noise_rad * self.random.standard_normal(joints)
+        qvel = self.pool.arm.observe()["joint_vel"][0].numpy()
+        qvel = qvel + p.velocity_noise_rad_s * self.random.standard_normal(joints)
+        found = {f"{name}.pos": float(value) for name, value in zip(self.joints, qpos, strict=True)}
+        found |= {f"{name}.vel": float(value) for name, value in zip(self.joints, qvel, strict=True)}
+        found["gripper.pos"] = float(self.pool.arm.finger_qpos[0].mean())
+        quantities = self.pool.task.observe()
+        for term in self.external:
+            noise_m = p.object_noise_m if term.unit == "m" else 0.0
+            values = quantities[term.name][0].numpy() + noise_m * self.random.standard_normal(term.size)
+            found |= dict(zip(term.entry_names, map(float, values), strict=True))
+        return found
+
+    def images(self) -> dict[str, NDArray[np.uint8]]:
+        """Return the images of the cameras, by name."""
+        if self.pool.rig is None:
+            return {}
+        rendered = self.pool.rig.render(None)
+        return {name.removeprefix("images."): value[0].numpy() for name, value in rendered.items()}
+
+    def frames(self) -> NDArray[np.uint8]:
+        """Return the film of the episode, ten frames per second, uint8 [F, h, w, 3]."""
+        render, now = self.pool.film(*FILM_SIZE), self.pool.batch.state.copy()
+        pictures = []
+        for state in self.film:
+            self.pool.batch.state[:] = state
+            self.pool.batch.forward(None, stage=CURRENT)
+            self.pool.view.changed()
+            pictures.append(render()[0])
+        self.pool.batch.state[:] = now
+        self.pool.batch.forward(None, stage=CURRENT)
+        self.pool.view.changed()
+        return np.stack(pictures) if pictures else np.zeros((0, FILM_SIZE[1], FILM_SIZE[0], 3), np.uint8)
+
+
+def serve(arm: SimulatedArm, connection: socket.socket, lockstep: bool) -> None:
+    """Answer calls until the parent closes the connection; in between, step the physics in real time."""
+    origin_s, late = time.monotonic(), 0
+
+    def reset(call: Mapping[str, Any]) -> dict[str, Any]:
+        nonlocal origin_s
+        found = arm.reset(int(call["seed"]), int(call["episode"]))
+        origin_s = time.monotonic()
+        return found
+
+    def advance(call: Mapping[str, Any]) -> dict[str, Any]:
+        for _ in range(round((float(call["until_s"]) - arm.time_s) / arm.timestep_s)):
+            arm.step()
+        return {"time_s": arm.time_s}
+
+    def act(call: Mapping[str, Any]) -> dict[str, Any]:
+        arm.act(call["targets"])
+        return {"time_s": arm.time_s}
+
+    calls: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+        "describe": lambda call: {"observed": [*arm.observe()], "timestep_s": arm.timestep_s},
+        "reset": reset,
+        "act": act,
+        "observe": lambda call: {"observation": arm.observe(), "time_s": arm.time_s},
+        "outcome": lambda call: {"success": arm.success, "once": arm.success_once, "late": late},
+        "advance": advance,
+    }
+    while True:
+        due_s = None if lockstep else max(0.0, origin_s + arm.time_s + arm.timestep_s - time.monotonic())
+        if select.select([connection], [], [], due_s)[0]:
+            message = receive(connection)
+            if message is None:
+                return
+            call, arrays = message[0], dict[str, NDArray[Any]]()
+            try:
+                name = call.get("call")
+                if name == "frames":
+                    answer, arrays = {}, {"frames": arm.frames()}
+                    origin_s = time.monotonic() - arm.time_s
+                elif name in calls:
+                    answer = calls[name](call)
+                    arrays = arm.images() if name == "observe" and call.get("images") else arrays
+                else:
+                    raise UserError(f"unknown call {name!r}")
+                send(connection, {"ok": answer}, arrays)
+            except (UserError, KeyError, TypeError, ValueError) as error:
+                send(connection, {"error": str(error)}, {})
+        if not lockstep and time.monotonic() - origin_s >= arm.time_s + arm.timestep_s:
+            arm.step()
+            if time.monotonic() - origin_s > arm.time_s + arm.timestep_s:
+                late += 1
+            if time.monotonic() - origin_s > arm.time_s + 1.0:  # the machine was busy for a second: do not race
+                origin_s = time.monotonic() - arm.time_s
+
+
+def main(argv: list[str]) -> int:
+    torch.set_num_threads(1)
+    connection = socket.socket(fileno=int(argv[0]))
+    try:
+        options = from_mapping(RobotOptions, json.loads(argv[1]))
+        arm = SimulatedArm(options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    with connection:
+        send(connection, {"ok": {"ready": True}}, {})
+        try:
+            serve(arm, connection, options.lockstep)
+        except (ConnectionError, KeyboardInterrupt):
+            pass
+        finally:
+            arm.pool.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
