@@ -114,23 +114,26 @@ def deploy(argv: Sequence[str]) -> dict[str, Any]:
             interpolation=options.interpolation, noise=options.noise or bundle.noise,
             confirm=ask if options.confirm else None,
         )  # fmt: skip
-        stopped = False
+        end: BaseException | None = None
         try:
             for episode in range(options.episodes):
                 run_episode(loop, robot, deployment, options, episode)
                 if episode == 0 and options.report and options.video:
                     print("filming the first episode: every picture is ray cast, a minute or more", file=sys.stderr)
                     frames = robot.frames()
-        except KeyboardInterrupt:
-            stopped = True
-        if options.home:
+        except (KeyboardInterrupt, ConnectionError, UserError) as error:
+            deployment.records.append(loop.record)
+            end = error
+        if options.home and robot.is_connected:
             move_home(robot, bundle.arm, safety, robot)
         deployment.log = list(safety.log)
     result = deployment.result()
     if options.report is not None:
         result["report"] = write_report(deployment, options, frames)
-    if stopped:
+    if isinstance(end, KeyboardInterrupt):
         raise Stopped(result)
+    if end is not None:
+        raise UserError(str(end))
     return result
 
 

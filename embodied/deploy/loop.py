@@ -205,19 +205,25 @@ class ControlLoop:
         self.interpolation, self.noise, self.confirm, self.stop = interpolation, noise, confirm, stop
         self.schedule_kind, self.execute = schedule, bundle.execute if execute is None else execute
         self.controller, self.builder = ArmController(bundle.arm, bundle.action), StateBuilder(bundle)
+        self.record = EpisodeRecord()
+        """Record of the last episode."""
         self.joints, self.speeds = joint_names(bundle.arm), joint_names(bundle.arm, "vel")
 
     def run(self, instruction: str | None = None, seed: int = 0, steps: int | None = None) -> EpisodeRecord:
         """Run one episode of at most ``steps`` control steps (None: as in training); return what happened.
 
-        seed: of the noise, if it is ``seeded``. KeyboardInterrupt and errors of robot and planner end the episode; the
-        record says so in ``reason``, and errors are raised with the record as their ``record``.
+        seed: of the noise, if it is ``seeded``. If the robot or the planner fails, or somebody interrupts, the error is
+        raised again; ``record`` then has what happened until then, and the reason.
         """
         episode = Episode(self, self.bundle.instruction_index(instruction) if self.bundle.instructions else 0, seed)
+        self.record = episode.record
         try:
             episode.run(self.bundle.max_episode_steps if steps is None else steps)
         except (ConnectionError, UserError) as error:
-            episode.record.reason = f"{type(error).__name__}: {error}"
+            self.record.reason = str(error)
+            raise
+        except KeyboardInterrupt:
+            self.record.reason = "interrupted"
             raise
         finally:
             episode.finish()

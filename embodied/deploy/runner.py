@@ -18,8 +18,8 @@ from embodied.core.errors import UserError, unknown_name
 from embodied.deploy.bundle import PARITY_FILE, POLICY_FILE, Bundle, load_arrays, read_bundle
 
 OUTPUT_PREFIX = "output/"  # of the recorded outputs in parity.npz; the other arrays are inputs
-MARGIN = {"m": 0.1}  # a state may leave the recorded range by twice its width plus this, by unit
-OTHER_MARGIN = 0.5
+MARGIN = {"m": 0.1, "m/s": 1.5, "rad/s": 3.0}  # a state may leave the recorded range by twice its width and this
+OTHER_MARGIN = 0.5  # of entries with other units
 FATAL_ONLY = 4  # log severity of ONNX Runtime
 
 

@@ -171,7 +171,8 @@ class Safety:
             i = int(np.argmax(np.abs(qvel_J) / limits.max_velocity_J))
             found |= self._note("velocity", f"{self.arm.joints[i].name} moves at {qvel_J[i]:.3g}")
             wanted = qpos_J
-        ramp = min(1.0, RAMP_START + (1 - RAMP_START) * (now_s - self._began_s) / max(limits.ramp_s, 1e-9))
+        passed = (now_s - self._began_s) / limits.ramp_s if limits.ramp_s > 0 else 1.0
+        ramp = min(1.0, RAMP_START + (1 - RAMP_START) * passed)
         lead = limits.max_lead_J * ramp
         near = np.clip(wanted, qpos_J - lead, qpos_J + lead)
         if ramp >= 1.0 and not np.allclose(near, wanted, atol=1e-9):

@@ -26,23 +26,23 @@ def small_config(task: str, policy: str, **options: object) -> RunConfig:
 
 
 def random_policy(config: RunConfig) -> nn.Module:
-    """Return a policy with random weights that acts differently in different states."""
+    """Return a policy with random weights and a fitted normaliser, which acts differently in different states."""
     torch.manual_seed(1)
     policy = make_policy(config, make_spec(config))
     assert isinstance(policy, nn.Module)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
+    state = record(config, policy, 4)["state"]
+    policy.fit_normalizer({"state": state + 0.2 * torch.randn_like(state)})  # no feature is constant
     return policy
 
 
 def write_small(path: Path, config: RunConfig) -> tuple[Bundle, nn.Module]:
-    """Write the bundle of a random policy; return its description and the policy, whose normaliser is fitted."""
+    """Write the bundle of a random policy; return its description and the policy."""
     policy, spec = random_policy(config), make_spec(config)
-    recorded = record(config, policy, 4)
-    policy.fit_normalizer(recorded)
     path.mkdir(parents=True, exist_ok=True)
-    return write_bundle(path, config, policy, spec, recorded, ORIGIN), policy
+    return write_bundle(path, config, policy, spec, record(config, policy, 4), ORIGIN), policy
 
 
 @cache

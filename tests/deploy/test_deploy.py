@@ -1,0 +1,305 @@
+"""The control loop on the simulated robot, which is a real process, and the command around it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from embodied.core.errors import UserError
+from embodied.core.execution import Deployment
+from embodied.data import read
+from embodied.deploy import __main__ as deploy_command
+from embodied.deploy.bundle import SIMULATION_FILE, read_bundle
+from embodied.deploy.home import move_home
+from embodied.deploy.loop import ControlLoop, Inference, RealClock
+from embodied.deploy.robots.base import Robot
+from embodied.deploy.robots.sim import PERTURBATIONS, SimRobot
+from embodied.deploy.runner import PolicyRunner
+from embodied.deploy.safety import Limits, Safety
+from embodied.run.factories import evaluation_plans, make_env
+from envs.views.robot_process import Perturbation, Play
+from tests.commands.helpers import run
+from tests.deploy.exports import flow_bundle, random_policy, small_config
+
+BUNDLE = read_bundle(flow_bundle())
+SIMULATION = json.loads((flow_bundle() / SIMULATION_FILE).read_text())
+
+
+@pytest.fixture(scope="module")
+def robot() -> Iterator[SimRobot]:
+    with SimRobot(BUNDLE, SIMULATION, lockstep=True) as connected:
+        yield connected
+
+
+def loop_on(
+    robot: SimRobot, planner: Any = None, latency_s: float = 0.0, ramp_s: float = 0.0, **options: Any
+) -> ControlLoop:
+    inference = Inference(planner or PolicyRunner(flow_bundle()), robot, latency_s, simulated=True)
+    limits = replace(Limits.of(BUNDLE.arm), ramp_s=ramp_s)
+    return ControlLoop(BUNDLE, robot, inference, Safety(BUNDLE.arm, limits), robot, **options)
+
+
+def test_an_episode_is_the_one_of_the_evaluation(robot: SimRobot) -> None:
+    """The runner, controller and simulated robot together do what policy and pool do in training."""
+    config = small_config("pick_place", "flow", **{"policy.head_hidden": [16]})
+    policy = random_policy(config)
+    env = make_env(config, 1, 1)
+    expected: list[NDArray[np.float64]] = []
+    env.on_control_step = lambda pool: expected.append(pool.arm.qpos[0, :7].copy())
+    deployment = Deployment(policy, env, evaluation_plans(env.spec, 2, 5).rows(slice(1, 2)), seeded=False)
+    for _ in range(19):
+        deployment.step()
+    env.close()
+
+    robot.reset(5, 1)
+    loop = loop_on(robot)
+    record = loop.run(steps=77)
+    assert record.interventions == {}
+    np.testing.assert_allclose(np.stack(record.qpos[1:]), np.stack(expected)[:76], atol=2e-4)
+
+
+def test_the_robot_follows_its_protocol(robot: SimRobot) -> None:
+    assert isinstance(robot, Robot)
+    assert robot.is_connected
+    assert set(robot.action_features) == {*(f"joint{i}.pos" for i in range(1, 8)), "gripper.pos"}
+    observation = robot.get_observation()
+    assert set(observation) == set(robot.observation_features)
+
+
+def test_latency_makes_a_synchronous_robot_wait_and_rtc_not(robot: SimRobot) -> None:
+    robot.reset(0, 0)
+    waiting = loop_on(robot, latency_s=0.1).run(steps=12)
+    assert waiting.waited_ticks == 6  # two ticks for each of three chunks
+    assert waiting.latencies_s == pytest.approx([0.1] * 3)
+    robot.reset(0, 0)
+    chunking = loop_on(robot, latency_s=0.1, schedule="rtc").run(steps=12)
+    assert chunking.waited_ticks == 2  # before the first chunk
+    assert chunking.missed_deadlines == 0
+
+
+def test_linear_interpolation_reaches_the_same_targets_in_more_commands(robot: SimRobot) -> None:
+    robot.reset(0, 0)
+    held = loop_on(robot, Gentle()).run(steps=4)
+    robot.reset(0, 0)
+    smooth = loop_on(robot, Gentle(), rate_hz=100, interpolation="linear").run(steps=4)
+    assert (held.ticks, smooth.ticks) == (4, 20)
+    np.testing.assert_allclose(smooth.targets[0], held.targets[0], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rate_hz": 30}, "rate_hz: got 30, allowed: whole multiples of the policy's 20"),
+        ({"interpolation": "cubic"}, "interpolation: got 'cubic', allowed: hold, linear"),
+    ],
+)
+def test_bad_options_of_the_loop_are_refused(robot: SimRobot, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        loop_on(robot, **options)
+
+
+def test_a_refused_action_is_not_sent(robot: SimRobot) -> None:
+    robot.reset(0, 0)
+    asked: list[str] = []
+
+    def confirm(action: str) -> bool:
+        asked.append(action)
+        return len(asked) < 3
+
+    record = loop_on(robot, confirm=confirm).run()
+    assert (record.reason, len(record.actions)) == ("refused", 2)
+    assert asked[0].startswith("dx ")
+
+
+def test_the_emergency_stop_ends_an_episode(robot: SimRobot) -> None:
+    robot.reset(0, 0)
+    ticks = iter([False] * 5 + [True])
+    record = loop_on(robot, stop=lambda: next(ticks)).run()
+    assert (record.reason, record.ticks) == ("stopped", 5)
+
+
+class Gentle:
+    """A planner that moves the tool by a centimetre per step."""
+
+    bundle = BUNDLE
+
+    def plan(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        return np.tile(np.float32([0.01, 0, 0, 0.04]), (1, 4, 1))
+
+
+class Broken:
+    """A planner whose third chunk is not finite."""
+
+    bundle = BUNDLE
+
+    def __init__(self) -> None:
+        self.plans = 0
+
+    def plan(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        self.plans += 1
+        value = np.nan if self.plans == 3 else 0.0
+        return np.full((1, 4, 4), value, np.float32)
+
+
+def test_actions_that_are_not_finite_hold_the_robot(robot: SimRobot) -> None:
+    robot.reset(0, 0)
+    record = loop_on(robot, Broken()).run(steps=16)
+    assert record.interventions["not finite"] == 1
+    assert np.isfinite(np.stack(record.targets)).all()
+    held = np.stack(record.targets[8:12])
+    np.testing.assert_allclose(held, np.broadcast_to(record.targets[7], (4, 7)), atol=0.05)
+
+
+def test_home_is_reached_within_the_limits(robot: SimRobot) -> None:
+    robot.reset(0, 0)
+    loop = loop_on(robot)
+    loop.run(steps=20)
+    assert move_home(robot, BUNDLE.arm, loop.safety, robot)
+    observation = robot.get_observation()
+    assert max(abs(observation[f"{joint.name}.pos"] - joint.home) for joint in BUNDLE.arm.joints) < 0.02
+
+
+def test_perturbations_change_the_arm() -> None:
+    assert {*PERTURBATIONS["real"]} == {*Perturbation.__dataclass_fields__}
+    moved = []
+    for perturbation in ({}, {"gains": 0.3}, {"action_delay_s": 0.2}, {"backlash_rad": 0.2}):
+        with SimRobot(BUNDLE, SIMULATION, perturbation, lockstep=True) as robot:
+            robot.reset(0, 0)
+            start = robot.get_observation()
+            action = {name: start[name] for name in robot.action_features}
+            robot.send_action(action | {"joint1.pos": start["joint1.pos"] + 0.1})
+            robot.sleep_until(0.15)
+            moved.append(robot.get_observation()["joint1.pos"] - start["joint1.pos"])
+    assert moved[0] > 0.05
+    assert 0.001 < moved[1] < 0.7 * moved[0]
+    assert abs(moved[2]) < 1e-3
+    assert abs(moved[3]) < 1e-3
+
+
+def test_backlash_swallows_small_reversals() -> None:
+    play = Play(0.2, np.zeros(1))
+    assert [float(play(np.array([value]))[0]) for value in (0.05, 0.2, 0.15, 0.05, -0.1)] == pytest.approx(
+        [0.0, 0.1, 0.1, 0.1, 0.0]
+    )
+
+
+def test_a_robot_that_dies_is_a_clear_error_and_leaves_no_process() -> None:
+    robot = SimRobot(BUNDLE, SIMULATION)
+    robot.connect()
+    assert robot._process is not None
+    pid = robot._process.pid
+    os.kill(pid, signal.SIGKILL)
+    robot._process.wait()
+    with pytest.raises(ConnectionError, match="ended with code"):
+        robot.get_observation()
+    robot.disconnect()
+    assert not robot.is_connected
+
+
+def test_the_process_ends_with_its_parent(root: Path) -> None:
+    code = f"""
+import json, os, sys
+from pathlib import Path
+from embodied.deploy.bundle import read_bundle
+from embodied.deploy.robots.sim import SimRobot
+path = Path({str(flow_bundle())!r})
+robot = SimRobot(read_bundle(path), json.loads((path / "simulation.json").read_text()))
+robot.connect()
+print(robot._process.pid, flush=True)
+os._exit(1)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    child = int(done.stdout)
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline, "the simulated robot outlived its parent"
+        time.sleep(0.05)
+
+
+def test_wrong_commands_are_refused_by_the_process(robot: SimRobot) -> None:
+    with pytest.raises(UserError, match=r"needed joint1\.pos"):
+        robot.send_action({"joint1.pos": 0.0})
+    with pytest.raises(UserError, match="NaN"):
+        robot.send_action(dict.fromkeys(robot.action_features, float("nan")))
+    assert robot.is_connected
+
+
+def test_real_time_keeps_its_rate() -> None:
+    """Half a second in real time: ticks follow the clock, and inference is in a thread of its own."""
+    with SimRobot(BUNDLE, SIMULATION) as robot:
+        robot.reset(0, 0)
+        inference = Inference(PolicyRunner(flow_bundle()), RealClock())
+        loop = ControlLoop(
+            BUNDLE, robot, inference, Safety(BUNDLE.arm, Limits.of(BUNDLE.arm)), RealClock(), schedule="rtc"
+        )
+        record = loop.run(steps=10)
+        inference.close()
+        assert len(record.actions) == 10
+        assert record.duration_s > 0.4
+        assert len(record.latencies_s) >= 2
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+def test_the_command_drives_the_robot_and_reports(tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    words = [f"bundle={flow_bundle()}", "robot=sim", "episodes=2", "lockstep=true", "video=false", f"report={report}"]
+    outcome = run(deploy_command.main, words)
+    assert outcome.code == 0, outcome.stderr
+    result = outcome.result
+    assert {"bundle", "robot", "episodes", "success_at_end", "success_at_end_ci95", "rate_hz", "missed_deadlines",
+            "latency_ms_p99", "interventions"} <= set(result)  # fmt: skip
+    assert result["rate_hz"] == pytest.approx(20.0)
+    page = (report / "report.html").read_text()
+    assert "Success at the end" in page
+    assert "<svg" in page
+    assert json.loads((report / "result.json").read_text())["options"]["episodes"] == 2
+    recorded = read(report / "data")
+    assert len(recorded.state_FS) == 160
+    assert recorded.instructions == ("put the red cube into the blue tray",)
+    assert float(recorded.action_FA.abs().max()) <= 1.0 + 1e-5
+    again = run(deploy_command.main, words)
+    assert again.code == 2
+    assert "exists" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("episodes=0", "episodes: got 0, allowed: at least 1"),
+        ("episode=1", "unknown key 'episode'. Did you mean 'episodes'"),
+        ("robot=franka", "unknown robot 'franka'"),
+        ("perturbation=rael", "Did you mean 'real'"),
+        ("episodes=two", "options.episodes: got 'two', needed int"),
+        ("speed=2", "limits can only be tightened"),
+        ("schedule=async", "unknown schedule 'async'"),
+        ("rate_hz=33", "whole multiples"),
+        ("bundle=/nowhere", "is not a directory"),
+        ("latency_ms=-1", "latency: got"),
+    ],
+)
+def test_bad_input_is_refused(word: str, message: str) -> None:
+    outcome = run(deploy_command.main, [f"bundle={flow_bundle()}", "lockstep=true", word])
+    assert outcome.code == 2, outcome.stderr
+    assert message in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+
+
+def test_a_bundle_without_its_policy_is_refused(tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(flow_bundle(), tmp_path / "bundle"))
+    (copy / "policy.onnx").unlink()
+    outcome = run(deploy_command.main, [f"bundle={copy}"])
+    assert outcome.code == 2
+    assert "lacks policy.onnx" in outcome.stderr

@@ -1,0 +1,113 @@
+"""Safety: whatever is commanded, nothing beyond a limit leaves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embodied.core.errors import UserError
+from embodied.deploy.bundle import read_bundle
+from embodied.deploy.safety import Limits, Safety
+from tests.deploy.exports import flow_bundle
+
+ARM = read_bundle(flow_bundle()).arm
+HOME = np.array([joint.home for joint in ARM.joints])
+REST = np.zeros(7)
+ELBOW = np.eye(7)[3]
+
+
+def started(**tighter: float) -> Safety:
+    safety = Safety(ARM, Limits.of(ARM).tightened(**tighter))
+    safety.start(HOME, 0.04, 0.0)
+    return safety
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_beyond_a_limit_leaves(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    safety, limits = started(), Limits.of(ARM)
+    qpos, now_s = HOME.copy(), 0.0
+    extremes = [np.nan, np.inf, -np.inf, 1e9, -1e9, 1e300]
+    for _ in range(400):
+        now_s += 0.05
+        targets = qpos + random.normal(size=7) * random.choice([0.01, 0.3, 10.0])
+        if random.random() < 0.2:
+            targets[random.integers(7)] = random.choice(extremes)
+        finger = random.choice([0.02, *extremes])
+        qvel = random.normal(size=7) * random.choice([0.1, 5.0])
+        age_s = random.choice([0.0, 0.1, 1.0])
+        sent, sent_finger = safety.filter(targets, finger, qpos, qvel, now_s, age_s)
+        assert np.isfinite(sent).all()
+        assert ((sent >= limits.low_J) & (sent <= limits.high_J)).all()
+        assert (np.abs(sent - qpos) <= limits.max_lead_J + 1e-9).all()
+        assert limits.finger_low_m <= sent_finger <= limits.finger_high_m
+        tool = safety.chain.tool(sent)[0]
+        assert ((tool >= limits.workspace_low_m - 1e-6) & (tool <= limits.workspace_high_m + 1e-6)).all()
+        qpos = qpos + 0.5 * (sent - qpos)
+    assert {"not finite", "lead", "velocity", "stale", "gripper", "workspace"} <= set(safety.counts)
+
+
+def test_measurements_that_are_not_finite_hold_the_last_targets() -> None:
+    safety = started()
+    sent, _ = safety.filter(HOME + 0.01, 0.04, HOME, REST, 1.0)
+    held, _ = safety.filter(HOME + 0.5, 0.04, np.full(7, np.nan), REST, 1.05)
+    np.testing.assert_array_equal(held, sent)
+    assert safety.counts == {"not finite": 1}
+
+
+def test_a_lasting_intervention_counts_once_and_is_logged_with_its_joint() -> None:
+    safety = started()
+    for tick in range(5):
+        safety.filter(HOME + 0.5 * ELBOW, 0.04, HOME, REST, 1.0 + tick)
+    assert safety.counts == {"lead": 1}
+    assert safety.log[0].detail.startswith("joint4 by +0.28")
+    safety.filter(HOME, 0.04, HOME, REST, 7.0)
+    safety.filter(HOME + 0.5, 0.04, HOME, REST, 8.0)
+    assert safety.counts["lead"] == 2
+
+
+def test_it_begins_slowly() -> None:
+    safety, limits = started(), Limits.of(ARM)
+    first, _ = safety.filter(HOME + 0.2, 0.04, HOME, REST, 0.0)
+    np.testing.assert_allclose(first - HOME, 0.1 * limits.max_lead_J)
+    later, _ = safety.filter(HOME + 0.2, 0.04, HOME, REST, 0.25)
+    assert (later - HOME > first - HOME).all()
+
+
+def test_the_lead_keeps_the_joints_below_their_largest_speed() -> None:
+    limits = Limits.of(ARM)
+    speed = limits.max_lead_J * [joint.stiffness / joint.damping for joint in ARM.joints]
+    np.testing.assert_allclose(speed, [joint.max_velocity for joint in ARM.joints])
+
+
+def test_an_arm_outside_of_the_workspace_may_come_back() -> None:
+    safety = Safety(ARM, Limits.of(ARM))
+    low = HOME - 0.8 * ELBOW
+    safety.start(low, 0.04, 0.0)
+    assert safety._outside(low) > 0
+    towards = low + 0.1 * ELBOW
+    sent, _ = safety.filter(towards, 0.04, low, REST, 5.0)
+    np.testing.assert_allclose(sent, towards)
+    away = low - 0.1 * ELBOW
+    sent, _ = safety.filter(away, 0.04, low, REST, 5.1)
+    assert safety._outside(sent) <= safety._outside(low) + 1e-9
+    assert safety.counts["workspace"] == 1
+
+
+@pytest.mark.parametrize(
+    ("tighter", "message"),
+    [
+        ({"speed": 1.5}, "speed: got 1.5, .* can only be tightened"),
+        ({"speed": 0.0}, "speed: got 0"),
+        ({"max_age_s": 5.0}, "max_age_s: got 5.0, allowed: above 0 and at most 0.2"),
+        ({"ramp_s": 0.1}, "ramp_s: got 0.1, allowed: at least 0.5"),
+    ],
+)
+def test_limits_cannot_be_loosened(tighter: dict[str, float], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Limits.of(ARM).tightened(**tighter)
+
+
+def test_a_pose_in_degrees_is_refused() -> None:
+    with pytest.raises(UserError, match=r"joint2 is at 22.5, outside of its limits .* are these degrees"):
+        Safety(ARM, Limits.of(ARM)).start(np.rad2deg(HOME), 0.04, 0.0)

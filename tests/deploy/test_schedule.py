@@ -1,0 +1,150 @@
+"""Schedules: every executed action belongs to its control step, whatever the latencies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embodied.core.errors import UserError
+from embodied.deploy.schedule import DelayEstimate, Schedule
+
+DT = 0.05
+
+
+def chunk(step: int, horizon: int) -> np.ndarray:
+    """A chunk whose rows say which control step they are for, and which observation they come from."""
+    return np.stack([[step + i, step, 0.04 if i % 2 else 0.0] for i in range(horizon)]).astype(np.float32)
+
+
+def simulate(schedule: Schedule, latencies: list[int], steps: int) -> list[tuple[int, np.ndarray]]:
+    """Run control steps with inferences that take so many of them each; return the executed actions by step."""
+    executed, step, waiting, began, due, request = [], 0, 0, 0, 0, None
+    lags = iter(latencies)
+    clock = 0
+    while step < steps:
+        if request is not None and clock >= due:
+            schedule.arrive(chunk(request.step, schedule.horizon), step, (due - began) * DT)
+            request = None
+        if request is None:
+            request = schedule.request(step)
+            if request is not None:
+                began, due = clock, clock + next(lags)
+                if due == clock:
+                    schedule.arrive(chunk(request.step, schedule.horizon), step, 0.0)
+                    request = None
+        if request is not None and schedule.waits:
+            clock, waiting = clock + 1, waiting + 1
+            assert waiting < 1000
+            continue
+        executed.append((step, schedule.action(step)))
+        step, clock = step + 1, clock + 1
+    return executed
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rtc_executes_the_row_of_each_step_from_the_newest_chunk(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    horizon, execute = int(random.integers(2, 9)), 0
+    execute = int(random.integers(1, horizon + 1))
+    schedule = Schedule("rtc", horizon, execute, 3, DT)
+    latencies = random.integers(0, 2 * horizon, 500).tolist()
+    executed = simulate(schedule, latencies, 200)
+    padded = 0
+    newest = -1
+    for step, action in executed:
+        if action[0] == step:  # a row of a chunk: that of this very step
+            assert action[1] >= newest
+            newest = action[1]
+        else:
+            padded += 1
+            np.testing.assert_array_equal(action[:2], 0.0)
+    assert padded == schedule.padded + sum(1 for step, action in executed if step == 0 and action[0] != 0)
+
+
+@pytest.mark.parametrize("kind", ["synchronous", "rtc"])
+def test_without_latency_chunks_are_executed_one_after_the_other(kind: str) -> None:
+    schedule = Schedule(kind, 6, 4, 3, DT)
+    executed = simulate(schedule, [0] * 100, 20)
+    assert [int(action[1]) for _, action in executed] == [4 * (step // 4) for step in range(20)]
+    assert schedule.padded == 0
+
+
+def test_synchronous_waits_and_never_pads() -> None:
+    schedule = Schedule("synchronous", 4, 4, 3, DT)
+    executed = simulate(schedule, [7] * 100, 24)
+    assert [int(action[0]) for _, action in executed] == list(range(24))
+    assert schedule.padded == 0
+
+
+def test_rtc_plans_early_enough_for_the_measured_delay() -> None:
+    schedule = Schedule("rtc", 8, 8, 3, DT)
+    executed = simulate(schedule, [40, *[3] * 100], 60)  # the first latency, of warming up, is not taken for typical
+    assert schedule.delay.steps == 3
+    later = [action for step, action in executed if step > 16]
+    assert all(action[0] == step for step, action in executed if step > 16)
+    assert len({int(action[1]) for action in later}) >= 8
+
+
+def test_the_first_latency_does_not_enter_the_estimate() -> None:
+    estimate = DelayEstimate(DT)
+    estimate.add(3.0)
+    assert estimate.steps == 0
+    for latency_s in (0.02, 0.11, 0.04):
+        estimate.add(latency_s)
+    assert estimate.steps == 3
+    for _ in range(10):
+        estimate.add(0.05)
+    assert estimate.steps == 1
+
+
+def test_a_policy_trained_for_delay_gets_the_actions_that_will_be_executed() -> None:
+    schedule = Schedule("rtc", 6, 4, 3, DT, max_delay=2)
+    executed = []
+    for step in range(4):
+        request = schedule.request(step)
+        if request is not None:
+            assert (request.step, request.delay) == (0, 0)
+            schedule.arrive(chunk(0, 6), step, 1.0)
+        executed.append(schedule.action(step))
+    schedule.delay.add(0.08)
+    request = schedule.request(4)
+    assert request is not None
+    assert request.delay == 2
+    np.testing.assert_array_equal(request.prefix_DA, chunk(0, 6)[4:6])
+    executed += [schedule.action(4), schedule.action(5)]
+    schedule.arrive(chunk(4, 6), 6, 0.1)
+    np.testing.assert_array_equal(np.stack(executed[4:6]), request.prefix_DA)
+    np.testing.assert_array_equal(schedule.action(6), chunk(4, 6)[2])
+    assert schedule.beyond_max_delay == 0
+    assert schedule.request(8) is not None
+    for step in (7, 8, 9, 10):
+        schedule.action(step)
+    schedule.arrive(chunk(8, 6), 11, 0.15)
+    assert schedule.beyond_max_delay == 1
+
+
+def test_ensembles_average_all_plans_for_a_step_oldest_first() -> None:
+    schedule = Schedule("ensemble", 3, 3, 3, DT, decay=0.5)
+    for step in range(5):
+        assert schedule.request(step) is not None
+        schedule.arrive(chunk(step, 3), step, 0.0)
+        action = schedule.action(step)
+        assert action[0] == pytest.approx(step)
+    weights = np.exp(-0.5 * np.arange(3))
+    assert action[1] == pytest.approx((weights * [2, 3, 4]).sum() / weights.sum())
+
+
+def test_padding_does_not_move_the_arm_and_keeps_the_gripper() -> None:
+    schedule = Schedule("rtc", 2, 2, 3, DT)
+    assert schedule.request(0) is not None
+    schedule.arrive(chunk(0, 2), 0, 0.0)
+    assert schedule.action(1)[-1] == np.float32(0.04)
+    np.testing.assert_array_equal(schedule.action(2), np.float32([0, 0, 0.04]))
+    assert schedule.padded == 1
+
+
+def test_bad_options_are_refused() -> None:
+    with pytest.raises(UserError, match=r"unknown schedule 'rct'. Did you mean 'rtc'"):
+        Schedule("rct", 4, 4, 3, DT)
+    with pytest.raises(UserError, match="execute: got 5, allowed: 1 to 4"):
+        Schedule("rtc", 4, 5, 3, DT)
