@@ -1,4 +1,4 @@
-"""Write a bundle (embodied.deploy.bundle) from a run's policy.
+"""Write a bundle (embodied.deployment.bundle) from a run's policy.
 
 policy in its simulation ──► recorded observations ──► ONNX, ranges, outputs of torch ──► runner: the same outputs?
 """
@@ -21,7 +21,7 @@ from embodied.core.execution import Deployment
 from embodied.core.protocols import Policy
 from embodied.core.spec import Box, EnvSpec
 from embodied.core.types import Obs
-from embodied.deploy.bundle import (
+from embodied.deployment.bundle import (
     FORMAT,
     PARITY_FILE,
     POLICY_FILE,
@@ -33,9 +33,9 @@ from embodied.deploy.bundle import (
     sha256,
     write_description,
 )
-from embodied.deploy.onnx import PhysicalPlan, export_onnx
-from embodied.deploy.readme import bundle_readme
-from embodied.deploy.runner import OUTPUT_PREFIX, PolicyRunner
+from embodied.deployment.onnx import PhysicalPlan, export_onnx
+from embodied.deployment.readme import bundle_readme
+from embodied.deployment.runner import OUTPUT_PREFIX, PolicyRunner
 from embodied.run.config import RunConfig
 from embodied.run.factories import evaluation_plans, make_env
 from embodied.runtime import threads

@@ -9,8 +9,8 @@ import torch
 
 from embodied.core.spec import Box, EnvSpec
 from embodied.data import Episode, write
-from embodied.deploy.bundle import Bundle
-from embodied.deploy.report import Deployment
+from embodied.deployment.bundle import Bundle
+from embodied.deployment.report import Deployment
 
 
 def write_episodes(path: Path, deployment: Deployment) -> int:

@@ -5,7 +5,7 @@
 
 It steps the physics in real time, or as far as it is told to (``lockstep``), whatever the parent does. Commands are
 position targets; the newest one counts. ``perturbation`` makes the arm differ from the one of training. It ends when
-the parent closes the socket. Client: embodied.deploy.robots.sim.
+the parent closes the socket. Client: embodied.deployment.robots.sim.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class SimulatedArm:
         return bool(self.pool.task.success()[0])
 
     def observe(self) -> dict[str, float]:
-        """Return what the robot measures, and what perception reports, by the names of embodied.deploy.robots.base."""
+        """Return what robot and perception measure, by the names of embodied.deployment.robots.base."""
         p, joints = self.perturbation, len(self.joints)
         qpos = self.pool.arm.observe()["joint_pos"][0].numpy() + self.offset
         qpos = qpos + p.joint_noise_rad * self.random.standard_normal(joints)

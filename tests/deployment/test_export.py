@@ -13,13 +13,13 @@ import torch
 
 from embodied import export
 from embodied.core.errors import UserError
-from embodied.deploy.bundle import PARITY_FILE, load_arrays, read_bundle
-from embodied.deploy.runner import PolicyRunner
+from embodied.deployment.bundle import PARITY_FILE, load_arrays, read_bundle
+from embodied.deployment.runner import PolicyRunner
 from embodied.run import exporting
 from embodied.run.factories import make_spec
 from tests.commands.helpers import SMALL as SMALL_RUN
 from tests.commands.helpers import run, run_train
-from tests.deploy.exports import flow_bundle, small_config, write_small
+from tests.deployment.exports import flow_bundle, small_config, write_small
 
 
 @pytest.fixture

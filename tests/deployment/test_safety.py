@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from embodied.core.errors import UserError
-from embodied.deploy.bundle import read_bundle
-from embodied.deploy.safety import Limits, Safety
-from tests.deploy.exports import flow_bundle
+from embodied.deployment.bundle import read_bundle
+from embodied.deployment.safety import Limits, Safety
+from tests.deployment.exports import flow_bundle
 
 ARM = read_bundle(flow_bundle()).arm
 HOME = np.array([joint.home for joint in ARM.joints])

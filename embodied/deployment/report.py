@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from embodied.core.statistics import wilson_interval
-from embodied.deploy.bundle import Bundle
-from embodied.deploy.loop import EpisodeRecord
-from embodied.deploy.safety import Intervention
-from embodied.deploy.schedule import latency_quantiles_ms
+from embodied.deployment.bundle import Bundle
+from embodied.deployment.loop import EpisodeRecord
+from embodied.deployment.safety import Intervention
+from embodied.deployment.schedule import latency_quantiles_ms
 
 PAGE = "report.html"
 RESULT = "result.json"

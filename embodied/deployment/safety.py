@@ -25,7 +25,7 @@ from embodied.core.kinematics import Chain
 from embodied.core.spec import ArmSpec
 
 Array = NDArray[np.float64]
-LOG = logging.getLogger("embodied.deploy")
+LOG = logging.getLogger("embodied.deployment")
 LOGGED = 1000  # interventions that are kept; the counts go on
 MARGIN_M = 0.03  # how far outside of the box of training the tool's target may be: its position lags and swings
 RAMP_START = 0.1  # share of max_lead at the beginning

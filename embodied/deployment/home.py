@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from embodied.core.spec import ArmSpec
-from embodied.deploy.loop import Clock
-from embodied.deploy.robots.base import GRIPPER, Robot, joint_names
-from embodied.deploy.safety import Safety
+from embodied.deployment.loop import Clock
+from embodied.deployment.robots.base import GRIPPER, Robot, joint_names
+from embodied.deployment.safety import Safety
 
 SPEED = 0.2  # share of the largest speed of the joints
 PERIOD_S = 0.02

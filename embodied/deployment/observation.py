@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError
 from embodied.core.kinematics import Chain
 from embodied.core.spec import Term
-from embodied.deploy.bundle import Bundle
-from embodied.deploy.robots.base import GRIPPER, joint_names
+from embodied.deployment.bundle import Bundle
+from embodied.deployment.robots.base import GRIPPER, joint_names
 
 Array = NDArray[np.float64]
 
 
 class StateBuilder:
-    """Assemble the input ``state`` of a bundle from a robot's observation (names: embodied.deploy.robots.base).
+    """Assemble the input ``state`` of a bundle from a robot's observation (names: embodied.deployment.robots.base).
 
     Measured terms are read, those of kinematics are computed from the joints, differences from other terms.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embodied.deploy.bundle import Bundle
+from embodied.deployment.bundle import Bundle
 
 
 def bundle_readme(bundle: Bundle) -> str:
@@ -18,8 +18,7 @@ def bundle_readme(bundle: Bundle) -> str:
         "## Run",
         "",
         "```sh",
-        "python -m embodied.deploy bundle=<this directory> robot=sim      # the simulated arm, in real time",
-        "python -m embodied.serve bundle=<this directory> port=8000       # a policy server, openpi's protocol",
+        "python -m embodied.deploy bundle=<this directory> robot=sim    # the simulated arm, in real time",
         "```",
         "",
         "In your own program, which needs numpy and onnxruntime alone:",
@@ -27,7 +26,7 @@ def bundle_readme(bundle: Bundle) -> str:
         "```python",
         "from pathlib import Path",
         "import numpy as np",
-        "from embodied.deploy.runner import PolicyRunner",
+        "from embodied.deployment.runner import PolicyRunner",
         "",
         'runner = PolicyRunner(Path("<this directory>"))',
         "chunk = runner.plan({name: value for name, value in inputs.items()})  # [N, H, A], physical units",

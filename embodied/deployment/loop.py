@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
-from embodied.deploy.bundle import Bundle
-from embodied.deploy.controller import ArmController
-from embodied.deploy.observation import StateBuilder
-from embodied.deploy.robots.base import GRIPPER, Observation, Robot, joint_names
-from embodied.deploy.runner import Planner
-from embodied.deploy.safety import Safety
-from embodied.deploy.schedule import PlanRequest, Schedule
+from embodied.deployment.bundle import Bundle
+from embodied.deployment.controller import ArmController
+from embodied.deployment.observation import StateBuilder
+from embodied.deployment.robots.base import GRIPPER, Observation, Robot, joint_names
+from embodied.deployment.runner import Planner
+from embodied.deployment.safety import Safety
+from embodied.deployment.schedule import PlanRequest, Schedule
 
 Array = NDArray[np.float64]
 MAX_STEPS_PER_TICK = 1000

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
 from embodied.core.frames import receive, send
-from embodied.deploy.bundle import Bundle
-from embodied.deploy.robots.base import GRIPPER, Action, Observation, joint_names
+from embodied.deployment.bundle import Bundle
+from embodied.deployment.robots.base import GRIPPER, Action, Observation, joint_names
 
 START_S = 120.0  # longest start of the process
 REPLY_S = 60.0  # longest answer

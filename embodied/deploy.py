@@ -7,8 +7,6 @@
   rate_hz=<rate>              commands per second, a whole multiple of the policy's rate, which is the default
   interpolation=hold|linear   targets between two control steps
   instruction="..."           for a policy that reads one; robot=sim takes that of the episode
-  server=ws://host:port       plan on a policy server (embodied.serve); limits are still those of the bundle here
-  api_key_file=<file>         key of the server
   noise=zero|seeded           noise of decisions; by default that of the bundle
   latency_ms=0                latency added to every inference
   speed=1.0                   share of the largest speed; limits can only be tightened
@@ -29,7 +27,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,14 +36,14 @@ from typing import Any
 import numpy as np
 
 from embodied.core.errors import UserError, unknown_name
-from embodied.deploy.bundle import SIMULATION_FILE, read_bundle
-from embodied.deploy.home import move_home
-from embodied.deploy.loop import ControlLoop, EpisodeRecord, Inference
-from embodied.deploy.options import as_mapping, parse_words
-from embodied.deploy.report import Deployment
-from embodied.deploy.robots.sim import PERTURBATIONS, SimRobot
-from embodied.deploy.runner import Planner, PolicyRunner
-from embodied.deploy.safety import Limits, Safety
+from embodied.deployment.bundle import SIMULATION_FILE, read_bundle
+from embodied.deployment.home import move_home
+from embodied.deployment.loop import ControlLoop, EpisodeRecord, Inference
+from embodied.deployment.options import as_mapping, parse_words
+from embodied.deployment.report import Deployment
+from embodied.deployment.robots.sim import PERTURBATIONS, SimRobot
+from embodied.deployment.runner import PolicyRunner
+from embodied.deployment.safety import Limits, Safety
 from embodied.run.command import Stopped, run_command
 
 FILM_FPS = 10
@@ -64,8 +62,6 @@ class DeployOptions:
     rate_hz: float | None = None
     interpolation: str = "hold"
     instruction: str | None = None
-    server: str | None = None
-    api_key_file: str | None = None
     noise: str | None = None
     latency_ms: float = 0.0
     speed: float = 1.0
@@ -100,13 +96,14 @@ def deploy(argv: Sequence[str]) -> dict[str, Any]:
     safety = Safety(bundle.arm, Limits.of(bundle.arm).tightened(options.speed))
     frames = None
     with ExitStack() as stack:
-        planner = stack.enter_context(planner_of(options, path))
+        planner = PolicyRunner(path, options.num_threads)
+        planner.parity()  # the first inference takes longer than the others
         simulation = json.loads((path / SIMULATION_FILE).read_text())
         robot = SimRobot(bundle, simulation, PERTURBATIONS[options.perturbation], options.lockstep)
         stack.callback(robot.disconnect)
         robot.connect()
-        deployment = Deployment(bundle, options.server or options.bundle, robot.name)
-        inference = Inference(planner.planner, robot, options.latency_ms / 1e3, simulated=options.lockstep)
+        deployment = Deployment(bundle, options.bundle, robot.name)
+        inference = Inference(planner, robot, options.latency_ms / 1e3, simulated=options.lockstep)
         stack.callback(inference.close)
         loop = ControlLoop(
             bundle, robot, inference, safety, robot,
@@ -135,32 +132,6 @@ def deploy(argv: Sequence[str]) -> dict[str, Any]:
     if end is not None:
         raise UserError(str(end))
     return result
-
-
-class LocalPlanner:
-    """A planner with a context: the runner in this process, or the client of a server."""
-
-    def __init__(self, planner: Planner, close: Callable[[], None]) -> None:
-        self.planner, self._close = planner, close
-
-    def __enter__(self) -> LocalPlanner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
-
-def planner_of(options: DeployOptions, path: Path) -> LocalPlanner:
-    """Return the planner that the options name, warmed up by the recorded observations' first row."""
-    if options.server is None:
-        runner = PolicyRunner(path, options.num_threads)
-        runner.parity()
-        return LocalPlanner(runner, lambda: None)
-    from embodied.deploy.client import RemotePlanner
-
-    key = None if options.api_key_file is None else Path(options.api_key_file).read_text().strip()
-    client = RemotePlanner(options.server, api_key=key, bundle=read_bundle(path))
-    return LocalPlanner(client, client.close)
 
 
 def run_episode(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.exports import flow_bundle
+from tests.deployment.exports import flow_bundle
 
 BLOCK = """
 import importlib.abc, sys
@@ -20,7 +20,10 @@ class Block(importlib.abc.MetaPathFinder):
         return None
 sys.meta_path.insert(0, Block())
 """
-MODULES = ["bundle", "runner", "controller", "observation", "robots.base"]
+MODULES = [
+    "bundle", "controller", "home", "loop", "observation", "options", "readme", "report", "robots.base", "robots.sim",
+    "runner", "safety", "schedule",
+]  # fmt: skip
 
 
 def run_blocked(code: str, root: Path) -> subprocess.CompletedProcess[str]:
@@ -29,7 +32,7 @@ def run_blocked(code: str, root: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_modules_import_without_torch(root: Path, module: str) -> None:
-    done = run_blocked(f"import embodied.deploy.{module}", root)
+    done = run_blocked(f"import embodied.deployment.{module}", root)
     assert done.returncode == 0, done.stderr
 
 
@@ -38,10 +41,16 @@ def test_the_block_notices_a_heavy_import(root: Path) -> None:
     assert "is not on a robot's computer" in run_blocked("import embodied.core.options", root).stderr
 
 
+def test_the_command_refuses_bad_input_there(root: Path) -> None:
+    done = run_blocked("import sys; from embodied.deploy import main; sys.exit(main(['bundle=/nowhere']))", root)
+    assert done.returncode == 2, done.stderr
+    assert "is not a directory" in done.stderr
+
+
 def test_a_bundle_runs_there(root: Path) -> None:
     code = f"""
 from pathlib import Path
-from embodied.deploy.runner import PolicyRunner
+from embodied.deployment.runner import PolicyRunner
 runner = PolicyRunner(Path({str(flow_bundle())!r}))
 print(runner.parity() <= 1e-5, runner.bundle.horizon)
 """

@@ -9,7 +9,7 @@ from dataclasses import MISSING, asdict, fields
 from typing import Any, TypeVar
 
 from embodied.core.errors import UserError, unknown_name
-from embodied.deploy.bundle import from_json
+from embodied.deployment.bundle import from_json
 
 T = TypeVar("T")
 

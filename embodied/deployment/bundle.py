@@ -3,7 +3,7 @@
 policy.onnx     ``plan`` of the policy, normaliser inside; inputs and outputs in physical units
 bundle.json     ``Bundle``: what goes in and out, in which order and unit, at which rate, within which limits
 parity.npz      recorded inputs and the outputs of torch for them
-mapping.json    names, order, signs and units of one robot, once a person has confirmed them (embodied.deploy.mapping)
+simulation.json options of task and simulator, for robot=sim
 README.md       how to run it
 """
 

@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 import torch
 from torch import nn
 
-from embodied.deploy.bundle import Bundle, Origin
+from embodied.deployment.bundle import Bundle, Origin
 from embodied.run.config import RunConfig, compose_run
 from embodied.run.exporting import record, write_bundle
 from embodied.run.factories import make_policy, make_spec

@@ -9,13 +9,13 @@ import torch
 from embodied.core.errors import UserError
 from embodied.core.kinematics import Chain
 from embodied.core.spec import SUCCESS
-from embodied.deploy.bundle import read_bundle
-from embodied.deploy.controller import ArmController
-from embodied.deploy.observation import StateBuilder
-from embodied.deploy.robots.base import joint_names
+from embodied.deployment.bundle import read_bundle
+from embodied.deployment.controller import ArmController
+from embodied.deployment.observation import StateBuilder
+from embodied.deployment.robots.base import joint_names
 from envs import make_pool, make_sampler
 from envs.mujoco.pool import MujocoPool
-from tests.deploy.exports import flow_bundle
+from tests.deployment.exports import flow_bundle
 
 CONTROLS = [{}, {"rotation": True}, {"mode": "joint_delta"}]
 
@@ -81,7 +81,7 @@ def test_differences_of_terms_are_what_the_task_observes(task: str) -> None:
 
 
 def observation_of(pool: MujocoPool, n: int) -> dict[str, float]:
-    """Return what a robot would report of env n, by the names of embodied.deploy.robots.base."""
+    """Return what a robot would report of env n, by the names of embodied.deployment.robots.base."""
     arm = pool.spec.arm
     assert arm is not None
     measured = zip(

@@ -8,7 +8,7 @@ Names towards a bundle (``arm.joints[i].name`` is the name of a joint):
     <camera>                     image, uint8 [height, width, 3], RGB
 
 An action has ``<joint>.pos`` of every joint and ``gripper.pos``: position targets. A robot with other names, signs or
-units is used through a ``Mapping`` (embodied.deploy.mapping).
+units is used through a ``Mapping`` (embodied.deployment.mapping).
 """
 
 from __future__ import annotations

@@ -18,21 +18,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from embodied import deploy as deploy_command
 from embodied.core.errors import UserError
 from embodied.core.execution import Deployment
 from embodied.data import read
-from embodied.deploy import __main__ as deploy_command
-from embodied.deploy.bundle import SIMULATION_FILE, read_bundle
-from embodied.deploy.home import move_home
-from embodied.deploy.loop import ControlLoop, Inference, RealClock
-from embodied.deploy.robots.base import Robot
-from embodied.deploy.robots.sim import PERTURBATIONS, SimRobot
-from embodied.deploy.runner import PolicyRunner
-from embodied.deploy.safety import Limits, Safety
+from embodied.deployment.bundle import SIMULATION_FILE, read_bundle
+from embodied.deployment.home import move_home
+from embodied.deployment.loop import ControlLoop, Inference, RealClock
+from embodied.deployment.robots.base import Robot
+from embodied.deployment.robots.sim import PERTURBATIONS, SimRobot
+from embodied.deployment.runner import PolicyRunner
+from embodied.deployment.safety import Limits, Safety
 from embodied.run.factories import evaluation_plans, make_env
 from envs.views.robot_process import Perturbation, Play
 from tests.commands.helpers import run
-from tests.deploy.exports import flow_bundle, random_policy, small_config
+from tests.deployment.exports import flow_bundle, random_policy, small_config
 
 BUNDLE = read_bundle(flow_bundle())
 SIMULATION = json.loads((flow_bundle() / SIMULATION_FILE).read_text())
@@ -213,8 +213,8 @@ def test_the_process_ends_with_its_parent(root: Path) -> None:
     code = f"""
 import json, os, sys
 from pathlib import Path
-from embodied.deploy.bundle import read_bundle
-from embodied.deploy.robots.sim import SimRobot
+from embodied.deployment.bundle import read_bundle
+from embodied.deployment.robots.sim import SimRobot
 path = Path({str(flow_bundle())!r})
 robot = SimRobot(read_bundle(path), json.loads((path / "simulation.json").read_text()))
 robot.connect()

@@ -15,7 +15,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, unknown_name
-from embodied.deploy.bundle import PARITY_FILE, POLICY_FILE, Bundle, load_arrays, read_bundle
+from embodied.deployment.bundle import PARITY_FILE, POLICY_FILE, Bundle, load_arrays, read_bundle
 
 OUTPUT_PREFIX = "output/"  # of the recorded outputs in parity.npz; the other arrays are inputs
 MARGIN = {"m": 0.1, "m/s": 1.5, "rad/s": 3.0}  # a state may leave the recorded range by twice its width and this
