@@ -1,6 +1,11 @@
 """Drive a robot by a bundle's policy: ``python -m embodied.deploy bundle=<bundle dir> robot=sim [key=value ...]``
 
   robot=sim                   the simulated arm of the bundle, in a process of its own
+  robot=<module>:<Class>      a robot of LeRobot, or any class with its methods
+  robot_options='{"id": "a"}' options of its configuration class, JSON
+  mapping=<file>              its names, units, signs and offsets; a person must have confirmed it
+  propose_mapping=true        write a first draft of the mapping, and a picture of the poses that it means
+  confirm_mapping=<name>      confirm the mapping after a look at the picture
   episodes=1  seed=0          episodes; with robot=sim they begin as those of embodied.eval do
   schedule=synchronous        synchronous, ensemble (temporal ensembling) or rtc (real-time chunking)
   execute=<E>                 actions executed of a chunk; by default as in training
@@ -25,67 +30,26 @@ Press Ctrl-C to stop: the robot moves home, and what happened is reported. Last 
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from embodied.core.errors import UserError, unknown_name
-from embodied.deployment.bundle import SIMULATION_FILE, read_bundle
+from embodied.core.errors import UserError
+from embodied.deployment.bundle import read_bundle
 from embodied.deployment.home import move_home
 from embodied.deployment.loop import ControlLoop, EpisodeRecord, Inference
-from embodied.deployment.options import as_mapping, parse_words
+from embodied.deployment.options import DeployOptions, as_mapping, parse_words
 from embodied.deployment.report import Deployment
-from embodied.deployment.robots.sim import PERTURBATIONS, SimRobot
 from embodied.deployment.runner import PolicyRunner
 from embodied.deployment.safety import Limits, Safety
+from embodied.deployment.stage import Stage, ask, stage_of
 from embodied.run.command import Stopped, run_command
 
 FILM_FPS = 10
-
-
-@dataclass(frozen=True)
-class DeployOptions:
-    """Options of the command; see the top of this file."""
-
-    bundle: str
-    robot: str = "sim"
-    episodes: int = 1
-    seed: int = 0
-    schedule: str = "synchronous"
-    execute: int | None = None
-    rate_hz: float | None = None
-    interpolation: str = "hold"
-    instruction: str | None = None
-    noise: str | None = None
-    latency_ms: float = 0.0
-    speed: float = 1.0
-    confirm: bool = False
-    home: bool = True
-    perturbation: str = "none"
-    lockstep: bool = False
-    report: str | None = None
-    video: bool = True
-    num_threads: int = 1
-
-    def check(self) -> None:
-        """Raise UserError for values that are not allowed."""
-        for name, low in (("episodes", 1), ("seed", 0), ("num_threads", 1)):
-            if getattr(self, name) < low:
-                raise UserError(f"{name}: got {getattr(self, name)}, allowed: at least {low}")
-        if self.robot != "sim":
-            raise unknown_name("robot", self.robot, ["sim"])
-        if self.perturbation not in PERTURBATIONS:
-            raise unknown_name("perturbation", self.perturbation, PERTURBATIONS)
-        if self.noise not in (None, "zero", "seeded"):
-            raise UserError(f"noise: got '{self.noise}', allowed: zero, seeded")
-        if self.report is not None and Path(self.report).exists():
-            raise UserError(f"report={self.report} exists; give a new directory")
 
 
 def deploy(argv: Sequence[str]) -> dict[str, Any]:
@@ -94,39 +58,34 @@ def deploy(argv: Sequence[str]) -> dict[str, Any]:
     path = Path(options.bundle)
     bundle = read_bundle(path)
     safety = Safety(bundle.arm, Limits.of(bundle.arm).tightened(options.speed))
-    frames = None
     with ExitStack() as stack:
         planner = PolicyRunner(path, options.num_threads)
         planner.parity()  # the first inference takes longer than the others
-        simulation = json.loads((path / SIMULATION_FILE).read_text())
-        robot = SimRobot(bundle, simulation, PERTURBATIONS[options.perturbation], options.lockstep)
-        stack.callback(robot.disconnect)
-        robot.connect()
-        deployment = Deployment(bundle, options.bundle, robot.name)
-        inference = Inference(planner, robot, options.latency_ms / 1e3, simulated=options.lockstep)
+        stage = stack.enter_context(stage_of(options, path, bundle))
+        if options.confirm_mapping is not None or options.propose_mapping:
+            return {"bundle": options.bundle, "robot": stage.robot.name, "mapping": options.mapping}
+        deployment = Deployment(bundle, options.bundle, stage.robot.name)
+        inference = Inference(planner, stage.clock, options.latency_ms / 1e3, simulated=options.lockstep)
         stack.callback(inference.close)
         loop = ControlLoop(
-            bundle, robot, inference, safety, robot,
+            bundle, stage.robot, inference, safety, stage.clock,
             schedule=options.schedule, execute=options.execute, rate_hz=options.rate_hz,
             interpolation=options.interpolation, noise=options.noise or bundle.noise,
-            confirm=ask if options.confirm else None,
+            confirm=ask_action if options.confirm else None,
         )  # fmt: skip
         end: BaseException | None = None
         try:
             for episode in range(options.episodes):
-                run_episode(loop, robot, deployment, options, episode)
-                if episode == 0 and options.report and options.video:
-                    print("filming the first episode: every picture is ray cast, a minute or more", file=sys.stderr)
-                    frames = robot.frames()
+                run_episode(loop, stage, deployment, options, episode)
         except (KeyboardInterrupt, ConnectionError, UserError) as error:
             deployment.records.append(loop.record)
             end = error
-        if options.home and robot.is_connected:
-            move_home(robot, bundle.arm, safety, robot)
+        if options.home and stage.robot.is_connected:
+            move_home(stage.robot, bundle.arm, safety, stage.clock)
         deployment.log = list(safety.log)
     result = deployment.result()
     if options.report is not None:
-        result["report"] = write_report(deployment, options, frames)
+        result["report"] = write_report(deployment, options, stage.frames)
     if isinstance(end, KeyboardInterrupt):
         raise Stopped(result)
     if end is not None:
@@ -135,27 +94,29 @@ def deploy(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def run_episode(
-    loop: ControlLoop, robot: SimRobot, deployment: Deployment, options: DeployOptions, episode: int
+    loop: ControlLoop, stage: Stage, deployment: Deployment, options: DeployOptions, episode: int
 ) -> EpisodeRecord:
     """Run one episode and add its record and its outcome to the deployment."""
-    instruction = robot.reset(options.seed, episode)
+    instruction = stage.begin(options.seed, episode)
     record = loop.run(options.instruction or instruction, seed=options.seed * 1_000_003 + episode)
-    outcome = robot.outcome()
+    success = stage.judge()
     deployment.records.append(record)
-    deployment.successes.append(bool(outcome["success"]))
-    solved = "solved" if outcome["success"] else "not solved"
+    if success is not None:
+        deployment.successes.append(success)
+    solved = {True: "solved", False: "not solved", None: "not judged"}[success]
     print(
         f"episode {episode + 1} of {options.episodes}: {solved}, {record.reason}, {record.rate_hz:.1f} Hz, "
         f"{record.missed_deadlines} missed deadlines, {sum(record.interventions.values())} interventions",
         file=sys.stderr,
     )
+    if episode == 0 and options.report is not None and options.video:
+        stage.film()
     return record
 
 
-def ask(action: str) -> bool:
+def ask_action(action: str) -> bool:
     """Ask on the terminal whether an action may be executed."""
-    print(f"{action}   execute? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return ask(f"{action}   execute?")
 
 
 def write_report(deployment: Deployment, options: DeployOptions, frames: np.ndarray[Any, Any] | None) -> str:

@@ -1,17 +1,66 @@
-"""``key=value`` words to a plain dataclass, without the libraries that a robot's computer lacks."""
+"""Options of the command ``deploy``: ``key=value`` words to a plain dataclass, by the standard library alone."""
 
 from __future__ import annotations
 
 import json
 import typing
 from collections.abc import Sequence
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 from embodied.core.errors import UserError, unknown_name
 from embodied.deployment.bundle import from_json
+from embodied.deployment.robots.sim import PERTURBATIONS
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class DeployOptions:
+    """Options of the command; see the top of embodied/deploy.py."""
+
+    bundle: str
+    robot: str = "sim"
+    episodes: int = 1
+    seed: int = 0
+    schedule: str = "synchronous"
+    execute: int | None = None
+    rate_hz: float | None = None
+    interpolation: str = "hold"
+    instruction: str | None = None
+    noise: str | None = None
+    latency_ms: float = 0.0
+    speed: float = 1.0
+    confirm: bool = False
+    home: bool = True
+    mapping: str | None = None
+    propose_mapping: bool = False
+    confirm_mapping: str | None = None
+    robot_options: str = "{}"
+    perturbation: str = "none"
+    lockstep: bool = False
+    report: str | None = None
+    video: bool = True
+    num_threads: int = 1
+
+    def check(self) -> None:
+        """Raise UserError for values that are not allowed."""
+        for name, low in (("episodes", 1), ("seed", 0), ("num_threads", 1)):
+            if getattr(self, name) < low:
+                raise UserError(f"{name}: got {getattr(self, name)}, allowed: at least {low}")
+        if self.robot != "sim" and ":" not in self.robot:
+            raise unknown_name("robot", self.robot, ["sim", "<module>:<Class>"])
+        if self.robot != "sim" and self.mapping is None:
+            raise UserError(f"robot={self.robot} needs mapping=<file>; propose_mapping=true writes a first draft")
+        if self.robot != "sim" and self.lockstep:
+            raise UserError("lockstep=true is for robot=sim: the time of a real robot passes by itself")
+        if self.perturbation not in PERTURBATIONS:
+            raise unknown_name("perturbation", self.perturbation, PERTURBATIONS)
+        if self.noise not in (None, "zero", "seeded"):
+            raise UserError(f"noise: got '{self.noise}', allowed: zero, seeded")
+        if self.report is not None and Path(self.report).exists():
+            raise UserError(f"report={self.report} exists; give a new directory")
 
 
 def parse_words(cls: type[T], words: Sequence[str]) -> T:

@@ -21,8 +21,8 @@ class Block(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Block())
 """
 MODULES = [
-    "bundle", "controller", "home", "loop", "observation", "options", "readme", "report", "robots.base", "robots.sim",
-    "runner", "safety", "schedule",
+    "bundle", "controller", "home", "loop", "mapping", "observation", "options", "picture", "readme", "report",
+    "robots.base", "robots.lerobot", "robots.sim", "runner", "safety", "schedule", "stage",
 ]  # fmt: skip
 
 

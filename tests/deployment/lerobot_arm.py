@@ -1,0 +1,67 @@
+"""Drive a robot on LeRobot's own base class, in LeRobot's environment: ``python lerobot_arm.py <bundle> <mapping>``.
+
+``lerobot.processor`` needs torchvision, which has no build for a CPU; the base class takes two type names from it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import types
+from pathlib import Path
+
+import toy_arm  # beside this file
+
+processor = types.ModuleType("lerobot.processor")
+processor.RobotAction = processor.RobotObservation = dict  # type: ignore[attr-defined]
+sys.modules["lerobot.processor"] = processor
+
+from lerobot.robots.config import RobotConfig  # type: ignore[import-not-found]  # noqa: E402
+from lerobot.robots.robot import Robot  # type: ignore[import-not-found]  # noqa: E402
+
+from embodied.deployment.loop import ControlLoop, Inference, RealClock  # noqa: E402
+from embodied.deployment.mapping import MappedRobot, read_mapping  # noqa: E402
+from embodied.deployment.runner import PolicyRunner  # noqa: E402
+from embodied.deployment.safety import Limits, Safety  # noqa: E402
+
+
+@RobotConfig.register_subclass("toy_arm")
+class Config(toy_arm.ToyConfig, RobotConfig): ...
+
+
+class Arm(toy_arm.ToyArm, Robot):
+    config_class = Config
+
+    def __init__(self, config: Config) -> None:
+        Robot.__init__(self, config)
+        toy_arm.ToyArm.__init__(self, config)
+
+
+def main(bundle: Path, mapping_file: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        arm = Arm(Config(id="a", calibration_dir=Path(folder)))
+        mapping = read_mapping(mapping_file)
+        mapping.check_confirmed()
+        runner, clock = PolicyRunner(bundle), RealClock()
+        robot = MappedRobot(arm, mapping, runner.bundle.arm)
+        robot.connect()
+        inference = Inference(runner, clock)
+        arm_spec = runner.bundle.arm
+        loop = ControlLoop(
+            runner.bundle, robot, inference, Safety(arm_spec, Limits.of(arm_spec)), clock, schedule="rtc"
+        )
+        record = loop.run(steps=20)
+        inference.close()
+        robot.disconnect()
+        result = {
+            "steps": len(record.actions),
+            "sent": len(arm.sent),
+            "names": sorted(arm.sent[-1]),
+            "torch": "torch" in sys.modules,
+        }
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,218 @@
+"""Mappings: by name, in the right units and signs, confirmed by a person; and robots behind them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import cache
+from math import pi
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from embodied import deploy as deploy_command
+from embodied.core.errors import UserError
+from embodied.core.kinematics import Chain
+from embodied.deployment.bundle import read_bundle
+from embodied.deployment.mapping import Entry, MappedRobot, RobotMapping, propose, read_mapping, write_mapping
+from embodied.deployment.picture import draw_poses, encode_png, skeleton
+from embodied.deployment.robots.base import Robot
+from embodied.deployment.robots.lerobot import load_robot
+from tests.commands.helpers import run
+from tests.deployment.exports import small_config, write_small
+from tests.deployment.toy_arm import HOME_DEG, NAMES, OFFSETS_DEG, SIGNS, ToyArm, ToyConfig
+
+TOY = "robot=tests.deployment.toy_arm:ToyArm"
+
+
+@cache
+def reach_bundle() -> Path:
+    """Return the bundle of a small Gaussian policy for reach, whose external term is the goal. Read-only."""
+    path = Path(mkdtemp(prefix="bundle-"))
+    write_small(path, small_config("reach", "gaussian"))
+    return path
+
+
+@cache
+def arm_of_bundle():
+    return read_bundle(reach_bundle()).arm
+
+
+def toy_mapping() -> RobotMapping:
+    """Return the right mapping of the toy arm."""
+    joints = {f"joint{i + 1}": Entry(f"{NAMES[i]}.pos", "deg", SIGNS[i], OFFSETS_DEG[i] * pi / 180) for i in range(7)}
+    return RobotMapping("toy_arm", joints, Entry("gripper.pos", "percent", low=0.0, high=0.04))
+
+
+@pytest.mark.parametrize(
+    ("entry", "theirs", "ours"),
+    [
+        (Entry("a", "rad"), 0.5, 0.5),
+        (Entry("a", "deg", -1, 0.25), 90.0, 0.25 - pi / 2),
+        (Entry("a", "mm", 1, 0.001), 20.0, 0.021),
+        (Entry("a", "percent", low=0.0, high=0.04), 50.0, 0.02),
+        (Entry("a", "percent", low=0.04, high=0.0), 25.0, 0.03),
+    ],
+)
+def test_numbers_go_both_ways(entry: Entry, theirs: float, ours: float) -> None:
+    entry.check("a")
+    assert entry.ours(theirs) == pytest.approx(ours)
+    assert entry.theirs(entry.ours(theirs)) == pytest.approx(theirs)
+
+
+def test_a_mapped_robot_speaks_our_names_whatever_the_order() -> None:
+    robot = MappedRobot(ToyArm(ToyConfig()), toy_mapping(), arm_of_bundle())
+    assert isinstance(robot, Robot)
+    robot.connect()
+    observation = robot.get_observation()
+    home = np.deg2rad(HOME_DEG)
+    np.testing.assert_allclose([observation[f"joint{i}.pos"] for i in range(1, 8)], home, atol=1e-9)
+    assert observation["gripper.pos"] == pytest.approx(0.04)
+    assert observation["joint3.vel"] == 0.0
+    assert observation["goal[1]"] == 0.1
+    wanted = {f"joint{i + 1}.pos": value for i, value in enumerate(home + 0.1)} | {"gripper.pos": 0.01}
+    assert robot.send_action(wanted) == pytest.approx(wanted)
+    assert isinstance(robot.robot, ToyArm)
+    sent = robot.robot.sent[-1]
+    assert sent["gripper.pos"] == pytest.approx(25.0)
+    assert sent["shoulder.pos"] == pytest.approx((22.5 + np.rad2deg(0.1) - 10.0) / -1)
+    time.sleep(0.01)
+    assert robot.get_observation()["joint1.vel"] > 0
+
+
+def test_a_mapping_needs_a_person(tmp_path: Path) -> None:
+    path, mapping = tmp_path / "mapping.json", toy_mapping()
+    with pytest.raises(UserError, match="nobody has confirmed"):
+        mapping.check_confirmed()
+    write_mapping(path, mapping.confirm("A. Person"))
+    confirmed = read_mapping(path)
+    confirmed.check_confirmed()
+    content = json.loads(path.read_text())
+    content["joints"]["joint2"]["sign"] = 1
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"changed after A. Person confirmed it"):
+        read_mapping(path).check_confirmed()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.joints.pop("joint3"), "lacks joint3"),
+        (lambda m: m.joints.update(joint8=Entry("x", "rad")), "unknown joint in the mapping 'joint8'"),
+        (lambda m: m.joints.update(joint2=Entry("base.pos", "deg")), "base.pos stands for two joints"),
+        (lambda m: m.joints.update(joint2=Entry("sholder.pos", "deg")), "Did you mean 'shoulder.pos'"),
+        (lambda m: m.joints.update(joint2=Entry("shoulder.pos", "deg", 2)), "sign: got 2, allowed: 1, -1"),
+        (lambda m: m.joints.update(joint2=Entry("shoulder.pos", "percent")), "percent needs low and high"),
+        (lambda m: m.joints.update(joint2=Entry("shoulder.pos", "deg", low=0.0)), "low and high are for percent only"),
+    ],
+)
+def test_a_mapping_that_does_not_fit_is_refused(change: object, message: str) -> None:
+    mapping = toy_mapping()
+    change(mapping)  # type: ignore[operator]
+    with pytest.raises(UserError, match=message):
+        MappedRobot(ToyArm(ToyConfig()), mapping, arm_of_bundle())
+
+
+def test_the_draft_has_every_joint_once() -> None:
+    mapping = propose(read_bundle(reach_bundle()), ToyArm(ToyConfig()))
+    mapping.check(arm_of_bundle())
+    assert sorted(entry.name for entry in mapping.joints.values()) == sorted(f"{name}.pos" for name in NAMES)
+
+
+def test_a_class_that_is_no_robot_is_refused() -> None:
+    with pytest.raises(UserError, match="is no robot: it lacks"):
+        load_robot("collections:OrderedDict", {})
+    with pytest.raises(UserError, match="No module named"):
+        load_robot("lerobott.robots:X", {})
+    with pytest.raises(UserError, match=r"robot_options .* unexpected keyword argument 'port'"):
+        load_robot("tests.deployment.toy_arm:ToyArm", {"port": 1})
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+def test_the_skeleton_ends_at_the_tool() -> None:
+    home = np.array([joint.home for joint in arm_of_bundle().joints])
+    points = skeleton(arm_of_bundle(), home)
+    assert points.shape == (9, 3)
+    np.testing.assert_allclose(points[-1], Chain(arm_of_bundle()).tool(home)[0])
+    np.testing.assert_allclose(points[1], [0, 0, 0.333], atol=1e-9)
+
+
+def test_pictures_are_png_and_show_both_poses() -> None:
+    home = np.array([joint.home for joint in arm_of_bundle().joints])
+    image = draw_poses(arm_of_bundle(), {"now": home, "default": home + 0.3})
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(encode_png(image)))), image)
+    for colour in ((31, 119, 180), (214, 39, 40)):
+        assert (image == colour).all(-1).sum() > 500
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+def test_the_way_of_a_new_robot(tmp_path: Path) -> None:
+    """Draft, refusal with a picture, confirmation, episodes."""
+    mapping = tmp_path / "toy.json"
+    words = [f"bundle={reach_bundle()}", TOY, f"mapping={mapping}"]
+    missing = run(deploy_command.main, words)
+    assert (missing.code, "propose_mapping=true" in missing.stderr) == (2, True)
+    draft = run(deploy_command.main, [*words, "propose_mapping=true"])
+    assert draft.code == 0, draft.stderr
+    assert mapping.with_suffix(".png").is_file()
+    write_mapping(mapping, toy_mapping())
+    refused = run(deploy_command.main, words)
+    assert refused.code == 2
+    assert "nobody has confirmed this mapping" in refused.stderr
+    assert "shoulder.pos" in refused.stderr
+    assert run(deploy_command.main, [*words, "confirm_mapping=A. Person"]).code == 0
+    done = run(deploy_command.main, [*words, "home=false"])
+    assert done.code == 0, done.stderr
+    assert done.result["robot"] == "toy_arm"
+    assert done.result["success_at_end"] is None
+    assert done.result["ended"] == {"time limit": 1}
+
+
+def test_units_that_were_mixed_up_move_nothing(tmp_path: Path) -> None:
+    """A mapping that says rad for an arm in degrees: refused before the first command."""
+    mapping = toy_mapping()
+    wrong = replace(mapping, joints={name: replace(entry, unit="rad") for name, entry in mapping.joints.items()})
+    write_mapping(tmp_path / "toy.json", wrong.confirm("A. Person"))
+    words = [f"bundle={reach_bundle()}", TOY, f"mapping={tmp_path / 'toy.json'}"]
+    outcome = run(deploy_command.main, words)
+    assert outcome.code == 2
+    assert "outside of its limits" in outcome.stderr
+    assert "are these degrees" in outcome.stderr
+
+
+def test_a_robot_that_disconnects_ends_the_deployment_with_its_reason(tmp_path: Path) -> None:
+    write_mapping(tmp_path / "toy.json", toy_mapping().confirm("A. Person"))
+    words = [f"bundle={reach_bundle()}", TOY, f"mapping={tmp_path / 'toy.json'}", 'robot_options={"fails_after": 9}']
+    outcome = run(deploy_command.main, [*words, f"report={tmp_path / 'report'}"])
+    assert outcome.code == 2
+    assert "the toy arm was unplugged" in outcome.stderr
+    result = json.loads((tmp_path / "report" / "result.json").read_text())
+    assert result["ended"] == {"the toy arm was unplugged": 1}
+
+
+@pytest.mark.slow(reason="LeRobot's imports")
+def test_a_robot_on_lerobots_own_base_class_is_driven(root: Path, tmp_path: Path) -> None:
+    environment = Path(sys.prefix) / "lerobot"
+    if not (environment / ".installed").exists():
+        pytest.skip(
+            f"LeRobot 0.4.4 is not installed in {environment}: make VENV={sys.prefix} {environment / '.installed'}"
+        )
+    write_mapping(tmp_path / "toy.json", toy_mapping().confirm("A. Person"))
+    script = [environment / "bin" / "python", Path(__file__).with_name("lerobot_arm.py"), reach_bundle()]
+    variables = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [*script, tmp_path / "toy.json"], cwd=root, capture_output=True, text=True, check=False, env=variables
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["steps"] == 20
+    assert result["sent"] >= 20
+    assert result["names"] == sorted([*(f"{name}.pos" for name in NAMES), "gripper.pos"])

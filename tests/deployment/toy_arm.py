@@ -1,0 +1,81 @@
+"""A small arm in LeRobot's shape, in degrees, with names, signs and offsets of its own."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+NAMES = ["base", "shoulder", "arm_roll", "elbow", "forearm_roll", "wrist", "flange"]
+SIGNS = [1, -1, 1, 1, -1, 1, 1]
+OFFSETS_DEG = [0.0, 10.0, 0.0, -90.0, 0.0, 0.0, 45.0]
+HOME_DEG = [0.0, 22.5, 0.0, -112.5, 0.0, 135.0, 45.0]
+"""The default pose of the policy's arm in degrees, in its own counting."""
+
+
+@dataclass(kw_only=True)
+class ToyConfig:
+    """Options of the arm."""
+
+    id: str | None = None
+    calibration_dir: Any = None
+    fails_after: int = 0
+    """Observations after which the connection breaks; 0: never."""
+
+
+class ToyArm:
+    """The arm. Positions are in degrees, the gripper from 0 (closed) to 100 (open)."""
+
+    config_class = ToyConfig
+    name = "toy_arm"
+
+    def __init__(self, config: ToyConfig) -> None:
+        self.config = config
+        self._open = False
+        self.observations = 0
+        self.sent: list[dict[str, float]] = []
+        home = zip(NAMES, SIGNS, OFFSETS_DEG, HOME_DEG, strict=True)
+        self._now = {f"{name}.pos": (at - offset) / sign for name, sign, offset, at in home} | {"gripper.pos": 100.0}
+        self._target = dict(self._now)
+        self._at_s = time.monotonic()
+
+    @property
+    def observation_features(self) -> dict[str, Any]:
+        return dict.fromkeys([*reversed(self._now), "cube_x", "goal[0]", "goal[1]", "goal[2]"], float)
+
+    @property
+    def action_features(self) -> dict[str, Any]:
+        return dict.fromkeys(self._now, float)
+
+    @property
+    def is_connected(self) -> bool:
+        return self._open
+
+    @property
+    def is_calibrated(self) -> bool:
+        return True
+
+    def connect(self, calibrate: bool = True) -> None:
+        self._open = True
+
+    def calibrate(self) -> None: ...
+
+    def configure(self) -> None: ...
+
+    def get_observation(self) -> dict[str, Any]:
+        self.observations += 1
+        if self.config.fails_after and self.observations > self.config.fails_after:
+            self._open = False
+            raise ConnectionError("the toy arm was unplugged")
+        passed_s, self._at_s = time.monotonic() - self._at_s, time.monotonic()
+        for name, target in self._target.items():
+            self._now[name] += (target - self._now[name]) * min(1.0, 10 * passed_s)
+        return dict(reversed(self._now.items())) | {"cube_x": 1.0, "goal[0]": 0.5, "goal[1]": 0.1, "goal[2]": 0.3}
+
+    def send_action(self, action: dict[str, float]) -> dict[str, float]:
+        self._target = {name: float(action[name]) for name in self._now}
+        self.sent.append(self._target)
+        return dict(self._target)
+
+    def disconnect(self) -> None:
+        self._open = False
