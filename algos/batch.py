@@ -119,6 +119,7 @@ def evaluate_in_pieces(policy: Policy, obs: Obs, chain: Tensor, size: int) -> Ev
     parts = [policy.evaluate({k: v[piece] for k, v in obs.items()}, chain[piece]) for piece in pieces]
 
     shares = [part.log_prob_BE for part in parts if part.log_prob_BE is not None]
+    terms = [part.terms_B for part in parts if part.terms_B is not None]
     return replace(
         parts[0],
         log_prob_B=torch.cat([part.log_prob_B for part in parts]),
@@ -126,6 +127,7 @@ def evaluate_in_pieces(policy: Policy, obs: Obs, chain: Tensor, size: int) -> Ev
         value_B=torch.cat([part.value_B for part in parts]),
         distribution=torch.cat([part.distribution for part in parts]),
         log_prob_BE=torch.cat(shares) if shares else None,
+        terms_B=torch.cat(terms) if terms else None,
     )
 
 

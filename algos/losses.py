@@ -122,7 +122,7 @@ class Reduced(NamedTuple):
 
     log_prob_BR: Tensor
     """Log-probabilities whose ratios PPO clips, R per decision."""
-    scale: int
+    scale: Tensor | int
     """Factor of the mean over the R objectives; its gradient at ratio 1 is then that of the exact log-probability."""
 
 
@@ -135,12 +135,12 @@ def reduce_log_prob(evaluation: Evaluation, reduction: str) -> Reduced:
     """
     if reduction == "sum":
         return Reduced(evaluation.log_prob_B[:, None], 1)
-    if evaluation.log_prob_BE is None or evaluation.terms is None:
+    if evaluation.log_prob_BE is None or evaluation.terms_B is None:
         raise UserError(f"algo.reduction={reduction} needs a policy that gives its actions' shares; use reduction=sum")
     if reduction == "action":
         return Reduced(evaluation.log_prob_BE, evaluation.log_prob_BE.shape[-1])
-    terms = round(evaluation.terms / evaluation.scored_share)
-    return Reduced(evaluation.log_prob_B[:, None] / terms, terms)
+    terms_B = (evaluation.terms_B / evaluation.scored_share).round()
+    return Reduced((evaluation.log_prob_B / terms_B)[:, None], terms_B)
 
 
 def policy_term(
@@ -151,7 +151,7 @@ def policy_term(
     advantage_B: Tensor,
     *,
     reduced_ratio_BR: Tensor | None = None,
-    reduced_scale: int = 1,
+    reduced_scale: Tensor | int = 1,
     clip_range: float,
     dual_clip: float | None,
     behaviour_cap: float,

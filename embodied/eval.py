@@ -4,13 +4,15 @@
   checkpoint=last|step_<n>    checkpoint to evaluate
   noise=zero|seeded           noise that a decision starts from: none, or random from the seed of its episode; the
                               default is the run's runtime.eval_noise
+  delay_ms=100                latency of inference from an episode's second decision on, rounded to control steps; the
+                              default is that of training: none without policy.max_delay
   video=true                  also write videos/<checkpoint>_seed<seed>.mp4 in the run directory, with the instructions
   num_threads=0               threads of the simulation; 0 is all cores
 
 With either kind of noise, an evaluation repeats exactly. Last line of stdout, also written to the run's eval/: {"task",
 "episodes", "success_once", "success_at_end", "success_at_end_ci95", "return_mean", "episode_length_mean", "seed",
-"noise", ...}. If some instructions are held out from training, "splits" has the success per split of the instructions
-and per goal.
+"noise", "delay_ms", ...}. If some instructions are held out from training, "splits" has the success per split of the
+instructions and per goal. A delay_ms of null was drawn in each decision, as in training.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from typing import Any
 
 from embodied.core.config import nest, parse_overrides
 from embodied.core.errors import UserError
-from embodied.core.options import Count, Natural, Seed, config_dataclass, from_mapping
+from embodied.core.options import Count, Natural, NonNegative, Seed, config_dataclass, from_mapping
 from embodied.core.protocols import Filmed, Policy
 from embodied.report.metrics import write_json
 from embodied.run.command import run_command
 from embodied.run.config import RunConfig, read_run
-from embodied.run.evaluation import evaluate_policy, load_checkpoint, load_policy
-from embodied.run.factories import evaluation_plans, make_env
+from embodied.run.evaluation import delay_steps, evaluate_policy, load_checkpoint, load_policy
+from embodied.run.factories import evaluation_plans, make_acting_env
 from embodied.runtime import threads
 from embodied.runtime.api import EvalNoise
 
@@ -47,6 +49,7 @@ class EvalConfig:
     checkpoint: str = "last"
     video: bool = False
     noise: EvalNoise | None = None
+    delay_ms: NonNegative | None = None
     num_threads: Natural = 0
 
 
@@ -57,11 +60,13 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     config = read_run(run_dir)
     found = load_checkpoint(run_dir, options.checkpoint)
     policy = load_policy(config, found)
+    delay = delay_steps(config, options.delay_ms)
     task = config.task["name"]
-    filmed = make_filmed(config) if options.video else None
+    filmed = make_filmed(config, delay) if options.video else None
     print(f"evaluating {found.path} on {task}: {options.episodes} episodes, seed {options.seed}", file=sys.stderr)
     noise = options.noise or config.runtime_config().eval_noise
-    [result] = evaluate_policy(config, policy, options.episodes, options.seed, [noise], options.num_threads)
+    [result] = evaluate_policy(config, policy, options.episodes, options.seed, [noise], options.num_threads, delay)
+    result["delay_ms"] = options.delay_ms if config.max_delay else options.delay_ms or 0.0
     for split, rates in result.get("splits", {}).items():
         if "success_at_end" not in rates:
             continue
@@ -70,6 +75,7 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
         print(f"instructions of split {split}: success {note}", file=sys.stderr)
     result |= {"run": str(run_dir), "checkpoint": found.path.name, "env_steps": found.env_steps}
     name = f"{found.path.name}_seed{options.seed}" + ("_seeded" if noise == "seeded" else "")
+    name += "" if options.delay_ms is None else f"_delay{options.delay_ms:g}ms"
     write_json(run_dir / "eval" / f"{name}_episodes{options.episodes}.json", result)
     if filmed is not None:
         path = run_dir / "videos" / f"{name}.mp4"
@@ -81,9 +87,9 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     return result
 
 
-def make_filmed(config: RunConfig) -> Filmed:
-    """Build the environments of a video. UserError if they cannot be rendered."""
-    env = make_env(config, VIDEO_ENVS, threads.available_cores())
+def make_filmed(config: RunConfig, delay: int | None) -> Filmed:
+    """Build the environments of a video. UserError if they cannot be rendered. delay: see ``make_acting_env``."""
+    env = make_acting_env(config, VIDEO_ENVS, threads.available_cores(), delay=delay)
     if not isinstance(env, Filmed):
         env.close()
         raise UserError(f"video=true: the environments of task {config.task['name']} cannot be rendered")

@@ -34,6 +34,8 @@ class DSRLConfig(FlowConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.max_delay:
+            raise UserError(f"max_delay: got {self.max_delay}, allowed: 0, as dsrl steers policies without delays only")
         if not self.noise_std_min < self.noise_std < self.noise_std_max:
             between = f"above noise_std_min={self.noise_std_min} and below noise_std_max={self.noise_std_max}"
             raise UserError(f"noise_std: got {self.noise_std}, allowed: {between}")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from embodied.core.episodes import EpisodePlans, PlanList
-from embodied.core.protocols import Policy, VecEnv
+from embodied.core.protocols import Delayed, Policy, VecEnv
 from embodied.core.spec import Box
 from embodied.core.types import Obs, Timestep
 
@@ -18,13 +18,14 @@ from embodied.core.types import Obs, Timestep
 def execute(env: VecEnv, chunk_NHA: Tensor, num_actions: int) -> tuple[Tensor, Timestep]:
     """Execute the first ``num_actions`` actions of a chunk [N, H, A]; return them as executed, and the result.
 
-    Actions of a ``Box`` are clipped to [-1, 1]. What is returned is on the CPU, whatever the devices of policy and env.
+    Actions of a ``Box`` are clipped to [-1, 1]. A ``Delayed`` env also gets the later actions of the chunk. What is
+    returned is on the CPU, whatever the devices of policy and env.
     """
-    action_NEA = chunk_NHA[:, :num_actions]
+    action = chunk_NHA if isinstance(env, Delayed) else chunk_NHA[:, :num_actions]
     if isinstance(env.spec.action, Box):
-        action_NEA = action_NEA.clamp(-1, 1)
-    step = env.step(action_NEA.to(env.device))
-    return action_NEA.cpu(), on_cpu(step)
+        action = action.clamp(-1, 1)
+    step = env.step(action.to(env.device))
+    return action[:, :num_actions].cpu(), on_cpu(step)
 
 
 class Deployment:

@@ -67,6 +67,20 @@ class ExactResume(VecEnv, Protocol):
 
 
 @runtime_checkable
+class Delayed(VecEnv, Protocol):
+    """A VecEnv that goes on executing a chunk while the policy computes the next one.
+
+    ``step`` takes all H planned actions, executes E control steps and keeps the later actions. Observations have
+    ``prefix`` [N, D, A], the actions that the robot will execute meanwhile, and ``delay`` int64 [N], their number.
+    """
+
+    execute: int
+    """E, control steps of a decision."""
+    max_delay: int
+    """D, greatest delay of inference in control steps."""
+
+
+@runtime_checkable
 class Watchable(VecEnv, Protocol):
     """A VecEnv with a callback for every control step."""
 

@@ -80,9 +80,9 @@ class Evaluation:
     """Parameters of the distributions that the decision was drawn from, [B, ...], as ``Policy.kl_divergence`` takes
     them. Those of a Gaussian: means and standard deviations of the executed actions, [B, 2, steps, E, A]."""
     log_prob_BE: Tensor | None = None
-    """Share of each executed action in ``log_prob_B``, their sum. If None, only ``algo.reduction=sum`` works."""
-    terms: int | None = None
-    """Number of scalar densities of ``distribution``, which ``log_prob_B`` sums; None together with ``log_prob_BE``."""
+    """Share of each scored action in ``log_prob_B``, their sum. If None, only ``algo.reduction=sum`` works."""
+    terms_B: Tensor | None = None
+    """Number of scalar densities that ``log_prob_B`` sums, as floats; None together with ``log_prob_BE``."""
     scored_share: float = 1.0
     """Share of the decision's random choices that ``log_prob_B`` and ``distribution`` contain: 1/K if one of K denoise
     steps was drawn at random. The KL of the whole decision is then on average K times that of ``distribution``."""
@@ -94,11 +94,12 @@ class Evaluation:
         entropy_B: Tensor,
         value_B: Tensor,
         distribution: Tensor,
-        terms: int,
+        terms: Tensor | int,
         scored_share: float = 1.0,
     ) -> Evaluation:
-        """Build an evaluation from the shares of the executed actions."""
-        return cls(log_prob_BE.sum(-1), entropy_B, value_B, distribution, log_prob_BE, terms, scored_share)
+        """Build an evaluation from the shares of the scored actions. terms: ``terms_B``, or its one value."""
+        terms_B = terms if isinstance(terms, Tensor) else torch.full_like(log_prob_BE[:, 0].detach(), terms)
+        return cls(log_prob_BE.sum(-1), entropy_B, value_B, distribution, log_prob_BE, terms_B, scored_share)
 
 
 @dataclass(frozen=True, slots=True)

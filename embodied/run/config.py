@@ -101,6 +101,11 @@ class RunConfig:
         return int(self.algo.get("group_size", 1))
 
     @property
+    def max_delay(self) -> int:
+        """Greatest delay of inference that the policy knows of, control steps; 0 for a policy without delays."""
+        return int(self.policy.get("max_delay", 0))
+
+    @property
     def title(self) -> str:
         """``<policy>-<algo>``, as in the default run directory and in ``tuned`` sections of task files."""
         return f"{self.policy['name']}-{self.algo['name']}"

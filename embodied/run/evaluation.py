@@ -11,7 +11,7 @@ from torch import nn
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.protocols import Policy
 from embodied.run.config import RunConfig
-from embodied.run.factories import evaluation_plans, make_env, make_policy, make_spec
+from embodied.run.factories import evaluation_plans, make_acting_env, make_policy, make_spec
 from embodied.runtime import checkpoint, evaluate, threads
 from embodied.runtime.api import EvalNoise
 from embodied.runtime.evaluator import MAX_EVAL_ENVS
@@ -48,17 +48,40 @@ def load_policy(config: RunConfig, found: checkpoint.Checkpoint) -> Policy:
 
 
 def evaluate_policy(
-    config: RunConfig, policy: Policy, episodes: int, seed: int, noises: Sequence[EvalNoise], num_threads: int = 0
+    config: RunConfig,
+    policy: Policy,
+    episodes: int,
+    seed: int,
+    noises: Sequence[EvalNoise],
+    num_threads: int = 0,
+    delay: int | None = None,
 ) -> list[dict[str, Any]]:
     """Evaluate the policy on ``episodes`` fixed initial states, with each of ``noises``; see embodied.runtime.evaluate.
 
-    num_threads: 0 is all cores.
+    num_threads: 0 is all cores. delay: that of ``make_acting_env``.
     """
     num_threads = num_threads or threads.available_cores()
     threads.use(num_threads)
-    env = make_env(config, min(episodes, MAX_EVAL_ENVS), num_threads)
+    env = make_acting_env(config, min(episodes, MAX_EVAL_ENVS), num_threads, delay=delay)
     try:
         plans = evaluation_plans(env.spec, episodes, seed)
         return [evaluate(policy, env, plans, seed, noise) for noise in noises]
     finally:
         env.close()
+
+
+def delay_steps(config: RunConfig, delay_ms: float | None) -> int | None:
+    """Return a latency of inference (ms) in control steps; None for None, which is that of training.
+
+    UserError if it is longer than a policy with ``max_delay`` was trained for.
+    """
+    if delay_ms is None:
+        return None
+    dt_ms = 1000 * make_spec(config).control_dt_s
+    steps = round(delay_ms / dt_ms)
+    if config.max_delay and steps > config.max_delay:
+        raise UserError(
+            f"delay_ms: got {delay_ms:g}, which is {steps} control steps, allowed: at most policy.max_delay="
+            f"{config.max_delay}, which is {config.max_delay * dt_ms:g} ms"
+        )
+    return steps

@@ -37,7 +37,7 @@ from embodied.deployment.onnx import PhysicalPlan, export_onnx
 from embodied.deployment.readme import bundle_readme
 from embodied.deployment.runner import OUTPUT_PREFIX, PolicyRunner
 from embodied.run.config import RunConfig
-from embodied.run.factories import evaluation_plans, make_env
+from embodied.run.factories import evaluation_plans, make_acting_env
 from embodied.runtime import threads
 from embodied.runtime.checkpoint import Checkpoint
 
@@ -60,7 +60,7 @@ def check_exportable(spec: EnvSpec) -> None:
 
 def record(config: RunConfig, policy: Policy, episodes: int) -> Obs:
     """Return the observations of all decisions of the deployed policy in ``episodes`` episodes, [F, ...]."""
-    with closing(make_env(config, episodes, threads.available_cores())) as env:
+    with closing(make_acting_env(config, episodes, threads.available_cores())) as env:
         deployment = Deployment(policy, env, evaluation_plans(env.spec, episodes, config.seed), seeded=False)
         seen = []
         for _ in range(ceil(env.spec.max_episode_steps / policy.execute)):
@@ -154,7 +154,7 @@ def _describe(config: RunConfig, policy: Policy, spec: EnvSpec, recorded: Obs, o
         max_episode_steps=spec.max_episode_steps,
         horizon=policy.horizon,
         execute=policy.execute,
-        max_delay=int(config.policy.get("max_delay", 0)),
+        max_delay=config.max_delay,
         noise_shape=policy.plan_noise_shape,
         noise=config.runtime_config().eval_noise,
         files={},

@@ -18,6 +18,7 @@ from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import TRAIN, CameraSpec, EnvSpec
 from embodied.run.config import RunConfig, options_of
 from envs import SAMPLERS, SamplerSetup, first_episodes
+from envs.common.delayed import delayed
 from envs.registry import FAMILIES, split_name
 from policies import POLICIES
 
@@ -62,6 +63,22 @@ def make_env(
             f"{', '.join(differ)}"
         )
     return env
+
+
+def make_acting_env(
+    config: RunConfig, num_envs: int, num_threads: int, run_dir: Path = Path(), delay: int | None = None
+) -> VecEnv:
+    """Build the environments in which the run's policy acts: those of ``make_env``, with its delays of inference.
+
+    delay: delay of all decisions but an episode's first, control steps. None draws it for a policy with ``max_delay``;
+    for another policy it is 0.
+    """
+    env = make_env(config, num_envs, num_threads, run_dir)
+    max_delay = config.max_delay or delay or 0
+    if not max_delay:
+        return env
+    execute = max(int(config.policy["execute"]), max_delay)  # the next inference begins when this one has ended
+    return delayed(env, execute, max_delay, delay)
 
 
 def make_sampler(

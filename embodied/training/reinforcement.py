@@ -92,7 +92,7 @@ def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
     """Build the runtime of a run, with its envs, policy and algorithm. new: no checkpoint will be loaded."""
 
     def make_env(num_envs: int, num_threads: int) -> VecEnv:
-        return factories.make_env(config, num_envs, num_threads, run_dir)
+        return factories.make_acting_env(config, num_envs, num_threads, run_dir)
 
     return build_runtime(
         config.runtime_config(),

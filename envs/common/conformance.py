@@ -15,7 +15,7 @@ from torch import Tensor
 from embodied.core.contract import check_obs, check_timestep
 from embodied.core.episodes import EpisodePlans, EpisodeStats, Ints, PlanList
 from embodied.core.errors import UserError
-from embodied.core.protocols import ExactResume, VecEnv
+from embodied.core.protocols import Delayed, ExactResume, VecEnv
 from embodied.core.spec import Discrete, EnvSpec
 from embodied.core.types import Obs, Timestep
 from envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
@@ -50,6 +50,11 @@ def check_env(make: Callable[[int], VecEnv], num_envs: int = 4, seed: int = 0) -
             assert isinstance(again, ExactResume)
             assert isinstance(resumed, ExactResume)
             _check_resume(again, resumed, actions, seed)
+
+
+def _executed(env: VecEnv) -> int:
+    """Return the control steps of a chunk."""
+    return env.execute if isinstance(env, Delayed) else CHUNK
 
 
 def random_actions(spec: EnvSpec, num_envs: int, num_actions: int, seed: int) -> Tensor:
@@ -105,7 +110,7 @@ def _run(env: VecEnv, actions: list[Tensor], sampler: _Recording) -> _Rollout:
         given = EpisodePlans.concatenate([sampler.given])  # of the episodes in progress
         sampler.heard.clear()
         step = env.step(action)
-        check_timestep(env, step, action.shape[1])
+        check_timestep(env, step, _executed(env))
         _check_ends(env, step, given, sampler)
         rollout.steps.append(step)
     ends = torch.stack([step.terminated_N | step.truncated_N for step in rollout.steps]).sum(0)

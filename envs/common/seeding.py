@@ -30,6 +30,11 @@ def _counters(stream: str, size: int) -> np.ndarray:
         return np.uint64(zlib.crc32(stream.encode())) * _STREAM + np.arange(1, size + 1, dtype=np.uint64) * _GOLDEN
 
 
+def _uniform(bits: np.ndarray) -> np.ndarray:
+    """Return numbers in [0, 1) for random bits."""
+    return np.asarray((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+
+
 class EpisodeRng:
     """Random numbers of n episodes.
 
@@ -54,8 +59,13 @@ class EpisodeRng:
 
     def unit(self, stream: str, size: int) -> np.ndarray:
         """Draw numbers uniform in [0, 1), float64 [n, size]."""
-        bits = _mix(self._key_n[:, None] + _counters(stream, size))
-        return np.asarray((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+        return _uniform(_mix(self._key_n[:, None] + _counters(stream, size)))
+
+    def numbers(self, stream: str, index_n: np.ndarray) -> np.ndarray:
+        """Draw number ``index_n`` of each episode's stream, uniform in [0, 1), float64 [n]; the same as in ``unit``."""
+        with np.errstate(over="ignore"):
+            counter_n = np.uint64(zlib.crc32(stream.encode())) * _STREAM + (index_n + 1).astype(np.uint64) * _GOLDEN
+        return _uniform(_mix(self._key_n + counter_n))
 
     def uniform(self, stream: str, low: float | list[float], high: float | list[float]) -> np.ndarray:
         """Draw numbers uniform in [low, high), [n, d] with d = len(low); [n] if low and high are numbers."""

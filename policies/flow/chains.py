@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from embodied.core.errors import UserError
-from embodied.core.options import Count, Positive, config_dataclass
+from embodied.core.options import Count, Natural, Positive, config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Evaluation, Obs, PolicySample
 from policies.base import ActorCritic, ActorCriticConfig
 from policies.flow.network import NoiseNetwork
-from policies.flow.sampler import Transition, integrate, sample_chain, sample_one_step
+from policies.flow.prefix import fixed_rows, free, hold, prefix_features, put_prefix
+from policies.flow.sampler import Transition, integrate, one_step_chain, sample_chain, sample_one_step
 from policies.flow.step import flow_noise, flow_sde, sde_sigma, time_grid
 from policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_by_action, sum_executed
 
@@ -43,11 +44,18 @@ class ChainConfig(ActorCriticConfig):
     """Upper bound of the learned standard deviation."""
     sigma_init: Positive = 0.25
     """Initial value of the learned standard deviation."""
+    max_delay: Natural = 0
+    """D, greatest delay of inference in control steps: the first actions of a chunk that are already decided when it is
+    computed. At most execute, and at most horizon - execute; 0: inference takes no time (docs/flow_rl.md)."""
     checkpoint_steps: bool = False
     """Save memory: recompute each denoise step for its gradient."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        room = min(self.execute, self.horizon - self.execute)
+        if self.max_delay > room:
+            limits = f"execute={self.execute} and horizon - execute={self.horizon - self.execute}"
+            raise UserError(f"max_delay: got {self.max_delay}, allowed: at most {room}, the smaller of {limits}")
         if self.sigma_min >= self.sigma_max:
             raise UserError(f"sigma_min: got {self.sigma_min}, allowed: below sigma_max={self.sigma_max}")
         if not self.sigma_min < self.sigma_init < self.sigma_max:
@@ -70,10 +78,13 @@ class FlowChains(ActorCritic):
     parameter and cancels in every ratio. With one stochastic step, only this transition counts; the chain then holds
     its two ends and its index, whose probability (1/K or 1) cancels too.
 
-    Coordinates. Padding and, with E < H, the actions beyond E are never executed, and their densities are left out. The
-    result is the density of the executed coordinates at each step, given all coordinates of the step before. The other
-    coordinates are network input too, so their noise affects the executed ones; this density gives no credit for that.
-    With E = H and W = A it is complete.
+    Coordinates. Padding and, with E + D < H, the actions beyond E + D are never executed, and their densities are left
+    out. The result is the density of the other coordinates at each step, given all coordinates of the step before.
+    Those left out are network input too, so their noise affects the others; this density gives no credit for that.
+    With E + D = H and W = A it is complete.
+
+    Delay. With D = ``max_delay`` > 0 the first d rows of a chunk are the prefix of the observation, in every state of
+    the chain. They are no choice: their densities are left out, and no gradient flows through them.
 
     Entropy. The sum of the Gaussian entropies of the stochastic transitions along the given chain, over the same
     coordinates.
@@ -94,7 +105,10 @@ class FlowChains(ActorCritic):
         noise_shape: numbers of inputs and outputs of the noise network. width: W. critic_inputs: size of the critic's
         input in ``encoded_value``, without the privileged observation.
         """
-        super().__init__(spec, config, critic_inputs)
+        prefix_size = config.max_delay * (spec.action_dim + 1)
+        super().__init__(spec, config, critic_inputs + prefix_size)
+        self.max_delay, self.prefix_size = config.max_delay, prefix_size
+        self.scored_rows = config.execute + config.max_delay
         self.width = width
         self.denoise_steps = config.denoise_steps
         self.one_stochastic_step = config.stochastic_steps != "all"
@@ -112,7 +126,10 @@ class FlowChains(ActorCritic):
     # -- methods of a subclass -----------------------------------------------------------------------------------------
 
     def encode(self, obs: Obs) -> Any:
-        """Encode N observations: compute all that does not depend on x, once for all denoise steps."""
+        """Encode N observations: compute all that does not depend on x, once for all denoise steps.
+
+        With ``max_delay`` the encoding has an attribute ``fixed``, which ``fixed_rows`` gives.
+        """
         raise NotImplementedError
 
     def expand_steps(self, encoding: Any) -> Any:
@@ -141,10 +158,20 @@ class FlowChains(ActorCritic):
         delta = 1.0 / self.denoise_steps
         if self.noise_network is not None:
             velocity, sigma = self.noisy_velocity(encoding, x, k)
-            return Transition(velocity, *flow_noise(x, velocity, sigma, delta))
-        velocity = self.velocity(encoding, x, k)
-        sigma = self.grid_sigma[k][..., None, None]
-        return Transition(velocity, *flow_sde(x, velocity, self.grid[k][..., None, None], sigma, delta))
+            step = Transition(velocity, *flow_noise(x, velocity, sigma, delta))
+        else:
+            velocity = self.velocity(encoding, x, k)
+            sigma = self.grid_sigma[k][..., None, None]
+            step = Transition(velocity, *flow_sde(x, velocity, self.grid[k][..., None, None], sigma, delta))
+        return hold(step, x, self._fixed(encoding))
+
+    def fixed_rows(self, obs: Obs) -> Tensor | None:
+        """Return which rows of the chunk the prefix gives, bool [N, H, 1]; None without ``max_delay``."""
+        return fixed_rows(obs, self.horizon) if self.max_delay else None
+
+    def with_prefix(self, features: Tensor, obs: Obs) -> Tensor:
+        """Append prefix and delay to features [N, F] of observations, if there is a ``max_delay``."""
+        return torch.cat((features, prefix_features(obs, features)), -1) if self.max_delay else features
 
     def value(self, obs: Obs) -> Tensor:
         """Return the critic's value of each row of obs, [N]."""
@@ -177,14 +204,16 @@ class FlowChains(ActorCritic):
         value = self.encoded_value(encoding, obs)
         if self.one_stochastic_step:
             index = self.pick_step(noise[:, 2, 0, 0]).to(value.device)
-            start, step_noise = noise[:, 0].to(value), noise[:, 1].to(value)
+            start, step_noise = put_prefix(noise[:, :2].to(value), obs, self._fixed(encoding)).unbind(1)
             one = sample_one_step(partial(self.transition, encoding), start, step_noise, index, self.denoise_steps)
-            action, chain = one.action, _one_step_chain(one.before, one.after, index)
-            log_prob = self._density(one.after.unsqueeze(1), one.mean.unsqueeze(1), one.std.unsqueeze(1)).sum(-1)
+            action, chain = one.action, one_step_chain(one.before, one.after, index)
+            parts = (part.unsqueeze(1) for part in (one.after, one.mean, one.std))
+            log_prob = self._density(encoding, *parts).sum(-1)
         else:
-            chain, mean, std = sample_chain(partial(self.transition, encoding), noise.to(value))
+            drawn = put_prefix(noise.to(value), obs, self._fixed(encoding))
+            chain, mean, std = sample_chain(partial(self.transition, encoding), drawn)
             action = chain[:, -1]
-            log_prob = self._density(chain[:, 1:], mean, std).sum(-1)
+            log_prob = self._density(encoding, chain[:, 1:], mean, std).sum(-1)
         version = torch.full(value.shape, -1, dtype=torch.int64, device=value.device)
         return PolicySample(action[..., : self.spec.action_dim], log_prob, value, chain, version)
 
@@ -192,7 +221,9 @@ class FlowChains(ActorCritic):
     def integrate_ode(self, obs: Obs, start: Tensor) -> Tensor:
         """Follow the ODE from ``start`` [N, H, W] at t = 1; return its states [N, K+1, H, W], the action last."""
         encoding = self.encode(obs)
-        return integrate(lambda x, k: self.velocity(encoding, x, k), start, self.denoise_steps)
+        fixed = self._fixed(encoding)
+        start = put_prefix(start.unsqueeze(1), obs, fixed).squeeze(1)
+        return integrate(lambda x, k: free(self.velocity(encoding, x, k), fixed), start, self.denoise_steps)
 
     def pick_step(self, normal_N: Tensor) -> Tensor:
         """Pick the stochastic step of N decisions, uniformly, from standard normals [N]; return int64 [N]."""
@@ -220,23 +251,31 @@ class FlowChains(ActorCritic):
             distribution = torch.cat(parts, 2)
         else:
             log_prob_BE, entropy_B, distribution = self._score(encoding, chain[:, :-1], chain[:, 1:], slice(None))
-        value_B, count = self.encoded_value(encoding, obs), distribution[0, 0].numel()
-        return Evaluation.of(log_prob_BE, entropy_B, value_B, distribution, count, self.scored_share)
+        num_free: Tensor | int = self.scored_rows - obs["delay"].to(log_prob_BE) if self.max_delay else self.scored_rows
+        terms = distribution.shape[2] * distribution.shape[-1] * num_free
+        value_B = self.encoded_value(encoding, obs)
+        return Evaluation.of(log_prob_BE, entropy_B, value_B, distribution, terms, self.scored_share)
 
     def _score(self, encoding: Any, x: Tensor, after: Tensor, k: slice | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Score steps ``k`` from x to after, both [B, steps, H, W].
 
-        Return the log-density [B, E], the entropy [B] and the distribution [B, 2, steps, E, A] of the executed actions.
+        Return the log-density [B, C], the entropy [B] and the distribution [B, 2, steps, C, A] of the first C actions
+        (``scored_rows``).
         """
         _, mean, std = self.transition(self.expand_steps(encoding), x, k)
-        entropy_B = sum_executed(gaussian_entropy(std[..., : self.spec.action_dim]), self.execute)
-        distribution = torch.stack((mean, std), 1)[..., : self.execute, : self.spec.action_dim]
-        return self._density(after, mean, std), entropy_B, distribution
+        entropy = free(gaussian_entropy(std[..., : self.spec.action_dim]), self._fixed(encoding))
+        distribution = torch.stack((mean, std), 1)[..., : self.scored_rows, : self.spec.action_dim]
+        return self._density(encoding, after, mean, std), sum_executed(entropy, self.scored_rows), distribution
 
-    def _density(self, x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-        """Return the log-density of transitions to x [B, steps, H, W], the share of each executed action, [B, E]."""
+    def _density(self, encoding: Any, x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """Return the log-density of transitions to x [B, steps, H, W], the share of each scored action, [B, C]."""
         real = slice(self.spec.action_dim)
-        return sum_by_action(gaussian_log_prob(x[..., real], mean[..., real], std[..., real]), self.execute)
+        per_element = gaussian_log_prob(x[..., real], mean[..., real], std[..., real])
+        return sum_by_action(free(per_element, self._fixed(encoding)), self.scored_rows)
+
+    def _fixed(self, encoding: Any) -> Tensor | None:
+        """Return the rows that the prefix gives; None without ``max_delay``."""
+        return encoding.fixed if self.max_delay else None
 
     @staticmethod
     def draw_path(action_NHW: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -247,9 +286,3 @@ class FlowChains(ActorCritic):
         noise = torch.randn(action_NHW.shape, generator=generator).to(action_NHW)
         uniform_N = torch.rand(action_NHW.shape[0], generator=generator)
         return noise, (uniform_N ** (2.0 / 3.0) * 0.999 + 0.001).to(action_NHW)
-
-
-def _one_step_chain(before: Tensor, after: Tensor, index_N: Tensor) -> Tensor:
-    """Stack both ends of the stochastic step [N, H, W] and its index, which fills a plane, to [N, 3, H, W]."""
-    plane = index_N[:, None, None].to(before).expand_as(before)
-    return torch.stack((before, after, plane), 1)

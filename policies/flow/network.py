@@ -26,15 +26,17 @@ class StateEncoding(NamedTuple):
     """An encoded state vector: all that the denoise steps of a decision share."""
 
     state: Tensor
-    """Normalised state, [..., S]."""
+    """Normalised state, then prefix and delay if there are any, [..., S]."""
     first: Tensor
     """Contribution to the denoiser's first layer, [..., head[0]]."""
     direct: Tensor
     """Contribution to the prediction, [..., H*A]."""
+    fixed: Tensor | None = None
+    """Rows of the chunk that the prefix gives, bool [..., H, 1]; None without a prefix."""
 
     def unsqueeze(self, dim: int) -> StateEncoding:
         """Insert a dimension into all parts."""
-        return StateEncoding(*(part.unsqueeze(dim) for part in self))
+        return StateEncoding(*(None if part is None else part.unsqueeze(dim) for part in self))  # type: ignore[arg-type]
 
 
 class Denoiser(nn.Module):

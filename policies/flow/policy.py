@@ -12,6 +12,7 @@ from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
 from policies.flow.chains import ChainConfig, FlowChains
 from policies.flow.network import Denoiser, StateEncoding, time_features
+from policies.flow.prefix import clean_rows, draw_prefix, mean_of_free
 from policies.flow.step import interpolate, time_grid, velocity_to
 
 MIN_LOSS_TIME = 0.05  # lower bound of t in the 1/t weight of the imitation loss, as in Li & He (2025)
@@ -48,12 +49,14 @@ class FlowPolicy(FlowChains):
         chunk = config.horizon * spec.action_dim
         super().__init__(spec, config, (config.head_hidden[-1], chunk), spec.action_dim, spec.state_dim)
         self.predicts_velocity = config.prediction == "velocity"
-        self.denoiser = Denoiser(spec.state_dim, chunk, config.actor_hidden, config.head_hidden, config.activation)
+        inputs = spec.state_dim + self.prefix_size
+        self.denoiser = Denoiser(inputs, chunk, config.actor_hidden, config.head_hidden, config.activation)
         self.register_buffer("grid_features", time_features(time_grid(config.denoise_steps)).float(), persistent=False)
 
     def encode(self, obs: Obs) -> StateEncoding:
-        """Encode the state of N observations."""
-        return self.denoiser.encode(self.normalized_state(obs))
+        """Encode the state of N observations, with prefix and delay."""
+        encoding = self.denoiser.encode(self.with_prefix(self.normalized_state(obs), obs))
+        return encoding._replace(fixed=self.fixed_rows(obs))
 
     def expand_steps(self, encoding: StateEncoding) -> StateEncoding:
         """Return the encoding for a batch x [N, steps, H, A]."""
@@ -65,7 +68,7 @@ class FlowPolicy(FlowChains):
 
     def value(self, obs: Obs) -> Tensor:
         """Return the critic's value of each row of obs, [N], without running the encoder."""
-        return self.state_value(self.normalized_state(obs), obs)
+        return self.state_value(self.with_prefix(self.normalized_state(obs), obs), obs)
 
     def velocity(self, encoding: StateEncoding, x: Tensor, k: int | slice | Tensor) -> Tensor:
         """Return the velocity at x [..., H, A] at the times ``grid[k]``."""
@@ -93,13 +96,16 @@ class FlowPolicy(FlowChains):
 
         It is the mean squared error of the velocity ``noise - action``. If the network predicts the action, the error
         of the velocity is the error of the action divided by t. This divisor is at least MIN_LOSS_TIME, so that times
-        near 0, at which the prediction is easy, do not dominate.
+        near 0, at which the prediction is easy, do not dominate. With ``max_delay`` a prefix of random length is given,
+        and the loss is that of the other rows.
         """
+        obs = draw_prefix(obs, action_NHA, self.max_delay, generator)
         noise, t = self.draw_path(action_NHA, generator)
         t_N11 = t[:, None, None]
-        x = interpolate(action_NHA, noise, t_N11)
-        velocity = self.velocity_at(self.encode(obs), x, t, time_features(t))
+        encoding = self.encode(obs)
+        x = clean_rows(interpolate(action_NHA, noise, t_N11), action_NHA, encoding.fixed)
+        velocity = self.velocity_at(encoding, x, t, time_features(t))
         error = velocity - (noise - action_NHA)
         if not self.predicts_velocity:
             error = error * (t_N11 / t_N11.clamp_min(MIN_LOSS_TIME))
-        return error.square().mean()
+        return mean_of_free(error.square(), encoding.fixed)

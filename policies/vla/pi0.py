@@ -15,6 +15,8 @@ steps, L layers, G key-value heads, D size of a head, Q queries of a key-value h
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -109,20 +111,21 @@ def encode_state(model: nn.Module, prefix: Prefix, state_NM: Tensor) -> Context:
     return Context(tuple(memory), bias, position_N + 1, _rms_norm(expert.norm, x).squeeze(1))
 
 
-def denoise(model: nn.Module, context: Context, x_NSHW: Tensor, time_NS: Tensor) -> Tensor:
+def denoise(model: nn.Module, context: Context, x_NSHW: Tensor, time_NSR: Tensor) -> Tensor:
     """Return the last hidden states [N, S, H, hidden] of the action tokens, for S denoise steps of N decisions.
 
-    time: flow times of the steps. ``action_out_proj`` of the model maps the hidden states to the velocity.
+    time: flow times of the steps, R = 1, or of each action token, R = H. ``action_out_proj`` of the model maps the
+    hidden states to the velocity.
     """
     expert: Any = model.get_submodule("model.dit")
     embed: Any = model.get_submodule("embed_action_time")
     num, steps, horizon, _ = x_NSHW.shape
     frequency = embed.sinusoid_embeds.sinusoid_freq
-    angle = (time_NS.float().unsqueeze(-1) * frequency).to(x_NSHW.dtype)
+    angle = (time_NSR.float().unsqueeze(-1) * frequency).to(x_NSHW.dtype)
     action = embed.action_in_proj(x_NSHW)
-    first = embed.action_time_mlp_in  # reads action and time; the time's part is the same for all actions of a step
+    first = embed.action_time_mlp_in  # reads action and time; tokens with the same time share its part
     time = F.linear(torch.cat((angle.sin(), angle.cos()), -1), first.weight[:, action.shape[-1] :], first.bias)
-    x = F.linear(action, first.weight[:, : action.shape[-1]]) + time.expand(num, steps, -1).unsqueeze(2)
+    x = F.linear(action, first.weight[:, : action.shape[-1]]) + time
     x = embed.action_time_mlp_out(F.silu(x)).flatten(1, 2)
     position_NJ = context.position[:, None] + torch.arange(horizon, device=x.device).repeat(steps)
     rotation = _rotation(expert, x, position_NJ)
@@ -133,6 +136,12 @@ def denoise(model: nn.Module, context: Context, x_NSHW: Tensor, time_NS: Tensor)
         key, value = (_append(past, own, context.bias.shape[-1]) for past, own in parts)
         x = _layer(layer, x, normed, rotation, key, value, bias)
     return _rms_norm(expert.norm, x).view(num, steps, horizon, -1)
+
+
+@cache
+def compiled_denoise() -> Callable[..., Tensor]:
+    """Return ``denoise`` compiled by torch."""
+    return torch.compile(denoise)
 
 
 def _append(past: Tensor, own: Tensor, used: int) -> Tensor:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
 from policies.flow.chains import FlowChains
+from policies.flow.prefix import clean_rows, draw_prefix, mean_of_free
 from policies.flow.step import interpolate
 from policies.normalizer import RunningNormalizer
 from policies.vla import checkpoint, lora, pi0
@@ -35,6 +35,8 @@ class VLAContext(NamedTuple):
     """Input of the action expert besides x and t."""
     state: Tensor
     """Normalised state, [N, S]."""
+    fixed: Tensor | None = None
+    """Rows of the chunk that the prefix of the actions gives, bool [N, H, 1]; None without one."""
 
 
 class VLAPolicy(FlowChains):
@@ -151,7 +153,7 @@ class VLAPolicy(FlowChains):
 
     def encode(self, obs: Obs) -> VLAContext:
         """Encode N observations."""
-        return self._encode_state(self.prefix(obs), obs)
+        return self._encode_state(self.prefix(obs), obs)._replace(fixed=self.fixed_rows(obs))
 
     def _encode_state(self, prefix: pi0.Prefix, obs: Obs) -> VLAContext:
         """Run the state token of N observations on their prefix."""
@@ -166,17 +168,22 @@ class VLAPolicy(FlowChains):
 
     def encoded_value(self, encoding: VLAContext, obs: Obs) -> Tensor:
         """Return the critic's value of encoded observations, [N]."""
-        return self.state_value(torch.cat((encoding.context.feature.detach(), encoding.state), -1), obs)
+        features = torch.cat((encoding.context.feature.detach(), encoding.state), -1)
+        return self.state_value(self.with_prefix(features, obs), obs)
 
     def features(self, encoding: VLAContext, x: Tensor, t: Tensor) -> Tensor:
         """Return the last hidden states of the action tokens, [..., H, hidden].
 
-        x: [N, H, W] with one time t [], or [N, steps, H, W] with t that broadcasts with [N, steps].
+        x: [N, H, W] with one time t [], or [N, steps, H, W] with t that broadcasts with [N, steps]. Fixed rows have
+        time 0.
         """
-        denoise = _compiled_denoise() if self.config.compile else pi0.denoise
-        if x.ndim == 4:
-            return denoise(self.model, encoding.context, x, t.expand(x.shape[:2]))
-        return denoise(self.model, encoding.context, x.unsqueeze(1), t.expand(x.shape[0])[:, None]).squeeze(1)
+        if x.ndim == 3:
+            return self.features(encoding, x.unsqueeze(1), t).squeeze(1)
+        denoise = pi0.compiled_denoise() if self.config.compile else pi0.denoise
+        time = t.expand(x.shape[:2]).unsqueeze(-1)
+        if encoding.fixed is not None:
+            time = torch.where(encoding.fixed.transpose(1, 2), 0.0, time)
+        return denoise(self.model, encoding.context, x, time)
 
     def to_velocity(self, features: Tensor) -> Tensor:
         """Return the velocity [..., W] for last hidden states [..., hidden]."""
@@ -199,14 +206,19 @@ class VLAPolicy(FlowChains):
         It is the mean squared error of the velocity ``noise - action``. Actions are padded with zeros to the width of
         the network, and the padding counts as any dimension, as in π0: it is an input of every denoise step and must
         stay what the network was trained on. Each observation is encoded once and denoised from
-        DRAWS_PER_OBSERVATION points, because most of the cost is in its images.
+        DRAWS_PER_OBSERVATION points, because most of the cost is in its images. With ``max_delay`` an action prefix of
+        random length is given, and the loss is that of the other rows.
         """
+        obs = draw_prefix(obs, action_NHA, self.max_delay, generator)
+        encoding = self.encode(obs)
         action = F.pad(action_NHA, (0, self.width - action_NHA.shape[-1])).repeat_interleave(DRAWS_PER_OBSERVATION, 0)
+        fixed = None if encoding.fixed is None else encoding.fixed.repeat_interleave(DRAWS_PER_OBSERVATION, 0)
         noise, t = self.draw_path(action, generator)
-        x, t = interpolate(action, noise, t[:, None, None]), t.view(-1, DRAWS_PER_OBSERVATION)
-        features = self.features(self.encode(obs), x.view(-1, DRAWS_PER_OBSERVATION, *x.shape[1:]), t)
+        x = clean_rows(interpolate(action, noise, t[:, None, None]), action, fixed)
+        t = t.view(-1, DRAWS_PER_OBSERVATION)
+        features = self.features(encoding, x.view(-1, DRAWS_PER_OBSERVATION, *x.shape[1:]), t)
         velocity = self.to_velocity(features).flatten(0, 1)
-        return (velocity - (noise - action)).square().mean()
+        return mean_of_free((velocity - (noise - action)).square(), fixed)
 
     def fit_normalizer(self, obs: Obs) -> None:
         """Fit the statistics of ``state`` and ``target_positions`` to those in ``obs`` and freeze them.
@@ -237,7 +249,7 @@ class VLAPolicy(FlowChains):
 
     def location_loss(self, obs: Obs) -> Tensor:
         """Return the loss of the predicted ``target_positions``, unweighted, a differentiable scalar."""
-        return self._location_loss(self.encode(obs), obs)
+        return self._location_loss(self._encode_state(self.prefix(obs), obs), obs)
 
     def _location_loss(self, encoding: VLAContext, obs: Obs) -> Tensor:
         """Return the loss of the ``target_positions`` that are predicted for encoded observations, a scalar."""
@@ -249,7 +261,8 @@ class VLAPolicy(FlowChains):
 
     def predict_positions(self, obs: Obs) -> Tensor:
         """Predict ``target_positions``, [N, 9], m."""
-        return self.named_normalizer.inverse(self.grounding.named(self.encode(obs).context.feature))
+        feature = self._encode_state(self.prefix(obs), obs).context.feature
+        return self.named_normalizer.inverse(self.grounding.named(feature))
 
     # -- the frozen part -----------------------------------------------------------------------------------------------
 
@@ -295,9 +308,3 @@ class VLAPolicy(FlowChains):
     def save_pretrained(self, path: Path) -> None:
         """Write a checkpoint without exploration and critic that ``PI0ForConditionalGeneration`` loads."""
         checkpoint.save_pretrained(self.parts, path)
-
-
-@cache
-def _compiled_denoise() -> Callable[..., Tensor]:
-    """Return ``pi0.denoise`` compiled by torch."""
-    return torch.compile(pi0.denoise)

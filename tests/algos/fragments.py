@@ -13,6 +13,7 @@ from embodied.core.types import Fragment, Obs
 
 SPEC = EnvSpec.of_sizes("none", state=5, privileged=3, action=2)
 FLOW: dict[str, Any] = {"actor_hidden": (32, 32), "critic_hidden": (32, 32), "head_hidden": (32, 16)}
+DELAYS = {"horizon": 5, "execute": 3, "max_delay": 2}
 SIZES: dict[str, dict[str, Any]] = {
     "gaussian": {"actor_hidden": (32, 32), "critic_hidden": (32, 32)},
     "flow": FLOW,
@@ -23,7 +24,19 @@ SIZES: dict[str, dict[str, Any]] = {
     "dsrl": FLOW | {"noise_hidden": (32,), "prediction": "velocity"},
     "flow, SDE, one step": FLOW | {"exploration": "flow_sde", "stochastic_steps": "one"},
     "flow, SDE, last step": FLOW | {"exploration": "flow_sde", "stochastic_steps": "last"},
+    "flow, delays": FLOW | DELAYS,
+    "flow, SDE, one step, delays": FLOW | DELAYS | {"exploration": "flow_sde", "stochastic_steps": "one"},
 }
+
+
+def prefixes(num: int, max_delay: int, generator: torch.Generator) -> Obs:
+    """Delays in turn and random prefixes, as a policy with ``max_delay`` observes them; nothing without."""
+    if not max_delay:
+        return {}
+    delay_N = torch.arange(num) % (max_delay + 1)
+    prefix = 2 * torch.rand(num, max_delay, SPEC.action_dim, generator=generator) - 1
+    prefix[torch.arange(max_delay) >= delay_N[:, None]] = 0.0
+    return {"prefix": prefix, "delay": delay_N}
 
 
 def rollout(policy: Policy, *, seed: int, version: int, T: int = 4, N: int = 16, rows: Obs | None = None) -> Fragment:
@@ -32,6 +45,7 @@ def rollout(policy: Policy, *, seed: int, version: int, T: int = 4, N: int = 16,
     if rows is None:
         state = torch.randn(T * N, SPEC.state_dim, generator=generator) * 3 + 1
         rows = {"state": state, "privileged": torch.randn(T * N, SPEC.privileged_dim, generator=generator)}
+        rows |= prefixes(T * N, getattr(policy, "max_delay", 0), generator)
     sample = policy.act(rows, torch.randn(T * N, *policy.noise_shape, generator=generator))
     executed = sample.action_NHA[:, : policy.execute]
     return Fragment(
