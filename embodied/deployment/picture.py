@@ -15,7 +15,7 @@ from embodied.core.spec import ArmSpec
 
 Array = NDArray[np.float64]
 SIZE = 360  # pixels of a view's edge
-SCALE = 150.0  # pixels per metre
+SCALE = 250.0  # pixels per metre
 COLOURS = ((31, 119, 180), (214, 39, 40), (44, 160, 44))
 VIEWS = ((0, 2), (1, 2))  # side: x to the right; front: y to the right; z is up in both
 

@@ -32,6 +32,7 @@ def bundle_dir(tmp_path: Path) -> Path:
     ("task", "policy", "options"),
     [
         ("pick_place", "flow", {"policy.head_hidden": [16]}),
+        ("push", "flow", {"policy.head_hidden": [16], "policy.horizon": 6, "policy.max_delay": 2}),
         ("reach", "gaussian", {"task.control.mode": "joint_delta"}),
         ("lift", "dsrl", {"policy.head_hidden": [16], "policy.noise_hidden": [16]}),
         pytest.param(
@@ -50,7 +51,7 @@ def test_the_runner_plans_what_the_policy_plans(
     runner, spec = PolicyRunner(tmp_path / "bundle"), make_spec(config)
     assert runner.parity() <= 1e-5
     recorded = exporting.record(config, trained, 2)  # other observations than those of the export
-    rows = slice(0, 3)
+    rows = slice(-3, None)
     noise = torch.randn(3, *trained.plan_noise_shape)
     with torch.no_grad():
         chunk = trained.plan({key: value[rows] for key, value in recorded.items()}, noise).clamp(-1, 1)
@@ -58,6 +59,9 @@ def test_the_runner_plans_what_the_policy_plans(
     state_scale = torch.tensor([t.scale for t in spec.state for _ in range(t.size)])
     inputs = {key: value[rows].numpy() for key, value in recorded.items()}
     inputs |= {"state": (recorded["state"][rows] / state_scale).numpy(), "noise": noise.numpy()}
+    if bundle.max_delay:
+        assert set(recorded["delay"].tolist()) == {0, 1, 2}
+        inputs["prefix"] = (recorded["prefix"][rows] * scale + offset).numpy()
     inputs = {name: inputs[name] for name in runner.inputs.shapes}
     physical = runner.plan(inputs)
     assert physical.shape == (3, bundle.horizon, bundle.action_dim)
