@@ -12,6 +12,8 @@
   rate_hz=<rate>              commands per second, a whole multiple of the policy's rate, which is the default
   interpolation=hold|linear   targets between two control steps
   instruction="..."           for a policy that reads one; robot=sim takes that of the episode
+  server=ws://host:port       plan on a policy server (embodied.serve); limits are still those of the bundle here
+  api_key_file=<file>         key of the server; or the environment variable EMBODIED_API_KEY
   noise=zero|seeded           noise of decisions; by default that of the bundle
   latency_ms=0                latency added to every inference
   speed=1.0                   share of the largest speed; limits can only be tightened
@@ -31,20 +33,21 @@ Press Ctrl-C to stop: the robot moves home, and what happened is reported. Last 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from embodied.core.errors import UserError
-from embodied.deployment.bundle import read_bundle
+from embodied.deployment.api_key import read_api_key
+from embodied.deployment.bundle import Bundle, read_bundle
 from embodied.deployment.home import move_home
 from embodied.deployment.loop import ControlLoop, EpisodeRecord, Inference
 from embodied.deployment.options import DeployOptions, as_mapping, parse_words
 from embodied.deployment.report import Deployment
-from embodied.deployment.runner import PolicyRunner
+from embodied.deployment.runner import Planner, PolicyRunner
 from embodied.deployment.safety import Limits, Safety
 from embodied.deployment.stage import Stage, ask, stage_of
 from embodied.run.command import Stopped, run_command
@@ -53,14 +56,20 @@ FILM_FPS = 10
 
 
 def deploy(argv: Sequence[str]) -> dict[str, Any]:
-    """Run episodes on a robot; return the command's result. UserError for bad input."""
-    options = parse_words(DeployOptions, argv)
+    """Run episodes on a robot; return the command's result. UserError for bad input, and for a robot that is gone."""
+    try:
+        return run_episodes(parse_words(DeployOptions, argv))
+    except ConnectionError as error:
+        raise UserError(str(error)) from error
+
+
+def run_episodes(options: DeployOptions) -> dict[str, Any]:
+    """Run the episodes of a deployment and report; see ``deploy``."""
     path = Path(options.bundle)
     bundle = read_bundle(path)
     safety = Safety(bundle.arm, Limits.of(bundle.arm).tightened(options.speed))
     with ExitStack() as stack:
-        planner = PolicyRunner(path, options.num_threads)
-        planner.parity()  # the first inference takes longer than the others
+        planner = stack.enter_context(planner_of(options, path, bundle))
         stage = stack.enter_context(stage_of(options, path, bundle))
         if options.confirm_mapping is not None or options.propose_mapping:
             return {"bundle": options.bundle, "robot": stage.robot.name, "mapping": options.mapping}
@@ -91,6 +100,20 @@ def deploy(argv: Sequence[str]) -> dict[str, Any]:
     if end is not None:
         raise UserError(str(end))
     return result
+
+
+@contextmanager
+def planner_of(options: DeployOptions, path: Path, bundle: Bundle) -> Iterator[Planner]:
+    """Yield the runner of the bundle, warmed up, or the client of a server with the same policy."""
+    if options.server is None:
+        runner = PolicyRunner(path, options.num_threads)
+        runner.parity()  # the first inference takes longer than the others
+        yield runner
+        return
+    from embodied.deployment.client import RemotePlanner  # needs websockets and msgpack, which a runner does not
+
+    with RemotePlanner(options.server, api_key=read_api_key(options.api_key_file), bundle=bundle) as client:
+        yield client
 
 
 def run_episode(

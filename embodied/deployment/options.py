@@ -29,6 +29,8 @@ class DeployOptions:
     rate_hz: float | None = None
     interpolation: str = "hold"
     instruction: str | None = None
+    server: str | None = None
+    api_key_file: str | None = None
     noise: str | None = None
     latency_ms: float = 0.0
     speed: float = 1.0

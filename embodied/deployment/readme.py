@@ -19,6 +19,7 @@ def bundle_readme(bundle: Bundle) -> str:
         "",
         "```sh",
         "python -m embodied.deploy bundle=<this directory> robot=sim    # the simulated arm, in real time",
+        "python -m embodied.serve bundle=<this directory> port=8000     # a policy server, openpi's protocol",
         "```",
         "",
         "In your own program, which needs numpy and onnxruntime alone:",

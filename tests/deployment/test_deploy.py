@@ -33,6 +33,7 @@ from embodied.run.factories import evaluation_plans, make_env
 from envs.views.robot_process import Perturbation, Play
 from tests.commands.helpers import run
 from tests.deployment.exports import flow_bundle, random_policy, small_config
+from tests.deployment.servers import serving
 
 BUNDLE = read_bundle(flow_bundle())
 SIMULATION = json.loads((flow_bundle() / SIMULATION_FILE).read_text())
@@ -295,6 +296,19 @@ def test_bad_input_is_refused(word: str, message: str) -> None:
     assert outcome.code == 2, outcome.stderr
     assert message in outcome.stderr
     assert "Traceback" not in outcome.stderr
+
+
+def test_it_plans_on_a_server_with_the_same_policy(tmp_path: Path) -> None:
+    words = [f"bundle={flow_bundle()}", "lockstep=true", "home=false"]
+    here = run(deploy_command.main, words).result
+    with serving(PolicyRunner(flow_bundle())) as (server, port):
+        there = run(deploy_command.main, [*words, f"server=ws://127.0.0.1:{port}"])
+        assert there.code == 0, there.stderr
+        assert server.counts.requests == 20
+    assert there.result["tracking_error_rad"] == here["tracking_error_rad"]
+    gone = run(deploy_command.main, [*words, f"server=ws://127.0.0.1:{port}"])
+    assert gone.code == 2
+    assert "no policy server at" in gone.stderr
 
 
 def test_a_bundle_without_its_policy_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ sys.meta_path.insert(0, Block())
 """
 MODULES = [
     "bundle", "controller", "home", "loop", "mapping", "observation", "options", "picture", "readme", "report",
-    "robots.base", "robots.lerobot", "robots.sim", "runner", "safety", "schedule", "stage",
+    "request", "robots.base", "robots.lerobot", "robots.sim", "runner", "safety", "schedule", "stage", "wire", "client",
 ]  # fmt: skip
 
 

@@ -1,0 +1,109 @@
+"""Serve a bundle's policy to robots: ``python -m embodied.serve bundle=<bundle dir> [key=value ...]``
+
+  port=8000                   port; 0 takes a free one
+  host=127.0.0.1              address; another one than this machine's own needs a key
+  api_key_file=<file>         clients must show the key in this file, or in the environment variable EMBODIED_API_KEY
+  insecure=true               let other machines connect without a key
+  max_batch=32                largest number of requests that are planned in one call
+  max_clients=64              largest number of connected clients
+  idle_s=1800                 disconnect a client without a request for so long
+  num_threads=1               threads of the inference
+
+The protocol is openpi's: its clients work unchanged (docs/serving.md). The connection is not encrypted; use a tunnel or
+a proxy with TLS on networks that you do not trust. GET /healthz answers 200. Press Ctrl-C to stop. Last line of stdout:
+{"bundle", "requests", "errors", "clients", "refused", "batches", "largest_batch", "port", "duration_s"}.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from embodied.core.errors import UserError
+from embodied.deployment.api_key import read_api_key
+from embodied.deployment.options import parse_words
+from embodied.deployment.runner import PolicyRunner
+from embodied.deployment.server import PolicyServer, ServerOptions, is_loopback
+from embodied.run.command import Stopped, run_command
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Options of the command; see the top of this file."""
+
+    bundle: str
+    port: int = ServerOptions.port
+    host: str = ServerOptions.host
+    api_key_file: str | None = None
+    insecure: bool = False
+    max_batch: int = ServerOptions.max_batch
+    max_clients: int = ServerOptions.max_clients
+    idle_s: float = ServerOptions.idle_s
+    num_threads: int = 1
+
+    def check(self) -> None:
+        """Raise UserError for values that are not allowed."""
+        if self.num_threads < 1:
+            raise UserError(f"num_threads: got {self.num_threads}, allowed: at least 1")
+
+    def of_server(self) -> ServerOptions:
+        """Return the options of the server, with the key. UserError for values that are not allowed."""
+        return ServerOptions(
+            self.host, self.port, read_api_key(self.api_key_file), self.insecure, self.max_batch, self.max_clients,
+            self.idle_s,
+        )  # fmt: skip
+
+
+def run_server(argv: Sequence[str]) -> dict[str, Any]:
+    """Serve until a signal comes, then raise ``Stopped`` with the command's result. UserError for bad input."""
+    options = parse_words(ServeOptions, argv)
+    of_server = options.of_server()
+    runner = PolicyRunner(Path(options.bundle), options.num_threads)
+    runner.parity()  # the first inference is slow; no client should wait for it
+    raise Stopped({"bundle": options.bundle, **asyncio.run(serve_until_stopped(runner, of_server))})
+
+
+async def serve_until_stopped(runner: PolicyRunner, options: ServerOptions) -> dict[str, Any]:
+    """Serve until SIGINT or SIGTERM; return what was done. A second signal ends the process at once."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        stop.set()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        print("stopping", file=sys.stderr)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    server, began_s = PolicyServer(runner, options), time.monotonic()
+    async with server.listening() as port:
+        greet(runner, replace(options, port=port))
+        await stop.wait()
+    return {**server.result(), "port": port, "duration_s": round(time.monotonic() - began_s, 3)}
+
+
+def greet(runner: PolicyRunner, options: ServerOptions) -> None:
+    """Say on stderr what is served, where, and to whom."""
+    origin = runner.bundle.origin
+    print(f"serving {origin.policy} for {origin.task} from {runner.path}", file=sys.stderr)
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    print(f"listening on ws://{host}:{options.port}", file=sys.stderr, flush=True)
+    if is_loopback(options.host):
+        return
+    if options.api_key is None:
+        print("warning: whoever reaches this port commands robots (insecure=true)", file=sys.stderr)
+    print("warning: the connection is not encrypted", file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_command(run_server, __doc__, sys.argv[1:] if argv is None else argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
