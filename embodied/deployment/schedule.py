@@ -6,8 +6,8 @@
 
 Row i of a chunk belongs to the control step of its observation plus i, whenever the chunk arrives. So the rows that
 were really consumed meanwhile are skipped, not those that an estimate said. When a chunk runs out before the next one
-arrives, a padding action is executed: no displacement of the arm, and the gripper's last target. An action is a
-displacement from the present pose, and repeating one would go on moving.
+arrives, the last action is repeated, for at most E steps. After that the arm gets displacement zero and the gripper
+keeps its last target, because an action is a displacement, and repeating it for ever would go on moving.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class Schedule:
         self._chunks: deque[tuple[int, Chunk]] = deque(maxlen=horizon)
         self._pending: PlanRequest | None = None
         self._last: Chunk | None = None
+        self._repeats = 0  # padded steps in a row
 
     @property
     def pending(self) -> bool:
@@ -123,9 +124,10 @@ class Schedule:
     def action(self, step: int) -> Chunk:
         """Return the action [A] of control step ``step``, physical units."""
         covering = [(start, chunk) for start, chunk in self._chunks if start <= step < start + len(chunk)]
+        self._repeats = 0 if covering else self._repeats + 1
         if not covering:
             self.padded += 1
-            action = self._padding()
+            action = self._padding(self._repeats)
         elif self.kind == "ensemble":
             weights = np.exp(-self.decay * np.arange(len(covering)))
             rows = np.stack([chunk[step - start] for start, chunk in covering])
@@ -148,12 +150,14 @@ class Schedule:
     def _row(self, step: int) -> Chunk:
         """Return the action that the present chunk has for a step ahead."""
         start, chunk = self._chunks[-1]
-        return chunk[step - start] if step - start < len(chunk) else self._padding()
+        return chunk[step - start] if step - start < len(chunk) else chunk[-1]
 
-    def _padding(self) -> Chunk:
-        """Return the action without displacement that keeps the gripper's target; there must have been an action."""
+    def _padding(self, repeats: int) -> Chunk:
+        """Return the action of the ``repeats``-th step in a row without one; there must have been an action."""
         assert self._last is not None or self._chunks, "no chunk has arrived yet"
         last = self._last if self._last is not None else self._chunks[-1][1][-1]
+        if repeats <= self.execute:
+            return last
         padding = np.zeros(self.action_dim, np.float32)
         padding[-1] = last[-1]
         return padding
