@@ -44,8 +44,10 @@ from embodied.core.errors import UserError
 from embodied.deployment.api_key import read_api_key
 from embodied.deployment.bundle import Bundle, read_bundle
 from embodied.deployment.home import move_home
-from embodied.deployment.loop import ControlLoop, EpisodeRecord, Inference
+from embodied.deployment.inference import Inference
+from embodied.deployment.loop import ControlLoop
 from embodied.deployment.options import DeployOptions, as_mapping, parse_words
+from embodied.deployment.record import EpisodeRecord
 from embodied.deployment.report import Deployment
 from embodied.deployment.runner import Planner, PolicyRunner
 from embodied.deployment.safety import Limits, Safety

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from embodied.core.spec import ArmSpec
-from embodied.deployment.loop import Clock
+from embodied.deployment.inference import Clock
 from embodied.deployment.robots.base import GRIPPER, Robot, joint_names
 from embodied.deployment.safety import Safety
 

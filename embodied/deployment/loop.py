@@ -10,12 +10,8 @@ deadline; the ticks in between are dropped, and the robot keeps its last targets
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,148 +19,15 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError
 from embodied.deployment.bundle import Bundle
 from embodied.deployment.controller import ArmController
+from embodied.deployment.inference import Clock, Inference
 from embodied.deployment.observation import StateBuilder
+from embodied.deployment.record import EpisodeRecord
 from embodied.deployment.robots.base import GRIPPER, Observation, Robot, joint_names
-from embodied.deployment.runner import Planner
 from embodied.deployment.safety import Safety
 from embodied.deployment.schedule import PlanRequest, Schedule
 
 Array = NDArray[np.float64]
 MAX_STEPS_PER_TICK = 1000
-
-
-class Clock(Protocol):
-    """The time of a control loop, s."""
-
-    def now(self) -> float:
-        """Return the time."""
-        ...
-
-    def sleep_until(self, time_s: float) -> None:
-        """Wait until the time is ``time_s``; return at once if it has passed."""
-        ...
-
-
-class RealClock:
-    """The machine's monotonic clock."""
-
-    def now(self) -> float:
-        return time.monotonic()
-
-    def sleep_until(self, time_s: float) -> None:
-        left_s = time_s - time.monotonic()
-        if left_s > 0:
-            time.sleep(left_s)
-
-
-class Inference:
-    """Plans of one policy, at most one at a time.
-
-    added_s: latency that is added to every inference, as of a slower machine or a network. simulated: plan at once, and
-    let the result arrive ``added_s`` later on the loop's clock; otherwise a thread plans.
-    """
-
-    def __init__(self, planner: Planner, clock: Clock, added_s: float = 0.0, simulated: bool = False) -> None:
-        if not 0 <= added_s <= 10:
-            raise UserError(f"latency: got {added_s} s, allowed: 0 to 10 s")
-        self.planner, self.clock, self.added_s = planner, clock, added_s
-        self.latencies_s: list[float] = []
-        self._pool = None if simulated else ThreadPoolExecutor(1, thread_name_prefix="inference")
-        self._future: Future[NDArray[np.float32]] | None = None
-        self._began_s = 0.0
-
-    def submit(self, inputs: Mapping[str, NDArray[Any]]) -> None:
-        """Begin to plan."""
-        self._began_s = self.clock.now()
-        if self._pool is None:
-            self._future = Future()
-            self._future.set_result(self.planner.plan(inputs))
-        else:
-            self._future = self._pool.submit(self._plan, inputs)
-
-    def _plan(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        chunk = self.planner.plan(inputs)
-        left_s = self._began_s + self.added_s - self.clock.now()
-        if left_s > 0:
-            time.sleep(left_s)
-        return chunk
-
-    def take(self, wait_s: float = 0.0) -> tuple[NDArray[np.float32], float] | None:
-        """Return the chunk [H, A] and its latency once it is there, else None. Errors of the planner are raised here.
-
-        wait_s: longest wait of this thread.
-        """
-        if self._future is None or (self._pool is None and self.clock.now() < self._began_s + self.added_s - 1e-9):
-            return None
-        try:
-            chunk = self._future.result(wait_s)
-        except FutureTimeout:
-            return None
-        self._future = None
-        latency_s = self.clock.now() - self._began_s
-        self.latencies_s.append(latency_s)
-        return chunk[0], latency_s
-
-    def drop(self) -> None:
-        """Wait for a plan that is under way, and forget it."""
-        if self._future is not None and self._pool is not None:
-            self._future.exception()
-        self._future = None
-
-    def close(self) -> None:
-        """Wait for the thread and end it."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-@dataclass
-class EpisodeRecord:
-    """What happened in an episode; lists have an entry per control step."""
-
-    instruction: str = ""
-    """What was to be done; empty if the task has no words."""
-    reason: str = ""
-    """Why it ended: ``time limit``, ``stopped``, ``refused`` or an error."""
-    duration_s: float = 0.0
-    """Length on the loop's clock."""
-    ticks: int = 0
-    """Ticks that were carried out."""
-    missed_deadlines: int = 0
-    """Ticks that were dropped."""
-    waited_ticks: int = 0
-    """Ticks in which the robot held its targets because no chunk had arrived."""
-    padded_steps: int = 0
-    """Control steps for which no chunk had an action."""
-    beyond_max_delay: int = 0
-    """Chunks that took longer than the policy was trained for."""
-    latencies_s: list[float] = field(default_factory=list)
-    """Latency of each inference."""
-    interventions: dict[str, int] = field(default_factory=dict)
-    """Interventions of the safety, by kind."""
-    times_s: list[float] = field(default_factory=list)
-    """Time since the beginning."""
-    states: list[NDArray[np.float32]] = field(default_factory=list)
-    """State [S], physical units."""
-    images: list[dict[str, NDArray[np.uint8]]] = field(default_factory=list)
-    """Images by camera."""
-    actions: list[NDArray[np.float32]] = field(default_factory=list)
-    """Action [A], physical units."""
-    targets: list[Array] = field(default_factory=list)
-    """Joint targets that left for the robot, [J]."""
-    qpos: list[Array] = field(default_factory=list)
-    """Measured joint positions, [J]."""
-
-    @property
-    def tracking_error(self) -> Array:
-        """Distance of the measured position from the target of the step before, [steps - 1, J]."""
-        if len(self.qpos) < 2:
-            return np.zeros((0, 0))
-        return np.abs(np.stack(self.qpos[1:]) - np.stack(self.targets[:-1]))
-
-    @property
-    def rate_hz(self) -> float:
-        """Achieved rate of the ticks; the last one begins at the end of the record."""
-        return (self.ticks - 1) / self.duration_s if self.duration_s > 0 else 0.0
 
 
 class ControlLoop:

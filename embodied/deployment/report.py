@@ -14,7 +14,7 @@ import numpy as np
 
 from embodied.core.statistics import wilson_interval
 from embodied.deployment.bundle import Bundle
-from embodied.deployment.loop import EpisodeRecord
+from embodied.deployment.record import EpisodeRecord
 from embodied.deployment.safety import Intervention
 from embodied.deployment.schedule import latency_quantiles_ms
 

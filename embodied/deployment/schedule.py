@@ -150,7 +150,8 @@ class Schedule:
     def _row(self, step: int) -> Chunk:
         """Return the action that the present chunk has for a step ahead."""
         start, chunk = self._chunks[-1]
-        return chunk[step - start] if step - start < len(chunk) else chunk[-1]
+        row: Chunk = chunk[min(step - start, len(chunk) - 1)]
+        return row
 
     def _padding(self, repeats: int) -> Chunk:
         """Return the action of the ``repeats``-th step in a row without one; there must have been an action."""

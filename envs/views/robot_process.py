@@ -104,10 +104,8 @@ class SimulatedArm:
         if spec.arm is None:
             raise UserError(f"task {options.task} does not describe the arm of its robot")
         self.joints = [joint.name for joint in spec.arm.joints]
-        everything = (*spec.state, *spec.privileged)
-        self.external = [term for term in everything if term.source == "external" and term.difference is None]
-        task_terms = {term.name for term in self.pool.task.state_terms()}
-        self.external = [term for term in self.external if term.name in task_terms]
+        of_task = self.pool.task.state_terms()
+        self.external = [term for term in of_task if term.source == "external" and term.difference is None]
         self.timestep_s = float(self.pool.model.opt.timestep)
         self.steps_per_frame = max(1, round(FILM_DT_S / self.timestep_s))
         self._perturb_model(spec.arm.gripper.open_m)
@@ -144,8 +142,7 @@ class SimulatedArm:
         self.waiting: deque[tuple[float, NDArray[np.float64]]] = deque()
         self.wanted = self._ctrl.copy()
         self.film: list[NDArray[np.float64]] = []
-        texts = pool.instruction_texts
-        return {"instruction": texts[0]}
+        return {"instruction": pool.instruction_texts[0]}
 
     @property
     def _ctrl(self) -> NDArray[np.float64]:

@@ -20,7 +20,8 @@ sys.modules["lerobot.processor"] = processor
 from lerobot.robots.config import RobotConfig  # type: ignore[import-not-found]  # noqa: E402
 from lerobot.robots.robot import Robot  # type: ignore[import-not-found]  # noqa: E402
 
-from embodied.deployment.loop import ControlLoop, Inference, RealClock  # noqa: E402
+from embodied.deployment.inference import Inference, RealClock  # noqa: E402
+from embodied.deployment.loop import ControlLoop  # noqa: E402
 from embodied.deployment.mapping import MappedRobot, read_mapping  # noqa: E402
 from embodied.deployment.runner import PolicyRunner  # noqa: E402
 from embodied.deployment.safety import Limits, Safety  # noqa: E402

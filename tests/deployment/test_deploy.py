@@ -24,7 +24,8 @@ from embodied.core.execution import Deployment
 from embodied.data import read
 from embodied.deployment.bundle import SIMULATION_FILE, read_bundle
 from embodied.deployment.home import move_home
-from embodied.deployment.loop import ControlLoop, Inference, RealClock
+from embodied.deployment.inference import Inference, RealClock
+from embodied.deployment.loop import ControlLoop
 from embodied.deployment.robots.base import Robot
 from embodied.deployment.robots.sim import PERTURBATIONS, SimRobot
 from embodied.deployment.runner import PolicyRunner

@@ -21,8 +21,8 @@ class Block(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Block())
 """
 MODULES = [
-    "bundle", "controller", "home", "loop", "mapping", "observation", "options", "picture", "readme", "report",
-    "request", "robots.base", "robots.lerobot", "robots.sim", "runner", "safety", "schedule", "stage", "wire", "client",
+    "bundle", "controller", "home", "inference", "loop", "mapping", "observation", "options", "picture", "readme",
+    "record", "report", "request", "robots.base", "robots.lerobot", "robots.sim", "runner", "safety", "schedule", "stage", "wire", "client",
 ]  # fmt: skip
 
 
