@@ -21,9 +21,30 @@ class Block(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Block())
 """
 MODULES = [
-    "bundle", "controller", "home", "inference", "loop", "mapping", "observation", "options", "picture", "readme",
-    "record", "report", "request", "robots.base", "robots.lerobot", "robots.sim", "runner", "safety", "schedule", "stage", "wire", "client",
-]  # fmt: skip
+    "api_key",
+    "bundle",
+    "client",
+    "controller",
+    "home",
+    "inference",
+    "loop",
+    "mapping",
+    "observation",
+    "options",
+    "picture",
+    "readme",
+    "record",
+    "report",
+    "request",
+    "robots.base",
+    "robots.lerobot",
+    "robots.sim",
+    "runner",
+    "safety",
+    "schedule",
+    "stage",
+    "wire",
+]
 
 
 def run_blocked(code: str, root: Path) -> subprocess.CompletedProcess[str]:
