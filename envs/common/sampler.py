@@ -103,6 +103,18 @@ class UniformSampler:
         plans.repeat_n[again] = True
         return plans
 
+    def reseed(self, ids: Ints, seed_n: Ints) -> None:
+        """Give envs ``ids`` [n] other env seeds; the next episode of each is the first one of its seed."""
+        self.seed_N[ids], self.number_N[ids] = seed_n, self._first_number - 1
+
+    def skip_to_next(self, ids: Ints) -> EpisodePlans:
+        """Return the plans of the next episodes of envs ``ids``, whether or not their present ones have ended.
+
+        Not for groups of envs, and not for curricula, which hear of ended episodes only from ``next``.
+        """
+        self.number_N[ids] += 1
+        return self._draw(ids)
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return env seeds and episode numbers, int64 [N]."""
         return {"seed": torch.from_numpy(self.seed_N.copy()), "number": torch.from_numpy(self.number_N.copy())}

@@ -95,8 +95,8 @@ def fails(env: type[PointEnv], message: str) -> None:
 
 def test_time_limits_of_plans_are_kept() -> None:
     class Deaf(PointEnv):
-        def _begin(self, ids: Any, plans: Any) -> None:
-            super()._begin(ids, plans)
+        def begin(self, ids: Any, plans: Any) -> None:
+            super().begin(ids, plans)
             self.steps_left_N[ids] = self.spec.max_episode_steps
 
     fails(Deaf, "longer than its plan's time limit")
@@ -104,8 +104,8 @@ def test_time_limits_of_plans_are_kept() -> None:
 
 def test_the_sampler_decides_on_every_episode() -> None:
     class Stubborn(PointEnv):
-        def _begin(self, ids: Any, plans: Any) -> None:
-            super()._begin(ids, self.plans.rows(ids) if len(ids) < self.num_envs else plans)
+        def begin(self, ids: Any, plans: Any) -> None:
+            super().begin(ids, self.plans.rows(ids) if len(ids) < self.num_envs else plans)
 
     fails(Stubborn, "must have the plan that the sampler drew")
 
