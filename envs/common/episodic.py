@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,21 @@ from embodied.core.contract import check_state
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, Ints
 from embodied.core.spec import Discrete, EnvSpec
 from embodied.core.types import Obs, Timestep
-from envs.common.advance import Advance as Advance
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Result of one control step of all N envs; rows of envs that were not stepped are ignored."""
+
+    reward_N: Tensor
+    """Reward of the step, float32 [N]."""
+    outcomes: Mapping[str, Tensor] = field(default_factory=dict)
+    """Whether each of ``EnvSpec.outcomes`` is true of the new state, bool [N], by name."""
+    failed_N: Tensor | None = None
+    """Whether the episode ends here as a termination, bool [N]; None: no episode does."""
+    broken_n: Tensor | None = None
+    """Ids of envs whose simulation diverged, int64 [n]. Their episodes are truncated and their decisions count for
+    nothing (``Timestep.num_steps_N`` is 0), because no episode has the state that they lead to."""
 
 
 class EpisodicEnv(ABC):
@@ -82,29 +97,6 @@ class EpisodicEnv(ABC):
         self.begin(np.arange(self.num_envs), sampler.start())
         return self.observe()
 
-    def begin(self, ids: Ints, plans: EpisodePlans) -> None:
-        """Start episodes with these plans in envs ``ids`` [n]; others go on. ValueError for plans beyond the spec."""
-        bounds = {
-            "stage_n": (0, len(self.spec.stages)),
-            "instruction_n": (0, max(len(self.spec.instructions) - 1, 0)),
-            "time_limit_n": (1, self.spec.max_episode_steps),
-        }
-        for name, (low, high) in bounds.items():
-            found_n = getattr(plans, name)
-            if len(plans) != len(ids) or found_n.min() < low or found_n.max() > high:
-                raise ValueError(
-                    f"sampler: drew {name} {found_n[:5].tolist()} for {len(ids)} envs, allowed: {low} to {high} each"
-                )
-        rows = torch.from_numpy(ids)
-        self.plans.put(ids, plans)
-        self.steps_left_N[rows] = torch.from_numpy(plans.time_limit_n)
-        self.waiting_N[rows] = False
-        self._length_N[rows] = 0
-        self._return_N[rows] = 0
-        for outcome_N in self._once.values():
-            outcome_N[rows] = False
-        self.start(ids, plans)
-
     def step(self, action: Tensor) -> Timestep:
         """Execute a chunk [N, E, A], or one action [N, A].
 
@@ -128,14 +120,14 @@ class EpisodicEnv(ABC):
             if result.outcomes.keys() != self._once.keys():
                 raise ValueError(f"advance: got outcomes {[*result.outcomes]}, the spec has {[*self._once]}")
             if ids is not None:
-                result = result.of_stepped(alive_N)
+                result = _only(result, alive_N)
             ended_N = self.steps_left_N <= 1
             if result.failed_N is not None:
                 terminated_N |= result.failed_N
             if result.broken_n is not None and len(result.broken_n):
                 terminated_N[result.broken_n], ended_N[result.broken_n] = False, True
                 broken.append(result.broken_n)
-                result = result.without_results_of_broken()
+                result = _without_results(result)
             for name in self.spec.outcomes:
                 outcome_N = result.outcomes[name]
                 latest[name] = outcome_N.clone() if ids is None else torch.where(alive_N, outcome_N, latest[name])
@@ -231,7 +223,7 @@ class EpisodicEnv(ABC):
         ended_N: Tensor,
         early: list[tuple[Tensor, Obs]],
     ) -> Timestep:
-        """Start the next episodes of envs that ended (with ``autoreset``) and return the timestep."""
+        """Start the next episodes of envs that ended (if ``autoreset``) and return the timestep."""
         obs, ended, episodes = self.observe(), self._nobody.env_id_M, self._nobody
         final_obs = {key: value[:0] for key, value in obs.items()}
         if bool(ended_N.any()):
@@ -241,10 +233,15 @@ class EpisodicEnv(ABC):
                 for key, value in seen.items():
                     final_obs[key][torch.searchsorted(ended, rows)] = value
             episodes = self._statistics(ended, latest)
-            if self.autoreset:
-                self._begin_next(episodes, reward_NE.shape[1] - num_steps_N, obs)
-            else:
+            if not self.autoreset:
                 self.waiting_N |= ended_N
+        if len(ended) and self.autoreset:
+            unused_N = reward_NE.shape[1] - num_steps_N  # actions after an end: their time passes too
+            left_N = (self.steps_left_N - unused_N).clamp(min=0)
+            assert self.sampler is not None
+            self.begin(ended.numpy(), self.sampler.next(episodes, left_N))
+            for key, value in self.observe(ended.numpy()).items():
+                obs[key][ended] = value
         return Timestep(
             obs=obs,
             reward_NE=reward_NE,
@@ -257,20 +254,50 @@ class EpisodicEnv(ABC):
             info=latest,
         )
 
-    def _begin_next(self, ended: EpisodeStats, unused_N: Tensor, obs: Obs) -> None:
-        """Start the next episodes of envs that ended, and put their first observations into ``obs``.
-
-        unused: actions after an end, int64 [N]; their time passes too.
-        """
-        assert self.sampler is not None
-        left_N = (self.steps_left_N - unused_N).clamp(min=0)
-        self.begin(ended.env_id_M.numpy(), self.sampler.next(ended, left_N))
-        for key, value in self.observe(ended.env_id_M.numpy()).items():
-            obs[key][ended.env_id_M] = value
-
     def _statistics(self, ended: Tensor, latest: dict[str, Tensor]) -> EpisodeStats:
         """Return the statistics of the present episodes of envs ``ended`` [M]."""
         at_end = {name: outcome_N[ended] for name, outcome_N in latest.items()}
         once = {name: outcome_N[ended] for name, outcome_N in self._once.items()}
         plans = self.plans.rows(ended.numpy())
         return EpisodeStats(ended, self._return_N[ended], self._length_N[ended], plans, once, at_end)
+
+    def begin(self, ids: Ints, plans: EpisodePlans) -> None:
+        """Start episodes with these plans in envs ``ids`` [n]; others go on. ValueError for plans beyond the spec."""
+        bounds = {
+            "stage_n": (0, len(self.spec.stages)),
+            "instruction_n": (0, max(len(self.spec.instructions) - 1, 0)),
+            "time_limit_n": (1, self.spec.max_episode_steps),
+        }
+        for name, (low, high) in bounds.items():
+            found_n = getattr(plans, name)
+            if len(plans) != len(ids) or found_n.min() < low or found_n.max() > high:
+                raise ValueError(
+                    f"sampler: drew {name} {found_n[:5].tolist()} for {len(ids)} envs, allowed: {low} to {high} each"
+                )
+        rows = torch.from_numpy(ids)
+        self.plans.put(ids, plans)
+        self.steps_left_N[rows] = torch.from_numpy(plans.time_limit_n)
+        self.waiting_N[rows] = False
+        self._length_N[rows] = 0
+        self._return_N[rows] = 0
+        for outcome_N in self._once.values():
+            outcome_N[rows] = False
+        self.start(ids, plans)
+
+
+def _only(result: Advance, alive_N: Tensor) -> Advance:
+    """Return a result in which only envs that were stepped have rewards, outcomes and ends."""
+    return Advance(
+        torch.where(alive_N, result.reward_N, 0.0),
+        {name: outcome_N & alive_N for name, outcome_N in result.outcomes.items()},
+        None if result.failed_N is None else result.failed_N & alive_N,
+        None if result.broken_n is None else result.broken_n[alive_N[result.broken_n]],
+    )
+
+
+def _without_results(result: Advance) -> Advance:
+    """Return a result in which broken envs have neither reward nor outcome: their state is not of the episode."""
+    whole_N = torch.ones_like(result.reward_N, dtype=torch.bool)
+    whole_N[result.broken_n] = False
+    outcomes = {name: outcome_N & whole_N for name, outcome_N in result.outcomes.items()}
+    return replace(result, reward_N=torch.where(whole_N, result.reward_N, 0.0), outcomes=outcomes)
