@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.rendering.appearance import Twin, add_visuals
-from envs.rendering.cameras import VIDEO, Camera, RenderStyle, render
+from envs.rendering.cameras import FAST, VIDEO, Camera, RenderStyle, render
+from envs.rendering.vision import CameraRig
 
 if TYPE_CHECKING:
     from envs.mujoco.pool import MujocoPool
@@ -39,9 +40,38 @@ class Viewer:
         if not self.mark_solved:
             return rgb
         solved = self.pool.task.success().numpy()
-        solved = solved if ids is None else solved[np.asarray(ids)]
-        border = max(2, self.camera.height // 80)
-        inner = (slice(None), slice(border, -border), slice(border, -border))
-        framed = np.broadcast_to(SOLVED, rgb.shape).copy()
-        framed[inner] = rgb[inner]
-        return np.where(solved[:, None, None, None], framed, rgb)
+        return with_border(rgb, solved if ids is None else solved[np.asarray(ids)])
+
+
+class QuickViewer:
+    """Render the simulations of a pool as policies' cameras see them: a hundred times as fast as ``Viewer``.
+
+    It has no shadows, and a robot has only its few coarse geoms (``Robot.coarse``). Images of a robot without these
+    show its other geoms and take longer. The image of an env where the task is solved now has a green frame.
+    Create it before the pool's first reset: it renders only after a later call of the pool's batch.
+    """
+
+    def __init__(self, pool: MujocoPool, camera: Camera) -> None:
+        self.pool, self.camera = pool, camera
+        coarse = pool.task.robot.coarse
+        self._slow = Viewer(pool, camera, FAST, mark_solved=False) if coarse is None else None
+        self._rig = None if coarse is None else CameraRig(pool.batch, pool.task.scene(), coarse, [camera])
+
+    def render(self) -> NDArray[np.uint8]:
+        """Return colour images of all envs, uint8 [N, h, w, 3]."""
+        if self._rig is None:
+            assert self._slow is not None
+            rgb = self._slow.render()
+        else:
+            self._rig.start(np.arange(self.pool.num_envs), None)  # shapes and colours may be those of a new episode
+            rgb = self._rig.render()[f"images.{self.camera.name}"].numpy()
+        return with_border(rgb, self.pool.task.success().numpy())
+
+
+def with_border(rgb_nhw3: NDArray[np.uint8], solved_n: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Return images with a green frame around those of solved envs."""
+    border = max(2, rgb_nhw3.shape[1] // 80)
+    inner = (slice(None), slice(border, -border), slice(border, -border))
+    framed = np.broadcast_to(SOLVED, rgb_nhw3.shape).copy()
+    framed[inner] = rgb_nhw3[inner]
+    return np.where(solved_n[:, None, None, None], framed, rgb_nhw3)

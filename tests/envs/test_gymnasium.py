@@ -1,11 +1,11 @@
-"""The gymnasium ids: API conformance, and that the native pool is what gymnasium's own vector env would be."""
+"""The gymnasium ids: one env. Pools: test_gymnasium_pool.py."""
 
 from __future__ import annotations
 
+import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +13,20 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.error import ClosedEnvironmentError
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.utils.env_checker import check_env, data_equivalence
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from embodied.core.errors import UserError
-from envs import TASKS, make_pool, make_sampler
+from envs import TASKS
+from envs.mujoco.robots.panda import Panda
+from envs.mujoco.viewer import SOLVED
 from envs.rendering.cameras import Camera
-from envs.rendering.vision import find_camera
-from envs.views.gymnasium_api import TaskEnv, TaskVectorEnv, gymnasium_id
+from envs.views.gymnasium_api import TaskEnv, gymnasium_id
 
 REACH = "embodied/Reach-v0"
 TABLETOP = "embodied/Tabletop-v0"
 SEEN: dict[str, Any] = {"cameras": ["front", "wrist"], "image_size": 16}
 IDS = ["embodied/Reach-v0", "embodied/Push-v0", "embodied/Lift-v0", "embodied/PickPlace-v0", "embodied/Stack-v0"]
-
-
-@pytest.fixture
-def pool() -> Iterator[TaskVectorEnv]:
-    envs = gymnasium.make_vec(REACH, num_envs=3, max_episode_steps=4, num_threads=1)
-    assert isinstance(envs, TaskVectorEnv)
-    yield envs
-    envs.close()
 
 
 def test_every_task_has_an_id_and_its_time_limit() -> None:
@@ -48,7 +40,7 @@ def test_check_env_has_nothing_to_say(env_id: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         env = gymnasium.make(env_id)
-        check_env(env.unwrapped, skip_render_check=env_id != REACH)  # rendering takes long and is the same for all
+        check_env(env.unwrapped)
         env.close()
 
 
@@ -62,7 +54,7 @@ def test_an_episode_is_truncated_at_the_time_limit_and_tells_success() -> None:
         assert (terminated, truncated) == (False, step == limit)
     assert info["success"] is info["is_success"] is True
     assert reward == pytest.approx(1.0, abs=0.5)
-    assert observation["state"].dtype == np.float32
+    assert observation.dtype == np.float32
     assert info["privileged"].shape == (1,)
     env.close()
 
@@ -84,77 +76,45 @@ def test_seeds_decide_episodes() -> None:
     assert not data_equivalence(*unseeded)
 
 
-def test_render_gives_a_picture() -> None:
+def test_render_shows_the_present_state_at_the_size_that_was_asked_for() -> None:
     env = gymnasium.make(REACH, render_mode="rgb_array")
     env.reset(seed=0)
     picture = env.render()
     assert picture.dtype == np.uint8
     assert picture.shape == (480, 640, 3)
     assert picture.std() > 10
+    env.step(np.ones(4, np.float32))
+    moved = env.render()
+    assert np.any(moved != picture)
+    env.reset(seed=0)
+    np.testing.assert_array_equal(env.render(), picture)
     assert env.metadata["render_fps"] == 20
     assert gymnasium.make(REACH, control_dt_s=0.1).metadata["render_fps"] == 10
 
 
-@pytest.mark.parametrize(("env_id", "options"), [(REACH, {}), (TABLETOP, {}), (TABLETOP, SEEN)])
-def test_native_pool_equals_gymnasiums_vector_env(env_id: str, options: dict[str, Any]) -> None:
-    """Same seeds and actions: the same arrays, infos, masks and final observations, across autoresets."""
-    pool = gymnasium.make_vec(env_id, num_envs=3, max_episode_steps=4, num_threads=1, **options)
-    assert pool.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
-    singles = [lambda: gymnasium.make(env_id, max_episode_steps=4, **options) for _ in range(3)]
-    reference = SyncVectorEnv(singles, autoreset_mode=AutoresetMode.SAME_STEP)
-    assert reference.observation_space == pool.observation_space
-    assert reference.action_space == pool.action_space
-    assert data_equivalence(pool.reset(seed=5), reference.reset(seed=5), exact=True)
-    actions = np.random.default_rng(0).uniform(-1, 1, (9, 3, 4)).astype(np.float32)
-    ends = 0
-    for action in actions:
-        ours, theirs = pool.step(action), reference.step(action)
-        *arrays, infos = ours
-        *expected, expected_infos = theirs
-        np.testing.assert_allclose(arrays[1], expected[1], rtol=1e-6)
-        assert data_equivalence((arrays[0], *arrays[2:]), (expected[0], *expected[2:]), exact=True)
-        assert infos.keys() == expected_infos.keys()
-        if "final_obs" in infos:
-            ends += 1
-            for mine, other in zip(infos.pop("final_obs"), expected_infos.pop("final_obs"), strict=True):
-                assert data_equivalence(mine, other, exact=True)
-        assert data_equivalence(infos, expected_infos, exact=True)
-    assert ends == 2
-    pool.close()
-    reference.close()
+@pytest.mark.parametrize("camera", ["front", "wrist"])
+def test_render_shows_what_a_policy_sees(camera: str) -> None:
+    size = {"width": 24, "height": 24, "image_size": 24}
+    env = gymnasium.make(TABLETOP, cameras=[camera], camera=camera, render_mode="rgb_array", **size)
+    for seed in range(3):  # objects of other shapes and colours
+        observation, _ = env.reset(seed=seed)
+        np.testing.assert_array_equal(env.render(), observation[f"images_{camera}"])
+        observation = env.step(env.action_space.sample())[0]
+        np.testing.assert_array_equal(env.render(), observation[f"images_{camera}"])
 
 
-def test_rows_that_go_on_have_no_final_obs() -> None:
-    envs = gymnasium.make_vec(REACH, num_envs=6, num_threads=1, stagger=True)
-    envs.reset(seed=0)
-    seen = 0
-    for _ in range(40):
-        observations, _, terminated, truncated, infos = envs.step(np.zeros((6, 4), np.float32))
-        assert not terminated.any()
-        assert ("final_obs" in infos) == truncated.any()
-        for row in np.flatnonzero(truncated):
-            assert not np.array_equal(infos["final_obs"][row]["state"], observations["state"][row])
-        if truncated.any() and not truncated.all():
-            seen += 1
-            np.testing.assert_array_equal(infos["_final_obs"], truncated)
-            np.testing.assert_array_equal(infos["final_info"]["_success"], truncated)
-            assert all(infos["final_obs"][row] is None for row in np.flatnonzero(~truncated))
-    assert seen > 0
+def test_a_solved_task_has_a_green_border() -> None:
+    env = gymnasium.make(REACH, success_m=9.0, render_mode="rgb_array", width=32, height=32)
+    env.reset(seed=0)
+    assert (env.render()[0] == SOLVED).all()
 
 
-@pytest.mark.parametrize(
-    ("action", "message"),
-    [
-        (np.zeros((3, 5)), r"got shape \(3, 5\), needed \(3, 4\)"),
-        (np.zeros((3, 2, 4)), "needed"),
-        (np.full((3, 4), np.nan), "NaN"),
-    ],
-)
-def test_bad_actions_of_a_pool(pool: TaskVectorEnv, action: np.ndarray, message: str) -> None:
-    before = pool.reset(seed=0)[0]["state"]
-    with pytest.raises(ValueError, match=message):
-        pool.step(action)
-    np.testing.assert_array_equal(pool.reset(seed=0)[0]["state"], before)
+def test_a_robot_without_coarse_geoms_is_rendered_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Panda, "coarse", None)
+    env = gymnasium.make(REACH, render_mode="rgb_array", width=32, height=24)
+    env.reset(seed=0)
+    assert env.render().shape == (24, 32, 3)
+    assert env.render().std() > 10
 
 
 def test_bad_actions_of_one_env() -> None:
@@ -166,21 +126,83 @@ def test_bad_actions_of_one_env() -> None:
 
 
 def test_bad_arguments_name_the_nearest() -> None:
-    with pytest.raises(UserError, match="Did you mean 'success_m'"):
-        gymnasium.make(REACH, sucess_m=0.1)
     with pytest.raises(UserError, match="Did you mean 'rgb_array'"):
         TaskEnv("reach", render_mode="rgb_aray")
+    with pytest.raises(UserError, match="Did you mean 'overview'"):
+        TaskEnv("reach", render_mode="rgb_array", camera="overvew")
     with pytest.raises(ValueError, match="num_envs"):
         gymnasium.make_vec(REACH, num_envs=0)
     with pytest.raises(UserError, match="reset_mask"):
         TaskEnv("reach").reset(options={"reset_mask": np.ones(1, bool)})
+    with pytest.raises(UserError, match="flat: got True with the cameras front"):
+        gymnasium.make(REACH, flat=True, cameras=["front"])
 
 
-def test_a_closed_env_says_so(pool: TaskVectorEnv) -> None:
-    pool.close()
-    pool.close()
+@pytest.mark.parametrize("make", [gymnasium.make, gymnasium.make_vec])
+@pytest.mark.parametrize(("got", "meant"), [("sucess_m", "success_m"), ("imagesize", "image_size")])
+def test_an_unknown_argument_is_an_error_in_pythons_words_too(make: Any, got: str, meant: str) -> None:
+    for kind in (TypeError, UserError):
+        message = rf"Env.__init__\(\) got an unexpected keyword argument '{got}'. Did you mean '{meant}'"
+        with pytest.raises(kind, match=message):
+            make(REACH, **{got: 0.1})
+
+
+def test_observations_are_a_vector_or_a_dictionary() -> None:
+    vector, _ = gymnasium.make(REACH).reset(seed=0)
+    named, _ = gymnasium.make(REACH, flat=False).reset(seed=0)
+    assert vector.shape == (29,)
+    assert set(named) == {"state"}
+    np.testing.assert_array_equal(vector, named["state"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(gymnasium.make(REACH, flat=False).unwrapped, skip_render_check=True)
+
+
+def test_stepping_before_reset_is_an_error() -> None:
+    for env in (gymnasium.make(REACH), TaskEnv("reach"), TaskEnv("reach", render_mode="rgb_array")):
+        with pytest.raises(ResetNeeded, match="reset"):
+            env.step(np.zeros(4, np.float32))
+        with pytest.raises(ResetNeeded, match="reset"):
+            env.render()
+
+
+def test_a_failed_episode_stays_as_it_ended_until_reset() -> None:
+    env = gymnasium.make("embodied/Detour-v0", keep_out_m=0.4, render_mode="rgb_array", width=32, height=32)
+    env.reset(seed=0)
+    terminated = False
+    while not terminated:
+        before = env.render()
+        terminated, truncated = env.step(np.array([1, 0, 0, 0], np.float32))[2:4]
+        assert not truncated
+    assert np.any(env.render() != before)
+    np.testing.assert_array_equal(env.render(), env.render())
+    with pytest.raises(ResetNeeded, match="the episode has ended in env 0"):
+        env.step(np.zeros(4, np.float32))
+    second, _ = env.reset()
+    env.reset(seed=0)
+    np.testing.assert_array_equal(env.reset()[0], second)  # the end of an episode skips none
+
+
+@pytest.mark.parametrize("copied", [lambda env: pickle.loads(pickle.dumps(env)), deepcopy])
+@pytest.mark.parametrize("options", [SEEN, {"render_mode": "rgb_array", "width": 16, "height": 16}])
+def test_a_copy_goes_on_as_the_original(copied: Callable[[Any], Any], options: dict[str, Any]) -> None:
+    env = gymnasium.make(TABLETOP, max_episode_steps=3, **options)
+    fresh = copied(env)
+    assert data_equivalence(fresh.reset(seed=1), env.reset(seed=1), exact=True)
+    actions = np.random.default_rng(0).uniform(-1, 1, (2, 4)).astype(np.float32)
+    env.step(actions[0])
+    twin = copied(env)
+    assert twin.spec == env.spec
+    if "render_mode" in options:
+        np.testing.assert_array_equal(twin.render(), env.render())
+    for _ in range(2):
+        for action in actions:
+            assert data_equivalence(twin.step(action), env.step(action), exact=True)
+        assert data_equivalence(twin.reset(), env.reset(), exact=True)
+    env.close()
+    twin.step(actions[0])  # has a simulation of its own
     with pytest.raises(ClosedEnvironmentError):
-        pool.reset()
+        copied(env).reset()
 
 
 def test_episodes_start_with_the_cube_held_only_where_that_is_asked_for() -> None:
@@ -189,7 +211,7 @@ def test_episodes_start_with_the_cube_held_only_where_that_is_asked_for() -> Non
         observations, _ = pool.reset(seed=0)
         names = [name.partition("[")[0] for name in pool.unwrapped._simulated.pool.spec.state_names]
         at = names.index("cube_from_tcp")
-        near = (abs(observations["state"][:, at : at + 3]) < 0.02).all(1)
+        near = (abs(observations[:, at : at + 3]) < 0.02).all(1)
         assert near.all() if held else not near.any()
         pool.close()
 
@@ -210,7 +232,7 @@ def test_check_env_has_nothing_to_say_of_pictures() -> None:
         warnings.simplefilter("error")
         env = gymnasium.make(TABLETOP, cameras=["front", "wrist"])
         check_env(env.unwrapped, skip_render_check=True)
-        assert env.observation_space["images.wrist"] == gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8)
+        assert env.observation_space["images_wrist"] == gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8)
         env.close()
 
 
@@ -219,43 +241,11 @@ def test_cameras_by_name_are_square_and_others_as_they_are() -> None:
     env = gymnasium.make(REACH, cameras=["front", above], image_size=16)
     observation, _ = env.reset(seed=0)
     assert {name: picture.shape for name, picture in observation.items() if name != "state"} == {
-        "images.front": (16, 16, 3),
-        "images.above": (8, 12, 3),
+        "images_front": (16, 16, 3),
+        "images_above": (8, 12, 3),
     }
     assert observation in env.observation_space
     env.close()
-
-
-def test_pictures_and_words_are_those_of_the_pool() -> None:
-    """Also in ``final_obs`` and ``final_info``, which belong to the episode that ended."""
-    cameras = [replace(find_camera(name), width=16, height=16) for name in SEEN["cameras"]]
-    pool = make_pool("tabletop", {"max_episode_steps": 3}, num_envs=4, num_threads=1, cameras=cameras)
-    sampler = make_sampler(pool, 1, stagger=True, splits=("train",))
-    envs = gymnasium.make_vec(TABLETOP, num_envs=4, num_threads=1, max_episode_steps=3, stagger=True, **SEEN)
-    expected, (observations, infos) = pool.reset(sampler), envs.reset(seed=1)
-    names = ["images.front", "images.wrist"]
-    ends, changed = 0, 0
-    for action in np.random.default_rng(0).uniform(-1, 1, (4, 4, 4)).astype(np.float32):
-        told = [pool.spec.texts[i] for i in expected["instruction"]]
-        assert infos["instruction"].tolist() == told
-        assert infos["_instruction"].all()
-        for name in names:
-            assert observations[name].std() > 10
-            np.testing.assert_array_equal(observations[name], expected[name])
-        step = pool.step(torch.from_numpy(action))
-        expected, (observations, _, _, truncated, infos) = step.obs, envs.step(action)
-        for i, row in enumerate(step.final_ids.tolist()):
-            ends, changed = ends + 1, changed + (infos["instruction"][row] != told[row])
-            assert infos["final_info"]["instruction"][row] == told[row]
-            assert np.any(infos["final_obs"][row]["images.wrist"] != observations["images.wrist"][row])
-            for name in names:
-                np.testing.assert_array_equal(infos["final_obs"][row][name], step.final_obs[name][i])
-        if truncated.any():
-            np.testing.assert_array_equal(infos["final_info"]["_instruction"], truncated)
-            assert all(infos["final_info"]["instruction"][row] is None for row in np.flatnonzero(~truncated))
-    assert ends > 4
-    assert changed > 0
-    envs.close()
 
 
 def test_an_env_that_diverged_gives_the_pictures_and_words_of_that_episode(
@@ -265,10 +255,10 @@ def test_an_env_that_diverged_gives_the_pictures_and_words_of_that_episode(
     told = env.reset(seed=0)[1]["instruction"]
     monkeypatch.setattr(env._simulated.pool.guard, "check", lambda raised: torch.tensor([0]))
     observation, _, _, truncated, info = env.step(np.zeros(4, np.float32))
-    next_episode = env._simulated.pool.observe()
+    next_observation, next_info = env.reset()
     assert truncated
-    assert info["instruction"] == told != env._simulated.texts(next_episode["instruction"].numpy())[0]
-    assert np.any(observation["images.front"] != next_episode["images.front"][0].numpy())
+    assert info["instruction"] == told != next_info["instruction"]
+    assert np.any(observation["images_front"] != next_observation["images_front"])
     env.close()
 
 
@@ -286,10 +276,10 @@ def test_what_was_handed_out_is_not_overwritten(vector: bool) -> None:
     env.close()
 
 
-def test_an_env_without_cameras_has_words_and_no_pictures() -> None:
+def test_an_env_has_words_where_there_is_more_than_one_goal() -> None:
+    assert "instruction" not in gymnasium.make(REACH).reset(seed=0)[1]
     env = gymnasium.make(TABLETOP)
-    observation, info = env.reset(seed=0)
-    assert set(observation) == {"state"}
+    _, info = env.reset(seed=0)
     instruction = info["instruction"]
     assert isinstance(instruction, str)
     assert instruction in env.unwrapped._simulated.pool.spec.texts
