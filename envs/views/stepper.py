@@ -26,6 +26,7 @@ from embodied.core.options import from_mapping
 from embodied.core.protocols import Filmed, VecEnv
 from embodied.core.spec import TRAIN, Box, CameraSpec, EnvSpec
 from embodied.core.types import Obs, Timestep
+from envs.common.episodic import EpisodicEnv
 from envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
 from envs.registry import FAMILIES, split_name
 
@@ -37,7 +38,8 @@ class Stepper:
 
     seed: env i has env seed ``seed + i``. splits: splits of the instructions that episodes come from; None: all.
     stagger: cut each env's first episode short by a random time, so that not all envs are reset together. stages: start
-    the share ``StartStage.share`` of the episodes from a later stage of the task.
+    the share ``StartStage.share`` of the episodes from a later stage of the task. autoreset: if False, an env that ended
+    is not stepped until ``begin``; UserError for environments that cannot wait.
     """
 
     elapsed_N: Tensor
@@ -52,8 +54,14 @@ class Stepper:
         splits: Sequence[str] | None = (TRAIN,),
         stagger: bool = False,
         stages: bool = False,
+        autoreset: bool = True,
     ) -> None:
         self._env: VecEnv | None = env
+        self.autoreset = autoreset
+        if isinstance(env, EpisodicEnv):
+            env.autoreset = autoreset
+        elif not autoreset:
+            raise UserError(f"the environments of '{env.spec.task}' cannot wait for their reset: use another view")
         self.spec, self.num_envs, self.device = env.spec, env.num_envs, env.device
         self._setup = SamplerSetup(env.num_envs, seed, None if splits is None else tuple(splits), stagger, stages)
         self._sampler = _Sampler(env.spec, self._setup)
@@ -86,6 +94,7 @@ class Stepper:
         with torch.inference_mode(False):
             obs = env.reset(self._sampler)
         self.elapsed_N = torch.from_numpy(limit - self._sampler.time_limit_N)
+        self._sampler.skipped_N = None
         self._running = True
         return obs
 
@@ -107,12 +116,30 @@ class Stepper:
             raise ValueError(f"action: got shape {tuple(action_NA.shape)}, needed {needed}")
         with torch.inference_mode(False):  # what a simulator keeps must stay usable outside of inference mode
             step = env.step(action_NA.unsqueeze(1))
-        self.elapsed_N = self.elapsed_N + 1
-        ended = step.final_ids.cpu()
-        if len(ended):
-            next_limit_N = torch.from_numpy(self._sampler.time_limit_N)
-            self.elapsed_N[ended] = self.spec.max_episode_steps - next_limit_N[ended]
+        self.elapsed_N = self.elapsed_N + step.num_steps_N.cpu()
+        if self.autoreset and len(step.final_ids):
+            self._began(step.final_ids.cpu().numpy())
         return step
+
+    def begin(self, ids: NDArray[np.int64]) -> Obs:
+        """Start the next episodes of envs ``ids`` [n], whatever state they are in; return their observations [n, ...]."""
+        env = self.env
+        assert isinstance(env, EpisodicEnv)
+        with torch.inference_mode(False):
+            env.begin(ids, self._sampler.skip_to_next(ids))
+            obs = env.observe(ids)
+        self._began(ids)
+        return obs
+
+    @property
+    def waiting_N(self) -> Tensor:
+        """Whether each env waits for ``begin``, bool [N]."""
+        env = self.env
+        return env.waiting_N if isinstance(env, EpisodicEnv) else torch.zeros(self.num_envs, dtype=torch.bool)
+
+    def _began(self, ids: NDArray[np.int64]) -> None:
+        """Set ``elapsed_N`` of envs that have begun an episode."""
+        self.elapsed_N[ids] = torch.from_numpy(self.spec.max_episode_steps - self._sampler.time_limit_N[ids])
 
     def instructions(self) -> list[str]:
         """Return the instruction of each env's present episode, in words; empty texts if the task has none."""
@@ -148,13 +175,18 @@ class _Sampler(UniformSampler):
         plans = super().start()
         if self.skipped_N is not None:
             plans.time_limit_n[:] = self.spec.max_episode_steps - self.skipped_N
-        self.time_limit_N, self.instruction_N = plans.time_limit_n.copy(), plans.instruction_n.copy()
-        return plans
+        return self._keep(np.arange(self.num_envs), plans)
 
     def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
         """Return the next plans of envs in ``ended``."""
         plans = super().next(ended, steps_left_N)
-        ids = ended.env_id_M.cpu().numpy()
+        return self._keep(ended.env_id_M.cpu().numpy(), plans)
+
+    def skip_to_next(self, ids: NDArray[np.int64]) -> EpisodePlans:
+        """Return the next plans of envs ``ids``, whether or not their present episodes have ended."""
+        return self._keep(ids, super().skip_to_next(ids))
+
+    def _keep(self, ids: NDArray[np.int64], plans: EpisodePlans) -> EpisodePlans:
         self.time_limit_N[ids], self.instruction_N[ids] = plans.time_limit_n, plans.instruction_n
         return plans
 
@@ -171,12 +203,13 @@ def open_task(
     splits: Sequence[str] | None = (TRAIN,),
     stagger: bool = False,
     stages: bool = False,
+    autoreset: bool = True,
     **options: Any,
 ) -> Stepper:
     """Build the environments of ``task=<task>`` and return their stepper.
 
     num_threads: threads that step the simulations (0: all cores). sim: options of the simulator. cameras: names, with
-    images ``image_size`` pixels wide and high, or specs. seed, splits, stagger, stages: see ``Stepper``. options: of the
+    images ``image_size`` pixels wide and high, or specs. seed, splits, stagger, stages, autoreset: see ``Stepper``. options: of the
     task, such as ``control={"mode": "joint_delta"}``. UserError for an unknown task, option or camera.
     """
     for name, value in {"num_envs": num_envs, "image_size": image_size}.items():
@@ -194,7 +227,7 @@ def open_task(
         sim=from_mapping(entry.config, sim or {}, "sim"),
         cameras=seen,
     )
-    return Stepper(env, seed=seed, splits=splits, stagger=stagger, stages=stages)
+    return Stepper(env, seed=seed, splits=splits, stagger=stagger, stages=stages, autoreset=autoreset)
 
 
 def action_space(spec: EnvSpec) -> gymnasium.Space[Any]:
