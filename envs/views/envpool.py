@@ -17,24 +17,21 @@ the first observation of the next episode, with reward 0 and ``info["elapsed_ste
 from __future__ import annotations
 
 import os
-from collections import namedtuple
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Queue
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Dict
 from gymnasium.vector import AutoresetMode
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from envs.views.stepper import Stepper, action_space, open_task, pixels, unbounded
+from envs.views.envpool_spec import Spec
+from envs.views.stepper import Stepper, open_task
 
 Batch = tuple[Any, NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 """Observations, rewards, terminated, truncated and infos of some envs."""
@@ -91,7 +88,7 @@ class EnvPoolView:
             _Batch(stepper, ids) for stepper, ids in zip(batches, np.split(self.all_env_ids, len(batches)), strict=True)
         ]
         self._threads = ThreadPoolExecutor(len(batches), "batch")
-        self._done: Queue[Batch | Exception] = Queue()
+        self._done: Queue[Future[Batch]] = Queue()
         self._pending = 0  # batches that were sent and not received
 
     def __len__(self) -> int:
@@ -100,7 +97,8 @@ class EnvPoolView:
     @property
     def config(self) -> dict[str, Any]:
         """Options of the environments, by name."""
-        return self.spec.config._asdict()
+        config: dict[str, Any] = self.spec.config._asdict()
+        return config
 
     @property
     def is_async(self) -> bool:
@@ -112,7 +110,7 @@ class EnvPoolView:
         for batch in self._batches:
             self._run(batch.reset)
 
-    def send(self, action: ArrayLike | dict[str, Any], env_id: ArrayLike | None = None) -> None:
+    def send(self, action: NDArray[Any] | dict[str, Any], env_id: NDArray[Any] | None = None) -> None:
         """Begin a control step of envs ``env_id`` (None: all) with actions [n, A], or {"action", "env_id"}.
 
         ValueError for envs that are not one batch in order, as ``info["env_id"]`` has them, or another shape.
@@ -136,19 +134,17 @@ class EnvPoolView:
         """
         if not self._pending:
             raise ValueError("recv: nothing was sent; call async_reset or send first")
-        done = self._done.get()
         self._pending -= 1
-        if isinstance(done, Exception):
-            raise done
+        done = self._done.get().result()
         return (done[0], done[4]) if reset else done
 
-    def step(self, action: ArrayLike | dict[str, Any], env_id: ArrayLike | None = None) -> Batch:
+    def step(self, action: NDArray[Any] | dict[str, Any], env_id: NDArray[Any] | None = None) -> Batch:
         """Make a control step: ``send``, then ``recv``."""
         self.send(action, env_id)
         batch: Batch = self.recv()
         return batch
 
-    def reset(self, env_id: ArrayLike | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, env_id: NDArray[Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start episodes in envs ``env_id`` (None: all) and return their observations and infos.
 
         ValueError if ``batch_size`` is not ``num_envs``: use ``async_reset``.
@@ -167,16 +163,9 @@ class EnvPoolView:
             batch.stepper.close()
 
     def _run(self, call: Callable[[], Batch]) -> None:
-        """Have a thread call ``call`` and put its result, or what it raised, into the queue."""
-
-        def run() -> None:
-            try:
-                self._done.put(call())
-            except Exception as error:  # noqa: BLE001 (raised again by recv)
-                self._done.put(error)
-
+        """Have a thread call ``call``; what it returns or raises comes out of ``recv``."""
         self._pending += 1
-        self._threads.submit(run)
+        self._threads.submit(call).add_done_callback(self._done.put)
 
 
 class _Batch:
@@ -218,79 +207,8 @@ class _Batch:
         return _observation(self.stepper.spec, obs), np.zeros(len(ids), np.float32), ends[0], ends[1], info
 
 
-@dataclass(frozen=True, slots=True)
-class ArraySpec:
-    """Description of an array of EnvPool."""
-
-    dtype: type
-    """Type of an entry."""
-    shape: list[int]
-    """Shape for one env; -1 is the number of envs."""
-    minimum: Any
-    """Least value."""
-    maximum: Any
-    """Greatest value."""
-    is_discrete: bool = False
-    """Whether it is a choice."""
-
-
-class Spec:
-    """What EnvPool's ``spec`` says of environments: spaces, arrays and the options that they were built with."""
-
-    reward_threshold = None
-
-    def __init__(self, spec: EnvSpec, config: dict[str, Any]) -> None:
-        self.config = namedtuple("Config", [*config])(**config)
-        self.observation_space = self.gymnasium_observation_space = observation_space(spec)
-        self.action_space = self.gymnasium_action_space = action_space(spec)
-
-    @property
-    def state_array_spec(self) -> dict[str, ArraySpec]:
-        """Arrays that ``recv`` returns."""
-        space = self.observation_space
-        boxes = {"obs": space} if not isinstance(space, Dict) else {
-            f"obs:{path}": box for path, box in _flat(space).items()
-        }  # fmt: skip
-        ints = ArraySpec(np.int32, [], -(2**31), 2**31 - 1)
-        flags = ArraySpec(np.bool_, [], False, True)
-        reward = ArraySpec(np.float32, [-1], -np.inf, np.inf)
-        arrays = {"info:env_id": ints, "elapsed_step": ints, "done": flags, "trunc": flags, "reward": reward}
-        return {**arrays, **{name: _array(box) for name, box in boxes.items()}}
-
-    @property
-    def action_array_spec(self) -> dict[str, ArraySpec]:
-        """Arrays that ``send`` takes."""
-        array = _array(self.action_space)
-        ids = ArraySpec(np.int32, [], -(2**31), 2**31 - 1)
-        action = ArraySpec(array.dtype, [-1, *array.shape], array.minimum, array.maximum, array.is_discrete)
-        return {"env_id": ids, "players.env_id": ids, "action": action}
-
-
-def observation_space(spec: EnvSpec) -> gymnasium.Space[Any]:
-    """Return the space of one observation: a Box, or with cameras {"state", "images": {camera: Box}}."""
-    state = unbounded(spec.state_dim)
-    images = {camera.name: pixels(camera) for camera in spec.cameras}
-    return Dict({"state": state, "images": Dict(images)}) if images else state
-
-
 def _observation(spec: EnvSpec, obs: Obs) -> Any:
     """Return observations [n, ...] as arrays in the observation space."""
     state = obs["state"].cpu().numpy()
     images = {camera.name: obs[f"images.{camera.name}"].cpu().numpy() for camera in spec.cameras}
     return {"state": state, "images": images} if images else state
-
-
-def _flat(space: Dict) -> dict[str, gymnasium.Space[Any]]:
-    """Return the spaces in a nested Dict by their dotted paths."""
-    flat: dict[str, gymnasium.Space[Any]] = {}
-    for name, part in space.spaces.items():
-        flat |= {f"{name}.{path}": box for path, box in _flat(part).items()} if isinstance(part, Dict) else {name: part}
-    return flat
-
-
-def _array(space: gymnasium.Space[Any]) -> ArraySpec:
-    """Return the description of a Box or Discrete."""
-    if isinstance(space, gymnasium.spaces.Discrete):
-        return ArraySpec(np.int64, [], 0, int(space.n) - 1, True)
-    assert isinstance(space, gymnasium.spaces.Box)
-    return ArraySpec(space.dtype.type, list(space.shape), space.low.min(), space.high.max())

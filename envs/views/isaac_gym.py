@@ -1,4 +1,4 @@
-"""Our environments with the API of Isaac Gym's tasks (IsaacGymEnvs ``VecTask``): torch buffers on the simulator's device.
+"""Our environments with the API of Isaac Gym's tasks (``VecTask`` of IsaacGymEnvs): torch buffers.
 
     env = envs.views.isaac_gym.make("lift", num_envs=64)
     obs_dict = env.reset()                                          {"obs": [N, S], "states": [N, S + P]}

@@ -156,5 +156,6 @@ class _Row:
 
 def observation_space(spec: EnvSpec) -> Space[Any]:
     """Return the space of one observation under LeRobot's keys."""
-    images = {camera.name: pixels(camera) for camera in spec.cameras}
-    return Dict({"agent_pos": unbounded(spec.state_dim), **({"pixels": Dict(images)} if images else {})})
+    images: dict[str, Space[Any]] = {camera.name: pixels(camera) for camera in spec.cameras}
+    space: dict[str, Space[Any]] = {"agent_pos": unbounded(spec.state_dim)}
+    return Dict({**space, "pixels": Dict(images)} if images else space)

@@ -43,7 +43,7 @@ def register(name: str = NAME) -> None:
 
 
 def _make(num_actors: int, config: dict[str, Any]) -> RlGamesVecEnv:
-    """Return ``num_actors`` environments, or as many as ``num_envs`` of ``env_config`` says; UserError without a task."""
+    """Return ``num_actors`` environments, or ``num_envs`` of ``env_config``. UserError without a task."""
     if "task" not in config:
         raise UserError("env_config: task is missing: give env_config: {task: lift}")
     return make(**{"num_envs": num_actors, **config})

@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
@@ -105,9 +104,9 @@ class Sb3VecEnv(VecEnv):
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
         """Raise AttributeError: the envs are one batch of simulations, no objects with methods."""
-        raise AttributeError(f"env_method('{method_name}'): the envs of a pool are no objects; use the VecEnv's methods")
+        raise AttributeError(f"env_method('{method_name}'): the envs of a pool are no objects")
 
-    def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]], indices: Any = None) -> list[bool]:
+    def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
         """Return True for Monitor, whose statistics are in the infos, and False for other wrappers."""
         return [wrapper_class is Monitor for _ in self._get_indices(indices)]
 
@@ -118,7 +117,8 @@ class Sb3VecEnv(VecEnv):
         ids, episodes = step.final_ids.tolist(), step.episodes
         seconds = round(time.monotonic() - self._began, 6)
         final = _observation(self.stepper.spec, step.final_obs)
-        truncated_M, success_M = step.truncated_N[step.final_ids].tolist(), success_of(episodes.at_end, len(ids)).tolist()
+        truncated_M = step.truncated_N[step.final_ids].tolist()
+        success_M = success_of(episodes.at_end, len(ids)).tolist()
         return {
             env: {
                 "terminal_observation": {k: v[i] for k, v in final.items()} if isinstance(final, dict) else final[i],

@@ -38,8 +38,8 @@ class Stepper:
 
     seed: env i has env seed ``seed + i``. splits: splits of the instructions that episodes come from; None: all.
     stagger: cut each env's first episode short by a random time, so that not all envs are reset together. stages: start
-    the share ``StartStage.share`` of the episodes from a later stage of the task. autoreset: if False, an env that ended
-    is not stepped until ``begin``; UserError for environments that cannot wait.
+    the share ``StartStage.share`` of the episodes from a later stage of the task. autoreset: if False, an env whose
+    episode ended is not stepped until ``begin``; UserError for environments that cannot wait.
     """
 
     elapsed_N: Tensor
@@ -122,7 +122,7 @@ class Stepper:
         return step
 
     def begin(self, ids: NDArray[np.int64]) -> Obs:
-        """Start the next episodes of envs ``ids`` [n], whatever state they are in; return their observations [n, ...]."""
+        """Start the next episodes of envs ``ids`` [n], also of running ones; return their observations [n, ...]."""
         env = self.env
         assert isinstance(env, EpisodicEnv)
         with torch.inference_mode(False):
@@ -209,8 +209,8 @@ def open_task(
     """Build the environments of ``task=<task>`` and return their stepper.
 
     num_threads: threads that step the simulations (0: all cores). sim: options of the simulator. cameras: names, with
-    images ``image_size`` pixels wide and high, or specs. seed, splits, stagger, stages, autoreset: see ``Stepper``. options: of the
-    task, such as ``control={"mode": "joint_delta"}``. UserError for an unknown task, option or camera.
+    images ``image_size`` pixels wide and high, or specs. seed, splits, stagger, stages, autoreset: see ``Stepper``.
+    options: of the task, such as ``control={"mode": "joint_delta"}``. UserError for an unknown task, option or camera.
     """
     for name, value in {"num_envs": num_envs, "image_size": image_size}.items():
         if value < 1:
