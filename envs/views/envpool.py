@@ -116,7 +116,8 @@ class EnvPoolView:
         ValueError for envs that are not one batch in order, as ``info["env_id"]`` has them, or another shape.
         """
         if isinstance(action, dict):
-            action, env_id = action["action"], action.get("env_id", env_id)
+            env_id = action.get("env_id", env_id)
+            action = action["action"]
         ids = self.all_env_ids if env_id is None else np.asarray(env_id)
         batch = next((batch for batch in self._batches if np.array_equal(batch.ids, ids)), None)
         if batch is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -36,7 +36,7 @@ class Spec:
     reward_threshold = None
 
     def __init__(self, spec: EnvSpec, config: dict[str, Any]) -> None:
-        self.config: NamedTuple = namedtuple("Config", [*config])(**config)
+        self.config: Any = namedtuple("Config", [*config])(**config)
         self.observation_space = self.gymnasium_observation_space = observation_space(spec)
         self.action_space = self.gymnasium_action_space = action_space(spec)
 

@@ -65,7 +65,7 @@ class Sb3VecEnv(VecEnv):
         obs = self.stepper.reset(seeds or None)
         self._reset_seeds()
         self._reset_options()
-        self.reset_infos = [{} for _ in range(self.num_envs)]
+        self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         return _observation(self.stepper.spec, obs)
 
     def step_async(self, actions: NDArray[Any]) -> None:
