@@ -1,0 +1,126 @@
+"""Our environments with the API of Isaac Gym's tasks (``VecTask`` of IsaacGymEnvs): torch buffers.
+
+    env = envs.views.isaac_gym.make("lift", num_envs=64)
+    obs_dict = env.reset()                                          {"obs": [N, S], "states": [N, S + P]}
+    obs_dict, rew_buf, reset_buf, extras = env.step(actions)        extras["time_outs"]: which ends are truncations
+
+An env whose ``reset_buf`` is 1 has begun its next episode: its row of ``obs_buf`` is the first observation of that one
+and its ``progress_buf`` is 0. Isaac Gym itself resets at the next step. The last observations are in ``extras``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import torch
+from torch import Tensor
+
+from embodied.core.types import Obs, Timestep
+from envs.views.stepper import Stepper, action_space, episode_means, no_cameras, open_task, success_of, unbounded
+
+
+def make(task: str, num_envs: int, **options: Any) -> IsaacGymTask:
+    """Return ``num_envs`` environments of ``task=<task>``; options: see ``envs.views.stepper.open_task``."""
+    return IsaacGymTask(open_task(task, num_envs, **options))
+
+
+class IsaacGymTask:
+    """N environments. Every step makes new buffers, so read them from the task again.
+
+    UserError for environments with cameras.
+    """
+
+    obs_buf: Tensor
+    """Observations of the policy, float32 [N, S]."""
+    states_buf: Tensor
+    """Observations of a critic: those of the policy and the privileged ones, float32 [N, S + P]."""
+    rew_buf: Tensor
+    """Rewards of the last step, float32 [N]."""
+    reset_buf: Tensor
+    """1 where an episode ended in the last step, int64 [N]."""
+    timeout_buf: Tensor
+    """Whether that end was a truncation, such as by the time limit, bool [N]."""
+    progress_buf: Tensor
+    """Control steps since the beginning of the present episode, int64 [N]."""
+    extras: dict[str, Any]
+    """``time_outs``: ``timeout_buf``. ``successes``: whether the task was solved after the last step, bool [N]. If
+    episodes ended: ``final_ids`` [M], ``final_obs`` [M, S], ``final_states`` [M, S + P], and ``episode``, means of
+    return, length and outcomes."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        no_cameras(stepper, "Isaac Gym's API")
+        spec = stepper.spec
+        self.stepper = stepper
+        self.num_envs, self.device, self.rl_device = stepper.num_envs, stepper.device, stepper.device
+        self.num_obs = self.num_observations = spec.state_dim
+        self.num_states = spec.state_dim + spec.privileged_dim
+        self.num_acts = self.num_actions = spec.action_dim
+        self.max_episode_length = spec.max_episode_steps
+        self.observation_space: gymnasium.Space[Any] = unbounded(self.num_obs)
+        self.state_space: gymnasium.Space[Any] = unbounded(self.num_states)
+        self.action_space: gymnasium.Space[Any] = action_space(spec)
+        self.reset()
+
+    def reset(self) -> dict[str, Tensor]:
+        """Start an episode in every env and return ``obs`` and ``states``."""
+        self._observe(self.stepper.reset())
+        self.rew_buf = torch.zeros(self.num_envs, device=self.device)
+        self.reset_buf = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+        self.timeout_buf = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        self.extras = {"time_outs": self.timeout_buf, "successes": torch.zeros_like(self.timeout_buf)}
+        return self._obs_dict()
+
+    def step(self, actions: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor, dict[str, Any]]:
+        """Make one control step with actions [N, A]; return observations, rewards, ends and extras."""
+        step = self.stepper.step(actions)
+        self._observe(step.obs)
+        self.rew_buf = step.reward_N
+        self.reset_buf = (step.terminated_N | step.truncated_N).long()
+        self.timeout_buf = step.truncated_N
+        successes = success_of(step.info, self.num_envs).to(self.device)
+        self.extras = {"time_outs": self.timeout_buf, "successes": successes, **self._final(step)}
+        return self._obs_dict(), self.rew_buf, self.reset_buf, self.extras
+
+    def reset_done(self) -> tuple[dict[str, Tensor], Tensor]:
+        """Return the present observations and the ids of the envs that were reset in the last step."""
+        return self._obs_dict(), self.reset_buf.nonzero().squeeze(-1)
+
+    def get_state(self) -> Tensor:
+        """Return ``states_buf``."""
+        return self.states_buf
+
+    def get_number_of_agents(self) -> int:
+        """Return 1: each env has one agent."""
+        return 1
+
+    def get_env_info(self) -> dict[str, Any]:
+        """Return the spaces, as trainers ask for them."""
+        spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
+        return {**spaces, "state_space": self.state_space, "agents": 1, "value_size": 1}
+
+    def render(self, mode: str = "rgb_array") -> Any:
+        """Render every env, uint8 [N, 480, 640, 3]."""
+        return self.stepper.frames()
+
+    def close(self) -> None:
+        """Release the environments."""
+        self.stepper.close()
+
+    def _observe(self, obs: Obs) -> None:
+        self.obs_buf, self.states_buf = obs["state"], critic_state(obs)
+        self.progress_buf = self.stepper.elapsed_N.to(self.device)
+
+    def _obs_dict(self) -> dict[str, Tensor]:
+        return {"obs": self.obs_buf, "states": self.states_buf}
+
+    def _final(self, step: Timestep) -> dict[str, Any]:
+        if not len(step.final_ids):
+            return {}
+        final = {"final_ids": step.final_ids, "final_obs": step.final_obs["state"]}
+        return {**final, "final_states": critic_state(step.final_obs), "episode": episode_means(step.episodes)}
+
+
+def critic_state(obs: Obs) -> Tensor:
+    """Return state and privileged observation in one vector, float32 [..., S + P]."""
+    return torch.cat([obs["state"], obs["privileged"]], -1) if "privileged" in obs else obs["state"]

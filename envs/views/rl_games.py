@@ -1,0 +1,89 @@
+"""Our environments as an ``IVecEnv`` of rl_games, with torch tensors.
+
+    from envs.views import rl_games
+    rl_games.register()                                     once, before the Runner
+
+    config: {env_name: embodied, num_actors: 64, env_config: {task: lift, ...}, ...}       in the Runner's configuration
+
+``env_config`` takes the options of ``envs.views.stepper.open_task``; rl_games adds ``seed``. Set ``value_bootstrap:
+True``, so that truncated episodes are bootstrapped. A central value network gets the privileged observations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from torch import Tensor
+
+from embodied.core.errors import UserError
+from envs.views import isaac_gym
+from envs.views.stepper import Stepper, missing_package, open_task
+
+try:
+    import gym  # rl_games compares spaces with those of gym, the predecessor of gymnasium
+    from rl_games.common import env_configurations, vecenv
+    from rl_games.common.ivecenv import IVecEnv
+except ModuleNotFoundError as error:
+    raise missing_package("rl-games") from error
+
+NAME = "embodied"
+
+
+def make(task: str, num_envs: int, **options: Any) -> RlGamesVecEnv:
+    """Return ``num_envs`` environments of ``task=<task>``; options: see ``envs.views.stepper.open_task``."""
+    return RlGamesVecEnv(open_task(task, num_envs, **options))
+
+
+def register(name: str = NAME) -> None:
+    """Make ``env_name: <name>`` known to rl_games. ``env_config`` of a configuration names the task."""
+    vecenv.register(name, lambda config_name, num_actors, **config: _make(num_actors, config))
+    env_configurations.register(name, {"vecenv_type": name, "env_creator": lambda **config: _make(1, config)})
+
+
+def _make(num_actors: int, config: dict[str, Any]) -> RlGamesVecEnv:
+    """Return ``num_actors`` environments, or ``num_envs`` of ``env_config``. UserError without a task."""
+    if "task" not in config:
+        raise UserError("env_config: task is missing: give env_config: {task: lift}")
+    return make(**{"num_envs": num_actors, **config})
+
+
+class RlGamesVecEnv(IVecEnv):
+    """N environments whose steps return {"obs", "states"}, rewards [N], ends [N] and infos.
+
+    infos: ``time_outs`` [N], ``scores`` [N] (1.0 where the task is solved after the step) and those of
+    ``IsaacGymTask.extras``. UserError for environments with cameras.
+    """
+
+    def __init__(self, stepper: Stepper) -> None:
+        self.task = isaac_gym.IsaacGymTask(stepper)
+        self.observation_space = _gym_space(self.task.observation_space)
+        self.action_space = _gym_space(self.task.action_space)
+        self.state_space = _gym_space(self.task.state_space)
+
+    def reset(self) -> dict[str, Tensor]:
+        """Start an episode in every env."""
+        return self.task.reset()
+
+    def step(self, actions: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor, dict[str, Any]]:
+        """Make one control step with actions [N, A]."""
+        obs, rewards, dones, extras = self.task.step(actions)
+        return obs, rewards, dones, {**extras, "scores": extras["successes"].float()}
+
+    def get_env_info(self) -> dict[str, Any]:
+        """Return the spaces, in gym's classes."""
+        spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
+        return {**spaces, "state_space": self.state_space, "agents": 1, "value_size": 1}
+
+    def close(self) -> None:
+        """Release the environments."""
+        self.task.close()
+
+
+def _gym_space(space: gymnasium.Space[Any]) -> Any:
+    """Return a Box or Discrete of gymnasium as gym's."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return gym.spaces.Discrete(int(space.n))
+    assert isinstance(space, gymnasium.spaces.Box)
+    return gym.spaces.Box(space.low, space.high, dtype=np.float32)

@@ -1,0 +1,151 @@
+"""Our environments as a ``VecEnv`` of stable-baselines3, in one batch of simulations.
+
+    env = envs.views.sb3.make("lift", num_envs=64)
+    stable_baselines3.PPO("MlpPolicy", env).learn(1_000_000)
+
+An observation is the state vector. With ``cameras=["front"]`` it is a dictionary for ``MultiInputPolicy``: ``state``,
+``images_front`` and ``instruction`` (stable-baselines3 allows no dot in a key).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from embodied.core.errors import UserError
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Obs, Timestep
+from envs.views.stepper import (
+    Stepper,
+    action_space,
+    check_render_mode,
+    missing_package,
+    open_task,
+    pixels,
+    success_of,
+    unbounded,
+)
+
+try:
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.vec_env import VecEnv
+except ModuleNotFoundError as error:
+    raise missing_package("stable-baselines3") from error
+
+Observation = NDArray[Any] | dict[str, NDArray[Any]]
+
+
+def make(task: str, num_envs: int, *, render_mode: str | None = None, **options: Any) -> Sb3VecEnv:
+    """Return ``num_envs`` environments of ``task=<task>``; options: see ``envs.views.stepper.open_task``."""
+    check_render_mode(render_mode)
+    return Sb3VecEnv(open_task(task, num_envs, **options), render_mode)
+
+
+class Sb3VecEnv(VecEnv):
+    """N environments. An env that is done has begun its next episode.
+
+    The infos of an env that is done have ``terminal_observation``, ``TimeLimit.truncated``, ``is_success`` and
+    ``episode`` (as of a Monitor: return ``r``, length ``l`` and seconds ``t``); other infos are empty.
+    """
+
+    def __init__(self, stepper: Stepper, render_mode: str | None = None) -> None:
+        self.stepper, self.render_mode = stepper, check_render_mode(render_mode)
+        self._began = time.monotonic()
+        self._actions: NDArray[Any] | None = None
+        super().__init__(stepper.num_envs, observation_space(stepper.spec), action_space(stepper.spec))
+
+    def reset(self) -> Observation:
+        """Start an episode in every env, with the seeds given to ``seed`` since the last reset."""
+        seeds = [seed for seed in self._seeds if seed is not None]
+        obs = self.stepper.reset(seeds or None)
+        self._reset_seeds()
+        self._reset_options()
+        self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        return _observation(self.stepper.spec, obs)
+
+    def step_async(self, actions: NDArray[Any]) -> None:
+        """Keep the actions [N, A] for ``step_wait``."""
+        self._actions = np.asarray(actions)
+
+    def step_wait(self) -> tuple[Observation, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
+        """Make one control step; return observations, rewards [N], dones [N] and infos."""
+        if self._actions is None:
+            raise ValueError("step_wait before step_async: give actions first")
+        step = self.stepper.step(self._actions)
+        self._actions = None
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        for row, info in self._final_infos(step).items():
+            infos[row] = info
+        done_N = (step.terminated_N | step.truncated_N).cpu().numpy()
+        return _observation(self.stepper.spec, step.obs), step.reward_N.cpu().numpy(), done_N, infos
+
+    def close(self) -> None:
+        """Release the environments."""
+        self.stepper.close()
+
+    def get_images(self) -> Sequence[NDArray[np.uint8] | None]:
+        """Render every env, N images [480, 640, 3], if ``render_mode="rgb_array"``."""
+        return [None] * self.num_envs if self.render_mode is None else list(self.stepper.frames())
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """Return an attribute of this object, which is the same for all envs, once for each of ``indices``."""
+        return [getattr(self, attr_name) for _ in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Set an attribute for all envs. UserError for some of them: they share one batch of simulations."""
+        if len([*self._get_indices(indices)]) != self.num_envs:
+            raise UserError(f"set_attr('{attr_name}'): got some of the envs, allowed: all, which share one object")
+        setattr(self, attr_name, value)
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        """Raise AttributeError: the envs are one batch of simulations, no objects with methods."""
+        raise AttributeError(f"env_method('{method_name}'): the envs of a pool are no objects")
+
+    def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
+        """Return True for Monitor, whose statistics are in the infos, and False for other wrappers."""
+        return [wrapper_class is Monitor for _ in self._get_indices(indices)]
+
+    def _final_infos(self, step: Timestep) -> dict[int, dict[str, Any]]:
+        """Return the infos of the envs that are done, by env."""
+        if not len(step.final_ids):
+            return {}
+        ids, episodes = step.final_ids.tolist(), step.episodes
+        seconds = round(time.monotonic() - self._began, 6)
+        final = _observation(self.stepper.spec, step.final_obs)
+        truncated_M = step.truncated_N[step.final_ids].tolist()
+        success_M = success_of(episodes.at_end, len(ids)).tolist()
+        return {
+            env: {
+                "terminal_observation": {k: v[i] for k, v in final.items()} if isinstance(final, dict) else final[i],
+                "TimeLimit.truncated": truncated_M[i],
+                "is_success": success_M[i],
+                "episode": {"r": float(episodes.return_M[i]), "l": int(episodes.length_M[i]), "t": seconds},
+            }
+            for i, env in enumerate(ids)
+        }
+
+
+def observation_space(spec: EnvSpec) -> spaces.Space[Any]:
+    """Return the space of one observation: a Box, or a Dict if there are cameras."""
+    if not spec.cameras:
+        return unbounded(spec.state_dim)
+    space: dict[str, spaces.Space[Any]] = {"state": unbounded(spec.state_dim)}
+    space |= {f"images_{camera.name}": pixels(camera) for camera in spec.cameras}
+    if spec.instructions:
+        space["instruction"] = spaces.Discrete(len(spec.instructions))
+    return spaces.Dict(space)
+
+
+def _observation(spec: EnvSpec, obs: Obs) -> Observation:
+    """Return observations [n, ...] as arrays in the observation space."""
+    state = obs["state"].cpu().numpy()
+    if not spec.cameras:
+        return state
+    images = {f"images_{camera.name}": obs[f"images.{camera.name}"].cpu().numpy() for camera in spec.cameras}
+    instruction = {"instruction": obs["instruction"].cpu().numpy()} if spec.instructions else {}
+    return {"state": state, **images, **instruction}

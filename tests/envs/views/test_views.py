@@ -1,0 +1,363 @@
+"""Each view says of the same episodes what its library expects: ends, last observations, statistics."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.error import ClosedEnvironmentError
+from gymnasium.spaces import Box, Dict
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from embodied.core.errors import UserError
+from embodied.core.spec import CameraSpec
+from envs.views import envpool, isaac_gym, lerobot
+from envs.views.stepper import Stepper, open_task
+from tests.envs.views.toy import FAIL, GO, LIMIT, SOLVE, Toy
+
+INSTALL = "pip install -c constraints.txt -e '.[trainers]'"
+FRONT: dict[str, Any] = {"cameras": ["front"], "image_size": 8, "num_threads": 1}
+# Env 0 fails in the second step, env 1 runs to its time limit and is then solved.
+ACTIONS = [[[GO], [GO]], [[FAIL], [GO]], [[GO], [SOLVE]]]
+FIRST, FAILED = [[7, 0, 0], [8, 0, 0]], [7, 0, 2]
+SECOND = [7, 1, 0]
+
+
+def toy(autoreset: bool = True) -> Stepper:
+    return Stepper(Toy(2), seed=7, autoreset=autoreset)
+
+
+def rows(values: Any) -> Any:
+    return values.tolist()
+
+
+# -- what all share ----------------------------------------------------------------------------------------------------
+def test_an_episode_counts_from_its_beginning_and_next_ones_follow() -> None:
+    stepper = toy()
+    assert rows(stepper.reset()["state"]) == FIRST
+    elapsed = []
+    for action in ACTIONS:
+        stepper.step(action)
+        elapsed.append(rows(stepper.elapsed_N))
+    assert elapsed == [[1, 1], [0, 2], [1, 0]]
+    assert rows(stepper.reset()["state"]) == [[7, 2, 0], [8, 2, 0]]
+    assert rows(stepper.reset(20)["state"]) == [[20, 0, 0], [21, 0, 0]]
+    assert rows(stepper.reset([5, 3])["state"]) == [[5, 0, 0], [3, 0, 0]]
+
+
+def test_an_episode_that_begins_late_ends_early() -> None:
+    stepper = toy()
+    stepper.reset(elapsed_N=torch.tensor([0, 2]))
+    assert rows(stepper.elapsed_N) == [0, 2]
+    assert rows(stepper.step([[GO], [GO]]).truncated_N) == [False, True]
+    assert rows(stepper.elapsed_N) == [1, 0]
+    stepper.reset()
+    assert rows(stepper.step([[GO], [GO]]).truncated_N) == [False, False]
+
+
+def test_a_simulator_stays_usable_after_steps_in_inference_mode() -> None:
+    stepper = open_task("stack", 2, num_threads=1)
+    with torch.inference_mode():
+        stepper.reset()
+        stepper.step(torch.zeros(2, stepper.spec.action_dim))
+    stepper.step(torch.zeros(2, stepper.spec.action_dim, requires_grad=True))
+    stepper.reset()
+
+
+def test_bad_input_is_one_line() -> None:
+    stepper = toy()
+    with pytest.raises(ValueError, match="step before the first reset"):
+        stepper.step(ACTIONS[0])
+    stepper.reset()
+    with pytest.raises(ValueError, match=r"action: got shape \(2, 3\), needed \(2, 1\)"):
+        stepper.step(np.zeros((2, 3)))
+    with pytest.raises(UserError, match="seed: got"):
+        stepper.reset([1, 2, 3])
+    stepper.close()
+    stepper.close()
+    with pytest.raises(ClosedEnvironmentError):
+        stepper.reset()
+    with pytest.raises(UserError, match=r"unknown task 'lft'\. Did you mean 'lift'"):
+        isaac_gym.make("lft", num_envs=2)
+    with pytest.raises(UserError, match=r"unknown key 'max_episode_step'\. Did you mean 'max_episode_steps'"):
+        isaac_gym.make("lift", num_envs=2, max_episode_step=3)
+    with pytest.raises(UserError, match="num_envs: got 0"):
+        isaac_gym.make("lift", num_envs=0)
+    with pytest.raises(UserError, match="cameras: Isaac Gym's API has no images"):
+        isaac_gym.make("reach", num_envs=1, **FRONT)
+    with pytest.raises(UserError, match="render_mode"):
+        lerobot.make("reach", num_envs=1, render_mode="human")
+
+
+@pytest.mark.parametrize(
+    ("view", "module", "package"),
+    [
+        ("sb3", "stable_baselines3.common.monitor", "stable-baselines3"),
+        ("rsl_rl", "rsl_rl.env", "rsl-rl-lib"),
+        ("rl_games", "rl_games.common", "rl-games"),
+    ],
+)
+def test_a_library_that_is_not_installed_is_named_with_its_command(
+    view: str, module: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, f"envs.views.{view}", raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, module.partition(".")[0], None)
+    with pytest.raises(UserError, match=f"{package} is not installed: pip install -c constraints.txt"):
+        importlib.import_module(f"envs.views.{view}")
+
+
+# -- Isaac Gym ---------------------------------------------------------------------------------------------------------
+def test_isaac_gym_buffers() -> None:
+    env = isaac_gym.IsaacGymTask(toy())
+    assert (env.num_envs, env.num_obs, env.num_states, env.num_acts, env.max_episode_length) == (2, 3, 4, 1, LIMIT)
+    assert env.get_env_info()["state_space"].shape == (4,)
+    env.step(torch.tensor(ACTIONS[0]))
+    assert rows(env.states_buf) == [[7, 0, 1, 10], [8, 0, 1, 10]]
+    obs, reward, reset, extras = env.step(torch.tensor(ACTIONS[1]))
+    assert rows(obs["obs"]) == rows(env.obs_buf) == [SECOND, [8, 0, 2]]
+    assert rows(reward) == [2, 2]
+    assert rows(reset) == [1, 0]
+    assert rows(env.progress_buf) == [0, 2]
+    assert rows(extras["time_outs"]) == [False, False]
+    assert rows(extras["final_obs"]) == [FAILED]
+    assert extras["episode"] == {"return": 3, "length": 2, "success": 0}
+    assert rows(env.reset_done()[1]) == [0]
+    _, _, reset, extras = env.step(torch.tensor(ACTIONS[2]))
+    assert rows(reset) == [0, 1]
+    assert rows(extras["time_outs"]) == rows(env.timeout_buf) == [False, True]
+    assert rows(extras["successes"]) == [False, True]
+    assert rows(extras["final_states"]) == [[8, 0, 3, 30]]
+    env.close()
+
+
+# -- EnvPool -----------------------------------------------------------------------------------------------------------
+def test_envpool_returns_the_last_observation_and_then_the_first() -> None:
+    env = envpool.EnvPoolView([toy(autoreset=False)])
+    obs, info = env.reset()
+    assert rows(obs) == FIRST
+    env.step(np.array(ACTIONS[0]))
+    obs, reward, terminated, truncated, info = env.step(np.array(ACTIONS[1]), env.all_env_ids)
+    assert rows(obs) == [FAILED, [8, 0, 2]]
+    assert (rows(terminated), rows(truncated), rows(info["elapsed_step"])) == ([True, False], [False, False], [2, 2])
+    obs, reward, terminated, truncated, info = env.step({"action": np.array(ACTIONS[2]), "env_id": env.all_env_ids})
+    assert rows(obs) == [SECOND, [8, 0, 3]]
+    assert (rows(reward), rows(terminated), rows(truncated)) == ([0, 3], [False, False], [False, True])
+    assert (rows(info["elapsed_step"]), rows(info["success"])) == ([0, 3], [False, True])
+    obs, info = env.reset(np.array([1]))
+    assert rows(obs) == [[8, 1, 0]]
+    assert rows(info["env_id"]) == [1]
+    env.close()
+
+
+def test_envpool_batches_are_received_and_sent_as_they_come() -> None:
+    env = envpool.EnvPoolView([Stepper(Toy(2), seed=2 * i, autoreset=False) for i in range(3)])
+    assert (len(env), env.is_async, env.config["batch_size"], env.spec.config.num_envs) == (6, True, 2, 6)
+    with pytest.raises(ValueError, match="nothing was sent"):
+        env.recv()
+    env.async_reset()
+    steps = dict.fromkeys(range(6), 0)
+    for _ in range(9):
+        obs, _, _, _, info = env.recv()
+        ids = info["env_id"]
+        assert rows(obs) == [[i, 0, steps[i]] for i in ids]
+        for i in ids:
+            steps[int(i)] += 1
+        env.send(np.full((2, 1), GO), ids)
+    with pytest.raises(ValueError, match="env_id: got"):
+        env.send(np.zeros((2, 1)), np.array([0, 3]))
+    with pytest.raises(ValueError, match="use async_reset"):
+        env.reset()
+    env.close()
+    with pytest.raises(UserError, match="batch_size: got 3, allowed: divisors of num_envs, 4"):
+        envpool.make("reach", 4, batch_size=3)
+
+
+def test_an_error_of_a_batch_comes_out_of_recv() -> None:
+    env = envpool.EnvPoolView([toy(autoreset=False)])
+    env.reset()
+    env.send(np.full((2, 1), np.nan))
+    with pytest.raises(ValueError, match="NaN"):
+        env.recv()
+    env.step(np.array(ACTIONS[0]))
+    env.close()
+
+
+def test_envpool_behaves_as_envpool_itself() -> None:
+    real_envpool = pytest.importorskip("envpool", reason="pip install -c constraints.txt -e '.[envpool]'")
+    real = real_envpool.make("HalfCheetah-v5", env_type="gymnasium", num_envs=2, max_episode_steps=LIMIT)
+    ours = envpool.make("reach", 2, max_episode_steps=LIMIT, num_threads=1)
+    seen = []
+    for env in (real, ours):
+        obs, info = env.reset()
+        lines = [(obs.shape[0], info["env_id"].dtype, rows(info["elapsed_step"]))]
+        for _ in range(2 * LIMIT + 2):
+            action = np.zeros((2, *env.action_space.shape), env.action_space.dtype)
+            _, reward, terminated, truncated, info = env.step(action, info["env_id"])
+            lines.append((rows(info["elapsed_step"]), rows(reward == 0), rows(terminated), rows(truncated)))
+            lines.append((reward.dtype, terminated.dtype, truncated.dtype, rows(info["env_id"])))
+        seen.append(lines)
+        assert env.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+        assert {"env_id", "players.env_id", "action"} == set(env.spec.action_array_spec)
+        assert {"obs", "reward", "done", "trunc", "elapsed_step"} <= set(env.spec.state_array_spec)
+        assert env.spec.observation_space.shape == env.observation_space.shape == obs.shape[1:]
+        env.close()
+    assert seen[0] == seen[1]
+
+
+def test_envpool_observations_with_cameras_are_nested() -> None:
+    env = envpool.make("reach", 2, **FRONT)
+    obs, _ = env.reset()
+    assert isinstance(env.observation_space, Dict)
+    assert obs["images"]["front"].shape == (2, 8, 8, 3)
+    assert "obs:images.front" in env.spec.state_array_spec
+    env.close()
+
+
+# -- LeRobot -----------------------------------------------------------------------------------------------------------
+def test_lerobot_infos_of_ends() -> None:
+    env = lerobot.LeRobotVectorEnv(toy())
+    obs, info = env.reset(seed=[7, 8], options={"lerobot_new_rollout": True})
+    assert rows(obs["agent_pos"]) == FIRST
+    assert "final_info" not in env.step(np.array(ACTIONS[0]))[-1]
+    obs, _, terminated, truncated, info = env.step(np.array(ACTIONS[1]))
+    assert rows(obs["agent_pos"]) == [SECOND, [8, 0, 2]]
+    assert (rows(terminated), rows(truncated)) == ([True, False], [False, False])
+    assert rows(info["final_obs"][0]["agent_pos"]) == FAILED
+    assert info["final_obs"][1] is None
+    assert rows(info["final_info"]["is_success"]) == [False, False]
+    info = env.step(np.array(ACTIONS[2]))[-1]
+    assert rows(info["final_info"]["is_success"]) == [False, True]
+    assert rows(info["_final_info"]) == [False, True]
+    with pytest.raises(UserError, match="reset takes no options but"):
+        env.reset(options={"x": 1})
+    env.close()
+
+
+def test_a_rollout_as_lerobot_makes_it() -> None:
+    """The calls of ``rollout`` in lerobot/scripts/lerobot_eval.py, versions 0.4 and later."""
+    env = lerobot.make("tabletop", num_envs=2, max_episode_steps=4, **FRONT)
+    assert isinstance(env, VectorEnv)
+    assert env.unwrapped.metadata["render_fps"] == 20
+    observation, _ = env.reset(seed=[3, 4])
+    assert env.observation_space.contains(observation)
+    done, steps, successes = np.zeros(2, bool), 0, [False, False]
+    assert env.call("_max_episode_steps")[0] == 4
+    assert all(hasattr(env.envs[0], name) for name in ("task", "task_description"))
+    with pytest.raises(AttributeError):
+        env.get_attr("no_such_thing")
+    while not done.all():
+        task = list(env.call("task_description"))
+        assert all(isinstance(text, str) and len(text.split()) > 3 for text in task)
+        assert observation["pixels"]["front"].dtype == np.uint8
+        assert observation["agent_pos"].dtype == np.float32
+        observation, _, terminated, truncated, info = env.step(env.action_space.sample())
+        if "final_info" in info:
+            successes = info["final_info"]["is_success"].tolist()
+        done = terminated | truncated | done
+        steps += 1
+    assert steps == 4
+    assert successes == [False, False]
+    assert list(env.call("task")) == ["tabletop", "tabletop"]
+    assert env.call("render")[1].shape == (480, 640, 3)
+    assert env.envs[0].render().shape == (480, 640, 3)
+    env.close()
+
+
+# -- libraries that may be missing -------------------------------------------------------------------------------------
+def test_stable_baselines3_infos_of_ends() -> None:
+    pytest.importorskip("stable_baselines3", reason=INSTALL)
+    from stable_baselines3.common.monitor import Monitor
+
+    from envs.views import sb3
+
+    env = sb3.Sb3VecEnv(toy())
+    assert isinstance(env.observation_space, Box)
+    assert rows(env.reset()) == FIRST
+    assert env.step(np.array(ACTIONS[0]))[3] == [{}, {}]
+    obs, reward, done, infos = env.step(np.array(ACTIONS[1]))
+    assert (rows(obs), rows(reward), rows(done)) == ([SECOND, [8, 0, 2]], [2, 2], [True, False])
+    assert rows(infos[0]["terminal_observation"]) == FAILED
+    assert (infos[0]["TimeLimit.truncated"], infos[0]["is_success"], infos[1]) == (False, False, {})
+    _, _, done, infos = env.step(np.array(ACTIONS[2]))
+    assert (infos[1]["TimeLimit.truncated"], infos[1]["is_success"]) == (True, True)
+    assert (infos[1]["episode"]["r"], infos[1]["episode"]["l"]) == (6, 3)
+    env.seed(30)
+    assert rows(env.reset()) == [[30, 0, 0], [31, 0, 0]]
+    assert env.env_is_wrapped(Monitor) == [True, True]
+    assert env.get_attr("render_mode", [0]) == [None]
+    with pytest.raises(AttributeError, match="no objects"):
+        env.env_method("compute_reward")
+    with pytest.raises(UserError, match="set_attr"):
+        env.set_attr("x", 1, indices=[0])
+    env.close()
+
+
+def test_stable_baselines3_learns_from_images_and_instructions() -> None:
+    pytest.importorskip("stable_baselines3", reason=INSTALL)
+    from stable_baselines3 import PPO
+
+    from envs.views import sb3
+
+    env = sb3.make("tabletop", num_envs=2, max_episode_steps=3, cameras=[CameraSpec.square("wrist", 36)], num_threads=1)
+    model = PPO("MultiInputPolicy", env, n_steps=4, batch_size=8, n_epochs=1, device="cpu").learn(8)
+    assert {"state", "images_wrist", "instruction"} == set(model.policy.observation_space.spaces)
+    env.close()
+
+
+def test_rsl_rl_extras_of_ends() -> None:
+    pytest.importorskip("rsl_rl", reason=INSTALL)
+    from envs.views import rsl_rl
+
+    env = rsl_rl.RslRlVecEnv(toy())
+    assert (env.num_envs, env.num_actions, env.max_episode_length) == (2, 1, LIMIT)
+    assert rows(env.get_observations()["policy"]) == FIRST
+    env.step(torch.tensor(ACTIONS[0]))
+    obs, _, dones, extras = env.step(torch.tensor(ACTIONS[1]))
+    assert (rows(obs["policy"]), rows(obs["privileged"])) == ([SECOND, [8, 0, 2]], [[0], [20]])
+    assert (rows(dones), rows(extras["time_outs"]), rows(env.episode_length_buf)) == ([1, 0], [False, False], [0, 2])
+    assert extras["log"] == {"/episode/return": 3, "/episode/length": 2, "/episode/success": 0}
+    assert rows(env.step(torch.tensor(ACTIONS[2]))[3]["time_outs"]) == [False, True]
+    env.episode_length_buf = torch.tensor([2, 0])
+    assert rows(env.episode_length_buf) == [2, 0]
+    assert rows(env.step(torch.tensor(ACTIONS[0]))[2]) == [1, 0]
+    env.close()
+
+
+def test_rsl_rl_observes_images_and_instructions() -> None:
+    pytest.importorskip("rsl_rl", reason=INSTALL)
+    from envs.views import rsl_rl
+
+    env = rsl_rl.make("tabletop", num_envs=2, **FRONT)
+    obs = env.get_observations()
+    assert obs["front"].shape == (2, 3, 8, 8)
+    assert float(obs["front"].max()) <= 1
+    assert rows(obs["instruction"].sum(-1)) == [1, 1]
+    env.close()
+
+
+def test_rl_games_finds_the_environments_by_name() -> None:
+    pytest.importorskip("rl_games", reason=INSTALL)
+    from rl_games.common import env_configurations, vecenv
+
+    from envs.views import rl_games
+
+    rl_games.register("toys")
+    env = vecenv.create_vec_env("toys", 3, task="reach", seed=4, num_threads=1, max_episode_steps=2)
+    info = env.get_env_info()
+    assert type(info["action_space"]).__module__.startswith("gym.")  # not gymnasium's, which rl_games does not know
+    assert info["observation_space"].shape == (29,)
+    assert env.reset()["states"].shape == (3, 30)
+    env.step(torch.zeros(3, 4))
+    _, _, dones, infos = env.step(torch.zeros(3, 4))
+    assert (rows(dones), rows(infos["time_outs"]), rows(infos["scores"])) == ([1, 1, 1], [True, True, True], [0, 0, 0])
+    env.close()
+    player = env_configurations.configurations["toys"]["env_creator"](task="reach", num_threads=1)
+    assert player.reset()["obs"].shape == (1, 29)
+    player.close()
+    with pytest.raises(UserError, match="env_config: task is missing"):
+        vecenv.create_vec_env("toys", 3)
