@@ -16,6 +16,7 @@
   api_key_file=<file>         key of the server; or the environment variable EMBODIED_API_KEY
   noise=zero|seeded           noise of decisions; by default that of the bundle
   latency_ms=0                latency added to every inference
+  plan_timeout_s=5            a policy without a chunk for so long hangs: the robot holds, then moves home
   speed=1.0                   share of the largest speed; limits can only be tightened
   confirm=false               ask before every action
   home=true                   move to the default pose at the end
@@ -25,16 +26,19 @@
   video=true                  with report: film the first episode (robot=sim)
   num_threads=1               threads of the inference
 
-Press Ctrl-C to stop: the robot moves home, and what happened is reported. Last line of stdout: {"bundle", "robot",
+Emergency: press any key on the terminal. The robot holds where it is, and the deployment ends. Ctrl-C or SIGTERM stops
+in order: the robot moves home. Either way what happened is reported. Last line of stdout: {"bundle", "robot",
 "episodes", "success_at_end", "success_at_end_ci95", "rate_hz", "missed_deadlines", "latency_ms_p99", "interventions",
 ...}.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +49,7 @@ from embodied.deployment.api_key import read_api_key
 from embodied.deployment.bundle import Bundle, read_bundle
 from embodied.deployment.home import move_home
 from embodied.deployment.inference import Inference
+from embodied.deployment.keys import EmergencyKey
 from embodied.deployment.loop import ControlLoop
 from embodied.deployment.options import DeployOptions, as_mapping, parse_words
 from embodied.deployment.record import EpisodeRecord
@@ -69,35 +74,41 @@ def run_episodes(options: DeployOptions) -> dict[str, Any]:
     """Run the episodes of a deployment and report; see ``deploy``."""
     path = Path(options.bundle)
     bundle = read_bundle(path)
+    options.check_fits(bundle)
     safety = Safety(bundle.arm, Limits.of(bundle.arm).tightened(options.speed))
     with ExitStack() as stack:
+        stack.enter_context(interrupt_on_sigterm())
         planner = stack.enter_context(planner_of(options, path, bundle))
         stage = stack.enter_context(stage_of(options, path, bundle))
         if options.confirm_mapping is not None or options.propose_mapping:
             return {"bundle": options.bundle, "robot": stage.robot.name, "mapping": options.mapping}
         deployment = Deployment(bundle, options.bundle, stage.robot.name)
-        inference = Inference(planner, stage.clock, options.latency_ms / 1e3, simulated=options.lockstep)
+        inference = Inference(planner, stage.clock, options.latency_ms / 1e3, options.lockstep, options.plan_timeout_s)
+        key = EmergencyKey()
         stack.callback(inference.close)
         loop = ControlLoop(
             bundle, stage.robot, inference, safety, stage.clock,
             schedule=options.schedule, execute=options.execute, rate_hz=options.rate_hz,
             interpolation=options.interpolation, noise=options.noise or bundle.noise,
-            confirm=ask_action if options.confirm else None,
+            confirm=ask_action if options.confirm else None, stop=key.pressed,
         )  # fmt: skip
         end: BaseException | None = None
         try:
             for episode in range(options.episodes):
-                run_episode(loop, stage, deployment, options, episode)
-        except (KeyboardInterrupt, ConnectionError, UserError) as error:
-            deployment.records.append(loop.record)
+                run_episode(loop, stage, deployment, options, episode, key)
+        except (KeyboardInterrupt, EmergencyStop, ConnectionError, UserError) as error:
+            if loop.record.reason and all(record is not loop.record for record in deployment.records):
+                deployment.records.append(loop.record)
             end = error
-        if options.home and stage.robot.is_connected:
-            move_home(stage.robot, bundle.arm, safety, stage.clock)
+        if options.home and stage.robot.is_connected and not key.pressed():
+            go_home(loop, stage, key)
+        if key.pressed():
+            stage.keep_holding()
         deployment.log = list(safety.log)
     result = deployment.result()
     if options.report is not None:
         result["report"] = write_report(deployment, options, stage.frames)
-    if isinstance(end, KeyboardInterrupt):
+    if isinstance(end, KeyboardInterrupt | EmergencyStop):
         raise Stopped(result)
     if end is not None:
         raise UserError(str(end))
@@ -114,16 +125,39 @@ def planner_of(options: DeployOptions, path: Path, bundle: Bundle) -> Iterator[P
         return
     from embodied.deployment.client import RemotePlanner  # needs websockets and msgpack, which a runner does not
 
-    with RemotePlanner(options.server, api_key=read_api_key(options.api_key_file), bundle=bundle) as client:
+    key = read_api_key(options.api_key_file)
+    with RemotePlanner(options.server, api_key=key, timeout_s=options.plan_timeout_s, bundle=bundle) as client:
         yield client
 
 
+@contextmanager
+def interrupt_on_sigterm() -> Iterator[None]:
+    """Take SIGTERM for Ctrl-C, so that the robot moves home; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class EmergencyStop(Exception):
+    """A person pressed the emergency key."""
+
+
 def run_episode(
-    loop: ControlLoop, stage: Stage, deployment: Deployment, options: DeployOptions, episode: int
+    loop: ControlLoop, stage: Stage, deployment: Deployment, options: DeployOptions, episode: int, key: EmergencyKey
 ) -> EpisodeRecord:
-    """Run one episode and add its record and its outcome to the deployment."""
+    """Run one episode and add its record and its outcome to the deployment. EmergencyStop if the key was pressed."""
     instruction = stage.begin(options.seed, episode)
-    record = loop.run(options.instruction or instruction, seed=options.seed * 1_000_003 + episode)
+    with key if loop.confirm is None else nullcontext():  # who is asked before every action stops by an answer
+        if key.watching:
+            print("press any key to stop the robot at once", file=sys.stderr, flush=True)
+        record = loop.run(options.instruction or instruction, seed=options.seed * 1_000_003 + episode)
+    if key.pressed():
+        raise EmergencyStop
     success = stage.judge()
     deployment.records.append(record)
     if success is not None:
@@ -137,6 +171,15 @@ def run_episode(
     if episode == 0 and options.report is not None and options.video:
         stage.film()
     return record
+
+
+def go_home(loop: ControlLoop, stage: Stage, key: EmergencyKey) -> None:
+    """Move the robot home; say so if it cannot be done, such as with a sensor that fails."""
+    try:
+        with key:
+            move_home(stage.robot, loop.bundle.arm, loop.safety, stage.clock, key.pressed)
+    except (ConnectionError, UserError) as error:
+        print(f"the robot stays where it is: {error}", file=sys.stderr)
 
 
 def ask_action(action: str) -> bool:

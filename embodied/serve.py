@@ -9,9 +9,9 @@
   idle_s=1800                 disconnect a client without a request for so long
   num_threads=1               threads of the inference
 
-The protocol is openpi's: its clients work unchanged (docs/serving.md). The connection is not encrypted; use a tunnel or
-a proxy with TLS on networks that you do not trust. GET /healthz answers 200. Press Ctrl-C to stop. Last line of stdout:
-{"bundle", "requests", "errors", "clients", "refused", "batches", "largest_batch", "port", "duration_s"}.
+The protocol is openpi's: its clients work unchanged (docs/sim_to_real.md). The connection is not encrypted; use a
+tunnel or a proxy with TLS on networks that you do not trust. GET /healthz answers 200. Press Ctrl-C to stop. Last line
+of stdout: {"bundle", "requests", "errors", "clients", "refused", "batches", "largest_batch", "port", "duration_s"}.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from embodied.core.spec import ArmSpec
@@ -15,8 +17,13 @@ REACHED = 0.02  # distance at which the pose counts as reached
 MAX_S = 15.0
 
 
-def move_home(robot: Robot, arm: ArmSpec, safety: Safety, clock: Clock) -> bool:
-    """Move to the default pose with the gripper as it is; return whether it was reached within MAX_S seconds."""
+def move_home(
+    robot: Robot, arm: ArmSpec, safety: Safety, clock: Clock, stop: Callable[[], bool] = lambda: False
+) -> bool:
+    """Move to the default pose with the gripper as it is; return whether it was reached within MAX_S seconds.
+
+    stop: asked in every step; True ends it, and the robot holds its measured position.
+    """
     names, speeds = joint_names(arm), joint_names(arm, "vel")
     home = np.array([joint.home for joint in arm.joints])
     step = SPEED * PERIOD_S * np.array([joint.max_velocity for joint in arm.joints])
@@ -31,9 +38,13 @@ def move_home(robot: Robot, arm: ArmSpec, safety: Safety, clock: Clock) -> bool:
     safety.start(qpos, finger_m, began_s)
     target = qpos
     for tick in range(1, round(MAX_S / PERIOD_S)):
-        target = target + np.clip(home - target, -step, step)
+        stopped = stop()
+        target = qpos if stopped else target + np.clip(home - target, -step, step)
         sent, finger = safety.filter(target, finger_m, qpos, qvel, clock.now())
         robot.send_action({**dict(zip(names, map(float, sent), strict=True)), GRIPPER: finger})
+        if stopped:
+            safety.report("stopped", "a person stopped the robot on its way home", clock.now())
+            return False
         clock.sleep_until(began_s + tick * PERIOD_S)
         qpos, qvel = measured()
         if np.abs(qpos - home).max() < REACHED:

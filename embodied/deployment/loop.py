@@ -5,7 +5,8 @@
     inference       inputs ──► planner, in a thread of its own ──► schedule
 
 Deadlines are absolute, so errors do not add up. A tick that begins after the next one should have begun is a missed
-deadline; the ticks in between are dropped, and the robot keeps its last targets meanwhile.
+deadline; the ticks in between are dropped, and the robot keeps its last targets meanwhile. It also keeps them while a
+measurement is not finite.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from embodied.core.errors import UserError
 from embodied.deployment.bundle import Bundle
 from embodied.deployment.controller import ArmController
 from embodied.deployment.inference import Clock, Inference
-from embodied.deployment.observation import StateBuilder
+from embodied.deployment.observation import NotFinite, StateBuilder
 from embodied.deployment.record import EpisodeRecord
 from embodied.deployment.robots.base import GRIPPER, Observation, Robot, joint_names
 from embodied.deployment.safety import Safety
-from embodied.deployment.schedule import PlanRequest, Schedule
+from embodied.deployment.schedule import DelayEstimate, PlanRequest, Schedule
 
 Array = NDArray[np.float64]
-MAX_STEPS_PER_TICK = 1000
+MAX_TICKS_PER_STEP = 1000
+BLIND_S = 1.0
+"""Longest time without a finite observation."""
+SENT_TOLERANCE = 1e-3
+"""Largest difference (rad, m) of a target from what the robot says that it sent on."""
 
 
 class ControlLoop:
@@ -35,7 +40,8 @@ class ControlLoop:
 
     rate_hz: ticks per second, a whole multiple of the control rate. interpolation: ``hold`` sends the targets of a
     control step in all its ticks, as training does; ``linear`` moves to them over the control step. confirm: asked
-    before every action; False ends the episode. stop: asked in every tick; True ends it.
+    before every action; False ends the episode. stop: asked in every tick; True ends it, and the robot holds its
+    measured position.
     """
 
     def __init__(
@@ -54,23 +60,18 @@ class ControlLoop:
         confirm: Callable[[str], bool] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> None:
-        control_hz = 1.0 / bundle.control_dt_s
-        rate = control_hz if rate_hz is None else rate_hz
-        self.ticks_per_step = round(rate / control_hz)
-        if self.ticks_per_step < 1 or abs(self.ticks_per_step * control_hz - rate) > 1e-6 * rate:
-            raise UserError(f"rate_hz: got {rate:g}, allowed: whole multiples of the policy's {control_hz:g}")
-        if self.ticks_per_step > MAX_STEPS_PER_TICK:
-            raise UserError(f"rate_hz: got {rate:g}, allowed: at most {MAX_STEPS_PER_TICK * control_hz:g}")
+        self.ticks_per_step = ticks_per_step(bundle, rate_hz)
         if interpolation not in ("hold", "linear"):
             raise UserError(f"interpolation: got '{interpolation}', allowed: hold, linear")
         self.bundle, self.robot, self.inference, self.safety, self.clock = bundle, robot, inference, safety, clock
-        self.period_s = 1.0 / rate
+        self.period_s = bundle.control_dt_s / self.ticks_per_step
         self.interpolation, self.noise, self.confirm, self.stop = interpolation, noise, confirm, stop
         self.schedule_kind, self.execute = schedule, bundle.execute if execute is None else execute
         self.controller, self.builder = ArmController(bundle.arm, bundle.action), StateBuilder(bundle)
         self.record = EpisodeRecord()
         """Record of the last episode."""
-        self.joints, self.speeds = joint_names(bundle.arm), joint_names(bundle.arm, "vel")
+        self.joints = joint_names(bundle.arm)
+        self.delay = DelayEstimate(bundle.control_dt_s)
 
     def run(self, instruction: str | None = None, seed: int = 0, steps: int | None = None) -> EpisodeRecord:
         """Run one episode of at most ``steps`` control steps (None: as in training); return what happened.
@@ -93,6 +94,18 @@ class ControlLoop:
         return episode.record
 
 
+def ticks_per_step(bundle: Bundle, rate_hz: float | None) -> int:
+    """Return the commands per control step at a rate; None is the policy's. UserError if it is no whole number."""
+    control_hz = 1.0 / bundle.control_dt_s
+    rate = control_hz if rate_hz is None else rate_hz
+    ticks = round(rate / control_hz)
+    if ticks < 1 or abs(ticks * control_hz - rate) > 1e-6 * rate:
+        raise UserError(f"rate_hz: got {rate:g}, allowed: whole multiples of the policy's {control_hz:g}")
+    if ticks > MAX_TICKS_PER_STEP:
+        raise UserError(f"rate_hz: got {rate:g}, allowed: at most {MAX_TICKS_PER_STEP * control_hz:g}")
+    return ticks
+
+
 class Episode:
     """State of one episode of a ``ControlLoop``."""
 
@@ -102,11 +115,13 @@ class Episode:
         texts = bundle.instructions
         self.record = EpisodeRecord(instruction=texts[instruction].text if texts else "")
         self.schedule = Schedule(
-            loop.schedule_kind, bundle.horizon, loop.execute, bundle.action_dim, bundle.control_dt_s, bundle.max_delay
-        )
+            loop.schedule_kind, bundle.horizon, loop.execute, bundle.action_dim, bundle.control_dt_s, bundle.max_delay,
+            delay=loop.delay,
+        )  # fmt: skip
         self.random = np.random.Generator(np.random.Philox(key=seed))
         self.finger_m = bundle.arm.gripper.open_m
         self.step, self.phase = 0, 0  # control step, and tick within it
+        self.blind_since_s: float | None = None
         self.first_latency = len(loop.inference.latencies_s)
         self.safety_counts = dict(loop.safety.counts)
         observation = loop.robot.get_observation()
@@ -130,6 +145,7 @@ class Episode:
                 tick += dropped
             if loop.stop is not None and loop.stop():
                 record.reason = "stopped"
+                self._halt()
                 return
             if not self._tick(due_s):
                 record.reason = "refused"
@@ -152,10 +168,15 @@ class Episode:
         loop = self.loop
         observation = loop.robot.get_observation()
         now_s = loop.clock.now()
-        qpos = loop.builder.qpos(observation)
-        qvel = np.array([float(observation[name]) for name in loop.speeds])
-        if self.phase == 0:
-            action = self._next_action(observation, due_s)
+        try:
+            qpos, qvel = loop.builder.qpos(observation), loop.builder.qvel(observation)
+            state = loop.builder.state(observation, self.finger_m) if self.phase == 0 else None
+        except NotFinite as error:
+            self._hold_blind(error, now_s)
+            return True
+        self.blind_since_s = None
+        if state is not None:
+            action = self._next_action(observation, state, due_s)
             if action is None:
                 self.record.waited_ticks += 1
                 self._send(*loop.safety.hold(), qpos, qvel, now_s, observation)
@@ -164,7 +185,7 @@ class Episode:
                 return False
             self.previous = self.goal
             self.goal, self.finger_m = loop.controller.targets(action, qpos, self.finger_m)
-            self._keep(observation, action, qpos, now_s)
+            self._keep(observation, state, action, qpos, now_s)
         self.phase += 1
         share = self.phase / loop.ticks_per_step if loop.interpolation == "linear" else 1.0
         targets = self.previous + share * (self.goal - self.previous)
@@ -174,13 +195,35 @@ class Episode:
             self.phase, self.step = 0, self.step + 1
         return True
 
-    def _next_action(self, observation: Observation, due_s: float) -> NDArray[np.float32] | None:
+    def _hold_blind(self, error: NotFinite, now_s: float) -> None:
+        """Keep the last targets in a tick whose observation is not finite. ``error`` after BLIND_S of such ticks."""
+        self.record.waited_ticks += 1
+        self._command(*self.loop.safety.hold_blind(str(error), now_s), now_s)
+        self.blind_since_s = now_s if self.blind_since_s is None else self.blind_since_s
+        if now_s - self.blind_since_s > BLIND_S:
+            raise UserError(f"{error}, for {BLIND_S:g} s")
+
+    def _halt(self) -> None:
+        """Command the measured position, where the robot stays."""
+        loop = self.loop
+        observation, now_s = loop.robot.get_observation(), loop.clock.now()
+        loop.safety.report("stopped", "a person stopped the robot", now_s)
+        try:
+            qpos, qvel = loop.builder.qpos(observation), loop.builder.qvel(observation)
+        except NotFinite as error:
+            self._hold_blind(error, now_s)
+            return
+        self._send(qpos, loop.safety.hold()[1], qpos, qvel, now_s, observation)
+
+    def _next_action(
+        self, observation: Observation, state: NDArray[np.float32], due_s: float
+    ) -> NDArray[np.float32] | None:
         """Return the action of the present control step; None if the robot has to wait for a chunk."""
         loop, schedule = self.loop, self.schedule
         self._arrive(0.0)
         request = schedule.request(self.step)
         if request is not None:
-            loop.inference.submit(self._inputs(request, observation))
+            loop.inference.submit(self._inputs(request, observation, state))
             self._arrive(0.0)
         if schedule.pending and schedule.waits:
             self._arrive(max(0.0, due_s + 0.9 * loop.period_s - loop.clock.now()))
@@ -194,13 +237,15 @@ class Episode:
         if found is not None:
             self.schedule.arrive(found[0], self.step, found[1])
 
-    def _inputs(self, request: PlanRequest, observation: Observation) -> dict[str, NDArray[Any]]:
+    def _inputs(
+        self, request: PlanRequest, observation: Observation, state: NDArray[np.float32]
+    ) -> dict[str, NDArray[Any]]:
         """Return the inputs of the planner, one row."""
         bundle, loop = self.bundle, self.loop
         shape = bundle.noise_shape
         seeded = loop.noise == "seeded"
         noise = self.random.standard_normal(shape, np.float32) if seeded else np.zeros(shape, np.float32)
-        inputs: dict[str, NDArray[Any]] = {"state": loop.builder.state(observation, self.finger_m), "noise": noise}
+        inputs: dict[str, NDArray[Any]] = {"state": state, "noise": noise}
         for camera in bundle.cameras:
             if camera.name not in observation:
                 raise UserError(f"the robot's observation lacks the image of camera '{camera.name}'")
@@ -214,18 +259,30 @@ class Episode:
     def _send(
         self, targets: Array, finger_m: float, qpos: Array, qvel: Array, now_s: float, observation: Observation
     ) -> Array:
-        """Send targets through the safety; return those that left."""
+        """Send targets through the safety; return those that the robot sent on."""
         loop = self.loop
         age_s = now_s - float(observation["timestamp"]) if "timestamp" in observation else 0.0
         safe, finger = loop.safety.filter(targets, finger_m, qpos, qvel, now_s, age_s)
-        loop.robot.send_action({**dict(zip(loop.joints, map(float, safe), strict=True)), GRIPPER: finger})
-        return safe
+        return self._command(safe, finger, now_s)
 
-    def _keep(self, observation: Observation, action: NDArray[np.float32], qpos: Array, now_s: float) -> None:
+    def _command(self, safe: Array, finger_m: float, now_s: float) -> Array:
+        """Command targets that have left the safety; return those that the robot sent on."""
+        loop = self.loop
+        returned = loop.robot.send_action({**dict(zip(loop.joints, map(float, safe), strict=True)), GRIPPER: finger_m})
+        sent = np.array([float(returned[name]) for name in loop.joints])
+        i = int(np.argmax(np.abs(sent - safe)))
+        if abs(sent[i] - safe[i]) > SENT_TOLERANCE:
+            loop.safety.report("robot", f"it sent {loop.joints[i]} {sent[i]:.4f} in place of {safe[i]:.4f}", now_s)
+        return sent
+
+    def _keep(
+        self, observation: Observation, state: NDArray[np.float32], action: NDArray[np.float32], qpos: Array,
+        now_s: float,
+    ) -> None:  # fmt: skip
         """Record a control step."""
         record = self.record
         record.times_s.append(now_s - self.began_s)
-        record.states.append(self.loop.builder.state(observation, self.finger_m))
+        record.states.append(state)
         record.images.append({c.name: np.asarray(observation[c.name]) for c in self.bundle.cameras})
         record.actions.append(np.asarray(action, np.float32))
         record.qpos.append(qpos)

@@ -17,6 +17,10 @@ from embodied.deployment.robots.base import GRIPPER, joint_names
 Array = NDArray[np.float64]
 
 
+class NotFinite(UserError):
+    """A measurement that is NaN or infinite. It may pass, as a wrong name does not."""
+
+
 class StateBuilder:
     """Assemble the input ``state`` of a bundle from a robot's observation (names: embodied.deployment.robots.base).
 
@@ -46,16 +50,20 @@ class StateBuilder:
         """Return the joint positions [J]."""
         return self._numbers(observation, self._positions)
 
+    def qvel(self, observation: Mapping[str, Any]) -> Array:
+        """Return the joint velocities [J]."""
+        return self._numbers(observation, self._velocities)
+
     def tool(self, observation: Mapping[str, Any]) -> Array:
         """Return the position of the tool centre point [3], base frame, m."""
         return self.chain.tool(self.qpos(observation))[0]
 
     def state(self, observation: Mapping[str, Any], finger_target_m: float) -> NDArray[np.float32]:
-        """Return the state [S], physical units. UserError for an entry that is missing or not finite.
+        """Return the state [S], physical units. UserError for a missing entry, NotFinite for one that is not finite.
 
         finger_target: finger position that was last commanded, m.
         """
-        qpos, qvel = self.qpos(observation), self._numbers(observation, self._velocities)
+        qpos, qvel = self.qpos(observation), self.qvel(observation)
         position, _, jacobian = self.chain.tool(qpos)
         finger = self._numbers(observation, [GRIPPER])[0]
         parts: dict[str, Array] = {
@@ -75,14 +83,14 @@ class StateBuilder:
 
     @staticmethod
     def _numbers(observation: Mapping[str, Any], names: list[str]) -> Array:
-        """Return the named numbers as float64; UserError for one that is missing or not finite."""
+        """Return the named numbers as float64; UserError for a missing one, NotFinite for one that is not finite."""
         missing = [name for name in names if name not in observation]
         if missing:
             raise UserError(f"the robot's observation lacks {', '.join(missing)}; it has {', '.join(observation)}")
         values = np.array([float(observation[name]) for name in names])
         if not np.isfinite(values).all():
             bad = [name for name, value in zip(names, values, strict=True) if not np.isfinite(value)]
-            raise UserError(f"the robot's observation is not finite in {', '.join(bad)}")
+            raise NotFinite(f"the robot's observation is not finite in {', '.join(bad)}")
         return values
 
 

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from embodied.core.errors import UserError, unknown_name
-from embodied.deployment.bundle import from_json
+from embodied.deployment.bundle import Bundle, from_json
+from embodied.deployment.inference import TIMEOUT_S
+from embodied.deployment.loop import ticks_per_step
 from embodied.deployment.robots.sim import PERTURBATIONS
+from embodied.deployment.schedule import Schedule
 
 T = TypeVar("T")
 
@@ -33,6 +36,7 @@ class DeployOptions:
     api_key_file: str | None = None
     noise: str | None = None
     latency_ms: float = 0.0
+    plan_timeout_s: float = TIMEOUT_S
     speed: float = 1.0
     confirm: bool = False
     home: bool = True
@@ -46,11 +50,21 @@ class DeployOptions:
     video: bool = True
     num_threads: int = 1
 
+    def check_fits(self, bundle: Bundle) -> None:
+        """Raise UserError for values that do not fit a policy, before a robot is connected."""
+        ticks_per_step(bundle, self.rate_hz)
+        execute = bundle.execute if self.execute is None else self.execute
+        Schedule(self.schedule, bundle.horizon, execute, bundle.action_dim, bundle.control_dt_s)
+
     def check(self) -> None:
         """Raise UserError for values that are not allowed."""
         for name, low in (("episodes", 1), ("seed", 0), ("num_threads", 1)):
             if getattr(self, name) < low:
                 raise UserError(f"{name}: got {getattr(self, name)}, allowed: at least {low}")
+        if not 0 <= self.latency_ms <= 1e4:
+            raise UserError(f"latency_ms: got {self.latency_ms}, allowed: 0 to 10000")
+        if not 0 < self.plan_timeout_s <= 600:
+            raise UserError(f"plan_timeout_s: got {self.plan_timeout_s}, allowed: above 0, at most 600")
         if self.robot != "sim" and ":" not in self.robot:
             raise unknown_name("robot", self.robot, ["sim", "<module>:<Class>"])
         if self.robot != "sim" and self.mapping is None:

@@ -6,7 +6,7 @@ import html
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from embodied.deployment.schedule import latency_quantiles_ms
 
 PAGE = "report.html"
 RESULT = "result.json"
+INTERVENTIONS = "interventions.jsonl"
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
 
 
@@ -71,9 +72,11 @@ class Deployment:
         }
 
     def write(self, path: Path, options: Mapping[str, Any], video: str | None) -> Path:
-        """Write ``report.html`` and ``result.json`` into a directory; return the page's path."""
+        """Write page, result and all interventions into a directory; return the page's path."""
         result = self.result()
         (path / RESULT).write_text(json.dumps(result | {"options": dict(options)}, indent=1) + "\n")
+        lines = [json.dumps(asdict(entry)) + "\n" for entry in self.log]
+        (path / INTERVENTIONS).write_text("".join(lines))
         (path / PAGE).write_text(self._page(result, options, video))
         return path / PAGE
 
@@ -94,6 +97,7 @@ class Deployment:
             if result["interventions"]
             else 0,
             "Steps without an action": result["padded_steps"],
+            **({"Chunks that took longer than trained for": result["beyond_max_delay"]} if bundle.max_delay else {}),
             "Episodes ended by": json.dumps(result["ended"]),
         }
         last = self.records[-1] if self.records else EpisodeRecord()

@@ -1,6 +1,7 @@
 """Limits on what leaves for a robot. No target reaches a robot except through ``Safety.filter``.
 
     not finite, old or missing observation ─► hold the last targets
+    emergency key                          ─► hold the measured position
     far ahead of the measured position     ─► nearer: within max_lead, less while ramping in
     beyond joint limits                    ─► at the limit
     tool outside of the workspace          ─► hold
@@ -26,7 +27,7 @@ from embodied.core.spec import ArmSpec
 
 Array = NDArray[np.float64]
 LOG = logging.getLogger("embodied.deployment")
-LOGGED = 1000  # interventions that are kept; the counts go on
+LOGGED = 100_000  # interventions that are kept; the counts go on
 MARGIN_M = 0.03  # how far outside of the box of training the tool's target may be: its position lags and swings
 RAMP_START = 0.1  # share of max_lead at the beginning
 
@@ -96,7 +97,8 @@ class Intervention:
     time_s: float
     """When, on the loop's clock."""
     kind: str
-    """``lead``, ``position``, ``gripper``, ``workspace``, ``velocity``, ``stale``, ``not finite``, ``missed``."""
+    """``lead``, ``position``, ``gripper``, ``workspace``, ``velocity``, ``stale``, ``not finite``, ``missed``,
+    ``stopped`` (a person did), ``robot`` (it sent other targets on)."""
     detail: str
     """What was changed, in words."""
 
@@ -148,6 +150,11 @@ class Safety:
         assert self._sent is not None, "start() comes first"
         return self._sent
 
+    def hold_blind(self, detail: str, now_s: float) -> tuple[Array, float]:
+        """Return the last targets for an observation that is not finite."""
+        self._now_s = now_s
+        return self._leave(*self.hold(), self._note("not finite", detail))
+
     def filter(
         self, targets_J: Array, finger_m: float, qpos_J: Array, qvel_J: Array, now_s: float, age_s: float = 0.0
     ) -> tuple[Array, float]:
@@ -192,9 +199,13 @@ class Safety:
 
     def missed(self, late_s: float, now_s: float) -> None:
         """Log that the loop was too late for a command, during which the robot held its last targets."""
+        self.report("missed", f"{late_s * 1e3:.0f} ms late", now_s)
+
+    def report(self, kind: str, detail: str, now_s: float) -> None:
+        """Count and log what intervened elsewhere."""
         self._now_s = now_s
-        self._note("missed", f"{late_s * 1e3:.0f} ms late")
-        self._active.discard("missed")
+        self._active.discard(kind)
+        self._note(kind, detail)
 
     def _outside(self, qpos_J: Array) -> float:
         """Return how far the tool is outside of the workspace at joint positions [J], m; 0 inside."""
@@ -213,7 +224,7 @@ class Safety:
         if kind not in self._active:
             self.counts[kind] += 1
             self.log.append(Intervention(round(self._now_s, 4), kind, detail))
-            LOG.info("safety: %s: %s", kind, detail)
+            LOG.warning("safety: %s: %s", kind, detail)
         return {kind}
 
     def _leave(self, targets_J: Array, finger_m: float, found: set[str]) -> tuple[Array, float]:

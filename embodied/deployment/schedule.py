@@ -67,13 +67,13 @@ class DelayEstimate:
 class Schedule:
     """Chunks of one episode.
 
-    horizon, execute, max_delay: H, E and D of the bundle. padding: arm entries of an action that are 0 when a chunk has
-    run out, all but the last. Call ``request`` at the beginning of a control step, then ``action``.
+    horizon, execute, max_delay: H, E and D of the bundle. delay: estimate that outlives the episode; None: a new one.
+    Call ``request`` at the beginning of a control step, then ``action``.
     """
 
     def __init__(
         self, kind: str, horizon: int, execute: int, action_dim: int, control_dt_s: float, max_delay: int = 0,
-        decay: float = 0.01,
+        decay: float = 0.01, delay: DelayEstimate | None = None,
     ) -> None:  # fmt: skip
         if kind not in SCHEDULES:
             raise unknown_name("schedule", kind, SCHEDULES)
@@ -81,7 +81,7 @@ class Schedule:
             raise UserError(f"execute: got {execute}, allowed: 1 to {horizon}")
         self.kind, self.horizon, self.execute, self.max_delay = kind, horizon, execute, max_delay
         self.action_dim, self.decay = action_dim, decay
-        self.delay = DelayEstimate(control_dt_s)
+        self.delay = DelayEstimate(control_dt_s) if delay is None else delay
         self.padded = 0
         """Control steps for which no chunk had an action."""
         self.beyond_max_delay = 0

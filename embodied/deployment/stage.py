@@ -52,6 +52,12 @@ class Stage:
         """Return whether the task is solved; None if nobody can tell."""
         return ask("solved?") if sys.stdin.isatty() else None
 
+    def keep_holding(self) -> None:
+        """Keep the connection after an emergency stop until a person says so: many arms fall without it."""
+        if sys.stdin.isatty():
+            print("the robot holds; press Enter to disconnect ", end="", file=sys.stderr, flush=True)
+            sys.stdin.readline()
+
     def film(self) -> None:
         """Keep a film of the episode that has just ended; a real robot has none."""
 
@@ -67,6 +73,8 @@ class SimulatedStage(Stage):
     def judge(self) -> bool | None:
         assert isinstance(self.robot, SimRobot)
         return bool(self.robot.outcome()["success"])
+
+    def keep_holding(self) -> None: ...
 
     def film(self) -> None:
         assert isinstance(self.robot, SimRobot)

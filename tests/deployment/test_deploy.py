@@ -31,7 +31,7 @@ from embodied.deployment.robots.sim import PERTURBATIONS, SimRobot
 from embodied.deployment.runner import PolicyRunner
 from embodied.deployment.safety import Limits, Safety
 from embodied.run.factories import evaluation_plans, make_env
-from envs.views.robot_process import Perturbation, Play
+from envs.views.robot_process import Perturbation, Play, RobotOptions, SimulatedArm
 from tests.commands.helpers import run
 from tests.deployment.exports import flow_bundle, random_policy, small_config
 from tests.deployment.servers import serving
@@ -178,13 +178,14 @@ def test_perturbations_change_the_arm() -> None:
     assert {*PERTURBATIONS["real"]} == {*Perturbation.__dataclass_fields__}
     moved = []
     for perturbation in ({}, {"gains": 0.3}, {"action_delay_s": 0.2}, {"backlash_rad": 0.2}):
-        with SimRobot(BUNDLE, SIMULATION, perturbation, lockstep=True) as robot:
-            robot.reset(0, 0)
-            start = robot.get_observation()
-            action = {name: start[name] for name in robot.action_features}
-            robot.send_action(action | {"joint1.pos": start["joint1.pos"] + 0.1})
-            robot.sleep_until(0.15)
-            moved.append(robot.get_observation()["joint1.pos"] - start["joint1.pos"])
+        arm = SimulatedArm(RobotOptions("pick_place", SIMULATION["task"], perturbation=Perturbation(**perturbation)))
+        start = arm.observe()
+        targets = {f"{name}.pos": start[f"{name}.pos"] for name in arm.joints} | {"gripper.pos": start["gripper.pos"]}
+        arm.act(targets | {"joint1.pos": start["joint1.pos"] + 0.1})
+        while arm.time_s < 0.15:
+            arm.step()
+        moved.append(arm.observe()["joint1.pos"] - start["joint1.pos"])
+        arm.pool.close()
     assert moved[0] > 0.05
     assert 0.001 < moved[1] < 0.7 * moved[0]
     assert abs(moved[2]) < 1e-3
@@ -289,7 +290,8 @@ def test_the_command_drives_the_robot_and_reports(tmp_path: Path) -> None:
         ("schedule=async", "unknown schedule 'async'"),
         ("rate_hz=33", "whole multiples"),
         ("bundle=/nowhere", "is not a directory"),
-        ("latency_ms=-1", "latency: got"),
+        ("latency_ms=-1", "latency_ms: got -1.0, allowed: 0 to 10000"),
+        ("plan_timeout_s=0", "plan_timeout_s: got 0.0, allowed: above 0"),
     ],
 )
 def test_bad_input_is_refused(word: str, message: str) -> None:

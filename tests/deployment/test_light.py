@@ -27,6 +27,7 @@ MODULES = [
     "controller",
     "home",
     "inference",
+    "keys",
     "loop",
     "mapping",
     "observation",

@@ -6,6 +6,7 @@ Names towards a bundle (``arm.joints[i].name`` is the name of a joint):
     gripper.pos                  distance of each finger from the point where the fingers meet, m
     <term>[<i>]                  entry of a term with source ``external``: what perception or a person provides
     <camera>                     image, uint8 [height, width, 3], RGB
+    timestamp                    when it was measured, s on ``time.monotonic``; without it an observation is new
 
 An action has ``<joint>.pos`` of every joint and ``gripper.pos``: position targets. A robot with other names, signs or
 units is used through a ``Mapping`` (embodied.deployment.mapping).
