@@ -73,7 +73,7 @@ def deploy(argv: Sequence[str]) -> dict[str, Any]:
 def run_episodes(options: DeployOptions) -> dict[str, Any]:
     """Run the episodes of a deployment and report; see ``deploy``."""
     path = Path(options.bundle)
-    bundle = read_bundle(path)
+    bundle = read_bundle(path, with_policy=options.server is None)
     options.check_fits(bundle)
     safety = Safety(bundle.arm, Limits.of(bundle.arm).tightened(options.speed))
     with ExitStack() as stack:

@@ -2,12 +2,15 @@
 
   checkpoint=last|step_<n>    checkpoint to export
   episodes=16                 simulated episodes in which observations are recorded
+  layout=auto                 onnx, or transformers (safetensors), for a policy around one of its models, such as vla;
+                              auto is onnx unless the weights take more than 1 GB
 
-The bundle has policy.onnx (normaliser inside, physical units), bundle.json (order, units, rate, limits, hashes),
-parity.npz, simulation.json (the arm that robot=sim simulates) and a README.md. The export fails, and leaves nothing, if
-the outputs of torch and of the runner on the recorded observations differ by more than 1e-5 of the action's scale.
+The bundle has policy.onnx (normaliser inside, physical units) or the files of transformers, bundle.json (order, units,
+rate, limits, hashes), parity.npz, simulation.json (the arm that robot=sim simulates) and a README.md. The export fails,
+and leaves nothing, if the outputs of the policy and of the bundle's runner on the recorded observations differ by more
+than 1e-5 of the action's scale.
 
-Last line of stdout: {"bundle", "parity_max", "policy", "task", "bytes"}.
+Last line of stdout: {"bundle", "parity_max", "policy", "task", "layout", "bytes"}.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from embodied.core.config import nest, parse_overrides
 from embodied.core.options import Count, config_dataclass, from_mapping
@@ -25,7 +28,7 @@ from embodied.run.command import run_command
 from embodied.run.config import read_run
 from embodied.run.directory import check_new_dir
 from embodied.run.evaluation import load_checkpoint, load_policy
-from embodied.run.exporting import check_exportable, origin_of, record, write_bundle
+from embodied.run.exporting import check_exportable, chosen_layout, origin_of, record, write_bundle
 from embodied.run.factories import make_spec
 
 
@@ -37,6 +40,7 @@ class ExportConfig:
     out: str
     checkpoint: str = "last"
     episodes: Count = 16
+    layout: Literal["auto", "onnx", "transformers"] = "auto"
 
 
 def export(argv: Sequence[str]) -> dict[str, Any]:
@@ -51,11 +55,12 @@ def export(argv: Sequence[str]) -> dict[str, Any]:
     policy = load_policy(config, found)
     print(f"recording observations of {options.episodes} episodes of {spec.task}", file=sys.stderr)
     recorded = record(config, policy, options.episodes)
-    print("exporting to ONNX: half a minute for a policy on the state, minutes for a VLA", file=sys.stderr)
+    layout = chosen_layout(policy, options.layout)
+    print(f"exporting, layout {layout}: half a minute for a policy on the state, minutes for a VLA", file=sys.stderr)
     out.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
-        bundle = write_bundle(part, config, policy, spec, recorded, origin_of(config, run_dir, found))
+        bundle = write_bundle(part, config, policy, spec, recorded, origin_of(config, run_dir, found), layout)
         part.chmod(0o755)
         part.rename(out)
     except BaseException:
@@ -66,6 +71,7 @@ def export(argv: Sequence[str]) -> dict[str, Any]:
         "parity_max": bundle.parity_max,
         "policy": bundle.origin.policy,
         "task": bundle.origin.task,
+        "layout": bundle.layout,
         "bytes": sum(file.stat().st_size for file in out.iterdir()),
     }
 

@@ -8,6 +8,7 @@
   max_clients=64              largest number of connected clients
   idle_s=1800                 disconnect a client without a request for so long
   num_threads=1               threads of the inference
+  device=cpu                  cuda for a bundle in the layout of transformers, which needs torch; ONNX runs on the CPU
 
 The protocol is openpi's: its clients work unchanged (docs/sim_to_real.md). The connection is not encrypted; use a
 tunnel or a proxy with TLS on networks that you do not trust. GET /healthz answers 200. Press Ctrl-C to stop. Last line
@@ -23,14 +24,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from embodied.core.errors import UserError
+from embodied.core.errors import UserError, unknown_name
 from embodied.deployment.api_key import read_api_key
+from embodied.deployment.bundle import read_bundle
 from embodied.deployment.options import parse_words
-from embodied.deployment.runner import PolicyRunner
+from embodied.deployment.runner import PolicyRunner, parity
 from embodied.deployment.server import PolicyServer, ServerOptions, is_loopback
 from embodied.run.command import Stopped, run_command
+
+if TYPE_CHECKING:  # it imports torch, which a machine with an ONNX bundle does not need
+    from embodied.run.torch_runner import TorchRunner
 
 
 @dataclass(frozen=True)
@@ -46,11 +51,14 @@ class ServeOptions:
     max_clients: int = ServerOptions.max_clients
     idle_s: float = ServerOptions.idle_s
     num_threads: int = 1
+    device: str = "cpu"
 
     def check(self) -> None:
         """Raise UserError for values that are not allowed."""
         if self.num_threads < 1:
             raise UserError(f"num_threads: got {self.num_threads}, allowed: at least 1")
+        if self.device not in ("cpu", "cuda"):
+            raise unknown_name("device", self.device, ("cpu", "cuda"))
 
     def of_server(self) -> ServerOptions:
         """Return the options of the server, with the key. UserError for values that are not allowed."""
@@ -64,12 +72,31 @@ def run_server(argv: Sequence[str]) -> dict[str, Any]:
     """Serve until a signal comes, then raise ``Stopped`` with the command's result. UserError for bad input."""
     options = parse_words(ServeOptions, argv)
     of_server = options.of_server()
-    runner = PolicyRunner(Path(options.bundle), options.num_threads)
-    runner.parity()  # the first inference is slow; no client should wait for it
+    runner = runner_of(options)
+    parity(runner, runner.path)  # the first inference is slow; no client should wait for it
     raise Stopped({"bundle": options.bundle, **asyncio.run(serve_until_stopped(runner, of_server))})
 
 
-async def serve_until_stopped(runner: PolicyRunner, options: ServerOptions) -> dict[str, Any]:
+def runner_of(options: ServeOptions) -> PolicyRunner | TorchRunner:
+    """Return the runner of the bundle's layout. UserError if it cannot run here."""
+    path = Path(options.bundle)
+    if read_bundle(path, with_policy=False).layout == "onnx":
+        if options.device != "cpu":
+            raise UserError(f"device={options.device}: bundle={path} is an ONNX model, which runs on the cpu")
+        return PolicyRunner(path, options.num_threads)
+    try:
+        import torch
+
+        from embodied.run.torch_runner import TorchRunner
+    except ImportError as error:
+        raise UserError(f"bundle={path} needs torch and transformers: {error}") from error
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device=cuda: torch finds no GPU here")
+    torch.set_num_threads(options.num_threads)
+    return TorchRunner(path, options.device)
+
+
+async def serve_until_stopped(runner: PolicyRunner | TorchRunner, options: ServerOptions) -> dict[str, Any]:
     """Serve until SIGINT or SIGTERM; return what was done. A second signal ends the process at once."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
@@ -88,7 +115,7 @@ async def serve_until_stopped(runner: PolicyRunner, options: ServerOptions) -> d
     return {**server.result(), "port": port, "duration_s": round(time.monotonic() - began_s, 3)}
 
 
-def greet(runner: PolicyRunner, options: ServerOptions) -> None:
+def greet(runner: PolicyRunner | TorchRunner, options: ServerOptions) -> None:
     """Say on stderr what is served, where, and to whom."""
     origin = runner.bundle.origin
     print(f"serving {origin.policy} for {origin.task} from {runner.path}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """A bundle: the directory with all that runs a policy on a robot. numpy alone reads it.
 
-policy.onnx     ``plan`` of the policy, normaliser inside; inputs and outputs in physical units
+policy.onnx     ``plan`` of the policy, normaliser inside; inputs and outputs in physical units. A large policy has the
+                files of transformers in its place (embodied.run.torch_runner)
 bundle.json     ``Bundle``: what goes in and out, in which order and unit, at which rate, within which limits
 parity.npz      recorded inputs and the outputs of torch for them
 simulation.json options of task and simulator, for robot=sim
@@ -28,6 +29,10 @@ FORMAT = 1
 """Version of the layout; a reader refuses others."""
 BUNDLE_FILE, POLICY_FILE, PARITY_FILE, README_FILE = "bundle.json", "policy.onnx", "parity.npz", "README.md"
 SIMULATION_FILE = "simulation.json"
+MODEL_FILE, OPTIONS_FILE, STATISTICS_FILE = "config.json", "policy.json", "statistics.safetensors"
+"""Files of a bundle in the layout of transformers, beside weights and tokenizer."""
+BESIDE_POLICY = (PARITY_FILE, SIMULATION_FILE, README_FILE)
+"""Files that are no part of the policy."""
 MAX_JSON_BYTES = 8 * 2**20
 
 T = TypeVar("T")
@@ -125,6 +130,19 @@ class Bundle:
         """Size A of an action."""
         return len(self.action)
 
+    @property
+    def layout(self) -> str:
+        """``onnx``, or ``transformers`` for a large policy."""
+        return "onnx" if POLICY_FILE in self.files else "transformers"
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the policy: that of policy.onnx, or one over the names and hashes of a large one's files."""
+        if self.layout == "onnx":
+            return self.files[POLICY_FILE]
+        lines = [f"{self.files[name]}  {name}\n" for name in sorted(self.files) if name not in BESIDE_POLICY]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
     def instruction_index(self, text: str | None) -> int:
         """Return the index of an instruction. UserError with the nearest one for a text that is not in the bundle."""
         texts = [instruction.text for instruction in self.instructions]
@@ -142,8 +160,11 @@ def write_description(path: Path, bundle: Bundle) -> None:
     (path / BUNDLE_FILE).write_text(json.dumps(asdict(bundle), indent=1) + "\n")
 
 
-def read_bundle(path: Path) -> Bundle:
-    """Read and check a bundle. UserError for a missing or changed file, another format or a malformed description."""
+def read_bundle(path: Path, with_policy: bool = True) -> Bundle:
+    """Read and check a bundle. UserError for a missing or changed file, another format or a malformed description.
+
+    with_policy: whether the policy's own files are needed; a server has them where another machine plans.
+    """
     if not (path / BUNDLE_FILE).is_file():
         what = "has no bundle.json" if path.is_dir() else "is not a directory"
         raise UserError(f"bundle={path} {what}: give the directory that 'python -m embodied.export' wrote")
@@ -160,11 +181,14 @@ def read_bundle(path: Path) -> Bundle:
     for name, expected in bundle.files.items():
         if Path(name).name != name:
             raise UserError(f"{BUNDLE_FILE}: files: got '{name}', allowed: names without a folder")
+        if not with_policy and name not in BESIDE_POLICY:
+            continue
         if not (path / name).is_file():
             raise UserError(f"bundle={path} lacks {name}: copy the whole directory")
         if sha256(path / name) != expected:
             raise UserError(f"{path / name} is not the file that was exported (its SHA-256 differs): copy it again")
-    for name in (POLICY_FILE, PARITY_FILE, SIMULATION_FILE):
+    of_policy = (POLICY_FILE,) if OPTIONS_FILE not in bundle.files else (MODEL_FILE, OPTIONS_FILE, STATISTICS_FILE)
+    for name in (*of_policy, PARITY_FILE, SIMULATION_FILE):
         if name not in bundle.files:
             raise UserError(f"{BUNDLE_FILE}: files: lacks the hash of {name}")
     return bundle

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, one_line
 from embodied.deployment.api_key import VARIABLE, authorization
-from embodied.deployment.bundle import MAX_JSON_BYTES, POLICY_FILE, Bundle, from_json
+from embodied.deployment.bundle import MAX_JSON_BYTES, Bundle, from_json
 from embodied.deployment.request import ALLOWANCE_BYTES, request_of
 from embodied.deployment.runner import InputSpec
 from embodied.deployment.wire import decode, encode
@@ -150,11 +150,11 @@ class RemotePlanner:
         except UserError as error:
             raise ConnectionError(f"{self.url} is no policy server of this project: {error}") from None
         ours = described if self._local is None else self._local
-        theirs, needed = (bundle.files.get(POLICY_FILE, "none") for bundle in (described, ours))
+        theirs, needed = described.digest, ours.digest
         if theirs != needed:
             raise UserError(
-                f"{self.url} serves another policy (task {described.origin.task}): its {POLICY_FILE} has SHA-256 "
-                f"{theirs[:12]}..., that of the bundle here {needed[:12]}..."
+                f"{self.url} serves another policy (task {described.origin.task}): it has SHA-256 {theirs[:12]}..., "
+                f"that of the bundle here {needed[:12]}..."
             )
         self.metadata, self.bundle = metadata, ours
 

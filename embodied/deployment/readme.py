@@ -4,6 +4,41 @@ from __future__ import annotations
 
 from embodied.deployment.bundle import Bundle
 
+ONNX_RUN = """\
+python -m embodied.deploy bundle=<this directory> robot=sim    # the simulated arm, in real time
+python -m embodied.serve bundle=<this directory> port=8000     # a policy server, openpi's protocol
+```
+
+In your own program, which needs numpy and onnxruntime alone:
+
+```python
+from pathlib import Path
+from embodied.deployment.runner import PolicyRunner
+
+runner = PolicyRunner(Path("<this directory>"))
+chunk = runner.plan(inputs)  # arrays by name, N rows each ─► [N, H, A], physical units
+```
+""".splitlines()
+TORCH_RUN = """\
+python -m embodied.serve bundle=<this directory> port=8000     # needs torch and transformers; device=cuda for a GPU
+python -m embodied.deploy bundle=<this directory> robot=sim server=ws://127.0.0.1:8000
+```
+
+The robot's computer needs `bundle.json`, `parity.npz`, `simulation.json` and `README.md` of this directory alone.
+
+In your own program:
+
+```python
+from pathlib import Path
+from embodied.run.torch_runner import TorchRunner
+from transformers import PI0ForConditionalGeneration
+
+runner = TorchRunner(Path("<this directory>"))
+chunk = runner.plan(inputs)  # arrays by name, N rows each ─► [N, H, A], physical units
+model = PI0ForConditionalGeneration.from_pretrained("<this directory>")  # the model without its normaliser
+```
+""".splitlines()
+
 
 def bundle_readme(bundle: Bundle) -> str:
     """Return the text, which tells a person how to run the bundle and what goes in and out."""
@@ -18,21 +53,7 @@ def bundle_readme(bundle: Bundle) -> str:
         "## Run",
         "",
         "```sh",
-        "python -m embodied.deploy bundle=<this directory> robot=sim    # the simulated arm, in real time",
-        "python -m embodied.serve bundle=<this directory> port=8000     # a policy server, openpi's protocol",
-        "```",
-        "",
-        "In your own program, which needs numpy and onnxruntime alone:",
-        "",
-        "```python",
-        "from pathlib import Path",
-        "import numpy as np",
-        "from embodied.deployment.runner import PolicyRunner",
-        "",
-        'runner = PolicyRunner(Path("<this directory>"))',
-        "chunk = runner.plan({name: value for name, value in inputs.items()})  # [N, H, A], physical units",
-        "```",
-        "",
+        *(ONNX_RUN if bundle.layout == "onnx" else TORCH_RUN),
         f"A chunk has {bundle.horizon} actions, {bundle.control_dt_s} s apart. Training executed {bundle.execute} of "
         "them before it planned again.",
         "",

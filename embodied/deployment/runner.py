@@ -106,6 +106,11 @@ class PolicyRunner:
 
     def __init__(self, path: Path, num_threads: int = 1) -> None:
         self.path, self.bundle = path, read_bundle(path)
+        if self.bundle.layout != "onnx":
+            raise UserError(
+                f"bundle={path} needs torch and transformers, which no robot's computer has: run 'python -m "
+                "embodied.serve' with it on another machine, and give server=ws://<machine>:8000 here"
+            )
         self.inputs = InputSpec(self.bundle)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = num_threads, 1
@@ -123,15 +128,24 @@ class PolicyRunner:
     def plan(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         """Return the chunk [N, H, A] in physical units; see ``Planner``."""
         checked = self.inputs.check(inputs)
-        chunk: NDArray[np.float32] = self._session.run(None, checked)[0]
-        if not np.isfinite(chunk).all():
-            raise UserError("the policy's output has NaN or infinite numbers: the bundle is damaged")
-        return chunk
+        return check_finite(self._session.run(None, checked)[0])
 
     def parity(self) -> float:
         """Return the largest difference from the recorded outputs of torch, in units of the action's scale."""
-        arrays = load_arrays(self.path / PARITY_FILE)
-        inputs = {name: value for name, value in arrays.items() if not name.startswith(OUTPUT_PREFIX)}
-        scale = np.array([term.scale for term in self.bundle.action], np.float32)
-        difference = np.abs(self.plan(inputs) - arrays[f"{OUTPUT_PREFIX}actions"]) / np.abs(scale)
-        return float(difference.max())
+        return parity(self, self.path)
+
+
+def check_finite(chunk_NHA: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the chunks of a policy. UserError if they are not finite."""
+    if not np.isfinite(chunk_NHA).all():
+        raise UserError("the policy's output has NaN or infinite numbers: the bundle is damaged")
+    return chunk_NHA
+
+
+def parity(planner: Planner, path: Path) -> float:
+    """Return the largest difference of plans from those recorded in a bundle, in units of the action's scale."""
+    arrays = load_arrays(path / PARITY_FILE)
+    inputs = {name: value for name, value in arrays.items() if not name.startswith(OUTPUT_PREFIX)}
+    scale = np.array([term.scale for term in planner.bundle.action], np.float32)
+    difference = np.abs(planner.plan(inputs) - arrays[f"{OUTPUT_PREFIX}actions"]) / np.abs(scale)
+    return float(difference.max())

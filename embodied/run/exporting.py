@@ -1,6 +1,6 @@
 """Write a bundle (embodied.deployment.bundle) from a run's policy.
 
-policy in its simulation ──► recorded observations ──► ONNX, ranges, outputs of torch ──► runner: the same outputs?
+policy in its simulation ──► recorded observations ──► model, ranges, outputs of torch ──► runner: the same outputs?
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from embodied.core.errors import UserError
 from embodied.core.execution import Deployment
-from embodied.core.protocols import Policy
+from embodied.core.protocols import Policy, Pretrained
 from embodied.core.spec import Box, EnvSpec
 from embodied.core.types import Obs
 from embodied.deployment.bundle import (
@@ -35,16 +35,19 @@ from embodied.deployment.bundle import (
 )
 from embodied.deployment.onnx import PhysicalPlan, export_onnx
 from embodied.deployment.readme import bundle_readme
-from embodied.deployment.runner import OUTPUT_PREFIX, PolicyRunner
+from embodied.deployment.runner import OUTPUT_PREFIX, PolicyRunner, parity
 from embodied.run.config import RunConfig
 from embodied.run.factories import evaluation_plans, make_acting_env
+from embodied.run.torch_runner import TorchRunner, write_model
 from embodied.runtime import threads
 from embodied.runtime.checkpoint import Checkpoint
 
 TOLERANCE = 1e-5
 """Largest allowed difference between torch and ONNX Runtime, in units of the action's scale."""
 PARITY_ROWS = 64
-LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime", "mujoco", "numpy")
+MAX_ONNX_BYTES = 2**30
+"""Largest weights that are exported as ONNX, float32; a file can have 2 GB."""
+LIBRARIES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "mujoco", "numpy")
 
 
 def check_exportable(spec: EnvSpec) -> None:
@@ -69,7 +72,18 @@ def record(config: RunConfig, policy: Policy, episodes: int) -> Obs:
     return {key: torch.cat([obs[key] for obs in seen]) for key in seen[0] if key != "privileged"}
 
 
-def write_bundle(path: Path, config: RunConfig, policy: Policy, spec: EnvSpec, recorded: Obs, origin: Origin) -> Bundle:
+def chosen_layout(policy: Policy, layout: str = "auto") -> str:
+    """Return ``onnx`` or ``transformers``; ``auto`` is ONNX unless the weights are too large for one file."""
+    assert isinstance(policy, nn.Module)
+    size = 4 * sum(weight.numel() for weight in policy.parameters())
+    if layout == "auto":
+        return "transformers" if isinstance(policy, Pretrained) and size > MAX_ONNX_BYTES else "onnx"
+    return layout
+
+
+def write_bundle(
+    path: Path, config: RunConfig, policy: Policy, spec: EnvSpec, recorded: Obs, origin: Origin, layout: str = "onnx"
+) -> Bundle:
     """Write all files of a bundle into an empty directory; return its description.
 
     recorded: observations as the environment gives them. UserError if the runner's outputs differ from torch's by more
@@ -78,18 +92,21 @@ def write_bundle(path: Path, config: RunConfig, policy: Policy, spec: EnvSpec, r
     assert isinstance(policy, nn.Module)
     inputs = _inputs(policy, spec, recorded, config.seed)
     plan = PhysicalPlan(policy.eval(), spec, tuple(inputs))
-    few = {name: value[:3] for name, value in inputs.items()}
-    export_onnx(plan, few, path / POLICY_FILE, _metadata(spec, origin))
+    if layout == "onnx":
+        few = {name: value[:3] for name, value in inputs.items()}
+        export_onnx(plan, few, path / POLICY_FILE, _metadata(spec, origin))
+    else:
+        write_model(path, policy, config.policy)
     arrays = {name: value.numpy() for name, value in inputs.items()}
     with torch.no_grad():
         arrays[f"{OUTPUT_PREFIX}actions"] = plan(*inputs.values()).numpy()
     np.savez(path / PARITY_FILE, **arrays)  # type: ignore[arg-type]  # keys are names of arrays
     (path / SIMULATION_FILE).write_text(json.dumps({"task": config.task, "sim": config.sim}, indent=1) + "\n")
-    bundle = _describe(config, policy, spec, recorded, origin)
+    bundle = replace(_describe(config, policy, spec, recorded, origin), files=_hashes(path))
     (path / README_FILE).write_text(bundle_readme(bundle))
-    bundle = replace(bundle, files={file.name: sha256(file) for file in sorted(path.iterdir())})
+    bundle = replace(bundle, files=bundle.files | {README_FILE: sha256(path / README_FILE)})
     write_description(path, bundle)
-    found = PolicyRunner(path).parity()
+    found = parity(PolicyRunner(path) if layout == "onnx" else TorchRunner(path), path)
     if not found <= TOLERANCE:
         raise UserError(
             f"the outputs of torch and of the runner differ by {found:.2g} of the action's scale, allowed: "
@@ -98,6 +115,11 @@ def write_bundle(path: Path, config: RunConfig, policy: Policy, spec: EnvSpec, r
     bundle = replace(bundle, parity_max=found)
     write_description(path, bundle)
     return bundle
+
+
+def _hashes(path: Path) -> dict[str, str]:
+    """Return the SHA-256 of all files of a directory, by name."""
+    return {file.name: sha256(file) for file in sorted(path.iterdir())}
 
 
 def origin_of(config: RunConfig, run_dir: Path, found: Checkpoint) -> Origin:

@@ -38,11 +38,11 @@ def random_policy(config: RunConfig) -> nn.Module:
     return policy
 
 
-def write_small(path: Path, config: RunConfig) -> tuple[Bundle, nn.Module]:
+def write_small(path: Path, config: RunConfig, layout: str = "onnx") -> tuple[Bundle, nn.Module]:
     """Write the bundle of a random policy; return its description and the policy."""
     policy, spec = random_policy(config), make_spec(config)
     path.mkdir(parents=True, exist_ok=True)
-    return write_bundle(path, config, policy, spec, record(config, policy, 4), ORIGIN), policy
+    return write_bundle(path, config, policy, spec, record(config, policy, 4), ORIGIN, layout), policy
 
 
 @cache
