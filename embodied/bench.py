@@ -5,6 +5,7 @@
   flow         cost of exploration in an update of the flow policy; sampling compared with bare passes of its network
   camera       images for policies by ray casting, compared with OpenGL on the CPU
   vla          inference and learning of the vision-language-action policy, with and without each optimisation
+  deploy       latency of bundles, missed deadlines of a closed loop at 50 Hz, throughput of the policy server
   out=<file>   also write the result to this file, which must not exist yet
   short=true   use tiny sizes to see that it works; the numbers mean nothing
 
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from embodied.benchmarks import camera, flow, sim, train, vla
+from embodied.benchmarks import camera, deploy, flow, sim, train, vla
 from embodied.benchmarks.measure import Report
 from embodied.core.config import parse_overrides
 from embodied.core.errors import UserError, unknown_name
@@ -29,6 +30,7 @@ from embodied.run.command import run_command
 
 BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "camera": camera.measure,
+    "deploy": deploy.measure,
     "flow": flow.measure,
     "sim": sim.measure,
     "train": train.measure,

@@ -1,0 +1,79 @@
+"""Makes three pictures: ``python docs/images/deployment.py bundle=<bundle> report=<report>``
+
+    mapping.png     poses that a mapping means, with a wrong sign and with the right one
+    report.png      the page of a deployment in a real browser (chromium), without its film
+    deployment.png  six moments of its film
+
+The report is one of ``embodied.deploy bundle=… robot=sim episodes=20 schedule=ensemble perturbation=real report=…``.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import imageio_ffmpeg
+import numpy as np
+from PIL import Image, ImageDraw
+
+from embodied.core.config import parse_overrides
+from embodied.deployment.bundle import Bundle, read_bundle
+from embodied.deployment.picture import draw_poses
+
+HERE = Path(__file__).parent
+MOMENTS, GAP = 6, 2
+PAGE = (900, 1500)  # pixels
+
+
+def mapping(bundle: Bundle) -> Image.Image:
+    """Two pictures as ``propose_mapping`` draws them: joint 4 with a wrong sign, and all joints right."""
+    home = np.array([joint.home for joint in bundle.arm.joints])
+    wrong = home.copy()
+    wrong[1] *= -1
+    texts = ("joint2 has the wrong sign: blue, the robot as the mapping reads it, is not where the robot is",
+             "all right: the robot was moved to the default pose (red), and blue agrees")  # fmt: skip
+    rows = []
+    for pose, text in zip((wrong, home + 0.01), texts, strict=True):
+        drawn = Image.fromarray(draw_poses(bundle.arm, {"now": pose, "default": home}))
+        row = Image.new("RGB", (drawn.width, drawn.height + 18), "white")
+        ImageDraw.Draw(row).text((6, 3), text, fill="black")
+        row.paste(drawn, (0, 18))
+        rows.append(np.asarray(row))
+    return Image.fromarray(np.concatenate(rows))
+
+
+def film(video: Path) -> Image.Image:
+    """MOMENTS frames of a video, side by side in two rows."""
+    reader: Any = imageio_ffmpeg.read_frames(str(video))
+    width, height = next(reader)["size"]
+    frames = [np.frombuffer(frame, np.uint8).reshape(height, width, 3) for frame in reader]
+    chosen = [frames[i] for i in np.linspace(0, len(frames) - 1, MOMENTS).round().astype(int)]
+    tiles = [np.pad(frame, ((GAP, GAP), (GAP, GAP), (0, 0)), constant_values=255) for frame in chosen]
+    half = MOMENTS // 2
+    return Image.fromarray(np.concatenate([np.concatenate(tiles[:half], 1), np.concatenate(tiles[half:], 1)]))
+
+
+def page(report: Path) -> Image.Image:
+    """The page in a browser, to the end of its last picture."""
+    with tempfile.TemporaryDirectory() as folder:
+        picture = Path(folder) / "page.png"
+        size = f"--window-size={PAGE[0]},{PAGE[1]}"
+        address = (report / "report.html").resolve().as_uri()
+        words = ["--headless", "--no-sandbox", "--hide-scrollbars", size, f"--screenshot={picture}", address]
+        subprocess.run(["chromium", *words], check=True, capture_output=True, timeout=300)
+        return Image.open(picture).convert("RGB")
+
+
+def main() -> None:
+    options = parse_overrides(sys.argv[1:])
+    bundle, report = read_bundle(Path(options["bundle"])), Path(options["report"])
+    mapping(bundle).save(HERE / "mapping.png", optimize=True)
+    film(report / "video.mp4").save(HERE / "deployment.png", optimize=True)
+    page(report).quantize(64).save(HERE / "report.png", optimize=True)
+
+
+if __name__ == "__main__":
+    main()
