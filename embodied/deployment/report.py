@@ -93,12 +93,10 @@ class Deployment:
             "Missed deadlines": f"{result['missed_deadlines']} ({result['missed_share']:.2%} of the ticks)",
             "Inference latency, ms": ", ".join(f"{name} {value:g}" for name, value in result["latency_ms"].items()),
             "Tracking error, mean": f"{result['tracking_error_rad']} rad",
-            "Interventions of the safety": json.dumps(result["interventions_by_kind"])
-            if result["interventions"]
-            else 0,
+            "Interventions of the safety": _counts(result["interventions_by_kind"]) or "none",
             "Steps without an action": result["padded_steps"],
             **({"Chunks that took longer than trained for": result["beyond_max_delay"]} if bundle.max_delay else {}),
-            "Episodes ended by": json.dumps(result["ended"]),
+            "Episodes ended by": _counts(result["ended"]),
         }
         last = self.records[-1] if self.records else EpisodeRecord()
         parts = [
@@ -135,15 +133,20 @@ def _table(rows: Mapping[str, Any]) -> str:
     return f"<table>{''.join(cells)}</table>"
 
 
+def _counts(found: Mapping[str, int]) -> str:
+    """Return counts in words."""
+    return ", ".join(f"{name}: {count}" for name, count in found.items())
+
+
 def _film(video: str | None) -> str:
     return "" if video is None else f'<h2>First episode</h2><video controls src="{html.escape(video)}"></video>'
 
 
 def _histogram(values: Sequence[float], unit: str) -> str:
-    """Return a histogram as SVG."""
+    """Return a histogram of numbers from 0 on as SVG."""
     if not values:
         return "<p>No inference.</p>"
-    counts, edges = np.histogram(values, bins=40)
+    counts, edges = np.histogram(values, bins=40, range=(0.0, max(values) or 1.0))
     width, height = 800, 140
     bars = "".join(
         f'<rect x="{i * width / 40:.1f}" y="{height - height * count / counts.max():.1f}" width="{width / 40 - 1:.1f}" '

@@ -146,7 +146,8 @@ def test_the_template_is_driven_by_a_mapping(template: types.ModuleType, topics:
     sent = topics.published["/joint_position_controller/commands"]
     assert len(sent) == record.ticks >= 3
     np.testing.assert_allclose([message.data for message in sent[-1:]], record.targets[-1:])
-    assert topics.published["/gripper_position_controller/commands"][0].data == [pytest.approx(0.04)]
+    [finger_m] = topics.published["/gripper_position_controller/commands"][0].data
+    assert finger_m == pytest.approx(0.035, abs=0.0051)  # at most a step of 1 cm from where it was
     arm.config.lost_s = 0.0
     with pytest.raises(ConnectionError, match="nothing on /joint_states for 0 s"):
         arm.get_observation()
