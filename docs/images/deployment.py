@@ -4,7 +4,7 @@
     report.png      the page of a deployment in a real browser (chromium), without its film
     deployment.png  six moments of its film
 
-The report is one of ``embodied.deploy bundle=… robot=sim episodes=20 schedule=ensemble perturbation=real report=…``.
+The report is one of ``embodied.deploy bundle=… lockstep=true episodes=10 latency_ms=20 perturbation=real report=…``.
 """
 
 from __future__ import annotations

@@ -139,10 +139,10 @@ class Schedule:
         return action
 
     def _due(self, step: int) -> bool:
-        if not self._chunks or self.kind == "ensemble":
+        if not self._chunks:
             return True
         start = self._chunks[-1][0]
-        lead = self.execute
+        lead = 1 if self.kind == "ensemble" else self.execute
         if self.kind == "rtc":
             lead = max(1, min(self.execute, self.horizon - self.delay.steps))
         return step >= start + lead

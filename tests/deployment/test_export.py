@@ -28,7 +28,7 @@ def bundle_dir(tmp_path: Path) -> Path:
     return Path(shutil.copytree(flow_bundle(), tmp_path / "bundle"))
 
 
-SMALL_VLA = {"policy.denoise_steps": 2, "policy.model.dit_config.num_hidden_layers": 2,
+SMALL_VLA = {"task.max_episode_steps": 12, "policy.denoise_steps": 2, "policy.model.dit_config.num_hidden_layers": 2,
              "policy.model.vlm_config.text_config.num_hidden_layers": 2}  # fmt: skip
 
 
@@ -50,7 +50,7 @@ SMALL_VLA = {"policy.denoise_steps": 2, "policy.model.dit_config.num_hidden_laye
 def test_the_runner_plans_what_the_policy_plans(
     tmp_path: Path, task: str, policy: str, options: dict[str, object]
 ) -> None:
-    config = small_config(task, policy, **{"task.max_episode_steps": 12}, **options)
+    config = small_config(task, policy, **{"task.max_episode_steps": 40} | options)
     bundle, trained = write_small(tmp_path / "bundle", config)
     runner, spec = PolicyRunner(tmp_path / "bundle"), make_spec(config)
     assert runner.parity() <= 1e-5
