@@ -62,7 +62,8 @@ def page(report: Path) -> Image.Image:
         picture = Path(folder) / "page.png"
         size = f"--window-size={PAGE[0]},{PAGE[1]}"
         address = (report / "report.html").resolve().as_uri()
-        words = ["--headless", "--no-sandbox", "--hide-scrollbars", size, f"--screenshot={picture}", address]
+        wait = "--timeout=20000"  # ms, for the film to load
+        words = ["--headless", "--no-sandbox", "--hide-scrollbars", wait, size, f"--screenshot={picture}", address]
         subprocess.run(["chromium", *words], check=True, capture_output=True, timeout=300)
         return Image.open(picture).convert("RGB")
 
