@@ -18,7 +18,7 @@ from yaml import YAMLError
 
 import embodied
 from algos import ALGORITHMS
-from embodied.core.config import GROUPS, apply_values, compose
+from embodied.core.config import GROUPS, PRESETS, apply_values, compose
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Count, Natural, NonNegative, Positive, Seed, Text, config_dataclass, from_mapping
 from embodied.runtime import RUNTIMES, RuntimeConfig
@@ -156,6 +156,8 @@ def resume_run(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
     config = to_mapping(read_run(run_dir))
     changes = {}
     for key, value in _expand(overrides).items():
+        if key in PRESETS:
+            raise UserError(f"{key} cannot change when a run is resumed: its options of {PRESETS[key]} stay")
         section, _, option = key.partition(".")
         name = option.partition(".")[0]
         if section in GROUPS and name and name not in config[section]:
@@ -208,7 +210,7 @@ def resolve(mapping: Mapping[str, Any]) -> RunConfig:
             inner = [f"{group}.{key}" for group in GROUPS if key in sections[group]]
             if inner:
                 raise UserError(f"unknown key '{key}'. Did you mean '{inner[0]}'?")
-            raise unknown_name("key", key, known | set(SHORTHANDS) | {"resume"})
+            raise unknown_name("key", key, known | set(SHORTHANDS) | set(PRESETS) | {"resume"})
     return from_mapping(RunConfig, {**mapping, **sections})
 
 

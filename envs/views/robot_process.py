@@ -30,6 +30,7 @@ from embodied.core.options import NonNegative, Positive, config_dataclass, from_
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import CameraSpec
 from envs import first_episodes, make_pool
+from envs.common.play import play
 
 CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)
 FILM_SIZE = (320, 240)
@@ -80,17 +81,6 @@ class RobotOptions:
     """Whether time passes only by ``advance``."""
 
 
-class Play:
-    """Backlash as the hysteresis operator "play": the output follows when the input is half the width ahead."""
-
-    def __init__(self, width: float, start: NDArray[np.float64]) -> None:
-        self.half, self.output = width / 2, start.copy()
-
-    def __call__(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
-        self.output = self.output.clip(value - self.half, value + self.half)
-        return self.output
-
-
 class SimulatedArm:
     """One simulation of the task, driven by joint targets. Times are seconds of simulation."""
 
@@ -138,7 +128,6 @@ class SimulatedArm:
         self.time_s, self.steps, self.success_once = 0.0, 0, False
         self.random = np.random.Generator(np.random.Philox(key=np.array([seed, episode], np.uint64)))
         self.offset = self.perturbation.encoder_offset_rad * self.random.uniform(-1, 1, len(self.joints))
-        self.play = Play(self.perturbation.backlash_rad, self._ctrl[: len(self.joints)])
         self.waiting: deque[tuple[float, NDArray[np.float64]]] = deque()
         self.wanted = self._ctrl.copy()
         self.film: list[NDArray[np.float64]] = []
@@ -168,7 +157,7 @@ class SimulatedArm:
         while self.waiting and self.waiting[0][0] <= self.time_s + 1e-9:
             self.wanted = self.waiting.popleft()[1]
         joints = len(self.joints)
-        self._ctrl[:joints] = self.play(self.wanted[:joints])
+        self._ctrl[:joints] = play(self._ctrl[:joints], self.wanted[:joints], self.perturbation.backlash_rad)
         self._ctrl[joints:] = self.wanted[joints:]
         self.pool.batch.step(None, nstep=1, stage=CURRENT)
         self.pool.view.changed()

@@ -17,7 +17,8 @@ from embodied.core.errors import UserError
 from embodied.core.options import from_mapping
 from envs import SimConfig
 from envs.common.seeding import EpisodeRng
-from envs.mujoco.randomization import RandomizationTerm, Randomizer
+from envs.mujoco.randomization import RandomizationTerm
+from envs.mujoco.randomizer import Randomizer
 from envs.mujoco.scene import RED, add_cube, on_table
 from tests.envs.helpers import PANDA, pool, restart
 
