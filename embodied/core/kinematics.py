@@ -64,31 +64,27 @@ def matrix_of(quat: tuple[float, float, float, float]) -> Array:
 
 def about(axis: Array, angle_rad: float) -> Array:
     """Return the rotation matrix [3, 3] of a turn about a unit axis [3] (Rodrigues)."""
-    skew = _skew(axis)
+    x, y, z = axis
+    skew = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
     turn: Array = np.eye(3) + np.sin(angle_rad) * skew + (1 - np.cos(angle_rad)) * (skew @ skew)
     return turn
 
 
-def _skew(axis: Array) -> Array:
-    """Return the matrix [3, 3] of the vector product with ``axis``."""
-    x, y, z = axis
-    return np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
-
-
 class Chain:
-    """Forward kinematics of an arm (``ArmSpec``), base frame, metres and radians."""
+    """Forward kinematics of an arm (``ArmSpec``), base frame, metres and radians.
+
+    Inside, the frame of each joint is turned so that its z axis is the joint's axis.
+    """
 
     def __init__(self, arm: ArmSpec) -> None:
         self._joints = []
+        before = np.eye(3)  # from the turned frame of the joint before to its own
         for joint in arm.joints:
-            frame, skew = matrix_of(joint.quat), _skew(np.array(joint.axis))
-            # what the joint before turns at once: offset, axis, frame, and the parts of the frame's turn (Rodrigues)
-            columns = [np.array(joint.pos_m)[:, None], frame @ np.array(joint.axis)[:, None], frame]
-            slide = joint.kind == "slide"
-            if not slide:
-                columns += [frame @ skew, frame @ skew @ skew]
-            self._joints.append((np.concatenate(columns, axis=1), slide))
-        self._tool = np.concatenate([np.array(arm.tool_pos_m)[:, None], matrix_of(arm.tool_quat)], axis=1)
+            aligned = _aligned(np.array(joint.axis))
+            step = before @ np.column_stack([np.array(joint.pos_m), matrix_of(joint.quat) @ aligned])
+            self._joints.append((step, joint.kind == "slide"))
+            before = aligned.T
+        self._tool = before @ np.column_stack([np.array(arm.tool_pos_m), matrix_of(arm.tool_quat)])
 
     def tool(self, qpos_J: Array) -> tuple[Array, Array, Array]:
         """Return ``tools`` of one arm: position [3], rotation matrix [3, 3] and Jacobian [6, J]."""
@@ -105,14 +101,15 @@ class Chain:
         sin, cos = np.sin(qpos_JN), np.cos(qpos_JN)
         pos, mat = np.zeros((3, num)), np.repeat(np.eye(3)[..., None], num, axis=2)
         anchors, axes = np.empty((3, joints, num)), np.empty((3, joints, num))
-        for i, (columns, slide) in enumerate(self._joints):
-            turned = _turn(mat, columns)
-            pos, mat = pos + turned[:, 0], turned[:, 2:5]
-            anchors[:, i], axes[:, i] = pos, turned[:, 1]
+        for i, (step, slide) in enumerate(self._joints):
+            turned = _turn(mat, step)
+            pos, mat = pos + turned[:, 0], turned[:, 1:]
+            anchors[:, i], axes[:, i] = pos, mat[:, 2]
             if slide:
-                pos = pos + turned[:, 1] * qpos_JN[i]
+                pos = pos + mat[:, 2] * qpos_JN[i]
             else:
-                mat = mat + sin[i] * turned[:, 5:8] + (1 - cos[i]) * turned[:, 8:11]
+                x, y = mat[:, 0], mat[:, 1]
+                mat[:, 0], mat[:, 1] = cos[i] * x + sin[i] * y, cos[i] * y - sin[i] * x
         turned = _turn(mat, self._tool)
         pos, mat = pos + turned[:, 0], turned[:, 1:]
         jacobian = np.concatenate([cross(axes, pos[:, None] - anchors), axes])
@@ -120,6 +117,15 @@ class Chain:
             if slide:
                 jacobian[:3, i], jacobian[3:, i] = axes[:, i], 0.0
         return pos, mat, jacobian
+
+
+def _aligned(axis: Array) -> Array:
+    """Return a rotation matrix [3, 3] whose z axis is the unit vector ``axis`` [3]."""
+    if axis[2] == 1.0:
+        return np.eye(3)
+    x = np.cross(np.eye(3)[np.abs(axis).argmin()], axis)
+    x /= np.linalg.norm(x)
+    return np.column_stack([x, np.cross(axis, x), axis])
 
 
 def _turn(mat_33N: Array, columns_3c: Array) -> Array:

@@ -1,6 +1,6 @@
 """The quantities of domain randomisation that are no fields of the model: targets of their terms, and what they do.
 
-    action_delay ──► the engine's delay of actuators          backlash, encoder_offset ──► the arm's commands
+    action_delay, joint_friction ──► features of the engine    backlash, encoder_offset ──► the arm's commands
     noise, offsets, delays of measurements ──► Sensing        object_size ──► ObjectSizes        pushes ──► Push
 """
 
@@ -26,6 +26,7 @@ from envs.mujoco.sensing import JOINT_QUANTITIES, OBJECT_QUANTITIES, Sensing
 from envs.tasks.base import Task
 
 Terms = Mapping[str, RandomizationTerm]
+PRESLIDING = 0.001  # rad or m that a joint moves before its dry friction is overcome
 
 
 class Value:
@@ -67,6 +68,32 @@ class ActionDelay:
             self.history[ids, first : first + samples] = self.ctrl[ids, actuator, None]
 
 
+class JointFriction:
+    """A ``Target``: dry friction of the arm's joints by springs that yield (Prandtl's elastic and perfectly plastic one).
+
+    A joint moves elastically up to ``PRESLIDING``; beyond it the spring's end slides along, and its force is the
+    friction. This costs no time, while each entry of ``dof_frictionloss`` is a constraint that the solver solves for.
+    """
+
+    pushes = False
+
+    def __init__(self, fields: Fields, joints: list[int]) -> None:
+        model = fields.batch.model
+        self.size, self.joints = len(joints), joints
+        self.stiffness_NJ = fields.add("jnt_stiffness")
+        self.qpos, self.end = fields.batch.bind("qpos"), fields.batch.bind("plastic")
+        self._at, self._end_at = model.jnt_qposadr[joints], model.jnt_plasticadr[joints]
+        self._rest = model.qpos_spring[self._at]
+
+    def write(self, ids: np.ndarray, value_nE: np.ndarray) -> bool:
+        self.stiffness_NJ[ids[:, None], self.joints] = value_nE / PRESLIDING
+        return False
+
+    def start(self, ids: np.ndarray) -> None:
+        """Relax the springs of envs ``ids`` [n] at the present pose."""
+        self.end[ids[:, None], self._end_at] = self.qpos[ids[:, None], self._at] - self._rest
+
+
 class Push:
     """A ``Target`` that adds to velocities: of objects in a horizontal direction, or of the arm's joints either way."""
 
@@ -79,10 +106,10 @@ class Push:
     def write(self, ids: np.ndarray, value_nE: np.ndarray) -> bool:
         speed, turn = np.split(value_nE, 2, axis=1)
         if self.planar:
-            self.qvel[np.ix_(ids, self.dofs)] += speed * np.cos(2 * np.pi * turn)
-            self.qvel[np.ix_(ids, self.dofs + 1)] += speed * np.sin(2 * np.pi * turn)
+            self.qvel[ids[:, None], self.dofs] += speed * np.cos(2 * np.pi * turn)
+            self.qvel[ids[:, None], self.dofs + 1] += speed * np.sin(2 * np.pi * turn)
         else:
-            self.qvel[np.ix_(ids, self.dofs)] += speed * np.where(turn < 0.5, -1.0, 1.0)
+            self.qvel[ids[:, None], self.dofs] += speed * np.where(turn < 0.5, -1.0, 1.0)
         return False
 
 
@@ -96,6 +123,7 @@ class Hardware:
         self.sensing: Sensing | None = None
         self._values: dict[str, Value] = {}
         self._delay: ActionDelay | None = None
+        self._friction: JointFriction | None = None
         for name, term in terms.items():
             if term.of_quantity:
                 self.targets[name] = self._target(term.field, fields)
@@ -119,6 +147,9 @@ class Hardware:
         if field == "object_push":
             return Push(self.batch, model.body_dofadr[free_bodies(model)], planar=True)
         joints = members(model, "joint")["arm"]
+        if field == "joint_friction":
+            self._friction = self._friction or JointFriction(fields, joints)
+            return self._friction
         if field == "arm_push":
             return Push(self.batch, model.jnt_dofadr[joints], planar=False)
         sizes = {"joint_delay": 1, "object_delay": 1, "object_noise": 1, "object_offset": 3}
@@ -126,8 +157,9 @@ class Hardware:
 
     def start(self, ids: np.ndarray, rng: EpisodeRng, step_N: np.ndarray) -> None:
         """Begin episodes in envs ``ids``, whose state is current. rng, step_N: see ``Sensing.start``."""
-        if self._delay is not None:
-            self._delay.start(ids)
+        for started in (self._delay, self._friction):
+            if started is not None:
+                started.start(ids)
         if self.sensing is not None:
             self.sensing.start(ids, rng, step_N)
 
@@ -153,9 +185,9 @@ class Hardware:
         if self.sensing is not None:
             self.sensing.moved()
 
-    def observe(self) -> dict[str, Tensor]:
-        """Return the terms of the state that are measured and not true, by name."""
-        return {} if self.sensing is None else self.sensing.observe()
+    def observe(self, ids: np.ndarray | None) -> dict[str, Tensor] | None:
+        """Return the terms of the state of envs ``ids`` (None: all) as measured, by name; None if they are true."""
+        return None if self.sensing is None else self.sensing.observe(ids)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the numbers of all quantities and the past of delayed signals, copies."""
@@ -175,13 +207,17 @@ class Hardware:
             self.sensing.load_state_dict(state, rng, step_N)
 
 
-def add_action_delay(spec: mujoco.MjSpec, terms: Terms) -> None:
-    """Make room for the commands of the longest action delay of the terms in a spec; nothing without such a term."""
-    longest_s = longest(terms).get("action_delay")
-    if longest_s is not None:
+def prepare(spec: mujoco.MjSpec, terms: Terms) -> None:
+    """Add to a spec what the terms need: memory of the longest action delay, springs of joint friction."""
+    fields = {term.field for term in terms.values()}
+    if "action_delay" in fields:
         for actuator in spec.actuators:
-            actuator.nsample = round(longest_s / spec.option.timestep) + 2
+            actuator.nsample = round(longest(terms)["action_delay"] / spec.option.timestep) + 2
             actuator.delay = spec.option.timestep
+    if "joint_friction" in fields:
+        model = spec.compile()
+        for joint in members(model, "joint")["arm"]:
+            spec.joint(model.joint(joint).name).springyield = PRESLIDING
 
 
 def longest(terms: Terms) -> dict[str, float]:

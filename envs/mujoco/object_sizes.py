@@ -56,15 +56,15 @@ class ObjectSizes:
             nominal = getattr(model, name)[rows]
             if name == "body_inertia":
                 mass = self.batch.expanded("body_mass")
-                ratio = 1.0 if mass is None else (mass[np.ix_(ids, rows)] / model.body_mass[rows])[..., None]
-                live[np.ix_(ids, rows)] = nominal * ratio
+                ratio = 1.0 if mass is None else (mass[ids[:, None], rows] / model.body_mass[rows])[..., None]
+                live[ids[:, None], rows] = nominal * ratio
             else:
-                live[np.ix_(ids, rows)] = nominal
+                live[ids[:, None], rows] = nominal
 
     def apply(self, ids: np.ndarray) -> None:
         """Scale the objects of simulations ``ids`` [n], which have their sizes of factor 1."""
         for live, rows, body_of_row, power in self._fields.values():
-            factor = self.factor_NB[np.ix_(ids, body_of_row)] ** power
-            live[np.ix_(ids, rows)] *= factor.reshape(*factor.shape, *[1] * (live.ndim - 2))
+            factor = self.factor_NB[ids[:, None], body_of_row] ** power
+            live[ids[:, None], rows] *= factor.reshape(*factor.shape, *[1] * (live.ndim - 2))
         if self._fields:
             self.batch.set_const(ids)

@@ -28,7 +28,7 @@ from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Term
 from embodied.core.types import Obs
 from envs.common.episodic import Advance, EpisodicEnv
 from envs.common.seeding import EpisodeRng
-from envs.mujoco.hardware import Hardware, add_action_delay
+from envs.mujoco.hardware import Hardware, prepare
 from envs.mujoco.nan_guard import NanGuard
 from envs.mujoco.randomization import RandomizationTerm
 from envs.mujoco.randomizer import Fields, Randomizer
@@ -80,7 +80,7 @@ class MujocoPool(EpisodicEnv):
         self.task = task
         terms = {name: term for name, term in sim.randomization.items() if term is not None}
         spec = task.scene()
-        add_action_delay(spec, terms)
+        prepare(spec, terms)
         self.model = spec.compile()
         self.substeps = task.config.substeps(self.model.opt.timestep)
         self.batch = Batch(self.model, num_envs, num_threads, persistent=True)
@@ -150,11 +150,9 @@ class MujocoPool(EpisodicEnv):
     def observe(self, ids: Ints | None = None) -> Obs:
         """Return the present observation of envs ``ids`` (sorted and unique; None: all)."""
         true = {**self.arm.observe(), **self.task.observe(), **self.task.privileged()}
-        seen = {**true, **self.hardware.observe()}
-        terms = {"state": (self.spec.state, seen), "privileged": (self.spec.privileged, true)}
-        obs = {key: torch.cat([_scaled(parts[t.name], t) for t in of], -1).float() for key, (of, parts) in terms.items()}
-        if ids is not None:
-            obs = {key: value[ids] for key, value in obs.items()}
+        measured = self.hardware.observe(ids)
+        state = _vector(self.spec.state, true, ids) if measured is None else _vector(self.spec.state, measured)
+        obs = {"state": state, "privileged": _vector(self.spec.privileged, true, ids)}
         if self.rig is None or not self.observe_images:
             return obs
         instruction_n = torch.from_numpy(self.plans.instruction_n[slice(None) if ids is None else ids].copy())
@@ -224,6 +222,7 @@ def spec_of(task: Task, cameras: Sequence[Camera] = ()) -> EnvSpec:
     return task_spec(task, [CameraSpec(camera.name, camera.height, camera.width) for camera in cameras])
 
 
-def _scaled(quantity: Tensor, term: Term) -> Tensor:
-    """Return a quantity times the scale of its term."""
-    return quantity if term.scale == 1 else quantity * term.scale
+def _vector(terms: Sequence[Term], parts: Mapping[str, Tensor], ids: Ints | None = None) -> Tensor:
+    """Return the scaled quantities of ``terms`` in a row per env, float32; of envs ``ids`` (None: of all in parts)."""
+    vector = torch.cat([parts[t.name] if t.scale == 1 else parts[t.name] * t.scale for t in terms], -1).float()
+    return vector if ids is None else vector[ids]

@@ -39,6 +39,7 @@ class Quantity:
 
 QUANTITIES = {
     "action_delay": Quantity("time from a command to its effect, s; rounded to steps of the physics"),
+    "joint_friction": Quantity("dry friction of the arm's joints, N m, or N of a slide"),
     "backlash": Quantity("play between motor and joint, rad: a joint follows once its motor is half of it ahead"),
     "encoder_offset": Quantity("constant error of the joints' encoders, rad", None),
     "joint_noise": Quantity("standard deviation of measured joint positions, rad"),

@@ -69,6 +69,7 @@ class ModelField:
         self.batch, self.term, self.fields = fields.batch, term, fields
         self.rows, self.entry_of_row = _rows(fields.batch.model, term)
         self.size = len(np.unique(self.entry_of_row))
+        self.nominal = getattr(fields.batch.model, term.field)[self.rows]
         self.derives = term.field in mujoco.MjModel._setconst_inputs
         if len(self.rows):
             fields.add(term.field)
@@ -78,19 +79,18 @@ class ModelField:
     def write(self, ids: np.ndarray, value_nE: np.ndarray) -> bool:
         if not len(self.rows):
             return False
-        term, rows, values = self.term, self.rows, self.fields.values
-        value_nR = value_nE[:, self.entry_of_row]
-        nominal = getattr(self.batch.model, term.field)[rows]
-        at = np.ix_(ids, rows)
-        if nominal.ndim == 1:
-            values[term.field][at] = _operate(term.operation, nominal[None], value_nR)
+        term, values = self.term, self.fields.values
+        at, value_nR = (ids[:, None], self.rows), value_nE[:, self.entry_of_row]
+        if self.nominal.ndim == 1:
+            values[term.field][at] = _operate(term.operation, self.nominal, value_nR)
+        elif term.column is not None:
+            column = self.nominal[:, term.column]
+            values[term.field][(*at, term.column)] = _operate(term.operation, column, value_nR)
         else:
-            columns = np.arange(nominal.shape[1]) if term.column is None else np.array([term.column])
-            new = _operate(term.operation, nominal[None][..., columns], value_nR[..., None])
-            values[term.field][np.ix_(ids, rows, columns)] = new
+            values[term.field][at] = _operate(term.operation, self.nominal, value_nR[..., None])
         if term.field == "body_mass":
-            ratio = values["body_mass"][at] / nominal
-            values["body_inertia"][at] = self.batch.model.body_inertia[rows] * ratio[..., None]
+            ratio = values["body_mass"][at] / self.nominal
+            values["body_inertia"][at] = self.batch.model.body_inertia[self.rows] * ratio[..., None]
         if term.field == "actuator_gainprm":  # a position servo pulls with kp (ctrl - q): both entries are kp
             values["actuator_biasprm"][*at, 1] = -values["actuator_gainprm"][*at, 0]
         return self.derives
@@ -118,6 +118,7 @@ class Randomizer:
             name: max(1, round(term.interval_s / control_dt_s))
             for name, term in self.terms.items() if term.interval_s is not None
         }  # fmt: skip
+        self._moment_N: dict[str, np.ndarray] = {}  # a function of plan and step: no state
 
     @property
     def has_intervals(self) -> bool:
@@ -141,26 +142,37 @@ class Randomizer:
             self.batch.set_const(ids[stale])
 
     def step(self, rng: EpisodeRng, step_N: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
-        """Draw the terms of mode ``interval`` whose moment has come; return the ids of envs that changed.
+        """Draw the terms of mode ``interval`` whose moment has come; return the ids of envs whose model changed.
 
         rng: of all envs' episodes. step: number of the control step that each env is about to make. ids: envs that
         make one (None: all). A term is drawn at one step of each interval, all of them equally likely.
         """
-        changed_N, stale_N = np.zeros(len(step_N), bool), np.zeros(len(step_N), bool)
+        changed_N, stale_N, stepped_N = np.zeros((3, len(step_N)), bool)
+        stepped_N[slice(None) if ids is None else ids] = True
         for name, length in self._interval.items():
-            number_N = step_N // length
-            moment_N = number_N * length + (rng.numbers(f"randomization/{name}/moment", number_N) * length).astype(int)
-            due_N = moment_N == step_N
+            moment_N = self._moments(name, rng, step_N, length)
+            rows = np.flatnonzero(moment_N == step_N)
             if ids is not None:
-                due_N &= np.isin(np.arange(len(step_N)), ids)
-            rows = np.flatnonzero(due_N)
+                rows = rows[stepped_N[rows]]
             if len(rows):
-                value_nE = self._draw(name, rng.rows(rows), number_N[rows] + 1)
-                stale_N[rows] |= self.targets[name].write(rows, value_nE)
-                changed_N |= due_N
+                target = self.targets[name]
+                value_nE = self._draw(name, rng.rows(rows), step_N[rows] // length + 1)
+                stale_N[rows] |= target.write(rows, value_nE)
+                changed_N[rows] |= isinstance(target, ModelField)
         if stale_N.any():
             self.batch.set_const(np.flatnonzero(stale_N))
         return np.flatnonzero(changed_N)
+
+    def _moments(self, name: str, rng: EpisodeRng, step_N: np.ndarray, length: int) -> np.ndarray:
+        """Return the step of the present interval at which a term is drawn, [N]; computed when an interval begins."""
+        known = name in self._moment_N
+        rows = np.flatnonzero(step_N % length == 0) if known else np.arange(len(step_N))
+        if not known:
+            self._moment_N[name] = np.zeros(len(step_N), np.int64)
+        number_n = step_N[rows] // length
+        unit_n = rng.rows(rows).numbers(f"randomization/{name}/moment", number_n)
+        self._moment_N[name][rows] = number_n * length + (unit_n * length).astype(np.int64)
+        return self._moment_N[name]
 
     def _draw(self, name: str, rng: EpisodeRng, number_n: np.ndarray) -> np.ndarray:
         """Return the numbers of a term, [n, size of its target]."""
@@ -178,6 +190,7 @@ class Randomizer:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from ``state_dict``, whose entries ``state`` contains."""
         self.fields.load_state_dict(state)
+        self._moment_N.clear()
 
 
 def _operate(operation: str, nominal: np.ndarray, value: np.ndarray) -> np.ndarray:

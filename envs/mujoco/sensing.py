@@ -23,6 +23,7 @@ from envs.tasks.base import Task
 
 JOINT_QUANTITIES = ("encoder_offset", "joint_noise", "velocity_noise", "joint_delay")
 OBJECT_QUANTITIES = ("object_noise", "object_offset", "object_delay")
+Rows = slice | np.ndarray  # all envs, or ids
 
 
 class Lag:
@@ -41,13 +42,14 @@ class Lag:
         self.past[1:] = self.past[:-1].copy()
         self.past[0] = value_ND
 
-    def read(self, age_N: np.ndarray) -> np.ndarray:
-        """Return the values of an age in seconds, at most the longest, [N, D]."""
-        age_N = age_N / self.control_dt_s
-        newer_N = np.minimum(age_N.astype(np.int64), len(self.past) - 1)
-        older_N, share_N1 = np.minimum(newer_N + 1, len(self.past) - 1), (age_N - newer_N)[:, None]
-        rows = np.arange(len(age_N))
-        read: np.ndarray = self.past[newer_N, rows] * (1 - share_N1) + self.past[older_N, rows] * share_N1
+    def read(self, age_n: np.ndarray, rows: Rows) -> np.ndarray:
+        """Return the values of envs ``rows`` at ages in seconds, at most the longest, [n, D]."""
+        age_n = age_n / self.control_dt_s
+        newest = len(self.past) - 1
+        newer_n = np.minimum(age_n.astype(np.int64), newest)
+        older_n, share_n1 = np.minimum(newer_n + 1, newest), (age_n - newer_n)[:, None]
+        at = np.arange(self.past.shape[1])[rows]
+        read: np.ndarray = self.past[newer_n, at] * (1 - share_n1) + self.past[older_n, at] * share_n1
         return read
 
 
@@ -86,7 +88,10 @@ class Sensing:
         self.rng, self.step_N = rng, step_N
         for name, lag in self.lags.items():
             lag.fill(ids, self._signal(name))
-        self._measured = None
+        if self._measured is not None and len(ids) < len(step_N):
+            self._measured.put(ids, self._measure(ids))
+        else:
+            self._measured = None
 
     def moved(self) -> None:
         """Take note of the state after a control step."""
@@ -99,26 +104,32 @@ class Sensing:
         if not any(name in self.values for name in JOINT_QUANTITIES):
             return None
         if self._measured is None:
-            joints = self.joints
-            signal = self._late("joint_delay")
-            qpos, qvel = signal[:, :joints], signal[:, joints : 2 * joints]
-            if "encoder_offset" in self.values:
-                qpos = qpos + self.values["encoder_offset"]
-            if "joint_noise" in self.values or "velocity_noise" in self.values:
-                noise = self._noise("noise/joints", 2 * joints)
-                qpos = qpos + self.values.get("joint_noise", 0.0) * noise[:, :joints]
-                qvel = qvel + self.values.get("velocity_noise", 0.0) * noise[:, joints:]
-            self._measured = self.arm.measurement(qpos, qvel, signal[:, 2 * joints :])
+            self._measured = self._measure(slice(None))
         return self._measured
 
-    def observe(self) -> dict[str, Tensor]:
-        """Return the terms of the state as measured, by name."""
-        parts = {name: value.numpy() for name, value in self.arm.observe(self.measured()).items()}
-        external = self._late("object_delay").copy()
+    def _measure(self, rows: Rows) -> Measurement:
+        """Return what the encoders of robots ``rows`` report."""
+        joints = self.joints
+        signal = self._late("joint_delay", rows)
+        qpos, qvel = signal[:, :joints], signal[:, joints : 2 * joints]
+        if "encoder_offset" in self.values:
+            qpos = qpos + self.values["encoder_offset"][rows]
+        if "joint_noise" in self.values or "velocity_noise" in self.values:
+            noise = self._noise("noise/joints", 2 * joints, rows)
+            qpos = qpos + self._value("joint_noise", rows) * noise[:, :joints]
+            qvel = qvel + self._value("velocity_noise", rows) * noise[:, joints:]
+        return self.arm.measurement(qpos, qvel, signal[:, 2 * joints :])
+
+    def observe(self, ids: np.ndarray | None) -> dict[str, Tensor]:
+        """Return the terms of the state of envs ``ids`` (None: all) as measured, by name."""
+        rows: Rows = slice(None) if ids is None else ids
+        parts = {name: value.numpy()[rows] for name, value in self.arm.observe(self.measured()).items()}
+        external = self._late("object_delay", rows).copy()
         if "object_offset" in self.values:
-            external[:, self.metric] += self.values["object_offset"][:, self.axis]
+            external[:, self.metric] += self.values["object_offset"][rows][:, self.axis]
         if "object_noise" in self.values:
-            external[:, self.metric] += self.values["object_noise"] * self._noise("noise/objects", len(self.metric))
+            noise = self._noise("noise/objects", len(self.metric), rows)
+            external[:, self.metric] += self.values["object_noise"][rows] * noise
         first = 0
         for term in self.external:
             parts[term.name] = external[:, first : first + term.size]
@@ -137,15 +148,20 @@ class Sensing:
         for name, lag in self.lags.items():
             lag.past[:] = state[f"sensing/{name}"].numpy()
 
-    def _noise(self, stream: str, size: int) -> np.ndarray:
-        """Return standard normals of the present control step, [N, size]."""
-        assert self.rng is not None
-        return self.rng.normal(stream, self.step_N, size)
+    def _value(self, name: str, rows: Rows) -> np.ndarray | float:
+        """Return the numbers of a quantity, [n, size]; 0 if it does not vary."""
+        return self.values[name][rows] if name in self.values else 0.0
 
-    def _late(self, delay: str) -> np.ndarray:
-        """Return the true signal as old as its delay says, [N, D]."""
+    def _noise(self, stream: str, size: int, rows: Rows) -> np.ndarray:
+        """Return standard normals of the present control step, [n, size]."""
+        assert self.rng is not None
+        rng = self.rng if isinstance(rows, slice) else self.rng.rows(rows)
+        return rng.normal(stream, self.step_N[rows], size)
+
+    def _late(self, delay: str, rows: Rows) -> np.ndarray:
+        """Return the true signal as old as its delay says, [n, D]."""
         lag = self.lags.get(delay)
-        return self._signal(delay) if lag is None else lag.read(self.values[delay][:, 0])
+        return self._signal(delay)[rows] if lag is None else lag.read(self.values[delay][rows, 0], rows)
 
     def _signal(self, delay: str) -> np.ndarray:
         """Return the true present signal that a delay is of, [N, D]."""

@@ -74,7 +74,7 @@ def test_distributions(
 ) -> None:
     n = 20000
     rng = EpisodeRng(np.arange(n), np.zeros(n, int))
-    values = term(distribution=distribution, range=bounds).draw(rng, "x")
+    values = term(distribution=distribution, range=bounds).draw(rng, "x")[:, 0]
     assert values.shape == (n,)
     assert low <= values.min() < values.max() <= high
     assert abs(values.mean() - mean) < 4 * values.std() / np.sqrt(n)

@@ -86,6 +86,13 @@ class Measurement:
     jacobian_6JN: np.ndarray
     """Jacobian of the tool, translation above rotation."""
 
+    def put(self, ids: np.ndarray, other: Measurement) -> None:
+        """Replace the measurements of robots ``ids`` [n] by the n of ``other``."""
+        for name in ("joint_pos_NJ", "joint_vel_NJ", "finger_N1"):
+            getattr(self, name)[ids] = getattr(other, name)
+        for name in ("tool_3N", "rotation_33N", "jacobian_6JN"):
+            getattr(self, name)[..., ids] = getattr(other, name)
+
 
 @runtime_checkable
 class EncodedArm(Arm, Protocol):
