@@ -124,7 +124,7 @@ def compose(config_dir: Path, name: str, overrides: Mapping[str, Any]) -> dict[s
 
 
 def read_preset(config_dir: Path, group: str, choice: str) -> dict[str, Any]:
-    """Return the settings of a preset. UserError with the nearest name for an unknown one, or for an unreadable file."""
+    """Return the settings of a preset. UserError with the nearest name for an unknown one."""
     path = config_dir / group / f"{_known_choice(config_dir / group, choice)}.yaml"
     settings = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(settings, dict), f"{path} holds no settings"

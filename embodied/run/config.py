@@ -18,7 +18,7 @@ from yaml import YAMLError
 
 import embodied
 from algos import ALGORITHMS
-from embodied.core.config import GROUPS, PRESETS, apply_values, compose
+from embodied.core.config import GROUPS, PRESETS, apply_values, compose, read_preset
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Count, Natural, NonNegative, Positive, Seed, Text, config_dataclass, from_mapping
 from embodied.runtime import RUNTIMES, RuntimeConfig
@@ -149,6 +149,21 @@ def with_architecture(config: RunConfig, run_dir: Path) -> RunConfig:
     if "pretrained" not in config.policy or not kept.is_dir():
         return config
     return replace(config, policy=config.policy | {"pretrained": str(kept)})
+
+
+def with_preset(config: RunConfig, group: str, choice: str | None) -> RunConfig:
+    """Return a configuration with the settings of a preset in place of those that any preset of the group has.
+
+    None changes nothing. UserError for an unknown preset, or settings that the section cannot have.
+    """
+    if choice is None:
+        return config
+    section = PRESETS[group]
+    settings = read_preset(CONFIG_DIR, group, choice)
+    names = [path.stem for path in (CONFIG_DIR / group).glob("*.yaml")]
+    replaced = {key for name in names for key in read_preset(CONFIG_DIR, group, name)}
+    kept = {key: value for key, value in getattr(config, section).items() if key not in replaced}
+    return resolve({**to_mapping(config), section: kept | settings})
 
 
 def resume_run(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:

@@ -18,14 +18,16 @@ def members(model: mujoco.MjModel, kind: str) -> dict[str, list[int]]:
         "fingers": [model.body(name).id for name in FINGERS],
         "objects": free_bodies(model),
     }
-    joints = {name: np.flatnonzero(np.isin(model.jnt_bodyid, found)) for name, found in bodies.items()}
-    found: dict[str, np.ndarray] = {
-        "body": lambda name: bodies[name],
-        "geom": lambda name: np.flatnonzero(np.isin(model.geom_bodyid, bodies[name])),
-        "joint": lambda name: joints[name],
-        "actuator": lambda name: _actuators(model, joints[name]),
-    }[kind]
-    return {name: [int(i) for i in found(name)] for name in bodies}
+    found: dict[str, list[int]] = {}
+    for name, ids in bodies.items():
+        joints = np.flatnonzero(np.isin(model.jnt_bodyid, ids))
+        if kind == "geom":
+            found[name] = np.flatnonzero(np.isin(model.geom_bodyid, ids)).tolist()
+        elif kind == "actuator":
+            found[name] = _actuators(model, joints).tolist()
+        else:
+            found[name] = ids if kind == "body" else joints.tolist()
+    return found
 
 
 def free_bodies(model: mujoco.MjModel) -> list[int]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from embodied.core.errors import UserError
 from envs.common.seeding import EpisodeRng
 from envs.mujoco.groups import free_bodies, members
-from envs.mujoco.object_sizes import ObjectSizes
+from envs.mujoco.object_sizes import SIZE_FIELDS, ObjectSizes
 from envs.mujoco.randomization import RandomizationTerm
 from envs.mujoco.randomizer import Fields, Target
 from envs.mujoco.robots.base import Arm, EncodedArm
@@ -69,7 +69,7 @@ class ActionDelay:
 
 
 class JointFriction:
-    """A ``Target``: dry friction of the arm's joints by springs that yield (Prandtl's elastic and perfectly plastic one).
+    """A ``Target``: dry friction of the arm's joints, by springs that yield (Prandtl's elastic-plastic element).
 
     A joint moves elastically up to ``PRESLIDING``; beyond it the spring's end slides along, and its force is the
     friction. This costs no time, while each entry of ``dof_frictionloss`` is a constraint that the solver solves for.
@@ -127,6 +127,8 @@ class Hardware:
         for name, term in terms.items():
             if term.of_quantity:
                 self.targets[name] = self._target(term.field, fields)
+            elif term.field in SIZE_FIELDS and any(other.field == "object_size" for other in terms.values()):
+                raise UserError(f"randomization of {term.field}: allowed without the field object_size, which sets it")
         values = {name: value.value_NE for name, value in self._values.items()}
         if values:
             if not isinstance(arm, EncodedArm):

@@ -13,6 +13,8 @@ from envs.mujoco.groups import free_bodies
 # by field: power of the factor; geoms' frames, bounds and bounding volumes grow with the size
 _POWERS = {"geom_size": 1, "geom_pos": 1, "geom_rbound": 1, "geom_aabb": 1, "bvh_aabb": 1, "body_ipos": 1,
            "body_inertia": 2}  # fmt: skip
+SIZE_FIELDS = tuple(_POWERS)
+"""Fields of the model that depend on the size of an object."""
 
 
 class ObjectSizes:
@@ -34,12 +36,16 @@ class ObjectSizes:
         body_of = {
             "geom": (geoms, np.searchsorted(bodies, model.geom_bodyid[geoms])),
             "body": (bodies, np.arange(self.size)),
-            "bvh": (np.concatenate([*volumes, np.zeros(0, int)]), np.repeat(np.arange(self.size), [len(v) for v in volumes])),
+            "bvh": (
+                np.concatenate([*volumes, np.zeros(0, int)]),
+                np.repeat(np.arange(self.size), [len(rows) for rows in volumes]),
+            ),
         }
-        self._bodies = bodies
-        self._fields = {} if not self.size else {
-            name: (batch.expand(name), *body_of[name.split("_")[0]], power) for name, power in _POWERS.items()
-        }  # fmt: skip
+        self._fields = {
+            name: (batch.expand(name), *body_of[name.split("_")[0]], power)
+            for name, power in _POWERS.items()
+            if np.any(getattr(model, name)[body_of[name.split("_")[0]][0]])
+        }
         names = [mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_BODY, body) for body in bodies]
         factor = torch.from_numpy(self.factor_NB)
         self.by_name: dict[str, Tensor] = {name: factor[:, i] for i, name in enumerate(names)}

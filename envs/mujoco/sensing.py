@@ -2,7 +2,7 @@
 
     true joints ──► delay ──► + offset + noise ──► kinematics ──► robot's terms and the pose that actions start from
     true poses of objects ──► delay ──► + offset + noise ──────► task's terms
-                                    both ──► differences (``cube_from_tcp``), as embodied.deployment.observation has them
+                             both ──► differences (``cube_from_tcp``), as in embodied.deployment.observation
 
 A measurement belongs to a control step: observation and controller of this step see the same one. Noise is a function
 of the episode's plan and the control step.
@@ -76,9 +76,8 @@ class Sensing:
         self.axis = np.array([i for term in self.external for i in range(term.size)], dtype=np.int64)[self.metric]
         self.joints = arm.joint_pos.shape[1]
         sizes = {"joint_delay": 2 * self.joints + 1, "object_delay": len(units)}
-        self.lags = {
-            name: Lag(num_envs, size, longest_s[name], control_dt_s) for name, size in sizes.items() if name in longest_s
-        }
+        late = [name for name in sizes if name in longest_s]
+        self.lags = {name: Lag(num_envs, sizes[name], longest_s[name], control_dt_s) for name in late}
         self.rng: EpisodeRng | None = None
         self.step_N = np.zeros(num_envs, np.int64)
         self._measured: Measurement | None = None

@@ -115,7 +115,8 @@ class AttachedArm:
         else:
             prior = self.config.posture_gain * (self.robot.home_qpos - qpos)
             jacobian = self._jacobian() if measured is None else measured.jacobian_6JN
-            delta = damped_least_squares(jacobian, self._twist(action_NA, measured), prior.T.copy(), self.config.damping).T
+            twist = self._twist(action_NA, measured)
+            delta = damped_least_squares(jacobian, twist, prior.T.copy(), self.config.damping).T
         target = (qpos + delta).clip(self.low, self.high)
         if self.encoder_offset_NJ is not None:  # the robot's own controller reads the same encoders
             target -= self.encoder_offset_NJ
