@@ -80,7 +80,8 @@ def test_a_term_can_be_changed_or_removed() -> None:
     env = pool("reach", 1, sim={"randomization": config.sim["randomization"]})
     assert "arm_push" not in env.randomizer.terms
     plain = with_preset(config, "randomization", "none")
-    assert plain.sim["randomization"] == {} and plain.sim["camera_randomization"]["position_m"] == 0
+    assert plain.sim["randomization"] == {}
+    assert plain.sim["camera_randomization"]["position_m"] == 0
     assert with_preset(plain, "randomization", "sim2real").sim["randomization"]["arm_push"] is not None
     with pytest.raises(UserError, match=r"randomization 'sim2reel'. Did you mean 'sim2real'"):
         compose_run(parse_overrides(["randomization=sim2reel"]))
@@ -104,7 +105,8 @@ def test_noise_has_the_stated_size_and_leaves_the_truth_alone() -> None:
 
 
 def test_derived_terms_follow_from_the_measured_ones() -> None:
-    env = with_terms("pick_place", 3, joint_noise=0.01, encoder_offset=(-0.02, 0.02), object_noise=0.02, joint_delay=0.03)
+    errors = {"joint_noise": 0.01, "encoder_offset": (-0.02, 0.02), "object_noise": 0.02, "joint_delay": 0.03}
+    env = with_terms("pick_place", 3, **errors)
     env.step(actions([0, 1, 2], 3, 4))
     obs = env.observe()
     chain = Chain(env.spec.arm)
@@ -205,7 +207,9 @@ def test_joint_friction_is_that_of_the_solver() -> None:
             force[:, 0] = torque
             env.batch.step(None, nstep=30, stage=int(mujoco.mjtStage.mjSTAGE_VEL))
             moved.append(float(env.arm.joint_pos[0, 0] - start[0, 0]))
-    assert 0 < moved[0] < 0.002 and 0 < moved[2] < 0.003 and moved[4] > 0.03
+    assert 0 < moved[0] < 0.002
+    assert 0 < moved[2] < 0.003
+    assert moved[4] > 0.03
     assert moved[1] - moved[0] == pytest.approx(moved[3] - moved[2], rel=0.15)
     assert moved[5] > 1.5 * moved[1]
 
@@ -224,7 +228,8 @@ def test_a_resized_object_is_one_of_that_size(kind: str) -> None:
     for field in ("geom_size", "geom_rbound", "geom_aabb"):
         np.testing.assert_allclose(env.batch.expand(field)[:, geom], np.stack([getattr(alone, field)[0]] * 2))
     for field in ("body_inertia", "body_mass", "body_invweight0"):
-        np.testing.assert_allclose(env.batch.expand(field)[:, body], np.stack([getattr(alone, field)[1]] * 2), rtol=1e-6)
+        expected = np.stack([getattr(alone, field)[1]] * 2)
+        np.testing.assert_allclose(env.batch.expand(field)[:, body], expected, rtol=1e-6)
     half_height = 1.1 * size[-1]
     np.testing.assert_allclose(env.view.body_qpos("target")[:, 2], half_height)
 
@@ -248,7 +253,9 @@ def test_sizes_and_masses_vary_together() -> None:
         for name in ("cube", "base"):
             body, factor = env.model.body(name).id, env.view.sizes[name].numpy()
             ratio = mass[:, body] / env.model.body_mass[body]
-            assert 0.5 <= ratio.min() < 0.7 and 1.8 < ratio.max() <= 2.0 and factor.std() > 0.03
+            assert 0.5 <= ratio.min() < 0.7
+            assert 1.8 < ratio.max() <= 2.0
+            assert factor.std() > 0.03
             expected = env.model.body_inertia[body] * (ratio * factor**2)[:, None]
             np.testing.assert_allclose(env.batch.expand("body_inertia")[:, body], expected)
         restart(env)
@@ -284,7 +291,7 @@ def test_a_field_of_the_model_can_change_within_an_episode() -> None:
     env = pool("lift", 5, sim={"randomization": {"grip": term}})
     geom = env.model.geom("left_pad").id
     seen = [env.batch.expand("geom_friction")[:, geom, 0].copy()]
-    for t in range(8):
+    for _ in range(8):
         env.step(torch.zeros(5, 4))
         seen.append(env.batch.expand("geom_friction")[:, geom, 0].copy())
     changes = (np.diff(np.array(seen), axis=0) != 0).sum(0)
