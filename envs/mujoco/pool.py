@@ -149,9 +149,12 @@ class MujocoPool(EpisodicEnv):
 
     def observe(self, ids: Ints | None = None) -> Obs:
         """Return the present observation of envs ``ids`` (sorted and unique; None: all)."""
-        true = {**self.arm.observe(), **self.task.observe(), **self.task.privileged()}
         measured = self.hardware.observe(ids)
-        state = _vector(self.spec.state, true, ids) if measured is None else _vector(self.spec.state, measured)
+        true = {**self.task.observe(), **self.task.privileged()} if measured is None or self.rig else self.task.privileged()
+        if measured is None:
+            state = _vector(self.spec.state, {**self.arm.observe(), **true}, ids)
+        else:
+            state = _vector(self.spec.state, measured)
         obs = {"state": state, "privileged": _vector(self.spec.privileged, true, ids)}
         if self.rig is None or not self.observe_images:
             return obs
