@@ -150,7 +150,9 @@ class MujocoPool(EpisodicEnv):
     def observe(self, ids: Ints | None = None) -> Obs:
         """Return the present observation of envs ``ids`` (sorted and unique; None: all)."""
         measured = self.hardware.observe(ids)
-        true = {**self.task.observe(), **self.task.privileged()} if measured is None or self.rig else self.task.privileged()
+        true = dict(self.task.privileged())
+        if measured is None or self.rig is not None:  # with cameras the task's terms are privileged
+            true |= self.task.observe()
         if measured is None:
             state = _vector(self.spec.state, {**self.arm.observe(), **true}, ids)
         else:
