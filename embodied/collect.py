@@ -12,6 +12,7 @@
   num_threads=0             threads of the simulation; 0 is all cores
   task.<option>=...         any option of the task
   sim.<option>=...          any option of the simulator
+  randomization=sim2real    what varies between episodes; none by default
 
 Disturbances lead to the states that a learner's mistakes lead to. The expert shows the way back from them (DART:
 Laskey et al. 2017). Episodes are recorded in parallel, so more may be solved than are kept.
@@ -30,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.core.config import nest, parse_overrides
+from embodied.core.config import PRESETS, nest, parse_overrides
 from embodied.core.episodes import PlanList
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Count, Natural, Seed, ShareBelow1, config_dataclass, from_mapping
@@ -72,8 +73,8 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
     overrides = parse_overrides(argv)
     own = {field.name for field in fields(CollectConfig)}
     for key in overrides:
-        if key not in own and key.partition(".")[0] not in ("task", "sim"):
-            raise unknown_name("key", key, own | {"task", "sim"})
+        if key not in own and key.partition(".")[0] not in ("task", "sim", *PRESETS):
+            raise unknown_name("key", key, own | {"task", "sim", *PRESETS})
     options = from_mapping(CollectConfig, nest({key: value for key, value in overrides.items() if key in own}))
     config = compose_run({key: value for key, value in overrides.items() if key not in own})
     out = Path(options.out)

@@ -3,6 +3,7 @@
   task=pick_place          or task=<family>/<id>, an environment of another simulator
   policy=flow|gaussian|categorical|dsrl|vla|vla_tiny  algo=ppo|grpo|sft|grounding  runtime=local|sync  sim=mujoco
   sampler=uniform          draws the training episodes
+  randomization=none|sim2real   what varies between episodes, for policies that leave the simulator
   num_envs=...  total_steps=...  max_minutes=...  seed=0  device=auto|cpu|cuda  max_staleness=...
   task.robot=panda         robot of the task
   eval_episodes=200        episodes of the evaluation at the end; 0 for none

@@ -5,7 +5,7 @@
 Precedence, low to high:
 
     1. defaults of the dataclasses
-    2. YAML files of the groups
+    2. YAML files of the groups, and after them those of presets (``randomization=sim2real`` sets options of ``sim``)
     3. ``tuned`` settings in the policy's YAML for this ``<policy>-<algo>`` pair
     4. ``tuned`` settings in the task's YAML for the pair
     5. ``with_init`` settings for the pair, if ``init`` is given
@@ -33,6 +33,8 @@ from omegaconf.errors import OmegaConfBaseException
 from embodied.core.errors import UserError, unknown_name
 
 GROUPS = ("task", "policy", "algo", "runtime", "sim", "sampler")
+PRESETS = {"randomization": "sim"}
+"""Groups whose files hold settings of another section, by the section that a chosen file is merged into."""
 
 
 # ---------------------------------------------------------------------------------------------- words → values
@@ -94,12 +96,16 @@ def compose(config_dir: Path, name: str, overrides: Mapping[str, Any]) -> dict[s
     """
     choices: dict[str, str] = {}
     values = dict(overrides)
-    for group in GROUPS:
+    for group in (*GROUPS, *PRESETS):
         if group in values:
             choice = values.pop(group)
             choices[group] = _known_choice(config_dir / group, choice)
+    presets = {group: choices.pop(group) for group in PRESETS if group in choices}
     try:
         config = _compose_groups(config_dir, name, choices)
+        for group, choice in presets.items():
+            section = PRESETS[group]
+            config[section] = OmegaConf.merge(config[section], read_preset(config_dir, group, choice))
         pairs, pair = _all_pairs(config_dir), f"{config.policy.name}-{config.algo.name}"
         with_init = _settings_of_pair(config.pop("with_init", None), pair, pairs, "'with_init'")
         tuned = [
@@ -115,6 +121,14 @@ def compose(config_dir: Path, name: str, overrides: Mapping[str, Any]) -> dict[s
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(f"configuration '{name}': {error}") from error
     return typing.cast(dict[str, Any], resolved)
+
+
+def read_preset(config_dir: Path, group: str, choice: str) -> dict[str, Any]:
+    """Return the settings of a preset. UserError with the nearest name for an unknown one."""
+    path = config_dir / group / f"{_known_choice(config_dir / group, choice)}.yaml"
+    settings = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(settings, dict), f"{path} holds no settings"
+    return typing.cast(dict[str, Any], settings)
 
 
 def _known_choice(folder: Path, choice: Any) -> str:

@@ -71,33 +71,66 @@ def about(axis: Array, angle_rad: float) -> Array:
 
 
 class Chain:
-    """Forward kinematics of one arm (``ArmSpec``), base frame, metres and radians."""
+    """Forward kinematics of an arm (``ArmSpec``), base frame, metres and radians.
+
+    Inside, the frame of each joint is turned so that its z axis is the joint's axis.
+    """
 
     def __init__(self, arm: ArmSpec) -> None:
-        self._joints = [
-            (np.array(joint.pos_m), matrix_of(joint.quat), np.array(joint.axis), joint.kind == "slide")
-            for joint in arm.joints
-        ]
-        self._tool_pos, self._tool_mat = np.array(arm.tool_pos_m), matrix_of(arm.tool_quat)
+        self._joints = []
+        before = np.eye(3)  # from the turned frame of the joint before to its own
+        for joint in arm.joints:
+            aligned = _aligned(np.array(joint.axis))
+            step = before @ np.column_stack([np.array(joint.pos_m), matrix_of(joint.quat) @ aligned])
+            self._joints.append((step, joint.kind == "slide"))
+            before = aligned.T
+        self._tool = before @ np.column_stack([np.array(arm.tool_pos_m), matrix_of(arm.tool_quat)])
 
     def tool(self, qpos_J: Array) -> tuple[Array, Array, Array]:
-        """Return the tool's position [3], rotation matrix [3, 3] and Jacobian [6, J] at joint positions [J].
+        """Return ``tools`` of one arm: position [3], rotation matrix [3, 3] and Jacobian [6, J]."""
+        pos, mat, jacobian = self.tools(qpos_J[:, None])
+        return pos[..., 0], mat[..., 0], jacobian[..., 0]
 
-        The Jacobian has translation rows above rotation rows. Column i is (axis_i x (tool - anchor_i), axis_i) for a
+    def tools(self, qpos_JN: Array) -> tuple[Array, Array, Array]:
+        """Return the tools' positions [3, N], rotation matrices [3, 3, N] and Jacobians [6, J, N] at joint positions.
+
+        A Jacobian has translation rows above rotation rows. Column i is (axis_i x (tool - anchor_i), axis_i) for a
         hinge and (axis_i, 0) for a slide.
         """
-        pos, mat = np.zeros(3), np.eye(3)
-        anchors, axes = np.empty((len(self._joints), 3)), np.empty((len(self._joints), 3))
-        for i, (offset, frame, axis, slide) in enumerate(self._joints):
-            pos, mat = pos + mat @ offset, mat @ frame
-            anchors[i], axes[i] = pos, mat @ axis
+        joints, num = qpos_JN.shape
+        sin, cos = np.sin(qpos_JN), np.cos(qpos_JN)
+        pos, mat = np.zeros((3, num)), np.repeat(np.eye(3)[..., None], num, axis=2)
+        anchors, axes = np.empty((3, joints, num)), np.empty((3, joints, num))
+        for i, (step, slide) in enumerate(self._joints):
+            turned = _turn(mat, step)
+            pos, mat = pos + turned[:, 0], turned[:, 1:]
+            anchors[:, i], axes[:, i] = pos, mat[:, 2]
             if slide:
-                pos = pos + axes[i] * qpos_J[i]
+                pos = pos + mat[:, 2] * qpos_JN[i]
             else:
-                mat = mat @ about(axis, float(qpos_J[i]))
-        pos, mat = pos + mat @ self._tool_pos, mat @ self._tool_mat
-        jacobian = np.concatenate([cross(axes.T, (pos - anchors).T), axes.T])
-        for i, (*_, slide) in enumerate(self._joints):
+                x, y = mat[:, 0], mat[:, 1]
+                mat[:, 0], mat[:, 1] = cos[i] * x + sin[i] * y, cos[i] * y - sin[i] * x
+        turned = _turn(mat, self._tool)
+        pos, mat = pos + turned[:, 0], turned[:, 1:]
+        jacobian = np.concatenate([cross(axes, pos[:, None] - anchors), axes])
+        for i, (_, slide) in enumerate(self._joints):
             if slide:
-                jacobian[:3, i], jacobian[3:, i] = axes[i], 0.0
+                jacobian[:3, i], jacobian[3:, i] = axes[:, i], 0.0
         return pos, mat, jacobian
+
+
+def _aligned(axis: Array) -> Array:
+    """Return a rotation matrix [3, 3] whose z axis is the unit vector ``axis`` [3]."""
+    if axis[2] == 1.0:
+        return np.eye(3)
+    x = np.cross(np.eye(3)[np.abs(axis).argmin()], axis)
+    x /= np.linalg.norm(x)
+    return np.column_stack([x, np.cross(axis, x), axis])
+
+
+def _turn(mat_33N: Array, columns_3c: Array) -> Array:
+    """Return the columns turned by each matrix, [3, c, N]; not by BLAS, whose order of summation depends on N."""
+    total: Array = mat_33N[:, 0, None] * columns_3c[0, :, None]
+    for k in (1, 2):
+        total += mat_33N[:, k, None] * columns_3c[k, :, None]
+    return total

@@ -164,9 +164,10 @@ def _user_error(error: ValidationError, cls: type[Any], path: str) -> UserError:
     if loc and isinstance(loc[0], int):  # an argument without its name
         loc = (dataclasses.fields(cls)[loc[0]].name, *loc[1:])
     if kind == "value_error":  # from __post_init__
-        return UserError(_with_path(str(first["ctx"]["error"]), _annotation(cls, loc), _join(path, *loc)))
+        section = _without_null(_annotation(cls, loc))
+        return UserError(_with_path(str(first["ctx"]["error"]), section, _join(path, *loc)))
     if kind == "unexpected_keyword_argument":
-        return _unknown_key(str(loc[-1]), _annotation(cls, loc[:-1]), _join(path, *loc[:-1]))
+        return _unknown_key(str(loc[-1]), _without_null(_annotation(cls, loc[:-1])), _join(path, *loc[:-1]))
     if kind == "missing" and isinstance(loc[-1], str):
         return UserError(f"{_join(path, *loc)} is missing: give {_join(path, *loc)}=...")
     if kind == "missing":  # an item of a tuple, whose input is the whole tuple

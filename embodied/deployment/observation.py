@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
 from embodied.core.kinematics import Chain
-from embodied.core.spec import Term
+from embodied.core.terms import difference
 from embodied.deployment.bundle import Bundle
 from embodied.deployment.robots.base import GRIPPER, joint_names
 
@@ -78,7 +78,7 @@ class StateBuilder:
             parts[term.name] = self._numbers(observation, list(term.entry_names))
         for term in self.bundle.state:
             if term.difference is not None:
-                parts[term.name] = _difference(term, parts)
+                parts[term.name] = difference(term, parts)
         return np.concatenate([parts[term.name] for term in self.bundle.state]).astype(np.float32)
 
     @staticmethod
@@ -92,14 +92,3 @@ class StateBuilder:
             bad = [name for name, value in zip(names, values, strict=True) if not np.isfinite(value)]
             raise NotFinite(f"the robot's observation is not finite in {', '.join(bad)}")
         return values
-
-
-def _difference(term: Term, parts: Mapping[str, Array]) -> Array:
-    """Return ``of + offset - minus`` with zeros for missing entries, cut to the size of the term."""
-    assert term.difference is not None
-    total = np.zeros(max(term.size, 3))
-    pieces = ((1.0, parts[term.difference.of]), (1.0, np.array(term.difference.offset)),
-              (-1.0, parts[term.difference.minus]))  # fmt: skip
-    for sign, piece in pieces:
-        total[: len(piece)] += sign * piece[: len(total)]
-    return total[: term.size]

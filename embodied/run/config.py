@@ -18,7 +18,7 @@ from yaml import YAMLError
 
 import embodied
 from algos import ALGORITHMS
-from embodied.core.config import GROUPS, apply_values, compose
+from embodied.core.config import GROUPS, PRESETS, apply_values, compose, read_preset
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Count, Natural, NonNegative, Positive, Seed, Text, config_dataclass, from_mapping
 from embodied.runtime import RUNTIMES, RuntimeConfig
@@ -151,11 +151,28 @@ def with_architecture(config: RunConfig, run_dir: Path) -> RunConfig:
     return replace(config, policy=config.policy | {"pretrained": str(kept)})
 
 
+def with_preset(config: RunConfig, group: str, choice: str | None) -> RunConfig:
+    """Return a configuration with the settings of a preset in place of those that any preset of the group has.
+
+    None changes nothing. UserError for an unknown preset, or settings that the section cannot have.
+    """
+    if choice is None:
+        return config
+    section = PRESETS[group]
+    settings = read_preset(CONFIG_DIR, group, choice)
+    names = [path.stem for path in (CONFIG_DIR / group).glob("*.yaml")]
+    replaced = {key for name in names for key in read_preset(CONFIG_DIR, group, name)}
+    kept = {key: value for key, value in getattr(config, section).items() if key not in replaced}
+    return resolve({**to_mapping(config), section: kept | settings})
+
+
 def resume_run(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
     """Return a run's configuration with overrides; UserError for a key that cannot change when a run is resumed."""
     config = to_mapping(read_run(run_dir))
     changes = {}
     for key, value in _expand(overrides).items():
+        if key in PRESETS:
+            raise UserError(f"{key} cannot change when a run is resumed: its options of {PRESETS[key]} stay")
         section, _, option = key.partition(".")
         name = option.partition(".")[0]
         if section in GROUPS and name and name not in config[section]:
@@ -208,7 +225,7 @@ def resolve(mapping: Mapping[str, Any]) -> RunConfig:
             inner = [f"{group}.{key}" for group in GROUPS if key in sections[group]]
             if inner:
                 raise UserError(f"unknown key '{key}'. Did you mean '{inner[0]}'?")
-            raise unknown_name("key", key, known | set(SHORTHANDS) | {"resume"})
+            raise unknown_name("key", key, known | set(SHORTHANDS) | set(PRESETS) | {"resume"})
     return from_mapping(RunConfig, {**mapping, **sections})
 
 

@@ -54,6 +54,12 @@ class EpisodeRng:
         """Return the random numbers of episode 0 of the same env seeds, for values that all their episodes share."""
         return EpisodeRng(self.seed_n, np.zeros_like(self.seed_n))
 
+    def rows(self, index: np.ndarray) -> EpisodeRng:
+        """Return the random numbers of some of the episodes."""
+        chosen = EpisodeRng.__new__(EpisodeRng)
+        chosen.seed_n, chosen.turn_n, chosen._key_n = self.seed_n[index], self.turn_n[index], self._key_n[index]
+        return chosen
+
     def __len__(self) -> int:
         return len(self._key_n)
 
@@ -66,6 +72,25 @@ class EpisodeRng:
         with np.errstate(over="ignore"):
             counter_n = np.uint64(zlib.crc32(stream.encode())) * _STREAM + (index_n + 1).astype(np.uint64) * _GOLDEN
         return _uniform(_mix(self._key_n + counter_n))
+
+    def block(self, stream: str, block_n: np.ndarray, size: int) -> np.ndarray:
+        """Draw block ``block_n`` of ``size`` numbers of each episode's stream, uniform in [0, 1), float64 [n, size].
+
+        Block 0 is what ``unit`` gives.
+        """
+        with np.errstate(over="ignore"):
+            first_n = (block_n * size).astype(np.uint64) * _GOLDEN
+            return _uniform(_mix((self._key_n + first_n)[:, None] + _counters(stream, size)))
+
+    def normal(self, stream: str, block_n: np.ndarray, size: int) -> np.ndarray:
+        """Draw block ``block_n`` of ``size`` standard normals of each episode's stream, float64 [n, size].
+
+        By the transform of Box and Muller (1958), which makes two of them from two uniform numbers.
+        """
+        half = -(-size // 2)
+        unit = self.block(stream, block_n, 2 * half)
+        radius, angle = np.sqrt(-2 * np.log1p(-unit[:, :half])), 2 * np.pi * unit[:, half:]
+        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :size]
 
     def uniform(self, stream: str, low: float | list[float], high: float | list[float]) -> np.ndarray:
         """Draw numbers uniform in [low, high), [n, d] with d = len(low); [n] if low and high are numbers."""

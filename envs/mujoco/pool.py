@@ -28,8 +28,10 @@ from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Term
 from embodied.core.types import Obs
 from envs.common.episodic import Advance, EpisodicEnv
 from envs.common.seeding import EpisodeRng
+from envs.mujoco.hardware import Hardware, prepare
 from envs.mujoco.nan_guard import NanGuard
-from envs.mujoco.randomization import RandomizationTerm, Randomizer
+from envs.mujoco.randomization import RandomizationTerm
+from envs.mujoco.randomizer import Fields, Randomizer
 from envs.mujoco.robots.base import Robot
 from envs.mujoco.view import View
 from envs.mujoco.viewer import FRONT, Viewer
@@ -47,8 +49,8 @@ class SimConfig:
 
     name: str = "mujoco"
     """Family of environments."""
-    randomization: dict[str, RandomizationTerm] = field(default_factory=dict)
-    """Terms of domain randomisation by name."""
+    randomization: dict[str, RandomizationTerm | None] = field(default_factory=dict)
+    """Terms of domain randomisation by name; null is no term."""
     camera_randomization: CameraRandomization = field(default_factory=CameraRandomization)
     """How far images vary between episodes."""
     dump_dir: str = "nan_dumps"
@@ -76,7 +78,9 @@ class MujocoPool(EpisodicEnv):
         sim = sim or SimConfig()
         super().__init__(spec_of(task, cameras), num_envs)
         self.task = task
+        terms = {name: term for name, term in sim.randomization.items() if term is not None}
         spec = task.scene()
+        prepare(spec, terms)
         self.model = spec.compile()
         self.substeps = task.config.substeps(self.model.opt.timestep)
         self.batch = Batch(self.model, num_envs, num_threads, persistent=True)
@@ -85,7 +89,12 @@ class MujocoPool(EpisodicEnv):
         task.instruction_N = torch.zeros(num_envs, dtype=torch.int64)
         task.bind(self.view)
         self.guard = NanGuard(self.batch, Path(sim.dump_dir))
-        self.randomizer = Randomizer(self.batch, sim.randomization)
+        fields = Fields(self.batch)
+        self.hardware = Hardware(self.batch, self.arm, task, terms, fields)
+        self.randomizer = Randomizer(self.batch, terms, self.hardware.targets, task.config.control_dt_s, fields)
+        if self.hardware.sizes is not None:
+            self.view.sizes = self.hardware.sizes.by_name
+        self._rng: EpisodeRng | None = None  # of all present episodes
         self.rig = None
         if cameras:
             self.rig = CameraRig(self.batch, spec, coarse_of(task.robot), cameras, sim.camera_randomization)
@@ -100,24 +109,32 @@ class MujocoPool(EpisodicEnv):
         rng = EpisodeRng(plans.seed_n, plans.number_n)
         self.randomizer.apply(ids, rng, first=plans.seed_n != self._model_seed_N[ids])
         self._model_seed_N[ids] = plans.seed_n
+        self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)
         self.batch.reset(ids, stage=int(mujoco.mjtStage.mjSTAGE_NONE))
         held = plans.stage_n == 1
         self.arm.reset(ids, self.task.robot.start_qpos(rng, held))
         rows = torch.from_numpy(ids)
         self.task.instruction_N[rows] = torch.from_numpy(plans.instruction_n)
-        self.task.reset(rows, rng)
+        with self.hardware.resizing(ids):
+            self.task.reset(rows, rng)
         self.batch.forward(ids, stage=_CURRENT)
         if held.any():
             self.task.put_in_hand(rows[torch.from_numpy(held)])
             self.batch.forward(ids[held], stage=_CURRENT)
         self.view.changed()
+        self.hardware.start(ids, self._rng, self._length_N.numpy())
         if self.rig is not None:
             self.rig.start(ids, rng)
 
     def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
         """Make one control step. A simulation that diverged is then in the model's initial state."""
+        if self.randomizer.has_intervals:
+            assert self._rng is not None
+            changed = self.randomizer.step(self._rng, self._length_N.numpy(), ids)
+            if len(changed):
+                self.batch.forward(changed, stage=_CURRENT)
         self.guard.remember()
-        self.arm.apply(action_NA.double().numpy(), ids)
+        self.hardware.apply(action_NA.double().numpy(), ids)
         raised = None
         try:
             self.batch.step(ids, nstep=self.substeps, stage=_CURRENT)
@@ -125,17 +142,22 @@ class MujocoPool(EpisodicEnv):
             raised = error.ids
         broken_n = self.guard.check(raised)
         self.view.changed()
+        self.hardware.moved()
         success_N = self.task.success()
         reward_N = torch.stack(list(self.task.rewards(success_N).values())).sum(0).float()
         return Advance(reward_N, {SUCCESS: success_N, **self.task.outcomes()}, self.task.failure(), broken_n)
 
     def observe(self, ids: Ints | None = None) -> Obs:
         """Return the present observation of envs ``ids`` (sorted and unique; None: all)."""
-        parts = {**self.arm.observe(), **self.task.observe(), **self.task.privileged()}
-        terms = {"state": self.spec.state, "privileged": self.spec.privileged}
-        obs = {key: torch.cat([_scaled(parts[t.name], t) for t in of], -1).float() for key, of in terms.items()}
-        if ids is not None:
-            obs = {key: value[ids] for key, value in obs.items()}
+        measured = self.hardware.observe(ids)
+        true = dict(self.task.privileged())
+        if measured is None or self.rig is not None:  # with cameras the task's terms are privileged
+            true |= self.task.observe()
+        if measured is None:
+            state = _vector(self.spec.state, {**self.arm.observe(), **true}, ids)
+        else:
+            state = _vector(self.spec.state, measured)
+        obs = {"state": state, "privileged": _vector(self.spec.privileged, true, ids)}
         if self.rig is None or not self.observe_images:
             return obs
         instruction_n = torch.from_numpy(self.plans.instruction_n[slice(None) if ids is None else ids].copy())
@@ -150,6 +172,7 @@ class MujocoPool(EpisodicEnv):
             "model_seed": torch.from_numpy(self._model_seed_N.copy()),
             **self.episode_state(),
             **self.randomizer.state_dict(),
+            **self.hardware.state_dict(),
             **self.task.state_dict(),
         }
 
@@ -163,13 +186,16 @@ class MujocoPool(EpisodicEnv):
         self.load_episode_state(state, sampler)
         self._model_seed_N[:] = state["model_seed"].numpy()
         self.batch.state[:] = state["physics"].numpy()
+        self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)
+        self.hardware.load_state_dict(state, self._rng, self._length_N.numpy())
         self.task.instruction_N.copy_(torch.from_numpy(self.plans.instruction_n))
-        self.task.load_state_dict(state)
+        with self.hardware.resizing(np.arange(self.num_envs)):
+            self.task.load_state_dict(state)
         self.batch.forward(stage=_CURRENT)
         self.batch.state[:] = state["physics"].numpy()
         self.view.changed()
         if self.rig is not None:
-            self.rig.start(np.arange(self.num_envs), EpisodeRng(self.plans.seed_n, self.plans.number_n))
+            self.rig.start(np.arange(self.num_envs), self._rng)
 
     def expert(self) -> Tensor:
         """Return the action of the task's scripted expert, [N, A]."""
@@ -201,6 +227,7 @@ def spec_of(task: Task, cameras: Sequence[Camera] = ()) -> EnvSpec:
     return task_spec(task, [CameraSpec(camera.name, camera.height, camera.width) for camera in cameras])
 
 
-def _scaled(quantity: Tensor, term: Term) -> Tensor:
-    """Return a quantity times the scale of its term."""
-    return quantity if term.scale == 1 else quantity * term.scale
+def _vector(terms: Sequence[Term], parts: Mapping[str, Tensor], ids: Ints | None = None) -> Tensor:
+    """Return the scaled quantities of ``terms`` in a row per env, float32; of envs ``ids`` (None: of all in parts)."""
+    vector = torch.cat([parts[t.name] if t.scale == 1 else parts[t.name] * t.scale for t in terms], -1).float()
+    return vector if ids is None else vector[ids]

@@ -1,46 +1,80 @@
-"""Domain randomisation: per-env values of the model's fields, drawn at start-up or at every reset.
+"""Terms of domain randomisation: what of a simulation varies, by how much, and when it is drawn.
 
-The options are named as in Isaac Lab's and mjlab's event terms: ``mode`` (startup, reset), ``distribution`` (uniform,
-log_uniform, gaussian) and ``operation`` (scale, add, abs).
+    mode      drawn                                                     from the random numbers of
+    startup   once for an env seed                                      its first episode
+    reset     when an episode begins                                    the episode
+    interval  like reset, and again at a random step of every interval  the episode; number of the interval
+
+The options are named as in Isaac Lab's and mjlab's event terms: ``mode``, ``distribution`` (uniform, log_uniform,
+gaussian) and ``operation`` (scale, add, abs). Every draw is a function of the episode's plan and the control step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import mujoco
 import numpy as np
-import torch
-from mujoco.batch import MODEL_FIELDS, Batch
-from pydantic import Field
-from torch import Tensor
+from mujoco.batch import MODEL_FIELDS
 
-from embodied.core.errors import UserError, unknown_name
-from embodied.core.options import config_dataclass, one_of
+from embodied.core.errors import UserError
+from embodied.core.options import Positive, config_dataclass, one_of
 from envs.common.seeding import EpisodeRng
 
-_OBJECT_OF_PREFIX = {"geom": "geom", "body": "body", "actuator": "actuator", "dof": "joint", "jnt": "joint"}
-_DEPENDENT_FIELDS = {"body_mass": "body_inertia", "actuator_gainprm": "actuator_biasprm"}
-_FIELDS = sorted(name for name in MODEL_FIELDS if name.split("_")[0] in _OBJECT_OF_PREFIX)
+OBJECT_OF_PREFIX = {"geom": "geom", "body": "body", "actuator": "actuator", "dof": "joint", "jnt": "joint"}
+"""Kind of the objects that a model field belongs to, by the prefix of its name."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A quantity of the robot or its perception that is no field of the model."""
+
+    meaning: str
+    """What it is, with its unit."""
+    low: float | None = 0.0
+    """Smallest allowed value; None: none."""
+    pushes: bool = False
+    """Whether it is a push, which happens at intervals only."""
+
+
+QUANTITIES = {
+    "action_delay": Quantity("time from a command to its effect, s; rounded to steps of the physics"),
+    "joint_friction": Quantity("dry friction of the arm's joints, N m, or N of a slide"),
+    "backlash": Quantity("play between motor and joint, rad: a joint follows once its motor is half of it ahead"),
+    "encoder_offset": Quantity("constant error of the joints' encoders, rad", None),
+    "joint_noise": Quantity("standard deviation of measured joint positions, rad"),
+    "velocity_noise": Quantity("standard deviation of measured joint velocities, rad/s"),
+    "joint_delay": Quantity("age of the joints' and the fingers' measurements, s"),
+    "object_noise": Quantity("standard deviation of positions from perception, m"),
+    "object_offset": Quantity("constant error of positions from perception along each axis, m", None),
+    "object_delay": Quantity("age of what comes from perception, s"),
+    "object_size": Quantity("factor of the size of every object, whose mass does not change", 0.5),
+    "object_push": Quantity("horizontal velocity that an object gains in a random direction, m/s", pushes=True),
+    "arm_push": Quantity("velocity that each joint of the arm gains, either way, rad/s", pushes=True),
+}
+"""Quantities by their name in ``RandomizationTerm.field``."""
+
+_MODEL_FIELDS = sorted(name for name in MODEL_FIELDS if name.split("_")[0] in OBJECT_OF_PREFIX)
 
 
 @config_dataclass
 class RandomizationTerm:
-    """One randomised field. One number is drawn per env and applied to all names.
+    """One randomised field. One number is drawn per env and applied to all of its entries, or one for each of them.
 
     Dependent values are adjusted: a body's inertia with its ``body_mass`` (as if its density had changed), and a
     position actuator's bias with its stiffness, ``actuator_gainprm`` column 0. Terms are applied in order, each to the
     model's own value of the named entries.
     """
 
-    field: Annotated[str, one_of(_FIELDS)]
-    """MjModel field that ``Batch.expand`` supports, for instance geom_friction, body_mass, actuator_gainprm."""
-    names: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Geoms, bodies, actuators or joints that the term applies to."""
+    field: Annotated[str, one_of([*QUANTITIES, *_MODEL_FIELDS])]
+    """MjModel field that ``Batch.expand`` supports, such as geom_friction, body_mass, actuator_gainprm; or one of
+    ``QUANTITIES``."""
     range: tuple[float, float]
     """(low, high) of uniform and log_uniform, (mean, standard deviation) of gaussian."""
-    mode: Literal["startup", "reset"] = "reset"
+    names: tuple[str, ...] = ()
+    """Geoms, bodies, actuators or joints that the term of a model field applies to, or the groups ``arm``, ``fingers``
+    and ``objects``; where a group has no member, the term does nothing."""
+    mode: Literal["startup", "reset", "interval"] = "reset"
     """When the number is drawn."""
     distribution: Literal["uniform", "log_uniform", "gaussian"] = "uniform"
     """How the number is drawn."""
@@ -48,6 +82,10 @@ class RandomizationTerm:
     """scale multiplies the model's own value by the number, add adds the number, abs replaces the value."""
     column: int | None = None
     """Index along the field's last axis; null: all."""
+    each: bool = False
+    """Draw a number for every name, joint, object or axis; otherwise all of them get the same one."""
+    interval_s: Positive | None = None
+    """Mean time between two draws of mode ``interval``, s."""
 
     def __post_init__(self) -> None:
         low, high = self.range
@@ -58,97 +96,43 @@ class RandomizationTerm:
             raise UserError(f"range: got {list(self.range)}, which has low above high")
         elif self.distribution == "log_uniform" and low <= 0:
             raise UserError(f"range: got {list(self.range)}, which for log_uniform must be above 0")
+        if self.interval_s is None and self.mode == "interval":
+            raise UserError("interval_s: got null, needed with mode=interval: the mean time between two draws, s")
+        if self.interval_s is not None and self.mode != "interval":
+            raise UserError(f"interval_s: got {self.interval_s:g} with mode={self.mode}, allowed with mode=interval")
+        if self.field in QUANTITIES:
+            self._check_quantity(QUANTITIES[self.field])
+        elif not self.names:
+            raise UserError(f"names: got none, needed: those that {self.field} varies for")
 
-    def draw(self, rng: EpisodeRng, name: str) -> np.ndarray:
-        """Draw one number per env, [n]."""
+    def _check_quantity(self, quantity: Quantity) -> None:
+        """Raise UserError for an option that the quantity has no use for, and for values beyond its limit."""
+        if self.names or self.column is not None or self.operation != "scale":
+            given = "names" if self.names else "column" if self.column is not None else "operation"
+            raise UserError(f"{given}: {self.field} has no {given}, allowed: only with a field of MjModel")
+        if quantity.pushes and self.mode != "interval":
+            raise UserError(f"mode: got {self.mode}, {self.field} happens with mode=interval alone")
+        if self.field == "object_size" and self.mode == "interval":
+            raise UserError("mode: got interval, allowed for object_size: startup, reset")
+        if quantity.low is not None and (self.distribution == "gaussian" or self.range[0] < quantity.low):
+            raise UserError(
+                f"range: got {list(self.range)} ({self.distribution}), allowed for {self.field}: uniform or "
+                f"log_uniform, at least {quantity.low:g}"
+            )
+
+    @property
+    def of_quantity(self) -> bool:
+        """Whether ``field`` is one of ``QUANTITIES``."""
+        return self.field in QUANTITIES
+
+    def draw(self, rng: EpisodeRng, stream: str, size: int = 1, number_n: np.ndarray | None = None) -> np.ndarray:
+        """Draw ``size`` numbers per env, [n, size]. number: how many draws the episodes had before, int [n]."""
         low, high = self.range
-        if self.distribution == "log_uniform":
-            return np.asarray(np.exp(rng.uniform(name, float(np.log(low)), float(np.log(high)))))
+        block_n = np.zeros(len(rng), np.int64) if number_n is None else number_n
         if self.distribution == "gaussian":
-            u = rng.uniform(name, [0.0, 0.0], [1.0, 1.0])
-            return np.asarray(low + high * np.sqrt(-2 * np.log1p(-u[:, 0])) * np.cos(2 * np.pi * u[:, 1]))
-        return rng.uniform(name, float(low), float(high))
-
-
-class Randomizer:
-    """Apply the terms to the envs whose episodes start. Values are always relative to the model's own."""
-
-    def __init__(self, batch: Batch, terms: Mapping[str, RandomizationTerm]) -> None:
-        self.batch = batch
-        self.terms = dict(terms)
-        self._rows = {name: _rows(batch.model, term) for name, term in self.terms.items()}
-        names = {term.field for term in self.terms.values()}
-        names |= {_DEPENDENT_FIELDS[name] for name in names if name in _DEPENDENT_FIELDS}
-        self._fields = {name: batch.expand(name) for name in sorted(names)}
-
-    def apply(self, ids: np.ndarray, rng: EpisodeRng, first: np.ndarray) -> None:
-        """Draw new values for envs ``ids`` [n].
-
-        first: bool [n], whether terms of mode ``startup`` are drawn too; they depend on the env seed alone.
-        """
-        stale = np.zeros(len(ids), bool)  # whether constants that the engine derives from the fields are out of date
-        for name, term in self.terms.items():
-            chosen = first if term.mode == "startup" else np.ones(len(ids), bool)
-            if chosen.any():
-                drawn_n = term.draw(rng.of_first_episodes() if term.mode == "startup" else rng, f"randomization/{name}")
-                self._write(term, self._rows[name], ids[chosen], drawn_n[chosen])
-                stale |= chosen & (term.field in mujoco.MjModel._setconst_inputs)
-        if stale.any():
-            self.batch.set_const(ids[stale])
-
-    def _write(self, term: RandomizationTerm, rows: np.ndarray, ids: np.ndarray, value_n: np.ndarray) -> None:
-        """Write the field's entries ``rows`` and their dependent values in envs ``ids`` [n]."""
-        nominal = getattr(self.batch.model, term.field)[rows]
-        at = np.ix_(ids, rows)
-        if nominal.ndim == 1:
-            self._fields[term.field][at] = _operate(term.operation, nominal[None], value_n[:, None])
-        else:
-            columns = np.arange(nominal.shape[1]) if term.column is None else np.array([term.column])
-            new = _operate(term.operation, nominal[None][..., columns], value_n[:, None, None])
-            self._fields[term.field][np.ix_(ids, rows, columns)] = new
-        if term.field == "body_mass":
-            ratio = self._fields["body_mass"][at] / nominal
-            self._fields["body_inertia"][at] = self.batch.model.body_inertia[rows] * ratio[..., None]
-        if term.field == "actuator_gainprm":  # a position servo pulls with kp (ctrl - q): both entries are kp
-            self._fields["actuator_biasprm"][*at, 1] = -self._fields["actuator_gainprm"][*at, 0]
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the randomised fields, copies."""
-        return {f"model/{name}": torch.from_numpy(np.array(values)) for name, values in self._fields.items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from ``state_dict``, whose entries ``state`` contains."""
-        for name, values in self._fields.items():
-            values[:] = state[f"model/{name}"].numpy()
-        if any(name in mujoco.MjModel._setconst_inputs for name in self._fields):
-            self.batch.set_const()
-
-
-def _operate(operation: str, nominal: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """Return the new values, broadcast over envs (first axis of ``value``) and rows."""
-    if operation == "abs":
-        return np.broadcast_to(value, np.broadcast_shapes(nominal.shape, value.shape))
-    return np.asarray(nominal * value if operation == "scale" else nominal + value)
-
-
-def _rows(model: mujoco.MjModel, term: RandomizationTerm) -> np.ndarray:
-    """Return the indices of the named objects along the field's first axis; all degrees of freedom of a joint."""
-    kind = _OBJECT_OF_PREFIX[term.field.split("_")[0]]
-    count = {"geom": model.ngeom, "body": model.nbody, "actuator": model.nu, "joint": model.njnt}[kind]
-    objtype = getattr(mujoco.mjtObj, f"mjOBJ_{kind.upper()}")
-    known = {mujoco.mj_id2name(model, objtype, i): i for i in range(count)}
-    known.pop(None, None)
-    for name in term.names:
-        if name not in known:
-            raise unknown_name(f"{kind} in the randomization of {term.field}", name, known)
-    values = getattr(model, term.field)
-    if not np.issubdtype(values.dtype, np.floating):
-        raise UserError(f"randomization of {term.field}: it holds {values.dtype}, only real numbers can vary")
-    columns = values.shape[1] if values.ndim > 1 else 0
-    if term.column is not None and not 0 <= term.column < columns:
-        allowed = f"null or 0 to {columns - 1}" if columns else "null, the field has one number for each object"
-        raise UserError(f"randomization of {term.field}: column: got {term.column}, allowed: {allowed}")
-    index = np.array([known[name] for name in term.names])
-    if term.field.startswith("dof"):
-        return np.flatnonzero(np.isin(model.dof_jntid, index))
-    return index
+            u = rng.block(stream, block_n, 2 * size).reshape(len(rng), size, 2)
+            return np.asarray(low + high * np.sqrt(-2 * np.log1p(-u[..., 0])) * np.cos(2 * np.pi * u[..., 1]))
+        u = rng.block(stream, block_n, size)
+        if self.distribution == "log_uniform":
+            return np.asarray(np.exp(np.log(low) + (np.log(high) - np.log(low)) * u))
+        return np.asarray(low + (high - low) * u)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from mujoco.batch import Batch
@@ -29,6 +29,7 @@ class View:
         self.sensors = readonly(batch.bind("sensordata"))
         self.tcp_pos, self.tcp_mat = arm.tcp_pos, arm.tcp_mat
         self.finger_target = arm.finger_targets[:, :1]
+        self.sizes: Mapping[str, Tensor] = {}  # factor of the size of objects, [N], of those that vary
         self._views: dict[tuple[str, str], Tensor] = {}  # by (quantity, object): looking up names is slow
         self._derived: dict[tuple[str, str], Tensor] = {}  # by (quantity, object), for the present state
 
@@ -56,6 +57,10 @@ class View:
     def mocap(self, name: str) -> Tensor:
         """Return the position of a mocap body, [N, 3]; writable."""
         return self.mocap_pos[:, int(self.model.body(name).mocapid[0])]
+
+    def size_factor(self, name: str, ids: Tensor) -> Tensor | float:
+        """Return the factor of the size of the object ``name`` in envs ``ids``, [n]; 1 if sizes do not vary."""
+        return self.sizes[name][ids] if name in self.sizes else 1.0
 
     def opening(self) -> Tensor:
         """Return how far the fingers are commanded to open, 0 (closed) to 1 (open), [N]."""

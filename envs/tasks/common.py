@@ -109,7 +109,8 @@ def put_cube_in_hand(view: View, name: str, ids: Tensor, half_width_m: float | T
     pose = torch.zeros(len(ids), 7, dtype=torch.float64)
     pose[:, :3], pose[:, 3], pose[:, 6] = view.tcp_pos[ids], half_yaw.cos(), half_yaw.sin()
     view.body_qpos(name)[ids] = pose
-    view.arm.finger_qpos[ids] = half_width_m
+    factor = view.size_factor(name, ids)
+    view.arm.finger_qpos[ids] = half_width_m * (factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor)
     view.arm.finger_targets[ids] = 0.0
 
 
@@ -141,7 +142,7 @@ def stand(
     """
     half_angle = torch.from_numpy(rng.uniform(f"{name}_yaw", -yaw_rad / 2, yaw_rad / 2))
     pose = torch.zeros(len(ids), 7, dtype=torch.float64)
-    pose[:, :2], pose[:, 2] = position, half_height_m
+    pose[:, :2], pose[:, 2] = position, half_height_m * view.size_factor(name, ids)
     pose[:, 3], pose[:, 6] = half_angle.cos(), half_angle.sin()
     view.body_qpos(name)[ids] = pose
     view.body_qvel(name)[ids] = 0

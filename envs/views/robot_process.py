@@ -15,7 +15,6 @@ import select
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,6 +29,7 @@ from embodied.core.options import NonNegative, Positive, config_dataclass, from_
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import CameraSpec
 from envs import first_episodes, make_pool
+from envs.common.play import play
 
 CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)
 FILM_SIZE = (320, 240)
@@ -63,6 +63,21 @@ class Perturbation:
     object_noise_m: NonNegative = 0.0
     """Standard deviation of the external quantities in metres."""
 
+    def terms(self) -> dict[str, dict[str, Any]]:
+        """Return what is constant in the simulation, as terms of its randomisation with one value each.
+
+        Encoders, noise and backlash act where this process meets the robot's computer, at any of its ticks.
+        """
+        fields: list[tuple[str, float, dict[str, Any]]] = [
+            ("actuator_gainprm", self.gains, {"names": ["arm"], "column": 0}),
+            ("dof_damping", self.joint_damping, {"names": ["arm"]}),
+            ("dof_frictionloss", self.joint_friction, {"names": ["arm"], "operation": "add"}),
+            ("body_mass", self.object_mass, {"names": ["objects"]}),
+            ("geom_friction", self.object_friction, {"names": ["fingers"], "column": 0}),
+            ("action_delay", self.action_delay_s, {}),
+        ]
+        return {name: {"field": name, "range": [value, value], **options} for name, value, options in fields}
+
 
 @config_dataclass
 class RobotOptions:
@@ -80,17 +95,6 @@ class RobotOptions:
     """Whether time passes only by ``advance``."""
 
 
-class Play:
-    """Backlash as the hysteresis operator "play": the output follows when the input is half the width ahead."""
-
-    def __init__(self, width: float, start: NDArray[np.float64]) -> None:
-        self.half, self.output = width / 2, start.copy()
-
-    def __call__(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
-        self.output = self.output.clip(value - self.half, value + self.half)
-        return self.output
-
-
 class SimulatedArm:
     """One simulation of the task, driven by joint targets. Times are seconds of simulation."""
 
@@ -98,7 +102,8 @@ class SimulatedArm:
         self.perturbation = options.perturbation
         cameras = [CameraSpec(**camera) for camera in options.cameras]
         config = {key: value for key, value in options.task_options.items() if key not in ("name", "held_starts")}
-        self.pool = make_pool(options.task, config, num_envs=1, num_threads=1, cameras=cameras)
+        sim = {"randomization": self.perturbation.terms()}
+        self.pool = make_pool(options.task, config, num_envs=1, num_threads=1, sim=sim, cameras=cameras)
         self.pool.observe_images = False
         spec = self.pool.spec
         if spec.arm is None:
@@ -108,26 +113,7 @@ class SimulatedArm:
         self.external = [term for term in of_task if term.source == "external" and term.difference is None]
         self.timestep_s = float(self.pool.model.opt.timestep)
         self.steps_per_frame = max(1, round(FILM_DT_S / self.timestep_s))
-        self._perturb_model(spec.arm.gripper.open_m)
         self.reset(0, 0)
-
-    def _perturb_model(self, open_m: float) -> None:
-        """Change gains, damping, friction and masses of the simulation."""
-        p, batch, model = self.perturbation, self.pool.batch, self.pool.model
-        arm = np.arange(len(self.joints))
-        fields = ("actuator_gainprm", "actuator_biasprm", "dof_damping", "dof_frictionloss", "body_mass",
-                  "body_inertia", "geom_friction")  # fmt: skip
-        values = {name: batch.expand(name) for name in fields}
-        values["actuator_gainprm"][:, arm, 0] *= p.gains
-        values["actuator_biasprm"][:, arm, 1] *= p.gains
-        values["dof_damping"][:, arm] *= p.joint_damping
-        values["dof_frictionloss"][:, arm] += p.joint_friction
-        free = model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]
-        values["body_mass"][:, free] *= p.object_mass
-        values["body_inertia"][:, free] *= p.object_mass
-        fingers = np.isin(model.geom_bodyid, [model.body(name).id for name in ("left_finger", "right_finger")])
-        values["geom_friction"][:, fingers, 0] *= p.object_friction
-        batch.set_const()
 
     def reset(self, seed: int, episode: int) -> dict[str, Any]:
         """Begin episode ``episode`` of an evaluation with this seed; return its instruction."""
@@ -138,8 +124,6 @@ class SimulatedArm:
         self.time_s, self.steps, self.success_once = 0.0, 0, False
         self.random = np.random.Generator(np.random.Philox(key=np.array([seed, episode], np.uint64)))
         self.offset = self.perturbation.encoder_offset_rad * self.random.uniform(-1, 1, len(self.joints))
-        self.play = Play(self.perturbation.backlash_rad, self._ctrl[: len(self.joints)])
-        self.waiting: deque[tuple[float, NDArray[np.float64]]] = deque()
         self.wanted = self._ctrl.copy()
         self.film: list[NDArray[np.float64]] = []
         return {"instruction": pool.instruction_texts[0]}
@@ -161,14 +145,12 @@ class SimulatedArm:
         if not np.isfinite(values).all():
             raise UserError("action: has NaN or infinite numbers")
         joints = values[:-1] - self.offset  # the robot's own controller reads its encoders
-        self.waiting.append((self.time_s + self.perturbation.action_delay_s, np.array([*joints, *values[[-1, -1]]])))
+        self.wanted = np.array([*joints, *values[[-1, -1]]])
 
     def step(self) -> None:
         """Make one step of the physics."""
-        while self.waiting and self.waiting[0][0] <= self.time_s + 1e-9:
-            self.wanted = self.waiting.popleft()[1]
         joints = len(self.joints)
-        self._ctrl[:joints] = self.play(self.wanted[:joints])
+        self._ctrl[:joints] = play(self._ctrl[:joints], self.wanted[:joints], self.perturbation.backlash_rad)
         self._ctrl[joints:] = self.wanted[joints:]
         self.pool.batch.step(None, nstep=1, stage=CURRENT)
         self.pool.view.changed()

@@ -31,7 +31,8 @@ from embodied.deployment.robots.sim import PERTURBATIONS, SimRobot
 from embodied.deployment.runner import PolicyRunner
 from embodied.deployment.safety import Limits, Safety
 from embodied.run.factories import evaluation_plans, make_env
-from envs.views.robot_process import Perturbation, Play, RobotOptions, SimulatedArm
+from envs.common.play import play
+from envs.views.robot_process import Perturbation, RobotOptions, SimulatedArm
 from tests.commands.helpers import run
 from tests.deployment.builders import make_bundle
 from tests.deployment.exports import flow_bundle, random_policy, small_config
@@ -219,10 +220,11 @@ def test_perturbations_change_the_arm() -> None:
 
 
 def test_backlash_swallows_small_reversals() -> None:
-    play = Play(0.2, np.zeros(1))
-    assert [float(play(np.array([value]))[0]) for value in (0.05, 0.2, 0.15, 0.05, -0.1)] == pytest.approx(
-        [0.0, 0.1, 0.1, 0.1, 0.0]
-    )
+    output, outputs = np.zeros(1), []
+    for value in (0.05, 0.2, 0.15, 0.05, -0.1):
+        output = play(output, np.array([value]), 0.2)
+        outputs.append(float(output[0]))
+    assert outputs == pytest.approx([0.0, 0.1, 0.1, 0.1, 0.0])
 
 
 def test_a_robot_that_dies_is_a_clear_error_and_leaves_no_process() -> None:

@@ -14,8 +14,9 @@ engine's autoreset disabled. Geoms of the robot have contype 1 and conaffinity 2
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from mujoco.batch import Batch
@@ -65,6 +66,57 @@ class Arm(Protocol):
 
         gripper: 1 open, -1 closed. UserError if the robot's actions are not displacements of the tool.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What the encoders of N robots report, and what kinematics make of it. The arrays of kinematics have N last."""
+
+    joint_pos_NJ: np.ndarray
+    """Joint positions."""
+    joint_vel_NJ: np.ndarray
+    """Joint velocities."""
+    finger_N1: np.ndarray
+    """Distance of the fingers from the point where they meet, m; the gripper reports one number."""
+    tool_3N: np.ndarray
+    """Tool centre point, base frame, m."""
+    rotation_33N: np.ndarray
+    """Rotation matrix of the tool."""
+    jacobian_6JN: np.ndarray
+    """Jacobian of the tool, translation above rotation."""
+
+    def put(self, ids: np.ndarray, other: Measurement) -> None:
+        """Replace the measurements of robots ``ids`` [n] by the n of ``other``."""
+        for name in ("joint_pos_NJ", "joint_vel_NJ", "finger_N1"):
+            getattr(self, name)[ids] = getattr(other, name)
+        for name in ("tool_3N", "rotation_33N", "jacobian_6JN"):
+            getattr(self, name)[..., ids] = getattr(other, name)
+
+
+@runtime_checkable
+class EncodedArm(Arm, Protocol):
+    """An arm that can be driven by measurements that differ from the true state, through gears with backlash."""
+
+    joint_pos: Tensor
+    """True joint positions, [N, J]."""
+    joint_vel: Tensor
+    """True joint velocities, [N, J]."""
+    encoder_offset_NJ: np.ndarray | None
+    """Reading of each encoder minus the true position; None: encoders are exact."""
+    backlash_NJ: np.ndarray | None
+    """Play between motor and joint; None: there is none."""
+
+    def measurement(self, qpos_NJ: np.ndarray, qvel_NJ: np.ndarray, finger_N1: np.ndarray) -> Measurement:
+        """Return what follows from readings of the encoders."""
+        ...
+
+    def apply(self, action_NA: np.ndarray, ids: np.ndarray | None, measured: Measurement | None = None) -> None:
+        """Command actions relative to the measured pose (None: the true one)."""
+        ...
+
+    def observe(self, measured: Measurement | None = None) -> Mapping[str, Tensor]:
+        """Return the quantities of ``Robot.terms`` as measured (None: the true ones)."""
         ...
 
 

@@ -1,0 +1,161 @@
+"""A ``GripperArm`` in the simulations of a batch: actions in [-1, 1] to actuator targets, for all envs at once.
+
+    action ──► pose, measured or true ──► joint targets ──► minus encoder offset ──► backlash ──► ctrl
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mujoco
+import numpy as np
+import torch
+from mujoco.batch import Batch
+from torch import Tensor
+
+from embodied.core.errors import UserError
+from embodied.core.kinematics import cross, damped_least_squares
+from envs.common.play import play
+from envs.mujoco.arrays import readonly
+from envs.mujoco.robots.base import Measurement
+
+if TYPE_CHECKING:
+    from envs.mujoco.robots.gripper_arm import GripperArm
+
+
+class AttachedArm:
+    """Turn actions into ``ctrl`` of a batch; see ``envs.mujoco.robots.base.EncodedArm``.
+
+    An arm action is relative to the present pose. So the controller's only state is the fingers' target, which is in
+    ``ctrl`` and observed. With backlash the joints' last targets are state too, and they are in ``ctrl``.
+    """
+
+    def __init__(self, batch: Batch, robot: GripperArm) -> None:
+        model = batch.model
+        self.robot, self.config = robot, robot.config
+        self.batch = batch
+        self.num_joints = robot.num_joints
+        self.encoder_offset_NJ: np.ndarray | None = None
+        self.backlash_NJ: np.ndarray | None = None
+        self.chain = robot.chain
+        self.qpos, self.ctrl = batch.bind("qpos"), batch.bind("ctrl")
+        self.tcp_site = model.site("tcp").id
+        self.site_xpos, self.site_xmat = batch.bind("site_xpos"), batch.bind("site_xmat")
+        self.xaxis, self.xanchor = batch.bind("xaxis"), batch.bind("xanchor")
+        self.slides = np.flatnonzero(model.jnt_type[: self.num_joints] == mujoco.mjtJoint.mjJNT_SLIDE)
+        self.low, self.high = model.actuator_ctrlrange[: self.num_joints].T
+        # views that are observed, and that tasks read and write
+        qpos, qvel = torch.from_numpy(self.qpos), torch.from_numpy(batch.bind("qvel"))
+        joints, fingers = slice(self.num_joints), slice(self.num_joints, self.num_joints + 2)
+        self.joint_pos, self.joint_vel = qpos[:, joints], qvel[:, joints]
+        self.finger_qpos, self.finger_qvel = qpos[:, fingers], qvel[:, fingers]
+        self.finger_targets = torch.from_numpy(self.ctrl)[:, fingers]
+        self.tcp_pos = readonly(self.site_xpos)[:, self.tcp_site]
+        self.tcp_mat = readonly(self.site_xmat)[:, self.tcp_site]
+        velocity = model.sensor("tcp_vel").adr[0]
+        self.tcp_vel = readonly(batch.bind("sensordata"))[:, velocity : velocity + 3]
+
+    def observe(self, measured: Measurement | None = None) -> dict[str, Tensor]:
+        target = self.finger_targets[:, :1]
+        if measured is None:
+            return {
+                "joint_pos": self.joint_pos,
+                "joint_vel": self.joint_vel,
+                "fingers": self.finger_qpos,
+                "finger_target": target,
+                "tcp_pos": self.tcp_pos,
+                "tcp_vel": self.tcp_vel,
+            }
+        velocity_3N = (measured.jacobian_6JN[:3] * measured.joint_vel_NJ.T).sum(1)
+        found = {
+            "joint_pos": measured.joint_pos_NJ,
+            "joint_vel": measured.joint_vel_NJ,
+            "fingers": np.repeat(measured.finger_N1, 2, axis=1),
+            "tcp_pos": measured.tool_3N.T,
+            "tcp_vel": velocity_3N.T,
+        }
+        return {"finger_target": target, **{name: torch.from_numpy(value) for name, value in found.items()}}
+
+    def measurement(self, qpos_NJ: np.ndarray, qvel_NJ: np.ndarray, finger_N1: np.ndarray) -> Measurement:
+        """Return what follows from readings of the encoders."""
+        return Measurement(qpos_NJ, qvel_NJ, finger_N1, *self.chain.tools(qpos_NJ.T.copy()))
+
+    def opening(self) -> Tensor:
+        closed_m, open_m = self.robot.finger_closed_m, self.robot.finger_open_m
+        return (self.finger_targets[:, 0] - closed_m) / (open_m - closed_m)
+
+    def move_tool(self, displacement_N3: Tensor, gripper_N: Tensor, limit_N1: Tensor) -> Tensor:
+        """Return the action of a displacement, see ``Arm``; UserError unless the mode is ``ee_delta``."""
+        if self.config.mode != "ee_delta":
+            raise UserError(f"control.mode: the scripted experts need ee_delta, got '{self.config.mode}'")
+        step = displacement_N3 / self.config.delta_m
+        step = step.clamp(-limit_N1, limit_N1)
+        yaw = [torch.zeros(len(step), 1, dtype=step.dtype)] if self.config.rotation else []
+        return torch.cat([step, *yaw, gripper_N.to(step.dtype).unsqueeze(-1)], dim=-1).float()
+
+    def reset(self, ids: np.ndarray, qpos_nJ: np.ndarray) -> None:
+        self.qpos[ids, : self.num_joints] = qpos_nJ
+        self.qpos[ids, self.num_joints : self.num_joints + 2] = self.robot.finger_open_m
+        self.ctrl[ids, : self.num_joints] = qpos_nJ
+        self.ctrl[ids, self.num_joints :] = self.robot.finger_open_m
+
+    def apply(self, action_NA: np.ndarray, ids: np.ndarray | None, measured: Measurement | None = None) -> None:
+        """Write the actuator targets for actions [N, A] in [-1, 1] of the envs ``ids`` (None: all).
+
+        ``site_xpos`` and ``qpos`` must be current. The gripper action is the desired opening, 1 open and -1 closed. The
+        fingers' target moves towards it at a limited rate, so that noise does not drop a held object.
+        Targets are computed for all N: selecting rows first costs more than it saves.
+        measured: pose that the targets are relative to; None is the true one.
+        """
+        joints, rate = self.num_joints, self.config.gripper_m
+        qpos = self.qpos[:, :joints] if measured is None else measured.joint_pos_NJ
+        ctrl = np.empty_like(self.ctrl)
+        if self.config.mode == "joint_delta":
+            delta = action_NA[:, :joints] * self.config.delta_rad
+        else:
+            prior = self.config.posture_gain * (self.robot.home_qpos - qpos)
+            jacobian = self._jacobian() if measured is None else measured.jacobian_6JN
+            twist = self._twist(action_NA, measured)
+            delta = damped_least_squares(jacobian, twist, prior.T.copy(), self.config.damping).T
+        target = (qpos + delta).clip(self.low, self.high)
+        if self.encoder_offset_NJ is not None:  # the robot's own controller reads the same encoders
+            target -= self.encoder_offset_NJ
+        if self.backlash_NJ is not None:
+            target = play(self.ctrl[:, :joints], target, self.backlash_NJ)
+        ctrl[:, :joints] = target
+        closed_m, open_m = self.robot.finger_closed_m, self.robot.finger_open_m
+        finger = closed_m + (open_m - closed_m) * (action_NA[:, -1:] + 1) / 2
+        before = self.ctrl[:, joints:]
+        ctrl[:, joints:] = before + (finger - before).clip(-rate, rate)
+        if ids is None:
+            self.ctrl[:] = ctrl
+        else:
+            self.ctrl[ids] = ctrl[ids]
+
+    def _jacobian(self) -> np.ndarray:
+        """Return the geometric Jacobian of the tool centre point, [6, J, N]: translation rows above rotation rows.
+
+        Column i is (axis_i x (point - anchor_i), axis_i) for a hinge and (axis_i, 0) for a slide. These arrays are
+        current already. The engine's ``Batch.jac`` gives the same result, but it runs the kinematics again, and a
+        persistent batch then recomputes the first half of its next substep.
+        """
+        axis = self.xaxis[:, : self.num_joints].T.copy()
+        lever = (self.site_xpos[:, None, self.tcp_site] - self.xanchor[:, : self.num_joints]).T.copy()
+        jacobian = np.concatenate([cross(axis, lever), axis])
+        jacobian[:3, self.slides], jacobian[3:, self.slides] = axis[:, self.slides], 0.0
+        return jacobian
+
+    def _twist(self, action_NA: np.ndarray, measured: Measurement | None) -> np.ndarray:
+        """Return the commanded displacement [6, N] (m, rad), with the tool kept in the workspace and vertical."""
+        position, frame = self.site_xpos[:, self.tcp_site], self.site_xmat[:, self.tcp_site]
+        if measured is not None:
+            position, frame = measured.tool_3N.T, measured.rotation_33N.reshape(9, -1).T
+        target = position + action_NA[:, :3] * self.config.delta_m
+        target = target.clip(self.config.workspace_low_m, self.config.workspace_high_m)
+        twist = np.zeros((6, len(position)))
+        twist[:3] = (target - position).T
+        # frame is the tool's matrix by rows: its x axis is entries 0, 3, 6, its z axis 2, 5, 8
+        twist[3], twist[4] = -frame[:, 5], frame[:, 2]  # z axis x (0, 0, -1): turns the tool's z downwards
+        yaw = np.arctan2(frame[:, 3], frame[:, 0])
+        twist[5] = action_NA[:, 3] * self.config.delta_rad if self.config.rotation else -yaw
+        return twist
