@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from embodied.core.errors import UserError
-from embodied.core.spec import Discrete, EnvSpec
+from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
 from embodied.run.command import run_command
 from embodied.run.config import compose_run
 from embodied.run.factories import make_spec
@@ -67,9 +67,13 @@ def describe_task(name: str) -> dict[str, Any]:
 
 def actions_of(spec: EnvSpec) -> str:
     """Return what an action is, in words."""
-    if isinstance(spec.action, Discrete):
-        return f"one of {', '.join(spec.action.names)}"
-    return f"{', '.join(spec.action.names)}, each in [-1, 1]"
+    match spec.action:
+        case Discrete(names):
+            return f"one of {', '.join(names)}"
+        case MultiDiscrete(names, counts):
+            return ", ".join(f"{name}: one of {count}" for name, count in zip(names, counts, strict=True))
+        case Box():
+            return f"{', '.join(spec.action.names)}, each in [-1, 1]"
 
 
 def goals_by_split(spec: EnvSpec) -> dict[str, set[str]]:

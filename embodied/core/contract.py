@@ -9,6 +9,7 @@ from torch import Tensor
 
 from embodied.core.errors import UserError
 from embodied.core.protocols import VecEnv
+from embodied.core.spec import Box
 from embodied.core.types import Obs, Timestep
 
 
@@ -25,6 +26,9 @@ def check_obs(env: VecEnv, obs: Obs, rows: int, what: str) -> None:
         expected[f"images.{camera.name}"] = (camera.height, camera.width, 3), torch.uint8
     if spec.cameras and spec.instructions:
         expected["instruction"] = (), torch.int64
+    if spec.action_mask:
+        assert not isinstance(spec.action, Box)
+        expected["action_mask"] = (sum(spec.action.counts),), torch.bool
     for key, (shape, dtype) in expected.items():
         if key not in obs:
             raise _contract_error(env, f"{what} lacks '{key}', which the spec describes; it has: {', '.join(obs)}")

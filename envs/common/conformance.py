@@ -16,8 +16,9 @@ from embodied.core.contract import check_obs, check_timestep
 from embodied.core.episodes import EpisodePlans, EpisodeStats, Ints, PlanList
 from embodied.core.errors import UserError
 from embodied.core.protocols import Delayed, ExactResume, VecEnv
-from embodied.core.spec import Discrete, EnvSpec
+from embodied.core.spec import Box, EnvSpec
 from embodied.core.types import Obs, Timestep
+from envs.common.actions import random_actions
 from envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
 
 CHUNK = 3  # actions per chunk
@@ -40,7 +41,7 @@ def check_env(make: Callable[[int], VecEnv], num_envs: int = 4, seed: int = 0) -
 
         env = build(num_envs)
         steps = 4 * env.spec.max_episode_steps // CHUNK + 4
-        actions = [random_actions(env.spec, num_envs, CHUNK, t) for t in range(steps)]
+        actions = [random_actions(env.spec.action, num_envs, CHUNK, t) for t in range(steps)]
         rollout = _run(env, actions, _Recording(env.spec, num_envs, seed))
         for k in range(num_envs):
             _check_again(build(1), rollout, actions, k)
@@ -55,15 +56,6 @@ def check_env(make: Callable[[int], VecEnv], num_envs: int = 4, seed: int = 0) -
 def _executed(env: VecEnv) -> int:
     """Return the control steps of a chunk."""
     return env.execute if isinstance(env, Delayed) else CHUNK
-
-
-def random_actions(spec: EnvSpec, num_envs: int, num_actions: int, seed: int) -> Tensor:
-    """Draw chunks from the action space, [N, E, A]; a function of the arguments."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (num_envs, num_actions, spec.action_dim)
-    if isinstance(spec.action, Discrete):
-        return torch.randint(spec.action.n, shape, generator=generator)
-    return 2 * torch.rand(shape, generator=generator) - 1
 
 
 class _Recording(UniformSampler):
@@ -148,9 +140,9 @@ def _check_again(env: VecEnv, rollout: _Rollout, actions: list[Tensor], k: int) 
 
 def _check_bad_actions(env: VecEnv) -> None:
     """Check that ``step`` raises ValueError for chunks of a wrong shape and for NaN."""
-    good = random_actions(env.spec, env.num_envs, CHUNK, 0)
+    good = random_actions(env.spec.action, env.num_envs, CHUNK, 0)
     bad = {"one row too few": good[1:], "one entry too many": torch.cat([good, good[..., :1]], -1)}
-    if not isinstance(env.spec.action, Discrete):
+    if isinstance(env.spec.action, Box):
         bad["a NaN"] = torch.full_like(good, torch.nan)
     for fault, action in bad.items():
         try:

@@ -14,7 +14,8 @@ from embodied.core.episodes import PlanList
 from embodied.core.errors import UserError
 from embodied.core.types import Timestep
 from envs import first_episodes
-from envs.common.conformance import check_env, random_actions
+from envs.common.actions import random_actions
+from envs.common.conformance import check_env
 from envs.common.episodic import Advance
 from envs.mujoco.pool import MujocoPool
 from tests.envs.helpers import TASK_NAMES, pool
@@ -82,7 +83,7 @@ def test_a_state_must_be_whole() -> None:
 
 def test_rewards_after_the_end_are_named() -> None:
     env = pool("reach", 3, max_episode_steps=2)
-    step = env.step(random_actions(env.spec, 3, 4, seed=0))
+    step = env.step(random_actions(env.spec.action, 3, 4, seed=0))
     step.reward_NE[1, 3] = 1.0
     with pytest.raises(UserError, match="rewards after the end of an episode must be 0"):
         check_timestep(env, step, 4)
