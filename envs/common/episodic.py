@@ -40,8 +40,8 @@ class Advance:
     """Ids of envs whose simulation diverged, int64 [n]. Their episodes are truncated and their decisions count for
     nothing (``Timestep.num_steps_N`` is 0), because no episode has the state that they lead to."""
     truncated_N: Tensor | None = None
-    """Whether the simulator itself cuts the episode here, bool [N]; None: it cuts none. Where ``failed_N`` is also true,
-    the episode ends as a termination. Time limits of plans need nothing here."""
+    """Whether the simulator itself cuts the episode here, bool [N]; None: it cuts none. If the episode also failed, it
+    ends as a termination. Time limits of plans need nothing here."""
 
 
 class EpisodicEnv(ABC):
