@@ -24,10 +24,14 @@ def watch(descriptor: int) -> None:
 
 def serve(orders: Any, memory_descriptor: int) -> None:
     """Build the environments of the first message, then do what messages ``(method, *arguments)`` order."""
+    package = ModuleType("envs")
+    package.__path__ = [str(Path(__file__).resolve().parents[1])]
+    sys.modules["envs"] = package
     from embodied.core.errors import UserError
     from envs.adapters.gym_rows import LocalRows
 
     source, layout, num_envs, ids, render = orders.recv()
+    del sys.modules["envs"]  # an environment may import the real one
     memory = mmap.mmap(memory_descriptor, layout.offsets(num_envs)[1])
     rows = None
     try:
@@ -51,12 +55,6 @@ def serve(orders: Any, memory_descriptor: int) -> None:
 def main() -> None:
     orders, lifeline, memory = map(int, sys.argv[1:])
     threading.Thread(target=watch, args=(lifeline,), daemon=True).start()
-    package = ModuleType("envs")
-    package.__path__ = [str(Path(__file__).resolve().parents[1])]
-    sys.modules["envs"] = package
-    import envs.adapters.gym_rows  # noqa: F401
-
-    del sys.modules["envs"]  # an environment may import the real one
     serve(Connection(orders), memory)
 
 
