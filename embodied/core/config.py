@@ -91,7 +91,7 @@ def compose(
     """Compose the configuration ``name`` with overrides; return a nested dictionary of plain values.
 
     config_dir: absolute path with ``<name>.yaml`` and one folder per config group. An override chooses from a group
-    (``task=reach``) or sets a value in it (``task.goal_tolerance_m=0.01``). tasks: names that need no file in ``task/``.
+    (``task=reach``) or sets a value in it (``task.goal_tolerance_m=0.01``). tasks: names that need no file.
     UserError with the nearest name for an unknown choice.
     """
     choices: dict[str, str] = {}
