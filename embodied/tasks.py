@@ -1,10 +1,11 @@
 """List the tasks, or check one of them: ``python -m embodied.tasks [check=<task> [key=value ...]]``
 
-Without options: for each task observations, actions, instructions and time limit, as text on stderr and as a JSON object
-on stdout. Of families with many environments only the names are listed.
+Without options: for each task observations, actions, instructions and time limit, as text on stderr and as a JSON
+object on stdout. Of families with many environments only the names are listed.
 
   check=<task>     check that a task, ours or another's, keeps the contract of an environment: one line per check on
-                   stderr, {"task", "passed", "checks": {<check>: {"passed", "why"}}} on stdout, exit code 1 if one fails
+                   stderr, {"task", "passed", "checks": {<check>: {"passed", "why"}}} on stdout; exit code 1 if one
+                   fails
   num_envs=4       environments of the check
   resets=10000     resets after which nothing may have leaked
   steps=50         control steps to which episodes are cut, so that they end in slow simulators too
@@ -56,7 +57,8 @@ def tasks(argv: Sequence[str]) -> dict[str, Any]:
     if values:
         return check(values)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    found, broken = [], {}
+    found: list[dict[str, Any]] = []
+    broken: dict[str, str] = {}
     for name in task_names(broken):
         try:
             found.append(describe_task(name))
@@ -89,6 +91,7 @@ def check(values: dict[str, Any]) -> dict[str, Any]:
     options = from_mapping(CheckConfig, own)
     overrides = {key: value for key, value in values.items() if key not in own}
     config = compose_run({"task": options.check, **overrides})
+    make_spec(config)  # what cannot be served is bad input, and no failure of a check
     num_threads = threads.available_cores()
 
     def make(num_envs: int) -> VecEnv:

@@ -1,6 +1,7 @@
 """Shared by all commands: one JSON line on stdout, all other output on stderr, exit codes.
 
-0 success, 1 a crash (traceback) or a negative verdict (result), 2 bad input (message only), 130 stopped by Ctrl-C or SIGTERM.
+0 success, 1 a crash (traceback) or a negative verdict (with its result), 2 bad input (message only), 130 stopped by
+Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
