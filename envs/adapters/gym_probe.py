@@ -13,12 +13,13 @@ from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec as Registration
 
 from embodied.core.errors import UserError, one_line
 from embodied.core.spec import ActionSpace
 from envs.adapters.gym_rows import Source
-from envs.adapters.gym_spaces import Leaf, action_space_of, leaves_of, mask_of
+from envs.adapters.gym_spaces import ActionCodec, Leaf, action_space_of, leaves_of, mask_of
 
 SUCCESS_KEYS = ("is_success", "success")  # of infos
 PROBE_STEPS = 5
@@ -170,16 +171,26 @@ def _rollout(env: gymnasium.Env[Any, Any], name: str) -> Iterator[tuple[dict[str
         yield info, 0.0
         env.action_space.seed(0)
         for _ in range(PROBE_STEPS):
-            action = env.action_space.sample()
+            action = _allowed_action(env, info)
             began = time.perf_counter()
             _, _, terminated, truncated, info = env.step(action)
             yield info, time.perf_counter() - began
             if terminated or truncated:
-                env.reset()
+                _, info = env.reset()
     except UserError:
         raise
     except Exception as error:  # an environment of others may raise anything
         raise UserError(f"task {name} fails in its first steps: {type(error).__name__}: {one_line(error)}") from error
+
+
+def _allowed_action(env: gymnasium.Env[Any, Any], info: dict[str, Any]) -> Any:
+    """Draw a random action; where a mask says what is allowed, the first choices that are."""
+    mask = mask_of(env, info)
+    if mask is None:
+        return env.action_space.sample()
+    codec = ActionCodec(env.action_space)
+    begins = np.cumsum((0, *codec.counts[:-1]))
+    return codec.decode(np.array([mask[b : b + n].argmax() for b, n in zip(begins, codec.counts, strict=True)]))
 
 
 def _dt_s(env: gymnasium.Env[Any, Any]) -> float:
