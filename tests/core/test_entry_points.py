@@ -87,26 +87,26 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 def test_they_are_listed_and_a_broken_one_is_named() -> None:
     assert {"dots", "absent", "silent"} <= set(FAMILIES.names())
     outcome = run(tasks.main, [])
-    assert outcome.code == 0, outcome.err
+    assert outcome.code == 0, outcome.stderr
     assert {"touch", "dots/point", "reach"} <= {task["task"] for task in outcome.result["tasks"]}
     assert "gym" in outcome.result["families"]
     assert {*outcome.result["broken"]} == {"absent", "silent"}
-    assert "entry point no_such_module_anywhere of dots-package 1.2: cannot be imported" in outcome.err
-    assert "importing it registered no family of environments 'silent'" in outcome.err
+    assert "entry point no_such_module_anywhere of dots-package 1.2: cannot be imported" in outcome.stderr
+    assert "importing it registered no family of environments 'silent'" in outcome.stderr
 
 
 def test_a_family_is_found_when_it_is_named() -> None:
     outcome = run(tasks.main, ["check=dots/point", "resets=60", "num_envs=3"])
-    assert outcome.code == 0, outcome.err
+    assert outcome.code == 0, outcome.stderr
     assert outcome.result["passed"]
     assert outcome.result["checks"]["exact_resume"] == {"passed": True, "why": ""}
-    with pytest.raises(UserError, match="'absent', entry point no_such_module_anywhere .*No module named"):
+    with pytest.raises(UserError, match=r"'absent', entry point no_such_module_anywhere .*No module named"):
         FAMILIES["absent"]
-    with pytest.raises(UserError, match="unknown family of environments 'dot'. Did you mean 'dots'"):
+    with pytest.raises(UserError, match=r"unknown family of environments 'dot'. Did you mean 'dots'"):
         FAMILIES["dot"]
 
 
 def test_a_task_of_our_pool_needs_no_file() -> None:
     outcome = run(tasks.main, ["check=touch", "resets=40", "num_envs=2", "steps=6"])
-    assert outcome.code == 0, outcome.err
+    assert outcome.code == 0, outcome.stderr
     assert outcome.result["task"] == "touch"

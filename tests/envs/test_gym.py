@@ -97,7 +97,7 @@ def test_actions_are_scaled_to_the_limits() -> None:
 
 
 def test_truncation_termination_and_success_are_those_of_the_environment() -> None:
-    with started("Ending", 8) as (env, obs):
+    with started("Ending", 8) as (env, _obs):
         assert env.spec.has_success
         step = env.step(torch.zeros(8, 7, 2))
         assert step.num_steps_N.tolist() == [5] * 8
@@ -156,7 +156,7 @@ def test_masks_and_several_choices() -> None:
         step = env.step(torch.tensor([[[2, 0]], [[0, 0]]]))
         assert step.reward_N.tolist() == [2.0, 0.0]
         assert step.obs["action_mask"].tolist() == [[True, True, True, True, False]] * 2
-        with pytest.raises(ValueError, match="got 0 to 2 in entry 1, allowed: 0 to 1"):
+        with pytest.raises(ValueError, match=r"got 0 to 2 in entry 1, allowed: 0 to 1"):
             env.step(torch.tensor([[[2, 0]], [[0, 2]]]))
 
 
@@ -191,7 +191,7 @@ def test_unknown_environments_are_named(id: str) -> None:
 
 def test_wrong_arguments_of_the_constructor_are_named() -> None:
     assert spec("Toy", kwargs={"offset": 2.0}).state_dim == 2
-    with pytest.raises(UserError, match="cannot be built: TypeError: .*unexpected keyword argument 'mass'"):
+    with pytest.raises(UserError, match=r"cannot be built: TypeError: .*unexpected keyword argument 'mass'"):
         spec("Toy", kwargs={"mass": 2.0})
     with pytest.raises(UserError, match="render_mode is set where it is needed"):
         GymConfig(kwargs={"render_mode": "human"})

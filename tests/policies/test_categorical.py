@@ -157,5 +157,5 @@ def test_the_first_ratio_is_one_with_masks() -> None:
 
 
 def test_masks_hold_for_one_action() -> None:
-    with pytest.raises(UserError, match="policy.horizon: got 2, allowed: 1, because the action masks of task masked"):
+    with pytest.raises(UserError, match=r"policy.horizon: got 2, allowed: 1, because the action masks of task masked"):
         CategoricalPolicy(MANY, CategoricalConfig(horizon=2))
