@@ -29,7 +29,6 @@ def test_returns_are_reported_where_there_is_no_success_and_videos_show_the_envi
     outcome = trained(out, "task=gym/CartPole-v1", "policy=categorical")
     assert outcome.result["eval"]["return_mean"] > 5
     assert "success_at_end" not in outcome.result["eval"]
-    assert "return " in outcome.stderr
     resumed = run(train.main, [f"resume={out}", "total_steps=128"])
     assert resumed.code == 0, resumed.stderr
     assert resumed.result["env_steps"] >= 128
@@ -55,8 +54,9 @@ def test_policies_learn_on_the_spaces_that_they_are_for(tmp_path: Path, words: l
 @pytest.mark.slow(reason="builds vla_tiny")
 def test_policies_that_see_get_images(tmp_path: Path) -> None:
     words = [f"task=gym/{TOY}:Nested-v0", "policy=vla_tiny", "policy.cameras=[front,render]", "policy.image_size=16"]
-    small = [word for word in SMALL if "actor_hidden" not in word]
-    outcome = run(train.main, [*small, *words, f"out={tmp_path / 'run'}", "task.instruction=count"])
+    small = [word for word in SMALL if "actor_hidden" not in word and "eval" not in word]
+    smaller = ["num_envs=2", "total_steps=16", "runtime.decisions=2", "runtime.eval_every=0", "eval_episodes=0"]
+    outcome = run(train.main, [*small, *words, *smaller, f"out={tmp_path / 'run'}", "task.instruction=count"])
     assert outcome.code == 0, outcome.stderr
 
 
