@@ -190,7 +190,8 @@ def _allowed_action(env: gymnasium.Env[Any, Any], info: dict[str, Any]) -> Any:
         return env.action_space.sample()
     codec = ActionCodec(env.action_space)
     begins = np.cumsum((0, *codec.counts[:-1]))
-    return codec.decode(np.array([mask[b : b + n].argmax() for b, n in zip(begins, codec.counts, strict=True)]))
+    allowed = [mask[b : b + n].argmax() for b, n in zip(begins, codec.counts, strict=True)]
+    return codec.decode(np.array([allowed]))[0]
 
 
 def _dt_s(env: gymnasium.Env[Any, Any]) -> float:

@@ -154,11 +154,11 @@ class LocalRows:
         action_NA, reward_N, terminated_N, truncated_N, success_N = (
             self.arrays[key] for key in ("action", "reward", "terminated", "truncated", "success")
         )
-        envs, decode, success = self.envs, self.codec.decode, self.source.success
+        envs, success = self.envs, self.source.success
         i = 0
         try:
-            for i in ids.tolist():
-                observation, reward, terminated, truncated, info = envs[i].step(decode(action_NA[i]))
+            for i, action in zip(ids.tolist(), self.codec.decode(action_NA[ids]), strict=True):
+                observation, reward, terminated, truncated, info = envs[i].step(action)
                 reward_N[i], terminated_N[i], truncated_N[i] = reward, terminated, truncated
                 if success is not None:
                     success_N[i] = bool(info.get(success, False))

@@ -162,17 +162,17 @@ class ActionCodec:
         self.counts = () if isinstance(ours, Box) else ours.counts
         """Number of choices in each dimension; none for a Box."""
 
-    def decode(self, action_A: NDArray[Any]) -> Any:
-        """Return the environment's action for an action [A] of ours, float32 in [-1, 1] or int64."""
+    def decode(self, action_nA: NDArray[Any]) -> Sequence[Any]:
+        """Return the environment's actions for n actions [n, A] of ours, float32 in [-1, 1] or int64."""
         space = self.space
         if isinstance(space, spaces.Discrete):
-            return int(action_A[0]) + int(space.start)
+            return [int(choice) for choice in (action_nA[:, 0] + space.start).tolist()]
+        action = action_nA.reshape(-1, *space.shape)
         if isinstance(space, spaces.MultiDiscrete):
-            return (action_A.reshape(space.shape) + space.start).astype(space.dtype)
+            return list((action + space.start).astype(space.dtype))
         if isinstance(space, spaces.MultiBinary):
-            return action_A.reshape(space.shape).astype(space.dtype)
-        action = self.offset + self.scale * action_A.reshape(space.shape)
-        return np.clip(action, space.low, space.high, dtype=space.dtype, casting="unsafe")
+            return list(action.astype(space.dtype))
+        return list((self.offset + self.scale * action).clip(space.low, space.high).astype(space.dtype))
 
 
 def mask_of(env: Any, info: Mapping[str, Any]) -> NDArray[np.bool_] | None:
