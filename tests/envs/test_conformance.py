@@ -197,8 +197,8 @@ class FirstForLast(Whole):
 
 
 class Endless(Whole):
-    def _begin(self, ids: Any, plans: Any) -> None:
-        super()._begin(ids, plans)
+    def begin(self, ids: Any, plans: Any) -> None:
+        super().begin(ids, plans)
         self.steps_left_N[ids] += 2
 
 
