@@ -34,7 +34,8 @@ def test_returns_are_reported_where_there_is_no_success_and_videos_show_the_envi
     resumed = run(train.main, [f"resume={out}", "total_steps=128"])
     assert resumed.code == 0, resumed.stderr
     assert resumed.result["env_steps"] >= 128
-    filmed, again = (run(eval_command.main, [f"run={out}", "episodes=3", f"video={word}"]) for word in ("true", "false"))
+    words = [f"run={out}", "episodes=3"]
+    filmed, again = (run(eval_command.main, [*words, f"video={video}"]) for video in ("true", "false"))
     assert filmed.code == 0, filmed.stderr
     result = filmed.result
     assert Path(result.pop("video")).stat().st_size > 0
