@@ -83,7 +83,7 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     write_json(run_dir / "eval" / f"{name}_episodes{options.episodes}.json", result)
     if filmed is not None:
         path = run_dir / "videos" / f"{name}.mp4"
-        note = f"filming {VIDEO_ENVS} episodes into {path}: every picture is ray cast, a minute or two on two cores"
+        note = f"filming {VIDEO_ENVS} episodes into {path}; where pictures are ray cast, this takes a minute or two"
         success = f"success {result['success_at_end']:.1%}; " if "success_at_end" in result else ""
         print(f"{success}{note}", file=sys.stderr)
         with closing(filmed):

@@ -1,6 +1,18 @@
-"""List the tasks: ``python -m embodied.tasks``
+"""List the tasks, or check one of them: ``python -m embodied.tasks [check=<task> [key=value ...]]``
 
-For each task: observations, actions, instructions and time limit, as text on stderr and as a JSON object on stdout.
+Without options: for each task observations, actions, instructions and time limit, as text on stderr and as a JSON
+object on stdout. Of families with many environments only the names are listed.
+
+  check=<task>     check that a task, ours or another's, keeps the contract of an environment: one line per check on
+                   stderr, {"task", "passed", "checks": {<check>: {"passed", "why"}}} on stdout; exit code 1 if one
+                   fails
+  num_envs=4       environments of the check
+  resets=10000     resets after which nothing may have leaked
+  steps=50         control steps to which episodes are cut, so that they end in slow simulators too
+  seed=0           seed of the episodes
+  task.<option>=... sim.<option>=... policy=...   as for train; the policy's cameras are checked too
+
+docs/simulators.md says what each check means.
 """
 
 from __future__ import annotations
@@ -12,21 +24,46 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from embodied.core.config import parse_overrides
 from embodied.core.errors import UserError
-from embodied.core.spec import Discrete, EnvSpec
-from embodied.run.command import run_command
+from embodied.core.options import Count, Seed, config_dataclass, from_mapping
+from embodied.core.protocols import VecEnv
+from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
+from embodied.run.command import Failed, run_command
 from embodied.run.config import compose_run
-from embodied.run.factories import make_spec
+from embodied.run.factories import make_env, make_spec
+from embodied.runtime import threads
 from envs import FAMILIES, TASKS
+from envs.common.conformance import run_checks
 from envs.registry import DEFAULT_FAMILY
+
+MANY = 20  # environments of a family beyond which they are not described
+
+
+@config_dataclass
+class CheckConfig:
+    """Options of ``check=``; see the top of this file."""
+
+    check: str
+    num_envs: Count = 4
+    resets: Count = 10_000
+    steps: Count = 50
+    seed: Seed = 0
 
 
 def tasks(argv: Sequence[str]) -> dict[str, Any]:
-    """Describe all tasks in their default configuration."""
-    if argv:
-        raise UserError(f"'{argv[0]}': this command takes no options")
-    found = [describe_task(name) for name in task_names()]
+    """List the tasks, or check the one that ``check=`` names. Failed if it does not keep the contract."""
+    values = parse_overrides(argv)
+    if values:
+        return check(values)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
+    found: list[dict[str, Any]] = []
+    broken: dict[str, str] = {}
+    for name in task_names(broken):
+        try:
+            found.append(describe_task(name))
+        except UserError as error:
+            broken[name] = str(error)
     for task in found:
         console.print(Text(f"{task['task']}", style="bold"), Text(f"— {task['instruction']}"))
         if task["instructions"] > 1:
@@ -36,13 +73,57 @@ def tasks(argv: Sequence[str]) -> dict[str, Any]:
         console.print(Text(f"  observes    {', '.join(task['observes'])}  ({task['state_dim']} numbers)"))
         console.print(Text(f"  actions     {task['actions_meaning']}, {task['control_hz']:g} Hz"))
         console.print(Text(f"  time limit  {task['time_limit_s']:g} s, {task['max_episode_steps']} steps\n"))
-    return {"tasks": found}
+    large = {family: list(ids) for family, ids in ids_of_families(broken).items() if len(ids) > MANY}
+    for family, ids in large.items():
+        examples = ", ".join(f"{family}/{id}" for id in ids[:: max(1, len(ids) // 3)][:3])
+        console.print(Text(f"{family}", style="bold"), Text(f"— {len(ids)} environments, such as {examples}\n"))
+    for name, why in broken.items():
+        console.print(Text(f"{name}", style="bold"), Text(f"— cannot be used: {why}\n"))
+    return {"tasks": found, "families": large, "broken": broken}
 
 
-def task_names() -> list[str]:
-    """Return the tasks of all families as ``task=`` takes them; those of ours come first."""
-    others = [family for family in FAMILIES.names() if family != DEFAULT_FAMILY]
-    return [*TASKS.names(), *(f"{family}/{id}" for family in others for id in FAMILIES[family].build().ids())]
+def check(values: dict[str, Any]) -> dict[str, Any]:
+    """Run all checks of a task. UserError for bad input, Failed if a check fails.
+
+    values: ``check=<task>``, the options of ``CheckConfig`` and overrides of a run's configuration.
+    """
+    own = {key: value for key, value in values.items() if key in CheckConfig.__dataclass_fields__}
+    options = from_mapping(CheckConfig, own)
+    overrides = {key: value for key, value in values.items() if key not in own}
+    config = compose_run({"task": options.check, **overrides})
+    make_spec(config)  # what cannot be served is bad input, and no failure of a check
+    num_threads = threads.available_cores()
+
+    def make(num_envs: int) -> VecEnv:
+        return make_env(config, num_envs, num_threads)
+
+    checks: dict[str, Any] = {}
+    for result in run_checks(make, options.num_envs, options.seed, options.resets, options.steps):
+        why = f": {result.why}" if result.why else ""
+        print(f"{result.name:14} {'ok' if result.passed else 'failed'}{why}", file=sys.stderr)
+        checks[result.name] = {"passed": result.passed, "why": result.why}
+    verdict = {"task": options.check, "passed": all(c["passed"] for c in checks.values()), "checks": checks}
+    if not verdict["passed"]:
+        raise Failed(verdict)
+    return verdict
+
+
+def ids_of_families(broken: dict[str, str]) -> dict[str, Sequence[str]]:
+    """Return the ids of all families but ours. A family that cannot be loaded goes into ``broken``, with the reason."""
+    found: dict[str, Sequence[str]] = {}
+    for family in FAMILIES.names():
+        try:
+            if family != DEFAULT_FAMILY:
+                found[family] = FAMILIES[family].build().ids()
+        except UserError as error:
+            broken[family] = str(error)
+    return found
+
+
+def task_names(broken: dict[str, str]) -> list[str]:
+    """Return the tasks that are described, as ``task=`` takes them; those of ours come first. See ids_of_families."""
+    others = {family: ids for family, ids in ids_of_families(broken).items() if len(ids) <= MANY}
+    return [*TASKS.names(), *(f"{family}/{id}" for family, ids in others.items() for id in ids)]
 
 
 def describe_task(name: str) -> dict[str, Any]:
@@ -67,9 +148,13 @@ def describe_task(name: str) -> dict[str, Any]:
 
 def actions_of(spec: EnvSpec) -> str:
     """Return what an action is, in words."""
-    if isinstance(spec.action, Discrete):
-        return f"one of {', '.join(spec.action.names)}"
-    return f"{', '.join(spec.action.names)}, each in [-1, 1]"
+    match spec.action:
+        case Discrete(names):
+            return f"one of {', '.join(names)}"
+        case MultiDiscrete(names, counts):
+            return ", ".join(f"{name}: one of {count}" for name, count in zip(names, counts, strict=True))
+        case Box():
+            return f"{', '.join(spec.action.names)}, each in [-1, 1]"
 
 
 def goals_by_split(spec: EnvSpec) -> dict[str, set[str]]:

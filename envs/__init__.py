@@ -7,6 +7,7 @@ from typing import Any
 
 from embodied.core.options import from_mapping
 from embodied.core.spec import CameraSpec
+from envs.adapters import gym as gym
 from envs.common.sampler import SAMPLERS, SamplerSetup, UniformConfig, UniformSampler, first_episodes
 from envs.mujoco import family
 from envs.mujoco.pool import MujocoPool, SimConfig

@@ -1,7 +1,8 @@
 """The registries of environments. Import ``envs`` to fill them.
 
 A family is a simulator with its environments; ``task=<family>/<id>`` names one of them. A name without ``/`` is one of
-our own tasks, in the family ``mujoco``.
+our own tasks, in the family ``mujoco``. Other distributions add families and tasks by entry points in the groups
+``embodied.families`` and ``embodied.tasks`` (docs/simulators.md).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from embodied.core.registry import Registry
 from embodied.core.spec import CameraSpec, EnvSpec
 from envs.tasks.base import Task
 
-TASKS: Registry[type[Task]] = Registry("task")
+TASKS: Registry[type[Task]] = Registry("task", group="embodied.tasks")
 DEFAULT_FAMILY = "mujoco"
 
 
@@ -43,7 +44,7 @@ class Family(Protocol):
         ...
 
 
-FAMILIES: Registry[type[Family]] = Registry("family of environments")
+FAMILIES: Registry[type[Family]] = Registry("family of environments", group="embodied.families")
 
 
 def split_name(task: str) -> tuple[str, str]:

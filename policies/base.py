@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from embodied.core.errors import UserError
 from embodied.core.options import Count, Widths, config_dataclass, one_of
-from embodied.core.spec import Box, CameraSpec, Discrete, EnvSpec
+from embodied.core.spec import Box, CameraSpec, Discrete, EnvSpec, MultiDiscrete
 from embodied.core.types import Obs
 from policies.critic import Critic
 from policies.likelihood import gaussian_kl
@@ -42,14 +42,15 @@ class ActorCriticConfig:
 SPACE_NAMES = {
     Box: "continuous actions (policy=gaussian, flow or vla)",
     Discrete: "choices between discrete actions (policy=categorical)",
+    MultiDiscrete: "choices between discrete actions (policy=categorical)",
 }
 
 
 class ActorCritic(nn.Module):
     """A normaliser of the state vector and an asymmetric critic; subclasses add the actor."""
 
-    action_space: ClassVar[type] = Box
-    """Class of the action spaces that the policy supports."""
+    action_spaces: ClassVar[tuple[type, ...]] = (Box,)
+    """Classes of the action spaces that the policy supports."""
     must_match: tuple[str, ...] = ("activation",)
     optional_suffixes: tuple[str, ...] = ()
 
@@ -59,8 +60,8 @@ class ActorCritic(nn.Module):
         critic_inputs: size of the critic's input without the privileged observation; None: size of the state.
         """
         super().__init__()
-        if not isinstance(spec.action, self.action_space):
-            given, needed = SPACE_NAMES[self.action_space], SPACE_NAMES[type(spec.action)]
+        if not isinstance(spec.action, self.action_spaces):
+            given, needed = SPACE_NAMES[self.action_spaces[0]], SPACE_NAMES[type(spec.action)]
             raise UserError(f"{type(self).__name__} gives {given}, task {spec.task} needs {needed}")
         self.spec = spec
         self.horizon = config.horizon

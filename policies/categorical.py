@@ -1,4 +1,4 @@
-"""A categorical distribution over discrete actions."""
+"""Categorical distributions over discrete actions, with masks of the allowed choices."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from embodied.core.errors import UserError
 from embodied.core.options import Count, Widths, config_dataclass
-from embodied.core.spec import Discrete, EnvSpec
+from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
 from embodied.core.types import Evaluation, Obs, PolicySample
 from policies.base import ActorCritic, ActorCriticConfig
 from policies.networks import mlp
+
+IMPOSSIBLE = float("-inf")
 
 
 @config_dataclass
@@ -27,71 +30,104 @@ class CategoricalConfig(ActorCriticConfig):
 
 
 class CategoricalPolicy(ActorCritic):
-    """Independent choices for the H actions of a chunk, each from a softmax over n logits.
+    """Independent choices for the A dimensions of the H actions of a chunk, each from a softmax over its logits.
 
     A choice is drawn as the argmax of logits plus Gumbel noise (Gumbel 1954; Maddison et al. 2014). The chain holds the
-    choices, float32 [N, 1, H, 1]. The log-probability of a decision is the sum over its executed choices.
+    choices, float32 [N, 1, H, A]. The log-probability of a decision is the sum over its executed choices.
+
+    Dimension i has ``counts[i]`` choices, C in all. Distributions are padded to M, the largest of them: a choice beyond
+    ``counts[i]``, and one that ``obs["action_mask"]`` [N, C] forbids, has log-probability -inf. It is never drawn, and
+    it has no part in log-probability, entropy and KL.
     """
 
-    action_space: ClassVar[type] = Discrete
+    action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete)
     not_imitated = ("critic.",)
 
+    exists_AM: Tensor
+    """bool, whether dimension i has choice j."""
+
     def __init__(self, spec: EnvSpec, config: CategoricalConfig) -> None:
+        """Build the networks. UserError also for a chunk of several actions where masks hold for one."""
         super().__init__(spec, config)
-        assert isinstance(spec.action, Discrete)
-        self.choices = spec.action.n
-        self.actor = mlp(spec.state_dim, config.actor_hidden, config.horizon * self.choices, config.activation, 0.01)
+        assert not isinstance(spec.action, Box)
+        if spec.action_mask and config.horizon > 1:
+            raise UserError(
+                f"policy.horizon: got {config.horizon}, allowed: 1, because the action masks of task {spec.task} hold "
+                "for the next action alone"
+            )
+        counts = torch.tensor(spec.action.counts)
+        self.register_buffer("exists_AM", torch.arange(int(counts.max())) < counts[:, None], persistent=False)
+        self.actor = mlp(
+            spec.state_dim, config.actor_hidden, config.horizon * int(counts.sum()), config.activation, 0.01
+        )
 
     @property
     def noise_shape(self) -> tuple[int, ...]:
-        """[H, n]."""
-        return (self.horizon, self.choices)
+        """[H, A, M]."""
+        return (self.horizon, *self.exists_AM.shape)
 
     @property
     def plan_noise_shape(self) -> tuple[int, ...]:
-        """[H, n]."""
-        return (self.horizon, self.choices)
+        """[H, A, M]."""
+        return self.noise_shape
 
-    def log_probs(self, state: Tensor) -> Tensor:
-        """Return the log-probability of every choice at a normalised state [N, S], [N, H, n]."""
-        logits: Tensor = self.actor(state)
-        return logits.view(-1, self.horizon, self.choices).log_softmax(-1)
+    def log_probs(self, state: Tensor, mask_NC: Tensor | None = None) -> Tensor:
+        """Return the log-probability of every choice at a normalised state [N, S], [N, H, A, M].
+
+        mask_NC: bool, the allowed choices; None allows all.
+        """
+        logits_NHC: Tensor = self.actor(state).view(len(state), self.horizon, -1)
+        if mask_NC is not None:
+            logits_NHC = logits_NHC.masked_fill(~mask_NC[:, None], IMPOSSIBLE)
+        logits = logits_NHC.new_full((len(state), *self.noise_shape), IMPOSSIBLE)
+        logits[..., self.exists_AM] = logits_NHC
+        return logits.log_softmax(-1)
 
     @torch.no_grad()
     def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
-        """Return the likeliest choices, or with noise [N, H, n] drawn ones, int64 [N, H, 1]."""
-        return _choose(self.log_probs(self.normalized_state(obs)), noise)
+        """Return the likeliest choices, or with noise [N, H, A, M] drawn ones, int64 [N, H, A]."""
+        return _choose(self.log_probs(self.normalized_state(obs), obs.get("action_mask")), noise)
 
     @torch.no_grad()
     def act(self, obs: Obs, noise: Tensor) -> PolicySample:
-        """Draw a chunk for each row with noise [N, H, n]."""
+        """Draw a chunk for each row with noise [N, H, A, M]."""
         state = self.normalized_state(obs)
-        log_probs = self.log_probs(state)
+        log_probs = self.log_probs(state, obs.get("action_mask"))
         choice = _choose(log_probs, noise)
-        log_prob = log_probs.gather(-1, choice)[:, : self.execute].sum((1, 2))
+        log_prob = _of_choice(log_probs, choice)[:, : self.execute].sum((1, 2))
         value = self.state_value(state, obs)
         version = torch.full(value.shape, -1, dtype=torch.int64, device=value.device)
         return PolicySample(choice, log_prob, value, choice.float().unsqueeze(1), version)
 
     def evaluate(self, obs: Obs, chain: Tensor) -> Evaluation:
-        """Return log-probability and entropy of the executed choices, and the value; chain: [B, 1, H, 1]."""
+        """Return log-probability and entropy of the executed choices, and the value; chain: [B, 1, H, A]."""
         state = self.normalized_state(obs)
-        log_probs = self.log_probs(state)
-        log_prob_BE = log_probs.gather(-1, chain[:, 0].long())[:, : self.execute, 0]
-        executed = log_probs[:, : self.execute]
-        entropy_B = -(executed.exp() * executed).sum((1, 2))
-        return Evaluation.of(log_prob_BE, entropy_B, self.state_value(state, obs), executed, self.execute)
+        log_probs = self.log_probs(state, obs.get("action_mask"))[:, : self.execute]
+        log_prob_BE = _of_choice(log_probs, chain[:, 0, : self.execute].long()).sum(-1)
+        entropy_B = -(log_probs.exp() * _finite(log_probs)).sum((1, 2, 3))
+        terms = self.execute * len(self.exists_AM)
+        return Evaluation.of(log_prob_BE, entropy_B, self.state_value(state, obs), log_probs, terms)
 
     def kl_divergence(self, p: Tensor, q: Tensor) -> Tensor:
-        """Return KL(p || q) of choices with log-probabilities [B, E, n], [B]."""
-        return (p.exp() * (p - q)).sum((1, 2))
+        """Return KL(p || q) of choices with log-probabilities [B, E, A, M] under the same masks, [B]."""
+        return (p.exp() * (_finite(p) - _finite(q))).sum((1, 2, 3))
 
 
 def _choose(log_probs: Tensor, noise: Tensor | None) -> Tensor:
-    """Return the argmax of log-probabilities [N, H, n], with Gumbel noise added if noise is given, int64 [N, H, 1].
+    """Return the argmax of log-probabilities [..., M], with Gumbel noise added if noise is given, int64 [...].
 
     A standard normal z becomes Gumbel noise -log(-log(Phi(z))); log(Phi) is accurate in both tails.
     """
     if noise is not None:
         log_probs = log_probs - torch.log(-torch.special.log_ndtr(noise.to(log_probs)))
-    return log_probs.argmax(-1, keepdim=True)
+    return log_probs.argmax(-1)
+
+
+def _of_choice(log_probs: Tensor, choice: Tensor) -> Tensor:
+    """Return the log-probabilities [...] of choices [...], out of those of all choices [..., M]."""
+    return log_probs.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
+
+
+def _finite(log_probs: Tensor) -> Tensor:
+    """Return log-probabilities with 0 for impossible choices, whose probability 0 times -inf would be NaN."""
+    return log_probs.masked_fill(log_probs == IMPOSSIBLE, 0.0)

@@ -87,19 +87,21 @@ def apply_values(root: dict[str, Any], values: Mapping[str, Any]) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- groups → mapping
-def compose(config_dir: Path, name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def compose(
+    config_dir: Path, name: str, overrides: Mapping[str, Any], tasks: Sequence[str] = ()
+) -> dict[str, Any]:
     """Compose the configuration ``name`` with overrides; return a nested dictionary of plain values.
 
     config_dir: absolute path with ``<name>.yaml`` and one folder per config group. An override chooses from a group
-    (``task=reach``) or sets a value in it (``task.goal_tolerance_m=0.01``). UserError with the nearest name for an
-    unknown choice.
+    (``task=reach``) or sets a value in it (``task.goal_tolerance_m=0.01``). tasks: names that need no file.
+    UserError with the nearest name for an unknown choice.
     """
     choices: dict[str, str] = {}
     values = dict(overrides)
     for group in (*GROUPS, *PRESETS):
         if group in values:
             choice = values.pop(group)
-            choices[group] = _known_choice(config_dir / group, choice)
+            choices[group] = _known_choice(config_dir / group, choice, tasks if group == "task" else ())
     presets = {group: choices.pop(group) for group in PRESETS if group in choices}
     try:
         config = _compose_groups(config_dir, name, choices)
@@ -125,18 +127,18 @@ def compose(config_dir: Path, name: str, overrides: Mapping[str, Any]) -> dict[s
 
 def read_preset(config_dir: Path, group: str, choice: str) -> dict[str, Any]:
     """Return the settings of a preset. UserError with the nearest name for an unknown one."""
-    path = config_dir / group / f"{_known_choice(config_dir / group, choice)}.yaml"
+    path = config_dir / group / f"{_known_choice(config_dir / group, choice, ())}.yaml"
     settings = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(settings, dict), f"{path} holds no settings"
     return typing.cast(dict[str, Any], settings)
 
 
-def _known_choice(folder: Path, choice: Any) -> str:
-    """Return ``choice`` if the group has a file for it, or if it is a task called ``<family>/<id>``.
+def _known_choice(folder: Path, choice: Any, others: Sequence[str]) -> str:
+    """Return ``choice`` if the group has a file for it, if it is one of ``others`` or a task called ``<family>/<id>``.
 
     UserError with the nearest name otherwise.
     """
-    allowed = sorted(path.stem for path in folder.glob("*.yaml"))
+    allowed = sorted({*(path.stem for path in folder.glob("*.yaml")), *others})
     named = isinstance(choice, str) and (choice in allowed or (folder.name == "task" and "/" in choice))
     if not named:
         raise unknown_name(folder.name, str(choice), allowed)

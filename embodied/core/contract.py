@@ -9,6 +9,7 @@ from torch import Tensor
 
 from embodied.core.errors import UserError
 from embodied.core.protocols import VecEnv
+from embodied.core.spec import Box
 from embodied.core.types import Obs, Timestep
 
 
@@ -25,6 +26,9 @@ def check_obs(env: VecEnv, obs: Obs, rows: int, what: str) -> None:
         expected[f"images.{camera.name}"] = (camera.height, camera.width, 3), torch.uint8
     if spec.cameras and spec.instructions:
         expected["instruction"] = (), torch.int64
+    if spec.action_mask:
+        assert not isinstance(spec.action, Box)
+        expected["action_mask"] = (sum(spec.action.counts),), torch.bool
     for key, (shape, dtype) in expected.items():
         if key not in obs:
             raise _contract_error(env, f"{what} lacks '{key}', which the spec describes; it has: {', '.join(obs)}")
@@ -35,6 +39,14 @@ def check_obs(env: VecEnv, obs: Obs, rows: int, what: str) -> None:
 
 def check_timestep(env: VecEnv, step: Timestep, num_actions: int) -> None:
     """Raise UserError unless ``step`` is a result of executing chunks of ``num_actions`` actions in all envs."""
+    check_types(env, step, num_actions)
+    check_ends(env, step)
+    check_executed(env, step, num_actions)
+    check_outcomes(env, step)
+
+
+def check_types(env: VecEnv, step: Timestep, num_actions: int) -> None:
+    """Raise UserError unless all tensors of ``step`` have their shapes and types, and finite values."""
     num = env.num_envs
     check_obs(env, step.obs, num, "step().obs")
     _check_tensor(env, "reward_NE", step.reward_NE, (num, num_actions), torch.float32)
@@ -43,26 +55,39 @@ def check_timestep(env: VecEnv, step: Timestep, num_actions: int) -> None:
     _check_tensor(env, "num_steps_N", step.num_steps_N, (num,), torch.int64)
     if not bool(torch.isfinite(step.reward_NE).all()):
         raise _contract_error(env, "reward_NE has values that are not finite")
+
+
+def check_ends(env: VecEnv, step: Timestep) -> None:
+    """Raise UserError unless the ends of episodes and the last observations of these belong together."""
     if bool((step.terminated_N & step.truncated_N).any()):
         raise _contract_error(env, "an episode cannot be terminated and truncated at once")
-    least_N = torch.where(step.truncated_N, 0, 1)  # 0: the simulation diverged
-    if bool((step.num_steps_N < least_N).any()) or int(step.num_steps_N.max()) > num_actions:
-        raise _contract_error(env, f"num_steps_N must be 1 to {num_actions}, the actions of the chunk")
     ended_N = step.terminated_N | step.truncated_N
-    if bool((step.num_steps_N[~ended_N] != num_actions).any()):
-        raise _contract_error(env, "an env whose episode has not ended must execute the whole chunk")
-    late_NE = torch.arange(num_actions)[None] >= step.num_steps_N[:, None]
-    if bool((step.reward_NE[late_NE] != 0).any()):
-        raise _contract_error(env, "rewards after the end of an episode must be 0")
     if step.final_ids.tolist() != ended_N.nonzero().squeeze(-1).tolist():
         raise _contract_error(env, "final_ids must be the rows that terminated or were truncated, in order")
     check_obs(env, step.final_obs, len(step.final_ids), "step().final_obs")
     if len(step.final_ids) and set(step.final_obs) != set(step.obs):
         raise _contract_error(env, f"final_obs has {sorted(step.final_obs)}, must have the keys of obs")
-    if set(step.info) != set(env.spec.outcomes):
-        raise _contract_error(env, f"info has {sorted(step.info)}, must have the outcomes {list(env.spec.outcomes)}")
     if step.episodes.env_id_M.tolist() != step.final_ids.tolist():
         raise _contract_error(env, "episodes must have one row for each of final_ids")
+
+
+def check_executed(env: VecEnv, step: Timestep, num_actions: int) -> None:
+    """Raise UserError unless envs executed their chunks to the end, or to the end of their episode."""
+    ended_N = step.terminated_N | step.truncated_N
+    least_N = torch.where(step.truncated_N, 0, 1)  # 0: the simulation diverged
+    if bool((step.num_steps_N < least_N).any()) or int(step.num_steps_N.max()) > num_actions:
+        raise _contract_error(env, f"num_steps_N must be 1 to {num_actions}, the actions of the chunk")
+    if bool((step.num_steps_N[~ended_N] != num_actions).any()):
+        raise _contract_error(env, "an env whose episode has not ended must execute the whole chunk")
+    late_NE = torch.arange(num_actions)[None] >= step.num_steps_N[:, None]
+    if bool((step.reward_NE[late_NE] != 0).any()):
+        raise _contract_error(env, "rewards after the end of an episode must be 0")
+
+
+def check_outcomes(env: VecEnv, step: Timestep) -> None:
+    """Raise UserError unless ``step`` reports the outcomes of the spec."""
+    if set(step.info) != set(env.spec.outcomes):
+        raise _contract_error(env, f"info has {sorted(step.info)}, must have the outcomes {list(env.spec.outcomes)}")
     for outcomes in (step.episodes.once, step.episodes.at_end):
         if set(outcomes) != set(env.spec.outcomes):
             raise _contract_error(

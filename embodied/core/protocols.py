@@ -42,7 +42,7 @@ class VecEnv(Protocol):
         ...
 
     def step(self, action: Tensor) -> Timestep:
-        """Execute a chunk of actions, float32 [N, E, A] in [-1, 1], or int64 [N, E, 1] for ``Discrete``.
+        """Execute a chunk of actions, float32 [N, E, A] in [-1, 1], or int64 [N, E, A] for choices.
 
         ValueError for NaN or a wrong shape; nothing is executed then.
         """

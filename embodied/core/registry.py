@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
-from embodied.core.errors import unknown_name
+from embodied.core.errors import UserError, one_line, unknown_name
 
 T = TypeVar("T")
 
@@ -26,7 +27,9 @@ class Entry(Generic[T]):
 class Registry(Generic[T]):
     """A map from names to classes (or builders) and their config dataclasses.
 
-    kind: what the names stand for, such as "policy"; used in messages.
+    kind: what the names stand for, such as "policy"; used in messages. group: entry points of installed distributions
+    in this group also are names. What such an entry point names is imported when its name is first looked up, and
+    registers the name as our own modules do; until then it may be broken without harm.
 
     >>> POLICIES = Registry("policy")
     >>> @POLICIES.register("gaussian", config=GaussianConfig)
@@ -35,8 +38,8 @@ class Registry(Generic[T]):
     True
     """
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, group: str | None = None) -> None:
+        self.kind, self.group = kind, group
         self._entries: dict[str, Entry[T]] = {}
 
     def register(self, name: str, config: type[Any]) -> Callable[[T], T]:
@@ -51,11 +54,36 @@ class Registry(Generic[T]):
         return add
 
     def __getitem__(self, name: str) -> Entry[T]:
-        """Return the entry of a name; UserError with the nearest name if there is none."""
+        """Return the entry of a name.
+
+        UserError with the nearest name if there is none, and for an entry point that cannot be imported.
+        """
         if name not in self._entries:
-            raise unknown_name(self.kind, name, self._entries)
+            offered = self._offered()
+            if name not in offered:
+                raise unknown_name(self.kind, name, self.names())
+            self._load(offered[name])
         return self._entries[name]
 
     def names(self) -> list[str]:
-        """Return all registered names, sorted."""
+        """Return all names, sorted."""
+        return sorted({*self._entries, *self._offered()})
+
+    def registered(self) -> list[str]:
+        """Return the names that are registered already, sorted: all but those of entry points not yet looked up."""
         return sorted(self._entries)
+
+    def _offered(self) -> Mapping[str, EntryPoint]:
+        """Return the entry points of installed distributions by name. A registered name has precedence."""
+        return {} if self.group is None else {point.name: point for point in entry_points(group=self.group)}
+
+    def _load(self, point: EntryPoint) -> None:
+        """Import what an entry point names. UserError if that fails or does not register the name."""
+        distribution = "" if point.dist is None else f" of {point.dist.name} {point.dist.version}"
+        where = f"{self.kind} '{point.name}', entry point {point.value}{distribution}"
+        try:
+            point.load()
+        except Exception as error:  # a module of others may raise anything
+            raise UserError(f"{where}: cannot be imported: {type(error).__name__}: {one_line(error)}") from error
+        if point.name not in self._entries:
+            raise UserError(f"{where}: importing it registered no {self.kind} '{point.name}'")

@@ -128,8 +128,33 @@ class Discrete:
         """Number of choices."""
         return len(self.names)
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Number of choices of each entry of an action, as ``MultiDiscrete`` has it."""
+        return (self.n,)
 
-ActionSpace = Box | Discrete
+    @property
+    def entry_names(self) -> tuple[str, ...]:
+        """Names of the entries of an action."""
+        return ("choice",)
+
+
+@dataclass(frozen=True, slots=True)
+class MultiDiscrete:
+    """Several choices at once, one in each dimension: int64 [..., A], entry i from 0 to ``counts[i] - 1``."""
+
+    entry_names: tuple[str, ...]
+    """Names of the dimensions; A of them."""
+    counts: tuple[int, ...]
+    """Number of choices in each dimension."""
+
+    @property
+    def size(self) -> int:
+        """Number A of dimensions."""
+        return len(self.counts)
+
+
+ActionSpace = Box | Discrete | MultiDiscrete
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +271,9 @@ class EnvSpec:
     """All instructions of the task; ``obs["instruction"]``, int64 [N], indexes them. Empty if it has none."""
     stages: tuple[StartStage, ...] = ()
     """Stages beyond the ordinary start from which an episode can start; ``EpisodePlans.stage_n`` counts them from 1."""
+    action_mask: bool = False
+    """Whether ``obs["action_mask"]`` says which choices are allowed: bool [N, C], C the sum of ``action.counts``, the
+    choices of the first dimension first. It holds for the next action alone. Never for a ``Box``."""
     outcomes: tuple[str, ...] = (SUCCESS,)
     """Names of predicates of a state that are recorded for every episode; empty for a simulator without any."""
     robot: str = ""
@@ -273,7 +301,7 @@ class EnvSpec:
     @property
     def action_names(self) -> tuple[str, ...]:
         """Names of the entries of an action."""
-        return self.action.names if isinstance(self.action, Box) else ("choice",)
+        return self.action.names if isinstance(self.action, Box) else self.action.entry_names
 
     @property
     def state_names(self) -> tuple[str, ...]:

@@ -32,6 +32,10 @@ class Status:
     """Success rate in [0, 1] of the last evaluation; None before there is one."""
     loss: float | None = None
     """Validation loss."""
+    return_mean: float | None = None
+    """Return of the training episodes that ended lately; shown for tasks that report no success."""
+    eval_return: float | None = None
+    """Return of the last evaluation."""
 
 
 class Progress:
@@ -107,6 +111,8 @@ def duration(seconds: float | None) -> str:
 def _quality(status: Status) -> list[str]:
     if status.loss is not None:
         return [f"validation loss {status.loss:.4f}"]
+    if status.return_mean is not None and status.success is None and status.eval_success is None:
+        return [f"return {status.return_mean:.1f}", f"evaluated {_decimal(status.eval_return)}"]
     return [f"success {_percent(status.success)}", f"evaluated {_percent(status.eval_success)}"]
 
 
@@ -115,6 +121,10 @@ def _count(number: float) -> str:
         if number >= limit:
             return f"{number / limit:.1f}{unit}"
     return f"{number:.0f}"
+
+
+def _decimal(number: float | None) -> str:
+    return "-" if number is None else f"{number:.1f}"
 
 
 def _percent(rate: float | None) -> str:

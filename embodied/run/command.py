@@ -1,6 +1,7 @@
 """Shared by all commands: one JSON line on stdout, all other output on stderr, exit codes.
 
-0 success, 1 a crash (traceback), 2 bad input (message only), 130 stopped by Ctrl-C or SIGTERM.
+0 success, 1 a crash (traceback) or a negative verdict (with its result), 2 bad input (message only), 130 stopped by
+Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -36,6 +37,14 @@ def check_installation() -> str | None:
     if Path(str(other.locate_file("embodied/__init__.py"))).resolve() == here:
         return f"pip merged another project called 'embodied' {other.version} into {here.parent}. {cure}"
     return None
+
+
+class Failed(Exception):
+    """Raised by a command whose verdict is negative; ``result`` is still printed, and the exit code is 1."""
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        super().__init__("the verdict is negative")
+        self.result = result
 
 
 class Stopped(Exception):
@@ -76,6 +85,8 @@ def run_command(command: Callable[[Sequence[str]], dict[str, Any]], usage: str |
         return 2
     except Stopped as stopped:
         result, code = stopped.result, INTERRUPTED
+    except Failed as failed:
+        result, code = failed.result, 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

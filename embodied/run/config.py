@@ -23,7 +23,7 @@ from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Count, Natural, NonNegative, Positive, Seed, Text, config_dataclass, from_mapping
 from embodied.runtime import RUNTIMES, RuntimeConfig
 from envs import SAMPLERS
-from envs.registry import DEFAULT_FAMILY, FAMILIES, split_name
+from envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, split_name
 from policies import POLICIES
 
 CONFIG_DIR = Path(embodied.__file__).resolve().parents[1] / "configs"
@@ -117,7 +117,7 @@ class RunConfig:
 
 def compose_run(overrides: Mapping[str, Any]) -> RunConfig:
     """Compose the configuration of a new run from ``key=value`` overrides (precedence: embodied.core.config)."""
-    return resolve(compose(CONFIG_DIR, "train", _expand(overrides)))
+    return resolve(compose(CONFIG_DIR, "train", _expand(overrides), TASKS.names()))
 
 
 def read_run(run_dir: Path) -> RunConfig:

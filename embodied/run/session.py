@@ -58,6 +58,7 @@ class Session:
         self.saved_steps = None if found is None else found.env_steps
         self.saved_at_s = running_s()
         self.eval_success: float | None = None  # of the last evaluation, on the instructions that are trained on
+        self.eval_return: float | None = None  # of the last evaluation in this session
 
     @classmethod
     def new(cls, overrides: Mapping[str, Any], start_s: float) -> Session:
@@ -140,11 +141,20 @@ class Session:
             if "success_at_end" in evaluation:
                 row |= {f"eval/{split}/success_at_end": rates["success_at_end"] for split, rates in splits.items()}
             self.eval_success = eval_success([row])
+            self.eval_return = evaluation.get("return_mean")
             write_json(self.run_dir / "eval" / f"train_{evaluation['env_steps']}.json", evaluation)
         writer.write(row)
         progress.update(
             Status(
-                trainer.iteration, trainer.steps, wall_s, report.rate, report.success, self.eval_success, report.loss
+                trainer.iteration,
+                trainer.steps,
+                wall_s,
+                report.rate,
+                report.success,
+                self.eval_success,
+                report.loss,
+                report.metrics.get("rollout/return_mean"),
+                self.eval_return,
             )
         )
         if report.note is not None:

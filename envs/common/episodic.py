@@ -21,8 +21,9 @@ from torch import Tensor
 
 from embodied.core.contract import check_state
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, Ints
-from embodied.core.spec import Discrete, EnvSpec
+from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs, Timestep
+from envs.common.actions import checked_chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,9 @@ class Advance:
     broken_n: Tensor | None = None
     """Ids of envs whose simulation diverged, int64 [n]. Their episodes are truncated and their decisions count for
     nothing (``Timestep.num_steps_N`` is 0), because no episode has the state that they lead to."""
+    truncated_N: Tensor | None = None
+    """Whether the simulator itself cuts the episode here, bool [N]; None: it cuts none. If the episode also failed, it
+    ends as a termination. Time limits of plans need nothing here."""
 
 
 class EpisodicEnv(ABC):
@@ -80,7 +84,7 @@ class EpisodicEnv(ABC):
         """Make one control step of envs ``ids`` (None: all).
 
         The episodes of other envs have ended, and nothing of them is read before ``start``: a simulator that can only
-        step all envs may step them too. action_NA: float32 [N, A] in [-1, 1], or int64 [N, 1] for ``Discrete``.
+        step all envs may step them too. action_NA: float32 [N, A] in [-1, 1], or int64 [N, A] for choices.
         """
 
     @abstractmethod
@@ -105,7 +109,7 @@ class EpisodicEnv(ABC):
         """
         if self.sampler is None:
             raise ValueError("step before the first reset: call reset(sampler) first")
-        action_NEA = self._checked(action)
+        action_NEA = checked_chunk(action, self.spec.action, self.num_envs)
         num_actions = action_NEA.shape[1]
         reward_NE = torch.zeros(self.num_envs, num_actions)
         num_steps_N = torch.zeros(self.num_envs, dtype=torch.int64)
@@ -122,6 +126,8 @@ class EpisodicEnv(ABC):
             if ids is not None:
                 result = _only(result, alive_N)
             ended_N = self.steps_left_N <= 1
+            if result.truncated_N is not None:
+                ended_N |= result.truncated_N
             if result.failed_N is not None:
                 terminated_N |= result.failed_N
             if result.broken_n is not None and len(result.broken_n):
@@ -182,37 +188,6 @@ class EpisodicEnv(ABC):
             outcome_N.copy_(state[f"once/{name}"])
 
     # -- inside ------------------------------------------------------------------------------------------------------
-
-    def _checked(self, action: Tensor) -> Tensor:
-        """Return the chunk [N, E, A], clipped to the limits of a ``Box``; ValueError as in ``step``."""
-        action = torch.as_tensor(action)
-        shape = tuple(action.shape)
-        if action.ndim == 2:
-            action = action.unsqueeze(1)
-        expected = (self.num_envs, self.spec.action_dim)
-        if action.ndim != 3 or (action.shape[0], action.shape[2]) != expected or action.shape[1] < 1:
-            raise ValueError(
-                f"action: got shape {shape}, needed [{expected[0]}, E, {expected[1]}] with E >= 1, or "
-                f"[{expected[0]}, {expected[1]}]"
-            )
-        if isinstance(self.spec.action, Discrete):
-            return self._checked_choices(action)
-        if not bool(torch.isfinite(action).all()):
-            rows = (~torch.isfinite(action).flatten(1).all(-1)).nonzero().squeeze(-1)
-            raise ValueError(f"action: NaN or infinite in env {rows[:5].tolist()}; nothing was executed")
-        return action.clamp(-1, 1)
-
-    def _checked_choices(self, action: Tensor) -> Tensor:
-        """Return the chunk; ValueError unless all entries are choices of the ``Discrete`` space."""
-        assert isinstance(self.spec.action, Discrete)
-        if action.is_floating_point() or action.dtype == torch.bool:
-            raise ValueError(f"action: got {action.dtype}, needed integers, one of {self.spec.action.n} choices")
-        if int(action.min()) < 0 or int(action.max()) >= self.spec.action.n:
-            raise ValueError(
-                f"action: got {int(action.min())} to {int(action.max())}, allowed: 0 to {self.spec.action.n - 1}; "
-                "nothing was executed"
-            )
-        return action
 
     def _finish(
         self,
@@ -292,6 +267,7 @@ def _only(result: Advance, alive_N: Tensor) -> Advance:
         {name: outcome_N & alive_N for name, outcome_N in result.outcomes.items()},
         None if result.failed_N is None else result.failed_N & alive_N,
         None if result.broken_n is None else result.broken_n[alive_N[result.broken_n]],
+        None if result.truncated_N is None else result.truncated_N & alive_N,
     )
 
 

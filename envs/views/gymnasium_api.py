@@ -149,8 +149,8 @@ def gymnasium_id(task: str) -> str:
 
 
 def register_tasks() -> None:
-    """Register every task with gymnasium. Called when ``envs`` is imported."""
-    for task in TASKS.names():
+    """Register every task of ours with gymnasium. Called when ``envs`` is imported."""
+    for task in TASKS.registered():
         gymnasium.register(
             gymnasium_id(task),
             entry_point=f"{__name__}:{TaskEnv.__name__}",

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.errors import UserError
-from embodied.core.spec import Discrete
+from embodied.core.spec import Box
 from embodied.core.types import Obs
 from envs.views.stepper import Stepper, episode_means, missing_package, open_task
 
@@ -44,7 +44,7 @@ class RslRlVecEnv(VecEnv):
     """
 
     def __init__(self, stepper: Stepper, cfg: dict[str, Any] | None = None) -> None:
-        if isinstance(stepper.spec.action, Discrete):
+        if not isinstance(stepper.spec.action, Box):
             raise UserError(f"task '{stepper.spec.task}' has discrete actions; rsl_rl needs a Box")
         self.stepper = stepper
         self.num_envs, self.num_actions, self.device = stepper.num_envs, stepper.spec.action_dim, stepper.device

@@ -24,7 +24,7 @@ from embodied.core.episodes import EpisodePlans, EpisodeStats
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import from_mapping
 from embodied.core.protocols import Filmed, VecEnv
-from embodied.core.spec import TRAIN, Box, CameraSpec, EnvSpec
+from embodied.core.spec import TRAIN, Box, CameraSpec, EnvSpec, MultiDiscrete
 from embodied.core.types import Obs, Timestep
 from envs.common.episodic import EpisodicEnv
 from envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
@@ -231,9 +231,11 @@ def open_task(
 
 
 def action_space(spec: EnvSpec) -> gymnasium.Space[Any]:
-    """Return the space of one action, from -1 to 1 in each dimension or a choice."""
+    """Return the space of one action, from -1 to 1 in each dimension or one choice or several."""
     if isinstance(spec.action, Box):
         return gymnasium.spaces.Box(-1.0, 1.0, (spec.action_dim,), np.float32)
+    if isinstance(spec.action, MultiDiscrete):
+        return gymnasium.spaces.MultiDiscrete(np.array(spec.action.counts))
     return gymnasium.spaces.Discrete(spec.action.n)
 
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
 from embodied.core.contract import check_timestep
 from embodied.core.episodes import PlanList
 from embodied.core.errors import UserError
+from embodied.core.spec import SUCCESS, Term
 from embodied.core.types import Timestep
 from envs import first_episodes
-from envs.common.conformance import check_env, random_actions
+from envs.common.actions import random_actions
+from envs.common.conformance import CHECKS, Result, check_env, run_checks
 from envs.common.episodic import Advance
 from envs.mujoco.pool import MujocoPool
 from tests.envs.helpers import TASK_NAMES, pool
-from tests.runtime.point_env import PointEnv
+from tests.runtime.point_env import PointEnv, point_spec
 
 
 @pytest.mark.parametrize("task", TASK_NAMES)
@@ -82,7 +86,7 @@ def test_a_state_must_be_whole() -> None:
 
 def test_rewards_after_the_end_are_named() -> None:
     env = pool("reach", 3, max_episode_steps=2)
-    step = env.step(random_actions(env.spec, 3, 4, seed=0))
+    step = env.step(random_actions(env.spec.action, 3, 4, seed=0))
     step.reward_NE[1, 3] = 1.0
     with pytest.raises(UserError, match="rewards after the end of an episode must be 0"):
         check_timestep(env, step, 4)
@@ -152,3 +156,153 @@ def test_outcomes_that_the_spec_lacks_are_named() -> None:
     env.reset(PlanList(first_episodes(env.spec, 2, 0), 2))
     with pytest.raises(ValueError, match=r"advance: got outcomes \['won'\], the spec has \['success'\]"):
         env.step(torch.zeros(2, 1, 2))
+
+
+# -- the named checks of ``run_checks`` --------------------------------------------------------------------------------
+class Whole(PointEnv):
+    """An env that claims everything: exact resume, success and pictures."""
+
+    instruction_texts: Any = ("go",) * 3
+
+    def film(self, width: int, height: int) -> Callable[[], Any]:
+        return lambda: np.arange(3 * height * width * 3, dtype=np.uint8).reshape(3, height, width, 3)
+
+
+class TwoNames(Whole):
+    def __init__(self, num_envs: int, max_episode_steps: int = 7) -> None:
+        terms = (Term("position", 2), Term("position", 1))
+        super().__init__(num_envs, spec=replace(point_spec(max_episode_steps), state=terms))
+
+
+class Overwriting(Whole):
+    """Gives the same tensor at every step."""
+
+    def observe(self, ids: Any = None) -> Any:
+        if ids is not None:
+            return super().observe(ids)
+        self.kept = getattr(self, "kept", super().observe())
+        self.kept["state"].copy_(super().observe()["state"])
+        return self.kept
+
+
+class Tolerant(Whole):
+    def step(self, action: torch.Tensor) -> Timestep:
+        return super().step(action.nan_to_num())
+
+
+class FirstForLast(Whole):
+    def step(self, action: torch.Tensor) -> Timestep:
+        step = super().step(action)
+        return replace(step, final_obs={key: value[step.final_ids] for key, value in step.obs.items()})
+
+
+class Endless(Whole):
+    def begin(self, ids: Any, plans: Any) -> None:
+        super().begin(ids, plans)
+        self.steps_left_N[ids] += 2
+
+
+class Forgetting(Whole):
+    def step(self, action: torch.Tensor) -> Timestep:
+        step = super().step(action)
+        nothing = {SUCCESS: torch.zeros(len(step.episodes)).bool()}
+        return replace(step, episodes=replace(step.episodes, once=nothing))
+
+    def advance(self, action_NA: torch.Tensor, ids: Any) -> Advance:
+        return replace(super().advance(action_NA, ids), outcomes={SUCCESS: torch.ones(self.num_envs).bool()})
+
+
+class Unseeded(Whole):
+    def start(self, ids: Any, plans: Any) -> None:
+        super().start(ids, plans)
+        self.position_N2[ids] += 0.1 * torch.rand(len(ids), 2)
+
+
+class ByChunk(Whole):
+    """Rewards depend on the place of an action in its chunk."""
+
+    def step(self, action: torch.Tensor) -> Timestep:
+        step = super().step(action)
+        reward_NE = step.reward_NE.clone()
+        reward_NE[:, 1:] *= 2
+        return replace(step, reward_NE=reward_NE)
+
+
+class Amnesic(Whole):
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return super().state_dict() | {"position": torch.zeros(self.num_envs, 2)}
+
+
+class Blank(Whole):
+    def film(self, width: int, height: int) -> Callable[[], Any]:
+        return lambda: np.zeros((3, height, width, 3), np.uint8)
+
+
+class StillOpen(Whole):
+    threads: ClassVar[list[threading.Event]] = []
+
+    def __init__(self, num_envs: int, max_episode_steps: int = 7) -> None:
+        super().__init__(num_envs, max_episode_steps)
+        for _ in range(3):
+            self.threads.append(threading.Event())
+            threading.Thread(target=self.threads[-1].wait).start()
+
+
+class Leaking(Whole):
+    kept: ClassVar[list[Any]] = []
+
+    def start(self, ids: Any, plans: Any) -> None:
+        super().start(ids, plans)
+        self.kept.append(np.ones(60_000 * len(ids)))
+
+
+BROKEN: dict[str, tuple[type[PointEnv], str]] = {
+    "spaces": (TwoNames, "two terms of the state have the same name"),
+    "dtypes": (Overwriting, "a later step has overwritten"),
+    "bad_actions": (Tolerant, "must raise a ValueError for an action with a NaN"),
+    "autoreset": (FirstForLast, "final_obs must be the last observation"),
+    "truncation": (Endless, "longer than its plan's time limit"),
+    "success": (Forgetting, "episodes.once must be true of an episode in which it held"),
+    "seeding": (Unseeded, "a function of its plan"),
+    "partial_reset": (ByChunk, "the rewards and ends that its actions give one by one"),
+    "exact_resume": (Amnesic, "must go on exactly"),
+    "rendering": (Blank, "every picture is of one colour"),
+    "closing": (StillOpen, "threads before it was built"),
+    "leaks": (Leaking, "memory has grown by"),
+}
+
+
+def results(env: type[PointEnv], resets: int = 120) -> dict[str, Result]:
+    made = run_checks(lambda num_envs: env(num_envs, max_episode_steps=7), 3, resets=resets)
+    return {result.name: result for result in made}
+
+
+def test_an_env_that_claims_everything_passes_all_checks() -> None:
+    found = results(Whole)
+    assert [*found] == [*CHECKS] == [*BROKEN]
+    assert all(result == Result(name, True) for name, result in found.items())
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_each_check_fails_for_an_env_that_is_broken_so(name: str) -> None:
+    env, message = BROKEN[name]
+    try:
+        found = results(env)
+    finally:
+        for event in StillOpen.threads:
+            event.set()
+        Leaking.kept.clear()
+    assert not found[name].passed
+    assert message in found[name].why
+    assert "\n" not in found[name].why
+
+
+def test_an_exception_of_the_env_is_a_failure() -> None:
+    class Raising(PointEnv):
+        def advance(self, action_NA: torch.Tensor, ids: Any) -> Advance:
+            raise RuntimeError("out of order")
+
+    found = results(Raising)
+    assert found["seeding"] == Result("seeding", False, "raised RuntimeError: out of order")
+    assert found["rendering"].passed
+    assert found["rendering"].why == "not claimed: it cannot be rendered"

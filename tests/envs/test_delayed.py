@@ -15,7 +15,8 @@ from embodied.core.protocols import Delayed, Demonstrating, ExactResume, Filmed,
 from embodied.core.spec import Discrete
 from embodied.core.types import Obs, Timestep
 from envs import first_episodes
-from envs.common.conformance import check_env, random_actions
+from envs.common.actions import random_actions
+from envs.common.conformance import check_env
 from envs.common.delayed import DelayedEnv, delayed
 from envs.common.episodic import Advance
 from envs.common.seeding import EpisodeRng
@@ -45,7 +46,7 @@ def build(delay: int | None = None, steps: int = 200, max_delay: int = D) -> tup
 def run(env: DelayedEnv, decisions: int, rows: int = H) -> tuple[list[Obs], list[Tensor], list[Timestep]]:
     """Observations of decisions, and random chunks that do not repeat the prefix."""
     seen = [env.reset(PlanList(first_episodes(env.spec, N, 5), N))]
-    chunks = [1.4 * random_actions(env.spec, N, rows, seed) for seed in range(decisions)]
+    chunks = [1.4 * random_actions(env.spec.action, N, rows, seed) for seed in range(decisions)]
     steps = []
     for chunk in chunks:
         steps.append(env.step(chunk))
@@ -178,7 +179,7 @@ def test_choices_keep_their_type() -> None:
     env = delayed(inner, E, D, delay=1)
     env.reset(PlanList(first_episodes(env.spec, N, 5), N))
     for seed in range(3):
-        step = env.step(random_actions(env.spec, N, E, seed))
+        step = env.step(random_actions(env.spec.action, N, E, seed))
     assert step.obs["prefix"].dtype == torch.int64
     with pytest.raises(ValueError, match="needed integers"):
         env.step(torch.zeros(N, E, 1))
@@ -187,7 +188,7 @@ def test_choices_keep_their_type() -> None:
 def test_chunks_are_handed_over_whole_and_executed_in_part() -> None:
     env, inner = build(delay=1)
     env.reset(PlanList(first_episodes(env.spec, N, 5), N))
-    chunk = 2 * random_actions(env.spec, N, H, 0)
+    chunk = 2 * random_actions(env.spec.action, N, H, 0)
     action, step = execute(env, chunk, E)
     assert torch.equal(action, chunk[:, :E].clamp(-1, 1))
     assert torch.equal(step.obs["prefix"][:, 0], chunk[:, E].clamp(-1, 1))

@@ -47,3 +47,12 @@ def test_time_left_is_until_the_first_limit() -> None:
 
 def test_durations() -> None:
     assert [duration(s) for s in (None, 5.2, 75, 3700)] == ["?", "5s", "1m15s", "1h01m"]
+
+
+def test_returns_are_shown_where_there_is_no_success() -> None:
+    for evaluated, text in ((None, "-"), (480.0, "480.0")):
+        stream = io.StringIO()
+        progress = Progress(1_000_000, None, stream)
+        progress.update(Status(1, 1000, 2.0, 500.0, return_mean=123.456, eval_return=evaluated))
+        progress.close()
+        assert f"return 123.5  evaluated {text}" in stream.getvalue()

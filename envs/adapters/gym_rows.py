@@ -1,0 +1,238 @@
+"""Environments of gymnasium, stepped one after the other: the rows of a batch of arrays.
+
+    start(ids, seeds) ─► env.reset(seed=...) ─┐
+    step(ids)         ─► env.step(...)        ├─► arrays: state, images, action_mask, reward, terminated, truncated, ...
+                                              ┘
+The arrays may lie in memory that processes share. Imports neither torch nor other modules of ``envs`` but
+``gym_spaces``, because the processes of ``gym_processes`` need it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec as Registration
+from gymnasium.spaces import Box
+from numpy.typing import NDArray
+
+from embodied.core.errors import UserError, one_line
+from envs.adapters.gym_spaces import RENDER, ActionCodec, Leaf, Pixels, cameras_of, leaves_of, mask_of, resized
+
+Ints = NDArray[np.int64]
+Arrays = dict[str, NDArray[Any]]
+ALIGNMENT = 64  # bytes
+
+
+@dataclass(frozen=True)
+class Source:
+    """How environments are built, and what is read from them."""
+
+    name: str
+    """Name of the task, for messages."""
+    registration: Registration
+    """What gymnasium knows of it."""
+    module: str | None
+    """Module that registers it; None: gymnasium itself."""
+    kwargs: dict[str, Any]
+    """Arguments of its constructor."""
+    success: str | None = None
+    """Key of ``info`` that says whether the episode succeeded; None: nothing does."""
+    has_mask: bool = False
+    """Whether it says which choices are allowed."""
+
+    def build(self, render: bool) -> gymnasium.Env[Any, Any]:
+        """Build one, without a time limit. render: it can give pixels. UserError if that fails."""
+        try:
+            if self.module is not None:
+                import_module(self.module)
+            mode = {"render_mode": "rgb_array"} if render else {}
+            return gymnasium.make(
+                self.registration, max_episode_steps=-1, disable_env_checker=True, **mode, **self.kwargs
+            )
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise UserError(f"task {self.name} cannot be built: {one_line(error)}") from error
+        except Exception as error:  # an environment of others may raise anything
+            traceback.print_exc()
+            raise UserError(f"task {self.name} cannot be built: {type(error).__name__}: {one_line(error)}") from error
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The arrays of N environments: for each key the shape of a row and its type."""
+
+    rows: dict[str, tuple[tuple[int, ...], str]]
+    """By key."""
+
+    def offsets(self, num_envs: int) -> tuple[dict[str, int], int]:
+        """Return where each array begins in one piece of memory, and the size of that, in bytes."""
+        found, end = {}, 0
+        for key, (shape, dtype) in self.rows.items():
+            found[key] = end
+            size = num_envs * int(np.prod(shape)) * np.dtype(dtype).itemsize
+            end += -(-size // ALIGNMENT) * ALIGNMENT
+        return found, max(end, ALIGNMENT)
+
+    def arrays(self, num_envs: int, memory: Any = None) -> Arrays:
+        """Return the arrays [N, ...], views of ``memory`` if it is given."""
+        offsets, size = self.offsets(num_envs)
+        memory = bytearray(size) if memory is None else memory
+        return {
+            key: np.ndarray((num_envs, *shape), dtype, memory, offsets[key])
+            for key, (shape, dtype) in self.rows.items()
+        }
+
+
+class Rows(Protocol):
+    """N environments that write their results into ``arrays``."""
+
+    arrays: Arrays
+    """Results [N, ...], and the actions that the next step takes."""
+
+    def start(self, ids: Ints, seeds: Ints) -> None:
+        """Begin an episode in each of envs ``ids``."""
+        ...
+
+    def step(self, ids: Ints) -> None:
+        """Make a control step of envs ``ids`` with ``arrays["action"]``."""
+        ...
+
+    def render(self, width: int, height: int) -> Pixels:
+        """Return what every env shows people, [N, height, width, 3]."""
+        ...
+
+    def close(self) -> None:
+        """Close the environments."""
+        ...
+
+
+class LocalRows:
+    """Environments of this process. UserError, with the env, step and seed, for whatever goes wrong in one."""
+
+    def __init__(self, source: Source, arrays: Arrays, ids: Sequence[int], render: bool) -> None:
+        """Build the envs ``ids`` of those that ``arrays`` are for."""
+        self.source, self.arrays, self.ids = source, arrays, list(ids)
+        self.envs: dict[int, gymnasium.Env[Any, Any]] = {}
+        for i in self.ids:
+            self.envs[i] = source.build(render)
+        first = self.envs[self.ids[0]]
+        leaves = list(leaves_of(first.observation_space))
+        self.codec = ActionCodec(first.action_space)
+        self.parts: list[tuple[Leaf, slice]] = []
+        begin = 0
+        for leaf in leaves:
+            if not leaf.is_image:
+                self.parts.append((leaf, slice(begin, begin + leaf.size)))
+                begin += leaf.size
+        wanted = {key.removeprefix("images."): array for key, array in arrays.items() if key.startswith("images.")}
+        self.images = [(leaf, wanted[name]) for name, leaf in cameras_of(leaves).items() if name in wanted]
+        self.rendered = wanted.get(RENDER)
+        whole = len(leaves) == 1 and isinstance(leaves[0].space, Box) and leaves[0].space.shape == (leaves[0].size,)
+        self.is_vector = whole and not leaves[0].path and not wanted and not source.has_mask
+        """Whether an observation is the state as it is, which saves time."""
+        self.seed_N = np.zeros(len(arrays["reward"]), np.int64)
+        self.step_N = np.zeros(len(arrays["reward"]), np.int64)
+
+    def start(self, ids: Ints, seeds: Ints) -> None:
+        self.seed_N[ids], self.step_N[ids] = seeds, 0
+        i = 0
+        try:
+            for i, seed in zip(ids.tolist(), seeds.tolist(), strict=True):
+                observation, info = self.envs[i].reset(seed=seed)
+                self._observe(i, observation, info, ended=False)
+        except Exception as error:  # an environment of others may raise anything
+            raise self._failure(i, error) from error
+        self._check_finite(ids)
+
+    def step(self, ids: Ints) -> None:
+        self.step_N[ids] += 1
+        action_NA, reward_N, terminated_N, truncated_N, success_N = (
+            self.arrays[key] for key in ("action", "reward", "terminated", "truncated", "success")
+        )
+        envs, success = self.envs, self.source.success
+        i = 0
+        try:
+            for i, action in zip(ids.tolist(), self.codec.decode(action_NA[ids]), strict=True):
+                observation, reward, terminated, truncated, info = envs[i].step(action)
+                reward_N[i], terminated_N[i], truncated_N[i] = reward, terminated, truncated
+                if success is not None:
+                    success_N[i] = bool(info.get(success, False))
+                self._observe(i, observation, info, ended=bool(terminated or truncated))
+        except Exception as error:  # an environment of others may raise anything
+            raise self._failure(i, error) from error
+        self._check_finite(ids)
+
+    def render(self, width: int, height: int) -> Pixels:
+        i = self.ids[0]
+        frames = []
+        try:
+            for i in self.ids:
+                frames.append(resized(self._frame(i), width, height))
+        except Exception as error:  # an environment of others may raise anything
+            raise self._failure(i, error) from error
+        return np.stack(frames)
+
+    def close(self) -> None:
+        for env in self.envs.values():
+            env.close()
+        self.envs = {}
+
+    def _frame(self, i: int) -> Any:
+        """Return what env ``i`` shows people. TypeError if that is no image."""
+        frame = self.envs[i].render()
+        if not isinstance(frame, np.ndarray):
+            raise TypeError(f"render() gave {type(frame).__name__}, needed an array of pixels")
+        return frame
+
+    def _observe(self, i: int, observation: Any, info: Any, ended: bool) -> None:
+        """Write the observation of env ``i``."""
+        if self.is_vector:
+            self.arrays["state"][i] = observation
+            return
+        if self.parts:
+            row = self.arrays["state"][i]
+            for leaf, where in self.parts:
+                leaf.encode(observation, row[where])
+        for leaf, images in self.images:
+            images[i] = resized(leaf.value(observation), *images.shape[2:0:-1])
+        if self.rendered is not None:
+            self.rendered[i] = resized(self._frame(i), *self.rendered.shape[2:0:-1])
+        if self.source.has_mask:
+            self._write_mask(i, info, ended)
+
+    def _write_mask(self, i: int, info: Any, ended: bool) -> None:
+        """Write the allowed choices of env ``i``; where the episode has ended, all. ValueError if there is none."""
+        row = self.arrays["action_mask"][i]
+        mask = None if ended else mask_of(self.envs[i], info)
+        row[:] = True
+        if mask is None:
+            return
+        if mask.shape != row.shape:
+            raise ValueError(f"action_mask: got shape {list(mask.shape)}, needed {list(row.shape)}")
+        row[:] = mask
+        begin = 0
+        for count in self.codec.counts:
+            if not mask[begin : begin + count].any():
+                raise ValueError("action_mask allows no choice, and the episode has not ended")
+            begin += count
+
+    def _check_finite(self, ids: Ints) -> None:
+        for key in ("state", "reward") if self.parts else ("reward",):
+            finite = np.isfinite(self.arrays[key][ids].reshape(len(ids), -1)).all(-1)
+            if not finite.all():
+                raise self._error(int(ids[~finite][0]), f"gave a value of {key} that is not finite")
+
+    def _failure(self, i: int, error: Exception) -> UserError:
+        """Return the error for an exception of env ``i``, and print its traceback."""
+        traceback.print_exception(error)
+        return self._error(i, f"raised {type(error).__name__}: {one_line(error)}")
+
+    def _error(self, i: int, what: str) -> UserError:
+        """Return the error for what env ``i`` did, with its control step and its seed."""
+        step = f"control step {self.step_N[i]}" if self.step_N[i] else "reset"
+        return UserError(f"task {self.source.name}: env {i} {what} ({step} of the episode with seed {self.seed_N[i]})")

@@ -1,0 +1,52 @@
+"""Chunks of actions that an environment is given: their check, and random ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from embodied.core.spec import ActionSpace, Box
+
+
+def checked_chunk(action: Tensor, space: ActionSpace, num_envs: int) -> Tensor:
+    """Return the chunk [N, E, A] of a chunk or of one action [N, A], clipped to the limits of a ``Box``.
+
+    ValueError for a wrong shape, and for a value that is not finite or not a choice.
+    """
+    action = torch.as_tensor(action)
+    shape = tuple(action.shape)
+    if action.ndim == 2:
+        action = action.unsqueeze(1)
+    expected = (num_envs, space.size)
+    if action.ndim != 3 or (action.shape[0], action.shape[2]) != expected or action.shape[1] < 1:
+        raise ValueError(
+            f"action: got shape {shape}, needed [{expected[0]}, E, {expected[1]}] with E >= 1, or "
+            f"[{expected[0]}, {expected[1]}]"
+        )
+    if not isinstance(space, Box):
+        _check_choices(action, space.counts)
+        return action
+    if not bool(torch.isfinite(action).all()):
+        rows = (~torch.isfinite(action).flatten(1).all(-1)).nonzero().squeeze(-1)
+        raise ValueError(f"action: NaN or infinite in env {rows[:5].tolist()}; nothing was executed")
+    return action.clamp(-1, 1)
+
+
+def _check_choices(action_NEA: Tensor, counts: tuple[int, ...]) -> None:
+    """Raise ValueError unless entry i of every action is one of ``counts[i]`` choices."""
+    if action_NEA.is_floating_point() or action_NEA.dtype == torch.bool:
+        raise ValueError(f"action: got {action_NEA.dtype}, needed integers, one of {counts[0]} choices")
+    low_A, high_A = (bound(action_NEA, (0, 1)).tolist() for bound in (torch.amin, torch.amax))
+    for entry, (low, high, count) in enumerate(zip(low_A, high_A, counts, strict=True)):
+        if low < 0 or high >= count:
+            where = f" in entry {entry}" if len(counts) > 1 else ""
+            raise ValueError(f"action: got {low} to {high}{where}, allowed: 0 to {count - 1}; nothing was executed")
+
+
+def random_actions(space: ActionSpace, num_envs: int, num_actions: int, seed: int) -> Tensor:
+    """Draw chunks from the action space, [N, E, A]; a function of the arguments."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (num_envs, num_actions)
+    if isinstance(space, Box):
+        return 2 * torch.rand((*shape, space.size), generator=generator) - 1
+    return torch.stack([torch.randint(count, shape, generator=generator) for count in space.counts], -1)

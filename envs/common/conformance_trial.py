@@ -1,0 +1,206 @@
+"""One recorded run of an environment, which several checks examine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.episodes import EpisodePlans, EpisodeStats, Ints
+from embodied.core.errors import UserError
+from embodied.core.protocols import Delayed, VecEnv
+from embodied.core.spec import Box, EnvSpec
+from embodied.core.types import Obs, Timestep
+from envs.common.actions import random_actions
+from envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
+
+Make = Callable[[int], VecEnv]
+"""Builds an env of so many copies."""
+CHUNK = 3  # actions per chunk
+TOLERANCE = 1e-4  # a simulator may round differently for another number of envs
+
+
+class NotClaimed(Exception):
+    """An environment does not claim what a check is about."""
+
+
+def require(env: VecEnv, kept: bool, rule: str) -> None:
+    """Raise UserError with the rule unless the env keeps it."""
+    if not kept:
+        raise UserError(f"environment '{env.spec.task}' breaks the contract of a VecEnv: {rule}")
+
+
+class Recording(UniformSampler):
+    """Draws episodes of all instructions, stages and time limits, and remembers what it drew and what it heard.
+
+    limit: greatest time limit that it draws, control steps.
+    """
+
+    def __init__(self, spec: EnvSpec, num_envs: int, seed: int, limit: int | None = None) -> None:
+        super().__init__(spec, UniformConfig(), SamplerSetup(num_envs, seed, stages=True))
+        self.limit = min(spec.max_episode_steps, limit or spec.max_episode_steps)
+        self.given = EpisodePlans.empty(num_envs)
+        self.heard: list[list[int]] = []
+
+    def start(self) -> EpisodePlans:
+        plans = super().start()
+        self.given = EpisodePlans.concatenate([plans])
+        return plans
+
+    def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
+        self.heard.append(ended.env_id_M.tolist())
+        plans = super().next(ended, steps_left_N)
+        self.given.put(ended.env_id_M.numpy(), plans)
+        return plans
+
+    def _draw(self, ids: Ints, stagger: bool = False) -> EpisodePlans:
+        plans = super()._draw(ids, stagger=True)
+        plans.time_limit_n[:] = -(-plans.time_limit_n * self.limit // self.spec.max_episode_steps)
+        return plans
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One chunk of a rollout."""
+
+    obs: Obs
+    """Observations that it was executed on (copies)."""
+    action: Tensor
+    """Its actions, [N, E, A]."""
+    step: Timestep
+    """Its result."""
+    given: EpisodePlans
+    """Plans of the episodes in progress when it began."""
+    heard: list[list[int]]
+    """Envs that the sampler was asked for next plans of, a list per call."""
+    given_after: EpisodePlans
+    """Plans of the episodes in progress when it ended."""
+
+
+class Trial:
+    """An environment on trial: builds copies of it, and records a run of N of them."""
+
+    def __init__(
+        self,
+        make: Make,
+        opened: ExitStack,
+        num_envs: int,
+        seed: int,
+        limit: int | None = None,
+        resets: int = 0,
+    ) -> None:
+        """opened: closes the envs. limit: see ``Recording``. resets: those of the check of leaks."""
+        self.make, self.opened, self.num_envs, self.seed, self.resets = make, opened, num_envs, seed, resets
+        self.limit = limit
+
+    def build(self, num_envs: int) -> VecEnv:
+        """Build an env that is closed when the trial ends."""
+        return self.opened.enter_context(closing(self.make(num_envs)))
+
+    @cached_property
+    def env(self) -> VecEnv:
+        """The env of the recorded run."""
+        return self.build(self.num_envs)
+
+    @cached_property
+    def alone(self) -> VecEnv:
+        """An env of one copy."""
+        return self.build(1)
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self.env.spec
+
+    @property
+    def chunk(self) -> int:
+        """Actions per chunk; 1 where masks hold for the next action alone."""
+        return 1 if self.spec.action_mask else CHUNK
+
+    @property
+    def executed(self) -> int:
+        """Control steps of a chunk."""
+        return self.env.execute if isinstance(self.env, Delayed) else self.chunk
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks in which every env ends at least two episodes."""
+        return 4 * self.recording().limit // self.chunk + 4
+
+    def recording(self) -> Recording:
+        """Return a new sampler for N envs; each draws the same episodes."""
+        return Recording(self.spec, self.num_envs, self.seed, self.limit)
+
+    def actions(self, obs: Obs, t: int) -> Tensor:
+        """Draw chunk ``t``, [N, E, A]: random actions, allowed ones where there is a mask."""
+        if not self.spec.action_mask:
+            return random_actions(self.spec.action, self.num_envs, self.chunk, t)
+        assert not isinstance(self.spec.action, Box)
+        generator = torch.Generator().manual_seed(t)
+        masks = obs["action_mask"].float().split(self.spec.action.counts, -1)
+        return torch.stack([torch.multinomial(mask, 1, generator=generator) for mask in masks], -1)
+
+    @cached_property
+    def rollout(self) -> list[Moment]:
+        """The chunks of a run from a reset on, with random actions."""
+        env, sampler = self.env, self.recording()
+        obs = copy(env.reset(sampler))
+        moments = []
+        for t in range(self.num_chunks):
+            given = EpisodePlans.concatenate([sampler.given])
+            sampler.heard = []
+            action = self.actions(obs, t)
+            step = env.step(action)
+            after = EpisodePlans.concatenate([sampler.given])
+            moments.append(Moment(obs, action, step, given, sampler.heard, after))
+            obs = copy(step.obs)
+        return moments
+
+    def ends_of(self, k: int) -> list[int]:
+        """Return the chunks in which episodes of env ``k`` ended."""
+        return [t for t, moment in enumerate(self.rollout) if k in moment.step.final_ids.tolist()]
+
+    @cached_property
+    def second_episodes(self) -> list[tuple[int, int]]:
+        """For each env the chunks in which its second episode began and ended. UserError if there is none."""
+        found = []
+        for k in range(self.num_envs):
+            ends = self.ends_of(k)
+            steps = len(self.rollout) * self.executed
+            require(self.env, len(ends) >= 2, f"no two episodes of an env ended in {steps} control steps")
+            found.append((ends[0] + 1, ends[1]))
+        return found
+
+    def plan_of_end(self, t: int, k: int) -> EpisodePlans:
+        """Return the plan of the episode of env ``k`` that ended in chunk ``t``, one row."""
+        return self.rollout[t].given.rows(np.array([k]))
+
+    def final_row(self, t: int, k: int) -> Obs:
+        """Return the last observation of the episode of env ``k`` that ended in chunk ``t``, one row."""
+        step = self.rollout[t].step
+        return row_of(step.final_obs, step.final_ids.tolist().index(k))
+
+
+def alike(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tolerance: float = TOLERANCE) -> bool:
+    """Return whether two observations are equal but for rounding; images are bytes, so one level may differ."""
+    if a.keys() != b.keys():
+        return False
+    for key, value in a.items():
+        allowed = 1.0 if tolerance and value.dtype == torch.uint8 else tolerance
+        if not bool(((value.double() - b[key].double()).abs() <= allowed).all()):
+            return False
+    return True
+
+
+def row_of(obs: Obs, row: int) -> Obs:
+    """Return one row of observations, [1, ...]."""
+    return {key: value[row : row + 1] for key, value in obs.items()}
+
+
+def copy(obs: Obs) -> Obs:
+    """Return observations that the env cannot overwrite."""
+    return {key: value.clone() for key, value in obs.items()}

@@ -1,0 +1,177 @@
+"""Environments of gymnasium for tests, as a package of others would have them. Importing it registers them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Toy(gymnasium.Env[Any, Any]):
+    """A counter with a random start. Subclasses change what is observed and how it ends."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 (gymnasium's own way)
+    observation_space: Any = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space: Any = spaces.Box(np.array([0.0, -3.0]), np.array([1.0, 5.0]), dtype=np.float64)
+
+    def __init__(self, render_mode: str | None = None, offset: float = 0.0) -> None:
+        self.render_mode, self.offset, self.steps, self.last = render_mode, offset, 0, np.zeros(2)
+        self.closed = False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps, self.start = 0, float(self.np_random.uniform())
+        return self.observation(), self.info()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self.steps += 1
+        self.last = np.asarray(action)
+        self.start += float(self.np_random.uniform()) * 0.01
+        return self.observation(), self.start + float(np.sum(self.last)), *self.ends(), self.info()
+
+    def observation(self) -> Any:
+        return np.array([self.start + self.offset, self.steps])
+
+    def ends(self) -> tuple[bool, bool]:
+        return False, False
+
+    def info(self) -> dict[str, Any]:
+        return {}
+
+    def render(self) -> Any:
+        frame = np.zeros((40, 60, 3), np.uint8)
+        frame[:, : 10 + self.steps] = 255
+        return frame
+
+
+class Ending(Toy):
+    """Truncates itself after 5 steps, or terminates in the same step if its start is large; succeeds from step 3 on."""
+
+    def ends(self) -> tuple[bool, bool]:
+        return self.steps == 5 and self.start > 0.5, self.steps == 5
+
+    def info(self) -> dict[str, Any]:
+        return {"is_success": self.steps >= 3}
+
+
+class Nested(Toy):
+    """A dictionary with tuples, choices, bits and images."""
+
+    observation_space = spaces.Dict(
+        {
+            "arm": spaces.Dict({"pos": spaces.Box(-1, 1, (2, 2), np.float32), "mode": spaces.Discrete(3, start=5)}),
+            "bits": spaces.MultiBinary(3),
+            "front": spaces.Box(0, 255, (24, 32, 3), np.uint8),
+            "pair": spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (1,), np.float32))),
+            "gray": spaces.Box(0, 255, (16, 16), np.uint8),
+        }
+    )
+
+    def observation(self) -> Any:
+        return {
+            "arm": {"pos": np.arange(4, dtype=np.float32).reshape(2, 2), "mode": 5 + self.steps % 3},
+            "bits": np.array([1, 0, 1], np.int8),
+            "front": np.full((24, 32, 3), self.steps, np.uint8),
+            "pair": (np.array([1, 2]), np.array([0.5], np.float32)),
+            "gray": np.full((16, 16), 7, np.uint8),
+        }
+
+
+class Pixels(Toy):
+    """Observes an image alone."""
+
+    observation_space = spaces.Box(0, 255, (16, 16, 3), np.uint8)
+
+    def observation(self) -> Any:
+        return np.full((16, 16, 3), self.steps, np.uint8)
+
+
+class Masked(Toy):
+    """Two choices at once, of which masks allow some. The reward is the first choice."""
+
+    action_space = spaces.MultiDiscrete([3, 2])
+    observation_space = spaces.Discrete(4)
+
+    def observation(self) -> Any:
+        return self.steps % 4
+
+    def step(self, action: Any) -> Any:
+        first, second = self.info()["action_mask"]
+        assert first[action[0]]
+        assert second[action[1]]
+        observation, _, *rest = super().step(action)
+        return observation, float(action[0]), *rest
+
+    def ends(self) -> tuple[bool, bool]:
+        return self.steps == 6, False
+
+    def info(self) -> dict[str, Any]:
+        if self.steps == 6:
+            return {"action_mask": (np.zeros(3, np.int8), np.zeros(2, np.int8))}  # the game is over
+        return {"action_mask": (np.array([1, self.steps % 2, 1], np.int8), np.array([1, 0], np.int8))}
+
+
+class Bits(Toy):
+    """Actions of bits."""
+
+    action_space = spaces.MultiBinary(3)
+
+
+class Raising(Toy):
+    """Raises in its fourth step."""
+
+    def observation(self) -> Any:
+        if self.steps == 8:
+            raise RuntimeError("the simulator\nis broken")
+        return super().observation()
+
+
+class Infinite(Toy):
+    """Observes an infinity in its eighth step."""
+
+    def observation(self) -> Any:
+        return np.array([np.inf if self.steps == 8 else 0.0, self.steps])
+
+
+class Dying(Toy):
+    """Ends its process in its eighth step."""
+
+    def observation(self) -> Any:
+        if self.steps == 8:
+            os._exit(7)
+        return super().observation()
+
+
+class Words(Toy):
+    """Observes a text."""
+
+    observation_space = spaces.Text(10)
+
+
+class Unbounded(Toy):
+    """Actions without limits."""
+
+    action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+class Agents(Toy):
+    """Actions of two agents."""
+
+    action_space = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3)))
+
+
+class Stack(Toy):
+    """Observes four images of one channel."""
+
+    observation_space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+
+
+CLASSES = (
+    Toy, Ending, Nested, Pixels, Masked, Bits, Raising, Infinite, Dying, Words, Unbounded, Agents, Stack,
+)  # fmt: skip
+for each in CLASSES:
+    gymnasium.register(f"{each.__name__}-v0", entry_point=f"{__name__}:{each.__name__}", max_episode_steps=12)
