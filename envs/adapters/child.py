@@ -10,7 +10,6 @@ read, over a socket that no other process has.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import signal
@@ -51,6 +50,11 @@ class Child:
             )  # fmt: skip
         self._connection = Connection(ours.detach())
 
+    @property
+    def pid(self) -> int:
+        """Id of the process."""
+        return self._process.pid
+
     def send(self, method: str, *arguments: Any) -> None:
         """Ask for a call of a method; ``receive`` returns its result. ChildDied if the process has ended."""
         try:
@@ -85,17 +89,11 @@ class Child:
 
     def _death(self) -> ChildDied:
         """Return the error for a process that has closed the connection."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(CLOSE_S)
+        returncode = self._process.wait()  # its end of the connection is closed, so it is about to end
         self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").split("\n")
-        self._process.kill()
-        return ChildDied(self.target, self._process.wait(), one_line_of(lines))
-
-
-def one_line_of(lines: list[str]) -> str:
-    """Return the last line that is not blank."""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+        lines = self._log.read().decode(errors="replace").splitlines()
+        printed = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+        return ChildDied(self.target, returncode, printed)
 
 
 def serve(connection: Connection, target: str) -> None:

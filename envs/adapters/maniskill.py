@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, Literal
 
 import torch
 
-from embodied.core.errors import UserError
+from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Count, Text, config_dataclass
 from embodied.core.spec import ActionTerm, Box, CameraSpec, EnvSpec, Instruction, Term
 from envs.adapters.child import Child, ChildDied
+from envs.adapters.maniskill_describe import Description
 from envs.adapters.maniskill_pool import FLAT, SIMULATIONS, ManiSkillEnv, ManiSkillProcesses, ManiSkillScene
-from envs.adapters.maniskill_sim import INSTALL, VULKAN, Description, Request, is_installed
+from envs.adapters.maniskill_request import INSTALL, VULKAN, Request
+from envs.adapters.maniskill_sim import is_installed
 from envs.registry import FAMILIES
 
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)  # ends of a process by a bad driver
 TERMINATE_ON = {"none": (), "fail": ("fail",), "success": ("success",), "success_or_fail": ("success", "fail")}
 
 
@@ -68,14 +72,19 @@ class ManiSkill:
         return ManiSkillTaskConfig
 
     def spec(self, id: str, task: Any, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
-        found = _describe(_request(id, task, cameras))
+        if cameras and task.obs_mode != "state_dict":
+            raise UserError(
+                "task.obs_mode=state is only for policies without cameras: it holds all object poses; use state_dict"
+            )
+        found = _describe(Request(id, task.robot_uids, task.control_mode))
+        if task.reward_mode not in (None, *found.reward_modes):
+            raise unknown_name(f"task.reward_mode of {id}", task.reward_mode, found.reward_modes)
+        for camera in cameras:
+            if camera.name not in found.cameras:
+                raise unknown_name(f"camera of maniskill/{id}", camera.name, found.cameras)
         limit = task.max_episode_steps or found.max_episode_steps
         if limit is None:
             raise UserError(f"task.max_episode_steps: {id} has no time limit of its own, so it needs one")
-        if cameras and task.obs_mode != "state_dict":
-            raise UserError(
-                "task.obs_mode=state is for policies without cameras: it has what only the simulator knows. Use state_dict"
-            )
         terms = [Term(path, size) for path, size in found.terms if not cameras or path not in found.privileged]
         if task.obs_mode == FLAT:
             terms = [Term(FLAT, sum(size for _, size in found.terms))]
@@ -105,20 +114,14 @@ class ManiSkill:
         self, id: str, task: Any, *, num_envs: int, num_threads: int, sim: Any, cameras: Sequence[CameraSpec] = ()
     ) -> ManiSkillEnv:
         sim = sim or ManiSkillConfig()
-        request = _request(id, task, cameras, sim.sim_backend)
+        if sim.sim_backend == "physx_cuda" and not torch.cuda.is_available():
+            raise UserError("sim.sim_backend=physx_cuda needs a CUDA GPU, and torch finds none; use physx_cpu")
         spec, terminate_on = self.spec(id, task, cameras), TERMINATE_ON[task.terminate_on]
+        modes = (task.robot_uids, task.control_mode, task.reward_mode, task.obs_mode)
+        request = Request(id, *modes, sim.sim_backend, tuple(cameras))
         if sim.sim_backend == "physx_cuda":
-            if not torch.cuda.is_available():
-                raise UserError("sim.sim_backend=physx_cuda needs a CUDA GPU, and torch finds none; use physx_cpu")
             return ManiSkillScene(spec, request, num_envs, terminate_on)
         return ManiSkillProcesses(spec, request, num_envs, terminate_on, num_threads or len(os.sched_getaffinity(0)))
-
-
-def _request(id: str, task: ManiSkillTaskConfig, cameras: Sequence[CameraSpec], backend: str = "physx_cpu") -> Request:
-    """Return what ManiSkill is asked for."""
-    return Request(
-        id, task.robot_uids, task.control_mode, task.reward_mode, task.obs_mode, backend, tuple(cameras)
-    )
 
 
 @functools.cache
@@ -142,7 +145,7 @@ def _describe(request: Request) -> Description:
         try:
             description: Description = child.call("describe", request)
         except ChildDied as death:
-            if death.returncode >= 0:
+            if -death.returncode not in CRASHES:
                 raise
             raise UserError(f"{VULKAN} ({death})") from death
     return description

@@ -1,7 +1,7 @@
 """ManiSkill environments as a ``VecEnv``: on the CPU in child processes, on a GPU in one scene of this process.
 
-    CPU   N envs in W child processes, each steps its share in turn; states and images come through sockets
-    GPU   N envs in one scene; observations, rewards and outcomes stay on its device
+CPU   N envs in W child processes ──► each steps its share in turn; states and images come through sockets
+GPU   N envs in one scene ──► observations, rewards and outcomes stay on its device
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from embodied.core.episodes import EpisodePlans, Ints
 from embodied.core.spec import Box, EnvSpec
 from embodied.core.types import Obs
 from envs.adapters.child import Child
-from envs.adapters.maniskill_sim import Request, Simulation
+from envs.adapters.maniskill_request import Request
+from envs.adapters.maniskill_sim import Simulation
 from envs.common.episodic import Advance, EpisodicEnv
 from envs.common.seeding import EpisodeRng
 
@@ -53,16 +54,18 @@ class ManiSkillEnv(EpisodicEnv):
     def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
         """Make one control step. An env whose state or reward is not finite counts as broken."""
         reward_N, outcomes = self._step(self._offset_A + self._scale_A * action_NA, ids)
-        failed_N = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        for name in self.terminate_on:
-            failed_N |= outcomes[name]
-        finite_N = torch.isfinite(self._state_NS).all(-1) & torch.isfinite(reward_N)
-        return Advance(reward_N, outcomes, failed_N, (~finite_N).nonzero().squeeze(-1))
+        ends = [outcomes[name] for name in self.terminate_on]
+        failed_N = torch.stack(ends).any(0) if ends else None
+        broken_n = None
+        if not bool(torch.isfinite(self._state_NS.sum() + reward_N.sum())):
+            finite_N = torch.isfinite(self._state_NS).all(-1) & torch.isfinite(reward_N)
+            broken_n = (~finite_N).nonzero().squeeze(-1)
+        return Advance(reward_N, outcomes, failed_N, broken_n)
 
     def observe(self, ids: Ints | None = None) -> Obs:
         """Return the present observation of envs ``ids`` (sorted and unique; None: all); images are rendered now."""
         rows = np.arange(self.num_envs) if ids is None else ids
-        state = self._state_NS[torch.from_numpy(rows).to(self.device)]
+        state = self._state_NS.clone() if ids is None else self._state_NS[torch.from_numpy(ids).to(self.device)]
         obs = {"state": state[:, : self.spec.state_dim]}
         if self.spec.privileged:
             obs["privileged"] = state[:, self.spec.state_dim :]
@@ -77,12 +80,21 @@ class ManiSkillEnv(EpisodicEnv):
         return [self.spec.instructions[i].text for i in self.plans.instruction_n.tolist()]
 
     def film(self, width: int, height: int) -> Callable[[], NDArray[np.uint8]]:
-        """Return a function that renders every env with its camera for people, uint8 [N, height, width, 3]."""
+        """Return a function that renders every env with its camera for people, uint8 [N, height, width, 3].
+
+        Its image is as large as fits, with black borders.
+        """
 
         def render() -> NDArray[np.uint8]:
             image = self._frames().permute(0, 3, 1, 2).float()
-            image = interpolate(image, (height, width), mode="bilinear", antialias=True, align_corners=False)
-            return image.round().byte().permute(0, 2, 3, 1).cpu().numpy()
+            scale = min(height / image.shape[2], width / image.shape[3])
+            size = [max(1, round(scale * length)) for length in image.shape[2:]]
+            image = interpolate(image, size, mode="bilinear", antialias=True, align_corners=False)
+            found = np.zeros((len(image), height, width, 3), np.uint8)
+            top, left = (height - size[0]) // 2, (width - size[1]) // 2
+            pixels = image.round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu().numpy()
+            found[:, top : top + size[0], left : left + size[1]] = pixels
+            return found
 
         return render
 
@@ -137,14 +149,17 @@ class ManiSkillProcesses(ManiSkillEnv):
         action_nA = action_NA.numpy()[rows]
         arguments = [(part, action_nA[at]) if len(part) else None for part, at in self._shares(rows)]
         states, rewards, outcomes = zip(*self._ask("step", arguments), strict=True)
-        index = torch.from_numpy(rows)
-        self._state_NS[index] = torch.from_numpy(np.concatenate(states))
-        reward_N = torch.zeros(self.num_envs)
-        reward_N[index] = torch.from_numpy(np.concatenate(rewards))
-        found = {name: torch.zeros(self.num_envs, dtype=torch.bool) for name in self.spec.outcomes}
-        for name, outcome_N in found.items():
-            outcome_N[index] = torch.from_numpy(np.concatenate([part[name] for part in outcomes]))
-        return reward_N, found
+        state_nS, reward_n = (torch.from_numpy(np.concatenate(parts)) for parts in (states, rewards))
+        found = {name: torch.from_numpy(np.concatenate([o[name] for o in outcomes])) for name in self.spec.outcomes}
+        if ids is None:
+            self._state_NS = state_nS
+            return reward_n, found
+        index = torch.from_numpy(ids)
+        self._state_NS[index] = state_nS
+        spread = {name: torch.zeros(self.num_envs, dtype=torch.bool) for name in found}
+        for name, outcome_n in found.items():
+            spread[name][index] = outcome_n
+        return torch.zeros(self.num_envs).index_copy(0, index, reward_n), spread
 
     def _images(self, ids: Ints) -> Mapping[str, Tensor]:
         if not len(ids):
@@ -178,7 +193,7 @@ class ManiSkillScene(ManiSkillEnv):
         self._simulation = Simulation(request, num_envs)
         super().__init__(spec, num_envs, terminate_on, self._simulation.env.device)
         state, privileged = _paths(spec)
-        self._simulation.paths = (*state, *privileged)
+        self._simulation.choose((*state, *privileged))
 
     def close(self) -> None:
         """Release the scene."""

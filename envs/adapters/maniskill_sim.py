@@ -6,9 +6,14 @@ process whose driver is too old. So ``Simulations`` lives in a child (see ``envs
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib.util import find_spec
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -17,60 +22,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.errors import UserError, one_line, unknown_name
-from embodied.core.spec import CameraSpec
+from envs.adapters.maniskill_describe import Description, agents, describe
+from envs.adapters.maniskill_request import OUTCOMES, VULKAN, Request
 
-INSTALL = "pip install -c constraints.txt -e '.[maniskill]'"
-VULKAN = (
-    "ManiSkill needs a Vulkan device even without rendering, and found none that works. As root, `bash "
-    "envs/adapters/install_vulkan.sh` installs Mesa's software device on Debian and Ubuntu (Mesa 25 or newer)"
-)
-OUTCOMES = ("success", "fail")
-STATE_MODE = "state_dict"
 Pixels = NDArray[np.uint8]
 Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Which environment to build, with ManiSkill's own names of its options. None: the environment's default."""
-
-    id: str
-    """Name of the environment, such as PickCube-v1."""
-    robot_uids: str | None = None
-    control_mode: str | None = None
-    reward_mode: str | None = None
-    obs_mode: str = STATE_MODE
-    sim_backend: str = "physx_cpu"
-    cameras: tuple[CameraSpec, ...] = ()
-    """Cameras that observations have."""
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """What a built environment says about itself."""
-
-    terms: tuple[tuple[str, int], ...]
-    """Path and size of every vector of the state, in the order of the state."""
-    privileged: tuple[str, ...]
-    """Paths of those that observations with images do not have."""
-    cameras: tuple[str, ...]
-    """Names of the cameras."""
-    control_mode: str
-    """Control mode that acts."""
-    action_names: tuple[str, ...]
-    """Names of the A entries of an action, without the control mode."""
-    low: tuple[float, ...]
-    """Lower limit of each entry of an action."""
-    high: tuple[float, ...]
-    """Upper limit of each entry of an action."""
-    outcomes: tuple[str, ...]
-    """Which of success and fail it evaluates."""
-    robot: str
-    """Name of the robot."""
-    control_dt_s: float
-    """Duration of a control step, s."""
-    max_episode_steps: int | None
-    """Time limit with which ManiSkill registers it, control steps."""
 
 
 def is_installed() -> bool:
@@ -98,8 +54,12 @@ class Simulation:
         self.env._obs_mode = self.obs_mode  # ``step`` renders nothing; ``images`` does
         self.seeds_N = np.zeros(num_envs, dtype=np.int64)
         self.cameras = tuple(camera.name for camera in request.cameras)
-        self.paths: tuple[str, ...] = ()
+        self._keys: list[list[str]] = []
         self._state: Any = None
+
+    def choose(self, paths: Sequence[str]) -> None:
+        """Let ``state`` return the vectors of these paths; only for obs_mode state_dict."""
+        self._keys = [path.split("/") for path in paths]
 
     def start(self, seeds: Sequence[int], rows: Tensor | None = None) -> None:
         """Start an episode in envs ``rows`` [m] (None: all) from their m seeds.
@@ -120,11 +80,11 @@ class Simulation:
         return reward_N.float(), {name: info[name].bool() for name in OUTCOMES if name in info}
 
     def state(self) -> Tensor:
-        """Return the present state, float32 [N, S]: as ManiSkill flattens it, or the vectors of ``paths``."""
+        """Return the present state, float32 [N, S]: as ManiSkill flattens it, or the vectors chosen."""
         if isinstance(self._state, Tensor):
             return self._state.float()
-        vectors = _flat(self._state)
-        return torch.cat([vectors[path].reshape(self.num_envs, -1).float() for path in self.paths], dim=-1)
+        vectors = [functools.reduce(getitem, keys, self._state) for keys in self._keys]
+        return torch.cat([v if v.ndim == 2 else v.unsqueeze(-1) for v in vectors], dim=-1).float()
 
     def images(self) -> dict[str, Tensor]:
         """Return the cameras' images of the present state, uint8 [N, h, w, 3]."""
@@ -146,68 +106,42 @@ class Simulation:
         sizes = [part.shape[0] for part in space.spaces.values()]
         return dict(zip(space.spaces, action_NA.split(sizes, dim=-1), strict=True))
 
-    def describe(self, max_episode_steps: int | None) -> Description:
-        """Return the description. UserError for an action space that is not made of bounded boxes."""
-        from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
-
-        env = self.env
-        self.start([0])
-        info = env.get_info()
-        vectors = _flat(env._get_obs_state_dict(info))
-        env._obs_mode, env.obs_mode_struct = "rgb", parse_obs_mode_to_struct("rgb")
-        measured = _flat(env._get_obs_state_dict(info))
-        space = env.single_action_space
-        boxes = dict(space.spaces) if hasattr(space, "spaces") else {"": space}
-        limits = [np.stack([box.low, box.high]) for box in boxes.values() if hasattr(box, "low")]
-        if len(limits) < len(boxes) or not np.isfinite(np.concatenate(limits, axis=-1)).all():
-            raise UserError(f"task.control_mode={_control_mode(env)}: its actions have no finite limits: {space}")
-        low, high = np.concatenate(limits, axis=-1).tolist()
-        names = [f"{robot}{'/' if robot else ''}{i}" for robot, box in boxes.items() for i in range(box.shape[0])]
-        robot = env.robot_uids if isinstance(env.robot_uids, str) else "+".join(map(str, env.robot_uids))
-        return Description(
-            terms=tuple((path, value.reshape(1, -1).shape[-1]) for path, value in vectors.items()),
-            privileged=tuple(path for path in vectors if path not in measured),
-            cameras=tuple(env._sensors),
-            control_mode=_control_mode(env),
-            action_names=tuple(names),
-            low=tuple(low),
-            high=tuple(high),
-            outcomes=tuple(name for name in OUTCOMES if name in info),
-            robot=robot,
-            control_dt_s=1.0 / env.control_freq,
-            max_episode_steps=max_episode_steps,
-        )
-
 
 class Simulations:
-    """Simulations of one environment each on the CPU: what a child process holds."""
+    """Simulations of one environment each on the CPU: what a child process holds.
+
+    Inference mode saves the bookkeeping of autograd in ManiSkill's many small operations, 12% of a step of PickCube.
+    """
 
     def ids(self) -> list[str]:
         """Return the names of all environments."""
         return list(registered())
 
     def describe(self, request: Request) -> Description:
-        """Build an environment and describe it. UserError for an option that it does not have."""
+        """Build an environment and describe it. UserError for a control mode that it does not have."""
         limit = _entry(request.id).max_episode_steps
-        plain = Simulation(Request(request.id, request.robot_uids, sim_backend="physx_cpu"))
-        _check_options(plain.env, request)
-        if request.control_mode in (None, _control_mode(plain.env)):
-            return plain.describe(limit)
-        return Simulation(Request(request.id, request.robot_uids, request.control_mode)).describe(limit)
+        if request.control_mode is not None:
+            allowed = agents(Simulation(replace(request, control_mode=None)).env)[0].supported_control_modes
+            if request.control_mode not in allowed:
+                raise unknown_name("task.control_mode", request.control_mode, allowed)
+        return describe(Simulation(request).env, limit)
 
+    @torch.inference_mode()
     def build(self, request: Request, num_envs: int, state: tuple[str, ...], privileged: tuple[str, ...]) -> None:
         """Build ``num_envs`` environments. state, privileged: paths of the vectors of either observation."""
         torch.set_num_threads(1)
         self.simulations = [Simulation(request) for _ in range(num_envs)]
         for simulation in self.simulations:
-            simulation.paths = (*state, *privileged)
+            simulation.choose((*state, *privileged))
 
+    @torch.inference_mode()
     def start(self, rows: list[int], seeds: list[int]) -> Floats:
         """Start episodes in envs ``rows`` [m]; return their states [m, S + P]."""
         for row, seed in zip(rows, seeds, strict=True):
             self.simulations[row].start([seed])
         return np.concatenate([self.simulations[row].state().numpy() for row in rows])
 
+    @torch.inference_mode()
     def step(self, rows: list[int], action_mA: Floats) -> tuple[Floats, Floats, dict[str, NDArray[np.bool_]]]:
         """Make one control step of envs ``rows`` [m]; return states [m, S + P], rewards [m] and outcomes [m]."""
         results = [
@@ -218,11 +152,13 @@ class Simulations:
         rewards = torch.cat([reward_1 for (reward_1, _), _ in results]).numpy()
         return torch.cat([state for _, state in results]).numpy(), rewards, outcomes
 
+    @torch.inference_mode()
     def images(self, rows: list[int]) -> dict[str, Pixels]:
         """Return the images of envs ``rows`` [m] by camera, uint8 [m, h, w, 3]."""
         images = [self.simulations[row].images() for row in rows]
         return {name: torch.cat([image[name] for image in images]).numpy() for name in images[0]}
 
+    @torch.inference_mode()
     def frames(self) -> Pixels:
         """Return an image of every env for people, uint8 [N, H, W, 3]."""
         return torch.cat([simulation.frame() for simulation in self.simulations]).numpy()
@@ -256,66 +192,22 @@ def _make(request: Request, num_envs: int, obs_mode: str) -> Any:
         if getattr(request, name) is not None:
             options[name] = getattr(request, name)
     if request.robot_uids is not None:
-        _check_robot(request.robot_uids, entry)
+        _check_robot(request.robot_uids)
+    printed = io.StringIO()
     try:
-        return entry.make(num_envs=num_envs, **options)
-    except EOFError as error:  # it asked whether to download assets
+        with contextlib.redirect_stdout(printed):
+            return entry.make(num_envs=num_envs, **options)
+    except EOFError as error:  # it asked whether to download assets, and a child process has no input
+        robot = re.search(r"Robot (\S+) has assets", printed.getvalue())
         raise UserError(
             f"task=maniskill/{request.id} needs assets that are not part of mani_skill: python -m "
-            f"mani_skill.utils.download_asset {request.id if entry.asset_download_ids else request.robot_uids}"
+            f"mani_skill.utils.download_asset {robot[1] if robot else request.id}"
         ) from error
 
 
-def _check_robot(robot: str, entry: Any) -> None:
-    """Raise UserError unless the robot exists and the environment supports it."""
+def _check_robot(robot: str) -> None:
+    """Raise UserError unless the robot exists."""
     from mani_skill.agents.registration import REGISTERED_AGENTS
 
-    allowed = [name for name in entry.cls.SUPPORTED_ROBOTS or REGISTERED_AGENTS if isinstance(name, str)]
-    if robot not in allowed:
-        raise unknown_name("task.robot_uids", robot, allowed)
-
-
-def _check_options(env: Any, request: Request) -> None:
-    """Raise UserError for a control mode, a reward mode or a camera that the environment does not have."""
-    agent = env.agent.agents[0] if hasattr(env.agent, "agents") else env.agent
-    if request.control_mode not in (None, *agent.supported_control_modes):
-        raise unknown_name("task.control_mode", str(request.control_mode), agent.supported_control_modes)
-    rewards = _reward_modes(env)
-    if request.reward_mode not in (None, *rewards):
-        raise unknown_name(f"task.reward_mode of {request.id}", str(request.reward_mode), rewards)
-    for camera in request.cameras:
-        if camera.name not in env._sensors:
-            raise unknown_name(f"camera of maniskill/{request.id}", camera.name, env._sensors)
-
-
-def _reward_modes(env: Any) -> list[str]:
-    """Return the reward modes that the environment can compute."""
-    action = {name: space.sample() for name, space in getattr(env.action_space, "spaces", {}).items()}
-    found, present = [], env._reward_mode
-    info = env.get_info()
-    obs = env.get_obs(info, unflattened=True)
-    for mode in env.SUPPORTED_REWARD_MODES:
-        env._reward_mode = mode
-        try:
-            env.get_reward(obs=obs, action=action or torch.from_numpy(np.atleast_2d(env.action_space.sample())), info=info)
-        except NotImplementedError:
-            continue
-        found.append(mode)
-    env._reward_mode = present
-    return found
-
-
-def _control_mode(env: Any) -> str:
-    """Return the control mode; of several robots, that of the first."""
-    mode = env.agent.control_mode
-    return str(next(iter(mode.values())) if isinstance(mode, dict) else mode)
-
-
-def _flat(node: Any, name: str = "") -> dict[str, Tensor]:
-    """Return the tensors [N] and [N, D] under a node by path, in the order of ``embodied.data.maniskill``."""
-    if isinstance(node, Tensor):
-        return {name: node} if node.ndim <= 2 else {}
-    found: dict[str, Tensor] = {}
-    for key in sorted(node):
-        found |= _flat(node[key], f"{name}/{key}" if name else key)
-    return found
+    if robot not in REGISTERED_AGENTS:
+        raise unknown_name("task.robot_uids", robot, REGISTERED_AGENTS)
