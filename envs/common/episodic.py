@@ -60,7 +60,7 @@ class EpisodicEnv(ABC):
         self.on_control_step: Callable[[Any], None] | None = None  # called after every control step, for videos
         self.sampler: EpisodeSampler | None = None
         self.autoreset = True  # if False, an env whose episode ended keeps its last state until ``begin``
-        self.waiting_N = torch.zeros(num_envs, dtype=torch.bool, device=device)  # envs that wait for ``begin`` and are not stepped
+        self.waiting_N = torch.zeros(num_envs, dtype=torch.bool, device=device)  # not stepped until ``begin``
         self.steps_left_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self._length_N = torch.zeros_like(self.steps_left_N)
         self._return_N = torch.zeros(num_envs, device=device)

@@ -21,6 +21,7 @@ from embodied.data.lerobot import check_fits
 from embodied.data.maniskill import read_trajectories
 from envs import FAMILIES, make_sampler
 from envs.adapters import maniskill
+from envs.adapters.maniskill_pool import ManiSkillScene
 from envs.adapters.maniskill_request import INSTALL, VULKAN, Request
 from envs.common.conformance import check_env
 
@@ -62,6 +63,12 @@ def pool(family: Any) -> Iterator[Any]:
 def test_it_keeps_the_contract_of_an_environment(family: Any) -> None:
     config = options(max_episode_steps=4, obs_mode="state")
     check_env(lambda num_envs: family.make(ID, config, num_envs=num_envs, num_threads=2, sim=None), num_envs=2)
+
+
+def test_the_scene_that_gpus_step_keeps_the_contract_too(family: Any) -> None:
+    """With one env it can be simulated on the CPU."""
+    spec = family.spec(ID, options(max_episode_steps=4))
+    check_env(lambda num_envs: ManiSkillScene(spec, Request(ID), num_envs, ("success",)), num_envs=1)
 
 
 @pytest.mark.slow(reason="renders in software")
