@@ -13,7 +13,6 @@ def checked_chunk(action: Tensor, space: ActionSpace, num_envs: int) -> Tensor:
 
     ValueError for a wrong shape, and for a value that is not finite or not a choice.
     """
-    action = torch.as_tensor(action)
     shape = tuple(action.shape)
     if action.ndim == 2:
         action = action.unsqueeze(1)

@@ -55,21 +55,20 @@ class EpisodicEnv(ABC):
     steps_left_N: Tensor
     """Control steps to the time limit of each env's present episode, int64 [N]."""
 
-    device = torch.device("cpu")
-
-    def __init__(self, spec: EnvSpec, num_envs: int) -> None:
+    def __init__(self, spec: EnvSpec, num_envs: int, device: torch.device | None = None) -> None:
+        """device: of observations, rewards, outcomes and actions; None is the CPU. Statistics are on the CPU."""
         if num_envs < 1:
             raise ValueError(f"num_envs: got {num_envs}, allowed: 1 or more")
-        self.spec, self.num_envs = spec, num_envs
+        self.spec, self.num_envs, self.device = spec, num_envs, device or torch.device("cpu")
         self.plans = EpisodePlans.empty(num_envs)
         self.on_control_step: Callable[[Any], None] | None = None  # called after every control step, for videos
         self.sampler: EpisodeSampler | None = None
         self.autoreset = True  # if False, an env whose episode ended keeps its last state until ``begin``
-        self.waiting_N = torch.zeros(num_envs, dtype=torch.bool)  # envs that wait for ``begin`` and are not stepped
-        self.steps_left_N = torch.zeros(num_envs, dtype=torch.int64)
-        self._length_N = torch.zeros(num_envs, dtype=torch.int64)
-        self._return_N = torch.zeros(num_envs)
-        self._once = {name: torch.zeros(num_envs, dtype=torch.bool) for name in spec.outcomes}
+        self.waiting_N = torch.zeros(num_envs, dtype=torch.bool, device=device)  # not stepped until ``begin``
+        self.steps_left_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self._length_N = torch.zeros_like(self.steps_left_N)
+        self._return_N = torch.zeros(num_envs, device=device)
+        self._once = {name: torch.zeros_like(self.waiting_N) for name in spec.outcomes}
         none = torch.zeros(0, dtype=torch.int64)
         self._nobody = self._statistics(none, self._once)  # of a step in which no episode ends
 
@@ -109,17 +108,17 @@ class EpisodicEnv(ABC):
         """
         if self.sampler is None:
             raise ValueError("step before the first reset: call reset(sampler) first")
-        action_NEA = checked_chunk(action, self.spec.action, self.num_envs)
+        action_NEA = checked_chunk(torch.as_tensor(action, device=self.device), self.spec.action, self.num_envs)
         num_actions = action_NEA.shape[1]
-        reward_NE = torch.zeros(self.num_envs, num_actions)
-        num_steps_N = torch.zeros(self.num_envs, dtype=torch.int64)
+        reward_NE = torch.zeros(self.num_envs, num_actions, device=self.device)
+        num_steps_N = torch.zeros_like(self.steps_left_N)
         alive_N = ~self.waiting_N
-        terminated_N = torch.zeros(self.num_envs, dtype=torch.bool)
-        latest = {name: torch.zeros(self.num_envs, dtype=torch.bool) for name in self.spec.outcomes}
+        terminated_N = torch.zeros_like(alive_N)
+        latest = {name: torch.zeros_like(alive_N) for name in self.spec.outcomes}
         broken: list[Tensor] = []
         early: list[tuple[Tensor, Obs]] = []  # ids and last observations of envs that ended before the last action
         for e in range(num_actions if bool(alive_N.any()) else 0):
-            ids = None if bool(alive_N.all()) else alive_N.nonzero().squeeze(-1).numpy()
+            ids = None if bool(alive_N.all()) else alive_N.nonzero().squeeze(-1).cpu().numpy()
             result = self.advance(action_NEA[:, e], ids)
             if result.outcomes.keys() != self._once.keys():
                 raise ValueError(f"advance: got outcomes {[*result.outcomes]}, the spec has {[*self._once]}")
@@ -152,7 +151,7 @@ class EpisodicEnv(ABC):
                     break
                 if e < num_actions - 1:  # the others go on
                     rows = ended_N.nonzero().squeeze(-1)
-                    early.append((rows, self.observe(rows.numpy())))
+                    early.append((rows, self.observe(rows.cpu().numpy())))
         step = self._finish(reward_NE, num_steps_N, latest, terminated_N, ~alive_N & ~self.waiting_N, early)
         for ids_n in broken:
             step.reward_NE[ids_n], step.num_steps_N[ids_n] = 0.0, 0
@@ -199,7 +198,7 @@ class EpisodicEnv(ABC):
         early: list[tuple[Tensor, Obs]],
     ) -> Timestep:
         """Start the next episodes of envs that ended (if ``autoreset``) and return the timestep."""
-        obs, ended, episodes = self.observe(), self._nobody.env_id_M, self._nobody
+        obs, ended, episodes = self.observe(), self._nobody.env_id_M.to(self.device), self._nobody
         final_obs = {key: value[:0] for key, value in obs.items()}
         if bool(ended_N.any()):
             ended = ended_N.nonzero().squeeze(-1)
@@ -214,8 +213,9 @@ class EpisodicEnv(ABC):
             unused_N = reward_NE.shape[1] - num_steps_N  # actions after an end: their time passes too
             left_N = (self.steps_left_N - unused_N).clamp(min=0)
             assert self.sampler is not None
-            self.begin(ended.numpy(), self.sampler.next(episodes, left_N))
-            for key, value in self.observe(ended.numpy()).items():
+            ids = ended.cpu().numpy()
+            self.begin(ids, self.sampler.next(episodes, left_N.cpu()))
+            for key, value in self.observe(ids).items():
                 obs[key][ended] = value
         return Timestep(
             obs=obs,
@@ -231,10 +231,10 @@ class EpisodicEnv(ABC):
 
     def _statistics(self, ended: Tensor, latest: dict[str, Tensor]) -> EpisodeStats:
         """Return the statistics of the present episodes of envs ``ended`` [M]."""
-        at_end = {name: outcome_N[ended] for name, outcome_N in latest.items()}
-        once = {name: outcome_N[ended] for name, outcome_N in self._once.items()}
-        plans = self.plans.rows(ended.numpy())
-        return EpisodeStats(ended, self._return_N[ended], self._length_N[ended], plans, once, at_end)
+        at_end = {name: outcome_N[ended].cpu() for name, outcome_N in latest.items()}
+        once = {name: outcome_N[ended].cpu() for name, outcome_N in self._once.items()}
+        return_M, length_M, ids = self._return_N[ended].cpu(), self._length_N[ended].cpu(), ended.cpu()
+        return EpisodeStats(ids, return_M, length_M, self.plans.rows(ids.numpy()), once, at_end)
 
     def begin(self, ids: Ints, plans: EpisodePlans) -> None:
         """Start episodes with these plans in envs ``ids`` [n]; others go on. ValueError for plans beyond the spec."""
@@ -249,9 +249,9 @@ class EpisodicEnv(ABC):
                 raise ValueError(
                     f"sampler: drew {name} {found_n[:5].tolist()} for {len(ids)} envs, allowed: {low} to {high} each"
                 )
-        rows = torch.from_numpy(ids)
+        rows = torch.from_numpy(ids).to(self.device)
         self.plans.put(ids, plans)
-        self.steps_left_N[rows] = torch.from_numpy(plans.time_limit_n)
+        self.steps_left_N[rows] = torch.from_numpy(plans.time_limit_n).to(self.device)
         self.waiting_N[rows] = False
         self._length_N[rows] = 0
         self._return_N[rows] = 0
