@@ -7,6 +7,7 @@ from typing import Any
 
 from embodied.core.options import from_mapping
 from embodied.core.spec import CameraSpec
+from envs.adapters import envpool
 from envs.common.sampler import SAMPLERS, SamplerSetup, UniformConfig, UniformSampler, first_episodes
 from envs.mujoco import family
 from envs.mujoco.pool import MujocoPool, SimConfig
@@ -18,7 +19,7 @@ from envs.views.gymnasium_api import register_tasks
 __all__ = [
     "FAMILIES", "SAMPLERS", "TASKS", "MujocoPool", "SamplerSetup", "SimConfig", "UniformConfig", "UniformSampler",
     "detour",
-    "family", "first_episodes", "lift", "make_pool", "make_sampler", "pick_place", "push", "reach", "stack", "tabletop",
+    "envpool", "family", "first_episodes", "lift", "make_pool", "make_sampler", "pick_place", "push", "reach", "stack", "tabletop",
 ]  # fmt: skip
 
 

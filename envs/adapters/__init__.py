@@ -1,0 +1,1 @@
+"""Other simulators, each a family of environments (envs.registry.Family)."""
