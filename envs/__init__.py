@@ -19,7 +19,8 @@ from envs.views.gymnasium_api import register_tasks
 __all__ = [
     "FAMILIES", "SAMPLERS", "TASKS", "MujocoPool", "SamplerSetup", "SimConfig", "UniformConfig", "UniformSampler",
     "detour",
-    "envpool", "family", "first_episodes", "lift", "make_pool", "make_sampler", "pick_place", "push", "reach", "stack", "tabletop",
+    "envpool", "family", "first_episodes", "lift", "make_pool", "make_sampler", "pick_place", "push", "reach", "stack",
+    "tabletop",
 ]  # fmt: skip
 
 
