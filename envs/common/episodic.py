@@ -35,12 +35,12 @@ class Advance:
     """Whether each of ``EnvSpec.outcomes`` is true of the new state, bool [N], by name."""
     failed_N: Tensor | None = None
     """Whether the episode ends here as a termination, bool [N]; None: no episode does."""
-    truncated_N: Tensor | None = None
-    """Whether the simulator itself cuts the episode here, bool [N]; None: it cuts none. Where ``failed_N`` is also true
-    the episode ends as a termination. Time limits of plans need nothing here."""
     broken_n: Tensor | None = None
     """Ids of envs whose simulation diverged, int64 [n]. Their episodes are truncated and their decisions count for
     nothing (``Timestep.num_steps_N`` is 0), because no episode has the state that they lead to."""
+    truncated_N: Tensor | None = None
+    """Whether the simulator itself cuts the episode here, bool [N]; None: it cuts none. If the episode also failed, it
+    ends as a termination. Time limits of plans need nothing here."""
 
 
 class EpisodicEnv(ABC):
@@ -296,8 +296,8 @@ def _only(result: Advance, alive_N: Tensor) -> Advance:
         torch.where(alive_N, result.reward_N, 0.0),
         {name: outcome_N & alive_N for name, outcome_N in result.outcomes.items()},
         None if result.failed_N is None else result.failed_N & alive_N,
-        None if result.truncated_N is None else result.truncated_N & alive_N,
         None if result.broken_n is None else result.broken_n[alive_N[result.broken_n]],
+        None if result.truncated_N is None else result.truncated_N & alive_N,
     )
 
 

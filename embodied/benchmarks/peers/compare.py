@@ -61,8 +61,8 @@ class CompareOptions:
     total_steps: Count = 2_000_000
     """Env steps after which a training that has not reached the level ends."""
     threads: Natural = 0
-    """Threads of torch for trainers that alternate between phases: the peers and ``sync``; 0: all cores. On cores that
-    other programs use as well, only 1 compares: torch slows down sharply where its threads share cores."""
+    """Threads of torch in every trainer; 0: all cores, and in ``local`` its own choice. On cores that other programs use
+    as well, only 1 compares: torch slows down sharply where its threads share cores."""
     ppo: PPOSettings = Field(default_factory=PPOSettings)
     """Settings of PPO, the same for all."""
 
@@ -150,8 +150,7 @@ def time_to_level(report: Report, options: CompareOptions, spec: EnvSpec, names:
 def train(name: str, options: CompareOptions, meter: Meter) -> None:
     """Train with one of ours or of the peers until the meter ends it."""
     if name in OURS:
-        num_threads = options.threads if name == "sync" else 0
-        ours.train(options.task, meter, options.ppo, name, num_threads)
+        ours.train(options.task, meter, options.ppo, name, options.threads)
         return
     cores = threads.available_cores()
     threads.use(options.threads or cores)
