@@ -104,12 +104,9 @@ class EnvpoolEnv(EpisodicEnv):
         outcomes = {}
         if self.layout.success is not None:
             outcomes[SUCCESS] = torch.from_numpy(np.asarray(info[self.layout.success] > 0))
-        return Advance(
-            torch.from_numpy(reward),
-            outcomes,
-            failed_N=torch.from_numpy(terminated),
-            truncated_N=torch.from_numpy(truncated),
-        )
+        failed_N = torch.from_numpy(terminated) if terminated.any() else None
+        truncated_N = torch.from_numpy(truncated) if truncated.any() else None
+        return Advance(torch.from_numpy(reward), outcomes, failed_N, truncated_N=truncated_N)
 
     def observe(self, ids: Ints | None = None) -> Obs:
         seen = {"state": self._state, "privileged": self._privileged}

@@ -61,8 +61,8 @@ class CompareOptions:
     total_steps: Count = 2_000_000
     """Env steps after which a training that has not reached the level ends."""
     threads: Natural = 0
-    """Threads of torch in every trainer; 0: all cores, and in ``local`` its own choice. On cores that other programs use
-    as well, only 1 compares: torch slows down sharply where its threads share cores."""
+    """Threads of torch in every trainer; 0: all cores, and in ``local`` its own choice. On cores that other programs
+    also use, only 1 compares: torch slows down sharply where its threads share cores."""
     ppo: PPOSettings = Field(default_factory=PPOSettings)
     """Settings of PPO, the same for all."""
 
