@@ -2,6 +2,9 @@
 
   sim          pool of environments, compared with the bare engine and with other libraries; memory
   train        training throughput, compared with the bound that the costs of its parts set; local compared with sync
+  train task=<task> peers=sb3,rsl_rl,torchrl
+               training throughput compared with PPO of other libraries on the same task, with the same settings;
+               level=<success or return>, total_steps= also time them to a level; rounds=, ppo.num_envs=, ...
   flow         cost of exploration in an update of the flow policy; sampling compared with bare passes of its network
   camera       images for policies by ray casting, compared with OpenGL on the CPU
   vla          inference and learning of the vision-language-action policy, with and without each optimisation
@@ -17,12 +20,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from embodied.benchmarks import camera, deploy, flow, sim, train, vla
 from embodied.benchmarks.measure import Report
-from embodied.core.config import parse_overrides
+from embodied.benchmarks.peers.compare import CompareOptions, compare
+from embodied.core.config import nest, parse_overrides
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import config_dataclass, from_mapping
 from embodied.report.metrics import write_json
@@ -52,12 +57,26 @@ def bench(argv: Sequence[str]) -> dict[str, Any]:
         raise UserError(f"say what to measure: python -m embodied.bench {'|'.join(sorted(BENCHMARKS))}")
     if argv[0] not in BENCHMARKS:
         raise unknown_name("benchmark", argv[0], BENCHMARKS)
-    options = from_mapping(BenchOptions, parse_overrides(argv[1:]))
+    values = parse_overrides([_as_list(word) for word in argv[1:]])
+    own: dict[str, Any] = {key: values.pop(key) for key in ("out", "short") if key in values}
+    measure = BENCHMARKS[argv[0]]
+    if argv[0] == "train" and values:
+        settings = from_mapping(CompareOptions, nest(values))
+        measure = partial(compare, settings)
+    else:
+        own |= values
+    options = from_mapping(BenchOptions, own)
     out = None if options.out is None else _new_file(options.out)
-    result = BENCHMARKS[argv[0]](options.short).to_mapping()
+    result = measure(options.short).to_mapping()
     if out is not None:
         write_json(out, result)
     return result
+
+
+def _as_list(word: str) -> str:
+    """Return ``peers=[a,b]`` for ``peers=a,b``, any other word unchanged."""
+    key, _, value = word.partition("=")
+    return f"peers=[{value}]" if key == "peers" and not value.startswith("[") else word
 
 
 def _new_file(name: str) -> Path:

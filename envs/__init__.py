@@ -7,6 +7,7 @@ from typing import Any
 
 from embodied.core.options import from_mapping
 from embodied.core.spec import CameraSpec
+from envs.adapters import envpool as envpool
 from envs.adapters import gym as gym
 from envs.adapters import maniskill as maniskill
 from envs.common.sampler import SAMPLERS, SamplerSetup, UniformConfig, UniformSampler, first_episodes

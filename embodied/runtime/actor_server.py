@@ -34,6 +34,9 @@ class ActorServer:
         assert isinstance(policy, nn.Module)
         policy.to(device).eval()
         self.policy: Policy = policy
+        self._precomputing: Precomputing | None = None
+        if isinstance(policy, Precomputing) and policy.precompute_in_actor:  # slow to ask for each batch
+            self._precomputing = policy
         self._module: nn.Module = policy
         self.store = store
         self.device = device
@@ -106,8 +109,8 @@ class ActorServer:
     def _prepare(self, parts: Sequence[Obs]) -> tuple[Obs, Obs]:
         """Merge observations into one batch. Return it for the policy, and for the learner if precomputed here."""
         obs = self._merge(parts)
-        if isinstance(self.policy, Precomputing) and self.policy.precompute_in_actor:
-            obs = self.policy.precompute(obs)
+        if self._precomputing is not None:
+            obs = self._precomputing.precompute(obs)
             return obs, obs
         return obs, {}
 

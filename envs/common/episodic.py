@@ -141,7 +141,7 @@ class EpisodicEnv(ABC):
             num_steps_N += alive_N
             self._return_N += result.reward_N
             self._length_N += alive_N
-            self.steps_left_N -= alive_N.long()
+            self.steps_left_N -= 1 if ids is None else alive_N.long()
             ended_N = (ended_N | terminated_N) & alive_N
             if self.on_control_step is not None:
                 self.on_control_step(self)

@@ -1,0 +1,170 @@
+"""What is compared and how it is measured, the same for every trainer.
+
+    a trainer collects ``decisions`` steps of N envs, updates, and so on
+    Meter.boundary(env_steps)   before the first rollout and after every update: time, steps, how episodes ended lately
+
+A library's own training loop is not changed. Its environment notices that a rollout begins, because every rollout has
+``decisions`` steps, and ends the training by ``Finished``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from embodied.core.episodes import EpisodeStats
+from embodied.core.options import Count, NonNegative, Positive, Seed, ShareBelow1, Widths, config_dataclass
+from embodied.core.protocols import VecEnv
+from embodied.core.seeds import Purpose, first_env_seed
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Obs, Timestep
+from envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
+
+WINDOW = 64  # latest episodes whose mean return or success counts
+
+
+@config_dataclass
+class PPOSettings:
+    """Settings of PPO that all trainers share. Separate networks of actor and critic, Adam at a fixed rate, a standard
+    deviation that does not depend on the state, observations standardised by running statistics."""
+
+    num_envs: Count = 64
+    """Environments."""
+    decisions: Count = 64
+    """Steps of every env in a batch."""
+    hidden: Widths = (256, 256)
+    """Widths of the hidden layers of actor and critic; their activation is ReLU."""
+    epochs: Count = 5
+    """Passes over each batch."""
+    num_minibatches: Count = 4
+    """Minibatches of an epoch."""
+    learning_rate: Positive = 3e-4
+    """Learning rate."""
+    gamma: ShareBelow1 = 0.99
+    """Discount of a step."""
+    gae_lambda: ShareBelow1 = 0.95
+    """GAE trace of a step."""
+    clip_range: Positive = 0.2
+    """Clip of the ratio."""
+    value_coef: Positive = 0.5
+    """Weight of the squared error of the critic, which is not clipped."""
+    entropy_coef: NonNegative = 0.0
+    """Weight of the entropy."""
+    max_grad_norm: Positive = 0.5
+    """Largest norm of the gradient."""
+    init_std: Annotated[float, Field(gt=0.05, lt=1)] = 0.5
+    """Initial standard deviation of continuous actions."""
+    seed: Seed = 0
+    """Seed of networks, envs and exploration."""
+
+
+class Finished(Exception):
+    """Ends the training of another library."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """State of a training at a boundary between two iterations."""
+
+    env_steps: int
+    """Env steps so far."""
+    wall_s: float
+    """Seconds since the first boundary."""
+    cpu_s: float
+    """CPU seconds of all threads of this process since the first boundary."""
+    return_mean: float
+    """Mean return of the latest ``WINDOW`` whole episodes; NaN before there are so many."""
+    success: float
+    """Share of them that succeeded at their end; NaN also for a task without success."""
+
+
+class Meter:
+    """Clock and statistics of one training.
+
+    iterations, env_steps: where it ends, whichever is first. level: also ends where the success of the latest episodes,
+    or their return for a task without success, is at least this; None: never.
+    """
+
+    def __init__(
+        self, spec: EnvSpec, iterations: float = math.inf, env_steps: float = math.inf, level: float | None = None
+    ) -> None:
+        self.spec, self.iterations, self.env_steps, self.level = spec, iterations, env_steps, level
+        self.marks: list[Mark] = []
+        self._began_s = self._began_cpu_s = 0.0
+        self._returns: deque[float] = deque(maxlen=WINDOW)
+        self._successes: deque[float] = deque(maxlen=WINDOW)
+
+    def hear(self, episodes: EpisodeStats) -> None:
+        """Count the episodes that ran from the ordinary start with the whole time limit."""
+        whole = (episodes.plans.stage_n == 0) & (episodes.plans.time_limit_n >= self.spec.max_episode_steps)
+        whole &= ~episodes.plans.repeat_n
+        if whole.any():
+            rows = episodes.rows(torch.from_numpy(whole))
+            self._returns.extend(rows.return_M.tolist())
+            if self.spec.has_success:
+                self._successes.extend(rows.success_at_end_M.tolist())
+
+    def boundary(self, env_steps: int) -> bool:
+        """Note a boundary between two iterations; return whether the training goes on."""
+        now_s, cpu_s = time.perf_counter(), time.process_time()
+        if not self.marks:
+            self._began_s, self._began_cpu_s = now_s, cpu_s
+        returned, succeeded = (
+            math.fsum(part) / WINDOW if len(part) == WINDOW else math.nan for part in (self._returns, self._successes)
+        )
+        self.marks.append(Mark(env_steps, now_s - self._began_s, cpu_s - self._began_cpu_s, returned, succeeded))
+        return not (self.reached or len(self.marks) > self.iterations or env_steps >= self.env_steps)
+
+    @property
+    def quality(self) -> float:
+        """What ``level`` is compared with, at the last boundary."""
+        return self.marks[-1].success if self.spec.has_success else self.marks[-1].return_mean
+
+    @property
+    def reached(self) -> bool:
+        """Whether the level is reached."""
+        return self.level is not None and bool(self.marks) and self.quality >= self.level
+
+    def speeds(self, warmup: int) -> tuple[float, float]:
+        """Return the env steps per second and per CPU second after the first ``warmup`` iterations."""
+        first, last = self.marks[warmup], self.marks[-1]
+        env_steps = last.env_steps - first.env_steps
+        return env_steps / (last.wall_s - first.wall_s), env_steps / (last.cpu_s - first.cpu_s)
+
+
+class MeteredEnv:
+    """A ``VecEnv`` for the loop of another library: single actions, staggered first episodes as in our own training."""
+
+    def __init__(self, env: VecEnv, meter: Meter, settings: PPOSettings) -> None:
+        self.env, self.meter, self.settings = env, meter, settings
+        self.spec, self.num_envs = env.spec, env.num_envs
+        self._steps = 0
+
+    def reset(self) -> Obs:
+        """Start the first episodes."""
+        seed = first_env_seed(Purpose.TRAINING, self.settings.seed)
+        setup = SamplerSetup(self.num_envs, seed, stagger=True, stages=True)
+        return self.env.reset(UniformSampler(self.spec, UniformConfig(), setup))
+
+    def step(self, action_NA: Tensor) -> Timestep:
+        """Make one step of all envs; Finished at a boundary where the training ends."""
+        if self._steps % self.settings.decisions == 0 and not self.meter.boundary(self._steps * self.num_envs):
+            raise Finished
+        step = self.env.step(action_NA.unsqueeze(1))
+        self._steps += 1
+        if len(step.episodes):
+            self.meter.hear(step.episodes)
+        return step
+
+
+def describe(settings: PPOSettings) -> dict[str, Any]:
+    """Return the sizes that a measured number depends on."""
+    names = ("num_envs", "decisions", "hidden", "epochs", "num_minibatches", "learning_rate", "gamma", "gae_lambda")
+    return {name: getattr(settings, name) for name in names}

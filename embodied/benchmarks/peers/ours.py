@@ -1,0 +1,56 @@
+"""Our own PPO, in either runtime."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from embodied.benchmarks.peers.meter import Meter, PPOSettings
+from embodied.core.spec import Box, EnvSpec
+from embodied.run import config as run_config
+from embodied.training.reinforcement import build
+
+
+def overrides(task: str, spec: EnvSpec, settings: PPOSettings) -> dict[str, Any]:
+    """Return the configuration of a run with ``settings``."""
+    policy: dict[str, Any] = {"policy": "categorical"}
+    if isinstance(spec.action, Box):
+        policy = {"policy": "gaussian", "policy.init_std": settings.init_std}
+    return policy | {
+        "task": task,
+        "policy.horizon": 1,
+        "policy.execute": 1,
+        "policy.actor_hidden": list(settings.hidden),
+        "policy.critic_hidden": list(settings.hidden),
+        "algo.epochs": settings.epochs,
+        "algo.num_minibatches": settings.num_minibatches,
+        "algo.learning_rate": settings.learning_rate,
+        "algo.schedule": "fixed",
+        "algo.gamma": settings.gamma,
+        "algo.gae_lambda": settings.gae_lambda,
+        "algo.clip_range": settings.clip_range,
+        "algo.value_coef": settings.value_coef,
+        "algo.entropy_coef": settings.entropy_coef,
+        "algo.max_grad_norm": settings.max_grad_norm,
+        "num_envs": settings.num_envs,
+        "runtime.decisions": settings.decisions,
+        "runtime.eval_every": 0,
+        "eval_episodes": 0,
+        "seed": settings.seed,
+        "device": "cpu",
+    }
+
+
+def train(task: str, meter: Meter, settings: PPOSettings, runtime: str, num_threads: int) -> None:
+    """Train in ``runtime`` until the meter ends it. num_threads: of torch; 0 is the runtime's own choice."""
+    parts: dict[str, Any] = {"runtime": runtime, "runtime.actor_threads": num_threads, "runtime.learner_threads": num_threads}
+    if runtime == "sync":
+        parts["runtime.groups_per_worker"] = 1  # nothing overlaps there
+    config = run_config.compose_run(overrides(task, meter.spec, settings) | parts)
+    with tempfile.TemporaryDirectory() as folder, build(config, Path(folder)) as trainer:
+        meter.boundary(0)
+        for iteration in trainer.iterations():
+            meter.hear(iteration.episodes)
+            if not meter.boundary(iteration.env_steps):
+                break

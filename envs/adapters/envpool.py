@@ -1,0 +1,197 @@
+"""The family ``envpool``: environments of EnvPool (Weng et al. 2022), ``task=envpool/<id>``.
+
+    step   actions of the rows in play ─► send(action, env_id) ─► recv ─► rewards, ends, success, float32 observations
+    reset  rows whose episodes ended   ─► reset(env_id), at once: EnvPool by itself would reset one step later and
+                                          ignore that step's action
+
+Seeds. EnvPool seeds an env when it is built, and never again. Episode k of env seed s is here the k-th initial state of
+an env that was built with a seed made of s. A training env goes through its seed's episodes in order, by resets. Envs
+whose plan is another one, as at the beginning of an evaluation, are built anew and reset k times. So an evaluation
+always has the same initial states, however often and with however many envs it is run, and costs the time to build its
+envs. Environments that draw random numbers during an episode as well (such as the commands of joystick tasks) reproduce
+their first episode, which evaluations use; later ones then depend on how long those before them lasted.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embodied.core.episodes import EpisodePlans, Ints
+from embodied.core.errors import UserError
+from embodied.core.options import config_dataclass
+from embodied.core.spec import SUCCESS, CameraSpec, Discrete, EnvSpec
+from embodied.core.types import Obs
+from envs.adapters.envpool_spec import EnvpoolTaskConfig, Layout, known, library, read_layout
+from envs.common.episodic import Advance, EpisodicEnv
+from envs.common.sampler import INCARNATION
+from envs.common.seeding import EpisodeRng
+from envs.registry import FAMILIES
+
+LISTED = (
+    "Ant-v5", "CartPole-v1", "FetchPickAndPlaceDense-v1", "FetchReachDense-v4", "Go1JoystickFlatTerrain-v1",
+    "HalfCheetah-v5", "Humanoid-v5", "LunarLander-v3", "MetaWorld/DrawerOpen-v3", "MetaWorld/Reach-v3",
+    "PandaPickCube-v1", "Walker2d-v5",
+)  # fmt: skip
+
+
+@config_dataclass
+class EnvpoolConfig:
+    """Options of the simulator; it has none."""
+
+
+class EnvpoolEnv(EpisodicEnv):
+    """N envs of one environment of EnvPool.
+
+    They are all in one pool, unless single rows were built anew: each such group of rows is a pool of its own.
+    """
+
+    def __init__(self, layout: Layout, num_envs: int, num_threads: int) -> None:
+        super().__init__(layout.spec, num_envs)
+        self.layout, self.num_threads = layout, num_threads
+        self._discrete = isinstance(layout.spec.action, Discrete)
+        self._scaled = not self._discrete and not ((layout.scale_A == 1).all() and (layout.offset_A == 0).all())
+        self._pools: list[Any] = []
+        self._pool_N = np.zeros(num_envs, dtype=np.int64)  # index into _pools of each row
+        self._env_N = np.zeros(num_envs, dtype=np.int32)  # env_id of each row in its pool
+        self._all = np.arange(num_envs)
+        self._seed_N = np.full(num_envs, -1, dtype=np.int64)  # seed that each row was built with
+        self._next_N = np.zeros(num_envs, dtype=np.int64)  # number of the episode that its next reset begins
+        self._state = np.zeros((num_envs, layout.spec.state_dim), dtype=np.float32)
+        self._privileged = np.zeros((num_envs, layout.spec.privileged_dim), dtype=np.float32)
+
+    def start(self, ids: Ints, plans: EpisodePlans) -> None:
+        seed_n, number_n = envpool_seeds(plans), plans.number_n % INCARNATION
+        follows = (self._seed_N[ids] == seed_n) & (self._next_N[ids] == number_n)
+        again = plans.repeat_n & (self._seed_N[ids] >= 0)  # only fills time: any episode does
+        fresh = ~(follows | again)
+        if fresh.any():
+            self._build(ids[fresh], seed_n[fresh], number_n[fresh])
+        for pool, rows, _ in self._parts(ids):
+            obs, _ = pool.reset(self._env_N[rows])
+            self._store(obs, rows)
+        self._next_N[ids] += 1
+
+    def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
+        action = action_NA.numpy()
+        if self._discrete:
+            action = action[:, 0]
+        elif self._scaled:
+            action = self.layout.offset_A + self.layout.scale_A * action
+        parts = self._parts(self._all if ids is None else ids)
+        for pool, rows, whole in parts:
+            pool.send(action if whole else action[rows], self._env_N[rows])
+        if len(parts) == 1 and parts[0][2]:
+            obs, reward, terminated, truncated, info = parts[0][0].recv()
+            self._store(obs, None)
+        else:
+            obs, info = None, {}
+            reward = np.zeros(self.num_envs, dtype=np.float32)
+            terminated, truncated, success = np.zeros((3, self.num_envs), dtype=np.bool_)
+            for pool, rows, _ in parts:
+                obs, reward[rows], terminated[rows], truncated[rows], told = pool.recv()
+                self._store(obs, rows)
+                if self.layout.success is not None:
+                    success[rows] = told[self.layout.success] > 0
+            info = {self.layout.success: success}
+        outcomes = {}
+        if self.layout.success is not None:
+            outcomes[SUCCESS] = torch.from_numpy(np.asarray(info[self.layout.success] > 0))
+        failed_N = torch.from_numpy(terminated) if terminated.any() else None
+        truncated_N = torch.from_numpy(truncated) if truncated.any() else None
+        return Advance(torch.from_numpy(reward), outcomes, failed_N, truncated_N=truncated_N)
+
+    def observe(self, ids: Ints | None = None) -> Obs:
+        seen = {"state": self._state, "privileged": self._privileged}
+        if not self.spec.privileged:
+            del seen["privileged"]
+        return {key: torch.from_numpy(value.copy() if ids is None else value[ids]) for key, value in seen.items()}
+
+    def close(self) -> None:
+        """Stop EnvPool's threads and free its envs."""
+        self._pools.clear()
+        self._seed_N[:] = -1
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _parts(self, ids: Ints) -> list[tuple[Any, Ints, bool]]:
+        """Return pools with those of rows ``ids`` [n] that are in them, and whether these are all rows in order."""
+        if len(self._pools) == 1:
+            return [(self._pools[0], ids, ids is self._all)]
+        pool_n = self._pool_N[ids]
+        return [(self._pools[index], ids[pool_n == index], False) for index in np.unique(pool_n)]
+
+    def _build(self, ids: Ints, seed_n: Ints, number_n: Ints) -> None:
+        """Build envs for rows ``ids`` [n] with their seeds, and make their next resets begin episodes ``number_n``."""
+        in_use = np.unique(np.delete(self._pool_N, ids)) if self._pools else np.zeros(0, dtype=np.int64)
+        self._pools = [self._pools[index] for index in in_use]  # frees the others before new ones are built
+        self._pool_N = np.searchsorted(in_use, self._pool_N)
+        self._pool_N[ids], self._env_N[ids] = len(self._pools), np.arange(len(ids))
+        pool = library().make_gymnasium(
+            self.layout.id,
+            num_envs=len(ids),
+            num_threads=min(self.num_threads, len(ids)),
+            seed=seed_n.tolist(),
+            **self.layout.options,
+        )
+        with warnings.catch_warnings():  # EnvPool reads it at the first reset, and gymnasium mentions float32 bounds
+            warnings.simplefilter("ignore")
+            _ = pool.observation_space
+        for number in range(int(number_n.max())):
+            pool.reset(np.flatnonzero(number_n > number).astype(np.int32))
+        self._pools.append(pool)
+        self._seed_N[ids], self._next_N[ids] = seed_n, number_n
+
+    def _store(self, obs: Any, rows: Ints | None) -> None:
+        """Keep observations of ``rows`` (None: all)."""
+        at: Any = slice(None) if rows is None else rows
+        _fill(self._state, at, obs, self.layout.state)
+        if self.layout.privileged:
+            _fill(self._privileged, at, obs, self.layout.privileged)
+
+
+def _fill(buffer: NDArray[np.float32], at: Any, obs: Any, paths: Sequence[tuple[str, ...]]) -> None:
+    """Write arrays of an observation side by side into rows ``at`` of a buffer [N, D]."""
+    start = 0
+    for path in paths:
+        array: NDArray[Any] = obs
+        for name in path:
+            array = array[name]
+        columns = array.reshape(len(array), -1)
+        buffer[at, start : start + columns.shape[1]] = columns
+        start += columns.shape[1]
+
+
+def envpool_seeds(plans: EpisodePlans) -> Ints:
+    """Return EnvPool's seed, at least 0 and below 2^31, for each of n plans: a function of env seed and incarnation."""
+    unit_n = EpisodeRng(plans.seed_n, plans.number_n // INCARNATION).uniform("envpool", 0.0, 1.0)
+    return (unit_n * 2**31).astype(np.int64)
+
+
+@FAMILIES.register("envpool", config=EnvpoolConfig)
+class EnvpoolFamily:
+    """See ``envs.registry.Family``. ``task=envpool/<id>`` takes every id of EnvPool; ``ids`` has those tried here."""
+
+    def ids(self) -> Sequence[str]:
+        return LISTED if find_spec("envpool") else ()
+
+    def task_config(self, id: str) -> type[Any]:
+        known(id)
+        return EnvpoolTaskConfig
+
+    def spec(self, id: str, task: Any, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
+        if cameras:
+            raise UserError("the family envpool has no cameras: choose a policy that gets a state vector")
+        return read_layout(id, task).spec
+
+    def make(
+        self, id: str, task: Any, *, num_envs: int, num_threads: int, sim: Any, cameras: Sequence[CameraSpec] = ()
+    ) -> EnvpoolEnv:
+        return EnvpoolEnv(read_layout(id, task), num_envs, num_threads)

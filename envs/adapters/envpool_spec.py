@@ -1,0 +1,192 @@
+"""Read what EnvPool says of an environment: spaces, time limit, rate, success. Nothing is simulated here."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.core.errors import UserError, one_line, unknown_name
+from embodied.core.options import Count, config_dataclass
+from embodied.core.spec import SUCCESS, ActionSpace, ActionTerm, Box, Discrete, EnvSpec, Term
+
+INSTALL = "pip install -c constraints.txt -e '.[envpool]'"
+SUCCESS_KEYS = ("info:is_success", "info:success")
+PRIVILEGED_KEY = "obs:privileged_state"  # of MuJoCo Playground: for critics alone
+MODEL_FOLDERS = ("mujoco/assets_gym", "mujoco/robotics/assets")  # of the models that ``xml_file`` names
+NO_LIMIT = 10**6  # control steps; EnvPool has larger ones, and 0, where there is no time limit
+NO_BOUND = 1e6  # a limit of an action beyond this bounds nothing
+OURS = {  # options that the adapter itself sets, or that have a name of their own
+    "num_envs", "batch_size", "num_threads", "max_num_players", "thread_affinity_offset", "base_path", "seed",
+    "env_seed", "gym_reset_return_info", "max_episode_steps",
+}  # fmt: skip
+
+
+@config_dataclass
+class EnvpoolTaskConfig:
+    """Options of an environment of EnvPool."""
+
+    max_episode_steps: Count | None = None
+    """Time limit, control steps; null is EnvPool's own."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further options of the environment, by the names of EnvPool: ``task.options.frame_skip=4``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """An environment of EnvPool, and where its numbers are in what EnvPool returns."""
+
+    id: str
+    """Name in EnvPool."""
+    options: Mapping[str, Any]
+    """Options of ``envpool.make``."""
+    spec: EnvSpec
+    """The environment as policies see it."""
+    state: tuple[tuple[str, ...], ...]
+    """Path of each term of the state in EnvPool's observation; an empty path is the observation itself."""
+    privileged: tuple[tuple[str, ...], ...]
+    """Path of each term of the privileged observation."""
+    success: str | None
+    """Key of success in EnvPool's info."""
+    scale_A: NDArray[np.float64]
+    """EnvPool's action = offset + scale * ours, for a ``Box``."""
+    offset_A: NDArray[np.float64]
+    """EnvPool's action at 0, for a ``Box``."""
+
+
+def library() -> ModuleType:
+    """Return EnvPool. UserError with the command that installs it."""
+    try:
+        return importlib.import_module("envpool")
+    except ImportError as error:
+        raise UserError(f"task=envpool/... needs EnvPool, which is not installed: {INSTALL}") from error
+
+
+def known(id: str) -> str:
+    """Return ``id``. UserError with the nearest names if EnvPool has no such environment."""
+    names = library().list_all_envs()
+    if id in names:
+        return id
+    short = {name.lower().rpartition("/")[2]: name for name in names}
+    found = [short[word] for word in difflib.get_close_matches(id.lower().rpartition("/")[2], short, n=3, cutoff=0.5)]
+    hint = f" Nearest: {', '.join(f'envpool/{name}' for name in found)}." if found else ""
+    raise UserError(f"task=envpool/{id}: EnvPool has {len(names)} environments, none with this name.{hint}")
+
+
+def read_layout(id: str, task: EnvpoolTaskConfig) -> Layout:
+    """Return the layout of an environment with options ``task``.
+
+    UserError for an unknown id or option, and for what is not supported, with the reason.
+    """
+    options = dict(task.options)
+    if task.max_episode_steps is not None:
+        options["max_episode_steps"] = task.max_episode_steps
+    found = _make_spec(known(id), options)
+    config = found.config._asdict()
+    limit = int(config["max_episode_steps"])
+    if not 0 < limit < NO_LIMIT:
+        raise UserError(f"task=envpool/{id} has no time limit in EnvPool: give task.max_episode_steps=<control steps>")
+    arrays = found.state_array_spec
+    seen = {key: array for key, array in arrays.items() if key.partition(":")[0] == "obs"}
+    terms = {key: Term(_name(key), _size(id, key, array)) for key, array in seen.items()}
+    state, privileged = (
+        {key: term for key, term in terms.items() if (key == PRIVILEGED_KEY) == hidden} for hidden in (False, True)
+    )
+    success = next((key for key in SUCCESS_KEYS if key in arrays), None)
+    action, scale_A, offset_A = _action(id, found)
+    spec = EnvSpec(
+        task=f"envpool/{id}",
+        state=tuple(state.values()),
+        privileged=tuple(privileged.values()),
+        action=action,
+        control_dt_s=control_dt_s(config),
+        max_episode_steps=limit,
+        outcomes=(SUCCESS,) if success else (),
+    )
+    alone = len(seen) == 1  # then EnvPool returns the array itself
+    paths = [tuple(() if alone else tuple(_name(key).split(".")) for key in part) for part in (state, privileged)]
+    key = None if success is None else success.partition(":")[2]
+    return Layout(id, options, spec, paths[0], paths[1], key, scale_A, offset_A)
+
+
+def _make_spec(id: str, options: Mapping[str, Any]) -> Any:
+    """Return EnvPool's own spec. UserError for an unknown option, a bad value or an environment that cannot run."""
+    try:
+        found = library().make_spec(id)
+        defaults = {name: value for name, value in found.config._asdict().items() if name not in OURS}
+        for name, value in options.items():
+            if name != "max_episode_steps":
+                _check_option(id, name, value, defaults)
+        return library().make_spec(id, **options) if options else found
+    except (ImportError, TypeError, RuntimeError) as error:
+        raise UserError(f"task=envpool/{id}: {one_line(error)}") from error
+
+
+def _check_option(id: str, name: str, value: Any, defaults: Mapping[str, Any]) -> None:
+    """Raise UserError unless ``value`` has the type of EnvPool's default of the option ``name``."""
+    if name not in defaults:
+        raise unknown_name(f"option of task=envpool/{id}", name, defaults)
+    default = defaults[name]
+    kinds = (float, int) if isinstance(default, float) else type(default)
+    if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool):
+        raise UserError(f"task.options.{name}: got {value!r}, allowed: {type(default).__name__}, such as {default!r}")
+
+
+def _name(key: str) -> str:
+    """Return the name of an array of EnvPool: ``obs:achieved_goal`` → ``achieved_goal``, ``obs`` → ``obs``."""
+    return (key.partition(":")[2] or key).replace(":", ".")
+
+
+def _size(id: str, key: str, array: Any) -> int:
+    """Return the number of entries of an observed array. UserError for images."""
+    shape = [length for length in array.shape if length != -1]
+    if np.dtype(array.dtype) == np.uint8 and len(shape) >= 2:
+        raise UserError(
+            f"task=envpool/{id} observes images ({_name(key)}: uint8 {shape}), supported: vectors of numbers alone"
+        )
+    return int(np.prod(shape))
+
+
+def _action(id: str, found: Any) -> tuple[ActionSpace, NDArray[np.float64], NDArray[np.float64]]:
+    """Return the action space, with scale and offset of a ``Box``. UserError for a space that is not supported."""
+    none = np.zeros(0)
+    if found.config.max_num_players != 1:
+        raise UserError(f"task=envpool/{id} has {found.config.max_num_players} players, supported: one")
+    space = found.action_space
+    kind = type(space).__name__
+    if kind == "Discrete" and space.start == 0:
+        return Discrete(tuple(str(choice) for choice in range(space.n))), none, none
+    if kind != "Box" or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
+        raise UserError(
+            f"task=envpool/{id} has actions {space}, supported: a vector of real numbers (Box) or Discrete from 0"
+        )
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    if (np.abs([low, high]) > NO_BOUND).any():
+        raise UserError(f"task=envpool/{id} has actions without limits ({space}); policies act within limits")
+    scale, offset = (high - low) / 2, (high + low) / 2
+    terms = zip(scale, offset, strict=True)
+    return Box(tuple(ActionTerm(f"action[{i}]", scale=s, offset=o) for i, (s, o) in enumerate(terms))), scale, offset
+
+
+def control_dt_s(config: Mapping[str, Any]) -> float:
+    """Return the duration of a control step: MuJoCo Playground's own, or simulator steps of a model's file.
+
+    1 where EnvPool tells neither: a control step is then the unit of time.
+    """
+    if "ctrl_dt" in config:
+        return float(config["ctrl_dt"])
+    if "xml_file" in config and "frame_skip" in config:
+        paths = [Path(config["base_path"], folder, config["xml_file"]) for folder in MODEL_FOLDERS]
+        for path in filter(Path.is_file, paths):
+            option = ElementTree.parse(path).getroot().find("option")
+            if option is not None and "timestep" in option.attrib:
+                return float(round(config["frame_skip"] * float(option.attrib["timestep"]), 6))
+    return 1.0

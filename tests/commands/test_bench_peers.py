@@ -1,0 +1,144 @@
+"""``bench train`` with peers: other libraries learn on our envs, and all are measured alike."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from embodied import bench
+from embodied.benchmarks.peers.compare import PEERS
+from embodied.benchmarks.peers.meter import WINDOW, Finished, Meter, MeteredEnv, PPOSettings
+from embodied.core.episodes import EpisodePlans, EpisodeStats
+from tests.commands.helpers import run
+from tests.runtime.point_env import PointEnv, point_spec
+
+INSTALLED = [peer for peer, package in PEERS.items() if find_spec(package)]
+NEEDS = pytest.mark.skipif(
+    len(INSTALLED) < len(PEERS), reason="needs the trainers: pip install -c constraints.txt -e '.[trainers]'"
+)
+
+
+def episodes(returns: list[float], limit: int) -> EpisodeStats:
+    """Return ended episodes that failed with a time limit."""
+    num = len(returns)
+    plans, failed = EpisodePlans.empty(num), {"success": torch.zeros(num, dtype=torch.bool)}
+    plans.time_limit_n[:] = limit
+    return EpisodeStats(torch.arange(num), torch.tensor(returns), torch.ones(num).long(), plans, failed, failed)
+
+
+@NEEDS
+@pytest.mark.slow(reason="imports and trains with three libraries")
+def test_all_trainers_are_timed_on_the_same_task() -> None:
+    words = ["task=reach", "peers=sb3,rsl_rl,torchrl", "short=true", "threads=1", "level=1"]
+    outcome = run(bench.main, ["train", *words])
+    assert outcome.code == 0, outcome.stderr
+    result = outcome.result
+    ratios = {f"{ours}_over_{peer}" for ours in ("local", "sync") for peer in PEERS}
+    assert set(result["ratios"]) == ratios | {"local_over_sync"}  # nobody reached the level
+    rows = {row["name"]: row for row in result["rows"]}
+    for name in ("local", "sync", *PEERS):
+        assert rows[f"train_{name}"]["value"] > 0
+        assert rows[f"time_{name}"]["settings"]["env_steps"] == 256
+        assert not rows[f"time_{name}"]["settings"]["reached"]
+
+
+@NEEDS
+@pytest.mark.parametrize("peer", ["sb3", "torchrl"])
+def test_peers_learn_choices(peer: str) -> None:
+    pytest.importorskip("envpool", reason="needs EnvPool: pip install -c constraints.txt -e '.[envpool]'")
+    words = ["task=envpool/CartPole-v1", f"peers={peer}", "short=true", "threads=1"]
+    outcome = run(bench.main, ["train", *words])
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.result["ratios"][f"sync_over_{peer}"] > 0
+
+
+@NEEDS
+def test_last_observations_reach_the_peers() -> None:
+    from embodied.benchmarks.peers.rsl_rl import RslRlEnv
+    from embodied.benchmarks.peers.sb3 import SB3Env
+    from embodied.benchmarks.peers.torchrl import TorchRLEnv
+
+    settings = PPOSettings(num_envs=3, decisions=100)
+
+    def env() -> MeteredEnv:
+        return MeteredEnv(PointEnv(3, max_episode_steps=5), Meter(point_spec()), settings)
+
+    plain, sb3, rsl, torchrl = env(), SB3Env(env()), RslRlEnv(env()), TorchRLEnv(env())
+    plain.reset()
+    sb3.reset()
+    data = torchrl.reset()
+    ended = 0
+    for action in torch.rand(7, 3, plain.spec.action_dim, generator=torch.Generator().manual_seed(0)):
+        step = plain.step(action)
+        seen, reward, done, infos = sb3.step(action.numpy())
+        np.testing.assert_array_equal(seen, step.obs["state"])
+        np.testing.assert_array_equal(reward, step.reward_N)
+        for row, last in zip(step.final_ids.tolist(), step.final_obs["state"], strict=True):
+            assert done[row]
+            assert infos[row]["TimeLimit.truncated"] == bool(step.truncated_N[row])
+            np.testing.assert_array_equal(infos[row]["terminal_observation"], last)
+            ended += 1
+        observed, _, dones, extras = rsl.step(action)
+        assert torch.equal(observed["policy"], step.obs["state"])
+        assert torch.equal(dones.bool(), torch.from_numpy(done))
+        assert torch.equal(extras["time_outs"], step.truncated_N)
+        shown, data = torchrl.step_and_maybe_reset(data.set("action", action))
+        assert torch.equal(shown["next", "observation"][step.final_ids], step.final_obs["state"])
+        assert torch.equal(shown["next", "truncated"][:, 0], step.truncated_N)
+        assert torch.equal(data["observation"], step.obs["state"])
+    assert ended >= 3
+
+
+def test_a_training_ends_at_a_boundary() -> None:
+    settings = PPOSettings(num_envs=2, decisions=3)
+    env = MeteredEnv(PointEnv(2), Meter(point_spec(), iterations=2), settings)
+    env.reset()
+    for _ in range(6):
+        env.step(torch.zeros(2, env.spec.action_dim))
+    with pytest.raises(Finished):
+        env.step(torch.zeros(2, env.spec.action_dim))
+    assert [mark.env_steps for mark in env.meter.marks] == [0, 6, 12]
+    assert all(speed > 0 for speed in env.meter.speeds(warmup=1))
+
+
+def test_the_level_is_that_of_whole_episodes() -> None:
+    meter = Meter(replace(point_spec(), outcomes=(), max_episode_steps=9), level=2.0)
+    meter.hear(episodes([9.0] * WINDOW, limit=5))  # began late: do not count
+    assert meter.boundary(0)
+    meter.hear(episodes([3.0] * (WINDOW - 1), limit=9))
+    assert meter.boundary(100)
+    assert not meter.reached
+    meter.hear(episodes([3.0], limit=9))
+    assert not meter.boundary(200)
+    assert meter.reached
+    assert meter.quality == 3.0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["task=reach"], "peers is missing"),
+        (["peers=sb3"], "task is missing"),
+        (["task=reach", "peers=sb4"], "unknown peer 'sb4'. Did you mean 'sb3'?"),
+        (["task=reech", "peers=sb3"], "unknown task 'reech'. Did you mean 'reach'?"),
+        (["task=reach", "peers=sb3", "ppo.epochs=0"], "ppo.epochs: got 0, allowed: at least 1"),
+        (["task=reach", "peers=sb3", "rouds=3"], "Did you mean 'rounds'?"),
+    ],
+)
+def test_bad_input(words: list[str], message: str) -> None:
+    outcome = run(bench.main, ["train", *words])
+    assert outcome.code == 2
+    assert message in outcome.stderr
+    assert len(outcome.stderr.splitlines()) == 1
+
+
+def test_a_peer_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "stable_baselines3", None)
+    outcome = run(bench.main, ["train", "task=reach", "peers=sb3"])
+    assert outcome.code == 2
+    assert "pip install -c constraints.txt -e '.[trainers]'" in outcome.stderr
