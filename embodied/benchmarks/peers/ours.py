@@ -44,7 +44,8 @@ def overrides(task: str, spec: EnvSpec, settings: PPOSettings) -> dict[str, Any]
 
 def train(task: str, meter: Meter, settings: PPOSettings, runtime: str, num_threads: int) -> None:
     """Train in ``runtime`` until the meter ends it. num_threads: of torch; 0 is the runtime's own choice."""
-    parts: dict[str, Any] = {"runtime": runtime, "runtime.actor_threads": num_threads, "runtime.learner_threads": num_threads}
+    parts: dict[str, Any] = {f"runtime.{part}_threads": num_threads for part in ("actor", "learner")}
+    parts["runtime"] = runtime
     if runtime == "sync":
         parts["runtime.groups_per_worker"] = 1  # nothing overlaps there
     config = run_config.compose_run(overrides(task, meter.spec, settings) | parts)
