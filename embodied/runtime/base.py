@@ -9,15 +9,18 @@ counts as consumed right after the update, so that workers continue while the ca
 
 from __future__ import annotations
 
+import copy
 import re
 import threading
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
+from torch import nn
 
 from embodied.core.clock import running_s
 from embodied.core.episodes import EpisodeStats
@@ -33,10 +36,8 @@ from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.evaluator import Evaluator
 from embodied.runtime.learner import Learner
 from embodied.runtime.ledger import Ledger
+from embodied.runtime.recipe import Recipe
 from embodied.runtime.weight_store import WeightStore
-
-Relabel = Callable[[list[Fragment]], list[Fragment]]
-"""Stage between workers and learner: returns the fragments of a batch with other rewards."""
 
 
 class LoopRuntime(Runtime):
@@ -54,6 +55,39 @@ class LoopRuntime(Runtime):
             able = ", ".join(f"runtime={name}" for name in RUNTIMES.names() if RUNTIMES[name].build.overlaps)
             raise UserError(f"max_staleness={config.max_staleness} needs {able}; runtime={config.name} allows only 0")
 
+    @classmethod
+    def assemble(cls, recipe: Recipe) -> Self:
+        """Build the parts of a run in this process, and the runtime of them."""
+        config = recipe.config
+        with ExitStack() as opened:  # closes the envs if anything is refused
+            envs = []
+            for worker in range(len(recipe.sizes)):
+                envs.append(recipe.open_envs(worker, recipe.budget.sim))
+                for env in envs[-1]:
+                    opened.enter_context(closing(env))
+            spec = envs[0][0].spec
+            policy = recipe.initial_policy(spec)
+            acting, evaluated = copy.deepcopy(policy), copy.deepcopy(policy)
+            assert isinstance(policy, nn.Module)
+            policy.to(recipe.device)
+            store = WeightStore()
+            runtime = cls(
+                config,
+                recipe.budget,
+                spec=spec,
+                evaluator=recipe.evaluator(evaluated, spec),
+                workers=[
+                    recipe.env_worker(worker, groups, policy.execute, policy.noise_shape)
+                    for worker, groups in enumerate(envs)
+                ],
+                actor=ActorServer(acting, store, recipe.device, merge=config.max_staleness > 0),
+                learner=Learner(recipe.make_algorithm(policy), store, recipe.relabel),
+                ledger=Ledger(recipe.num_groups, config.max_staleness),
+                store=store,
+            )
+            opened.pop_all()
+            return runtime
+
     def __init__(
         self,
         config: RuntimeConfig,
@@ -66,11 +100,9 @@ class LoopRuntime(Runtime):
         store: WeightStore,
         evaluator: Evaluator | None,
         spec: EnvSpec,
-        relabel: Relabel | None = None,
     ) -> None:
         self.config = config
         self.spec = spec
-        self.relabel = relabel
         self.budget = budget
         self.workers = list(workers)
         self.actor = actor
@@ -119,8 +151,6 @@ class LoopRuntime(Runtime):
                 self.ledger.consumed_batch()
             clock = Clock(self)
             batch = self.collect()
-            if self.relabel is not None:
-                batch = self.relabel(batch)
             metrics = self.learn(batch)
             if self.config.max_staleness > 0:
                 self.ledger.consumed_batch()
@@ -144,6 +174,7 @@ class LoopRuntime(Runtime):
                 "rollout": dict(self._rollout),
                 "evaluated_at": 0 if self.evaluator is None else self.evaluator.last_iteration,
                 "groups": self._group_states(),
+                "incarnations": [worker.incarnation for worker in self.workers],
             },
         }
 
@@ -157,6 +188,8 @@ class LoopRuntime(Runtime):
             )
         for (worker, group), saved in zip(keys, runtime["groups"], strict=True):
             self.workers[worker].load_state_dict(group, saved)
+        for worker_part, incarnation in zip(self.workers, runtime.get("incarnations", ()), strict=False):
+            worker_part.incarnation = incarnation  # checkpoints of earlier versions have none
         self.learner.load_state_dict({**state, "counters": runtime["counters"]})
         self.ledger.load_state_dict(runtime["ledger"])
         self._rollout = dict(runtime["rollout"])

@@ -51,6 +51,7 @@ class EnvWorker:
         incarnation: int = 0,
     ) -> None:
         self.worker_id = worker_id
+        self.incarnation = incarnation
         self.cursors = [
             Cursor(env, sampler, (worker_id, group, incarnation), decisions, execute, noise_shape, seed)
             for group, (env, sampler) in enumerate(groups)

@@ -13,8 +13,7 @@ from algos.ppo_config import PPOConfig
 from embodied.core.protocols import Algorithm, Policy, VecEnv
 from embodied.core.spec import EnvSpec
 from embodied.runtime import Iteration, Runtime, RuntimeConfig, build_runtime
-from embodied.runtime.base import Relabel
-from embodied.runtime.build import SamplerFactory
+from embodied.runtime.recipe import Relabel, SamplerFactory
 from envs import first_episodes
 from policies import GaussianConfig, GaussianPolicy
 from tests.runtime.point_env import PointEnv, point_sampler
