@@ -112,7 +112,7 @@ class RunConfig:
 
     def runtime_config(self) -> RuntimeConfig:
         """Return the section ``runtime`` as options."""
-        return from_mapping(RuntimeConfig, self.runtime, "runtime")
+        return runtime_config(self.runtime)
 
 
 def compose_run(overrides: Mapping[str, Any]) -> RunConfig:
@@ -217,8 +217,9 @@ def resolve(mapping: Mapping[str, Any]) -> RunConfig:
     runtime = dict(mapping["runtime"])
     if runtime.get("decisions") is None:
         runtime["decisions"] = _decisions(sections)
-    sections["runtime"] = _with_defaults(runtime, RuntimeConfig, "runtime")
-    RUNTIMES[runtime["name"]].build.check(from_mapping(RuntimeConfig, sections["runtime"], "runtime"))
+    entry = RUNTIMES[runtime["name"]]
+    sections["runtime"] = _with_defaults(runtime, entry.config, "runtime")
+    entry.build.check(runtime_config(sections["runtime"]))
     known = {field.name for field in fields(RunConfig)}
     for key in mapping:
         if key not in known:
@@ -227,6 +228,12 @@ def resolve(mapping: Mapping[str, Any]) -> RunConfig:
                 raise UserError(f"unknown key '{key}'. Did you mean '{inner[0]}'?")
             raise unknown_name("key", key, known | set(SHORTHANDS) | set(PRESETS) | {"resume"})
     return from_mapping(RunConfig, {**mapping, **sections})
+
+
+def runtime_config(section: Mapping[str, Any]) -> RuntimeConfig:
+    """Return a section ``runtime`` as options of the runtime that it names."""
+    config: RuntimeConfig = from_mapping(RUNTIMES[str(section["name"])].config, section, "runtime")
+    return config
 
 
 def _decisions(sections: Mapping[str, Mapping[str, Any]]) -> int:

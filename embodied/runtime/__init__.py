@@ -32,12 +32,16 @@ from embodied.runtime.api import Iteration, Runtime, RuntimeConfig
 from embodied.runtime.base import RUNTIMES
 from embodied.runtime.build import build_runtime
 from embodied.runtime.evaluator import evaluate
+from embodied.runtime.ray.config import RayConfig
+from embodied.runtime.ray.runtime import RayRuntime
 from embodied.runtime.recipe import EnvFactory
 
 __all__ = [
     "RUNTIMES",
     "EnvFactory",
     "Iteration",
+    "RayConfig",
+    "RayRuntime",
     "Runtime",
     "RuntimeConfig",
     "build_runtime",

@@ -148,12 +148,12 @@ class LoopRuntime(Runtime):
             or (deadline_s is not None and running_s() >= deadline_s)
         ):
             if self.ledger.version < self.learner.iteration:
-                self.ledger.consumed_batch()
+                self._consume()
             clock = Clock(self)
             batch = self.collect()
             metrics = self.learn(batch)
             if self.config.max_staleness > 0:
-                self.ledger.consumed_batch()
+                self._consume()
             env_steps = sum(fragment.num_env_steps for fragment in batch)
             now = running_s()
             metrics |= {"perf/env_steps_per_s": env_steps / (now - previous_end), **clock.read(self)}
@@ -210,6 +210,10 @@ class LoopRuntime(Runtime):
         if self.store.version < self.learner.iteration:
             self.learner.publish()
 
+    def _consume(self) -> None:
+        """Count the newest batch as consumed, which admits fragments of a later one."""
+        self.ledger.consumed_batch()
+
     @abstractmethod
     def collect(self) -> list[Fragment]:
         """Return the next batch, sorted by worker and group."""
@@ -227,7 +231,7 @@ class LoopRuntime(Runtime):
         """Return each group's state between two fragments, in the order of ``_group_keys``."""
 
     def _group_keys(self) -> list[tuple[int, int]]:
-        return [(w, g) for w, worker in enumerate(self.workers) for g in range(len(worker.cursors))]
+        return [(w, g) for w, worker in enumerate(self.workers) for g in range(worker.num_groups)]
 
 
 RUNTIMES: Registry[type[LoopRuntime]] = Registry("runtime")

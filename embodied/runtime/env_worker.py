@@ -58,6 +58,11 @@ class EnvWorker:
         ]
 
     @property
+    def num_groups(self) -> int:
+        """Number of its env groups."""
+        return len(self.cursors)
+
+    @property
     def resumes_exactly(self) -> bool:
         """Whether all its envs can be restored from a checkpoint."""
         return all(isinstance(cursor.env, ExactResume) for cursor in self.cursors)

@@ -27,9 +27,9 @@ from embodied.runtime.api import RuntimeConfig
 from embodied.runtime.aside import Aside
 from embodied.runtime.base import RUNTIMES, LoopRuntime
 from embodied.runtime.channel import Channel, Closed
-from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActReply, ActRequest
+from embodied.runtime.snapshot import Snapshot
 from embodied.runtime.supervisor import Supervisor
 
 
@@ -146,8 +146,8 @@ class LocalRuntime(LoopRuntime):
         resting = set(range(len(worker.cursors)))
         while not self._running.stopping.is_set():
             for group in sorted(resting):
-                if (snapshot := self._snapshot) is not None:
-                    snapshot.take(worker, group)
+                if (snapshot := self._snapshot) is not None and snapshot.lacks((index, group)):
+                    snapshot.put((index, group), worker.state_dict(group))
                 all_rest = len(resting) == len(worker.cursors)
                 if all_rest:
                     self._say(name, f"waits for the learner to consume batch {self.ledger.version}")
@@ -169,20 +169,3 @@ class LocalRuntime(LoopRuntime):
             resting.add(result.group)
             if self.ledger.deliver(Ticket.of(result)):
                 self.channel.put(result)
-
-
-class Snapshot:
-    """One state per group, saved by the thread of the group's worker."""
-
-    def __init__(self, keys: list[tuple[int, int]]) -> None:
-        self.states: dict[tuple[int, int], dict[str, Any]] = {}
-        self.complete = threading.Event()
-        self._keys = keys
-
-    def take(self, worker: EnvWorker, group: int) -> None:
-        """Save a group between two fragments, unless it is saved already."""
-        key = (worker.worker_id, group)
-        if key not in self.states:
-            self.states[key] = worker.state_dict(group)
-            if len(self.states) == len(self._keys):
-                self.complete.set()

@@ -37,7 +37,9 @@ class Patience:
     ask_s: float = 1.0
     """Time between an answer and the next ``Ask``."""
     answer_s: float = 20.0
-    """Most time from ``Ask`` to ``answered``, and most time in one operation."""
+    """Most time from ``Ask`` to ``answered``."""
+    operation_s: float = 120.0
+    """Most time that a part may be in one operation."""
     max_failures: int = 3
     """Failures without useful work in between that are cured by a restart."""
     backoff_s: float = 0.5
@@ -168,7 +170,7 @@ class Supervision:
         state = self._current(part, incarnation, Phase.UP)
         if state is None:
             return []
-        if busy_s > self.patience.answer_s:
+        if busy_s > self.patience.operation_s:
             return self._lost(state, now_s, Unresponsive(f"{part} has been in one operation for {busy_s:.0f} s"))
         state.asked, state.due_s = False, now_s + self.patience.ask_s
         return []

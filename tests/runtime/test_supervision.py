@@ -6,7 +6,9 @@ import random
 
 from embodied.runtime.supervision import Ask, Decision, End, Kill, Patience, Start, Supervision, Unresponsive
 
-PATIENCE = Patience(start_s=10.0, ask_s=1.0, answer_s=5.0, max_failures=2, backoff_s=0.5, max_backoff_s=1.5)
+PATIENCE = Patience(
+    start_s=10.0, ask_s=1.0, answer_s=5.0, operation_s=5.0, max_failures=2, backoff_s=0.5, max_backoff_s=1.5
+)
 
 
 def up(*parts: str, fixed: tuple[str, ...] = ()) -> Supervision:
