@@ -70,10 +70,14 @@ class Cluster:
         self.ray = import_ray()
         if self.ray.is_initialized():
             return
-        if address is None:
-            self._start()
-        else:
-            self._connect(address)
+        try:
+            if address is None:
+                self._start()
+            else:
+                self._connect(address)
+        except BaseException:
+            self._remove_folder()
+            raise
         self._connected = True
 
     def check(self, demands: Sequence[tuple[str, Mapping[str, float], Mapping[str, str]]]) -> None:
@@ -104,6 +108,9 @@ class Cluster:
         if self._connected:
             self.ray.shutdown()
             self._connected = False
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)  # its last process may still write a log
 

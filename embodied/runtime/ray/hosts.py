@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -80,7 +81,7 @@ class WorkerHost(Host):
     async def build(self) -> Built:
         """Build the envs."""
         self.worker = await self._run("builds its envs", self._build)
-        return Built(node_id(), self.worker.resumes_exactly)
+        return Built(node_id(), os.getpid(), self.worker.resumes_exactly)
 
     async def sample(
         self, ticket: Ticket, server: Any, publication: Publication, timeout_s: float
@@ -150,7 +151,7 @@ class ServerHost(Host):
     async def build(self) -> Built:
         """Build the actor server."""
         self.actor = await self._run("builds the policy", self._build)
-        return Built(node_id())
+        return Built(node_id(), os.getpid())
 
     async def act(self, request: ActRequest, publication: Publication) -> tuple[ActReply, float]:
         """Return the reply, by these weights or newer ones, and ``infer_s`` so far.
@@ -197,7 +198,7 @@ class LearnerHost(Host):
     async def build(self) -> Built:
         """Build algorithm and learner."""
         self.learner = await self._run("builds the algorithm", self._build)
-        return Built(node_id())
+        return Built(node_id(), os.getpid())
 
     async def publish(self) -> Learned:
         """Publish the present weights."""

@@ -35,6 +35,8 @@ class Built:
 
     node: str
     """Ray's id of its node."""
+    pid: int
+    """Id of its process there."""
     resumes_exactly: bool = True
     """Whether all its envs can be restored from a checkpoint; of env workers."""
 
