@@ -80,12 +80,12 @@ class RunConfig:
 
     def _check_groups(self) -> None:
         """Raise UserError unless groups of equal episodes fit into env groups, and fragments are whole episodes."""
-        env_groups = self.runtime["num_workers"] * self.runtime["groups_per_worker"]
+        env_groups = self.runtime["num_env_workers"] * self.runtime["groups_per_worker"]
         if self.num_envs % (env_groups * self.group_size):
             raise UserError(
                 f"algo.group_size={self.group_size} does not divide the envs of a group of the runtime: num_envs must "
-                f"be a multiple of {env_groups * self.group_size} (group_size * num_workers * groups_per_worker), got "
-                f"{self.num_envs}"
+                f"be a multiple of {env_groups * self.group_size} (group_size * num_env_workers * groups_per_worker), "
+                f"got {self.num_envs}"
             )
         steps, execute = max_episode_steps(self.task), self.policy["execute"]
         if self.runtime["decisions"] * execute != steps:
@@ -136,6 +136,8 @@ def read_run(run_dir: Path) -> RunConfig:
         raise UserError(f"{path} is of a run of an earlier version of this code, which this version cannot read")
     if missing:
         raise UserError(f"{path} is not the configuration of a run: it needs the sections {', '.join(GROUPS)}")
+    if "num_workers" in sections["runtime"]:  # its name in earlier versions of this code
+        sections["runtime"]["num_env_workers"] = sections["runtime"].pop("num_workers")
     try:
         config = resolve({str(key): value for key, value in sections.items()})
     except UserError as error:

@@ -184,7 +184,7 @@ class LoopRuntime(Runtime):
         if len(runtime["groups"]) != len(keys):
             raise UserError(
                 f"the checkpoint has {len(runtime['groups'])} env groups, this run {len(keys)}: "
-                "resume with the same num_envs, num_workers and groups_per_worker"
+                "resume with the same num_envs, num_env_workers and groups_per_worker"
             )
         for (worker, group), saved in zip(keys, runtime["groups"], strict=True):
             self.workers[worker].load_state_dict(group, saved)

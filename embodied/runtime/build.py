@@ -50,7 +50,7 @@ def build_runtime(
         config=config,
         budget=thread_budget(config, device),
         device=device,
-        sizes=group_sizes(num_envs, config.num_workers, config.groups_per_worker),
+        sizes=group_sizes(num_envs, config.num_env_workers, config.groups_per_worker),
         seed=seed,
         make_env=make_env,
         make_sampler=make_sampler,
@@ -69,13 +69,13 @@ def thread_budget(config: RuntimeConfig, device: torch.device) -> threads.Thread
     return threads.plan(config, device, overlaps=runtime.overlaps, evaluates_aside=runtime.evaluates_aside)
 
 
-def group_sizes(num_envs: int, num_workers: int, groups_per_worker: int) -> list[list[int]]:
+def group_sizes(num_envs: int, num_env_workers: int, groups_per_worker: int) -> list[list[int]]:
     """Return the envs of each group of each worker, as even as possible, without empty groups and workers.
 
     >>> group_sizes(10, 2, 2), group_sizes(1, 1, 2)
     ([[3, 3], [2, 2]], [[1]])
     """
-    groups = num_workers * groups_per_worker
+    groups = num_env_workers * groups_per_worker
     sizes = [num_envs // groups + (index < num_envs % groups) for index in range(groups)]
     workers = [sizes[first : first + groups_per_worker] for first in range(0, groups, groups_per_worker)]
     filled = [[size for size in worker if size] for worker in workers]

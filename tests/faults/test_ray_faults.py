@@ -30,7 +30,10 @@ from tests.runtime.builders import build, iterate
 from tests.runtime.point_env import PointEnv
 
 T = TypeVar("T")
-pytestmark = pytest.mark.slow(reason="starts Ray and processes that import torch, and waits for deadlines")
+pytestmark = [
+    pytest.mark.slow(reason="starts Ray and processes that import torch, and waits for deadlines"),
+    pytest.mark.filterwarnings("ignore:The given NumPy array is not writable"),
+]
 
 
 class SlowEnv(PointEnv):
@@ -73,7 +76,7 @@ def flag(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(ray_cluster: Cluster, flag: Path) -> Iterator[Any]:
-    options = {"num_workers": 2, "groups_per_worker": 1, "max_staleness": 1, "answer_timeout_s": 6.0}
+    options = {"num_env_workers": 2, "groups_per_worker": 1, "max_staleness": 1, "answer_timeout_s": 6.0}
     with build(
         lambda num_envs, _: SlowEnv(num_envs), make_algorithm=partial(make_fatal, flag), name="ray", **options
     ) as runtime:
@@ -172,7 +175,7 @@ def test_a_learner_killed_before_it_publishes_ends_the_run_and_its_checkpoint_go
     assert time.monotonic() - began < 30
     found = checkpoint.load_latest(tmp_path)
     assert found is not None
-    with build(name="local", max_staleness=1, num_workers=2, groups_per_worker=1) as runtime:
+    with build(name="local", max_staleness=1, num_env_workers=2, groups_per_worker=1) as runtime:
         runtime.load_state_dict(found.state)
         assert iterate(runtime, 1)[0].index == saved + 1
         assert runtime.state_dict()["runtime"]["incarnations"][0] >= 2

@@ -15,8 +15,11 @@ from embodied.runtime.ray.cluster import Cluster
 from tests.runtime.builders import build, iterate
 from tests.runtime.test_runtimes import assert_same
 
-pytestmark = pytest.mark.slow(reason="starts Ray and processes that import torch")
-LAYOUT = {"num_workers": 2, "groups_per_worker": 2, "max_staleness": 0, "eval_every": 2}
+pytestmark = [
+    pytest.mark.slow(reason="starts Ray and processes that import torch"),
+    pytest.mark.filterwarnings("ignore:The given NumPy array is not writable"),
+]
+LAYOUT = {"num_env_workers": 2, "groups_per_worker": 2, "max_staleness": 0, "eval_every": 2}
 
 
 def timeless(metrics: dict[str, float]) -> dict[str, float]:
@@ -84,7 +87,7 @@ def test_a_part_that_fits_nowhere_is_named(ray_cluster: Cluster, options: dict[s
 def test_all_parts_together_must_fit(ray_cluster: Cluster) -> None:
     cores = int(ray_cluster.ray.cluster_resources()["CPU"])
     with pytest.raises(UserError, match="too little CPU for all parts: env worker 1"):
-        build(name="ray", num_workers=2, env_worker={"resources": {"CPU": cores}})
+        build(name="ray", num_env_workers=2, env_worker={"resources": {"CPU": cores}})
 
 
 def test_an_error_in_building_a_worker_is_raised_as_it_is(ray_cluster: Cluster) -> None:

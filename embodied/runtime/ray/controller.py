@@ -18,20 +18,21 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from embodied.core.clock import running_s
 from embodied.core.errors import UserError, one_line
+from embodied.core.types import Fragment
 from embodied.runtime.channel import Channel, Closed
 from embodied.runtime.ledger import Ledger, Ticket
 from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.ray.creation import Creator, Role, roles
-from embodied.runtime.ray.messages import Built, Delivery, Pulse, ServerLost
+from embodied.runtime.ray.messages import Built, Delivery, Pulse, ServerLost, Summary
+from embodied.runtime.ray.state import Part, Slot
 from embodied.runtime.ray.weights import Publication
 from embodied.runtime.ray.wire import own_cause
 from embodied.runtime.snapshot import Snapshot
@@ -41,26 +42,6 @@ from embodied.runtime.supervisor import Board
 log = logging.getLogger(__name__)
 
 LEARNER = Role("learner").name
-
-
-@dataclass(slots=True)
-class Slot:
-    """An env group: what it does now."""
-
-    worker: int
-    group: int
-    ticket: Ticket | None = None
-    calling: bool = False
-
-
-@dataclass(slots=True)
-class Part:
-    """The present process of a part."""
-
-    incarnation: int
-    handle: Any
-    built: Built | None = None
-    busy_s: float = 0.0
 
 
 class Controller:
@@ -181,8 +162,8 @@ class Controller:
             if slot.calling or not self.supervision.is_up(name):
                 continue
             part = self.parts[name]
-            if slot.ticket is None and self._must_save(slot):
-                self._save(slot, part)
+            if slot.ticket is None and self.snapshot is not None and self.snapshot.lacks(slot.key):
+                self._save(slot, part, self.snapshot)
                 continue
             publication, server = self.publication, self._server_of(slot.worker)
             if publication is None or server is None:
@@ -218,13 +199,7 @@ class Controller:
             self.parts[LEARNER].handle.lend.remote(idle)
 
     # ---------------------------------------------------------------------------------------------------- checkpoints
-    def _must_save(self, slot: Slot) -> bool:
-        snapshot = self.snapshot
-        return snapshot is not None and snapshot.lacks((slot.worker, slot.group))
-
-    def _save(self, slot: Slot, part: Part) -> None:
-        snapshot = self.snapshot
-        assert snapshot is not None
+    def _save(self, slot: Slot, part: Part, snapshot: Snapshot) -> None:
         slot.calling = True
         saved = partial(self._on_saved, slot, snapshot)
         self._call(part.handle.state_dict.remote(slot.group), self.workers[slot.worker], part.incarnation, saved)
@@ -232,7 +207,7 @@ class Controller:
     def _on_saved(self, slot: Slot, snapshot: Snapshot, name: str, incarnation: int, state: Any) -> None:
         if self.supervision.is_up(name, incarnation):
             slot.calling = False
-            snapshot.put((slot.worker, slot.group), state)
+            snapshot.put(slot.key, state)
 
     # ---------------------------------------------------------------------------------------------------- answers
     def _call(self, reference: Any, name: str, incarnation: int, then: Callable[..., None]) -> None:
@@ -256,9 +231,9 @@ class Controller:
         """A part died, or raised something; in the controller's thread."""
         if self.supervision.incarnation(name) != incarnation:
             return
+        if not isinstance(error, RayError):
+            raise error
         cause = own_cause(error)
-        if not isinstance(error, RayActorError | RayTaskError):
-            raise cause
         never_built = incarnation == 0 and isinstance(error, RayTaskError) and self.parts[name].built is None
         curable = not isinstance(cause, UserError) and not never_built
         self._carry_out(self.supervision.failed(name, incarnation, running_s(), cause, curable))
@@ -281,12 +256,13 @@ class Controller:
 
     def _on_sampled(
         self, slot: Slot, ticket: Ticket, fragment: Any, server: str, served_by: int, name: str, incarnation: int,
-        answer: Any,
+        answer: Summary | ServerLost,
     ) -> None:  # fmt: skip
         if slot.ticket == ticket:
             slot.calling = False
         if isinstance(answer, ServerLost):  # the group keeps its ticket and goes on with another server
-            self._carry_out(self.supervision.failed(server, served_by, running_s(), answer))
+            curable = not isinstance(answer.cause, UserError)
+            self._carry_out(self.supervision.failed(server, served_by, running_s(), answer.cause, curable))
             return
         if slot.ticket == ticket:
             slot.ticket = None
@@ -294,7 +270,7 @@ class Controller:
             log.warning("dropped a late fragment of %s, incarnation %d", name, incarnation)
             return
         try:
-            self.channel.put(Delivery(answer, fragment))
+            self.channel.put(cast(Fragment, Delivery(answer, fragment)))  # it has what channel and loop read
         except Closed:
             return
         self.parts[name].busy_s = answer.sim_s

@@ -71,10 +71,10 @@ class Creator:
         return self.config.resources_of(role.kind, self.recipe.device), placement.labels
 
 
-def roles(config: RayConfig, num_workers: int) -> list[Role]:
+def roles(config: RayConfig, num_env_workers: int) -> list[Role]:
     """Return all parts of a run."""
     servers = [Role("actor_server", index) for index in range(config.num_actor_servers)]
-    return [Role("learner"), *servers, *(Role("env_worker", index) for index in range(num_workers))]
+    return [Role("learner"), *servers, *(Role("env_worker", index) for index in range(num_env_workers))]
 
 
 def actor_options(resources: Mapping[str, float], labels: Mapping[str, str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import ray
 import torch
-from ray.exceptions import RayActorError
+from ray.exceptions import RayError, RayTaskError
 from torch import Tensor, nn
 
 from embodied.core.protocols import Policy
@@ -35,6 +35,7 @@ from embodied.runtime.ray.messages import Built, Learned, Pulse, ServerLost, Sum
 from embodied.runtime.ray.weights import Publication, Publisher, PulledWeights
 from embodied.runtime.ray.wire import share_tensors
 from embodied.runtime.recipe import Recipe
+from embodied.runtime.supervision import Unresponsive
 from embodied.runtime.weight_store import WeightStore
 
 P = ParamSpec("P")
@@ -99,10 +100,13 @@ class WorkerHost(Host):
             try:
                 answer = server.act.remote(self._requests[group], publication)
                 reply, infer_s = await asyncio.wait_for(answer, timeout_s)
-            except RayActorError as error:
-                raise ServerLost(str(error)) from None
+            except RayTaskError as error:
+                error.cause.add_note(str(error))  # the traceback of the server's process
+                raise ServerLost(error.cause) from None
+            except RayError as error:
+                raise ServerLost(Unresponsive(str(error))) from None
             except TimeoutError:
-                raise ServerLost(f"no answer in {timeout_s:g} s") from None
+                raise ServerLost(Unresponsive(f"no answer in {timeout_s:g} s")) from None
             result = await self._run(f"steps group {group}", self.worker.advance, reply)
             if isinstance(result, Fragment):
                 del self._requests[group]

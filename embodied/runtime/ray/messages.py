@@ -11,10 +11,14 @@ from embodied.runtime.ray.weights import Publication
 
 
 class ServerLost(Exception):
-    """An env worker got no answer from its actor server. The fragment can go on with another one."""
+    """An env worker got no answer from its actor server. The fragment can go on with another one.
 
-    def __init__(self, cause: str) -> None:
+    cause: what the server raised, or why there is no answer.
+    """
+
+    def __init__(self, cause: BaseException) -> None:
         super().__init__(cause)
+        self.cause = cause
 
 
 @dataclass(frozen=True, slots=True)
