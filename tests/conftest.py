@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from embodied.runtime.ray.cluster import Cluster, prepare_environment
+
+prepare_environment()  # before a test imports Ray, as rl_games does
 ROOT = Path(__file__).resolve().parents[1]
 # Cheap and decisive first: a wrong likelihood explains whatever fails after it.
 FIRST = ("numerics",)
@@ -51,8 +54,6 @@ def ray_installed() -> None:
 @pytest.fixture(scope="session")
 def ray_cluster(ray_installed: None) -> Iterator[Any]:
     """A Ray cluster on the loopback interface, which the runtimes of all tests use. Starting it takes seconds."""
-    from embodied.runtime.ray.cluster import Cluster
-
     cluster = Cluster(None)
     yield cluster
     cluster.close()
