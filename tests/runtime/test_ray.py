@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from embodied.core.errors import UserError
 from embodied.runtime import RayConfig
 from embodied.runtime.ray.cluster import Cluster
+from embodied.runtime.weight_store import WeightStore
 from tests.runtime.builders import build, iterate
 from tests.runtime.test_runtimes import assert_same
 
@@ -23,7 +27,9 @@ LAYOUT = {"num_env_workers": 2, "groups_per_worker": 2, "max_staleness": 0, "eva
 
 
 def timeless(metrics: dict[str, float]) -> dict[str, float]:
-    return {key: value for key, value in metrics.items() if not key.startswith("perf/") and key != "async/restarts"}
+    """What does not depend on time, and what other runtimes have too."""
+    own = ("async/restarts", "async/lost")
+    return {key: value for key, value in metrics.items() if not key.startswith("perf/") and key not in own}
 
 
 def state_of(runtime: Any) -> dict[str, Any]:
@@ -122,6 +128,59 @@ def test_what_is_no_address(address: str, ray_cluster: Cluster, monkeypatch: pyt
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(UserError, match="host:port"):
         Cluster(address)
+
+
+def test_fragments_of_a_lost_node_are_left_out(ray_installed: None) -> None:
+    from ray.exceptions import ObjectLostError
+
+    from embodied.runtime.ray.hosts import fetch
+
+    async def found(value: int) -> int:
+        return value
+
+    async def lost() -> int:
+        raise ObjectLostError("00", None, "")
+
+    async def broken() -> int:
+        raise ArithmeticError
+
+    async def fetched(*references: Any) -> list[int]:
+        return await fetch(references)
+
+    assert asyncio.run(fetched(found(1), lost(), found(2))) == [1, 2]
+    with pytest.raises(ObjectLostError):
+        asyncio.run(fetched(lost(), lost()))
+    with pytest.raises(ArithmeticError):
+        asyncio.run(fetched(found(1), broken()))
+
+
+def test_weights_are_pulled_once_and_checked(ray_cluster: Cluster) -> None:
+    """Frozen tensors travel with the first version alone; a late reader gets all; other values are refused."""
+    from embodied.runtime.ray.weights import DamagedWeights, Publisher, PulledWeights
+
+    store, publisher, state = WeightStore(), Publisher(), {"frozen": torch.zeros(3), "trained": torch.zeros(2)}
+    early, late = PulledWeights(), PulledWeights()
+    publications = []
+    for version in range(3):
+        state["trained"] += 1
+        store.publish(version, state, frozen={"frozen"})
+        publications.append(publisher.put(store.latest()))
+    assert publications[2].bundles[0] is publications[0].bundles[0]
+    for publication in (publications[0], publications[2], publications[1]):
+        early.offer(publication)
+        asyncio.run(early.pull())
+    late.offer(publications[2])
+    asyncio.run(late.pull())
+    for reader in (early, late):
+        assert reader.version == 2
+        assert reader.latest().tensors["trained"].tolist() == [3.0, 3.0]
+        assert reader.latest().tensors["frozen"].tolist() == [0.0, 0.0, 0.0]
+        assert dict(reader.latest().changed) == {"frozen": 0, "trained": 2}
+    other = replace(publications[2].bundles[1], tensors=publications[1].bundles[1].tensors)
+    wrong = PulledWeights()
+    wrong.offer(replace(publications[2], bundles=(publications[2].bundles[0], other)))
+    with pytest.raises(DamagedWeights, match="version 2"):
+        asyncio.run(wrong.pull())
 
 
 def test_placements_are_options() -> None:

@@ -14,13 +14,14 @@ import asyncio
 import copy
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 import ray
 import torch
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayError, RayTaskError
 from torch import Tensor, nn
 
 from embodied.core.protocols import Policy
@@ -209,9 +210,14 @@ class LearnerHost(Host):
         return await self._run("publishes", self._publish)
 
     async def learn(self, fragments: Sequence[Any]) -> Learned:
-        """Update on the fragments of one batch, given by reference, and publish."""
-        fetched = await asyncio.gather(*fragments)
-        return await self._run(f"learns from batch {self.learner.iteration}", self._learn, fetched)
+        """Update on the fragments of one batch, given by reference, and publish.
+
+        Fragments that were lost with their node are left out; ``async/lost`` counts them.
+        """
+        fetched = await fetch(fragments)
+        lost = {"async/lost": float(len(fragments) - len(fetched))}
+        learned = await self._run(f"learns from batch {self.learner.iteration}", self._learn, fetched)
+        return replace(learned, metrics=learned.metrics | lost)
 
     async def lend(self, others_idle: bool) -> None:
         """Say whether all other parts are idle, so that the learner can use their cores."""
@@ -250,6 +256,16 @@ class LearnerHost(Host):
     def _learned(self, metrics: Mapping[str, float]) -> Learned:
         learner, publication = self.learner, self.publisher.put(self.store.latest())
         return Learned(dict(metrics), publication, learner.iteration, learner.env_steps, learner.learn_s)
+
+
+async def fetch(references: Sequence[Awaitable[T]]) -> list[T]:
+    """Return the objects, in order, without those that no node has any more. ObjectLostError if that leaves none."""
+    found = await asyncio.gather(*references, return_exceptions=True)
+    errors = [value for value in found if isinstance(value, BaseException)]
+    for error in errors:
+        if not isinstance(error, ObjectLostError) or len(errors) == len(found):
+            raise error
+    return [value for value in found if not isinstance(value, BaseException)]
 
 
 def node_id() -> str:
