@@ -32,7 +32,7 @@ class Unresponsive(Exception):
 class Patience:
     """Limits of time, s, and of failures."""
 
-    start_s: float = 120.0
+    start_s: float = 300.0
     """Most time from ``Start`` to ``started``."""
     ask_s: float = 1.0
     """Time between an answer and the next ``Ask``."""

@@ -39,7 +39,7 @@ class RayConfig(RuntimeConfig):
     """Place of each actor server."""
     learner: Placement = field(default_factory=Placement)
     """Place of the learner."""
-    start_timeout_s: Positive = 120.0
+    start_timeout_s: Positive = 300.0
     """Seconds in which a part must start."""
     answer_timeout_s: Positive = 15.0
     """Seconds without a sign of life after which an env worker or actor server is replaced, or the run ended if it is
