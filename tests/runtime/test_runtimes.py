@@ -282,7 +282,7 @@ def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
 def test_bad_input_to_a_run_is_named() -> None:
     with pytest.raises(UserError, match="num_envs"):
         build(num_envs=0)
-    with pytest.raises(UserError, match="max_staleness=1 needs runtime=local; runtime=sync allows only 0"):
+    with pytest.raises(UserError, match="max_staleness=1 needs runtime=local, runtime=ray; runtime=sync allows only 0"):
         build(name="sync", max_staleness=1)
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="device=cuda"):

@@ -65,6 +65,7 @@ class Cluster:
     def __init__(self, address: str | None) -> None:
         self._folder: str | None = None
         self._connected = False
+        os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # the reference of a fragment that failed is dropped unread
         if address is None:
             prepare_environment()
         self.ray = import_ray()
