@@ -1,7 +1,7 @@
 """Train a policy: ``python -m embodied.train [key=value ...]``
 
   task=pick_place          or task=<family>/<id>, an environment of another simulator
-  policy=flow|gaussian|categorical|dsrl|vla|vla_tiny  algo=ppo|grpo|sft|grounding  runtime=local|sync  sim=mujoco
+  policy=flow|gaussian|categorical|dsrl|vla|vla_tiny  algo=ppo|grpo|sft|grounding  runtime=local|sync|ray  sim=mujoco
   sampler=uniform          draws the training episodes
   randomization=none|sim2real   what varies between episodes, for policies that leave the simulator
   num_envs=...  total_steps=...  max_minutes=...  seed=0  device=auto|cpu|cuda  max_staleness=...

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from embodied.runtime.ray.cluster import Cluster, prepare_environment
+
+prepare_environment()  # before a test imports Ray, as rl_games does
 ROOT = Path(__file__).resolve().parents[1]
 # Cheap and decisive first: a wrong likelihood explains whatever fails after it.
 FIRST = ("numerics",)
@@ -37,6 +42,21 @@ def torch_isolation() -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     torch.set_default_dtype(dtype)
+
+
+@pytest.fixture(scope="session")
+def ray_installed() -> None:
+    """Skip where Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("needs Ray: pip install -c constraints.txt -e '.[ray]'")
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(ray_installed: None) -> Iterator[Any]:
+    """A Ray cluster on the loopback interface, which the runtimes of all tests use. Starting it takes seconds."""
+    cluster = Cluster(None)
+    yield cluster
+    cluster.close()
 
 
 @pytest.fixture(scope="session")

@@ -164,7 +164,7 @@ def measure(short: bool) -> Report:
 def run(overrides: Mapping[str, Any], sizes: Sizes) -> Costs:
     """Train from the start; return the costs of the iterations after the warm-up."""
     config = run_config.compose_run({**overrides, "runtime.eval_every": 0, "eval_episodes": 0})
-    workers = config.runtime_config().num_workers
+    workers = config.runtime_config().num_env_workers
     busy_s = dict.fromkeys(PARTS, 0.0)
     with tempfile.TemporaryDirectory() as folder, build(config, Path(folder)) as runtime:
         began_s, first_step = time.perf_counter(), 0

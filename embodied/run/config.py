@@ -80,12 +80,12 @@ class RunConfig:
 
     def _check_groups(self) -> None:
         """Raise UserError unless groups of equal episodes fit into env groups, and fragments are whole episodes."""
-        env_groups = self.runtime["num_workers"] * self.runtime["groups_per_worker"]
+        env_groups = self.runtime["num_env_workers"] * self.runtime["groups_per_worker"]
         if self.num_envs % (env_groups * self.group_size):
             raise UserError(
                 f"algo.group_size={self.group_size} does not divide the envs of a group of the runtime: num_envs must "
-                f"be a multiple of {env_groups * self.group_size} (group_size * num_workers * groups_per_worker), got "
-                f"{self.num_envs}"
+                f"be a multiple of {env_groups * self.group_size} (group_size * num_env_workers * groups_per_worker), "
+                f"got {self.num_envs}"
             )
         steps, execute = max_episode_steps(self.task), self.policy["execute"]
         if self.runtime["decisions"] * execute != steps:
@@ -112,7 +112,7 @@ class RunConfig:
 
     def runtime_config(self) -> RuntimeConfig:
         """Return the section ``runtime`` as options."""
-        return from_mapping(RuntimeConfig, self.runtime, "runtime")
+        return runtime_config(self.runtime)
 
 
 def compose_run(overrides: Mapping[str, Any]) -> RunConfig:
@@ -136,6 +136,8 @@ def read_run(run_dir: Path) -> RunConfig:
         raise UserError(f"{path} is of a run of an earlier version of this code, which this version cannot read")
     if missing:
         raise UserError(f"{path} is not the configuration of a run: it needs the sections {', '.join(GROUPS)}")
+    if "num_workers" in sections["runtime"]:  # its name in earlier versions of this code
+        sections["runtime"]["num_env_workers"] = sections["runtime"].pop("num_workers")
     try:
         config = resolve({str(key): value for key, value in sections.items()})
     except UserError as error:
@@ -217,8 +219,9 @@ def resolve(mapping: Mapping[str, Any]) -> RunConfig:
     runtime = dict(mapping["runtime"])
     if runtime.get("decisions") is None:
         runtime["decisions"] = _decisions(sections)
-    sections["runtime"] = _with_defaults(runtime, RuntimeConfig, "runtime")
-    RUNTIMES[runtime["name"]].build.check(from_mapping(RuntimeConfig, sections["runtime"], "runtime"))
+    entry = RUNTIMES[runtime["name"]]
+    sections["runtime"] = _with_defaults(runtime, entry.config, "runtime")
+    entry.build.check(runtime_config(sections["runtime"]))
     known = {field.name for field in fields(RunConfig)}
     for key in mapping:
         if key not in known:
@@ -227,6 +230,12 @@ def resolve(mapping: Mapping[str, Any]) -> RunConfig:
                 raise UserError(f"unknown key '{key}'. Did you mean '{inner[0]}'?")
             raise unknown_name("key", key, known | set(SHORTHANDS) | set(PRESETS) | {"resume"})
     return from_mapping(RunConfig, {**mapping, **sections})
+
+
+def runtime_config(section: Mapping[str, Any]) -> RuntimeConfig:
+    """Return a section ``runtime`` as options of the runtime that it names."""
+    config: RuntimeConfig = from_mapping(RUNTIMES[str(section["name"])].config, section, "runtime")
+    return config
 
 
 def _decisions(sections: Mapping[str, Mapping[str, Any]]) -> int:

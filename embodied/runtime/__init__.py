@@ -10,7 +10,7 @@ Public API::
         num_envs=1024,
         seed=0,
         make_env=lambda num_envs, num_threads: ...,       # -> VecEnv, for training
-        make_sampler=lambda spec, num_envs, seed: ...,    # -> EpisodeSampler of training episodes
+        make_sampler=lambda spec, num_envs, seed, incarnation: ...,  # -> EpisodeSampler of training episodes
         make_policy=lambda spec: ...,                     # EnvSpec -> Policy (a torch module on the CPU)
         make_algorithm=lambda policy: ...,                # -> Algorithm, called after the policy moved to its device
         make_eval_env=lambda num_envs, num_threads: ...,  # -> VecEnv; may be None
@@ -30,13 +30,18 @@ Public API::
 from embodied.runtime import checkpoint, local, sync
 from embodied.runtime.api import Iteration, Runtime, RuntimeConfig
 from embodied.runtime.base import RUNTIMES
-from embodied.runtime.build import EnvFactory, build_runtime
+from embodied.runtime.build import build_runtime
 from embodied.runtime.evaluator import evaluate
+from embodied.runtime.ray.config import RayConfig
+from embodied.runtime.ray.runtime import RayRuntime
+from embodied.runtime.recipe import EnvFactory
 
 __all__ = [
     "RUNTIMES",
     "EnvFactory",
     "Iteration",
+    "RayConfig",
+    "RayRuntime",
     "Runtime",
     "RuntimeConfig",
     "build_runtime",

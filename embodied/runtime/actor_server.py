@@ -21,7 +21,7 @@ from embodied.core.clock import running_s
 from embodied.core.protocols import Policy, Precomputing
 from embodied.core.types import Obs, PolicySample
 from embodied.runtime.messages import ActReply, ActRequest
-from embodied.runtime.weight_store import WeightStore
+from embodied.runtime.weight_store import WeightSource
 
 
 class ActorServer:
@@ -30,7 +30,7 @@ class ActorServer:
     policy: a copy that no other part uses; it is moved to ``device``. merge: put all requests into one batch.
     """
 
-    def __init__(self, policy: Policy, store: WeightStore, device: torch.device, merge: bool) -> None:
+    def __init__(self, policy: Policy, store: WeightSource, device: torch.device, merge: bool) -> None:
         assert isinstance(policy, nn.Module)
         policy.to(device).eval()
         self.policy: Policy = policy

@@ -33,8 +33,8 @@ class RuntimeConfig:
 
     name: str = "sync"
     """Runtime. sync: one thread, exact and debuggable. local: threads of one process, learning overlaps simulation."""
-    num_workers: Count = 1
-    """Env workers. The envs are split evenly over num_workers * groups_per_worker groups; each group is one VecEnv."""
+    num_env_workers: Count = 1
+    """Env workers. The envs are split evenly over num_env_workers * groups_per_worker groups, each one VecEnv."""
     groups_per_worker: Count = 2
     """Env groups per worker. With two, a worker steps one group while the other waits for its actions."""
     decisions: Count = 32

@@ -9,15 +9,18 @@ counts as consumed right after the update, so that workers continue while the ca
 
 from __future__ import annotations
 
+import copy
 import re
 import threading
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
+from torch import nn
 
 from embodied.core.clock import running_s
 from embodied.core.episodes import EpisodeStats
@@ -33,10 +36,8 @@ from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.evaluator import Evaluator
 from embodied.runtime.learner import Learner
 from embodied.runtime.ledger import Ledger
+from embodied.runtime.recipe import Recipe
 from embodied.runtime.weight_store import WeightStore
-
-Relabel = Callable[[list[Fragment]], list[Fragment]]
-"""Stage between workers and learner: returns the fragments of a batch with other rewards."""
 
 
 class LoopRuntime(Runtime):
@@ -54,6 +55,39 @@ class LoopRuntime(Runtime):
             able = ", ".join(f"runtime={name}" for name in RUNTIMES.names() if RUNTIMES[name].build.overlaps)
             raise UserError(f"max_staleness={config.max_staleness} needs {able}; runtime={config.name} allows only 0")
 
+    @classmethod
+    def assemble(cls, recipe: Recipe) -> Self:
+        """Build the parts of a run in this process, and the runtime of them."""
+        config = recipe.config
+        with ExitStack() as opened:  # closes the envs if anything is refused
+            envs = []
+            for worker in range(len(recipe.sizes)):
+                envs.append(recipe.open_envs(worker, recipe.budget.sim))
+                for env in envs[-1]:
+                    opened.enter_context(closing(env))
+            spec = envs[0][0].spec
+            policy = recipe.initial_policy(spec)
+            acting, evaluated = copy.deepcopy(policy), copy.deepcopy(policy)
+            assert isinstance(policy, nn.Module)
+            policy.to(recipe.device)
+            store = WeightStore()
+            runtime = cls(
+                config,
+                recipe.budget,
+                spec=spec,
+                evaluator=recipe.evaluator(evaluated, spec),
+                workers=[
+                    recipe.env_worker(worker, groups, policy.execute, policy.noise_shape)
+                    for worker, groups in enumerate(envs)
+                ],
+                actor=ActorServer(acting, store, recipe.device, merge=config.max_staleness > 0),
+                learner=Learner(recipe.make_algorithm(policy), store, recipe.relabel),
+                ledger=Ledger(recipe.num_groups, config.max_staleness),
+                store=store,
+            )
+            opened.pop_all()
+            return runtime
+
     def __init__(
         self,
         config: RuntimeConfig,
@@ -66,11 +100,9 @@ class LoopRuntime(Runtime):
         store: WeightStore,
         evaluator: Evaluator | None,
         spec: EnvSpec,
-        relabel: Relabel | None = None,
     ) -> None:
         self.config = config
         self.spec = spec
-        self.relabel = relabel
         self.budget = budget
         self.workers = list(workers)
         self.actor = actor
@@ -116,14 +148,12 @@ class LoopRuntime(Runtime):
             or (deadline_s is not None and running_s() >= deadline_s)
         ):
             if self.ledger.version < self.learner.iteration:
-                self.ledger.consumed_batch()
+                self._consume()
             clock = Clock(self)
             batch = self.collect()
-            if self.relabel is not None:
-                batch = self.relabel(batch)
             metrics = self.learn(batch)
             if self.config.max_staleness > 0:
-                self.ledger.consumed_batch()
+                self._consume()
             env_steps = sum(fragment.num_env_steps for fragment in batch)
             now = running_s()
             metrics |= {"perf/env_steps_per_s": env_steps / (now - previous_end), **clock.read(self)}
@@ -144,6 +174,7 @@ class LoopRuntime(Runtime):
                 "rollout": dict(self._rollout),
                 "evaluated_at": 0 if self.evaluator is None else self.evaluator.last_iteration,
                 "groups": self._group_states(),
+                "incarnations": [worker.incarnation for worker in self.workers],
             },
         }
 
@@ -153,10 +184,12 @@ class LoopRuntime(Runtime):
         if len(runtime["groups"]) != len(keys):
             raise UserError(
                 f"the checkpoint has {len(runtime['groups'])} env groups, this run {len(keys)}: "
-                "resume with the same num_envs, num_workers and groups_per_worker"
+                "resume with the same num_envs, num_env_workers and groups_per_worker"
             )
         for (worker, group), saved in zip(keys, runtime["groups"], strict=True):
             self.workers[worker].load_state_dict(group, saved)
+        for worker_part, incarnation in zip(self.workers, runtime.get("incarnations", ()), strict=False):
+            worker_part.incarnation = incarnation  # checkpoints of earlier versions have none
         self.learner.load_state_dict({**state, "counters": runtime["counters"]})
         self.ledger.load_state_dict(runtime["ledger"])
         self._rollout = dict(runtime["rollout"])
@@ -177,6 +210,10 @@ class LoopRuntime(Runtime):
         if self.store.version < self.learner.iteration:
             self.learner.publish()
 
+    def _consume(self) -> None:
+        """Count the newest batch as consumed, which admits fragments of a later one."""
+        self.ledger.consumed_batch()
+
     @abstractmethod
     def collect(self) -> list[Fragment]:
         """Return the next batch, sorted by worker and group."""
@@ -194,7 +231,7 @@ class LoopRuntime(Runtime):
         """Return each group's state between two fragments, in the order of ``_group_keys``."""
 
     def _group_keys(self) -> list[tuple[int, int]]:
-        return [(w, g) for w, worker in enumerate(self.workers) for g in range(len(worker.cursors))]
+        return [(w, g) for w, worker in enumerate(self.workers) for g in range(worker.num_groups)]
 
 
 RUNTIMES: Registry[type[LoopRuntime]] = Registry("runtime")

@@ -51,10 +51,16 @@ class EnvWorker:
         incarnation: int = 0,
     ) -> None:
         self.worker_id = worker_id
+        self.incarnation = incarnation
         self.cursors = [
             Cursor(env, sampler, (worker_id, group, incarnation), decisions, execute, noise_shape, seed)
             for group, (env, sampler) in enumerate(groups)
         ]
+
+    @property
+    def num_groups(self) -> int:
+        """Number of its env groups."""
+        return len(self.cursors)
 
     @property
     def resumes_exactly(self) -> bool:

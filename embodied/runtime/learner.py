@@ -1,6 +1,6 @@
 """Learner: turns batches into published weights.
 
-    batch of version v ──► algorithm.update(fragments, v) ──► publish(v + 1)
+    batch of version v ──► relabel ──► algorithm.update(fragments, v) ──► publish(v + 1)
 
 Fragments stay on the CPU; the algorithm moves their tensors to the device of its policy.
 """
@@ -16,18 +16,21 @@ from embodied.core.clock import running_s
 from embodied.core.errors import UserError
 from embodied.core.protocols import Algorithm, Metrics, Policy
 from embodied.core.types import Fragment
+from embodied.runtime.recipe import Relabel
 from embodied.runtime.weight_store import WeightStore
 
 
 class Learner:
     """Updates the policy and publishes its weights.
 
-    iteration: batches consumed, which is also the version of the weights. env_steps: control steps consumed.
+    relabel: rewrites the rewards of a batch before the update, if given. iteration: batches consumed, which is also the
+    version of the weights. env_steps: control steps consumed.
     """
 
-    def __init__(self, algorithm: Algorithm, store: WeightStore) -> None:
+    def __init__(self, algorithm: Algorithm, store: WeightStore, relabel: Relabel | None = None) -> None:
         self.algorithm = algorithm
         self.store = store
+        self.relabel = relabel
         self.iteration = 0
         self.env_steps = 0
         self.learn_s = 0.0
@@ -51,9 +54,10 @@ class Learner:
     def learn(self, fragments: Sequence[Fragment]) -> Metrics:
         """Update on one batch and publish; return the algorithm's metrics."""
         began = running_s()
-        metrics = self.algorithm.update(fragments, self.iteration)
+        batch = list(fragments) if self.relabel is None else self.relabel(list(fragments))
+        metrics = self.algorithm.update(batch, self.iteration)
         self.iteration += 1
-        self.env_steps += sum(fragment.num_env_steps for fragment in fragments)
+        self.env_steps += sum(fragment.num_env_steps for fragment in batch)
         self.publish()
         self.learn_s += running_s() - began
         return metrics

@@ -17,21 +17,19 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-from torch import Tensor
 
 from embodied.core.protocols import Metrics
 from embodied.core.types import Fragment
 from embodied.runtime import threads
 from embodied.runtime.api import RuntimeConfig
+from embodied.runtime.aside import Aside
 from embodied.runtime.base import RUNTIMES, LoopRuntime
 from embodied.runtime.channel import Channel, Closed
-from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActReply, ActRequest
+from embodied.runtime.snapshot import Snapshot
 from embodied.runtime.supervisor import Supervisor
 
 
@@ -47,9 +45,7 @@ class LocalRuntime(LoopRuntime):
         self.channel = Channel(self.ledger.batch_fragments, self.ledger.max_staleness)
         self._requests: queue.SimpleQueue[ActRequest | None] = queue.SimpleQueue()
         self._replies: list[queue.SimpleQueue[ActReply | None]] = [queue.SimpleQueue() for _ in self.workers]
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._evaluating = False
+        self._evaluation = None if self.evaluator is None else Aside(self.evaluator)
         self._snapshot: Snapshot | None = None
         self._supervisor: Supervisor | None = None
 
@@ -71,8 +67,8 @@ class LocalRuntime(LoopRuntime):
         self._supervisor.spawn("actor server", self._serve)
         for index in range(len(self.workers)):
             self._supervisor.spawn(f"env worker {index}", partial(self._work, index))
-        if self.evaluator is not None:
-            self._supervisor.spawn("evaluator", self._judge)
+        if self._evaluation is not None:
+            self._evaluation.begin(self._supervisor, self.budget.evaluator)
 
     def collect(self) -> list[Fragment]:
         version = self.learner.iteration
@@ -91,16 +87,9 @@ class LocalRuntime(LoopRuntime):
         return metrics
 
     def _evaluate_if_due(self, stop: threading.Event) -> dict[str, Any] | None:
-        """Return a finished result and start the next evaluation if it is due, without waiting."""
-        if self.evaluator is None:
+        if self._evaluation is None:
             return None
-        result = None
-        if not self._results.empty():
-            result, self._evaluating = self._results.get(), False
-        if not self._evaluating and self.evaluator.due(self.iteration):
-            self._evaluating = True
-            self._jobs.put(Job(self.learner.deployed_weights(), self.iteration, self.env_steps))
-        return result
+        return self._evaluation.exchange(self.learner.deployed_weights, self.iteration, self.env_steps)
 
     def _group_states(self) -> list[dict[str, Any]]:
         """Wait until each worker has saved each of its groups between two fragments; workers go on afterwards."""
@@ -121,7 +110,7 @@ class LocalRuntime(LoopRuntime):
         return self._supervisor
 
     def _others_idle(self) -> bool:
-        judging = self._evaluating and self._results.empty()
+        judging = self._evaluation is not None and self._evaluation.busy
         return not judging and self.ledger.waiting == len(self.workers)
 
     def _say(self, part: str, doing: str) -> None:
@@ -131,7 +120,8 @@ class LocalRuntime(LoopRuntime):
         self.ledger.close()
         self.channel.close()
         self._requests.put(None)
-        self._jobs.put(None)
+        if self._evaluation is not None:
+            self._evaluation.end()
         for inbox in self._replies:
             inbox.put(None)
 
@@ -156,8 +146,8 @@ class LocalRuntime(LoopRuntime):
         resting = set(range(len(worker.cursors)))
         while not self._running.stopping.is_set():
             for group in sorted(resting):
-                if (snapshot := self._snapshot) is not None:
-                    snapshot.take(worker, group)
+                if (snapshot := self._snapshot) is not None and snapshot.lacks((index, group)):
+                    snapshot.put((index, group), worker.state_dict(group))
                 all_rest = len(resting) == len(worker.cursors)
                 if all_rest:
                     self._say(name, f"waits for the learner to consume batch {self.ledger.version}")
@@ -179,42 +169,3 @@ class LocalRuntime(LoopRuntime):
             resting.add(result.group)
             if self.ledger.deliver(Ticket.of(result)):
                 self.channel.put(result)
-
-    def _judge(self) -> None:
-        assert self.evaluator is not None
-        threads.use(self.budget.evaluator)
-        while (job := self._jobs.get()) is not None:
-            self._say("evaluator", f"judges the weights of iteration {job.iteration}")
-            result = self.evaluator.run(job.weights, job.iteration, job.env_steps, self._running.stopping)
-            if result:
-                self._results.put(result)
-            self._say("evaluator", "has nothing to do")
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Weights to be evaluated."""
-
-    weights: dict[str, Tensor]
-    """By name, on the CPU."""
-    iteration: int
-    """Batches that trained them."""
-    env_steps: int
-    """Control steps that trained them."""
-
-
-class Snapshot:
-    """One state per group, saved by the thread of the group's worker."""
-
-    def __init__(self, keys: list[tuple[int, int]]) -> None:
-        self.states: dict[tuple[int, int], dict[str, Any]] = {}
-        self.complete = threading.Event()
-        self._keys = keys
-
-    def take(self, worker: EnvWorker, group: int) -> None:
-        """Save a group between two fragments, unless it is saved already."""
-        key = (worker.worker_id, group)
-        if key not in self.states:
-            self.states[key] = worker.state_dict(group)
-            if len(self.states) == len(self._keys):
-                self.complete.set()

@@ -66,7 +66,7 @@ def plan(
     learner = 1 if on_gpu else max(1, cores // 2) if overlapping else cores
     actor = 1 if on_gpu else max(1, cores // 4) if overlapping else cores
     return ThreadBudget(
-        sim=config.sim_threads or max(1, cores // config.num_workers),
+        sim=config.sim_threads or max(1, cores // config.num_env_workers),
         actor=config.actor_threads or actor,
         learner=config.learner_threads or learner,
         learner_alone=config.learner_threads or (1 if on_gpu else cores),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +28,17 @@ class Weights:
     """By name, on the device of the policy that was published."""
     changed: Mapping[str, int]
     """Version that last changed each tensor: a reader with version v loads the tensors above v."""
+
+
+class WeightSource(Protocol):
+    """Where a reader pulls weights from."""
+
+    @property
+    def version(self) -> int:
+        """Version of the newest weights; -1 if there are none."""
+
+    def latest(self) -> Weights:
+        """Return the newest weights. RuntimeError if there are none."""
 
 
 class WeightStore:

@@ -85,8 +85,9 @@ def test_an_episode_that_fails_early_is_compared_up_to_its_end() -> None:
 def test_groups_stay_in_step_where_envs_fail() -> None:
     """A run whose point masses leave the square: every fragment still begins and ends with its groups."""
 
-    def make_sampler(spec: EnvSpec, num_envs: int, first_seed: int) -> UniformSampler:
-        return UniformSampler(spec, UniformConfig(), SamplerSetup(num_envs, first_seed, group_size=3))
+    def make_sampler(spec: EnvSpec, num_envs: int, first_seed: int, incarnation: int) -> UniformSampler:
+        setup = SamplerSetup(num_envs, first_seed, group_size=3, incarnation=incarnation)
+        return UniformSampler(spec, UniformConfig(), setup)
 
     def make_algorithm(policy: Policy) -> GRPO:
         return GRPO(policy, GRPOConfig(group_size=3, epochs=1), seed=0, device=CPU)

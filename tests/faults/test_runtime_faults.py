@@ -31,7 +31,7 @@ from policies import GaussianPolicy
 from tests.runtime.builders import build, make_policy, runtime_threads
 from tests.runtime.point_env import PointEnv
 
-LOCAL = {"name": "local", "max_staleness": 1, "num_workers": 2}
+LOCAL = {"name": "local", "max_staleness": 1, "num_env_workers": 2}
 
 
 class Death(Exception):
@@ -157,7 +157,7 @@ import signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
 from tests.runtime.builders import build, runtime_threads
 try:
-    with build(name="local", max_staleness=1, num_workers=2, eval_every=1) as runtime:
+    with build(name="local", max_staleness=1, num_env_workers=2, eval_every=1) as runtime:
         for iteration in runtime.iterations():
             print(iteration.index, flush=True)
 except KeyboardInterrupt:

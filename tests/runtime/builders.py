@@ -12,9 +12,8 @@ from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
 from embodied.core.protocols import Algorithm, Policy, VecEnv
 from embodied.core.spec import EnvSpec
-from embodied.runtime import Iteration, Runtime, RuntimeConfig, build_runtime
-from embodied.runtime.base import Relabel
-from embodied.runtime.build import SamplerFactory
+from embodied.runtime import RUNTIMES, Iteration, Runtime, build_runtime
+from embodied.runtime.recipe import Relabel, SamplerFactory
 from envs import first_episodes
 from policies import GaussianConfig, GaussianPolicy
 from tests.runtime.point_env import PointEnv, point_sampler
@@ -42,11 +41,11 @@ def build(
     make_sampler: SamplerFactory = point_sampler,
     **options: Any,
 ) -> Runtime:
-    """A runtime on one core; options are those of RuntimeConfig."""
+    """A runtime on one core; options are those of the runtime."""
     defaults = {"decisions": DECISIONS, "device": "cpu", "eval_episodes": 5, "watchdog_s": 0.0}
     threads = {"sim_threads": 1, "actor_threads": 1, "learner_threads": 1}
     return build_runtime(
-        RuntimeConfig(**(defaults | threads | options)),
+        RUNTIMES[options.get("name", "sync")].config(**(defaults | threads | options)),
         num_envs=num_envs,
         seed=seed,
         make_env=make_env,

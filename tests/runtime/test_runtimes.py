@@ -26,7 +26,7 @@ from embodied.runtime.base import LoopRuntime, rollout_metrics
 from tests.runtime.builders import DECISIONS, NUM_ENVS, build, iterate, runtime_threads
 from tests.runtime.point_env import PointEnv, point_spec
 
-LAYOUTS = [{"num_workers": 1, "groups_per_worker": 2}, {"num_workers": 2, "groups_per_worker": 2}]
+LAYOUTS = [{"num_env_workers": 1, "groups_per_worker": 2}, {"num_env_workers": 2, "groups_per_worker": 2}]
 
 
 def assert_same(a: Any, b: Any, path: str = "") -> None:
@@ -104,7 +104,7 @@ def test_staleness_never_exceeds_the_bound(max_staleness: int, bound_by: str) ->
         algorithm.learn_s = 0.03 if bound_by == "learning" else 0.0
         return algorithm
 
-    options = {"name": "local", "num_workers": 2, "groups_per_worker": 2, "max_staleness": max_staleness}
+    options = {"name": "local", "num_env_workers": 2, "groups_per_worker": 2, "max_staleness": max_staleness}
     with build(make_env, make_algorithm, **options) as runtime:
         iterations = iterate(runtime, 15)
         staleness = torch.cat([part.flatten() for part in runtime.learner.algorithm.staleness])  # type: ignore[attr-defined]
@@ -212,11 +212,11 @@ def test_a_state_of_sync_goes_on_in_local_and_back() -> None:
 
 
 def test_asynchronous_state_is_taken_while_the_run_goes_on() -> None:
-    with build(name="local", max_staleness=2, num_workers=2) as runtime:
+    with build(name="local", max_staleness=2, num_env_workers=2) as runtime:
         iterate(runtime, 3)
         state = runtime.state_dict()
         assert iterate(runtime, 3)[-1].index == 6
-    with build(name="local", max_staleness=2, num_workers=2) as runtime:
+    with build(name="local", max_staleness=2, num_env_workers=2) as runtime:
         runtime.load_state_dict(state)
         assert runtime.env_steps == state["runtime"]["counters"]["env_steps"]
         assert [iteration.index for iteration in iterate(runtime, 4)] == [4, 5, 6, 7]
@@ -224,7 +224,7 @@ def test_asynchronous_state_is_taken_while_the_run_goes_on() -> None:
 
 def test_stop_event_from_another_thread_ends_the_run_without_leftovers() -> None:
     stop = threading.Event()
-    with build(name="local", max_staleness=1, num_workers=2, eval_every=1) as runtime:
+    with build(name="local", max_staleness=1, num_env_workers=2, eval_every=1) as runtime:
         timer = threading.Timer(0.3, stop.set)
         timer.start()
         done = list(runtime.iterations(stop_event=stop))
@@ -263,7 +263,7 @@ def test_evaluation_goes_on_during_training(name: str, max_staleness: int) -> No
 
 def test_uneven_groups_and_fewer_envs_than_groups() -> None:
     for num_envs in (1, 3, 7):
-        with build(name="local", max_staleness=1, num_workers=2, groups_per_worker=2, num_envs=num_envs) as runtime:
+        with build(name="local", max_staleness=1, num_env_workers=2, groups_per_worker=2, num_envs=num_envs) as runtime:
             assert iterate(runtime, 2)[-1].index == 2
 
 
@@ -282,7 +282,7 @@ def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
 def test_bad_input_to_a_run_is_named() -> None:
     with pytest.raises(UserError, match="num_envs"):
         build(num_envs=0)
-    with pytest.raises(UserError, match="max_staleness=1 needs runtime=local; runtime=sync allows only 0"):
+    with pytest.raises(UserError, match="max_staleness=1 needs runtime=local, runtime=ray; runtime=sync allows only 0"):
         build(name="sync", max_staleness=1)
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="device=cuda"):
@@ -292,7 +292,7 @@ def test_bad_input_to_a_run_is_named() -> None:
         state = runtime.state_dict()
     with build(name="sync", num_envs=NUM_ENVS * 2) as runtime, pytest.raises(UserError, match="num_envs"):
         runtime.load_state_dict(state)
-    with build(name="sync", num_workers=2) as runtime, pytest.raises(UserError, match="groups"):
+    with build(name="sync", num_env_workers=2) as runtime, pytest.raises(UserError, match="groups"):
         runtime.load_state_dict(state)
 
 

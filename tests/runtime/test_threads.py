@@ -44,7 +44,8 @@ def test_phases_that_alternate_have_all_cores() -> None:
 
 @pytest.mark.parametrize("cores", [1, 2, 4, 16])
 def test_phases_that_overlap_leave_cores_to_the_simulator(cores: int) -> None:
-    budget = threads.plan(RuntimeConfig(name="local", max_staleness=1, num_workers=2), CPU, **of("local"), cores=cores)
+    config = RuntimeConfig(name="local", max_staleness=1, num_env_workers=2)
+    budget = threads.plan(config, CPU, **of("local"), cores=cores)
     assert budget.sim == max(1, cores // 2)
     assert budget.learner + budget.actor <= max(2, cores)
     assert budget.evaluator == 1

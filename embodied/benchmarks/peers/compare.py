@@ -31,7 +31,7 @@ from embodied.benchmarks.peers import ours
 from embodied.benchmarks.peers.meter import Meter, MeteredEnv, PPOSettings, describe
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Count, Natural, config_dataclass
-from embodied.core.spec import EnvSpec
+from embodied.core.spec import EnvSpec, MultiDiscrete
 from embodied.run import config as run_config
 from embodied.run import factories
 from embodied.runtime import threads
@@ -87,6 +87,8 @@ def compare(options: CompareOptions, short: bool) -> Report:
         if find_spec(PEERS[peer]) is None:
             raise UserError(f"peers={peer}: {PEERS[peer]} is not installed: {INSTALL}")
     spec = factories.make_spec(run_config.compose_run({"task": options.task, "policy": "gaussian"}), cameras=())
+    if isinstance(spec.action, MultiDiscrete):
+        raise UserError(f"task {options.task} makes several choices at once, which the peers are not set up for")
     names = (*OURS, *options.peers)
     report = Report("train")
     throughput(report, options, spec, names)

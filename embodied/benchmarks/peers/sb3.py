@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import nn
 
 from embodied.benchmarks.peers.meter import Finished, MeteredEnv, PPOSettings
-from embodied.core.spec import Box
+from embodied.core.spec import Box, Discrete
 
 
 class SB3Env(VecEnv):
@@ -28,6 +28,7 @@ class SB3Env(VecEnv):
         if isinstance(spec.action, Box):
             acts: spaces.Space[Any] = spaces.Box(-1.0, 1.0, (spec.action_dim,), np.float32)
         else:
+            assert isinstance(spec.action, Discrete)
             acts = spaces.Discrete(spec.action.n)
         super().__init__(env.num_envs, observed, acts)
         self.env = env

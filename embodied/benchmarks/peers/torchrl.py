@@ -39,6 +39,7 @@ class TorchRLEnv(EnvBase):
         if isinstance(spec.action, Box):
             self.action_spec = Bounded(-1.0, 1.0, (num, spec.action_dim), dtype=torch.float32)
         else:
+            assert isinstance(spec.action, Discrete)
             self.action_spec = CategoricalSpec(spec.action.n, shape=(num,))
 
     def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDict:
@@ -129,6 +130,7 @@ def _actor(spec: EnvSpec, settings: PPOSettings) -> ProbabilisticActor:
         )
         keys, distribution = ["loc", "scale"], IndependentNormal
     else:
+        assert isinstance(spec.action, Discrete)
         network, keys, distribution = _network(spec.state_dim, settings, spec.action.n), ["logits"], Categorical
     module = TensorDictModule(network, in_keys=["observation"], out_keys=keys)
     return ProbabilisticActor(module, in_keys=keys, distribution_class=distribution, return_log_prob=True)

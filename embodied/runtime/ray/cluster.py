@@ -1,0 +1,167 @@
+"""The Ray cluster of a run: an existing one, or one of its own on this machine.
+
+A cluster of our own listens on the loopback interface alone and asks for a random token. Ray otherwise listens on all
+interfaces: it replaces 127.0.0.1 by the machine's address unless clusters of several machines are switched off, which
+is a variable of the environment that it reads when it is imported (``LOOPBACK_ONLY``).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from embodied.core.errors import UserError, one_line
+from embodied.runtime import threads
+
+LOOPBACK = "127.0.0.1"
+LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+REACH_S = 8.0
+"""Seconds in which an address must be reached; the cluster there must answer in twice as many."""
+LABEL_OPERATORS = ("!", "in(", "!in(")  # of Ray's label selectors; Ray checks those itself
+
+
+def import_ray() -> ModuleType:
+    """Import Ray. UserError with the command that installs it if it is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("runtime=ray needs Ray: pip install -c constraints.txt -e '.[ray]'")
+    import ray
+
+    return ray
+
+
+def prepare_environment() -> None:
+    """Set the variables of a cluster of our own, which Ray reads when it is imported, and its processes inherit.
+
+    UserError if Ray was imported without them: it would listen on all interfaces.
+    """
+    if "ray" in sys.modules and LOOPBACK_ONLY.items() - os.environ.items() and not sys.modules["ray"].is_initialized():
+        raise UserError(
+            "Ray was imported before the runtime was built, so its own cluster would listen on all interfaces: build "
+            "the runtime first, or connect with ray.init() yourself"
+        )
+    os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", **LOOPBACK_ONLY})
+    if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+class Cluster:
+    """Connection to a cluster. ``close`` ends it, and the cluster if it is our own.
+
+    address: see ``RayConfig.address``. A connection that this process already has is used and stays. UserError if there
+    is no such cluster.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        self._folder: str | None = None
+        self._connected = False
+        os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # the reference of a fragment that failed is dropped unread
+        if address is None:
+            prepare_environment()
+        self.ray = import_ray()
+        if self.ray.is_initialized():
+            return
+        try:
+            if address is None:
+                self._start()
+            else:
+                self._connect(address)
+        except BaseException:
+            self._remove_folder()
+            raise
+        self._connected = True
+
+    def check(self, demands: Sequence[tuple[str, Mapping[str, float], Mapping[str, str]]]) -> None:
+        """Raise UserError if a part cannot be placed. demands: name, resources and labels of each part."""
+        nodes = [node for node in self.ray.nodes() if node["Alive"]]
+        free = dict(self.ray.available_resources())
+        for part, resources, labels in demands:
+            for name, amount in resources.items():
+                most = max(node["Resources"].get(name, 0.0) for node in nodes)
+                if most < amount:
+                    raise UserError(
+                        f"{part} needs {name}: {amount:g} on one node, but no node of the Ray cluster has more than "
+                        f"{most:g}. Its resources are {_named(self.ray.cluster_resources())}"
+                    )
+                free[name] = free.get(name, 0.0) - amount
+                if free[name] < 0:
+                    raise UserError(
+                        f"the Ray cluster has too little {name} for all parts: {part} is the first that finds none. "
+                        f"Free are {_named(self.ray.available_resources())}"
+                    )
+            for key, value in labels.items():
+                values = sorted({node["Labels"][key] for node in nodes if key in node["Labels"]})
+                if not value.startswith(LABEL_OPERATORS) and value not in values:
+                    raise UserError(f"{part} needs a node with the label {key}={value}; values there: {values}")
+
+    def close(self) -> None:
+        """Disconnect, and end a cluster of our own with all its processes."""
+        if self._connected:
+            self.ray.shutdown()
+            self._connected = False
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)  # its last process may still write a log
+
+    def _start(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="ray-")
+        self._init(
+            num_cpus=threads.available_cores(),
+            include_dashboard=False,
+            _node_ip_address=LOOPBACK,
+            _temp_dir=self._folder,
+        )
+        if any(node["NodeManagerAddress"] != LOOPBACK for node in self.ray.nodes()):
+            self.ray.shutdown()
+            raise RuntimeError("Ray listens on other interfaces than the loopback")
+
+    def _connect(self, address: str) -> None:
+        where = f"runtime.address={address}"
+        start = "Start one with `ray start --head`, or leave the address out to use this machine alone"
+        if address != "auto":
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdecimal():
+                raise UserError(f"{where}: allowed are host:port of a cluster's head, as in 10.0.0.1:6379, and auto")
+            try:
+                socket.create_connection((host, int(port)), REACH_S).close()
+            except (OSError, OverflowError) as error:
+                raise UserError(f"{where}: no Ray cluster answers there ({one_line(error)}). {start}") from None
+            self._check_health(address, where)
+        try:
+            self._init(address=address)
+        except (ConnectionError, RuntimeError, self.ray.exceptions.RayError) as error:
+            raise UserError(f"{where}: cannot join the Ray cluster: {one_line(error)}. {start}") from None
+
+    def _check_health(self, address: str, where: str) -> None:
+        """Raise UserError if what listens there is not a Ray cluster. A process of its own can be given up on."""
+        check = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+        try:
+            subprocess.run(check, check=True, capture_output=True, timeout=2 * REACH_S)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+            raise UserError(f"{where}: what listens there does not answer as a Ray cluster") from None
+
+    def _init(self, **options: Any) -> None:
+        """Call ``ray.init`` and keep this process's handler of SIGTERM, which Ray replaces."""
+        main = threading.current_thread() is threading.main_thread()
+        handler = signal.getsignal(signal.SIGTERM)
+        self.ray.init(logging_level="WARNING", **options)
+        if main:
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _named(resources: Mapping[str, float]) -> str:
+    """Return resources in one line, without those that Ray makes for its own use."""
+    named = {name: amount for name, amount in sorted(resources.items()) if "node:" not in name}
+    return ", ".join(f"{name}: {amount:g}" for name, amount in named.items())

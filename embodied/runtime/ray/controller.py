@@ -1,0 +1,280 @@
+"""Controller of a run on Ray: one thread that hands out tickets, supervises the parts and passes references on.
+
+    answers of parts ─┐
+    batches consumed ─┼─► queue of events ──► thread: Supervision decides, Ledger admits ──► calls of parts
+    time             ─┘
+    fragment by reference ──► Ledger.deliver ──► Channel ──► main thread, which calls the learner
+
+Only this thread touches the states of parts and groups. No call of a part is waited for: its answer is an event. A
+fragment whose actor server was lost keeps its ticket and goes on with another server; one whose worker was lost gives
+its ticket back.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, cast
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from embodied.core.clock import running_s
+from embodied.core.errors import UserError, one_line
+from embodied.core.types import Fragment
+from embodied.runtime.channel import Channel, Closed
+from embodied.runtime.ledger import Ledger, Ticket
+from embodied.runtime.ray.config import RayConfig
+from embodied.runtime.ray.creation import Creator, Role, roles
+from embodied.runtime.ray.messages import Built, Delivery, Pulse, ServerLost, Summary
+from embodied.runtime.ray.state import Part, Slot
+from embodied.runtime.ray.weights import Publication
+from embodied.runtime.ray.wire import own_cause
+from embodied.runtime.snapshot import Snapshot
+from embodied.runtime.supervision import Ask, Decision, End, Kill, Patience, Start, Supervision
+from embodied.runtime.supervisor import Board
+
+log = logging.getLogger(__name__)
+
+LEARNER = Role("learner").name
+
+
+class Controller:
+    """States of the parts and groups. ``run`` is the thread; ``post`` and the properties are for any thread.
+
+    groups: env groups of each worker.
+    """
+
+    def __init__(
+        self, config: RayConfig, groups: list[int], ledger: Ledger, channel: Channel, board: Board, creator: Creator
+    ) -> None:
+        self.config, self.ledger, self.channel, self.board, self.creator = config, ledger, channel, board, creator
+        self.roles = {role.name: role for role in roles(config, len(groups))}
+        self.workers = [name for name, role in self.roles.items() if role.kind == "env_worker"]
+        self.servers = [name for name, role in self.roles.items() if role.kind == "actor_server"]
+        self.slots = [Slot(worker, group) for worker, num in enumerate(groups) for group in range(num)]
+        self.parts: dict[str, Part] = {}
+        self.publication: Publication | None = None  # of the main thread; tickets are given out from the first on
+        self.snapshot: Snapshot | None = None  # of the main thread; groups save themselves while it is set
+        self.supervision = Supervision(
+            dict.fromkeys(self.roles, 0),
+            Patience(
+                start_s=config.start_timeout_s,
+                answer_s=config.answer_timeout_s,
+                operation_s=config.operation_timeout_s,
+                max_failures=config.max_failures,
+            ),
+            running_s(),
+            fixed=[LEARNER],
+        )
+        self.ready = threading.Event()  # set once every part has been up
+        self.earlier: Counter[str] = Counter()  # how often a worker was replaced in earlier sessions of the run
+        self._gone_s: defaultdict[str, float] = defaultdict(float)  # busy_s of the processes that are gone
+        self._seen: dict[str, tuple[str, int]] = {}  # what each part did at its last sign of life
+        self._idle = False
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._stopped = False
+
+    def busy_s(self, name: str) -> float:
+        """Return the seconds that all processes of a part simulated, if it is a worker, or inferred."""
+        part = self.parts.get(name)
+        return self._gone_s[name] + (part.busy_s if part else 0.0)
+
+    def seed_incarnation(self, name: str) -> int:
+        """Return how often a worker was replaced, in earlier sessions of the run too."""
+        return self.earlier[name] + self.supervision.incarnation(name)
+
+    def post(self, event: Callable[[], None] = lambda: None) -> None:
+        """Let the thread call ``event``, and then look what can be given out."""
+        self._events.put(event)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped = True
+        self.post()
+
+    def end_parts(self, timeout_s: float) -> None:
+        """Let the workers close their envs, and end all processes; the thread has ended."""
+        built = [part for name, part in self.parts.items() if name in self.workers and part.built]
+        closing = [part.handle.close.remote() for part in built]
+        if closing:
+            ray.wait(closing, num_returns=len(closing), timeout=timeout_s)
+        for part in self.parts.values():
+            ray.kill(part.handle)
+        self.parts.clear()
+
+    def run(self) -> None:
+        """Handle events until ``stop``. Raise what ends the run."""
+        while not self._stopped:
+            self._carry_out(self.supervision.tick(running_s()))
+            self._assign()
+            try:
+                self._events.get(timeout=max(0.0, self.supervision.due_s - running_s()))()
+            except queue.Empty:
+                continue
+
+    # ---------------------------------------------------------------------------------------------------- decisions
+    def _carry_out(self, decisions: list[Decision]) -> None:
+        for decision in decisions:
+            if isinstance(decision, Start):
+                self._start(decision)
+            elif isinstance(decision, Ask):
+                handle = self.parts[decision.part].handle
+                self._call(handle.pulse.remote(), decision.part, decision.incarnation, self._on_pulse)
+            elif isinstance(decision, Kill):
+                cause = f"{type(decision.cause).__name__}: {one_line(decision.cause)}"
+                log.warning("%s is replaced: %s", decision.part, cause[:500])
+                self._remove(decision.part, decision.incarnation)
+            elif isinstance(decision, End):
+                decision.cause.add_note(f"(raised in the {decision.part})")
+                raise decision.cause
+
+    def _start(self, start: Start) -> None:
+        self.board.set(start.part, "starts")
+        role, incarnation = self.roles[start.part], self.earlier[start.part] + start.incarnation
+        part = self.parts[start.part] = Part(start.incarnation, self.creator(role, incarnation))
+        self._call(part.handle.build.remote(), start.part, start.incarnation, self._on_built)
+
+    def _remove(self, name: str, incarnation: int) -> None:
+        """End the process of a part, and give back the tickets of a worker."""
+        part = self.parts.pop(name)
+        assert part.incarnation == incarnation
+        self.board.set(name, "is replaced")
+        ray.kill(part.handle)
+        self._gone_s[name] += part.busy_s
+        if name in self.workers:
+            worker = self.workers.index(name)
+            self.ledger.release_worker(worker, incarnation)
+            for slot in self.slots:
+                if slot.worker == worker:
+                    slot.ticket, slot.calling = None, False
+
+    # ---------------------------------------------------------------------------------------------------- tickets
+    def _assign(self) -> None:
+        """Give every resting group of a worker that is up something to do, if there is something."""
+        for slot in self.slots:
+            name = self.workers[slot.worker]
+            if slot.calling or not self.supervision.is_up(name):
+                continue
+            part = self.parts[name]
+            if slot.ticket is None and self.snapshot is not None and self.snapshot.lacks(slot.key):
+                self._save(slot, part, self.snapshot)
+                continue
+            publication, server = self.publication, self._server_of(slot.worker)
+            if publication is None or server is None:
+                continue
+            if slot.ticket is None:
+                slot.ticket = self.ledger.try_acquire(slot.worker, part.incarnation, slot.group)
+            if slot.ticket is not None:
+                self._sample(slot, slot.ticket, part, server, publication)
+        self._lend(not any(slot.calling for slot in self.slots))
+
+    def _sample(self, slot: Slot, ticket: Ticket, part: Part, server: str, publication: Publication) -> None:
+        slot.calling = True
+        host, timeout_s = self.parts[server].handle, 2 * self.config.operation_timeout_s
+        summary, fragment = part.handle.sample.options(num_returns=2).remote(ticket, host, publication, timeout_s)
+        sampled = partial(self._on_sampled, slot, ticket, fragment, server, self.parts[server].incarnation)
+        self._call(summary, self.workers[slot.worker], ticket.incarnation, sampled)
+
+    def _server_of(self, worker: int) -> str | None:
+        """Return the actor server of a worker: one that is up, on its own node if there is one; None if none is."""
+        up = [name for name in self.servers if self.supervision.is_up(name)]
+        near = [name for name in up if self._node(name) == self._node(self.workers[worker])]
+        choice = near or up
+        return choice[worker % len(choice)] if choice else None
+
+    def _node(self, name: str) -> str | None:
+        built = self.parts[name].built
+        return None if built is None else built.node
+
+    def _lend(self, idle: bool) -> None:
+        """Tell the learner when all workers begin or cease to wait for it."""
+        if idle != self._idle and self.supervision.is_up(LEARNER):
+            self._idle = idle
+            self.parts[LEARNER].handle.lend.remote(idle)
+
+    # ---------------------------------------------------------------------------------------------------- checkpoints
+    def _save(self, slot: Slot, part: Part, snapshot: Snapshot) -> None:
+        slot.calling = True
+        saved = partial(self._on_saved, slot, snapshot)
+        self._call(part.handle.state_dict.remote(slot.group), self.workers[slot.worker], part.incarnation, saved)
+
+    def _on_saved(self, slot: Slot, snapshot: Snapshot, name: str, incarnation: int, state: Any) -> None:
+        if self.supervision.is_up(name, incarnation):
+            slot.calling = False
+            snapshot.put(slot.key, state)
+
+    # ---------------------------------------------------------------------------------------------------- answers
+    def _call(self, reference: Any, name: str, incarnation: int, then: Callable[..., None]) -> None:
+        """Have ``then(name, incarnation, answer)`` called when there is one; ``fail`` if the call fails."""
+
+        def answer(future: Future[Any]) -> None:
+            self.post(partial(self._on_answer, name, incarnation, then, future))
+
+        reference.future().add_done_callback(answer)
+
+    def _on_answer(self, name: str, incarnation: int, then: Callable[..., None], future: Future[Any]) -> None:
+        error = future.exception()
+        if error is None:
+            then(name, incarnation, future.result())
+        elif isinstance(error, RayTaskError) and isinstance(error.cause, ServerLost):
+            then(name, incarnation, error.cause)
+        else:
+            self.fail(name, incarnation, error)
+
+    def fail(self, name: str, incarnation: int, error: BaseException) -> None:
+        """A part died, or raised something; in the controller's thread."""
+        if self.supervision.incarnation(name) != incarnation:
+            return
+        if not isinstance(error, RayError):
+            raise error
+        cause = own_cause(error)
+        never_built = incarnation == 0 and isinstance(error, RayTaskError) and self.parts[name].built is None
+        curable = not isinstance(cause, UserError) and not never_built
+        self._carry_out(self.supervision.failed(name, incarnation, running_s(), cause, curable))
+
+    def _on_built(self, name: str, incarnation: int, built: Built) -> None:
+        if self.supervision.incarnation(name) != incarnation:
+            return
+        self.parts[name].built = built
+        self._carry_out(self.supervision.started(name, incarnation, running_s()))
+        self.board.set(name, "is up")
+        if all(map(self.supervision.is_up, self.roles)):
+            self.ready.set()
+
+    def _on_pulse(self, name: str, incarnation: int, pulse: Pulse) -> None:
+        if self._seen.get(name) != (pulse.doing, pulse.done):
+            self._seen[name] = (pulse.doing, pulse.done)
+            self.board.set(name, pulse.doing)
+        busy_s = 0.0 if name == LEARNER else pulse.busy_s  # an update takes as long as it takes
+        self._carry_out(self.supervision.answered(name, incarnation, running_s(), busy_s))
+
+    def _on_sampled(
+        self, slot: Slot, ticket: Ticket, fragment: Any, server: str, served_by: int, name: str, incarnation: int,
+        answer: Summary | ServerLost,
+    ) -> None:  # fmt: skip
+        if slot.ticket == ticket:
+            slot.calling = False
+        if isinstance(answer, ServerLost):  # the group keeps its ticket and goes on with another server
+            curable = not isinstance(answer.cause, UserError)
+            self._carry_out(self.supervision.failed(server, served_by, running_s(), answer.cause, curable))
+            return
+        if slot.ticket == ticket:
+            slot.ticket = None
+        if not self.ledger.deliver(ticket):
+            log.warning("dropped a late fragment of %s, incarnation %d", name, incarnation)
+            return
+        try:
+            self.channel.put(cast(Fragment, Delivery(answer, fragment)))  # it has what channel and loop read
+        except Closed:
+            return
+        self.parts[name].busy_s = answer.sim_s
+        self.supervision.worked(name, incarnation)
+        if self.supervision.is_up(server, served_by):
+            self.parts[server].busy_s = max(self.parts[server].busy_s, answer.infer_s)
+            self.supervision.worked(server, served_by)

@@ -1,0 +1,90 @@
+"""Creation of the parts as actors of Ray, where the configuration places them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+import ray
+import torch
+
+from embodied.core.spec import EnvSpec
+from embodied.runtime.ray.cluster import Cluster
+from embodied.runtime.ray.config import Placement, RayConfig
+from embodied.runtime.ray.hosts import LearnerHost, ServerHost, WorkerHost
+from embodied.runtime.ray.wire import share_tensors
+from embodied.runtime.recipe import Recipe
+
+MAX_CALLS = 10_000
+"""Calls that a host may have open; each waits in its event loop and costs no thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A part of the run."""
+
+    kind: Literal["env_worker", "actor_server", "learner"]
+    """Key of its placement."""
+    index: int = 0
+    """Its number among its kind."""
+
+    @property
+    def name(self) -> str:
+        """Name in messages."""
+        return "learner" if self.kind == "learner" else f"{self.kind.replace('_', ' ')} {self.index}"
+
+
+class Creator:
+    """Creates the actors of a run. policy: the initial one, on the CPU.
+
+    UserError if the cluster lacks the resources or labels of a part.
+    """
+
+    def __init__(self, cluster: Cluster, recipe: Recipe, spec: EnvSpec) -> None:
+        self.recipe, self.config = recipe, cast(RayConfig, recipe.config)
+        cluster.check([(role.name, *self._demand(role)) for role in roles(self.config, len(recipe.sizes))])
+        self.policy = recipe.initial_policy(spec)
+        self._rng_state = torch.get_rng_state()
+        share_tensors()
+        self._recipe, self._policy = ray.put(recipe), ray.put(self.policy)
+
+    def __call__(self, role: Role, incarnation: int) -> Any:
+        """Return the handle of a new actor, whose ``build`` has not been called. incarnation: of a worker's seeds."""
+        resources, labels = self._demand(role)
+        options, config, budget = actor_options(resources, labels), self.config, self.recipe.budget
+        cpus = int(resources.get("CPU", 0))
+        if role.kind == "env_worker":
+            num_threads = config.sim_threads or cpus or budget.sim
+            shape = (self.policy.execute, self.policy.noise_shape)
+            host = ray.remote(WorkerHost).options(**options)
+            return host.remote(self._recipe, role.index, incarnation, *shape, num_threads)
+        if role.kind == "actor_server":
+            num_threads = config.actor_threads or cpus or budget.actor
+            return ray.remote(ServerHost).options(**options).remote(self._recipe, self._policy, num_threads)
+        if cpus and not config.learner_threads:
+            budget = replace(budget, learner=cpus, learner_alone=cpus)
+        return ray.remote(LearnerHost).options(**options).remote(self._recipe, self._policy, self._rng_state, budget)
+
+    def _demand(self, role: Role) -> tuple[dict[str, float], dict[str, str]]:
+        placement: Placement = getattr(self.config, role.kind)
+        return self.config.resources_of(role.kind, self.recipe.device), placement.labels
+
+
+def roles(config: RayConfig, num_env_workers: int) -> list[Role]:
+    """Return all parts of a run."""
+    servers = [Role("actor_server", index) for index in range(config.num_actor_servers)]
+    return [Role("learner"), *servers, *(Role("env_worker", index) for index in range(num_env_workers))]
+
+
+def actor_options(resources: Mapping[str, float], labels: Mapping[str, str]) -> dict[str, Any]:
+    """Return Ray's options of an actor that reserves these resources on a node with these labels."""
+    own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    options: dict[str, Any] = {"num_cpus": 0, "num_gpus": 0, "max_restarts": 0, "max_concurrency": MAX_CALLS}
+    options |= {own[name]: amount for name, amount in resources.items() if name in own}
+    options["resources"] = {name: amount for name, amount in resources.items() if name not in own}
+    if labels:
+        options["label_selector"] = dict(labels)
+    if not resources:
+        options["scheduling_strategy"] = "SPREAD"  # parts that reserve nothing would all go to one node
+    return options

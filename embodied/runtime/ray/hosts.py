@@ -1,0 +1,273 @@
+"""What runs in the processes of Ray: the ordinary parts, each behind a host that answers calls.
+
+    controller ── sample(ticket) ──► WorkerHost(EnvWorker) ── act(request) ──► ServerHost(ActorServer) pulls weights
+        └──────── learn(references of fragments) ──► LearnerHost(Learner) ──► puts weights
+
+A host is an asyncio actor: its event loop receives calls and signs of life at any time, and one thread of its own, the
+only one that touches the part, computes. Everything is built in ``build``, so that what is raised there arrives as
+it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, ParamSpec, TypeVar
+
+import ray
+import torch
+from ray.exceptions import ObjectLostError, RayError, RayTaskError
+from torch import Tensor, nn
+
+from embodied.core.protocols import Policy
+from embodied.core.types import Fragment
+from embodied.runtime import threads
+from embodied.runtime.actor_server import ActorServer
+from embodied.runtime.env_worker import EnvWorker
+from embodied.runtime.learner import Learner
+from embodied.runtime.ledger import Ticket
+from embodied.runtime.messages import ActReply, ActRequest
+from embodied.runtime.ray.messages import Built, Learned, Pulse, ServerLost, Summary
+from embodied.runtime.ray.weights import Publication, Publisher, PulledWeights
+from embodied.runtime.ray.wire import share_tensors
+from embodied.runtime.recipe import Recipe
+from embodied.runtime.supervision import Unresponsive
+from embodied.runtime.weight_store import WeightStore
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Host:
+    """Event loop and computing thread of a part. recipe: of the run."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        share_tensors()
+        self.recipe = recipe
+        self._thread = ThreadPoolExecutor(1)
+        self._doing, self._done, self._since = "is built", 0, time.monotonic()
+
+    async def pulse(self) -> Pulse:
+        """Return a sign of life."""
+        busy_s = time.monotonic() - self._since if self._since else 0.0
+        return Pulse(self._doing, self._done, busy_s)
+
+    async def _run(self, doing: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function in the computing thread, after those that were given to it before."""
+
+        def run() -> T:
+            self._doing, self._since = doing, time.monotonic()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._doing, self._since, self._done = "waits", 0.0, self._done + 1
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, run)
+
+
+class WorkerHost(Host):
+    """An env worker. index: of the worker; incarnation: of its seeds. execute, noise_shape: those of the policy."""
+
+    def __init__(
+        self, recipe: Recipe, index: int, incarnation: int, execute: int, noise_shape: tuple[int, ...], num_threads: int
+    ) -> None:
+        super().__init__(recipe)
+        self.key, self.shape, self.num_threads = (index, incarnation), (execute, noise_shape), num_threads
+        self._requests: dict[int, ActRequest] = {}  # by group, whose replies have not been used
+
+    async def build(self) -> Built:
+        """Build the envs."""
+        self.worker = await self._run("builds its envs", self._build)
+        return Built(node_id(), os.getpid(), self.worker.resumes_exactly)
+
+    async def sample(
+        self, ticket: Ticket, server: Any, publication: Publication, timeout_s: float
+    ) -> tuple[Summary, Fragment]:
+        """Sample the fragment of a ticket with at least these weights, or go on with it after a ServerLost.
+
+        A request that got no answer is sent again as it was. An inference is a function of request and weights, so it
+        does no harm if it was answered before. ServerLost if there is no answer after ``timeout_s``.
+        """
+        group = ticket.group
+        if group not in self._requests:
+            self._requests[group] = await self._run(f"starts group {group}", self.worker.start, ticket)
+        assert self.worker.cursors[group].ticket == ticket, "a group has one fragment at a time"
+        while True:
+            try:
+                answer = server.act.remote(self._requests[group], publication)
+                reply, infer_s = await asyncio.wait_for(answer, timeout_s)
+            except RayTaskError as error:
+                error.cause.add_note(str(error))  # the traceback of the server's process
+                raise ServerLost(error.cause) from None
+            except RayError as error:
+                raise ServerLost(Unresponsive(str(error))) from None
+            except TimeoutError:
+                raise ServerLost(Unresponsive(f"no answer in {timeout_s:g} s")) from None
+            result = await self._run(f"steps group {group}", self.worker.advance, reply)
+            if isinstance(result, Fragment):
+                del self._requests[group]
+                summary = Summary(
+                    worker=ticket.worker,
+                    group=group,
+                    incarnation=ticket.incarnation,
+                    sequence=ticket.sequence,
+                    num_env_steps=result.num_env_steps,
+                    episodes=result.episodes,
+                    sim_s=self.worker.sim_s,
+                    infer_s=infer_s,
+                )
+                return summary, result
+            self._requests[group] = result
+
+    async def state_dict(self, group: int) -> dict[str, Any]:
+        """Return the state of one group, between two of its fragments."""
+        return await self._run(f"saves group {group}", self.worker.state_dict, group)
+
+    async def load_state_dict(self, group: int, state: Mapping[str, Any]) -> None:
+        """Continue one group from its state."""
+        await self._run(f"loads group {group}", self.worker.load_state_dict, group, copy.deepcopy(state))
+
+    async def close(self) -> None:
+        """Close the envs."""
+        await self._run("closes its envs", self.worker.close)
+
+    def _build(self) -> EnvWorker:
+        threads.use(1)
+        (index, incarnation), (execute, noise_shape) = self.key, self.shape
+        envs = self.recipe.open_envs(index, self.num_threads)
+        return self.recipe.env_worker(index, envs, execute, noise_shape, incarnation)
+
+
+class ServerHost(Host):
+    """An actor server. policy: the initial one."""
+
+    def __init__(self, recipe: Recipe, policy: Policy, num_threads: int) -> None:
+        super().__init__(recipe)
+        self.policy, self.num_threads = policy, num_threads
+        self.store = PulledWeights()
+        self._waiting: list[tuple[ActRequest, asyncio.Future[tuple[ActReply, float]]]] = []
+        self._serving: asyncio.Task[None] | None = None
+
+    async def build(self) -> Built:
+        """Build the actor server."""
+        self.actor = await self._run("builds the policy", self._build)
+        return Built(node_id(), os.getpid())
+
+    async def act(self, request: ActRequest, publication: Publication) -> tuple[ActReply, float]:
+        """Return the reply, by these weights or newer ones, and ``infer_s`` so far.
+
+        Requests that arrive during an inference are served together by the next one.
+        """
+        self.store.offer(publication)
+        future: asyncio.Future[tuple[ActReply, float]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, future))
+        if self._serving is None or self._serving.done():
+            self._serving = asyncio.create_task(self._serve())
+        return await future
+
+    async def _serve(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            requests, futures = [request for request, _ in batch], [future for _, future in batch]
+            try:
+                await self.store.pull()
+                replies = await self._run(f"acts for {len(requests)} groups", self.actor.act, requests)
+            except Exception as error:  # of any kind: every caller gets it
+                for future in futures:
+                    future.set_exception(error)
+                continue
+            for future, reply in zip(futures, replies, strict=True):
+                if not future.done():  # a caller that gave up cancels it
+                    future.set_result((reply, self.actor.infer_s))
+
+    def _build(self) -> ActorServer:
+        threads.use(self.num_threads)
+        recipe = self.recipe
+        return ActorServer(copy.deepcopy(self.policy), self.store, recipe.device, recipe.config.max_staleness > 0)
+
+
+class LearnerHost(Host):
+    """The learner. policy: the initial one. rng_state: of torch's generator after it was built."""
+
+    def __init__(self, recipe: Recipe, policy: Policy, rng_state: Tensor, budget: threads.ThreadBudget) -> None:
+        super().__init__(recipe)
+        self.policy, self.rng_state, self.budget = policy, rng_state, budget
+        self.publisher = Publisher()
+        self._others_idle = False
+
+    async def build(self) -> Built:
+        """Build algorithm and learner."""
+        self.learner = await self._run("builds the algorithm", self._build)
+        return Built(node_id(), os.getpid())
+
+    async def publish(self) -> Learned:
+        """Publish the present weights."""
+        return await self._run("publishes", self._publish)
+
+    async def learn(self, fragments: Sequence[Any]) -> Learned:
+        """Update on the fragments of one batch, given by reference, and publish.
+
+        Fragments that were lost with their node are left out; ``async/lost`` counts them.
+        """
+        fetched = await fetch(fragments)
+        lost = {"async/lost": float(len(fragments) - len(fetched))}
+        learned = await self._run(f"learns from batch {self.learner.iteration}", self._learn, fetched)
+        return replace(learned, metrics=learned.metrics | lost)
+
+    async def lend(self, others_idle: bool) -> None:
+        """Say whether all other parts are idle, so that the learner can use their cores."""
+        self._others_idle = others_idle
+
+    async def deployed_weights(self) -> dict[str, Tensor]:
+        """Return the weights to evaluate and to keep."""
+        return await self._run("copies weights", self.learner.deployed_weights)
+
+    async def state_dict(self) -> dict[str, Any]:
+        """Return the learner's state."""
+        return await self._run("saves its state", self.learner.state_dict)
+
+    async def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state."""
+        await self._run("loads a state", self.learner.load_state_dict, copy.deepcopy(state))
+
+    def _build(self) -> Learner:
+        threads.use(self.budget.learner)
+        policy = copy.deepcopy(self.policy)
+        assert isinstance(policy, nn.Module)
+        policy.to(self.recipe.device)
+        torch.set_rng_state(self.rng_state.clone())
+        self.store = WeightStore()
+        return Learner(self.recipe.make_algorithm(policy), self.store, self.recipe.relabel)
+
+    def _learn(self, fragments: Sequence[Fragment]) -> Learned:
+        with threads.borrowing(self.budget.learner, self.budget.learner_alone, lambda: self._others_idle):
+            metrics = self.learner.learn(fragments)
+        return self._learned(metrics)
+
+    def _publish(self) -> Learned:
+        self.learner.publish()
+        return self._learned({})
+
+    def _learned(self, metrics: Mapping[str, float]) -> Learned:
+        learner, publication = self.learner, self.publisher.put(self.store.latest())
+        return Learned(dict(metrics), publication, learner.iteration, learner.env_steps, learner.learn_s)
+
+
+async def fetch(references: Sequence[Awaitable[T]]) -> list[T]:
+    """Return the objects, in order, without those that no node has any more. ObjectLostError if that leaves none."""
+    found = await asyncio.gather(*references, return_exceptions=True)
+    errors = [value for value in found if isinstance(value, BaseException)]
+    for error in errors:
+        if not isinstance(error, ObjectLostError) or len(errors) == len(found):
+            raise error
+    return [value for value in found if not isinstance(value, BaseException)]
+
+
+def node_id() -> str:
+    """Return Ray's id of the node of this process."""
+    return str(ray.get_runtime_context().get_node_id())

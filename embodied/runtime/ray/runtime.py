@@ -1,0 +1,194 @@
+"""The parts as actors of Ray, on one machine or many.
+
+    main thread              controller's thread             processes of Ray
+    channel.take(v)  ◄─────  Ledger, Channel, Supervision ◄──► env workers ◄──► actor servers (pull weights)
+    learner.learn    ──────────────────────────────────────► learner (gets fragments by reference, puts weights)
+    evaluator's thread: weights to deploy, when due
+
+The loop, the ledger and the parts are those of the other runtimes. With max_staleness=0 the parameters are those of
+``sync``, bit for bit. What happens when a part dies or hangs: ``embodied/runtime/supervision.py``.
+
+Ray is imported when a runtime is built, not with this module.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import copy
+from collections.abc import Mapping
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from embodied.core.errors import UserError
+from embodied.core.protocols import Metrics
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Fragment
+from embodied.runtime.api import RuntimeConfig
+from embodied.runtime.aside import Aside
+from embodied.runtime.base import RUNTIMES, LoopRuntime
+from embodied.runtime.channel import Channel, Closed
+from embodied.runtime.ledger import Ledger
+from embodied.runtime.ray.cluster import Cluster
+from embodied.runtime.ray.config import RayConfig
+from embodied.runtime.recipe import Recipe
+from embodied.runtime.snapshot import Snapshot
+from embodied.runtime.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    import threading
+
+    from embodied.runtime.ray.creation import Creator
+
+CHECK_S = 0.2
+"""Seconds between two looks for a failure while the main thread waits."""
+CLOSE_S = 10.0
+"""Seconds that parts have to hand over the last weights and to close their envs."""
+
+
+@RUNTIMES.register("ray", config=RayConfig)
+class RayRuntime(LoopRuntime):
+    """Parts in processes of Ray, which begin in ``assemble``. Between iterations they go on sampling."""
+
+    overlaps = True
+    evaluates_aside = True
+
+    @classmethod
+    def check(cls, config: RuntimeConfig) -> None:
+        super().check(config)
+        if not isinstance(config, RayConfig):
+            raise UserError(f"runtime=ray needs options of the class RayConfig, got {type(config).__name__}")
+
+    @classmethod
+    def assemble(cls, recipe: Recipe) -> Self:
+        config = cast(RayConfig, recipe.config)
+        with closing(recipe.make_env(1, 1)) as env:  # bad options of an environment are reported from here
+            spec = env.spec
+        cluster = Cluster(config.address)
+        try:
+            from embodied.runtime.ray.creation import Creator  # imports Ray, which ``cluster`` has prepared
+
+            runtime = cls(recipe, spec, cluster, Creator(cluster, recipe, spec))
+        except BaseException:
+            cluster.close()
+            raise
+        try:
+            runtime._wait_for_parts()
+        except BaseException:
+            runtime.close()
+            raise
+        return runtime
+
+    def __init__(self, recipe: Recipe, spec: EnvSpec, cluster: Cluster, creator: Creator) -> None:
+        from embodied.runtime.ray.controller import Controller
+        from embodied.runtime.ray.remote import RemoteLearner, RemoteServers, RemoteWorker
+
+        config = cast(RayConfig, recipe.config)
+        ledger = Ledger(recipe.num_groups, config.max_staleness)
+        evaluator = recipe.evaluator(copy.deepcopy(creator.policy), spec)
+        self.cluster = cluster
+        self.channel = Channel(ledger.batch_fragments, ledger.max_staleness)
+        self.evaluation = None if evaluator is None else Aside(evaluator)
+        self.supervisor = Supervisor(config.watchdog_s, self._end_waits)
+        self.controller = Controller(
+            config, [len(sizes) for sizes in recipe.sizes], ledger, self.channel, self.supervisor.board, creator
+        )
+        learner = RemoteLearner(self.controller, self._wait, creator.policy)
+        # the remote parts have what the loop uses of the parts themselves
+        parts: dict[str, Any] = {
+            "workers": [RemoteWorker(self.controller, self._wait, *key) for key in enumerate(map(len, recipe.sizes))],
+            "actor": RemoteServers(self.controller),
+            "learner": learner,
+            "store": learner,
+        }
+        super().__init__(config, recipe.budget, spec=spec, ledger=ledger, evaluator=evaluator, **parts)
+        self.supervisor.spawn("controller", self.controller.run)
+        if self.evaluation is not None:
+            self.evaluation.begin(self.supervisor, self.budget.evaluator)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        assert self.store.version < 0, "load a state before the first iteration"
+        super().load_state_dict(state)
+
+    def collect(self) -> list[Fragment]:
+        version = self.learner.iteration
+        self.supervisor.board.set("learner", f"waits for the fragments of batch {version}")
+        try:
+            return self.channel.take(version)
+        except Closed:
+            self.supervisor.check()
+            raise RuntimeError("the runtime was closed while it iterated") from None
+
+    def learn(self, batch: list[Fragment]) -> Metrics:
+        return {**self.learner.learn(batch), "async/restarts": float(self.controller.supervision.restarts)}
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if not self.supervisor.stopping.is_set():
+            self._keep_weights()
+        self.supervisor.join()
+        self.controller.end_parts(CLOSE_S)
+        if self.evaluator is not None:
+            self.evaluator.close()
+        self.cluster.close()
+
+    def _start(self) -> None:
+        super()._start()
+        self.controller.post()
+
+    def _consume(self) -> None:
+        super()._consume()
+        self.controller.post()
+
+    def _evaluate_if_due(self, stop: threading.Event) -> dict[str, Any] | None:
+        if self.evaluation is None:
+            return None
+        return self.evaluation.exchange(self.learner.deployed_weights, self.iteration, self.env_steps)
+
+    def _group_states(self) -> list[dict[str, Any]]:
+        """Wait until each group was saved between two fragments; groups go on afterwards."""
+        self.controller.snapshot = snapshot = Snapshot(self._group_keys())
+        self.controller.post()
+        while not snapshot.complete.wait(CHECK_S):
+            self._check()
+        self.controller.snapshot = None
+        return [copy.deepcopy(snapshot.states[key]) for key in self._group_keys()]
+
+    def _wait_for_parts(self) -> None:
+        while not self.controller.ready.wait(CHECK_S):
+            self._check()
+
+    def _wait(self, reference: Any) -> Any:
+        """Return the value of a reference. Raise what its part raised, or what ended the run meanwhile."""
+        from embodied.runtime.ray.wire import own_cause
+
+        future = reference.future()
+        while not concurrent.futures.wait([future], CHECK_S).done:
+            self._check()
+        error = future.exception()
+        if error is not None:
+            raise own_cause(error)
+        return future.result()
+
+    def _check(self) -> None:
+        """Raise the failure of a part, or RuntimeError if the runtime has been closed."""
+        stopping = self.supervisor.stopping.is_set()  # read before ``check``: a failure is set before ``stopping``
+        self.supervisor.check()
+        if stopping:
+            raise RuntimeError("the runtime is closed")
+
+    def _keep_weights(self) -> None:
+        """Bring ``policy`` up to date for those who read it after the end, unless the learner is in an update."""
+        if self.store.version >= 0:
+            learner: Any = self.learner
+            weights = learner.ask_weights()
+            if concurrent.futures.wait([weights], CLOSE_S).done and weights.exception() is None:
+                learner.update_replica(weights.result())
+
+    def _end_waits(self) -> None:
+        self.ledger.close()
+        self.channel.close()
+        self.controller.stop()
+        if self.evaluation is not None:
+            self.evaluation.end()

@@ -1,0 +1,116 @@
+"""Weights through the object store: put once a version, pulled by whoever acts, checked by a digest.
+
+    learner: WeightStore ── Publisher.put ──► Publication (version, references) ──► travels with tickets and requests
+    actor server: PulledWeights.offer(publication) ── pull() fetches what it lacks ── latest() ──► ActorServer
+
+A version is put in bundles: the tensors that have the same version since which they are unchanged
+(``Weights.changed``). So frozen weights are put and pulled once, and a server that joins late gets every bundle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from torch import Tensor
+
+from embodied.runtime.ray.wire import pack
+from embodied.runtime.weight_store import Weights
+
+
+class DamagedWeights(Exception):
+    """Weights that were pulled are not those that were put."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Tensors that last changed in the same version."""
+
+    version: int
+    """That version."""
+    tensors: Any
+    """Reference to the tensors by name."""
+    digest: bytes
+    """Of names, types, shapes and values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A version of the weights, by reference."""
+
+    version: int
+    """Batches that the learner had consumed."""
+    bundles: tuple[Bundle, ...]
+    """All its tensors; where two bundles have the same tensor, the later bundle has its value."""
+
+
+class Publisher:
+    """The learner's end. It keeps the references of the newest version; older ones are freed with their last reader."""
+
+    def __init__(self) -> None:
+        self._bundles: dict[int, Bundle] = {}
+
+    def put(self, weights: Weights) -> Publication:
+        """Put the tensors that changed, and return references to all."""
+        names: dict[int, list[str]] = {}
+        for name, version in weights.changed.items():
+            names.setdefault(version, []).append(name)
+        fresh = weights.version
+        kept = {version: bundle for version, bundle in self._bundles.items() if version in names and version != fresh}
+        for version in names.keys() - kept.keys():
+            tensors = {name: weights.tensors[name] for name in names[version]}
+            kept[version] = Bundle(version, ray.put(tensors), digest(tensors))
+        self._bundles = kept
+        return Publication(weights.version, tuple(kept[version] for version in sorted(kept)))
+
+
+class PulledWeights:
+    """An actor server's end, in the place of its ``WeightStore``."""
+
+    def __init__(self) -> None:
+        self._newest: Publication | None = None
+        self._pulled: Weights | None = None
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that were pulled last; -1 before the first."""
+        return -1 if self._pulled is None else self._pulled.version
+
+    def offer(self, publication: Publication) -> None:
+        """Take note of a publication; older ones are ignored. Nothing is fetched yet."""
+        if self._newest is None or publication.version > self._newest.version:
+            self._newest = publication
+
+    async def pull(self) -> None:
+        """Fetch what is new. DamagedWeights if a digest differs."""
+        newest, pulled = self._newest, self._pulled
+        if newest is None or newest.version == self.version:
+            return
+        lacking = [bundle for bundle in newest.bundles if bundle.version > self.version]
+        tensors, changed = ({}, {}) if pulled is None else (dict(pulled.tensors), dict(pulled.changed))
+        for bundle, found in zip(lacking, await asyncio.gather(*(bundle.tensors for bundle in lacking)), strict=True):
+            if digest(found) != bundle.digest:
+                raise DamagedWeights(f"weights of version {bundle.version} do not have their digest")
+            tensors |= found
+            changed |= dict.fromkeys(found, bundle.version)
+        self._pulled = Weights(newest.version, tensors, changed)
+
+    def latest(self) -> Weights:
+        """Return the weights that were pulled last. RuntimeError if there are none."""
+        if self._pulled is None:
+            raise RuntimeError("no weights have been pulled yet")
+        return self._pulled
+
+
+def digest(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return a digest of tensors by name."""
+    found = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        array, dtype = pack(tensors[name])
+        found.update(f"{name} {dtype} {array.shape} ".encode())
+        found.update(array.data)
+    return found.digest()

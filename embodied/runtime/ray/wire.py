@@ -1,0 +1,50 @@
+"""Tensors in Ray's messages: as numpy arrays, whose bytes the object store shares between processes without a copy.
+
+A tensor that was received shares the object's memory: read it, and clone it before anything is written in place.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, TypeVar
+
+import numpy as np
+import ray.util
+import torch
+from ray.exceptions import RayTaskError
+from torch import Tensor
+
+from embodied.core.errors import UserError
+
+T = TypeVar("T")
+Packed = tuple[np.ndarray[Any, Any], str]
+"""Array, and the name of the tensor's dtype."""
+
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+
+def share_tensors() -> None:
+    """Let this process send tensors of every device so; any process can receive them."""
+    ray.util.register_serializer(Tensor, serializer=pack, deserializer=unpack)
+
+
+def pack(tensor: Tensor) -> Packed:
+    """Return a tensor's values on the CPU."""
+    values = tensor.detach().cpu().contiguous()
+    name = str(values.dtype).removeprefix("torch.")
+    return (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy(), name
+
+
+def unpack(packed: Packed) -> Tensor:
+    """Return the tensor of an array, without a copy."""
+    array, name = packed
+    dtype: torch.dtype = getattr(torch, name)
+    tensor = torch.from_numpy(array)
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
+
+
+def own_cause(error: BaseException) -> BaseException:
+    """Return what a part raised: a UserError itself, anything else with the traceback of its process."""
+    if isinstance(error, RayTaskError):
+        return error.cause if isinstance(error.cause, UserError) else error.as_instanceof_cause()
+    return error

@@ -1,0 +1,29 @@
+"""States of all env groups, each saved between two of its fragments, while the run goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+Key = tuple[int, int]
+"""Worker and group."""
+
+
+class Snapshot:
+    """One state per group. keys: all groups."""
+
+    def __init__(self, keys: Iterable[Key]) -> None:
+        self.states: dict[Key, dict[str, Any]] = {}
+        self.complete = threading.Event()
+        self._keys = set(keys)
+
+    def lacks(self, key: Key) -> bool:
+        """Return whether a group is still to be saved."""
+        return key not in self.states
+
+    def put(self, key: Key, state: dict[str, Any]) -> None:
+        """Keep the state of a group."""
+        self.states[key] = state
+        if self.states.keys() == self._keys:
+            self.complete.set()

@@ -1,0 +1,224 @@
+"""Supervision of parts that may die or hang, as a pure state machine: events in, decisions out.
+
+    event (time, part, incarnation) ──► Supervision ──► decisions: Start, Ask, Kill, End ──► carried out by the runtime
+
+It has no clock, thread or process: every event carries its time in seconds, so that a simulator of faults can drive it
+through any schedule. The life of a part:
+
+    WAITING ── back-off over: Start ──► STARTING ── started ──► UP ── every ask_s: Ask ──► answered ──► UP
+       ▲                                   │ failed, or not up in time            │ failed, or no answer in time
+       └─── Kill, incarnation + 1 ◄────────┴──────────────────────────────────────┘
+
+Every replacement is a new incarnation. An event of an earlier one has no effect, whenever it arrives. ``Kill`` comes
+before the next ``Start`` of the part, so at most one incarnation of a part is wanted at any time; the leases of the
+killed one return to the ledger (``Ledger.release_worker``), which then refuses what it still delivers.
+
+A part that fails more than ``max_failures`` times without useful work in between is in a crash loop: the run ends with
+the first of these exceptions. So does a run whose part fails in a way that no restart can cure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Unresponsive(Exception):
+    """A part did not start or answer in time, or was in one operation for too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Limits of time, s, and of failures."""
+
+    start_s: float = 300.0
+    """Most time from ``Start`` to ``started``."""
+    ask_s: float = 1.0
+    """Time between an answer and the next ``Ask``."""
+    answer_s: float = 20.0
+    """Most time from ``Ask`` to ``answered``."""
+    operation_s: float = 120.0
+    """Most time that a part may be in one operation."""
+    max_failures: int = 3
+    """Failures without useful work in between that are cured by a restart."""
+    backoff_s: float = 0.5
+    """Time from the first failure to the restart; it doubles with every further failure."""
+    max_backoff_s: float = 30.0
+    """Greatest such time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Create this incarnation of a part."""
+
+    part: str
+    """Name of the part."""
+    incarnation: int
+    """How often it was replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask this incarnation for a sign of life."""
+
+    part: str
+    """Name of the part."""
+    incarnation: int
+    """How often it was replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Make sure that this incarnation is gone, and give back what it holds."""
+
+    part: str
+    """Name of the part."""
+    incarnation: int
+    """How often it was replaced."""
+    cause: BaseException
+    """Why it is replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End the run. It is the last decision."""
+
+    part: str
+    """Name of the part that cannot go on."""
+    cause: BaseException
+    """The first exception of its crash loop."""
+
+
+Decision = Start | Ask | Kill | End
+
+
+class Phase(Enum):
+    """Where a part is in its life."""
+
+    WAITING = "waits to be started"
+    STARTING = "starts"
+    UP = "is up"
+
+
+@dataclass(slots=True)
+class _Part:
+    name: str
+    restartable: bool
+    incarnation: int
+    due_s: float  # WAITING: of Start; STARTING: of started; UP: of the next Ask, or of its answer
+    phase: Phase = Phase.WAITING
+    asked: bool = False
+    failures: int = 0  # since its last useful work
+    first: BaseException | None = None  # exception of the first of them
+
+
+class Supervision:
+    """States of all parts. Its methods are the events; they return decisions in the order to carry them out.
+
+    parts: names, each with the incarnation to begin with. fixed: names of the parts that cannot be replaced.
+    """
+
+    def __init__(
+        self, parts: Mapping[str, int], patience: Patience, now_s: float = 0.0, fixed: Iterable[str] = ()
+    ) -> None:
+        fixed = set(fixed)
+        assert fixed <= parts.keys()
+        self.patience = patience
+        self.restarts = 0
+        self.ended = False
+        self._parts = {name: _Part(name, name not in fixed, incarnation, now_s) for name, incarnation in parts.items()}
+
+    @property
+    def due_s(self) -> float:
+        """Time at which ``tick`` has something to do, unless an event comes first."""
+        return min(part.due_s for part in self._parts.values())
+
+    def phase(self, part: str) -> Phase:
+        """Return where a part is in its life."""
+        return self._parts[part].phase
+
+    def incarnation(self, part: str) -> int:
+        """Return the present incarnation of a part, or while it waits the next one."""
+        return self._parts[part].incarnation
+
+    def is_up(self, part: str, incarnation: int | None = None) -> bool:
+        """Return whether a part is up, and in that incarnation if one is given."""
+        state = self._parts[part]
+        return state.phase is Phase.UP and incarnation in (None, state.incarnation)
+
+    # ---------------------------------------------------------------------------------------------------- events
+    def tick(self, now_s: float) -> list[Decision]:
+        """Time has passed."""
+        decisions: list[Decision] = []
+        for part in self._parts.values():
+            if self.ended:
+                break
+            if now_s >= part.due_s:
+                decisions += self._overdue(part, now_s)
+        return decisions
+
+    def started(self, part: str, incarnation: int, now_s: float) -> list[Decision]:
+        """A part has been created and can be used."""
+        state = self._current(part, incarnation, Phase.STARTING)
+        if state is not None:
+            state.phase, state.asked, state.due_s = Phase.UP, False, now_s + self.patience.ask_s
+        return []
+
+    def answered(self, part: str, incarnation: int, now_s: float, busy_s: float = 0.0) -> list[Decision]:
+        """A part answered ``Ask``. busy_s: for how long it has been in its present operation."""
+        state = self._current(part, incarnation, Phase.UP)
+        if state is None:
+            return []
+        if busy_s > self.patience.operation_s:
+            return self._lost(state, now_s, Unresponsive(f"{part} has been in one operation for {busy_s:.0f} s"))
+        state.asked, state.due_s = False, now_s + self.patience.ask_s
+        return []
+
+    def worked(self, part: str, incarnation: int) -> list[Decision]:
+        """A part did useful work: what failed before it was no crash loop."""
+        state = self._current(part, incarnation, Phase.UP)
+        if state is not None:
+            state.failures, state.first = 0, None
+        return []
+
+    def failed(
+        self, part: str, incarnation: int, now_s: float, cause: BaseException, curable: bool = True
+    ) -> list[Decision]:
+        """A part died or raised ``cause``. curable: whether a restart may help."""
+        state = self._current(part, incarnation, Phase.STARTING, Phase.UP)
+        return [] if state is None else self._lost(state, now_s, cause, curable)
+
+    # ---------------------------------------------------------------------------------------------------- inside
+    def _current(self, part: str, incarnation: int, *phases: Phase) -> _Part | None:
+        """Return the state of a part, or None if the event is of another incarnation or phase, or of an ended run."""
+        state = self._parts[part]
+        return state if not self.ended and incarnation == state.incarnation and state.phase in phases else None
+
+    def _overdue(self, part: _Part, now_s: float) -> list[Decision]:
+        patience = self.patience
+        if part.phase is Phase.WAITING:
+            part.phase, part.due_s = Phase.STARTING, now_s + patience.start_s
+            return [Start(part.name, part.incarnation)]
+        if part.phase is Phase.STARTING:
+            return self._lost(part, now_s, Unresponsive(f"{part.name} did not start within {patience.start_s:g} s"))
+        if part.asked:
+            return self._lost(
+                part, now_s, Unresponsive(f"{part.name} gave no sign of life for {patience.answer_s:g} s")
+            )
+        part.asked, part.due_s = True, now_s + patience.answer_s
+        return [Ask(part.name, part.incarnation)]
+
+    def _lost(self, part: _Part, now_s: float, cause: BaseException, curable: bool = True) -> list[Decision]:
+        patience = self.patience
+        part.failures += 1
+        part.first = part.first or cause
+        if not curable or not part.restartable or part.failures > patience.max_failures:
+            self.ended = True
+            return [End(part.name, cause if not curable else part.first)]
+        self.restarts += 1
+        killed = Kill(part.name, part.incarnation, cause)
+        delay_s = min(patience.backoff_s * 2 ** (part.failures - 1), patience.max_backoff_s)
+        part.incarnation += 1
+        part.phase, part.asked, part.due_s = Phase.WAITING, False, now_s + delay_s
+        return [killed]

@@ -1,0 +1,138 @@
+"""The life of supervised parts, without processes and clocks."""
+
+from __future__ import annotations
+
+import random
+
+from embodied.runtime.supervision import Ask, Decision, End, Kill, Patience, Start, Supervision, Unresponsive
+
+PATIENCE = Patience(
+    start_s=10.0, ask_s=1.0, answer_s=5.0, operation_s=5.0, max_failures=2, backoff_s=0.5, max_backoff_s=1.5
+)
+
+
+def up(*parts: str, fixed: tuple[str, ...] = ()) -> Supervision:
+    """All parts are up at time 0."""
+    supervision = Supervision(dict.fromkeys(parts, 0), PATIENCE, fixed=fixed)
+    assert supervision.tick(0.0) == [Start(part, 0) for part in parts]
+    for part in parts:
+        supervision.started(part, 0, 0.0)
+    return supervision
+
+
+def test_a_part_is_asked_and_lives_on_while_it_answers() -> None:
+    supervision = up("a")
+    assert supervision.due_s == 1.0
+    assert supervision.tick(0.9) == []
+    assert supervision.tick(1.0) == [Ask("a", 0)]
+    assert supervision.tick(5.9) == []
+    supervision.answered("a", 0, 5.9)
+    assert supervision.tick(6.0) == []
+    assert supervision.tick(6.9) == [Ask("a", 0)]
+
+
+def test_a_part_without_an_answer_is_replaced_after_a_delay() -> None:
+    supervision = up("a", "b")
+    supervision.tick(1.0)
+    supervision.answered("b", 0, 1.1)
+    (kill,) = [decision for decision in supervision.tick(6.0) if not isinstance(decision, Ask)]
+    assert isinstance(kill, Kill)
+    assert (kill.part, kill.incarnation) == ("a", 0)
+    assert isinstance(kill.cause, Unresponsive)
+    assert not supervision.is_up("a")
+    assert supervision.is_up("b", 0)
+    assert supervision.tick(6.4) == []
+    assert supervision.tick(6.5) == [Start("a", 1)]
+    assert supervision.restarts == 1
+
+
+def test_one_operation_for_too_long_counts_as_hung() -> None:
+    supervision = up("a")
+    supervision.tick(1.0)
+    assert supervision.answered("a", 0, 1.1, busy_s=4.9) == []
+    supervision.tick(2.1)
+    (kill,) = supervision.answered("a", 0, 2.2, busy_s=6.0)
+    assert isinstance(kill, Kill)
+
+
+def test_events_of_an_old_incarnation_have_no_effect() -> None:
+    supervision = up("a")
+    supervision.failed("a", 0, 2.0, RuntimeError("first"))
+    assert supervision.failed("a", 0, 2.1, RuntimeError("again")) == []
+    assert supervision.tick(2.5) == [Start("a", 1)]
+    assert supervision.started("a", 0, 2.6) == []
+    assert not supervision.is_up("a")
+    assert supervision.failed("a", 0, 2.7, RuntimeError("late")) == []
+    supervision.started("a", 1, 3.0)
+    assert supervision.is_up("a", 1)
+    assert not supervision.is_up("a", 0)
+    assert supervision.answered("a", 0, 3.1, busy_s=100.0) == []
+
+
+def test_a_crash_loop_backs_off_and_ends_with_its_first_exception() -> None:
+    supervision = up("a")
+    first = RuntimeError("first")
+    assert supervision.failed("a", 0, 10.0, first) == [Kill("a", 0, first)]
+    assert supervision.tick(10.5) == [Start("a", 1)]
+    (kill,) = supervision.tick(20.5)
+    assert isinstance(kill, Kill)
+    assert "did not start" in str(kill.cause)
+    assert supervision.due_s == 21.5
+    assert supervision.tick(21.5) == [Start("a", 2)]
+    assert supervision.failed("a", 2, 22.0, RuntimeError("third")) == [End("a", first)]
+    assert supervision.ended
+    assert supervision.tick(1000.0) == []
+
+
+def test_useful_work_ends_a_series_of_failures() -> None:
+    supervision = up("a")
+    now_s = 0.0
+    for incarnation in range(10):
+        (kill,) = supervision.failed("a", incarnation, now_s, RuntimeError(str(incarnation)))
+        assert isinstance(kill, Kill)
+        now_s += 0.5
+        assert supervision.tick(now_s) == [Start("a", incarnation + 1)], "the delay is the shortest every time"
+        supervision.started("a", incarnation + 1, now_s)
+        supervision.worked("a", incarnation + 1)
+
+
+def test_what_cannot_be_replaced_or_cured_ends_the_run_at_once() -> None:
+    error = RuntimeError("gone")
+    assert up("learner", "a", fixed=("learner",)).failed("learner", 0, 1.0, error) == [End("learner", error)]
+    assert up("a").failed("a", 0, 1.0, error, curable=False) == [End("a", error)]
+
+
+def test_random_schedules_keep_one_incarnation_and_lose_no_part() -> None:
+    """Whatever fails, and whenever: a part is started only after the one before was killed, and always again."""
+    for seed in range(200):
+        rng = random.Random(seed)
+        supervision = Supervision({"a": 0, "b": 3}, PATIENCE)
+        alive: dict[str, int] = {}
+        now_s, ended = 0.0, False
+        for _ in range(300):
+            now_s += rng.choice([0.0, 0.1, 1.0, 6.0])
+            part, incarnation = rng.choice("ab"), rng.randrange(8)
+            decisions: list[Decision] = list(supervision.tick(now_s))
+            event = rng.randrange(6)
+            if event == 0:
+                decisions += supervision.failed(part, incarnation, now_s, RuntimeError())
+            elif event == 1:
+                decisions += supervision.answered(part, incarnation, now_s, rng.choice([0.0, 9.0]))
+            elif event == 2:
+                supervision.worked(part, incarnation)
+            else:
+                supervision.started(part, supervision.incarnation(part), now_s)
+            for decision in decisions:
+                assert not ended, "nothing follows the end"
+                if isinstance(decision, Start):
+                    assert decision.part not in alive
+                    alive[decision.part] = decision.incarnation
+                elif isinstance(decision, Kill):
+                    assert alive.pop(decision.part) == decision.incarnation
+                elif isinstance(decision, Ask):
+                    assert alive[decision.part] == decision.incarnation
+                else:
+                    ended = True
+        if not ended:
+            started = [d.part for d in supervision.tick(now_s + 100.0) if isinstance(d, Start)]
+            assert sorted([*alive, *started]) == ["a", "b"], "every part is there, or is started when its time comes"
