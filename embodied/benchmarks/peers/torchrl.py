@@ -21,7 +21,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from embodied.benchmarks.peers.meter import Finished, MeteredEnv, PPOSettings
-from embodied.core.spec import Box, EnvSpec
+from embodied.core.spec import Box, Discrete, EnvSpec
 
 
 class TorchRLEnv(EnvBase):
