@@ -1,5 +1,6 @@
 # make train   set up what is missing, then train (ARGS="task=reach total_steps=20000" passes overrides on)
-# make test    set up what is missing, then lint, type check, import rules and the tests (ARGS="-m 'not slow'")
+# make test    set up what is missing, then lint, type check, import rules and the tests, in WORKERS=2 processes
+#              (ARGS="-m 'not slow'")
 #
 # Set-up goes to stderr, so that the last line of stdout stays the command's JSON result.
 
@@ -8,6 +9,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 LEROBOT := $(VENV)/lerobot
 ARGS   ?=
+WORKERS ?= 2
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
 .PHONY: train test lint clean
@@ -19,7 +21,7 @@ train: $(VENV)/.installed
 test: lint
 	@$(MAKE) --no-print-directory $(LEROBOT)/.installed 1>&2 \
 		|| echo "LeRobot could not be installed, so its tests are skipped" >&2
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check . 1>&2
@@ -38,8 +40,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing the pinned dependencies, development tools and EnvPool" >&2
-	@$(PIP) --editable '.[dev,envpool]' 1>&2
+	@echo "installing the pinned dependencies, development tools, other simulators, trainers and Ray" >&2
+	@$(PIP) --editable '.[dev,envpool,maniskill,ray,trainers]' 1>&2
 	@touch $(VENV)/.installed $@
 
 # LeRobot needs an older torch than ours, so its tools have an environment of their own. It is without torch: what it

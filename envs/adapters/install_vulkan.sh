@@ -15,7 +15,9 @@ fi
 . /etc/os-release
 suite=()
 if [ "${VERSION_CODENAME:-}" = bookworm ]; then # its own Mesa 22 has no device that ManiSkill accepts
-    echo 'deb http://deb.debian.org/debian bookworm-backports main' >/etc/apt/sources.list.d/bookworm-backports.list
+    mirror=$(apt-get indextargets --format '$(CODENAME) $(REPO_URI)' | awk '$1 == "bookworm" { print $2; exit }')
+    echo "deb ${mirror:?no mirror of Debian is configured} bookworm-backports main" \
+        >/etc/apt/sources.list.d/bookworm-backports.list
     suite=(-t bookworm-backports)
 fi
 apt-get update -qq
