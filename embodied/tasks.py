@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.text import Text
 
 from embodied.core.config import parse_overrides
-from embodied.core.errors import UserError
+from embodied.core.errors import UserError, one_line
 from embodied.core.options import Count, Seed, config_dataclass, from_mapping
 from embodied.core.protocols import VecEnv
 from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
@@ -63,7 +63,7 @@ def tasks(argv: Sequence[str]) -> dict[str, Any]:
         try:
             found.append(describe_task(name))
         except UserError as error:
-            broken[name] = str(error)
+            broken[name] = one_line(error)
     for task in found:
         console.print(Text(f"{task['task']}", style="bold"), Text(f"— {task['instruction']}"))
         if task["instructions"] > 1:
@@ -116,7 +116,9 @@ def ids_of_families(broken: dict[str, str]) -> dict[str, Sequence[str]]:
             if family != DEFAULT_FAMILY:
                 found[family] = FAMILIES[family].build().ids()
         except UserError as error:
-            broken[family] = str(error)
+            broken[family] = one_line(error)
+        except Exception as error:  # a simulator of others may raise anything, such as for a library that is missing
+            broken[family] = f"{type(error).__name__}: {one_line(error)}"
     return found
 
 
