@@ -1,0 +1,204 @@
+"""What must hold after every step, kept in a book of its own that shares no code with what it checks.
+
+credits    every lease is the ticket of one group of a living worker; accepted + leased never exceeds the bound
+age        no decision is older than max_staleness versions when it is learned from
+once       a piece of experience is learned from at most once, in the batch of its ticket
+old        an answer of an old incarnation, or a second one, changes nothing
+recovery   a session that continues from a checkpoint has its counters; at max_staleness=0 the same batches follow
+progress   once faults have ended, every batch comes in bounded time: no deadlock
+parts      at most one incarnation of a part is wanted, and a run ends only for a reason
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from embodied.runtime.ledger import Ticket
+from embodied.runtime.supervision import Ask, Decision, Kill, Start
+from tests.runtime.protocol.parts import Sampled, Violation, Weight
+from tests.runtime.protocol.world import Plan
+
+if TYPE_CHECKING:
+    from tests.runtime.protocol.session import Session
+
+PROGRESS_S = 200.0
+"""Longest time without faults in which no batch may be consumed."""
+
+POLICY = Weight()
+"""One for all schedules, which follow each other: to create a module takes as long as ten steps."""
+
+
+def must(holds: bool, *what: object) -> None:
+    """Raise Violation unless it holds."""
+    if not holds:
+        raise Violation(" ".join(map(str, what)))
+
+
+class Checks:
+    """The book of one run, over all its sessions."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.policy = POLICY
+        self.history: list[list[Sampled]] = []  # batches that the weights have learned from
+        self.leases: dict[int, Ticket] = {}
+        self.wanted: dict[str, int] = {}
+        self.failures: Counter[str] = Counter()
+        self.accepted = self.taken_batches = self.version = 0
+        self.store_version = -1
+        self.since_s = 0.0  # of the last progress or fault
+        self.replaced = False  # whether a worker was, so that its groups have other streams
+
+    # ---------------------------------------------------------------------------------------------------- session
+    def begin(self, session: Session, checkpoint: dict[str, Any] | None) -> None:
+        """A session begins. What was learned after its checkpoint is gone."""
+        counters = (0, 0) if checkpoint is None else tuple(checkpoint["counters"])
+        self.history = self.history[: counters[0]]
+        self.session, self.leases, self.wanted = session, {}, {}
+        self.failures.clear()
+        self.version = self.taken_batches = counters[0]
+        self.accepted = counters[0] * self.plan.batch_fragments
+        self.store_version = -1
+        learner = session.learner
+        must((learner.iteration, learner.env_steps) == counters, "counters of the learner after the start:",
+             learner.iteration, learner.env_steps, "expected", counters)  # fmt: skip
+        must(session.algorithm.steps == counters[0], "updates of the algorithm after the start")
+        must(int(session.algorithm.policy.updates) == counters[0], "weights after the start")
+        if checkpoint is not None:
+            must(session.earlier == checkpoint["earlier"], "incarnations after the start:", session.earlier)
+        self.after_step()
+
+    def seen(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a checkpoint with this book's own counters, for ``begin``."""
+        batches = self.history[: state["ledger"]["version"]]
+        steps = sum(sampled.num_env_steps for batch in batches for sampled in batch)
+        now = [self.wanted[name] for name in self.session.workers]
+        now = [incarnation if incarnation >= 0 else -1 - incarnation for incarnation in now]  # or the next one
+        earlier = [first + incarnation for first, incarnation in zip(self.session.earlier, now, strict=True)]
+        return {**state, "counters": (len(batches), steps), "earlier": earlier}
+
+    def after_step(self) -> None:
+        """Check what must always hold."""
+        session, size, leased = self.session, self.plan.batch_fragments, len(self.leases)
+        ledger = session.ledger
+        bound = (self.version + 1 + self.plan.max_staleness) * size
+        in_channel = self.accepted - self.taken_batches * size
+        newest = session.store.version
+        if ledger.in_flight != leased:
+            raise Violation(f"{ledger.in_flight} leases, expected {self.leases}")
+        if ledger.accepted != self.accepted:
+            raise Violation(f"{ledger.accepted} accepted, expected {self.accepted}")
+        if ledger.version != self.version:
+            raise Violation(f"{ledger.version} consumed, expected {self.version}")
+        if self.accepted + leased > bound:
+            raise Violation(f"{self.accepted} accepted and {leased} leased are more than {bound}")
+        if len(session.channel) != in_channel:
+            raise Violation(f"{len(session.channel)} in the channel, expected {in_channel}")
+        if newest < self.store_version:
+            raise Violation(f"the newest weights went back from {self.store_version} to {newest}")
+        if self.version > newest >= 0:
+            raise Violation(f"{self.version} batches are consumed, the newest weights are {newest}")
+        self.store_version = newest
+
+    def progresses(self, now_s: float) -> None:
+        """Check that there is no deadlock."""
+        if now_s - self.since_s > PROGRESS_S:
+            raise Violation(f"deadlock: no batch since {self.since_s:.1f} s")
+
+    def ends(self, now_s: float) -> None:
+        """A session ends or a fault happens: deadlines begin anew."""
+        self.since_s = max(self.since_s, now_s)
+
+    # ---------------------------------------------------------------------------------------------------- parts
+    def decided(self, decision: Decision) -> None:
+        """Supervision has decided something."""
+        part = decision.part
+        if isinstance(decision, Start):
+            must(part not in self.wanted or self.wanted[part] == -1 - decision.incarnation, "started twice:", decision)
+            self.wanted[part] = decision.incarnation
+        elif isinstance(decision, Ask):
+            must(self.wanted.get(part) == decision.incarnation, "asked without being there:", decision)
+        elif isinstance(decision, Kill):
+            must(self.wanted.get(part) == decision.incarnation, "killed without being there:", decision)
+            self.wanted[part] = -2 - decision.incarnation  # nothing, until the next one starts
+            self.failures[part] += 1
+            self.replaced |= part in self.session.workers
+        else:
+            must(part == "learner" or self.failures[part] >= 3, "ended for no reason:", decision)
+
+    def heard(self, part: str, incarnation: int, decisions: list[Decision]) -> None:
+        """Supervision has heard of a death, perhaps late or a second time."""
+        present = self.wanted.get(part) == incarnation
+        must(present or not decisions, "the death of incarnation", incarnation, "led to", decisions)
+
+    def worked(self, part: str, incarnation: int) -> None:
+        """A part did useful work."""
+        if self.wanted.get(part) == incarnation:
+            self.failures[part] = 0
+
+    # ---------------------------------------------------------------------------------------------------- tickets
+    def acquired(self, worker: int, incarnation: int, group: int, ticket: Ticket | None) -> None:
+        """The ledger was asked for a ticket."""
+        if ticket is not None:
+            asked = worker, incarnation, group
+            must((ticket.worker, ticket.incarnation, ticket.group) == asked, "not for", asked, ticket)
+            must(ticket.sequence not in self.leases, "given out twice:", ticket)
+            last = (self.version + 1 + self.plan.max_staleness) * self.plan.batch_fragments - 1
+            must(self.version * self.plan.batch_fragments <= ticket.sequence <= last, "out of its time:", ticket)
+            self.leases[ticket.sequence] = ticket
+
+    def delivered(self, ticket: Ticket, accepted: bool) -> None:
+        """A fragment arrived, and the ledger accepted it or did not."""
+        expected = self.leases.get(ticket.sequence) == ticket
+        must(accepted == expected, "accepted" if accepted else "refused", ticket, "whose lease is",
+             self.leases.get(ticket.sequence))  # fmt: skip
+        if accepted:
+            del self.leases[ticket.sequence]
+            self.accepted += 1
+
+    def released(self, worker: int, incarnation: int, count: int) -> None:
+        """The tickets of a dead worker were given back."""
+        held = [t.sequence for t in self.leases.values() if (t.worker, t.incarnation) == (worker, incarnation)]
+        must(count == len(held), "released", count, "leases of worker", worker, "expected", held)
+        for sequence in held:
+            del self.leases[sequence]
+
+    # ---------------------------------------------------------------------------------------------------- batches
+    def batch_is_due(self, version: int) -> bool:
+        """Return whether enough fragments have been accepted for a batch."""
+        return self.accepted >= (version + 1) * self.plan.batch_fragments
+
+    def taken(self, version: int, batch: list[Sampled]) -> None:
+        """The channel gave a batch to the learner."""
+        size, plan = self.plan.batch_fragments, self.plan
+        numbers = sorted(sampled.sequence for sampled in batch)
+        must(numbers == list(range(version * size, (version + 1) * size)), "batch", version, "has", numbers)
+        order = [(sampled.worker, sampled.group, sampled.sequence) for sampled in batch]
+        must(order == sorted(order), "order of batch", version, order)
+        for sampled in batch:
+            oldest, newest = min(sampled.versions), max(sampled.versions)
+            must(version - oldest <= plan.max_staleness, "too old in batch", version, sampled)
+            must(newest <= version, "from the future in batch", version, sampled)
+        self.taken_batches += 1
+        if plan.max_staleness == 0:
+            groups = [pair[:2] for pair in order]
+            must(len(set(groups)) == size, "batch", version, "has not one fragment of each group:", groups)
+            if not self.replaced:
+                must(all(s.stream == (0, version) for s in batch), "not the batch of a run without faults:", batch)
+
+    def learned(self, batch: list[Sampled]) -> None:
+        """The learner has learned from a batch and published; it counts as consumed next."""
+        learner = self.session.learner
+        self.history.append(batch)
+        must(learner.iteration == len(self.history), "iteration", learner.iteration, "expected", len(self.history))
+        steps = sum(sampled.num_env_steps for one in self.history for sampled in one)
+        must(learner.env_steps == steps, "env_steps", learner.env_steps, "expected", steps)
+        ids = [(sampled.worker, sampled.group, *sampled.stream) for one in self.history for sampled in one]
+        must(len(set(ids)) == len(ids), "experience was learned from twice:", ids)
+        self.ends(self.session.world.now_s)
+
+    def consumed(self, version: int) -> None:
+        """The ledger was told that the batch is consumed."""
+        self.version += 1
+        must(version == self.version, "consumed", version, "expected", self.version)

@@ -1,0 +1,199 @@
+"""Broken variants of the parts under test, each with a mistake that somebody could make. All are found."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from embodied.runtime.channel import Channel
+from embodied.runtime.learner import Learner
+from embodied.runtime.ledger import Ledger, Ticket
+from embodied.runtime.supervision import Decision, Phase, Supervision
+from embodied.runtime.weight_store import Weights, WeightStore
+from tests.runtime.protocol.parts import Components
+
+
+class LosesCreditOfTheDead(Ledger):
+    def release_worker(self, worker: int, incarnation: int) -> int:
+        return 0
+
+
+class LosesNumberOfTheDead(Ledger):
+    def _release(self, ticket: Ticket) -> None:
+        super()._release(ticket)
+        self._freed.clear()
+
+
+class KeepsPlaceOfTheDead(Ledger):
+    """With max_staleness=0 the group of a dead worker may not sample for the batch again."""
+
+    def _release(self, ticket: Ticket) -> None:
+        super()._release(ticket)
+        if self.max_staleness == 0:
+            self._given[ticket.worker, ticket.group] = 1
+
+
+class CountsDuplicates(Ledger):
+    def deliver(self, ticket: Ticket) -> bool:
+        return super().deliver(ticket) or self._leases.get(ticket.sequence) is None
+
+
+class AcceptsOldIncarnations(Ledger):
+    def deliver(self, ticket: Ticket) -> bool:
+        return super().deliver(self._leases.get(ticket.sequence, ticket))
+
+
+class AdmitsOneMore(Ledger):
+    def _try_acquire(self, worker: int, incarnation: int, group: int) -> Ticket | None:
+        self.batch_fragments += 1
+        ticket = super()._try_acquire(worker, incarnation, group)
+        self.batch_fragments -= 1
+        return ticket
+
+
+class GivesNumbersAnew(Ledger):
+    """The number of a released ticket is not the next one's."""
+
+    def _release(self, ticket: Ticket) -> None:
+        super()._release(ticket)
+        if self._freed:
+            self._freed[:] = [self._next]
+            self._next += 1
+
+
+class LetsFastGroupsIn(Ledger):
+    def _try_acquire(self, worker: int, incarnation: int, group: int) -> Ticket | None:
+        self._given.clear()
+        return super()._try_acquire(worker, incarnation, group)
+
+
+class ForgetsItsVersion(Ledger):
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
+class CountsTheBatchTwice(Ledger):
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        super().load_state_dict({"version": state["version"] + 1})
+
+
+class TakesInOrderOfArrival(Channel):
+    def take(self, version: int) -> list[Any]:
+        return [self._fragments.pop(n) for n in list(self._fragments)[: self.batch_fragments]]
+
+
+class LosesAFragment(Channel):
+    def take(self, version: int) -> list[Any]:
+        batch = super().take(version)
+        if len(self._fragments) > 1:
+            self._fragments.popitem()
+        return batch
+
+
+class GoesBackward(WeightStore):
+    """Every third time, a reader gets weights that it had before."""
+
+    reads = 0
+    old: Weights | None = None
+
+    def latest(self) -> Weights:
+        self.reads += 1
+        newest = super().latest()
+        self.old = self.old or newest
+        return self.old if self.reads % 3 == 0 else newest
+
+
+class PublishesLate(WeightStore):
+    """A version is seen only with the next one."""
+
+    waiting: tuple[int, dict[str, Tensor]] | None = None
+
+    def publish(self, version: int, state: Mapping[str, Tensor], frozen: Collection[str] = ()) -> None:
+        late, self.waiting = self.waiting, (version, {name: tensor.clone() for name, tensor in state.items()})
+        super().publish(*(late or self.waiting))
+
+
+class SharesTheLearnersTensors(WeightStore):
+    def publish(self, version: int, state: Mapping[str, Tensor], frozen: Collection[str] = ()) -> None:
+        self._newest = Weights(version, dict(state), dict.fromkeys(state, version))
+
+
+class ForgetsSteps(Learner):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.env_steps = 0
+
+
+class ForgetsIteration(Learner):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.iteration = 0
+
+
+class ForgetsTheOptimiser(Learner):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        steps = self.algorithm.state_dict()
+        super().load_state_dict({**state, "algorithm": steps})
+
+
+class ForgetsWeights(Learner):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict({**state, "policy": self.deployed_weights()})
+
+
+class HearsTheDead(Supervision):
+    """A failure of any incarnation counts as one of the present."""
+
+    def failed(self, part: str, incarnation: int, *args: Any, **kwargs: Any) -> list[Decision]:
+        return super().failed(part, self.incarnation(part), *args, **kwargs)
+
+
+class StartsOnce(Supervision):
+    """A part that fails a second time is not started again."""
+
+    def _overdue(self, part: Any, now_s: float) -> list[Decision]:
+        if part.phase is Phase.WAITING and part.incarnation > 1:
+            part.due_s = now_s + 1.0
+            return []
+        return super()._overdue(part, now_s)
+
+
+class NeverAsks(Supervision):
+    def _overdue(self, part: Any, now_s: float) -> list[Decision]:
+        if part.phase is Phase.UP:
+            part.due_s = now_s + 1.0
+            return []
+        return super()._overdue(part, now_s)
+
+
+class IgnoresLongOperations(Supervision):
+    def answered(self, part: str, incarnation: int, now_s: float, busy_s: float = 0.0) -> list[Decision]:
+        return super().answered(part, incarnation, now_s)
+
+
+class EndsTooEarly(Supervision):
+    """Failures count although useful work was done in between."""
+
+    def worked(self, part: str, incarnation: int) -> list[Decision]:
+        return []
+
+
+SOUND = Components()
+MUTANTS = {
+    mutant.__name__: replace(SOUND, **{kind: mutant})
+    for kind, mutants in {
+        "ledger": (
+            LosesCreditOfTheDead, LosesNumberOfTheDead, KeepsPlaceOfTheDead, CountsDuplicates,
+            AcceptsOldIncarnations, AdmitsOneMore, GivesNumbersAnew, LetsFastGroupsIn, ForgetsItsVersion,
+            CountsTheBatchTwice,
+        ),
+        "channel": (TakesInOrderOfArrival, LosesAFragment),
+        "store": (GoesBackward, PublishesLate, SharesTheLearnersTensors),
+        "learner": (ForgetsSteps, ForgetsIteration, ForgetsTheOptimiser, ForgetsWeights),
+        "supervision": (HearsTheDead, StartsOnce, NeverAsks, IgnoresLongOperations, EndsTooEarly),
+    }.items()
+    for mutant in mutants
+}  # fmt: skip

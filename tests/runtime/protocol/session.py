@@ -1,0 +1,297 @@
+"""One session of a run: the loop and the controller, from its start or from a checkpoint until something ends it.
+
+    publish ──► [ batch complete ──► learn ──► consume ──► save, if due ] ──► …          (consume after save at 0)
+
+It does with the real ledger, channel, weight store, learner and supervision what the runtimes do with them: the loop is
+that of ``embodied/runtime/base.py``, the handling of parts that of a runtime in processes. Answers are events; none is
+waited for. ``Checks`` sees every change.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from embodied.runtime.ledger import Ticket
+from embodied.runtime.supervision import Ask, Decision, End, Kill, Start
+from tests.runtime.protocol.checks import Checks
+from tests.runtime.protocol.parts import PATIENCE, Components, Counting, Died, Ended, Sampled, Sampling, Servers
+from tests.runtime.protocol.parts import Slot, Stream
+from tests.runtime.protocol.world import FOREVER_S, Fault, Plan, Process, World
+
+
+class Session:
+    """checkpoint: what to continue from, or None."""
+
+    def __init__(
+        self, world: World, plan: Plan, components: Components, checks: Checks, checkpoint: dict[str, Any] | None
+    ) -> None:
+        self.world, self.plan, self.checks = world, plan, checks
+        self.ledger = components.ledger(plan.batch_fragments, plan.max_staleness)
+        self.channel: Any = components.channel(plan.batch_fragments, plan.max_staleness)
+        self.store = components.store()
+        self.algorithm: Any = Counting(checks.policy)
+        self.learner: Any = components.learner(self.algorithm, self.store)
+        self.workers = [f"env worker {index}" for index in range(plan.workers)]
+        self.servers = [f"actor server {index}" for index in range(plan.servers)]
+        self.names = [*self.workers, *self.servers, "learner"]
+        self.supervision = components.supervision(
+            dict.fromkeys(self.names, 0), PATIENCE, world.now_s, fixed=["learner"]
+        )
+        self.slots = [Slot(name, w, g) for w, name in enumerate(self.workers) for g in range(plan.groups)]
+        self.processes: dict[str, Process] = {}
+        self.calls = Servers(world, self.store)
+        self.sampling = Sampling(world, self.calls, plan.decisions, self._on_sampled, self._on_lost)
+        self.saved: dict[str, Any] | None = None  # the checkpoint that was finished last
+        self.earlier = [0] * plan.workers
+        self._restored: dict[tuple[int, int], Stream] = {}
+        self._saving: dict[tuple[int, int], Stream] | None = None
+        self._doing = "waits for parts"
+        self._due_s = self.supervision.due_s
+        self._up_servers: list[str] = []
+        self._up_workers: set[str] = set()
+        if checkpoint is not None:
+            self._restored = dict(checkpoint["groups"])
+            self.earlier = list(checkpoint["incarnations"])
+            self.learner.load_state_dict(checkpoint["learner"])
+            self.ledger.load_state_dict(checkpoint["ledger"])
+        checks.begin(self, checkpoint)
+
+    def run(self, until_s: float) -> int:
+        """Handle messages and deadlines until a time, or the last batch; return their number."""
+        world, ledger, checks, steps = self.world, self.ledger, self.checks, 0
+        while ledger.version < self.plan.batches:
+            next_s, due_s = world.next_s, self._due_s
+            if min(next_s, due_s) > until_s:
+                break
+            if due_s <= next_s:
+                world.now_s = max(world.now_s, due_s)
+                self._carry_out(self.supervision.tick(world.now_s))
+            else:
+                world.deliver_next()
+            checks.progresses(world.now_s)
+            steps += 1
+        return steps
+
+    def _look(self) -> None:
+        """Something changed in the controller: do what is possible now, and check."""
+        self._assign()
+        self._advance()
+        self.checks.after_step()
+
+    def _look_at_parts(self) -> None:
+        """Do so after a part has started or was given up."""
+        is_up = self.supervision.is_up
+        self._up_servers = [name for name in self.servers if is_up(name)]
+        self._up_workers = {name for name in self.workers if is_up(name)}
+        self._look()
+
+    def suffer(self, fault: Fault) -> None:
+        """Let a fault happen. Ended if it kills the controller."""
+        self.world.note("FAULT", fault)
+        if fault.part == len(self.names):
+            raise Ended("the controller was killed")
+        process = self.processes.get(self.names[fault.part])
+        if process is None:
+            return
+        if fault.kind == "kill":
+            self._dies(process)
+        elif fault.kind == "kill_in_update":
+            self.algorithm.killed = True
+        elif process.part != "learner" or fault.kind == "hang" or fault.for_s < FOREVER_S:
+            process.stop(fault.kind, self.world.now_s, fault.for_s)  # an update takes as long as it takes
+
+    def _dies(self, process: Process) -> None:
+        if process.alive:
+            process.alive = False
+            self.calls.died(process)
+            self.world.answer(0.1, self._on_death, process.part, process.incarnation)
+
+    # ---------------------------------------------------------------------------------------------------- parts
+    def _carry_out(self, decisions: list[Decision]) -> None:
+        for decision in decisions:
+            self.world.note(decision)
+            self.checks.decided(decision)
+            if isinstance(decision, Start):
+                process = self.processes[decision.part] = Process(decision.part, decision.incarnation)
+                self.world.send(process, 0.3, self._build)
+            elif isinstance(decision, Ask):
+                process = self.processes[decision.part]
+                if process.alive:
+                    self.world.after(self.world.takes_s(0.05), self._pulse, process)
+            elif isinstance(decision, Kill):
+                self._remove(decision)
+            elif isinstance(decision, End):
+                raise Ended(f"{decision.part}: {decision.cause}")
+        self._due_s = self.supervision.due_s
+        for decision in decisions:
+            if not isinstance(decision, Ask):
+                self._look_at_parts()
+                break
+
+    def _build(self, process: Process) -> None:
+        if process.part in self.workers:
+            worker = self.workers.index(process.part)
+            for group in range(self.plan.groups):
+                new = self.earlier[worker] + process.incarnation, 0
+                process.memory[group] = new if process.incarnation else self._restored.get((worker, group), new)
+        self.world.answer(0.02, self._on_built, process.part, process.incarnation)
+
+    def _pulse(self, process: Process) -> None:
+        now_s = self.world.now_s
+        if not process.alive:
+            return
+        if process.hung_until_s > now_s:
+            if process.hung_until_s < FOREVER_S:
+                self.world.after(process.hung_until_s - now_s, self._pulse, process)
+            return
+        busy_s = now_s - process.stuck_since_s if process.free_s > now_s else 0.0
+        self.world.answer(0.02, self._on_pulse, process.part, process.incarnation, busy_s)
+
+    def _remove(self, kill: Kill) -> None:
+        process = self.processes.pop(kill.part)
+        process.wanted = False
+        if self.world.draw() >= self.plan.zombies:
+            process.alive = False
+        process.free_s = min(process.free_s, self.world.now_s + self.world.draw())  # it may wake now
+        self.calls.died(process)  # for its callers it is gone either way
+        if kill.part in self.workers:
+            worker = self.workers.index(kill.part)
+            released = self.ledger.release_worker(worker, kill.incarnation)
+            self.checks.released(worker, kill.incarnation, released)
+            for slot in self.slots:
+                if slot.worker == worker:
+                    slot.ticket, slot.calling = None, False
+
+    # ---------------------------------------------------------------------------------------------------- tickets
+    def _assign(self) -> None:
+        up = self._up_servers
+        for slot in self.slots:
+            if slot.calling or slot.name not in self._up_workers:
+                continue
+            process = self.processes[slot.name]
+            if slot.ticket is None:
+                if self._saving is not None and (slot.worker, slot.group) not in self._saving:
+                    slot.calling = True
+                    self.world.send(process, 0.02, self._save, slot)
+                    continue
+                if self.store.version < 0 or not up:
+                    continue
+                slot.ticket = self.ledger.try_acquire(slot.worker, process.incarnation, slot.group)
+                self.checks.acquired(slot.worker, process.incarnation, slot.group, slot.ticket)
+            if slot.ticket is not None and up:
+                slot.calling = True
+                server = self.processes[up[slot.worker % len(up)]]
+                self.world.send(process, 0.02, self.sampling.begin, slot.ticket, server)
+
+    def _slot(self, ticket: Ticket) -> Slot:
+        return self.slots[ticket.worker * self.plan.groups + ticket.group]
+
+    def _save(self, process: Process, slot: Slot) -> None:
+        self.world.answer(0.02, self._on_saved, slot, process.incarnation, process.memory[slot.group], self._saving)
+
+    # ---------------------------------------------------------------------------------------------------- loop
+    def _advance(self) -> None:
+        """Do what the main thread of a runtime does, when it need not wait."""
+        if self._doing == "waits for parts":
+            if all(map(self.supervision.is_up, self.names)):
+                self._ask_learner("publishes", self._publish)
+        elif self._doing == "collects":
+            version = self.learner.iteration
+            if self.checks.batch_is_due(version) and self._complete(version):
+                batch = self.channel.take(version)
+                self.checks.taken(version, batch)
+                self._ask_learner("learns", self._learn, batch)
+        elif self._doing == "saves" and self._saving is not None and len(self._saving) == len(self.slots):
+            groups, self._saving = self._saving, None
+            self._doing = "writes"
+            incarnations = [
+                earlier + self.supervision.incarnation(name)
+                for earlier, name in zip(self.earlier, self.workers, strict=True)
+            ]
+            state = {"groups": groups, "incarnations": incarnations, "learner": self.learner.state_dict()}
+            state["ledger"] = {"version": self.learner.iteration}
+            self.world.after(self.world.takes_s(0.2), self._on_written, self.checks.seen(state))
+
+    def _complete(self, version: int) -> bool:
+        first = version * self.plan.batch_fragments
+        return all(n in self.channel._fragments for n in range(first, first + self.plan.batch_fragments))
+
+    def _ask_learner(self, doing: str, call: Any, *arguments: Any) -> None:
+        self._doing = doing
+        self.world.send(self.processes["learner"], 0.2, call, *arguments)
+
+    def _publish(self, process: Process) -> None:
+        self.learner.publish()
+        self.world.after(self.world.takes_s(0.02), self._on_published)
+
+    def _learn(self, process: Process, batch: list[Sampled]) -> None:
+        try:
+            self.learner.learn(batch)
+        except Died:
+            self._dies(process)
+        else:
+            self.world.after(self.world.takes_s(0.02), self._on_learned, batch)
+
+    # ---------------------------------------------------------------------------------------------------- answers
+    def _on_built(self, part: str, incarnation: int) -> None:
+        self._carry_out(self.supervision.started(part, incarnation, self.world.now_s))
+        self._look_at_parts()
+
+    def _on_pulse(self, part: str, incarnation: int, busy_s: float) -> None:
+        busy_s = 0.0 if part == "learner" else busy_s
+        self._carry_out(self.supervision.answered(part, incarnation, self.world.now_s, busy_s))
+
+    def _on_death(self, part: str, incarnation: int) -> None:
+        error = RuntimeError("died")
+        decisions = self.supervision.failed(part, incarnation, self.world.now_s, error)
+        self.checks.heard(part, incarnation, decisions)
+        self._carry_out(decisions)
+
+    def _on_lost(self, ticket: Ticket, server: Process) -> None:
+        slot = self._slot(ticket)
+        if slot.ticket == ticket:
+            slot.calling = False
+        self._on_death(server.part, server.incarnation)
+        self._look()
+
+    def _on_sampled(self, ticket: Ticket, server: Process, sampled: Sampled) -> None:
+        slot = self._slot(ticket)
+        if slot.ticket == ticket:
+            slot.ticket, slot.calling = None, False
+        accepted = self.ledger.deliver(ticket)
+        self.checks.delivered(ticket, accepted)
+        if accepted:
+            self.channel.put(sampled)
+            self._worked(self.workers[ticket.worker], ticket.incarnation)
+            self._worked(server.part, server.incarnation)
+        self._look()
+
+    def _worked(self, part: str, incarnation: int) -> None:
+        self.supervision.worked(part, incarnation)
+        self.checks.worked(part, incarnation)
+
+    def _on_saved(self, slot: Slot, incarnation: int, stream: Stream, saving: dict[Any, Stream]) -> None:
+        current = self._saving is saving and self.supervision.is_up(slot.name, incarnation)
+        if current and (slot.worker, slot.group) not in saving:
+            slot.calling = False
+            saving[slot.worker, slot.group] = stream
+            self._look()
+
+    def _on_published(self) -> None:
+        self._doing = "collects"
+        self._look()
+
+    def _on_learned(self, batch: list[Sampled]) -> None:
+        self.checks.learned(batch)
+        due = self.learner.iteration % self.plan.save_every == 0
+        if self.plan.max_staleness > 0 or not due:
+            self.checks.consumed(self.ledger.consumed_batch())
+        self._doing, self._saving = ("saves", {}) if due else ("collects", None)
+        self._look()
+
+    def _on_written(self, state: dict[str, Any]) -> None:
+        self.saved = state
+        if self.ledger.version < self.learner.iteration:
+            self.checks.consumed(self.ledger.consumed_batch())
+        self._doing = "collects"
+        self._look()
