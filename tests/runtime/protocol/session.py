@@ -14,8 +14,7 @@ from typing import Any
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.supervision import Ask, Decision, End, Kill, Start
 from tests.runtime.protocol.checks import Checks
-from tests.runtime.protocol.parts import PATIENCE, Components, Counting, Died, Ended, Sampled, Sampling, Servers
-from tests.runtime.protocol.parts import Slot, Stream
+from tests.runtime.protocol.parts import PATIENCE, Components, Counting, Died, Ended, Sampled, Sampling, Servers, Slot
 from tests.runtime.protocol.world import FOREVER_S, Fault, Plan, Process, World
 
 
@@ -43,8 +42,8 @@ class Session:
         self.sampling = Sampling(world, self.calls, plan.decisions, self._on_sampled, self._on_lost)
         self.saved: dict[str, Any] | None = None  # the checkpoint that was finished last
         self.earlier = [0] * plan.workers
-        self._restored: dict[tuple[int, int], Stream] = {}
-        self._saving: dict[tuple[int, int], Stream] | None = None
+        self._restored: dict[tuple[int, int], tuple[int, int]] = {}
+        self._saving: dict[tuple[int, int], tuple[int, int]] | None = None
         self._doing = "waits for parts"
         self._due_s = self.supervision.due_s
         self._up_servers: list[str] = []
@@ -270,7 +269,9 @@ class Session:
         self.supervision.worked(part, incarnation)
         self.checks.worked(part, incarnation)
 
-    def _on_saved(self, slot: Slot, incarnation: int, stream: Stream, saving: dict[Any, Stream]) -> None:
+    def _on_saved(
+        self, slot: Slot, incarnation: int, stream: tuple[int, int], saving: dict[Any, tuple[int, int]]
+    ) -> None:
         current = self._saving is saving and self.supervision.is_up(slot.name, incarnation)
         if current and (slot.worker, slot.group) not in saving:
             slot.calling = False
