@@ -18,8 +18,8 @@ from embodied.core.errors import UserError, unknown_name
 from embodied.deployment.bundle import PARITY_FILE, POLICY_FILE, Bundle, load_arrays, read_bundle
 
 OUTPUT_PREFIX = "output/"  # of the recorded outputs in parity.npz; the other arrays are inputs
-# A state may leave the recorded range by twice its width and this. A toppled object or a blow to the arm is no mistake of
-# units: entries of rotations, which have no unit, are in [-1, 1], and velocities of a blow are within these margins.
+# A state may leave the recorded range by twice its width and this. A toppled object or a blow to the arm is no mistake
+# of units: rotations, which have no unit, are in [-1, 1], and velocities of a blow are within these margins.
 MARGIN = {"m": 0.1, "m/s": 5.0, "rad/s": 10.0, "": 2.0}
 OTHER_MARGIN = 0.5  # of entries with other units
 FATAL_ONLY = 4  # log severity of ONNX Runtime
