@@ -65,7 +65,8 @@ def tasks(argv: Sequence[str]) -> dict[str, Any]:
         except UserError as error:
             broken[name] = one_line(error)
     for task in found:
-        console.print(Text(f"{task['task']}", style="bold"), Text(f"— {task['instruction']}"))
+        said = [Text(f"— {task['instruction']}")] if task["instruction"] else []
+        console.print(Text(task["task"], style="bold"), *said)
         if task["instructions"] > 1:
             goals = ", ".join(f"{count} {split}" for split, count in task["goals"].items())
             texts = f"{task['instructions']} texts, such as: {task['example']}"

@@ -91,7 +91,7 @@ def test_tasks_are_listed() -> None:
     assert {"reach", "push", "lift", "pick_place", "stack"} <= set(tasks)
     assert tasks["reach"]["control_hz"] == 20
     for task in tasks.values():
-        assert task["instruction"]
+        assert task["instruction"] or "/" in task["task"]  # tasks of other simulators may have none
         assert task["actions"]
         assert task["observes"]
         assert task["time_limit_s"] > 0
