@@ -12,6 +12,7 @@ from embodied.core.statistics import t_interval, wilson_interval
 
 HERE = Path(__file__).resolve().parent
 TASKS = ("push", "lift", "pick_place", "stack")
+DEPLOYED = {"plain": "trained without", "sim2real-delay": "trained with both"}
 
 
 def records(pattern: str) -> list[dict[str, Any]]:
@@ -130,6 +131,26 @@ def compared(kinds: dict[str, str]) -> None:
     print()
 
 
+def deployment() -> None:
+    """Exported policies on the simulated arm: success of each seed and its mean, by what differs from training."""
+    row("robot and schedule", *(label for label in DEPLOYED.values()))
+    row(*["---"] * (1 + len(DEPLOYED)))
+    for label, case in (
+        ("as in training", "as-trained"),
+        ("`perturbation=real`", "real-arm"),
+        ("`perturbation=real`, 100 ms of latency", "real-arm-latency-100"),
+        ("`perturbation=real`, 100 ms of latency, `schedule=rtc`", "real-arm-latency-100-rtc"),
+    ):
+        cells = []
+        for kind in DEPLOYED:
+            values = [100.0 * record["success_at_end"] for record in records(f"deployment/{kind}-[0-9]-{case}.json")]
+            center, half = t_interval(values)
+            interval = f"{max(0.0, center - half):.0f} to {min(100.0, center + half):.0f}"
+            cells.append(f"{', '.join(f'{value:.0f}' for value in values)}: {center:.1f}% ({interval})")
+        row(label, *cells)
+    print()
+
+
 def two_ways() -> None:
     """``detour``: success and the shares of episodes that passed the post on either side, by the noise."""
     row("policy", "after", *(f"{noise}: success; left, right" for noise in ("zero noise", "seeded noise")))
@@ -182,6 +203,7 @@ if __name__ == "__main__":
     })  # fmt: skip
     compared({f"`{step}`": f"comparison/stack-steps-{step}-*.json" for step in ("last", "all", "one")})
     compared({f"`{step}`": f"comparison/tabletop-steps-{step}-*.json" for step in ("last", "all", "one")})
+    deployment()
     two_ways()
     noise()
     ablations = sorted(HERE.glob("ablation/pick_place-*.json"))
