@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch.utils.tensorboard.writer import SummaryWriter
@@ -30,22 +31,44 @@ class MetricsWriter:
         self._file = self._path.open("a", encoding="utf-8")
         self._tensorboard = SummaryWriter(str(run_dir), purge_step=purge_step, flush_secs=30)
 
-    def write(self, row: Mapping[str, float | int]) -> None:
+    def write(
+        self, row: Mapping[str, float | int], histograms: Mapping[str, Mapping[int, int]] = MappingProxyType({})
+    ) -> None:
         """Append one iteration. The x axis of TensorBoard is ``env_steps``, or ``iteration`` if it is absent.
 
-        Numbers that are not finite become null.
+        Numbers that are not finite become null. histograms: how often each whole number occurred, for TensorBoard.
         """
         finite = {key: value if math.isfinite(value) else None for key, value in row.items()}
         self._file.write(json.dumps(finite) + "\n")
         self._file.flush()
         at = int(row.get("env_steps", row["iteration"]))
         self.scalars({key: value for key, value in row.items() if "/" in key}, at)
+        for name, counts in histograms.items():
+            self._histogram(name, counts, at)
 
     def scalars(self, values: Mapping[str, float | int], env_steps: int) -> None:
         """Write numbers to TensorBoard alone."""
         for key, value in values.items():
             if math.isfinite(value):
                 self._tensorboard.add_scalar(key, value, env_steps)
+
+    def _histogram(self, name: str, counts: Mapping[int, int], env_steps: int) -> None:
+        """Write a histogram to TensorBoard, with a bin from n - 1/2 to n + 1/2 for each whole number n."""
+        if not counts:
+            return
+        values = range(min(counts), max(counts) + 1)
+        bins = [counts.get(value, 0) for value in values]
+        self._tensorboard.add_histogram_raw(
+            name,
+            min=values[0],
+            max=values[-1],
+            num=sum(bins),
+            sum=sum(value * count for value, count in counts.items()),
+            sum_squares=sum(value * value * count for value, count in counts.items()),
+            bucket_limits=[values[0] - 0.5, *(value + 0.5 for value in values)],
+            bucket_counts=[0, *bins],
+            global_step=env_steps,
+        )
 
     def close(self) -> None:
         self._file.close()

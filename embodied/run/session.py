@@ -143,7 +143,7 @@ class Session:
             self.eval_success = eval_success([row])
             self.eval_return = evaluation.get("return_mean")
             write_json(self.run_dir / "eval" / f"train_{evaluation['env_steps']}.json", evaluation)
-        writer.write(row)
+        writer.write(row, report.histograms)
         progress.update(
             Status(
                 trainer.iteration,

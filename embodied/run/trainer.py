@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -49,6 +49,8 @@ class Report:
     """Result of an evaluation that finished since the last report, with ``env_steps`` of the evaluated weights."""
     note: str | None = None
     """Line to print."""
+    histograms: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """How often each whole number occurred, by name, for TensorBoard."""
 
 
 class Trainer(ABC):

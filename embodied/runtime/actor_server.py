@@ -17,10 +17,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from embodied.core.clock import running_s
 from embodied.core.protocols import Policy, Precomputing
 from embodied.core.types import Obs, PolicySample
 from embodied.runtime.messages import ActReply, ActRequest
+from embodied.runtime.track import Track
 from embodied.runtime.weight_store import WeightSource
 
 
@@ -28,9 +28,12 @@ class ActorServer:
     """Draws actions and values for the requests of env groups.
 
     policy: a copy that no other part uses; it is moved to ``device``. merge: put all requests into one batch.
+    index: of the server. ``track`` also counts how many requests were served together (``requests/<n>``).
     """
 
-    def __init__(self, policy: Policy, store: WeightSource, device: torch.device, merge: bool) -> None:
+    def __init__(
+        self, policy: Policy, store: WeightSource, device: torch.device, merge: bool, index: int = 0
+    ) -> None:
         assert isinstance(policy, nn.Module)
         policy.to(device).eval()
         self.policy: Policy = policy
@@ -42,20 +45,24 @@ class ActorServer:
         self.device = device
         self.merge = merge
         self.version = -1
-        self.infer_s = 0.0
+        self.track = Track(f"actor server {index}", "wait_requests")
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @torch.no_grad()
     def act(self, requests: Sequence[ActRequest]) -> list[ActReply]:
         """Return one reply per request, in order, with CPU tensors. RuntimeError before the first publication."""
-        began = running_s()
-        with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
+        self.track.add(f"requests/{len(requests)}")
+        stream = torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()
+        with self.track.during("infer"), stream:
             if self.store.version > self.version:
-                self._take_newest()
+                with self.track.during("fetch"):
+                    self._take_newest()
             batches = [requests] if self.merge else [[request] for request in requests]
-            replies = [reply for batch in batches for reply in self._serve(batch)]
-        self.infer_s += running_s() - began
-        return replies
+            return [reply for batch in batches for reply in self._serve(batch)]
+
+    def totals(self) -> dict[str, float]:
+        """Return the seconds of each activity and the counts so far (``Track.totals``)."""
+        return self.track.totals()
 
     def _take_newest(self) -> None:
         """Load the tensors of the newest weights that have changed since the loaded version."""

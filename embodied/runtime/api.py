@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -25,6 +26,9 @@ EvalNoise = Literal["zero", "seeded"]
 """Noise that a deployed decision starts from. zero: none, the policy is deterministic. seeded: standard normals that
 are a function of the episode's plan. A flow policy with two ways of acting then takes one of them, and a Gaussian draws
 from its standard deviation."""
+
+Histograms = dict[str, Counter[int]]
+"""How often each whole number occurred, by name."""
 
 
 @config_dataclass
@@ -71,7 +75,7 @@ class Iteration:
     env_steps: int
     """Control steps consumed so far."""
     metrics: Metrics
-    """``train/*`` and ``async/*`` of the algorithm, ``perf/*`` and ``rollout/*`` of the runtime.
+    """``train/*`` and ``async/*`` of the algorithm, the others of the runtime (docs/architecture.md).
 
     ``rollout/*`` are about episodes that began as the task begins, ``rollout/other_starts/*`` about those from a later
     stage or with less time, ``rollout/goals/<goal>/*`` about those of the first kind with that goal. Each is absent
@@ -81,6 +85,8 @@ class Iteration:
     evaluation: dict[str, Any] | None = None
     """Result of ``evaluate``, if one finished since the last iteration, with ``iteration`` and ``env_steps`` of the
     evaluated weights."""
+    histograms: Histograms = field(default_factory=dict)
+    """Of the iteration: ages of its decisions, requests that the actor served together."""
 
 
 class Runtime(ABC):

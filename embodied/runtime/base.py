@@ -36,6 +36,7 @@ from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.evaluator import Evaluator
 from embodied.runtime.learner import Learner
 from embodied.runtime.ledger import Ledger
+from embodied.runtime.meter import Meter
 from embodied.runtime.recipe import Recipe
 from embodied.runtime.weight_store import WeightStore
 
@@ -141,7 +142,7 @@ class LoopRuntime(Runtime):
     ) -> Iterator[Iteration]:
         stop = stop_event or threading.Event()
         self._start()
-        previous_end = running_s()
+        meter, previous_end = Meter(self), running_s()
         while not (
             stop.is_set()
             or (max_env_steps is not None and self.env_steps >= max_env_steps)
@@ -149,19 +150,21 @@ class LoopRuntime(Runtime):
         ):
             if self.ledger.version < self.learner.iteration:
                 self._consume()
-            clock = Clock(self)
-            batch = self.collect()
+            with self.learner.track.during("wait_fragments"):
+                batch = self.collect()
             metrics = self.learn(batch)
             if self.config.max_staleness > 0:
                 self._consume()
             env_steps = sum(fragment.num_env_steps for fragment in batch)
             now = running_s()
-            metrics |= {"perf/env_steps_per_s": env_steps / (now - previous_end), **clock.read(self)}
+            measured, histograms = meter.read()
+            metrics |= {"perf/env_steps_per_s": env_steps / (now - previous_end), **measured}
             episodes = EpisodeStats.concatenate([fragment.episodes for fragment in batch])
             self._rollout |= rollout_metrics(episodes, self.spec)
             evaluation = self._evaluate_if_due(stop)
             previous_end = running_s()
-            yield Iteration(self.iteration, self.env_steps, metrics | self._rollout, episodes, evaluation)
+            metrics |= self._rollout
+            yield Iteration(self.iteration, self.env_steps, metrics, episodes, evaluation, histograms)
 
     def state_dict(self) -> dict[str, Any]:
         learner = self.learner.state_dict()
@@ -235,27 +238,6 @@ class LoopRuntime(Runtime):
 
 
 RUNTIMES: Registry[type[LoopRuntime]] = Registry("runtime")
-
-
-class Clock:
-    """Seconds that each part was busy during one iteration; sim_s is the mean over workers."""
-
-    def __init__(self, runtime: LoopRuntime) -> None:
-        self._begin = self._now(runtime)
-
-    def read(self, runtime: LoopRuntime) -> Metrics:
-        busy = {
-            key: now - then for (key, now), then in zip(self._now(runtime).items(), self._begin.values(), strict=True)
-        }
-        return busy | {"perf/wait_s": busy.pop("wall") - busy["perf/learn_s"]}
-
-    def _now(self, runtime: LoopRuntime) -> Metrics:
-        return {
-            "perf/sim_s": sum(worker.sim_s for worker in runtime.workers) / len(runtime.workers),
-            "perf/infer_s": runtime.actor.infer_s,
-            "perf/learn_s": runtime.learner.learn_s,
-            "wall": running_s(),
-        }
 
 
 def rollout_metrics(episodes: EpisodeStats, spec: EnvSpec) -> Metrics:

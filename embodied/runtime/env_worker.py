@@ -14,13 +14,13 @@ draws its noise from its own generator when it makes a request, so results do no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-from embodied.core.clock import running_s
 from embodied.core.contract import check_obs, check_timestep
 from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
@@ -30,6 +30,7 @@ from embodied.core.types import Fragment, Obs, Timestep
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActReply, ActRequest
 from embodied.runtime.recorder import Recorder
+from embodied.runtime.track import Track
 
 
 class EnvWorker:
@@ -37,7 +38,8 @@ class EnvWorker:
 
     groups: envs with the samplers of their episodes. decisions: T of a fragment. execute: E of a chunk. noise_shape:
     that of the policy. seed: that of the run. incarnation: how often the worker was replaced; each draws other noise.
-    Only one thread at a time may call it.
+    Only one thread at a time may call it. ``track``: it steps, records, or between two calls waits, for the actor if a
+    group is in the middle of a fragment, and otherwise for a ticket.
     """
 
     def __init__(
@@ -52,8 +54,9 @@ class EnvWorker:
     ) -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
+        self.track = Track(f"env worker {worker_id}", "wait_ticket")
         self.cursors = [
-            Cursor(env, sampler, (worker_id, group, incarnation), decisions, execute, noise_shape, seed)
+            Cursor(env, sampler, (worker_id, group, incarnation), decisions, execute, noise_shape, seed, self.track)
             for group, (env, sampler) in enumerate(groups)
         ]
 
@@ -67,18 +70,26 @@ class EnvWorker:
         """Whether all its envs can be restored from a checkpoint."""
         return all(isinstance(cursor.env, ExactResume) for cursor in self.cursors)
 
+    def totals(self) -> dict[str, float]:
+        """Return the seconds of each activity so far (``Track.totals``)."""
+        return self.track.totals()
+
     @property
-    def sim_s(self) -> float:
-        """Seconds spent in ``VecEnv.step`` so far."""
-        return sum(cursor.sim_s for cursor in self.cursors)
+    def tracks(self) -> list[Track]:
+        """Its own track and one of each group."""
+        return [self.track, *(cursor.track for cursor in self.cursors)]
 
     def start(self, ticket: Ticket) -> ActRequest:
         """Begin a fragment of ``ticket.group``; return the request of its first decision."""
-        return self.cursors[ticket.group].start(ticket)
+        cursor = self.cursors[ticket.group]
+        with self._working(cursor):
+            return cursor.start(ticket)
 
     def advance(self, reply: ActReply) -> ActRequest | Fragment:
         """Execute the actor's reply; return the next request, or the complete fragment."""
-        return self.cursors[reply.group].advance(reply)
+        cursor = self.cursors[reply.group]
+        with self._working(cursor):
+            return cursor.advance(reply)
 
     def state_dict(self, group: int) -> dict[str, Any]:
         """Return the state of one group, between two of its fragments."""
@@ -91,6 +102,20 @@ class EnvWorker:
     def close(self) -> None:
         for cursor in self.cursors:
             cursor.env.close()
+
+    @contextmanager
+    def _working(self, cursor: Cursor) -> Iterator[None]:
+        """Keep the tracks of the worker and of a group that it works on."""
+        cursor.enter("record")
+        try:
+            yield
+        finally:
+            cursor.track.enter(_wait(cursor.ticket is not None))
+            self.track.enter(_wait(any(cursor.ticket is not None for cursor in self.cursors)))
+
+
+def _wait(in_fragment: bool) -> str:
+    return "wait_actor" if in_fragment else "wait_ticket"
 
 
 class Cursor:
@@ -105,6 +130,7 @@ class Cursor:
         execute: int,
         noise_shape: tuple[int, ...],
         seed: int,
+        worker_track: Track,
     ) -> None:
         self.env = env
         self.sampler = sampler
@@ -115,7 +141,8 @@ class Cursor:
         self.generator = torch.Generator().manual_seed(int(np.random.SeedSequence((seed, *key)).generate_state(1)[0]))
         self.obs: Obs | None = None
         self.ticket: Ticket | None = None
-        self.sim_s = 0.0
+        self.track = Track(f"group {self.group}", "wait_ticket")
+        self._worker_track = worker_track
         self._checked = False  # whether a step in which episodes ended has passed ``check_timestep``
         self._t = 0
         self._recorder: Recorder | None = None
@@ -143,9 +170,9 @@ class Cursor:
             self.ticket = self._recorder = self._ended = None
             return fragment
         self._recorder.observe(self._t, obs)
-        began = running_s()
+        self.enter("step")
         action_NEA, step = execute(self.env, reply.sample.action_NHA, self.execute)
-        self.sim_s += running_s() - began
+        self.enter("record")
         if not self._checked:
             check_timestep(self.env, step, self.execute)
             self._checked = len(step.final_ids) > 0
@@ -154,6 +181,11 @@ class Cursor:
         self._ended = step if len(step.final_ids) else None
         self._t += 1
         return self._request()
+
+    def enter(self, activity: str) -> None:
+        """Begin an activity of the group and its worker."""
+        self.track.enter(activity)
+        self._worker_track.enter(activity)
 
     def _record_end(self, step: Timestep, reply: ActReply) -> None:
         """Keep the last observations of the episodes that ended in ``step``, and the value of truncated ones."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from embodied.core.clock import running_s
 from embodied.core.errors import UserError
 from embodied.core.protocols import Algorithm, Metrics, Policy
 from embodied.core.types import Fragment
 from embodied.runtime.recipe import Relabel
+from embodied.runtime.track import Track
 from embodied.runtime.weight_store import WeightStore
 
 
@@ -24,7 +25,8 @@ class Learner:
     """Updates the policy and publishes its weights.
 
     relabel: rewrites the rewards of a batch before the update, if given. iteration: batches consumed, which is also the
-    version of the weights. env_steps: control steps consumed.
+    version of the weights. env_steps: control steps consumed. ``track`` also counts decisions by their age in versions
+    at the update (``staleness/<n>``).
     """
 
     def __init__(self, algorithm: Algorithm, store: WeightStore, relabel: Relabel | None = None) -> None:
@@ -33,7 +35,7 @@ class Learner:
         self.relabel = relabel
         self.iteration = 0
         self.env_steps = 0
-        self.learn_s = 0.0
+        self.track = Track("learner", "other")
 
     @property
     def deployed(self) -> Policy:
@@ -49,18 +51,23 @@ class Learner:
         policy = self.algorithm.policy
         assert isinstance(policy, nn.Module)
         frozen = {name for name, parameter in policy.named_parameters() if not parameter.requires_grad}
-        self.store.publish(self.iteration, policy.state_dict(), frozen)
+        with self.track.during("publish"):
+            self.store.publish(self.iteration, policy.state_dict(), frozen)
 
     def learn(self, fragments: Sequence[Fragment]) -> Metrics:
         """Update on one batch and publish; return the algorithm's metrics."""
-        began = running_s()
-        batch = list(fragments) if self.relabel is None else self.relabel(list(fragments))
-        metrics = self.algorithm.update(batch, self.iteration)
-        self.iteration += 1
-        self.env_steps += sum(fragment.num_env_steps for fragment in batch)
-        self.publish()
-        self.learn_s += running_s() - began
+        with self.track.during("learn"):
+            batch = list(fragments) if self.relabel is None else self.relabel(list(fragments))
+            self._count_staleness(batch)
+            metrics = self.algorithm.update(batch, self.iteration)
+            self.iteration += 1
+            self.env_steps += sum(fragment.num_env_steps for fragment in batch)
+            self.publish()
         return metrics
+
+    def totals(self) -> dict[str, float]:
+        """Return the seconds of each activity and the counts so far (``Track.totals``)."""
+        return self.track.totals()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, with keys policy, algorithm and counters."""
@@ -79,3 +86,8 @@ class Learner:
         self.algorithm.load_state_dict(state["algorithm"])
         self.iteration = state["counters"]["iteration"]
         self.env_steps = state["counters"]["env_steps"]
+
+    def _count_staleness(self, batch: Sequence[Fragment]) -> None:
+        ages = torch.cat([self.iteration - fragment.version_TN.flatten() for fragment in batch])
+        for age, decisions in zip(*(column.tolist() for column in ages.unique(return_counts=True)), strict=True):
+            self.track.add(f"staleness/{age}", decisions)

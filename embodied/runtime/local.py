@@ -73,6 +73,7 @@ class LocalRuntime(LoopRuntime):
     def collect(self) -> list[Fragment]:
         version = self.learner.iteration
         self._say("learner", f"waits for the fragments of batch {version}")
+        self.learner.track.add("fragments", len(self.channel))
         try:
             return self.channel.take(version)
         except Closed:

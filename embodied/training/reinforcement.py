@@ -70,6 +70,7 @@ class ReinforcementTrainer(Trainer):
                 rate=iteration.metrics.get("perf/env_steps_per_s", 0.0),
                 success=iteration.metrics.get("rollout/success_at_end"),
                 evaluation=iteration.evaluation,
+                histograms=iteration.histograms,
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -26,6 +26,18 @@ def test_rows_and_events_hold_the_same_numbers(tmp_path: Path) -> None:
     assert events.Tags()["scalars"] == ["train/loss"]
 
 
+def test_histograms_are_in_tensorboard(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path)
+    writer.write({"iteration": 1, "env_steps": 10}, {"async/staleness": {0: 3, 2: 1}, "queue/requests": {}})
+    writer.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert events.Tags()["histograms"] == ["async/staleness"]
+    [event] = events.Histograms("async/staleness")
+    value = event.histogram_value
+    assert (event.step, value.min, value.max, value.num, value.sum, value.sum_squares) == (10, 0, 2, 4, 2, 4)
+    assert list(zip(value.bucket_limit, value.bucket, strict=True)) == [(-0.5, 0), (0.5, 3), (1.5, 0), (2.5, 1)]
+
+
 def test_resume_removes_the_work_that_will_be_redone(tmp_path: Path) -> None:
     write_rows(tmp_path, range(1, 6), loss=1.0)
     write_rows(tmp_path, range(4, 8), loss=2.0, last_iteration=3)

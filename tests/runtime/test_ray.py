@@ -14,22 +14,18 @@ import torch
 
 from embodied.core.errors import UserError
 from embodied.runtime import RayConfig
+from embodied.runtime.meter import EDGES
 from embodied.runtime.ray.cluster import Cluster
 from embodied.runtime.weight_store import WeightStore
-from tests.runtime.builders import build, iterate
-from tests.runtime.test_runtimes import assert_same
+from tests.runtime.builders import DECISIONS, NUM_ENVS, build, iterate
+from tests.runtime.test_runtimes import assert_same, timeless
+from tests.runtime.test_track import PARTS
 
 pytestmark = [
     pytest.mark.slow(reason="starts Ray and processes that import torch"),
     pytest.mark.filterwarnings("ignore:The given NumPy array is not writable"),
 ]
 LAYOUT = {"num_env_workers": 2, "groups_per_worker": 2, "max_staleness": 0, "eval_every": 2}
-
-
-def timeless(metrics: dict[str, float]) -> dict[str, float]:
-    """What does not depend on time, and what other runtimes have too."""
-    own = ("async/restarts", "async/lost")
-    return {key: value for key, value in metrics.items() if not key.startswith("perf/") and key not in own}
 
 
 def state_of(runtime: Any) -> dict[str, Any]:
@@ -51,6 +47,11 @@ def test_without_staleness_it_is_bit_identical_to_sync_and_goes_on_from_its_stat
         assert [timeless(i.metrics) for i in found] == [timeless(i.metrics) for i in first]
         for key in ("perf/env_steps_per_s", "perf/sim_s", "perf/infer_s", "perf/learn_s", "perf/wait_s"):
             assert sum(i.metrics[key] for i in found) > 0, key
+        for part, activities in PARTS.items():
+            assert all(f"time/{part}/{activity}" in found[-1].metrics for activity in activities), part
+        sent = {edge: sum(i.metrics.get(f"bytes/{edge}_per_s", 0.0) for i in found) for edge in EDGES}
+        assert min(sent.values()) > 0, sent
+        assert sum(found[-1].histograms["async/staleness"].values()) == DECISIONS * NUM_ENVS
         assert runtime.resumes == "exactly, bit for bit"
     with build(name="ray", **LAYOUT) as runtime:
         runtime.load_state_dict(middle)

@@ -74,16 +74,17 @@ class Controller:
         )
         self.ready = threading.Event()  # set once every part has been up
         self.earlier: Counter[str] = Counter()  # how often a worker was replaced in earlier sessions of the run
-        self._gone_s: defaultdict[str, float] = defaultdict(float)  # busy_s of the processes that are gone
+        self._gone: defaultdict[str, Counter[str]] = defaultdict(Counter)  # totals of the processes that are gone
         self._seen: dict[str, tuple[str, int]] = {}  # what each part did at its last sign of life
         self._idle = False
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopped = False
 
-    def busy_s(self, name: str) -> float:
-        """Return the seconds that all processes of a part simulated, if it is a worker, or inferred."""
-        part = self.parts.get(name)
-        return self._gone_s[name] + (part.busy_s if part else 0.0)
+    def totals(self, name: str) -> Counter[str]:
+        """Return what the tracks of all processes of a worker or server have counted, up to its last fragment."""
+        part, totals = self.parts.get(name), Counter(self._gone[name])
+        totals.update({} if part is None else part.totals)
+        return totals
 
     def seed_incarnation(self, name: str) -> int:
         """Return how often a worker was replaced, in earlier sessions of the run too."""
@@ -146,7 +147,7 @@ class Controller:
         assert part.incarnation == incarnation
         self.board.set(name, "is replaced")
         ray.kill(part.handle)
-        self._gone_s[name] += part.busy_s
+        self._gone[name].update(part.totals)
         if name in self.workers:
             worker = self.workers.index(name)
             self.ledger.release_worker(worker, incarnation)
@@ -273,8 +274,9 @@ class Controller:
             self.channel.put(cast(Fragment, Delivery(answer, fragment)))  # it has what channel and loop read
         except Closed:
             return
-        self.parts[name].busy_s = answer.sim_s
+        self.parts[name].totals = answer.totals
         self.supervision.worked(name, incarnation)
         if self.supervision.is_up(server, served_by):
-            self.parts[server].busy_s = max(self.parts[server].busy_s, answer.infer_s)
+            latest = (answer.server_totals, self.parts[server].totals)
+            self.parts[server].totals = max(latest, key=lambda totals: totals.get("infer_s", 0.0))
             self.supervision.worked(server, served_by)

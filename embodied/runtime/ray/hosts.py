@@ -34,7 +34,7 @@ from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActReply, ActRequest
 from embodied.runtime.ray.messages import Built, Learned, Pulse, ServerLost, Summary
 from embodied.runtime.ray.weights import Publication, Publisher, PulledWeights
-from embodied.runtime.ray.wire import share_tensors
+from embodied.runtime.ray.wire import nbytes, share_tensors
 from embodied.runtime.recipe import Recipe
 from embodied.runtime.supervision import Unresponsive
 from embodied.runtime.weight_store import WeightStore
@@ -99,8 +99,9 @@ class WorkerHost(Host):
         assert self.worker.cursors[group].ticket == ticket, "a group has one fragment at a time"
         while True:
             try:
+                self.worker.track.add("requests_bytes", nbytes(self._requests[group]))
                 answer = server.act.remote(self._requests[group], publication)
-                reply, infer_s = await asyncio.wait_for(answer, timeout_s)
+                reply, server_totals = await asyncio.wait_for(answer, timeout_s)
             except RayTaskError as error:
                 error.cause.add_note(str(error))  # the traceback of the server's process
                 raise ServerLost(error.cause) from None
@@ -108,9 +109,11 @@ class WorkerHost(Host):
                 raise ServerLost(Unresponsive(str(error))) from None
             except TimeoutError:
                 raise ServerLost(Unresponsive(f"no answer in {timeout_s:g} s")) from None
+            self.worker.track.add("replies_bytes", nbytes(reply))
             result = await self._run(f"steps group {group}", self.worker.advance, reply)
             if isinstance(result, Fragment):
                 del self._requests[group]
+                self.worker.track.add("fragments_bytes", nbytes(result))
                 summary = Summary(
                     worker=ticket.worker,
                     group=group,
@@ -118,8 +121,8 @@ class WorkerHost(Host):
                     sequence=ticket.sequence,
                     num_env_steps=result.num_env_steps,
                     episodes=result.episodes,
-                    sim_s=self.worker.sim_s,
-                    infer_s=infer_s,
+                    totals=self.worker.totals(),
+                    server_totals=server_totals,
                 )
                 return summary, result
             self._requests[group] = result
@@ -150,7 +153,7 @@ class ServerHost(Host):
         super().__init__(recipe)
         self.policy, self.num_threads = policy, num_threads
         self.store = PulledWeights()
-        self._waiting: list[tuple[ActRequest, asyncio.Future[tuple[ActReply, float]]]] = []
+        self._waiting: list[tuple[ActRequest, asyncio.Future[tuple[ActReply, dict[str, float]]]]] = []
         self._serving: asyncio.Task[None] | None = None
 
     async def build(self) -> Built:
@@ -158,13 +161,13 @@ class ServerHost(Host):
         self.actor = await self._run("builds the policy", self._build)
         return Built(node_id(), os.getpid())
 
-    async def act(self, request: ActRequest, publication: Publication) -> tuple[ActReply, float]:
-        """Return the reply, by these weights or newer ones, and ``infer_s`` so far.
+    async def act(self, request: ActRequest, publication: Publication) -> tuple[ActReply, dict[str, float]]:
+        """Return the reply, by these weights or newer ones, and the totals of the actor server so far.
 
         Requests that arrive during an inference are served together by the next one.
         """
         self.store.offer(publication)
-        future: asyncio.Future[tuple[ActReply, float]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[tuple[ActReply, dict[str, float]]] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         if self._serving is None or self._serving.done():
             self._serving = asyncio.create_task(self._serve())
@@ -175,15 +178,17 @@ class ServerHost(Host):
             batch, self._waiting = self._waiting, []
             requests, futures = [request for request, _ in batch], [future for _, future in batch]
             try:
-                await self.store.pull()
+                with self.actor.track.during("fetch"):
+                    self.actor.track.add("weights_bytes", await self.store.pull())
                 replies = await self._run(f"acts for {len(requests)} groups", self.actor.act, requests)
             except Exception as error:  # of any kind: every caller gets it
                 for future in futures:
                     future.set_exception(error)
                 continue
+            totals = self.actor.totals()
             for future, reply in zip(futures, replies, strict=True):
                 if not future.done():  # a caller that gave up cancels it
-                    future.set_result((reply, self.actor.infer_s))
+                    future.set_result((reply, totals))
 
     def _build(self) -> ActorServer:
         threads.use(self.num_threads)
@@ -214,7 +219,8 @@ class LearnerHost(Host):
 
         Fragments that were lost with their node are left out; ``async/lost`` counts them.
         """
-        fetched = await fetch(fragments)
+        with self.learner.track.during("fetch"):
+            fetched = await fetch(fragments)
         lost = {"async/lost": float(len(fragments) - len(fetched))}
         learned = await self._run(f"learns from batch {self.learner.iteration}", self._learn, fetched)
         return replace(learned, metrics=learned.metrics | lost)
@@ -255,7 +261,7 @@ class LearnerHost(Host):
 
     def _learned(self, metrics: Mapping[str, float]) -> Learned:
         learner, publication = self.learner, self.publisher.put(self.store.latest())
-        return Learned(dict(metrics), publication, learner.iteration, learner.env_steps, learner.learn_s)
+        return Learned(dict(metrics), publication, learner.iteration, learner.env_steps, learner.totals())
 
 
 async def fetch(references: Sequence[Awaitable[T]]) -> list[T]:

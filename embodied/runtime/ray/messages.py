@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,10 +62,10 @@ class Summary:
     """Control steps executed in it."""
     episodes: EpisodeStats
     """Episodes that ended in it."""
-    sim_s: float
-    """Seconds that this incarnation of the worker has spent in ``VecEnv.step``."""
-    infer_s: float
-    """Seconds that its actor server has spent on inference."""
+    totals: Mapping[str, float]
+    """What the track of this incarnation of the worker has counted."""
+    server_totals: Mapping[str, float]
+    """What the track of its actor server has counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,5 +115,5 @@ class Learned:
     """Batches consumed."""
     env_steps: int
     """Control steps consumed."""
-    learn_s: float
-    """Seconds spent on updates so far."""
+    totals: Mapping[str, float]
+    """What its track has counted so far."""

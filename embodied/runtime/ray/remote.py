@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from statistics import fmean
 from typing import Any
 
 from torch import Tensor, nn
 
 from embodied.core.protocols import Metrics, Policy
+from embodied.runtime.meter import joined
 from embodied.runtime.ray.controller import LEARNER, Controller
 from embodied.runtime.ray.messages import Delivery, Learned
+from embodied.runtime.track import Track
 
 Wait = Callable[[Any], Any]
 """reference -> its value; raises what ended the run meanwhile"""
@@ -31,10 +32,9 @@ class RemoteWorker:
         built = self._controller.parts[self.name].built
         return built is not None and built.resumes_exactly
 
-    @property
-    def sim_s(self) -> float:
-        """Seconds spent in ``VecEnv.step`` so far."""
-        return self._controller.busy_s(self.name)
+    def totals(self) -> dict[str, float]:
+        """Return what its tracks have counted so far."""
+        return dict(self._controller.totals(self.name))
 
     @property
     def incarnation(self) -> int:
@@ -56,8 +56,9 @@ class RemoteLearner:
     def __init__(self, controller: Controller, wait: Wait, policy: Policy) -> None:
         self.iteration = 0
         self.env_steps = 0
-        self.learn_s = 0.0
         self.version = -1
+        self.track = Track("training loop", "other")  # of the main thread
+        self._totals: Mapping[str, float] = {}  # of the learner's own track
         self._controller, self._wait = controller, wait
         self._replica, self._replica_of = policy, 0
 
@@ -90,9 +91,16 @@ class RemoteLearner:
 
     def learn(self, batch: Sequence[Delivery]) -> Metrics:
         """Update on one batch and publish; return the algorithm's metrics."""
-        learned: Learned = self._wait(self._handle.learn.remote([delivery.fragment for delivery in batch]))
+        with self.track.during("learn"):
+            learned: Learned = self._wait(self._handle.learn.remote([delivery.fragment for delivery in batch]))
         self._take(learned)
         return learned.metrics
+
+    def totals(self) -> dict[str, float]:
+        """Return what the learner's track has counted; waiting for fragments and ``other`` are of the main thread."""
+        own = self.track.totals()
+        own.pop("learn_s", None)
+        return {**self._totals, **own}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, with keys policy, algorithm and counters."""
@@ -109,7 +117,7 @@ class RemoteLearner:
         self.update_replica(state["policy"])
 
     def _take(self, learned: Learned) -> None:
-        self.iteration, self.env_steps, self.learn_s = learned.iteration, learned.env_steps, learned.learn_s
+        self.iteration, self.env_steps, self._totals = learned.iteration, learned.env_steps, learned.totals
         self.version = learned.publication.version
         self._controller.publication = learned.publication
 
@@ -124,8 +132,6 @@ class RemoteServers:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
 
-    @property
-    def infer_s(self) -> float:
-        """Seconds of inference so far; the mean over the servers."""
-        controller = self._controller
-        return fmean(controller.busy_s(name) for name in controller.servers)
+    def totals(self) -> dict[str, float]:
+        """Return what their tracks have counted so far: of seconds the mean over the servers, of counts the sum."""
+        return joined([self._controller.totals(name) for name in self._controller.servers])

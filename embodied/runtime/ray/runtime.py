@@ -112,6 +112,7 @@ class RayRuntime(LoopRuntime):
     def collect(self) -> list[Fragment]:
         version = self.learner.iteration
         self.supervisor.board.set("learner", f"waits for the fragments of batch {version}")
+        self.learner.track.add("fragments", len(self.channel))
         try:
             return self.channel.take(version)
         except Closed:

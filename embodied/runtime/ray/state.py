@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from embodied.runtime.ledger import Ticket
@@ -38,5 +39,5 @@ class Part:
     """Ray's handle of the actor."""
     built: Built | None = None
     """What it said when it was ready; None before."""
-    busy_s: float = 0.0
-    """Seconds of simulation or inference."""
+    totals: Mapping[str, float] = field(default_factory=dict)
+    """What its track has counted (``Track.totals``), as of the last fragment."""

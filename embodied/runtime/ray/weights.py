@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from torch import Tensor
 
-from embodied.runtime.ray.wire import pack
+from embodied.runtime.ray.wire import nbytes, pack
 from embodied.runtime.weight_store import Weights
 
 
@@ -85,11 +85,11 @@ class PulledWeights:
         if self._newest is None or publication.version > self._newest.version:
             self._newest = publication
 
-    async def pull(self) -> None:
-        """Fetch what is new. DamagedWeights if a digest differs."""
+    async def pull(self) -> int:
+        """Fetch what is new, and return its bytes. DamagedWeights if a digest differs."""
         newest, pulled = self._newest, self._pulled
         if newest is None or newest.version == self.version:
-            return
+            return 0
         lacking = [bundle for bundle in newest.bundles if bundle.version > self.version]
         tensors, changed = ({}, {}) if pulled is None else (dict(pulled.tensors), dict(pulled.changed))
         for bundle, found in zip(lacking, await asyncio.gather(*(bundle.tensors for bundle in lacking)), strict=True):
@@ -98,6 +98,8 @@ class PulledWeights:
             tensors |= found
             changed |= dict.fromkeys(found, bundle.version)
         self._pulled = Weights(newest.version, tensors, changed)
+        fetched = {bundle.version for bundle in lacking}
+        return sum(nbytes(tensors[name]) for name, version in changed.items() if version in fetched)
 
     def latest(self) -> Weights:
         """Return the weights that were pulled last. RuntimeError if there are none."""

@@ -6,6 +6,8 @@ A tensor that was received shares the object's memory: read it, and clone it bef
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,6 +43,17 @@ def unpack(packed: Packed) -> Tensor:
     dtype: torch.dtype = getattr(torch, name)
     tensor = torch.from_numpy(array)
     return tensor if tensor.dtype == dtype else tensor.view(dtype)
+
+
+def nbytes(value: Any) -> int:
+    """Return the bytes of all tensors in a tensor, mapping, sequence or dataclass; other values count nothing."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        return sum(map(nbytes, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(nbytes, value))
+    return sum(nbytes(getattr(value, field.name)) for field in fields(value)) if is_dataclass(value) else 0
 
 
 def own_cause(error: BaseException) -> BaseException:
