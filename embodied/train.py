@@ -8,6 +8,7 @@
   task.robot=panda         robot of the task
   eval_episodes=200        episodes of the evaluation at the end; 0 for none
   checkpoint_minutes=2     minutes between two checkpoints
+  trace=true               record what each part does in the first minute, as <run dir>/trace.json.gz for Perfetto
   stop_at_success=0.95     end early when an evaluation during training reaches this success rate
   data=<dir>               demonstrations (embodied.collect) for algo=sft, which imitates them; if their columns have
                            other names: data_keys.state=observation.qpos data_keys.action=action.joints

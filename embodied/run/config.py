@@ -29,7 +29,7 @@ from policies import POLICIES
 CONFIG_DIR = Path(embodied.__file__).resolve().parents[1] / "configs"
 CONFIG_FILE = "config.yaml"
 PRETRAINED = "pretrained"  # folder of a run whose policy wraps another library's model
-SHORTHANDS = {"max_staleness": "runtime.max_staleness", "device": "runtime.device"}
+SHORTHANDS = {"max_staleness": "runtime.max_staleness", "device": "runtime.device", "trace": "runtime.trace"}
 DECISIONS = 4  # default of runtime.decisions; with chunks of 4 actions, 16 control steps
 CHANGEABLE = ("total_steps", "max_minutes", "stop_at_success", "eval_episodes", "checkpoint_minutes")
 

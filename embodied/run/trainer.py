@@ -76,6 +76,8 @@ class Trainer(ABC):
             raise UserError(f"algo={name} learns from demonstrations: data=<directory of embodied.collect> is missing")
         if not cls.needs_data and config.data is not None:
             raise UserError(f"data={config.data} is for algo=sft; {name} learns from its own experience")
+        if not cls.evaluates and config.runtime["trace"]:
+            raise UserError(f"trace=true is for reinforcement learning, not for algo={name}")
         if not cls.evaluates and config.stop_at_success is not None:
             raise UserError(f"stop_at_success is for reinforcement learning, not for algo={name}")
 

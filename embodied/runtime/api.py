@@ -21,6 +21,7 @@ from typing import Any, Literal, Self
 from embodied.core.episodes import EpisodeStats
 from embodied.core.options import Count, Natural, NonNegative, Seed, config_dataclass
 from embodied.core.protocols import Metrics, Policy
+from embodied.runtime.trace import Trace
 
 EvalNoise = Literal["zero", "seeded"]
 """Noise that a deployed decision starts from. zero: none, the policy is deterministic. seeded: standard normals that
@@ -56,6 +57,8 @@ class RuntimeConfig:
     """Device of actor and learner; auto is CUDA if there is one. Simulation stays on the CPU."""
     watchdog_s: NonNegative = 60.0
     """Seconds without progress after which a local run logs which part waits for which; 0 is never."""
+    trace: bool = False
+    """Record what each part does in the first 60 seconds, for Perfetto: trace.json.gz in the run directory."""
     eval_every: Natural = 0
     """Iterations between two evaluations of the weights to deploy; 0 is never."""
     eval_episodes: Count = 50
@@ -91,6 +94,9 @@ class Iteration:
 
 class Runtime(ABC):
     """A run: iterate it, checkpoint it between iterations, close it."""
+
+    trace: Trace | None = None
+    """What the parts do, if ``RuntimeConfig.trace`` is set."""
 
     @property
     @abstractmethod

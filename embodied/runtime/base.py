@@ -38,6 +38,8 @@ from embodied.runtime.learner import Learner
 from embodied.runtime.ledger import Ledger
 from embodied.runtime.meter import Meter
 from embodied.runtime.recipe import Recipe
+from embodied.runtime.trace import Trace
+from embodied.runtime.track import Track
 from embodied.runtime.weight_store import WeightStore
 
 
@@ -111,6 +113,7 @@ class LoopRuntime(Runtime):
         self.ledger = ledger
         self.store = store
         self.evaluator = evaluator
+        self.trace = Trace() if config.trace else None
         self._rollout: Metrics = {}
         self._closed = False
 
@@ -143,6 +146,7 @@ class LoopRuntime(Runtime):
         stop = stop_event or threading.Event()
         self._start()
         meter, previous_end = Meter(self), running_s()
+        self._poll_trace()
         while not (
             stop.is_set()
             or (max_env_steps is not None and self.env_steps >= max_env_steps)
@@ -162,6 +166,7 @@ class LoopRuntime(Runtime):
             episodes = EpisodeStats.concatenate([fragment.episodes for fragment in batch])
             self._rollout |= rollout_metrics(episodes, self.spec)
             evaluation = self._evaluate_if_due(stop)
+            self._poll_trace()
             previous_end = running_s()
             metrics |= self._rollout
             yield Iteration(self.iteration, self.env_steps, metrics, episodes, evaluation, histograms)
@@ -203,10 +208,21 @@ class LoopRuntime(Runtime):
         if self._closed:
             return
         self._closed = True
+        self._poll_trace()
         for worker in self.workers:
             worker.close()
         if self.evaluator is not None:
             self.evaluator.close()
+
+    def _tracks(self) -> dict[str, list[Track]]:
+        """Return the tracks of the parts in this process, by part."""
+        tracks = {worker.track.name: worker.tracks for worker in self.workers}
+        tracks |= {track.name: [track] for track in (self.actor.track, self.learner.track)}
+        return tracks if self.evaluator is None else {**tracks, "evaluator": [self.evaluator.track]}
+
+    def _poll_trace(self) -> None:
+        if self.trace is not None:
+            self.trace.poll(self._tracks())
 
     def _start(self) -> None:
         """Publish the first weights. Called at the start of every ``iterations``."""

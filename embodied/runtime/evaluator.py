@@ -21,6 +21,7 @@ from embodied.core.protocols import Policy, VecEnv
 from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.statistics import wilson_interval
 from embodied.runtime.api import EvalNoise, RuntimeConfig
+from embodied.runtime.track import Track
 
 MAX_EVAL_ENVS = 512  # more envs cost memory and save no time
 
@@ -112,6 +113,7 @@ class Evaluator:
         self.config = config
         self.env: VecEnv | None = None
         self.last_iteration = 0
+        self.track = Track("evaluator", "idle")
 
     def due(self, iteration: int) -> bool:
         """Return whether eval_every iterations have passed since the last evaluation began."""
@@ -122,11 +124,12 @@ class Evaluator:
     ) -> dict[str, Any]:
         """Evaluate weights. Return the result with their iteration and env_steps, or {} if ``stop`` was set."""
         self.last_iteration = iteration
-        self.policy.load_state_dict(weights)
-        if self.env is None:
-            self.env = self.make_env()
-        config = self.config
-        result = evaluate(self.policy, self.env, self.plans, config.eval_seed, config.eval_noise, stop)
+        with self.track.during("evaluate"):
+            self.policy.load_state_dict(weights)
+            if self.env is None:
+                self.env = self.make_env()
+            config = self.config
+            result = evaluate(self.policy, self.env, self.plans, config.eval_seed, config.eval_noise, stop)
         return {**result, "iteration": iteration, "env_steps": env_steps} if result else {}
 
     def close(self) -> None:

@@ -17,6 +17,9 @@ from embodied.run.trainer import Limits, Report, Trainer
 from embodied.run.warm_start import make_initial_policy
 from embodied.runtime import Runtime, build_runtime
 from embodied.runtime.build import resolve_device, thread_budget
+from embodied.runtime.trace import TRACE_S
+
+TRACE_FILE = "trace.json.gz"
 
 
 class ReinforcementTrainer(Trainer):
@@ -27,6 +30,7 @@ class ReinforcementTrainer(Trainer):
     def __init__(self, config: RunConfig, run_dir: Path, new: bool) -> None:
         super().__init__(config, run_dir, new)
         self.runtime = build(config, run_dir, new)
+        self._traced = False
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
@@ -71,6 +75,7 @@ class ReinforcementTrainer(Trainer):
                 success=iteration.metrics.get("rollout/success_at_end"),
                 evaluation=iteration.evaluation,
                 histograms=iteration.histograms,
+                note=self._write_trace() if self.runtime.trace and self.runtime.trace.complete else None,
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -80,13 +85,23 @@ class ReinforcementTrainer(Trainer):
         self.runtime.load_state_dict(state)
 
     def finish(self) -> None:
-        self.runtime.close()
+        self.close()
 
     def result(self) -> dict[str, Any]:
         return {"env_steps": self.runtime.env_steps}
 
     def close(self) -> None:
         self.runtime.close()
+        self._write_trace()
+
+    def _write_trace(self) -> str | None:
+        """Write the trace, once, if there is one; return a line that says where. A run that never began has none."""
+        trace, path = self.runtime.trace, self.run_dir / TRACE_FILE
+        if trace is None or self._traced or not self.run_dir.is_dir():
+            return None
+        trace.write(path)
+        self._traced = True
+        return f"trace of the first {TRACE_S:.0f} s: {path} (open it in https://ui.perfetto.dev)"
 
 
 def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:

@@ -38,6 +38,8 @@ from embodied.runtime.ray.wire import own_cause
 from embodied.runtime.snapshot import Snapshot
 from embodied.runtime.supervision import Ask, Decision, End, Kill, Patience, Start, Supervision
 from embodied.runtime.supervisor import Board
+from embodied.runtime.trace import Trace
+from embodied.runtime.track import Track
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +74,8 @@ class Controller:
             running_s(),
             fixed=[LEARNER],
         )
+        self.track = Track("controller", "wait_events")
+        self.trace: Trace | None = None  # takes the spans of the parts
         self.ready = threading.Event()  # set once every part has been up
         self.earlier: Counter[str] = Counter()  # how often a worker was replaced in earlier sessions of the run
         self._gone: defaultdict[str, Counter[str]] = defaultdict(Counter)  # totals of the processes that are gone
@@ -112,12 +116,16 @@ class Controller:
     def run(self) -> None:
         """Handle events until ``stop``. Raise what ends the run."""
         while not self._stopped:
+            self.track.enter("decide")
             self._carry_out(self.supervision.tick(running_s()))
             self._assign()
+            self.track.enter("wait_events")
             try:
-                self._events.get(timeout=max(0.0, self.supervision.due_s - running_s()))()
+                event = self._events.get(timeout=max(0.0, self.supervision.due_s - running_s()))
             except queue.Empty:
                 continue
+            self.track.enter("decide")
+            event()
 
     # ---------------------------------------------------------------------------------------------------- decisions
     def _carry_out(self, decisions: list[Decision]) -> None:
@@ -126,7 +134,8 @@ class Controller:
                 self._start(decision)
             elif isinstance(decision, Ask):
                 handle = self.parts[decision.part].handle
-                self._call(handle.pulse.remote(), decision.part, decision.incarnation, self._on_pulse)
+                tracing = self.trace is not None and self.trace.recording
+                self._call(handle.pulse.remote(tracing), decision.part, decision.incarnation, self._on_pulse)
             elif isinstance(decision, Kill):
                 cause = f"{type(decision.cause).__name__}: {one_line(decision.cause)}"
                 log.warning("%s is replaced: %s", decision.part, cause[:500])
@@ -249,6 +258,8 @@ class Controller:
             self.ready.set()
 
     def _on_pulse(self, name: str, incarnation: int, pulse: Pulse) -> None:
+        if self.trace is not None:
+            self.trace.add(name, pulse.spans)
         if self._seen.get(name) != (pulse.doing, pulse.done):
             self._seen[name] = (pulse.doing, pulse.done)
             self.board.set(name, pulse.doing)

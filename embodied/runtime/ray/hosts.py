@@ -37,6 +37,8 @@ from embodied.runtime.ray.weights import Publication, Publisher, PulledWeights
 from embodied.runtime.ray.wire import nbytes, share_tensors
 from embodied.runtime.recipe import Recipe
 from embodied.runtime.supervision import Unresponsive
+from embodied.runtime.trace import take
+from embodied.runtime.track import Track
 from embodied.runtime.weight_store import WeightStore
 
 P = ParamSpec("P")
@@ -49,13 +51,14 @@ class Host:
     def __init__(self, recipe: Recipe) -> None:
         share_tensors()
         self.recipe = recipe
+        self.tracks: list[Track] = []  # of the part, once it is built
         self._thread = ThreadPoolExecutor(1)
         self._doing, self._done, self._since = "is built", 0, time.monotonic()
 
-    async def pulse(self) -> Pulse:
-        """Return a sign of life."""
+    async def pulse(self, tracing: bool) -> Pulse:
+        """Return a sign of life. tracing: whether spans are recorded from now on."""
         busy_s = time.monotonic() - self._since if self._since else 0.0
-        return Pulse(self._doing, self._done, busy_s)
+        return Pulse(self._doing, self._done, busy_s, take(self.tracks, tracing))
 
     async def _run(self, doing: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function in the computing thread, after those that were given to it before."""
@@ -83,6 +86,7 @@ class WorkerHost(Host):
     async def build(self) -> Built:
         """Build the envs."""
         self.worker = await self._run("builds its envs", self._build)
+        self.tracks = self.worker.tracks
         return Built(node_id(), os.getpid(), self.worker.resumes_exactly)
 
     async def sample(
@@ -159,6 +163,7 @@ class ServerHost(Host):
     async def build(self) -> Built:
         """Build the actor server."""
         self.actor = await self._run("builds the policy", self._build)
+        self.tracks = [self.actor.track]
         return Built(node_id(), os.getpid())
 
     async def act(self, request: ActRequest, publication: Publication) -> tuple[ActReply, dict[str, float]]:
@@ -208,6 +213,8 @@ class LearnerHost(Host):
     async def build(self) -> Built:
         """Build algorithm and learner."""
         self.learner = await self._run("builds the algorithm", self._build)
+        self.learner.track.enter("wait_controller")
+        self.tracks = [self.learner.track]
         return Built(node_id(), os.getpid())
 
     async def publish(self) -> Learned:

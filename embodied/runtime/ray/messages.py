@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from embodied.core.episodes import EpisodeStats
 from embodied.core.protocols import Metrics
 from embodied.runtime.ray.weights import Publication
+from embodied.runtime.track import Span
 
 
 class ServerLost(Exception):
@@ -32,6 +33,8 @@ class Pulse:
     """Operations so far."""
     busy_s: float
     """Time in the present operation; 0 while it waits."""
+    spans: Sequence[Span] = ()
+    """Of its tracks since the last one, while a trace is recorded."""
 
 
 @dataclass(frozen=True, slots=True)

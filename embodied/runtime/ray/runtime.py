@@ -33,6 +33,7 @@ from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.recipe import Recipe
 from embodied.runtime.snapshot import Snapshot
 from embodied.runtime.supervisor import Supervisor
+from embodied.runtime.track import Track
 
 if TYPE_CHECKING:
     import threading
@@ -101,6 +102,7 @@ class RayRuntime(LoopRuntime):
             "store": learner,
         }
         super().__init__(config, recipe.budget, spec=spec, ledger=ledger, evaluator=evaluator, **parts)
+        self.controller.trace = self.trace
         self.supervisor.spawn("controller", self.controller.run)
         if self.evaluation is not None:
             self.evaluation.begin(self.supervisor, self.budget.evaluator)
@@ -129,10 +131,16 @@ class RayRuntime(LoopRuntime):
         if not self.supervisor.stopping.is_set():
             self._keep_weights()
         self.supervisor.join()
+        self._finish_trace()
         self.controller.end_parts(CLOSE_S)
         if self.evaluator is not None:
             self.evaluator.close()
         self.cluster.close()
+
+    def _tracks(self) -> dict[str, list[Track]]:
+        """Return the tracks of this process; those of the parts come with their signs of life."""
+        tracks = {"controller": [self.controller.track, self.learner.track]}
+        return tracks if self.evaluator is None else {**tracks, "evaluator": [self.evaluator.track]}
 
     def _start(self) -> None:
         super()._start()
@@ -186,6 +194,18 @@ class RayRuntime(LoopRuntime):
             weights = learner.ask_weights()
             if concurrent.futures.wait([weights], CLOSE_S).done and weights.exception() is None:
                 learner.update_replica(weights.result())
+
+    def _finish_trace(self) -> None:
+        """Take the spans since the last signs of life, of the parts that still answer."""
+        if self.trace is None:
+            return
+        self._poll_trace()
+        parts = self.controller.parts.items()
+        pulses = {name: part.handle.pulse.remote(False).future() for name, part in parts if part.built}
+        concurrent.futures.wait(pulses.values(), CLOSE_S)
+        for name, pulse in pulses.items():
+            if pulse.done() and pulse.exception() is None:
+                self.trace.add(name, pulse.result().spans)
 
     def _end_waits(self) -> None:
         self.ledger.close()
