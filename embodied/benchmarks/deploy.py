@@ -5,9 +5,11 @@
     server_over_unbatched_<policy>                  requests per second of 16 clients / of 16 clients at max_batch=1
     server_over_one_client_<policy>                 the same / of one client, which asks one request at a time
 
-Policies have random weights: a plan costs the same as a trained one's. The simulated arm and the server are processes
-of their own. Latencies and the loop depend on what else the machine does, so they are measured in several rounds:
-ratios are those of the best round, rows have all. ``cpu`` is the time of the planning thread alone, without its waits.
+Policies have random weights: a plan costs the same as a trained one's. What batches give depends on the size of the
+policy: a message costs the server as much as a plan of ``flow`` and far less than one of ``flow_wide``. The simulated
+arm and the server are processes of their own. Latencies and the loop depend on what else the machine does, so they are
+measured in several rounds: ratios are those of the best round, rows have all. ``cpu`` is the time of the planning
+thread alone, without its waits.
 """
 
 from __future__ import annotations
@@ -45,8 +47,13 @@ from embodied.run.config import compose_run
 from embodied.run.exporting import record, write_bundle
 from embodied.run.factories import make_policy, make_spec
 
-TASKS = {"gaussian": "pick_place", "flow": "pick_place", "vla_tiny": "tabletop"}
-"""Task of each policy."""
+POLICIES: dict[str, dict[str, object]] = {
+    "gaussian": {"task": "pick_place", "policy": "gaussian"},
+    "flow": {"task": "pick_place", "policy": "flow"},
+    "flow_wide": {"task": "pick_place", "policy": "flow", "policy.head_hidden": [2048, 2048, 2048, 2048]},
+    "vla_tiny": {"task": "tabletop", "policy": "vla_tiny"},
+}
+"""Options of each policy. The denoiser of flow_wide has 13 million weights, more than the caches of a core hold."""
 CLIENTS = 16
 LOOP_HZ = 50
 
@@ -66,33 +73,36 @@ class Sizes:
     requests: int = 640
     """Requests per server and round."""
     policies: tuple[str, ...] = ("gaussian", "flow", "vla_tiny")
-    """Policies that are measured."""
+    """Policies whose latency is measured."""
+    served: tuple[str, ...] = ("flow", "flow_wide", "vla_tiny")
+    """Policies whose server is measured."""
 
 
 def measure(short: bool) -> Report:
     """Measure all ratios and rows; ``short`` only shows that it works."""
-    sizes = Sizes(2, 5, 10, 32, ("flow",)) if short else Sizes()
+    sizes = Sizes(2, 5, 10, 32, ("flow",), ("flow",)) if short else Sizes()
     report = Report("deploy")
     with TemporaryDirectory() as folder:
-        bundles = {name: Path(folder) / name for name in sizes.policies}
+        bundles = {name: Path(folder) / name for name in dict.fromkeys(sizes.policies + sizes.served)}
         for name, path in bundles.items():
             note(f"exporting {name}")
-            export_random(path, name, TASKS[name])
-        latency(report, sizes, bundles)
+            export_random(path, POLICIES[name])
+        latency(report, sizes, {name: bundles[name] for name in sizes.policies})
         closed_loop(report, sizes, Path(folder) / "loop")
-        for name in sizes.policies[1:] or sizes.policies:
+        for name in sizes.served:
             throughput(report, sizes, name, bundles[name])
     return report
 
 
-def export_random(path: Path, policy_name: str, task: str, **options: object) -> None:
-    """Write the bundle of a policy with its usual options and random weights."""
-    config = compose_run({"task": task, "policy": policy_name, "device": "cpu", **options})
+def export_random(path: Path, options: dict[str, object]) -> None:
+    """Write the bundle of a policy with random weights."""
+    config = compose_run({"device": "cpu", **options})
     torch.manual_seed(0)
     policy, spec = make_policy(config, make_spec(config)), make_spec(config)
     assert isinstance(policy, nn.Module)
     path.mkdir()
-    write_bundle(path, config, policy, spec, record(config, policy, 2), Origin(task, policy_name, "", "", 0, None, {}))
+    origin = Origin(str(options["task"]), str(options["policy"]), "", "", 0, None, {})
+    write_bundle(path, config, policy, spec, record(config, policy, 2), origin)
 
 
 def rows_of(path: Path) -> list[Inputs]:
@@ -124,7 +134,7 @@ def latency(report: Report, sizes: Sizes, bundles: dict[str, Path]) -> None:
     measures = {name: partial(plan, name, PolicyRunner(path), rows_of(path)) for name, path in bundles.items()}
     results = in_turns(measures, sizes.rounds)
     for name, path in bundles.items():
-        settings = {"task": TASKS[name], "plans": sizes.plans, "rounds": sizes.rounds, "threads": 1}
+        settings = {**POLICIES[name], "plans": sizes.plans, "rounds": sizes.rounds, "threads": 1}
         best = wall[name][1:][int(np.argmin(results[name]))]
         for q in (50, 99):
             report.add(f"{name}_p{q}", 1e3 * float(np.percentile(best, q)), "ms", **settings)
@@ -138,8 +148,7 @@ def latency(report: Report, sizes: Sizes, bundles: dict[str, Path]) -> None:
 # -- closed loop -------------------------------------------------------------------------------------------------------
 def closed_loop(report: Report, sizes: Sizes, path: Path) -> None:
     """Measure the missed deadlines of the flow policy at 50 Hz on the simulated arm."""
-    episode = {"task.control_dt_s": 1 / LOOP_HZ, "task.max_episode_steps": 50}
-    export_random(path, "flow", "pick_place", **episode)
+    export_random(path, POLICIES["flow"] | {"task.control_dt_s": 1 / LOOP_HZ, "task.max_episode_steps": 50})
     bundle = read_bundle(path)
     simulation = json.loads((path / SIMULATION_FILE).read_text())
     shares, rates, latencies = [], [], list[float]()
@@ -178,7 +187,8 @@ def throughput(report: Report, sizes: Sizes, name: str, path: Path) -> None:
     for what, values in results.items():
         clients = 1 if what == "one_client" else CLIENTS
         rounds = [round(value, 1) for value in values]
-        report.add(f"server_{name}_{what}", median(values), "requests/s", clients=clients, of_rounds=rounds)
+        settings = {**POLICIES[name], "clients": clients, "of_rounds": rounds}
+        report.add(f"server_{name}_{what}", median(values), "requests/s", **settings)
     for what in ("unbatched", "one_client"):
         report.ratio(f"server_over_{what}_{name}", paired(results["batched"], results[what]))
 

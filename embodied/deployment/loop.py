@@ -6,7 +6,8 @@
 
 Deadlines are absolute, so errors do not add up. A tick that begins after the next one should have begun is a missed
 deadline; the ticks in between are dropped, and the robot keeps its last targets meanwhile. It also keeps them while a
-measurement is not finite.
+measurement is not finite, or far outside of what training saw. If the first one is outside, its unit or order is wrong,
+and the episode does not begin.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from embodied.core.errors import UserError
 from embodied.deployment.bundle import Bundle
 from embodied.deployment.controller import ArmController
 from embodied.deployment.inference import Clock, Inference
-from embodied.deployment.observation import NotFinite, StateBuilder
+from embodied.deployment.observation import OutOfRange, StateBuilder, Unusable
 from embodied.deployment.record import EpisodeRecord
 from embodied.deployment.robots.base import GRIPPER, Observation, Robot, joint_names
+from embodied.deployment.runner import InputSpec
 from embodied.deployment.safety import Safety
 from embodied.deployment.schedule import DelayEstimate, PlanRequest, Schedule
 
 Array = NDArray[np.float64]
 MAX_TICKS_PER_STEP = 1000
 BLIND_S = 1.0
-"""Longest time without a finite observation."""
+"""Longest time without an observation that can be used."""
 SENT_TOLERANCE = 1e-3
 """Largest difference (rad, m) of a target from what the robot says that it sent on."""
 
@@ -68,6 +70,7 @@ class ControlLoop:
         self.interpolation, self.noise, self.confirm, self.stop = interpolation, noise, confirm, stop
         self.schedule_kind, self.execute = schedule, bundle.execute if execute is None else execute
         self.controller, self.builder = ArmController(bundle.arm, bundle.action), StateBuilder(bundle)
+        self.inputs = InputSpec(bundle)
         self.record = EpisodeRecord()
         """Record of the last episode."""
         self.joints = joint_names(bundle.arm)
@@ -171,7 +174,11 @@ class Episode:
         try:
             qpos, qvel = loop.builder.qpos(observation), loop.builder.qvel(observation)
             state = loop.builder.state(observation, self.finger_m) if self.phase == 0 else None
-        except NotFinite as error:
+            if state is not None:
+                loop.inputs.check_range(state[None])
+        except Unusable as error:
+            if isinstance(error, OutOfRange) and not self.record.states:
+                raise
             self._hold_blind(error, now_s)
             return True
         self.blind_since_s = None
@@ -195,10 +202,10 @@ class Episode:
             self.phase, self.step = 0, self.step + 1
         return True
 
-    def _hold_blind(self, error: NotFinite, now_s: float) -> None:
-        """Keep the last targets in a tick whose observation is not finite. ``error`` after BLIND_S of such ticks."""
+    def _hold_blind(self, error: Unusable, now_s: float) -> None:
+        """Keep the last targets in a tick whose observation cannot be used. ``error`` after BLIND_S of such ticks."""
         self.record.waited_ticks += 1
-        self._command(*self.loop.safety.hold_blind(str(error), now_s), now_s)
+        self._command(*self.loop.safety.hold_blind(error.kind, str(error), now_s), now_s)
         self.blind_since_s = now_s if self.blind_since_s is None else self.blind_since_s
         if now_s - self.blind_since_s > BLIND_S:
             raise UserError(f"{error}, for {BLIND_S:g} s")
@@ -210,7 +217,7 @@ class Episode:
         loop.safety.report("stopped", "a person stopped the robot", now_s)
         try:
             qpos, qvel = loop.builder.qpos(observation), loop.builder.qvel(observation)
-        except NotFinite as error:
+        except Unusable as error:
             self._hold_blind(error, now_s)
             return
         self._send(qpos, loop.safety.hold()[1], qpos, qvel, now_s, observation)

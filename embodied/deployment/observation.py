@@ -17,8 +17,21 @@ from embodied.deployment.robots.base import GRIPPER, joint_names
 Array = NDArray[np.float64]
 
 
-class NotFinite(UserError):
-    """A measurement that is NaN or infinite. It may pass, as a wrong name does not."""
+class Unusable(UserError):
+    """A measurement that no plan may be made from, but that may pass: the robot holds meanwhile."""
+
+    kind = "not finite"
+    """Kind of the intervention (``Intervention.kind``)."""
+
+
+class NotFinite(Unusable):
+    """A measurement that is NaN or infinite."""
+
+
+class OutOfRange(Unusable):
+    """A measurement far outside of what training saw."""
+
+    kind = "range"
 
 
 class StateBuilder:

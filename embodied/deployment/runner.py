@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, unknown_name
 from embodied.deployment.bundle import PARITY_FILE, POLICY_FILE, Bundle, load_arrays, read_bundle
+from embodied.deployment.observation import OutOfRange
 
 OUTPUT_PREFIX = "output/"  # of the recorded outputs in parity.npz; the other arrays are inputs
 # A state may leave the recorded range by twice its width and this. A toppled object or a blow to the arm is no mistake
@@ -78,19 +79,19 @@ class InputSpec:
         for name in ("state", "noise", *(["prefix"] if "prefix" in self.shapes else [])):
             if not np.isfinite(inputs[name]).all():
                 raise UserError(f"{name}: has NaN or infinite numbers")
-        self._check_range(inputs["state"])
+        self.check_range(inputs["state"])
         self._check_index("instruction", inputs, len(self._bundle.instructions) - 1)
         self._check_index("delay", inputs, self._bundle.max_delay)
         return {name: np.ascontiguousarray(inputs[name]) for name in self.shapes}
 
-    def _check_range(self, state_NS: NDArray[Any]) -> None:
-        """Raise UserError for an entry that is far outside of what was recorded in training's environments."""
+    def check_range(self, state_NS: NDArray[Any]) -> None:
+        """Raise OutOfRange for an entry that is far outside of what was recorded in training's environments."""
         outside = (state_NS < self._low) | (state_NS > self._high)
         if not outside.any():
             return
         row, column = np.argwhere(outside)[0]
         entry, unit = self._bundle.state_range[column], self._units[column]
-        raise UserError(
+        raise OutOfRange(
             f"state: {entry.name} is {state_NS[row, column]:.4g}, training saw {entry.low:.4g} to {entry.high:.4g} "
             f"{unit}: check unit, order and sign"
         )

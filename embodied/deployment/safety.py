@@ -1,6 +1,6 @@
 """Limits on what leaves for a robot. No target reaches a robot except through ``Safety.filter``.
 
-    not finite, old or missing observation ─► hold the last targets
+    not finite, out of range, old or missing observation ─► hold the last targets
     emergency key                          ─► hold the measured position
     far ahead of the measured position     ─► nearer: within max_lead, less while ramping in
     beyond joint limits                    ─► at the limit
@@ -97,8 +97,8 @@ class Intervention:
     time_s: float
     """When, on the loop's clock."""
     kind: str
-    """``lead``, ``position``, ``gripper``, ``workspace``, ``velocity``, ``stale``, ``not finite``, ``missed``,
-    ``stopped`` (a person did), ``robot`` (it sent other targets on)."""
+    """``lead``, ``position``, ``gripper``, ``workspace``, ``velocity``, ``stale``, ``not finite``, ``range`` (far from
+    what training saw), ``missed``, ``stopped`` (a person did), ``robot`` (it sent other targets on)."""
     detail: str
     """What was changed, in words."""
 
@@ -150,10 +150,10 @@ class Safety:
         assert self._sent is not None, "start() comes first"
         return self._sent
 
-    def hold_blind(self, detail: str, now_s: float) -> tuple[Array, float]:
-        """Return the last targets for an observation that is not finite."""
+    def hold_blind(self, kind: str, detail: str, now_s: float) -> tuple[Array, float]:
+        """Return the last targets for an observation that cannot be used, for the reason ``kind``."""
         self._now_s = now_s
-        return self._leave(*self.hold(), self._note("not finite", detail))
+        return self._leave(*self.hold(), self._note(kind, detail))
 
     def filter(
         self, targets_J: Array, finger_m: float, qpos_J: Array, qvel_J: Array, now_s: float, age_s: float = 0.0

@@ -54,21 +54,22 @@ class Still:
 
 
 class Faulty(SimRobot):
-    """The simulated robot with a measurement that is NaN in some observations."""
+    """The simulated robot with a measurement that is wrong in some observations."""
 
     blind: range = range(0)
     broken: str = ""
+    reads: float = float("nan")
 
     def begin(self, **faults: Any) -> None:
         self.reset(0, 0)
         self.seen, self.commands = 0, list[dict[str, float]]()
-        self.blind, self.broken = range(0), ""
+        self.blind, self.broken, self.reads = range(0), "", float("nan")
         self.__dict__.update(faults)
 
     def get_observation(self) -> Observation:
         self.seen += 1
         found = super().get_observation()
-        return found | {self.broken: float("nan")} if self.seen in self.blind else found
+        return found | {self.broken: self.reads} if self.seen in self.blind else found
 
     def send_action(self, action: dict[str, float]) -> dict[str, float]:
         self.commands.append(action)
@@ -99,6 +100,18 @@ def test_a_sensor_that_fails_for_a_moment_holds_the_robot(robot: Faulty, broken:
     held = robot.commands[4:8]  # of the last observation before, and of the three blind ones
     assert all(command == held[0] for command in held)
     assert all(np.isfinite([*command.values()]).all() for command in robot.commands)
+
+
+def test_a_measurement_far_from_training_holds_the_robot_but_not_at_the_beginning(robot: Faulty) -> None:
+    robot.begin(broken="cube_pos[1]", reads=40.0, blind=range(7, 10))
+    record = loop_on(robot).run(steps=12)
+    assert (record.reason, len(record.actions), record.waited_ticks) == ("time limit", 12, 3)
+    assert record.interventions["range"] == 1
+    assert np.abs(np.stack(record.states)).max() < 40.0  # no plan was made from it
+    robot.begin(broken="cube_pos[1]", reads=40.0, blind=range(2, 10))
+    with pytest.raises(UserError, match=r"cube_pos\[1\] is 40, training saw .* check unit"):
+        loop_on(robot).run(steps=12)
+    assert robot.commands == []
 
 
 def test_a_sensor_that_stays_broken_ends_the_episode(robot: Faulty) -> None:
