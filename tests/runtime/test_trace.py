@@ -109,12 +109,13 @@ def test_a_part_whose_clock_jumps_back_keeps_a_track_without_overlap(tmp_path: P
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 def test_processes_of_ray_send_their_spans(ray_cluster: Cluster, tmp_path: Path) -> None:
     with build(name="ray", max_staleness=1, trace=True, eval_every=2) as runtime:
-        iterate(runtime, 6)
+        iterate(runtime, 8)
     assert runtime.trace is not None
     runtime.trace.write(tmp_path / "trace.json.gz")
     found = read(tmp_path / "trace.json.gz")
     assert set(found) == {"actor server 0", "controller", "env worker 0", "evaluator", "learner"}
-    assert all(activities(events) == WORKER for events in found["env worker 0"].values())
+    for name, events in found["env worker 0"].items():
+        assert activities(events) == WORKER, name
     assert {"infer", "fetch"} < activities(found["actor server 0"]["actor server 0"])
     assert {"fetch", "learn", "publish", "wait_controller"} <= activities(found["learner"]["learner"])
     assert {"decide", "wait_events"} == activities(found["controller"]["controller"])

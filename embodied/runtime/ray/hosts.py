@@ -51,14 +51,19 @@ class Host:
     def __init__(self, recipe: Recipe) -> None:
         share_tensors()
         self.recipe = recipe
-        self.tracks: list[Track] = []  # of the part, once it is built
+        self._tracks: list[Track] = []  # of the part, once it is built
         self._thread = ThreadPoolExecutor(1)
         self._doing, self._done, self._since = "is built", 0, time.monotonic()
 
     async def pulse(self, tracing: bool) -> Pulse:
         """Return a sign of life. tracing: whether spans are recorded from now on."""
         busy_s = time.monotonic() - self._since if self._since else 0.0
-        return Pulse(self._doing, self._done, busy_s, take(self.tracks, tracing))
+        return Pulse(self._doing, self._done, busy_s, take(self._tracks, tracing))
+
+    def _record(self, tracks: list[Track]) -> None:
+        """Record the spans of these tracks, if a trace is wanted, until a pulse ends it."""
+        self._tracks = tracks
+        take(tracks, self.recipe.config.trace)
 
     async def _run(self, doing: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function in the computing thread, after those that were given to it before."""
@@ -86,7 +91,7 @@ class WorkerHost(Host):
     async def build(self) -> Built:
         """Build the envs."""
         self.worker = await self._run("builds its envs", self._build)
-        self.tracks = self.worker.tracks
+        self._record(self.worker.tracks)
         return Built(node_id(), os.getpid(), self.worker.resumes_exactly)
 
     async def sample(
@@ -163,7 +168,7 @@ class ServerHost(Host):
     async def build(self) -> Built:
         """Build the actor server."""
         self.actor = await self._run("builds the policy", self._build)
-        self.tracks = [self.actor.track]
+        self._record([self.actor.track])
         return Built(node_id(), os.getpid())
 
     async def act(self, request: ActRequest, publication: Publication) -> tuple[ActReply, dict[str, float]]:
@@ -214,7 +219,7 @@ class LearnerHost(Host):
         """Build algorithm and learner."""
         self.learner = await self._run("builds the algorithm", self._build)
         self.learner.track.enter("wait_controller")
-        self.tracks = [self.learner.track]
+        self._record([self.learner.track])
         return Built(node_id(), os.getpid())
 
     async def publish(self) -> Learned:
