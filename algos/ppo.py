@@ -90,13 +90,15 @@ class PPO:
         """
         fragment = merge_fragments(fragments)
         staleness_TN = version - fragment.version_TN
-        too_old_TN = torch.zeros_like(fragment.terminated_TN)
+        counts_TN = fragment.num_steps_TN > 0
+        too_old_TN = torch.zeros_like(counts_TN)
         if self.config.max_staleness is not None:
-            too_old_TN = staleness_TN > self.config.max_staleness
-        valid_TN = (fragment.num_steps_TN > 0) & ~too_old_TN
+            too_old_TN = counts_TN & (staleness_TN > self.config.max_staleness)
+        valid_TN = counts_TN & ~too_old_TN
+        ages = staleness_TN[counts_TN] if counts_TN.any() else torch.zeros(1)
         metrics = {
-            "async/staleness_mean": float(staleness_TN.double().mean()),
-            "async/staleness_max": float(staleness_TN.max()),
+            "async/staleness_mean": float(ages.double().mean()),
+            "async/staleness_max": float(ages.max()),
             "async/dropped": float(too_old_TN.sum()),
         }
         batch = self.prepare(fragment, staleness_TN, valid_TN)

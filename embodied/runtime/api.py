@@ -47,6 +47,9 @@ class RuntimeConfig:
     max_staleness: Natural = 0
     """Most versions by which the weights that drew a decision may be older than the learner's. 0 is synchronous PPO;
     sync allows only 0."""
+    order: Literal["ticket", "arrival"] = "ticket"
+    """Fragments of a batch. ticket: those admitted next, so one slow env group holds up all. arrival: the first that
+    are complete; decisions that are older than max_staleness by then are masked. It needs max_staleness >= 1."""
     sim_threads: Natural = 0
     """Threads of the simulation; 0 lets ``threads.plan`` choose."""
     actor_threads: Natural = 0
@@ -67,6 +70,11 @@ class RuntimeConfig:
     """Seed of the initial states of evaluations; final evaluations have others, even with the same seed."""
     eval_noise: EvalNoise = "zero"
     """Noise of evaluated policies. zero: deterministic. seeded: random, drawn from the seed of each episode."""
+
+    @property
+    def mask_above(self) -> int | None:
+        """Age, versions, above which the learner masks decisions; None if the ledger lets none become older."""
+        return self.max_staleness if self.order == "arrival" else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,8 @@ class LoopRuntime(Runtime):
         if config.max_staleness and not cls.overlaps:
             able = ", ".join(f"runtime={name}" for name in RUNTIMES.names() if RUNTIMES[name].build.overlaps)
             raise UserError(f"max_staleness={config.max_staleness} needs {able}; runtime={config.name} allows only 0")
+        if config.order == "arrival" and not config.max_staleness:
+            raise UserError("order=arrival needs max_staleness of at least 1, got 0: allowed with 0 is order=ticket")
 
     @classmethod
     def assemble(cls, recipe: Recipe) -> Self:
@@ -84,7 +86,7 @@ class LoopRuntime(Runtime):
                     for worker, groups in enumerate(envs)
                 ],
                 actor=ActorServer(acting, store, recipe.device, merge=config.max_staleness > 0),
-                learner=Learner(recipe.make_algorithm(policy), store, recipe.relabel),
+                learner=Learner(recipe.make_algorithm(policy), store, recipe.relabel, config.mask_above),
                 ledger=Ledger(recipe.num_groups, config.max_staleness),
                 store=store,
             )
@@ -154,15 +156,16 @@ class LoopRuntime(Runtime):
         ):
             if self.ledger.version < self.learner.iteration:
                 self._consume()
+            consumed = self.env_steps
             with self.learner.track.during("wait_fragments"):
                 batch = self.collect()
             metrics = self.learn(batch)
             if self.config.max_staleness > 0:
                 self._consume()
-            env_steps = sum(fragment.num_env_steps for fragment in batch)
             now = running_s()
             measured, histograms = meter.read()
-            metrics |= {"perf/env_steps_per_s": env_steps / (now - previous_end), **measured}
+            speed = (self.env_steps - consumed) / (now - previous_end)
+            metrics |= {"perf/env_steps_per_s": speed, **measured}
             episodes = EpisodeStats.concatenate([fragment.episodes for fragment in batch])
             self._rollout |= rollout_metrics(episodes, self.spec)
             evaluation = self._evaluate_if_due(stop)

@@ -1,15 +1,18 @@
-"""Channel of delivered fragments from the workers to the learner, in whole batches in the ledger's order.
+"""Channel of delivered fragments from the workers to the learner, in whole batches.
 
     workers ── put(fragment) ──►  {sequence: fragment}  ── take(version) ──► batch of exactly batch_fragments
 
 The ledger bounds it: at most ``(1 + max_staleness) * batch_fragments`` fragments are not yet consumed, so ``put``
-never blocks. Batch ``version`` consists of the tickets ``version * batch_fragments ...``. Within a batch, fragments
-are sorted by worker and group, so that their order does not depend on timing.
+never blocks. With order=ticket, batch ``version`` consists of the tickets ``version * batch_fragments ...``. With
+order=arrival it is taken as soon as any ``batch_fragments`` fragments are there, and consists of those with the lowest
+numbers. Within a batch, fragments are sorted by worker and group, so that their order does not depend on timing.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from typing import Literal
 
 from embodied.core.types import Fragment
 
@@ -19,10 +22,13 @@ class Closed(Exception):
 
 
 class Channel:
-    """Thread-safe buffer of fragments. batch_fragments, max_staleness: those of the ledger."""
+    """Thread-safe buffer of fragments. batch_fragments, max_staleness: those of the ledger. order: see above."""
 
-    def __init__(self, batch_fragments: int, max_staleness: int) -> None:
+    def __init__(
+        self, batch_fragments: int, max_staleness: int, order: Literal["ticket", "arrival"] = "ticket"
+    ) -> None:
         self.batch_fragments = batch_fragments
+        self.order = order
         self.capacity = batch_fragments * (1 + max_staleness)
         self._fragments: dict[int, Fragment] = {}
         self._changed = threading.Condition()
@@ -43,16 +49,26 @@ class Channel:
 
     def take(self, version: int) -> list[Fragment]:
         """Wait until batch ``version`` is complete, remove and return it. Raises Closed once the channel is closed."""
-        numbers = range(version * self.batch_fragments, (version + 1) * self.batch_fragments)
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or all(n in self._fragments for n in numbers))
+            self._changed.wait_for(lambda: self._closed or self.has(version))
             if self._closed:
                 raise Closed
-            batch = [self._fragments.pop(n) for n in numbers]
+            batch = [self._fragments.pop(number) for number in self._numbers(version)]
         return sorted(batch, key=lambda fragment: (fragment.worker, fragment.group, fragment.sequence))
+
+    def has(self, version: int) -> bool:
+        """Return whether batch ``version`` is complete."""
+        numbers = self._numbers(version)
+        return len(numbers) == self.batch_fragments and all(number in self._fragments for number in numbers)
 
     def close(self) -> None:
         """End every present and future ``put`` and ``take`` by Closed."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def _numbers(self, version: int) -> Sequence[int]:
+        """Return the tickets of batch ``version``, as far as they are known."""
+        if self.order == "arrival":
+            return sorted(self._fragments)[: self.batch_fragments]
+        return range(version * self.batch_fragments, (version + 1) * self.batch_fragments)

@@ -1,6 +1,6 @@
 """Learner: turns batches into published weights.
 
-    batch of version v ──► relabel ──► algorithm.update(fragments, v) ──► publish(v + 1)
+    batch of version v ──► mask what is too old ──► relabel ──► algorithm.update(fragments, v) ──► publish(v + 1)
 
 Fragments stay on the CPU; the algorithm moves their tensors to the device of its policy.
 """
@@ -8,6 +8,7 @@ Fragments stay on the CPU; the algorithm moves their tensors to the device of it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,15 +25,19 @@ from embodied.runtime.weight_store import WeightStore
 class Learner:
     """Updates the policy and publishes its weights.
 
-    relabel: rewrites the rewards of a batch before the update, if given. iteration: batches consumed, which is also the
-    version of the weights. env_steps: control steps consumed. ``track`` also counts decisions by their age in versions
-    at the update (``staleness/<n>``).
+    relabel: rewrites the rewards of a batch before the update, if given. mask_above: age, versions, above which
+    decisions count for nothing; None masks none. iteration: batches consumed, which is also the version of the weights.
+    env_steps: control steps consumed, without those of masked decisions. ``track`` also counts decisions by their age
+    in versions at the update (``staleness/<n>``).
     """
 
-    def __init__(self, algorithm: Algorithm, store: WeightStore, relabel: Relabel | None = None) -> None:
+    def __init__(
+        self, algorithm: Algorithm, store: WeightStore, relabel: Relabel | None = None, mask_above: int | None = None
+    ) -> None:
         self.algorithm = algorithm
         self.store = store
         self.relabel = relabel
+        self.mask_above = mask_above
         self.iteration = 0
         self.env_steps = 0
         self.track = Track("learner", "other")
@@ -55,11 +60,21 @@ class Learner:
             self.store.publish(self.iteration, policy.state_dict(), frozen)
 
     def learn(self, fragments: Sequence[Fragment]) -> Metrics:
-        """Update on one batch and publish; return the algorithm's metrics."""
+        """Update on one batch and publish; return the algorithm's metrics.
+
+        With ``mask_above``, ``async/dropped`` counts the decisions that it or the algorithm masked for their age.
+        """
         with self.track.during("learn"):
-            batch = list(fragments) if self.relabel is None else self.relabel(list(fragments))
+            batch = list(fragments)
+            if self.mask_above is not None:
+                batch = [mask_before(fragment, self.iteration - self.mask_above) for fragment in batch]
+            if self.relabel is not None:
+                batch = self.relabel(batch)
             self._count_staleness(batch)
             metrics = self.algorithm.update(batch, self.iteration)
+            if self.mask_above is not None:
+                dropped = sum(map(num_decisions, fragments)) - sum(map(num_decisions, batch))
+                metrics = {**metrics, "async/dropped": metrics.get("async/dropped", 0.0) + dropped}
             self.iteration += 1
             self.env_steps += sum(fragment.num_env_steps for fragment in batch)
             self.publish()
@@ -88,6 +103,24 @@ class Learner:
         self.env_steps = state["counters"]["env_steps"]
 
     def _count_staleness(self, batch: Sequence[Fragment]) -> None:
-        ages = torch.cat([self.iteration - fragment.version_TN.flatten() for fragment in batch])
+        ages = torch.cat([self.iteration - fragment.version_TN[fragment.num_steps_TN > 0] for fragment in batch])
         for age, decisions in zip(*(column.tolist() for column in ages.unique(return_counts=True)), strict=True):
             self.track.add(f"staleness/{age}", decisions)
+
+def mask_before(fragment: Fragment, oldest: int) -> Fragment:
+    """Mask the decisions of a fragment that were drawn by older weights than version ``oldest``.
+
+    Masked decisions count for nothing. A decision before a masked one is masked as well. Advantages look forward, so
+    that of a decision that counts contains no masked one.
+    """
+    old_T = (fragment.version_TN < oldest).any(1)
+    if not old_T.any():
+        return fragment
+    num_steps_TN = fragment.num_steps_TN.clone()
+    num_steps_TN[: int(old_T.nonzero().max()) + 1] = 0
+    return replace(fragment, num_steps_TN=num_steps_TN)
+
+
+def num_decisions(fragment: Fragment) -> int:
+    """Return the number of decisions that count."""
+    return int((fragment.num_steps_TN > 0).sum())

@@ -12,6 +12,15 @@ decision is ever more than max_staleness versions old at its update, however slo
 Nothing can deadlock as long as every ticket is delivered or released: the limit is always at least
 ``(version + 1) * batch_fragments``, so the batch that the learner waits for can always be admitted whole.
 
+With order=arrival, batch b is the first ``batch_fragments`` fragments that are complete, those with the lowest numbers
+if there are more (``Channel``). A slow fragment then holds up nothing, and may become too old. Its maximum age: every
+decision is stamped with the version w of the weights that drew it. In the update of batch b the learner masks it, and
+the decisions of its fragment before it, if ``b - w > max_staleness`` (``mask_before``). So no decision that is learned
+from is more than max_staleness versions old, whatever the order of events. The batch comes in finite time: while it is
+not complete, fewer than ``(version + 1) * batch_fragments`` fragments have been accepted. So the limit admits the rest,
+and every ticket in flight is delivered or released. ``accepted + in_flight`` keeps its limit, since neither depends on
+the order.
+
 With max_staleness=0 (synchronous PPO) each group gives exactly one fragment to each batch, so that a batch does not
 depend on which group was faster. A worker that dies for good must then be replaced, or the run stopped.
 """

@@ -42,7 +42,7 @@ class LocalRuntime(LoopRuntime):
 
     def __init__(self, *args: Any, **parts: Any) -> None:
         super().__init__(*args, **parts)
-        self.channel = Channel(self.ledger.batch_fragments, self.ledger.max_staleness)
+        self.channel = Channel(self.ledger.batch_fragments, self.ledger.max_staleness, self.config.order)
         self._requests: queue.SimpleQueue[ActRequest | None] = queue.SimpleQueue()
         self._replies: list[queue.SimpleQueue[ActReply | None]] = [queue.SimpleQueue() for _ in self.workers]
         self._evaluation = None if self.evaluator is None else Aside(self.evaluator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from embodied.runtime.meter import EDGES
 from embodied.runtime.ray.cluster import Cluster
 from embodied.runtime.weight_store import WeightStore
 from tests.runtime.builders import DECISIONS, NUM_ENVS, build, iterate
+from tests.runtime.point_env import PointEnv
 from tests.runtime.test_runtimes import assert_same, timeless
 from tests.runtime.test_track import PARTS
 
@@ -106,8 +108,6 @@ def refusing(num_envs: int, num_threads: int) -> Any:
     """Build the one env of the spec only."""
     if num_envs > 1:
         raise UserError(f"no room for {num_envs} envs")
-    from tests.runtime.point_env import PointEnv
-
     return PointEnv(num_envs)
 
 
@@ -182,6 +182,24 @@ def test_weights_are_pulled_once_and_checked(ray_cluster: Cluster) -> None:
     wrong.offer(replace(publications[2], bundles=(publications[2].bundles[0], other)))
     with pytest.raises(DamagedWeights, match="version 2"):
         asyncio.run(wrong.pull())
+
+
+class SlowEnv(PointEnv):
+    """Far slower than the others, if it has four envs."""
+
+    def step(self, action: torch.Tensor) -> Any:
+        time.sleep(0.2 if self.num_envs == 4 else 0.0)
+        return super().step(action)
+
+
+def test_batches_in_order_of_arrival_mask_what_is_too_old(ray_cluster: Cluster) -> None:
+    options = {"max_staleness": 1, "order": "arrival", "num_env_workers": 2, "num_envs": 13}
+    with build(lambda num_envs, _: SlowEnv(num_envs), name="ray", **options) as runtime:
+        for iteration in runtime.iterations():
+            assert iteration.metrics["async/staleness_max"] <= 1
+            if iteration.metrics["async/dropped"] > 0:
+                break
+            assert iteration.index < 200, "the slow group holds up the others, or nothing is masked"
 
 
 def test_placements_are_options() -> None:

@@ -217,12 +217,14 @@ def test_a_state_of_sync_goes_on_in_local_and_back() -> None:
     assert_same(state, expected)
 
 
-def test_asynchronous_state_is_taken_while_the_run_goes_on() -> None:
-    with build(name="local", max_staleness=2, num_env_workers=2) as runtime:
+@pytest.mark.parametrize("order", ["ticket", "arrival"])
+def test_asynchronous_state_is_taken_while_the_run_goes_on(order: str) -> None:
+    options = {"name": "local", "max_staleness": 2, "num_env_workers": 2, "order": order}
+    with build(**options) as runtime:
         iterate(runtime, 3)
         state = runtime.state_dict()
         assert iterate(runtime, 3)[-1].index == 6
-    with build(name="local", max_staleness=2, num_env_workers=2) as runtime:
+    with build(**options) as runtime:
         runtime.load_state_dict(state)
         assert runtime.env_steps == state["runtime"]["counters"]["env_steps"]
         assert [iteration.index for iteration in iterate(runtime, 4)] == [4, 5, 6, 7]
@@ -290,6 +292,10 @@ def test_bad_input_to_a_run_is_named() -> None:
         build(num_envs=0)
     with pytest.raises(UserError, match="max_staleness=1 needs runtime=local, runtime=ray; runtime=sync allows only 0"):
         build(name="sync", max_staleness=1)
+    with pytest.raises(UserError, match="order=arrival needs max_staleness of at least 1, got 0"):
+        build(name="local", order="arrival")
+    with pytest.raises(UserError, match="order"):
+        RuntimeConfig(order="arival")  # type: ignore[arg-type]
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="device=cuda"):
             build(device="cuda")

@@ -260,7 +260,8 @@ class LearnerHost(Host):
         policy.to(self.recipe.device)
         torch.set_rng_state(self.rng_state.clone())
         self.store = WeightStore()
-        return Learner(self.recipe.make_algorithm(policy), self.store, self.recipe.relabel)
+        recipe = self.recipe
+        return Learner(recipe.make_algorithm(policy), self.store, recipe.relabel, recipe.config.mask_above)
 
     def _learn(self, fragments: Sequence[Fragment]) -> Learned:
         with threads.borrowing(self.budget.learner, self.budget.learner_alone, lambda: self._others_idle):

@@ -87,7 +87,7 @@ class RayRuntime(LoopRuntime):
         ledger = Ledger(recipe.num_groups, config.max_staleness)
         evaluator = recipe.evaluator(copy.deepcopy(creator.policy), spec)
         self.cluster = cluster
-        self.channel = Channel(ledger.batch_fragments, ledger.max_staleness)
+        self.channel = Channel(ledger.batch_fragments, ledger.max_staleness, config.order)
         self.evaluation = None if evaluator is None else Aside(evaluator)
         self.supervisor = Supervisor(config.watchdog_s, self._end_waits)
         self.controller = Controller(

@@ -1,8 +1,9 @@
 """What must hold after every step, kept in a book of its own that shares no code with what it checks.
 
 credits    every lease is the ticket of one group of a living worker; accepted + leased never exceeds the bound
-age        no decision is older than max_staleness versions when it is learned from
-once       a piece of experience is learned from at most once, in the batch of its ticket
+age        no decision is older than max_staleness versions when it is learned from, and no other one is masked
+once       a piece of experience is learned from at most once
+order      a batch is the tickets of its number, or with order=arrival the oldest fragments as soon as enough are there
 old        an answer of an old incarnation, or a second one, changes nothing
 recovery   a session that continues from a checkpoint has its counters; at max_staleness=0 the same batches follow
 progress   once faults have ended, every batch comes in bounded time: no deadlock
@@ -12,6 +13,7 @@ parts      at most one incarnation of a part is wanted, and a run ends only for 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from embodied.runtime.ledger import Ticket
@@ -43,6 +45,7 @@ class Checks:
         self.policy = POLICY
         self.history: list[list[Sampled]] = []  # batches that the weights have learned from
         self.leases: dict[int, Ticket] = {}
+        self.there: set[int] = set()  # numbers of the fragments that were accepted and not taken
         self.wanted: dict[str, int] = {}
         self.failures: Counter[str] = Counter()
         self.accepted = self.taken_batches = self.version = 0
@@ -55,7 +58,7 @@ class Checks:
         """A session begins. What was learned after its checkpoint is gone."""
         counters = (0, 0) if checkpoint is None else tuple(checkpoint["counters"])
         self.history = self.history[: counters[0]]
-        self.session, self.leases, self.wanted = session, {}, {}
+        self.session, self.leases, self.there, self.wanted = session, {}, set(), {}
         self.failures.clear()
         self.version = self.taken_batches = counters[0]
         self.accepted = counters[0] * self.plan.batch_fragments
@@ -72,7 +75,7 @@ class Checks:
     def seen(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return a checkpoint with this book's own counters, for ``begin``."""
         batches = self.history[: state["ledger"]["version"]]
-        steps = sum(sampled.num_env_steps for batch in batches for sampled in batch)
+        steps = self._steps(batches)
         now = [self.wanted[name] for name in self.session.workers]
         now = [incarnation if incarnation >= 0 else -1 - incarnation for incarnation in now]  # or the next one
         earlier = [first + incarnation for first, incarnation in zip(self.session.earlier, now, strict=True)]
@@ -83,7 +86,7 @@ class Checks:
         session, size, leased = self.session, self.plan.batch_fragments, len(self.leases)
         ledger = session.ledger
         bound = (self.version + 1 + self.plan.max_staleness) * size
-        in_channel = self.accepted - self.taken_batches * size
+        in_channel = len(self.there)
         newest = session.store.version
         if ledger.in_flight != leased:
             raise Violation(f"{ledger.in_flight} leases, expected {self.leases}")
@@ -145,7 +148,8 @@ class Checks:
             must((ticket.worker, ticket.incarnation, ticket.group) == asked, "not for", asked, ticket)
             must(ticket.sequence not in self.leases, "given out twice:", ticket)
             last = (self.version + 1 + self.plan.max_staleness) * self.plan.batch_fragments - 1
-            must(self.version * self.plan.batch_fragments <= ticket.sequence <= last, "out of its time:", ticket)
+            first = self.version * self.plan.batch_fragments if self.plan.order == "ticket" else 0
+            must(first <= ticket.sequence <= last, "out of its time:", ticket)
             self.leases[ticket.sequence] = ticket
 
     def delivered(self, ticket: Ticket, accepted: bool) -> None:
@@ -156,6 +160,7 @@ class Checks:
         if accepted:
             del self.leases[ticket.sequence]
             self.accepted += 1
+            self.there.add(ticket.sequence)
 
     def released(self, worker: int, incarnation: int, count: int) -> None:
         """The tickets of a dead worker were given back."""
@@ -167,18 +172,26 @@ class Checks:
     # ---------------------------------------------------------------------------------------------------- batches
     def batch_is_due(self, version: int) -> bool:
         """Return whether enough fragments have been accepted for a batch."""
-        return self.accepted >= (version + 1) * self.plan.batch_fragments
+        due = self.accepted >= (version + 1) * self.plan.batch_fragments
+        if self.plan.order == "arrival":
+            must(self.session.channel.has(version) == due, "batch", version, "is held up or short:", self.there)
+        return due
 
     def taken(self, version: int, batch: list[Sampled]) -> None:
         """The channel gave a batch to the learner."""
         size, plan = self.plan.batch_fragments, self.plan
         numbers = sorted(sampled.sequence for sampled in batch)
-        must(numbers == list(range(version * size, (version + 1) * size)), "batch", version, "has", numbers)
+        expected = list(range(version * size, (version + 1) * size))
+        if plan.order == "arrival":
+            expected = sorted(self.there)[:size]
+        must(numbers == expected, "batch", version, "has", numbers, "expected", expected)
+        self.there.difference_update(numbers)
         order = [(sampled.worker, sampled.group, sampled.sequence) for sampled in batch]
         must(order == sorted(order), "order of batch", version, order)
         for sampled in batch:
             oldest, newest = min(sampled.versions), max(sampled.versions)
-            must(version - oldest <= plan.max_staleness, "too old in batch", version, sampled)
+            fresh = version - oldest <= plan.max_staleness
+            must(fresh or plan.order == "arrival", "too old in batch", version, sampled)
             must(newest <= version, "from the future in batch", version, sampled)
         self.taken_batches += 1
         if plan.max_staleness == 0:
@@ -192,7 +205,11 @@ class Checks:
         learner = self.session.learner
         self.history.append(batch)
         must(learner.iteration == len(self.history), "iteration", learner.iteration, "expected", len(self.history))
-        steps = sum(sampled.num_env_steps for one in self.history for sampled in one)
+        oldest = learner.iteration - 1 - self.plan.max_staleness
+        for sampled, seen in zip(batch, self.session.algorithm.batch, strict=True):
+            found, expected = seen.num_steps_TN.flatten().tolist(), sampled.counting(oldest)
+            must(found == expected, "learned from", found, "control steps of", sampled, "expected", expected)
+        steps = self._steps(self.history)
         must(learner.env_steps == steps, "env_steps", learner.env_steps, "expected", steps)
         ids = [(sampled.worker, sampled.group, *sampled.stream) for one in self.history for sampled in one]
         must(len(set(ids)) == len(ids), "experience was learned from twice:", ids)
@@ -202,3 +219,8 @@ class Checks:
         """The ledger was told that the batch is consumed."""
         self.version += 1
         must(version == self.version, "consumed", version, "expected", self.version)
+
+    def _steps(self, batches: Sequence[Sequence[Sampled]]) -> int:
+        """Return the control steps of the first batches that were young enough to count."""
+        ages = ((batch, version - self.plan.max_staleness) for version, batch in enumerate(batches))
+        return sum(sum(sampled.counting(oldest)) for batch, oldest in ages for sampled in batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -85,6 +85,22 @@ class TakesInOrderOfArrival(Channel):
         return [self._fragments.pop(n) for n in list(self._fragments)[: self.batch_fragments]]
 
 
+class IgnoresTheOrder(Channel):
+    """With order=arrival, batches are held up by their slowest ticket."""
+
+    def has(self, version: int) -> bool:
+        size = self.batch_fragments
+        return all(number in self._fragments for number in range(version * size, (version + 1) * size))
+
+
+class TakesTheNewest(Channel):
+    """With order=arrival, a fragment may wait for ever."""
+
+    def _numbers(self, version: int) -> Sequence[int]:
+        numbers = super()._numbers(version)
+        return sorted(self._fragments)[-self.batch_fragments :] if self.order == "arrival" else numbers
+
+
 class LosesAFragment(Channel):
     def take(self, version: int) -> list[Any]:
         batch = super().take(version)
@@ -144,6 +160,23 @@ class ForgetsWeights(Learner):
         super().load_state_dict({**state, "policy": self.deployed_weights()})
 
 
+class MasksNothing(Learner):
+    """Learns from decisions of any age."""
+
+    def __init__(self, *args: Any, mask_above: int | None) -> None:
+        super().__init__(*args)
+
+
+class MasksLate(Learner):
+    def __init__(self, *args: Any, mask_above: int | None) -> None:
+        super().__init__(*args, mask_above=None if mask_above is None else mask_above + 1)
+
+
+class MasksTooMuch(Learner):
+    def __init__(self, *args: Any, mask_above: int | None) -> None:
+        super().__init__(*args, mask_above=None if mask_above is None else mask_above - 1)
+
+
 class HearsTheDead(Supervision):
     """A failure of any incarnation counts as one of the present."""
 
@@ -190,9 +223,11 @@ MUTANTS = {
             AcceptsOldIncarnations, AdmitsOneMore, GivesNumbersAnew, LetsFastGroupsIn, ForgetsItsVersion,
             CountsTheBatchTwice,
         ),
-        "channel": (TakesInOrderOfArrival, LosesAFragment),
+        "channel": (TakesInOrderOfArrival, LosesAFragment, IgnoresTheOrder, TakesTheNewest),
         "store": (GoesBackward, PublishesLate, SharesTheLearnersTensors),
-        "learner": (ForgetsSteps, ForgetsIteration, ForgetsTheOptimiser, ForgetsWeights),
+        "learner": (
+            ForgetsSteps, ForgetsIteration, ForgetsTheOptimiser, ForgetsWeights, MasksNothing, MasksLate, MasksTooMuch,
+        ),
         "supervision": (HearsTheDead, StartsOnce, NeverAsks, IgnoresLongOperations, EndsTooEarly),
     }.items()
     for mutant in mutants

@@ -10,7 +10,7 @@ in which they run as first argument and keep what they know in its memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -75,9 +75,26 @@ class Sampled:
     incarnation: int
     sequence: int
     stream: Stream
-    num_env_steps: int
+    steps: tuple[int, ...]
+    """Control steps of each decision."""
     versions: tuple[int, ...]
     """Of the weights that drew each decision."""
+    num_steps_TN: Tensor = field(repr=False)
+    """``steps``, as the learner reads and masks them."""
+
+    @property
+    def version_TN(self) -> Tensor:
+        """``versions``, as the learner reads them."""
+        return torch.tensor(self.versions).unsqueeze(1)
+
+    @property
+    def num_env_steps(self) -> int:
+        """Control steps of the decisions that count."""
+        return int(self.num_steps_TN.sum())
+
+    def counting(self, oldest: int) -> list[int]:
+        """Return the control steps of each decision; 0 if it or a later one is of older weights than ``oldest``."""
+        return [steps if min(self.versions[t:]) >= oldest else 0 for t, steps in enumerate(self.steps)]
 
 
 class Weight(nn.Module):
@@ -105,8 +122,10 @@ class Counting:
         self.policy = self.deployed = policy
         self.killed = False
         self.steps = 0
+        self.batch: Sequence[Sampled] = ()  # of the last update
 
     def update(self, fragments: Sequence[Sampled], version: int) -> dict[str, float]:
+        self.batch = fragments
         self.policy.updates += 1
         self.steps += 1
         if self.killed:
@@ -194,9 +213,10 @@ class Sampling:
         del worker.memory["begun", ticket.group]
         incarnation, position = worker.memory[ticket.group]
         worker.memory[ticket.group] = incarnation, position + 1
-        steps = 1 + (position * 7 + ticket.worker * 3 + ticket.group + incarnation) % 5
+        first = position * 7 + ticket.worker * 3 + ticket.group + incarnation
+        steps = tuple(1 + (first + t) % 5 for t in range(self.decisions))
         sampled = Sampled(
             ticket.worker, ticket.group, ticket.incarnation, ticket.sequence, (incarnation, position), steps,
-            tuple(versions),
+            tuple(versions), torch.tensor(steps).unsqueeze(1),
         )  # fmt: skip
         self.world.answer(0.02, self.done, ticket, server, sampled)

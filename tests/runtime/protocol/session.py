@@ -26,10 +26,10 @@ class Session:
     ) -> None:
         self.world, self.plan, self.checks = world, plan, checks
         self.ledger = components.ledger(plan.batch_fragments, plan.max_staleness)
-        self.channel: Any = components.channel(plan.batch_fragments, plan.max_staleness)
+        self.channel: Any = components.channel(plan.batch_fragments, plan.max_staleness, plan.order)
         self.store = components.store()
         self.algorithm: Any = Counting(checks.policy)
-        self.learner: Any = components.learner(self.algorithm, self.store)
+        self.learner: Any = components.learner(self.algorithm, self.store, mask_above=plan.mask_above)
         self.workers = [f"env worker {index}" for index in range(plan.workers)]
         self.servers = [f"actor server {index}" for index in range(plan.servers)]
         self.names = [*self.workers, *self.servers, "learner"]
@@ -196,7 +196,7 @@ class Session:
                 self._ask_learner("publishes", self._publish)
         elif self._doing == "collects":
             version = self.learner.iteration
-            if self.checks.batch_is_due(version) and self._complete(version):
+            if self.checks.batch_is_due(version) and self.channel.has(version):
                 batch = self.channel.take(version)
                 self.checks.taken(version, batch)
                 self._ask_learner("learns", self._learn, batch)
@@ -210,10 +210,6 @@ class Session:
             state = {"groups": groups, "incarnations": incarnations, "learner": self.learner.state_dict()}
             state["ledger"] = {"version": self.learner.iteration}
             self.world.after(self.world.takes_s(0.2), self._on_written, self.checks.seen(state))
-
-    def _complete(self, version: int) -> bool:
-        first = version * self.plan.batch_fragments
-        return all(n in self.channel._fragments for n in range(first, first + self.plan.batch_fragments))
 
     def _ask_learner(self, doing: str, call: Any, *arguments: Any) -> None:
         self._doing = doing

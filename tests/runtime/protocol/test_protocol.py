@@ -45,7 +45,7 @@ def failure(seed: int, components: Components) -> Failed | None:
 def test_a_seed_is_a_schedule() -> None:
     traces: list[list[str]] = [[], []]
     for trace in traces:
-        run(5, trace=trace)
+        run(8, trace=trace)
     assert len(traces[0]) > 50
     assert [line.partition("<")[0] for line in traces[0]] == [line.partition("<")[0] for line in traces[1]]
     assert any("FAULT" in line for line in traces[0])

@@ -12,7 +12,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 FOREVER_S = 1e9
 
@@ -73,6 +73,7 @@ class Plan:
         self.groups = 1 + int(draw() * 2)
         self.servers = 1 + int(draw() * 2)
         self.max_staleness = (0, 0, 1, 2, 4)[int(draw() * 5)]
+        self.order: Literal["ticket", "arrival"] = "arrival" if draw() < 0.5 and self.max_staleness else "ticket"
         self.decisions = 1 + int(draw() * 2)
         self.batches = 2 + int(draw() * 3)
         self.save_every = 1 + int(draw() * 3)
@@ -102,8 +103,13 @@ class Plan:
         """Fragments of a batch: one of each group."""
         return self.workers * self.groups
 
+    @property
+    def mask_above(self) -> int | None:
+        """Age, versions, above which the learner masks decisions."""
+        return self.max_staleness if self.order == "arrival" else None
+
     def __str__(self) -> str:
-        named = ("workers", "groups", "servers", "max_staleness", "decisions", "batches", "save_every")
+        named = ("workers", "groups", "servers", "max_staleness", "order", "decisions", "batches", "save_every")
         return " ".join(f"{name}={getattr(self, name)}" for name in named) + f" faults={len(self.faults)}"
 
 
