@@ -7,9 +7,11 @@ our own tasks, in the family ``mujoco``. Other distributions add families and ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
+from embodied.core.errors import UserError
+from embodied.core.options import from_mapping
 from embodied.core.protocols import VecEnv
 from embodied.core.registry import Registry
 from embodied.core.spec import CameraSpec, EnvSpec
@@ -44,6 +46,14 @@ class Family(Protocol):
         ...
 
 
+@runtime_checkable
+class SeveralSimulators(Protocol):
+    """A family whose environments more than one simulator can run."""
+
+    simulators: Mapping[str, type[Any]]
+    """Dataclasses of ``sim`` options by the name of the simulator, ``sim=``; the first one is the default."""
+
+
 FAMILIES: Registry[type[Family]] = Registry("family of environments", group="embodied.families")
 
 
@@ -51,3 +61,22 @@ def split_name(task: str) -> tuple[str, str]:
     """Return family and id of a name: ``lift`` → ``("mujoco", "lift")``, ``mine/cart`` → ``("mine", "cart")``."""
     family, slash, id = task.partition("/")
     return (family, id) if slash else (DEFAULT_FAMILY, task)
+
+
+def simulators(family: str) -> Mapping[str, type[Any]]:
+    """Return the dataclasses of ``sim`` options of the simulators of a family by name; the first is the default."""
+    entry = FAMILIES[family]
+    built = entry.build()
+    return built.simulators if isinstance(built, SeveralSimulators) else {family: entry.config}
+
+
+def sim_options(family: str, options: Mapping[str, Any]) -> Any:
+    """Return the checked options of the simulator that ``options["name"]`` names, or else of the family's default.
+
+    UserError for a simulator that does not run the family, and for an unknown option.
+    """
+    allowed = simulators(family)
+    name = options.get("name", next(iter(allowed)))
+    if name not in allowed:
+        raise UserError(f"sim={name} does not run tasks of the family {family}, allowed: {', '.join(allowed)}")
+    return from_mapping(allowed[name], {key: value for key, value in options.items() if key != "name"}, "sim")

@@ -23,13 +23,14 @@ from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Count, Natural, NonNegative, Positive, Seed, Text, config_dataclass, from_mapping
 from embodied.runtime import RUNTIMES, RuntimeConfig
 from envs import SAMPLERS
-from envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, split_name
+from envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, simulators, split_name
 from policies import POLICIES
 
 CONFIG_DIR = Path(embodied.__file__).resolve().parents[1] / "configs"
 CONFIG_FILE = "config.yaml"
 PRETRAINED = "pretrained"  # folder of a run whose policy wraps another library's model
 SHORTHANDS = {"max_staleness": "runtime.max_staleness", "device": "runtime.device", "trace": "runtime.trace"}
+DEFAULT_SIM = DEFAULT_FAMILY  # sim= in configs/train.yaml, whatever the task
 DECISIONS = 4  # default of runtime.decisions; with chunks of 4 actions, 16 control steps
 CHANGEABLE = ("total_steps", "max_minutes", "stop_at_success", "eval_episodes", "checkpoint_minutes")
 
@@ -207,13 +208,16 @@ def resolve(mapping: Mapping[str, Any]) -> RunConfig:
     family, id = split_name(str(mapping["task"]["name"]))
     simulator = FAMILIES[family]
     sampler = mapping.get("sampler", {"name": "uniform"})
-    if mapping["sim"]["name"] not in (family, DEFAULT_FAMILY):
-        raise UserError(f"sim={mapping['sim']['name']} does not run task={mapping['task']['name']}: it needs {family}")
+    allowed, sim = simulators(family), str(mapping["sim"]["name"])
+    if sim not in allowed and sim != DEFAULT_SIM:
+        needed = " or ".join(allowed)
+        raise UserError(f"sim={sim} does not run task={mapping['task']['name']}: it needs {needed}")
+    sim = sim if sim in allowed else next(iter(allowed))  # the default is of our own tasks
     sections = {
         "task": _with_defaults(mapping["task"], simulator.build().task_config(id), "task"),
         "policy": _with_defaults(mapping["policy"], POLICIES[mapping["policy"]["name"]].config, "policy"),
         "algo": _with_defaults(mapping["algo"], ALGORITHMS[mapping["algo"]["name"]].config, "algo"),
-        "sim": _with_defaults({**mapping["sim"], "name": family}, simulator.config, "sim"),
+        "sim": _with_defaults({**mapping["sim"], "name": sim}, allowed[sim], "sim"),
         "sampler": _with_defaults(sampler, SAMPLERS[sampler["name"]].config, "sampler"),
     }
     runtime = dict(mapping["runtime"])

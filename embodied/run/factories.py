@@ -17,9 +17,10 @@ from embodied.core.protocols import Policy, VecEnv
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import TRAIN, CameraSpec, EnvSpec
 from embodied.run.config import RunConfig, options_of
+from embodied.runtime.build import resolve_device
 from envs import SAMPLERS, SamplerSetup, first_episodes
 from envs.common.delayed import delayed
-from envs.registry import FAMILIES, split_name
+from envs.registry import FAMILIES, sim_options, split_name
 from policies import POLICIES
 
 
@@ -39,20 +40,23 @@ def make_env(
 ) -> VecEnv:
     """Build environments of the run's task. UserError if they are not as their family describes them.
 
-    run_dir: base of the simulator's ``dump_dir``, if it has one. cameras: None is those of the policy.
+    run_dir: base of the simulator's ``dump_dir``, if it has one. A simulator with a device has that of the learner
+    unless ``sim.device`` names another one. cameras: None is those of the policy.
     """
     family, id = split_name(config.task["name"])
-    entry = FAMILIES[family]
-    sim = options_of(config.sim)
+    sim = dict(config.sim)
     if "dump_dir" in sim:
         sim["dump_dir"] = str(run_dir / sim["dump_dir"])
+    if sim.get("device") == "auto":
+        sim["device"] = resolve_device(config.runtime_config().device).type
     spec = make_spec(config, cameras)
-    env = entry.build().make(
+    simulator = FAMILIES[family].build()
+    env = simulator.make(
         id,
         task_options(config),
         num_envs=num_envs,
         num_threads=num_threads,
-        sim=from_mapping(entry.config, sim, "sim"),
+        sim=sim_options(family, sim),
         cameras=spec.cameras,
     )
     differ = [field.name for field in fields(spec) if getattr(spec, field.name) != getattr(env.spec, field.name)]

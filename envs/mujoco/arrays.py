@@ -1,16 +1,32 @@
-"""Torch tensors over the live arrays of ``mujoco.batch.Batch``: no copies, current after every step."""
+"""Torch tensors over the live arrays of a batch of simulations: no copies, current after every step."""
 
 from __future__ import annotations
 
 import warnings
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 
-def readonly(array: np.ndarray) -> Tensor:
-    """Return a tensor over an output array of the engine. Tasks must not write to it (torch cannot enforce that)."""
+class Simulations(Protocol):
+    """N simulations of one model: ``mujoco.batch.Batch`` on the CPU, or ``WarpBatch`` on any device."""
+
+    model: Any
+    """The model, ``mujoco.MjModel``."""
+    nsim: int
+    """N."""
+
+    def bind(self, name: str) -> Any:
+        """Return the live array of a field of ``mujoco.MjData``, [N, ...]: of NumPy or of torch."""
+        ...
+
+
+def live(array: np.ndarray | Tensor) -> Tensor:
+    """Return a tensor over a live array. Tasks must not write to output arrays (torch cannot enforce that)."""
+    if isinstance(array, Tensor):
+        return array
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)

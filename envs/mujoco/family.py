@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from embodied.core.spec import CameraSpec, EnvSpec
 from envs.mujoco.pool import MujocoPool, SimConfig, spec_of
+from envs.mujoco.warp_pool import WarpConfig, WarpPool
 from envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS
 from envs.rendering.cameras import Camera
 from envs.rendering.vision import find_camera
@@ -16,6 +17,8 @@ from envs.rendering.vision import find_camera
 @FAMILIES.register(DEFAULT_FAMILY, config=SimConfig)
 class MujocoFamily:
     """See ``envs.registry.Family``."""
+
+    simulators: Mapping[str, type[Any]] = {DEFAULT_FAMILY: SimConfig, "warp": WarpConfig}
 
     def ids(self) -> Sequence[str]:
         return TASKS.names()
@@ -28,7 +31,9 @@ class MujocoFamily:
 
     def make(
         self, id: str, task: Any, *, num_envs: int, num_threads: int, sim: Any, cameras: Sequence[CameraSpec] = ()
-    ) -> MujocoPool:
+    ) -> MujocoPool | WarpPool:
+        if isinstance(sim, WarpConfig):
+            return WarpPool(TASKS[id].build(task), num_envs=num_envs, sim=sim, cameras=cameras)
         placed = [find(camera) for camera in cameras]
         return MujocoPool(TASKS[id].build(task), num_envs=num_envs, num_threads=num_threads, sim=sim, cameras=placed)
 

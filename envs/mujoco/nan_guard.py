@@ -21,20 +21,41 @@ MAX_DUMPS = 100  # of one pool: an env that diverges again and again must not fi
 log = logging.getLogger(__name__)
 
 
-class NanGuard:
+class StateDumps:
+    """Write the states of envs whose simulation diverged to files."""
+
+    def __init__(self, dump_dir: Path) -> None:
+        self.dump_dir = dump_dir
+        self.dumps = 0
+
+    def dump(self, ids: np.ndarray, before_nS: np.ndarray, after_nS: np.ndarray) -> None:
+        """Write ``ids`` [n] and their states before and after the step, [n, S], as an ``.npz`` file."""
+        self.dumps += 1
+        if self.dumps > MAX_DUMPS:
+            log.warning("simulation diverged in env %s, they start anew", ids[:5].tolist())
+            return
+        path = self.dump_dir / f"nan_{time.time_ns()}.npz"
+        try:
+            self.dump_dir.mkdir(parents=True, exist_ok=True)
+            np.savez(path, ids=ids, state_before=before_nS, state=after_nS)
+            log.warning("simulation diverged in env %s: state written to %s, they start anew", ids[:5].tolist(), path)
+        except OSError as error:
+            log.warning("simulation diverged in env %s, they start anew; no dump: %s", ids[:5].tolist(), error)
+
+
+class NanGuard(StateDumps):
     """Find envs whose simulation diverged in a batch whose model has the engine's own autoreset disabled.
 
     It diverged if the engine raised an error or warned, or if a velocity exceeds ``MAX_SPEED``.
-    The state of a broken env, before and after the step, is written to an ``.npz`` file. Then the env is set to the
-    model's initial state, so that observations are finite until its reset.
+    The state of a broken env, before and after the step, is written to a file: rows of ``Batch.state``, whose ``ctrl``
+    was applied. Then the env is set to the model's initial state, so that observations are finite until its reset.
     """
 
     def __init__(self, batch: Batch, dump_dir: Path) -> None:
+        super().__init__(dump_dir)
         self.batch = batch
-        self.dump_dir = dump_dir
         self.before = batch.state.copy()
         self.qvel = batch.bind("qvel")
-        self.dumps = 0
 
     def remember(self) -> None:
         """Copy the state that the next step starts from."""
@@ -51,21 +72,7 @@ class NanGuard:
             broken[raised] = True
         ids = np.flatnonzero(broken)
         if len(ids):
-            self._dump(ids)
+            self.dump(ids, self.before[ids], self.batch.state[ids])
             self.batch.warning[ids] = 0
             self.batch.reset(ids)
         return torch.from_numpy(ids)
-
-    def _dump(self, ids: np.ndarray) -> None:
-        """Write ``ids``, ``state_before`` and ``state``, rows of ``Batch.state``; their ``ctrl`` was applied."""
-        self.dumps += 1
-        if self.dumps > MAX_DUMPS:
-            log.warning("simulation diverged in env %s, they start anew", ids[:5].tolist())
-            return
-        path = self.dump_dir / f"nan_{time.time_ns()}.npz"
-        try:
-            self.dump_dir.mkdir(parents=True, exist_ok=True)
-            np.savez(path, ids=ids, state_before=self.before[ids], state=self.batch.state[ids])
-            log.warning("simulation diverged in env %s: state written to %s, they start anew", ids[:5].tolist(), path)
-        except OSError as error:
-            log.warning("simulation diverged in env %s, they start anew; no dump: %s", ids[:5].tolist(), error)

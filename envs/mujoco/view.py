@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
-from mujoco.batch import Batch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
-from envs.mujoco.arrays import readonly
-from envs.mujoco.robots.base import Arm
+from envs.mujoco.arrays import Simulations, live
+from envs.mujoco.robots.base import ArmState
 
 BETWEEN_M = 0.02  # a cube whose centre is this near the tool centre point along every axis is between the fingers
 
@@ -17,21 +17,25 @@ BETWEEN_M = 0.02  # a cube whose centre is this near the tool centre point along
 class View:
     """Named torch tensors over the live arrays of a batch: no copies, current after every control step.
 
-    Tensors have a row per env, N, and are float64: metres, seconds, radians. ``batch`` is for model fields that a task
-    sets per simulation.
+    Tensors have a row per env, N, in metres, seconds and radians. Device and type are those of the batch: CPU and
+    float64, or any device and float32. ``batch`` is for model fields that a task sets per simulation.
     """
 
-    def __init__(self, batch: Batch, arm: Arm) -> None:
+    def __init__(self, batch: Simulations, arm: ArmState) -> None:
         self.batch, self.model, self.arm = batch, batch.model, arm
-        self.qpos = torch.from_numpy(batch.bind("qpos"))
-        self.qvel = torch.from_numpy(batch.bind("qvel"))
-        self.mocap_pos = torch.from_numpy(batch.bind("mocap_pos"))
-        self.sensors = readonly(batch.bind("sensordata"))
+        self.qpos = live(batch.bind("qpos"))
+        self.qvel = live(batch.bind("qvel"))
+        self.mocap_pos = live(batch.bind("mocap_pos"))
+        self.sensors = live(batch.bind("sensordata"))
         self.tcp_pos, self.tcp_mat = arm.tcp_pos, arm.tcp_mat
         self.finger_target = arm.finger_targets[:, :1]
         self.sizes: Mapping[str, Tensor] = {}  # factor of the size of objects, [N], of those that vary
         self._views: dict[tuple[str, str], Tensor] = {}  # by (quantity, object): looking up names is slow
         self._derived: dict[tuple[str, str], Tensor] = {}  # by (quantity, object), for the present state
+
+    def tensor(self, numbers: ArrayLike) -> Tensor:
+        """Return numbers, such as random ones, with the type and on the device of the view's tensors."""
+        return torch.as_tensor(numbers, dtype=self.qpos.dtype, device=self.qpos.device)
 
     def changed(self) -> None:
         """Drop the quantities derived from the state, because the simulation has moved."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from mujoco.batch import Batch
 from numpy.typing import NDArray
 
 from envs.rendering.appearance import Twin, add_visuals
@@ -14,23 +15,29 @@ from envs.rendering.vision import CameraRig
 
 if TYPE_CHECKING:
     from envs.mujoco.pool import MujocoPool
+    from envs.tasks.base import Task
 
 SOLVED = np.array([46, 160, 67], np.uint8)  # colour of the border of solved envs
 FRONT = Camera("front", width=640, height=480, fovy_deg=36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0.0, 0.22))
 
 
 class Viewer:
-    """Render the simulations of a pool with their visual geoms. The pool's own simulations are only read.
+    """Render the simulations of a task with their visual geoms. The batch is only read.
 
     mark_solved: put a green frame around the image of an env where the task is solved now.
     """
 
     def __init__(
-        self, pool: MujocoPool, camera: Camera = FRONT, style: RenderStyle = VIDEO, mark_solved: bool = True
+        self,
+        task: Task,
+        batch: Batch,
+        camera: Camera = FRONT,
+        style: RenderStyle = VIDEO,
+        mark_solved: bool = True,
     ) -> None:
-        self.pool, self.camera, self.style, self.mark_solved = pool, camera, style, mark_solved
-        model = add_visuals(pool.task.scene(), pool.task.robot.visual)
-        self.twin = Twin(pool.batch, model, np.arange(pool.num_envs), pool.batch.nthread)
+        self.task, self.camera, self.style, self.mark_solved = task, camera, style, mark_solved
+        model = add_visuals(task.scene(), task.robot.visual)
+        self.twin = Twin(batch, model, np.arange(batch.nsim), batch.nthread)
 
     def render(self, ids: Sequence[int] | None = None) -> NDArray[np.uint8]:
         """Return colour images, uint8 [n, h, w, 3] of envs ``ids`` (None: all)."""
@@ -39,7 +46,7 @@ class Viewer:
         rgb: NDArray[np.uint8] = render(self.twin.batch, self.camera, ids, self.style)["rgb"]
         if not self.mark_solved:
             return rgb
-        solved = self.pool.task.success().numpy()
+        solved = self.task.success().cpu().numpy()
         return with_border(rgb, solved if ids is None else solved[np.asarray(ids)])
 
 
@@ -54,7 +61,7 @@ class QuickViewer:
     def __init__(self, pool: MujocoPool, camera: Camera) -> None:
         self.pool, self.camera = pool, camera
         coarse = pool.task.robot.coarse
-        self._slow = Viewer(pool, camera, FAST, mark_solved=False) if coarse is None else None
+        self._slow = Viewer(pool.task, pool.batch, camera, FAST, mark_solved=False) if coarse is None else None
         self._rig = None if coarse is None else CameraRig(pool.batch, pool.task.scene(), coarse, [camera])
 
     def render(self) -> NDArray[np.uint8]:

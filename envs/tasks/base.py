@@ -1,7 +1,8 @@
 """The base class of tasks and its options.
 
 A task reads torch tensors over the batch's live arrays (``View``) and returns torch tensors; it never steps the
-simulation. Quantities have a row per env, N, in metres, seconds and radians, float64 as in the engine.
+simulation. Quantities have a row per env, N, in metres, seconds and radians, with the type and on the device of the
+view's tensors: numbers of a task's own become tensors by ``View.tensor`` or take type and device from another tensor.
 """
 
 from __future__ import annotations
@@ -173,8 +174,8 @@ class Task:
 
 
 def column(x: Tensor) -> Tensor:
-    """Return a bool or numeric [N] as float64 [N, 1]."""
-    return x.to(torch.float64).unsqueeze(-1)
+    """Return a bool or real [N] as real [N, 1]."""
+    return (x if x.is_floating_point() else x.float()).unsqueeze(-1)
 
 
 def near(distance: Tensor, scale_m: float) -> Tensor:

@@ -55,7 +55,7 @@ def out_of_reach(task: Task, *positions: Tensor) -> Tensor | None:
     assert isinstance(task.config, ObjectTaskConfig)
     if not task.config.fail_out_of_reach:
         return None
-    low, high = (torch.tensor(corner[:2]).double() for corner in task.robot.workspace_m)
+    low, high = (torch.tensor(corner[:2]).to(positions[0]) for corner in task.robot.workspace_m)
     return torch.stack([((p[:, :2] < low) | (p[:, :2] > high)).any(-1) for p in positions]).any(0)
 
 
@@ -81,7 +81,7 @@ def move_towards(view: View, target: Tensor, gripper: Tensor, gain: float = 2.0,
     actions are not displacements of the tool.
     """
     displacement = (target - view.tcp_pos) * gain
-    return view.arm.move_tool(displacement, gripper, torch.as_tensor(limit, dtype=displacement.dtype).reshape(-1, 1))
+    return view.arm.move_tool(displacement, gripper, view.tensor(limit).reshape(-1, 1))
 
 
 def grasp_move(view: View, name: str, hover_m: float = 0.08) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ def put_cube_in_hand(view: View, name: str, ids: Tensor, half_width_m: float | T
     half_width_m: distance from its centre to each finger, a number or [n, 1].
     """
     half_yaw = torch.atan2(view.tcp_mat[ids, 3], view.tcp_mat[ids, 0]) / 2
-    pose = torch.zeros(len(ids), 7, dtype=torch.float64)
+    pose = view.qpos.new_zeros(len(ids), 7)
     pose[:, :3], pose[:, 3], pose[:, 6] = view.tcp_pos[ids], half_yaw.cos(), half_yaw.sin()
     view.body_qpos(name)[ids] = pose
     factor = view.size_factor(name, ids)
@@ -124,7 +124,7 @@ def place_cube(
     half_size_m: float,
 ) -> None:
     """Put the cube of envs ``ids`` flat on the table, anywhere in a rectangle and at any angle about the vertical."""
-    stand(view, name, ids, rng, torch.from_numpy(rng.uniform(f"{name}_pos", list(low_m), list(high_m))), half_size_m)
+    stand(view, name, ids, rng, view.tensor(rng.uniform(f"{name}_pos", list(low_m), list(high_m))), half_size_m)
 
 
 def stand(
@@ -140,8 +140,8 @@ def stand(
 
     yaw_rad: greatest yaw to either side; beyond 45 degrees a cube looks the same.
     """
-    half_angle = torch.from_numpy(rng.uniform(f"{name}_yaw", -yaw_rad / 2, yaw_rad / 2))
-    pose = torch.zeros(len(ids), 7, dtype=torch.float64)
+    half_angle = view.tensor(rng.uniform(f"{name}_yaw", -yaw_rad / 2, yaw_rad / 2))
+    pose = view.qpos.new_zeros(len(ids), 7)
     pose[:, :2], pose[:, 2] = position, half_height_m * view.size_factor(name, ids)
     pose[:, 3], pose[:, 6] = half_angle.cos(), half_angle.sin()
     view.body_qpos(name)[ids] = pose

@@ -62,13 +62,13 @@ class Detour(Task):
     def bind(self, view: View) -> None:
         self.view = view
         self.post, self.goal = view.mocap("post"), view.mocap("goal")
-        self.side = torch.ones(len(self.goal), dtype=torch.float64)  # on which the expert passes: left 1, right -1
+        self.side = torch.ones_like(self.goal[:, 0])  # on which the expert passes: left 1, right -1
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
         config = self.config
-        self.post[ids, :2] = torch.from_numpy(rng.uniform("post", list(config.post_low_m), list(config.post_high_m)))
-        self.goal[ids] = torch.from_numpy(rng.uniform("goal", list(config.goal_low_m), list(config.goal_high_m)))
-        self.side[ids] = torch.from_numpy(rng.uniform("side", -1.0, 1.0)).sign()
+        self.post[ids, :2] = self.view.tensor(rng.uniform("post", list(config.post_low_m), list(config.post_high_m)))
+        self.goal[ids] = self.view.tensor(rng.uniform("goal", list(config.goal_low_m), list(config.goal_high_m)))
+        self.side[ids] = self.view.tensor(rng.uniform("side", -1.0, 1.0)).sign()
 
     def state_terms(self) -> tuple[Term, ...]:
         return (
@@ -101,7 +101,7 @@ class Detour(Task):
     def _point(self, forward_m: float, left: Tensor | float) -> Tensor:
         """Return the point this far beyond the post and this far to the left of it, at the goal's height, [N, 3]."""
         forward_axis, left_axis = self._axes()
-        offset = forward_axis * forward_m + left_axis * torch.as_tensor(left, dtype=torch.float64).reshape(-1, 1)
+        offset = forward_axis * forward_m + left_axis * self.view.tensor(left).reshape(-1, 1)
         return torch.cat([self.post[:, :2] + offset, self.goal[:, 2:]], -1)
 
     def _way(self) -> Tensor:
@@ -147,7 +147,7 @@ class Detour(Task):
         target = torch.where(at_side.unsqueeze(-1), self._point(0.03, aside), corner)
         target = torch.where(at_front.unsqueeze(-1), target, front)
         target = torch.where((forward > 0.01).unsqueeze(-1), self.goal, target)
-        return move_towards(self.view, target, gripper=torch.ones(len(target)), limit=0.5)
+        return move_towards(self.view, target, gripper=torch.ones_like(target[:, 0]), limit=0.5)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"task/side": self.side.clone()}

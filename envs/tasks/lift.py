@@ -74,7 +74,7 @@ class Lift(Task):
             self.view, "cube", ids, rng, self.config.cube_low_m, self.config.cube_high_m, self.config.cube_half_m
         )
         goal = rng.uniform("goal", list(self.config.goal_low_m), list(self.config.goal_high_m))
-        self.goal[ids] = torch.from_numpy(goal)
+        self.goal[ids] = self.view.tensor(goal)
 
     @property
     def stages(self) -> tuple[StartStage, ...]:

@@ -6,7 +6,6 @@ The walls are higher than the cube, so it cannot be pushed in.
 from __future__ import annotations
 
 import mujoco
-import torch
 from torch import Tensor
 
 from embodied.core.options import config_dataclass
@@ -62,7 +61,7 @@ class PickPlace(Placing):
             self.view, "cube", ids, rng, self.config.cube_low_m, self.config.cube_high_m, self.config.cube_half_m
         )
         tray = rng.uniform("tray", list(self.config.tray_low_m), list(self.config.tray_high_m))
-        self.tray[ids, :2] = torch.from_numpy(tray)
+        self.tray[ids, :2] = self.view.tensor(tray)
 
     def state_terms(self) -> tuple[Term, ...]:
         offset = Term("tray_from_cube", 3, "m", "base", difference=Difference("tray", "cube_pos"))

@@ -114,7 +114,7 @@ class Placing(Task):
         config = self.config
         target, gripper = grasp_move(self.view, self.object_name)
         grasped, above, tcp = self.view.grasped(self.object_name), self._above(), self.view.tcp_pos
-        over_tray = self.tray + torch.tensor([0, 0, config.carry_m + 0.02])
+        over_tray = self.tray + torch.tensor([0, 0, config.carry_m + 0.02], device=self.tray.device)
         ready = (self.object[:, 2] > config.carry_m - 0.02) | above
         way = torch.where(ready.unsqueeze(-1), over_tray, torch.cat([self.object[:, :2], over_tray[:, 2:]], -1))
         target = torch.where(grasped.unsqueeze(-1), tcp + way - self.object, target)

@@ -67,7 +67,7 @@ class Push(Task):
         place_cube(
             self.view, "cube", ids, rng, self.config.cube_low_m, self.config.cube_high_m, self.config.cube_half_m
         )
-        self.goal[ids, :2] = torch.from_numpy(
+        self.goal[ids, :2] = self.view.tensor(
             rng.uniform("goal", list(self.config.goal_low_m), list(self.config.goal_high_m))
         )
         self.goal[ids, 2] = 0.0
@@ -136,4 +136,4 @@ class Push(Task):
         height = torch.where(low & behind | over_start, 0.014, 0.11)
         done = (distance < 0.02) & ((cube[:, 2:] - self.config.cube_half_m).abs() < 0.01)
         target = torch.where(done, tcp, torch.cat([horizontal, height], dim=-1))
-        return move_towards(self.view, target, gripper=-torch.ones(len(tcp)))
+        return move_towards(self.view, target, gripper=-torch.ones_like(tcp[:, 0]))

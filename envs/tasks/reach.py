@@ -46,7 +46,7 @@ class Reach(Task):
         self.goal = view.mocap("goal")
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
-        self.goal[ids] = torch.from_numpy(
+        self.goal[ids] = self.view.tensor(
             rng.uniform("goal", list(self.config.goal_low_m), list(self.config.goal_high_m))
         )
 
@@ -74,4 +74,4 @@ class Reach(Task):
         return self._distance() < self.config.success_m
 
     def expert(self) -> Tensor:
-        return move_towards(self.view, self.goal, gripper=torch.ones(len(self.goal)))
+        return move_towards(self.view, self.goal, gripper=torch.ones_like(self.goal[:, 0]))

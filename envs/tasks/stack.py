@@ -108,7 +108,7 @@ class Stack(Task):
 
     def _top(self) -> Tensor:
         """Return the goal of the red cube's centre, [N, 3]."""
-        return self.base + torch.tensor([0, 0, self.height], dtype=self.base.dtype)
+        return self.base + self.base.new_tensor([0, 0, self.height])
 
     def _on_base(self) -> Tensor:
         """Return whether the red cube stands on the blue one, which is on the table, bool [N]."""

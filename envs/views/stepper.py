@@ -28,7 +28,7 @@ from embodied.core.spec import TRAIN, Box, CameraSpec, EnvSpec, MultiDiscrete
 from embodied.core.types import Obs, Timestep
 from envs.common.episodic import EpisodicEnv
 from envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
-from envs.registry import FAMILIES, split_name
+from envs.registry import FAMILIES, sim_options, split_name
 
 RENDER_MODES = ("rgb_array",)
 
@@ -208,23 +208,23 @@ def open_task(
 ) -> Stepper:
     """Build the environments of ``task=<task>`` and return their stepper.
 
-    num_threads: threads that step the simulations (0: all cores). sim: options of the simulator. cameras: names, with
-    images ``image_size`` pixels wide and high, or specs. seed, splits, stagger, stages, autoreset: see ``Stepper``.
+    num_threads: threads that step the simulations (0: all cores). sim: options of the simulator, such as
+    ``{"name": "warp"}``. cameras: names, with images ``image_size`` pixels wide and high, or specs. seed, splits,
+    stagger, stages, autoreset: see ``Stepper``.
     options: of the task, such as ``control={"mode": "joint_delta"}``. UserError for an unknown task, option or camera.
     """
     for name, value in {"num_envs": num_envs, "image_size": image_size}.items():
         if value < 1:
             raise UserError(f"{name}: got {value}, allowed: at least 1")
     name, id = split_name(task)
-    entry = FAMILIES[name]
-    family = entry.build()
+    family = FAMILIES[name].build()
     seen = [CameraSpec.square(camera, image_size) if isinstance(camera, str) else camera for camera in cameras]
     env = family.make(
         id,
         from_mapping(family.task_config(id), options),
         num_envs=num_envs,
         num_threads=num_threads,
-        sim=from_mapping(entry.config, sim or {}, "sim"),
+        sim=sim_options(name, sim or {}),
         cameras=seen,
     )
     return Stepper(env, seed=seed, splits=splits, stagger=stagger, stages=stages, autoreset=autoreset)

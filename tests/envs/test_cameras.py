@@ -178,7 +178,9 @@ def read_mp4(path: Path) -> tuple[dict, list[np.ndarray]]:
 
 def test_an_episode_becomes_a_video(tmp_path: Path) -> None:
     pool = small_pool(3)
-    viewer = Viewer(pool, Camera("c", 64, 48, 36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0, 0.22)), FAST)
+    viewer = Viewer(
+        pool.task, pool.batch, Camera("c", 64, 48, 36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0, 0.22)), FAST
+    )
     path = tmp_path / "videos" / "episode.mp4"
     frames = record(pool, Still(), path, viewer.render, first_episodes(pool.spec, 6, seed=7))
     meta, pictures = read_mp4(path)
@@ -195,7 +197,9 @@ def test_an_episode_becomes_a_video(tmp_path: Path) -> None:
 def test_the_viewer_shows_each_env_and_reads_only() -> None:
     pool = small_pool(2)
     before = pool.batch.state.copy()
-    pictures = Viewer(pool, Camera("c", 64, 48, 36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0, 0.22)), VIDEO).render()
+    pictures = Viewer(
+        pool.task, pool.batch, Camera("c", 64, 48, 36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0, 0.22)), VIDEO
+    ).render()
     np.testing.assert_array_equal(pool.batch.state, before)
     assert (pictures[0] != pictures[1]).any()
     shells = (pictures[0].min(-1) > 150).mean()

@@ -13,59 +13,34 @@ import torch
 from mujoco.batch import Batch
 from torch import Tensor
 
-from embodied.core.errors import UserError
 from embodied.core.kinematics import cross, damped_least_squares
 from envs.common.play import play
-from envs.mujoco.arrays import readonly
 from envs.mujoco.robots.base import Measurement
+from envs.mujoco.robots.gripper_state import GripperState
 
 if TYPE_CHECKING:
     from envs.mujoco.robots.gripper_arm import GripperArm
 
 
-class AttachedArm:
-    """Turn actions into ``ctrl`` of a batch; see ``envs.mujoco.robots.base.EncodedArm``.
-
-    An arm action is relative to the present pose. So the controller's only state is the fingers' target, which is in
-    ``ctrl`` and observed. With backlash the joints' last targets are state too, and they are in ``ctrl``.
-    """
+class AttachedArm(GripperState):
+    """Turn actions into ``ctrl`` of a batch; see ``envs.mujoco.robots.base.EncodedArm``."""
 
     def __init__(self, batch: Batch, robot: GripperArm) -> None:
+        super().__init__(batch, robot)
         model = batch.model
-        self.robot, self.config = robot, robot.config
         self.batch = batch
-        self.num_joints = robot.num_joints
         self.encoder_offset_NJ: np.ndarray | None = None
         self.backlash_NJ: np.ndarray | None = None
         self.chain = robot.chain
         self.qpos, self.ctrl = batch.bind("qpos"), batch.bind("ctrl")
-        self.tcp_site = model.site("tcp").id
         self.site_xpos, self.site_xmat = batch.bind("site_xpos"), batch.bind("site_xmat")
         self.xaxis, self.xanchor = batch.bind("xaxis"), batch.bind("xanchor")
         self.slides = np.flatnonzero(model.jnt_type[: self.num_joints] == mujoco.mjtJoint.mjJNT_SLIDE)
         self.low, self.high = model.actuator_ctrlrange[: self.num_joints].T
-        # views that are observed, and that tasks read and write
-        qpos, qvel = torch.from_numpy(self.qpos), torch.from_numpy(batch.bind("qvel"))
-        joints, fingers = slice(self.num_joints), slice(self.num_joints, self.num_joints + 2)
-        self.joint_pos, self.joint_vel = qpos[:, joints], qvel[:, joints]
-        self.finger_qpos, self.finger_qvel = qpos[:, fingers], qvel[:, fingers]
-        self.finger_targets = torch.from_numpy(self.ctrl)[:, fingers]
-        self.tcp_pos = readonly(self.site_xpos)[:, self.tcp_site]
-        self.tcp_mat = readonly(self.site_xmat)[:, self.tcp_site]
-        velocity = model.sensor("tcp_vel").adr[0]
-        self.tcp_vel = readonly(batch.bind("sensordata"))[:, velocity : velocity + 3]
 
     def observe(self, measured: Measurement | None = None) -> dict[str, Tensor]:
-        target = self.finger_targets[:, :1]
         if measured is None:
-            return {
-                "joint_pos": self.joint_pos,
-                "joint_vel": self.joint_vel,
-                "fingers": self.finger_qpos,
-                "finger_target": target,
-                "tcp_pos": self.tcp_pos,
-                "tcp_vel": self.tcp_vel,
-            }
+            return self.true_state()
         velocity_3N = (measured.jacobian_6JN[:3] * measured.joint_vel_NJ.T).sum(1)
         found = {
             "joint_pos": measured.joint_pos_NJ,
@@ -74,24 +49,12 @@ class AttachedArm:
             "tcp_pos": measured.tool_3N.T,
             "tcp_vel": velocity_3N.T,
         }
+        target = self.finger_targets[:, :1]
         return {"finger_target": target, **{name: torch.from_numpy(value) for name, value in found.items()}}
 
     def measurement(self, qpos_NJ: np.ndarray, qvel_NJ: np.ndarray, finger_N1: np.ndarray) -> Measurement:
         """Return what follows from readings of the encoders."""
         return Measurement(qpos_NJ, qvel_NJ, finger_N1, *self.chain.tools(qpos_NJ.T.copy()))
-
-    def opening(self) -> Tensor:
-        closed_m, open_m = self.robot.finger_closed_m, self.robot.finger_open_m
-        return (self.finger_targets[:, 0] - closed_m) / (open_m - closed_m)
-
-    def move_tool(self, displacement_N3: Tensor, gripper_N: Tensor, limit_N1: Tensor) -> Tensor:
-        """Return the action of a displacement, see ``Arm``; UserError unless the mode is ``ee_delta``."""
-        if self.config.mode != "ee_delta":
-            raise UserError(f"control.mode: the scripted experts need ee_delta, got '{self.config.mode}'")
-        step = displacement_N3 / self.config.delta_m
-        step = step.clamp(-limit_N1, limit_N1)
-        yaw = [torch.zeros(len(step), 1, dtype=step.dtype)] if self.config.rotation else []
-        return torch.cat([step, *yaw, gripper_N.to(step.dtype).unsqueeze(-1)], dim=-1).float()
 
     def reset(self, ids: np.ndarray, qpos_nJ: np.ndarray) -> None:
         self.qpos[ids, : self.num_joints] = qpos_nJ

@@ -25,12 +25,13 @@ from torch import Tensor
 from embodied.core.registry import Registry
 from embodied.core.spec import ArmSpec, Box, Term
 from envs.common.seeding import EpisodeRng
+from envs.mujoco.arrays import Simulations
 
 ASSETS = Path(__file__).resolve().parents[3] / "assets"
 
 
-class Arm(Protocol):
-    """A robot in the N simulations of a batch. Tensors are float64 views of live arrays: metres, radians, seconds."""
+class ArmState(Protocol):
+    """What tasks read of a robot in N simulations: views of live arrays, in metres, radians, seconds."""
 
     tcp_pos: Tensor
     """Tool centre point, base frame, [N, 3]."""
@@ -45,14 +46,6 @@ class Arm(Protocol):
     finger_targets: Tensor
     """Position that each finger is commanded to, below 0 to squeeze, [N, 2]; writable."""
 
-    def reset(self, ids: np.ndarray, qpos_nJ: np.ndarray) -> None:
-        """Put the arm of envs ``ids`` [n] at joint positions [n, J] with the gripper open, and hold it there."""
-        ...
-
-    def apply(self, action_NA: np.ndarray, ids: np.ndarray | None) -> None:
-        """Command actions [N, A] in [-1, 1] of the envs ``ids`` (None: all)."""
-        ...
-
     def observe(self) -> Mapping[str, Tensor]:
         """Return the quantities of ``Robot.terms`` by name, each [N, size], in the terms' units."""
         ...
@@ -66,6 +59,30 @@ class Arm(Protocol):
 
         gripper: 1 open, -1 closed. UserError if the robot's actions are not displacements of the tool.
         """
+        ...
+
+
+class Arm(ArmState, Protocol):
+    """A robot in the N simulations of a ``mujoco.batch.Batch``; its tensors are float64, on the CPU."""
+
+    def reset(self, ids: np.ndarray, qpos_nJ: np.ndarray) -> None:
+        """Put the arm of envs ``ids`` [n] at joint positions [n, J] with the gripper open, and hold it there."""
+        ...
+
+    def apply(self, action_NA: np.ndarray, ids: np.ndarray | None) -> None:
+        """Command actions [N, A] in [-1, 1] of the envs ``ids`` (None: all)."""
+        ...
+
+
+class TensorArm(ArmState, Protocol):
+    """A robot in the N simulations of a ``WarpBatch``: everything stays on its device."""
+
+    def reset(self, ids: Tensor, qpos_nJ: Tensor) -> None:
+        """Put the arm of envs ``ids`` [n] at joint positions [n, J] with the gripper open, and hold it there."""
+        ...
+
+    def apply(self, action_NA: Tensor) -> None:
+        """Command actions [N, A] in [-1, 1] of all envs."""
         ...
 
 
@@ -149,6 +166,15 @@ class Robot(Protocol):
 
     def attach(self, batch: Batch) -> Arm:
         """Return the robot in the simulations of a batch whose model contains ``mjcf``."""
+        ...
+
+
+@runtime_checkable
+class TensorRobot(Robot, Protocol):
+    """A robot that MuJoCo Warp can simulate too."""
+
+    def attach_tensors(self, batch: Simulations) -> TensorArm:
+        """Return the robot in simulations whose live arrays are tensors."""
         ...
 
 

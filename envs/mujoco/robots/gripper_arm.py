@@ -16,8 +16,10 @@ from embodied.core.kinematics import Chain
 from embodied.core.options import config_dataclass
 from embodied.core.spec import ActionTerm, ArmSpec, Box, GripperSpec, Term
 from envs.common.seeding import EpisodeRng
+from envs.mujoco.arrays import Simulations
 from envs.mujoco.robots.arm_spec import joint_specs
 from envs.mujoco.robots.attached_arm import AttachedArm
+from envs.mujoco.robots.device_arm import DeviceArm
 
 
 @config_dataclass
@@ -151,3 +153,6 @@ class GripperArm:
 
     def attach(self, batch: Batch) -> AttachedArm:
         return AttachedArm(batch, self)
+
+    def attach_tensors(self, batch: Simulations) -> DeviceArm:
+        return DeviceArm(batch, self)

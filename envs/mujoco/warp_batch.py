@@ -1,0 +1,137 @@
+"""N simulations by MuJoCo Warp: on a GPU, or with the same code and slowly on the CPU.
+
+    construction   model and data onto the device ──► record two graphs of kernels: FIRST and SECOND half of a step
+    forward()      replay FIRST: positions, contacts, sensors, velocities
+    step(n)        replay SECOND, FIRST n times: forces, constraints, integration, and the next state's first half
+
+So everything that is observed is current after each step, as with the persistent batch of ``MujocoPool``. Recorded
+graphs take Python out of the loop, and a pool may replay its own while another thread replays those of another pool.
+Only this file uses mujoco_warp, and it imports it when a batch is built.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from importlib.util import find_spec
+from typing import Any
+
+import mujoco
+import torch
+from torch import Tensor
+
+from embodied.core.errors import UserError, one_line
+
+INSTALL = "pip install -c constraints.txt -e '.[warp]'"
+STATE = ("time", "qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat", "qacc_warmstart")
+"""Fields from which a simulation continues; all others follow from them."""
+_BUILDING = threading.Lock()  # what one thread records must not mix with what another launches
+
+
+class WarpBatch:
+    """Simulations of one model, float32 on ``device``; see ``envs.mujoco.arrays.Simulations``.
+
+    max_contacts: of an env on average. max_constraints: rows of constraints of an env at most. UserError if MuJoCo Warp
+    is not installed or cannot simulate the model. Building compiles kernels unless they are in Warp's cache, for a
+    minute on a CPU.
+    """
+
+    def __init__(
+        self, model: mujoco.MjModel, nsim: int, device: torch.device, max_contacts: int, max_constraints: int
+    ) -> None:
+        warp, engine = _modules()
+        self.model, self.nsim, self.device = model, nsim, device
+        self._warp, self._device = warp, warp.device_from_torch(device)
+        with _BUILDING, warp.ScopedDevice(self._device):
+            self._model = _put(engine, model)
+            self._data = engine.make_data(model, nworld=nsim, nconmax=max_contacts, njmax=max_constraints)
+            halves = (engine.step1, engine.step2)
+            for half in halves:  # compiles the kernels
+                half(self._model, self._data)
+            self._first, self._second = (self._record(half) for half in halves)
+        overflow = engine.OverflowType
+        self._no_room = int(overflow.NEFC | overflow.NJMAX_NNZ | overflow.BROADPHASE | overflow.NARROWPHASE)
+        self.overflow_N = self.bind("overflow")
+        self._state = {name: self.bind(name) for name in STATE if getattr(self._data, name).size}
+        mocaps = model.body_mocapid >= 0
+        initial = {"qpos": model.qpos0, "mocap_pos": model.body_pos[mocaps], "mocap_quat": model.body_quat[mocaps]}
+        self._initial = {name: torch.tensor(value, device=device).float() for name, value in initial.items()}
+        self.reset(torch.arange(nsim, device=device))
+        self.forward()
+
+    def bind(self, name: str) -> Tensor:
+        """Return the live array of a field of ``MjData``, [N, ...], laid out as ``mujoco.batch.Batch`` does."""
+        array: Tensor = self._warp.to_torch(getattr(self._data, name))
+        return array.flatten(-2) if array.ndim == 4 else array  # rotation matrices by rows
+
+    def expand(self, name: str) -> Any:
+        """Refuse fields of the model that differ between simulations, with a UserError."""
+        raise UserError(f"sim=warp: the task varies {name} between envs, which only sim=mujoco can simulate")
+
+    def reset(self, rows: Tensor) -> None:
+        """Put envs ``rows`` [n] into the model's initial state. ``forward`` must follow."""
+        for name, values in self._state.items():
+            values[rows] = self._initial.get(name, 0.0)
+        self.overflow_N[rows] = 0
+
+    def forward(self) -> None:
+        """Compute what follows from the states of all envs."""
+        self._replay((self._first,))
+
+    def step(self, nstep: int) -> None:
+        """Make ``nstep`` steps of physics in all envs."""
+        self._replay((self._second, self._first) * nstep)
+
+    def without_room(self) -> Tensor:
+        """Return whether contacts or constraints of an env were dropped since its reset, bool [N]."""
+        return (self.overflow_N & self._no_room) != 0
+
+    @property
+    def state(self) -> Tensor:
+        """The fields ``STATE`` of every env in a row, a copy, [N, S]."""
+        return torch.cat([values.reshape(self.nsim, -1) for values in self._state.values()], -1)
+
+    def load_state(self, state: Tensor) -> None:
+        """Continue from ``state``, [N, S] on any device."""
+        sizes = [values[0].numel() for values in self._state.values()]
+        for values, part in zip(self._state.values(), state.split(sizes, -1), strict=True):
+            values.copy_(part.view_as(values))
+        self.overflow_N.zero_()
+        self.forward()
+
+    def _record(self, half: Any) -> Any:
+        """Record the kernels of half a step; return the graph that replays them."""
+        with self._warp.ScopedCapture(device=self._device) as capture:
+            half(self._model, self._data)
+        return capture.graph
+
+    def _replay(self, graphs: tuple[Any, ...]) -> None:
+        self._warp.synchronize_device(self._device)  # Warp and torch have streams of their own on a GPU
+        for graph in graphs:
+            self._warp.capture_launch(graph)
+        self._warp.synchronize_device(self._device)
+
+
+def _modules() -> tuple[Any, Any]:
+    """Import Warp and MuJoCo Warp, which then write nothing to stdout. UserError if they are not installed."""
+    if find_spec("mujoco_warp") is None or find_spec("warp") is None:
+        raise UserError(f"sim=warp needs MuJoCo Warp, which is not installed: {INSTALL}")
+    import warp
+
+    warp.config.log_level = warp.LOG_ERROR
+    warp.init()
+    import mujoco_warp
+
+    return warp, mujoco_warp
+
+
+def _put(engine: Any, model: mujoco.MjModel) -> Any:
+    """Return the model on the present device. UserError if it has what MuJoCo Warp cannot simulate."""
+    supported = copy.copy(model)
+    supported.opt.disableflags &= ~int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)  # Warp knows none, and refuses the flag
+    try:
+        put = engine.put_model(supported)
+    except NotImplementedError as error:
+        raise UserError(f"sim=warp cannot simulate this task: {one_line(error)}") from error
+    put.opt.warn_overflow = 0  # it would print to stdout; ``without_room`` reports it
+    return put
