@@ -7,13 +7,14 @@
   delay_ms=100                latency of inference from an episode's second decision on, rounded to control steps; the
                               default is that of training: none without policy.max_delay
   randomization=none          what varies between episodes: none, or sim2real; the default is that of the run
+  sim=warp                    simulator, with its default options; the default is that of the run
   video=true                  also write videos/<checkpoint>_seed<seed>.mp4 in the run directory, with the instructions
   num_threads=0               threads of the simulation; 0 is all cores
 
 With either kind of noise, an evaluation repeats exactly. Last line of stdout, also written to the run's eval/: {"task",
 "episodes", "success_once", "success_at_end", "success_at_end_ci95", "return_mean", "episode_length_mean", "seed",
-"noise", "delay_ms", "randomization", ...}. If some instructions are held out from training, "splits" has the success
-per split of the instructions and per goal. A delay_ms of null was drawn in each decision, as in training.
+"noise", "delay_ms", "randomization", "sim", ...}. If some instructions are held out from training, "splits" has the
+success per split of the instructions and per goal. A delay_ms of null was drawn in each decision, as in training.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from embodied.core.options import Count, Natural, NonNegative, Seed, Text, confi
 from embodied.core.protocols import Filmed, Policy
 from embodied.report.metrics import write_json
 from embodied.run.command import run_command
-from embodied.run.config import RunConfig, read_run, with_preset
+from embodied.run.config import RunConfig, read_run, with_preset, with_simulator
 from embodied.run.evaluation import delay_steps, evaluate_policy, load_checkpoint, load_policy
 from embodied.run.factories import evaluation_plans, make_acting_env
 from embodied.runtime import threads
@@ -52,6 +53,7 @@ class EvalConfig:
     noise: EvalNoise | None = None
     delay_ms: NonNegative | None = None
     randomization: Text | None = None
+    sim: Text | None = None
     num_threads: Natural = 0
 
 
@@ -59,7 +61,7 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     """Evaluate a checkpoint of a run; return the contract's result. UserError for bad input."""
     options = from_mapping(EvalConfig, nest(parse_overrides(argv)))
     run_dir = Path(options.run)
-    config = with_preset(read_run(run_dir), "randomization", options.randomization)
+    config = with_preset(with_simulator(read_run(run_dir), options.sim), "randomization", options.randomization)
     found = load_checkpoint(run_dir, options.checkpoint)
     policy = load_policy(config, found)
     delay = delay_steps(config, options.delay_ms)
@@ -70,6 +72,7 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     [result] = evaluate_policy(config, policy, options.episodes, options.seed, [noise], options.num_threads, delay)
     result["delay_ms"] = options.delay_ms if config.max_delay else options.delay_ms or 0.0
     result["randomization"] = options.randomization or "run"
+    result["sim"] = config.sim["name"]
     for split, rates in result.get("splits", {}).items():
         if "success_at_end" not in rates:
             continue
@@ -79,7 +82,7 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     result |= {"run": str(run_dir), "checkpoint": found.path.name, "env_steps": found.env_steps}
     name = f"{found.path.name}_seed{options.seed}" + ("_seeded" if noise == "seeded" else "")
     name += "" if options.delay_ms is None else f"_delay{options.delay_ms:g}ms"
-    name += "" if options.randomization is None else f"_{options.randomization}"
+    name += "".join("" if choice is None else f"_{choice}" for choice in (options.randomization, options.sim))
     write_json(run_dir / "eval" / f"{name}_episodes{options.episodes}.json", result)
     if filmed is not None:
         path = run_dir / "videos" / f"{name}.mp4"

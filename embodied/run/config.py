@@ -169,6 +169,16 @@ def with_preset(config: RunConfig, group: str, choice: str | None) -> RunConfig:
     return resolve({**to_mapping(config), section: kept | settings})
 
 
+def with_simulator(config: RunConfig, name: str | None) -> RunConfig:
+    """Return a configuration with another simulator and its default options. None and its own change nothing.
+
+    UserError for a simulator that does not run the task.
+    """
+    if name is None or name == config.sim["name"]:
+        return config
+    return resolve({**to_mapping(config), "sim": {"name": name}})
+
+
 def resume_run(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
     """Return a run's configuration with overrides; UserError for a key that cannot change when a run is resumed."""
     config = to_mapping(read_run(run_dir))

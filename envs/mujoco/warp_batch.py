@@ -1,6 +1,7 @@
 """N simulations by MuJoCo Warp: on a GPU, or with the same code and slowly on the CPU.
 
-    construction   model and data onto the device ──► record two graphs of kernels: FIRST and SECOND half of a step
+    construction   model and data onto the device
+    first use      record two graphs of kernels: FIRST and SECOND half of a step
     forward()      replay FIRST: positions, contacts, sensors, velocities
     step(n)        replay SECOND, FIRST n times: forces, constraints, integration, and the next state's first half
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -32,24 +34,20 @@ class WarpBatch:
     """Simulations of one model, float32 on ``device``; see ``envs.mujoco.arrays.Simulations``.
 
     max_contacts: of an env on average. max_constraints: rows of constraints of an env at most. UserError if MuJoCo Warp
-    is not installed or cannot simulate the model. Building compiles kernels unless they are in Warp's cache, for a
-    minute on a CPU.
+    is not installed or cannot simulate the model. The first use compiles kernels unless they are in Warp's cache, which
+    takes a minute on a CPU.
     """
 
     def __init__(
         self, model: mujoco.MjModel, nsim: int, device: torch.device, max_contacts: int, max_constraints: int
     ) -> None:
-        warp, engine = _modules()
+        self._warp, self._engine = _modules()
         self.model, self.nsim, self.device = model, nsim, device
-        self._warp, self._device = warp, warp.device_from_torch(device)
-        with _BUILDING, warp.ScopedDevice(self._device):
-            self._model = _put(engine, model)
-            self._data = engine.make_data(model, nworld=nsim, nconmax=max_contacts, njmax=max_constraints)
-            halves = (engine.step1, engine.step2)
-            for half in halves:  # compiles the kernels
-                half(self._model, self._data)
-            self._first, self._second = (self._record(half) for half in halves)
-        overflow = engine.OverflowType
+        self._device = self._warp.device_from_torch(device)
+        with _BUILDING, self._warp.ScopedDevice(self._device):
+            self._model = _put(self._engine, model)
+            self._data = self._engine.make_data(model, nworld=nsim, nconmax=max_contacts, njmax=max_constraints)
+        overflow = self._engine.OverflowType
         self._no_room = int(overflow.NEFC | overflow.NJMAX_NNZ | overflow.BROADPHASE | overflow.NARROWPHASE)
         self.overflow_N = self.bind("overflow")
         self._state = {name: self.bind(name) for name in STATE if getattr(self._data, name).size}
@@ -57,7 +55,6 @@ class WarpBatch:
         initial = {"qpos": model.qpos0, "mocap_pos": model.body_pos[mocaps], "mocap_quat": model.body_quat[mocaps]}
         self._initial = {name: torch.tensor(value, device=device).float() for name, value in initial.items()}
         self.reset(torch.arange(nsim, device=device))
-        self.forward()
 
     def bind(self, name: str) -> Tensor:
         """Return the live array of a field of ``MjData``, [N, ...], laid out as ``mujoco.batch.Batch`` does."""
@@ -76,11 +73,13 @@ class WarpBatch:
 
     def forward(self) -> None:
         """Compute what follows from the states of all envs."""
-        self._replay((self._first,))
+        first, _ = self._halves
+        self._replay((first,))
 
     def step(self, nstep: int) -> None:
         """Make ``nstep`` steps of physics in all envs."""
-        self._replay((self._second, self._first) * nstep)
+        first, second = self._halves
+        self._replay((second, first) * nstep)
 
     def without_room(self) -> Tensor:
         """Return whether contacts or constraints of an env were dropped since its reset, bool [N]."""
@@ -92,18 +91,25 @@ class WarpBatch:
         return torch.cat([values.reshape(self.nsim, -1) for values in self._state.values()], -1)
 
     def load_state(self, state: Tensor) -> None:
-        """Continue from ``state``, [N, S] on any device."""
+        """Continue from ``state``, [N, S] on any device. ``forward`` must follow."""
         sizes = [values[0].numel() for values in self._state.values()]
         for values, part in zip(self._state.values(), state.split(sizes, -1), strict=True):
             values.copy_(part.view_as(values))
         self.overflow_N.zero_()
-        self.forward()
 
-    def _record(self, half: Any) -> Any:
-        """Record the kernels of half a step; return the graph that replays them."""
-        with self._warp.ScopedCapture(device=self._device) as capture:
-            half(self._model, self._data)
-        return capture.graph
+    @cached_property
+    def _halves(self) -> tuple[Any, Any]:
+        """Graphs of the kernels of the first and the second half of a step."""
+        before, graphs = self.state, []
+        with _BUILDING, self._warp.ScopedDevice(self._device):
+            for half in (self._engine.step1, self._engine.step2):
+                half(self._model, self._data)  # compiles the kernels
+                with self._warp.ScopedCapture(device=self._device) as capture:
+                    half(self._model, self._data)
+                graphs.append(capture.graph)
+        self.load_state(before)
+        first, second = graphs
+        return first, second
 
     def _replay(self, graphs: tuple[Any, ...]) -> None:
         self._warp.synchronize_device(self._device)  # Warp and torch have streams of their own on a GPU

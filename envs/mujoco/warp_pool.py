@@ -137,6 +137,7 @@ class WarpPool(EpisodicEnv):
         self.load_episode_state(state, sampler)
         self.task.instruction_N.copy_(torch.from_numpy(self.plans.instruction_n))
         self.batch.load_state(state["physics"])
+        self.batch.forward()
         self.task.load_state_dict(state)
         self.view.changed()
 

@@ -156,7 +156,9 @@ def test_envs_are_closed_when_the_run_is_refused(
 
 
 def test_a_simulator_that_does_not_run_the_task_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for task in ("reach", "plain/point"):
-        code, _, log = run(capsys, train.main, *SMALL, f"task={task}", "sim=warp", f"out={tmp_path / 'run'}")
+    messages = {"warp": "sim=warp does not run task=plain/point: it needs plain", "wrap": "mean 'warp'?"}
+    for sim, message in messages.items():
+        code, _, log = run(capsys, train.main, *SMALL, f"sim={sim}", f"out={tmp_path / 'run'}")
         assert code == 2
-        assert "unknown sim 'warp'" in log
+        assert message in log
+        assert not (tmp_path / "run").exists()

@@ -1,0 +1,46 @@
+"""Runs on MuJoCo Warp: trained, resumed, evaluated in both simulators; what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from envs.mujoco.warp_batch import INSTALL
+from tests.commands.helpers import SMALL, run_eval, run_train
+
+
+@pytest.mark.slow(reason="compiles kernels for a minute unless they are in Warp's cache")
+def test_a_run_trains_resumes_and_is_evaluated_in_both_simulators(tmp_path: Path) -> None:
+    pytest.importorskip("mujoco_warp", reason=INSTALL)
+    run, straight = tmp_path / "run", tmp_path / "straight"
+    words = [*SMALL, "sim=warp", "seed=3"]
+    first = run_train(*words, "total_steps=640", f"out={run}")
+    assert first.code == 0, first.stderr
+    assert "name: warp" in (run / "config.yaml").read_text()
+    assert first.result["eval"]["episodes"] == 4
+    resumed = run_train(f"resume={run}", "total_steps=1280")
+    assert resumed.code == 0, resumed.stderr
+    assert run_train(*words, "total_steps=1280", f"out={straight}").code == 0
+    curves = [[json.loads(line) for line in (r / "metrics.jsonl").read_text().splitlines()] for r in (run, straight)]
+    assert [row["rollout/return_mean"] for row in curves[0]] == [row["rollout/return_mean"] for row in curves[1]]
+    results = {sim: run_eval(f"run={run}", "episodes=4", f"sim={sim}").result for sim in ("warp", "mujoco")}
+    assert {sim: result["sim"] for sim, result in results.items()} == {"warp": "warp", "mujoco": "mujoco"}
+    assert results["warp"]["return_mean"] == pytest.approx(results["mujoco"]["return_mean"], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["policy=vla_tiny", "task=tabletop"], "sim=warp renders no images for policies"),
+        (["randomization=sim2real"], "sim.randomization: sim=warp has no domain randomisation"),
+        (["task=gym/CartPole-v1"], "sim=warp does not run task=gym/CartPole-v1: it needs gym"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_writing(words: list[str], message: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    outcome = run_train("task=reach", "policy=gaussian", "sim=warp", *words, "device=cpu", f"out={out}")
+    assert outcome.code == 2
+    assert message in outcome.stderr
+    assert not out.exists()

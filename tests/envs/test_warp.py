@@ -1,0 +1,186 @@
+"""Our tasks on MuJoCo Warp, on the CPU: the same as in the pool of MuJoCo but for rounding, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.core.errors import UserError
+from embodied.core.protocols import Demonstrating, ExactResume, Filmed, VecEnv
+from embodied.core.spec import CameraSpec
+from envs import FAMILIES, MujocoPool, make_sampler
+from envs.common.conformance import check_env
+from envs.mujoco.warp_batch import INSTALL
+from envs.mujoco.warp_pool import WarpConfig, WarpPool
+from envs.registry import sim_options
+from tests.envs.helpers import actions, assert_same, pool
+
+N, BROKEN = 4, 2
+# Differences after one control step, in the observations' units. Seen in 1,920 steps (docs/results/bench/warp.json):
+ROUNDING = 2e-5  # without contacts: at most 7e-6
+IN_CONTACT = {"state": 2e-2, "privileged": 0.2}  # with contacts: at most 0.011 in a rotation and 0.11 in a velocity
+kernels = pytest.mark.slow(reason="compiles kernels for a minute unless they are in Warp's cache")
+
+
+def make(task: str = "lift", num_envs: int = N, *, options: dict[str, Any] | None = None, **sim: Any) -> WarpPool:
+    pytest.importorskip("mujoco_warp", reason=INSTALL)
+    family = FAMILIES["mujoco"].build()
+    config = family.task_config(task)(**(options or {}))
+    sim = {"name": "warp", "device": "cpu", **sim}
+    built = family.make(task, config, num_envs=num_envs, num_threads=1, sim=sim_options("mujoco", sim))
+    assert isinstance(built, WarpPool)
+    return built
+
+
+@cache
+def shared(task: str) -> WarpPool:
+    """A pool that tests share, because building one takes seconds."""
+    return make(task)
+
+
+def begun(task: str, seed: int = 0) -> tuple[WarpPool, MujocoPool]:
+    """Both pools at the start of the same episodes, some of them with the object in the hand."""
+    warp, mujoco = shared(task), pool(task, N, seed=seed, stages=True)
+    warp.reset(make_sampler(mujoco, seed, stages=True))
+    return warp, mujoco
+
+
+@kernels
+def test_a_control_step_is_that_of_mujoco_but_for_rounding() -> None:
+    warp, mujoco = begun("reach")
+    for key, value in mujoco.observe().items():
+        torch.testing.assert_close(warp.observe()[key], value, rtol=0, atol=1e-6)
+    for t in range(3):
+        action = actions(list(range(N)), 1, 4, salt=t)
+        mine, theirs = warp.step(action), mujoco.step(action)
+        torch.testing.assert_close(mine.obs, theirs.obs, rtol=0, atol=(t + 1) * ROUNDING)
+        torch.testing.assert_close(mine.reward_NE, theirs.reward_NE, rtol=0, atol=(t + 1) * ROUNDING)
+        torch.testing.assert_close(mine.info, theirs.info)
+
+
+@kernels
+def test_equal_states_have_equal_contacts_rewards_and_success() -> None:
+    """States of the expert's way to success, carried over from MuJoCo."""
+    warp, mujoco = begun("lift")
+    grasped, solved = 0, 0
+    for t in range(60):
+        mujoco.step(mujoco.expert())
+        if t % 4:
+            continue
+        for name in ("qpos", "qvel", "ctrl", "mocap_pos"):
+            warp.batch.bind(name).copy_(torch.from_numpy(mujoco.batch.bind(name)))
+        warp.batch.forward()
+        warp.view.changed()
+        mujoco.view.changed()
+        success = mujoco.task.success()
+        assert torch.equal(warp.task.success(), success)
+        for name, reward in mujoco.task.rewards(success).items():
+            torch.testing.assert_close(warp.task.rewards(success)[name].double(), reward.double(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(warp.task.expert(), mujoco.task.expert(), rtol=0, atol=1e-4)
+        grasped, solved = grasped + int(mujoco.view.grasped("cube").sum()), solved + int(success.sum())
+    assert grasped > 10
+    assert solved > 3
+
+
+@kernels
+@pytest.mark.parametrize("task", ["reach", "lift"])
+def test_it_keeps_the_contract_and_resumes_exactly(task: str) -> None:
+    env = shared(task)
+    assert isinstance(env, VecEnv)
+    assert isinstance(env, ExactResume)
+    assert isinstance(env, Demonstrating)
+    assert isinstance(env, Filmed)
+    check_env(lambda num_envs: make(task, num_envs, options={"max_episode_steps": 9}))
+
+
+@kernels
+@pytest.mark.parametrize(("field", "value"), [("qvel", np.nan), ("qvel", 1e30), ("qpos", np.nan)])
+def test_only_a_broken_env_ends(tmp_path: Path, field: str, value: float) -> None:
+    env, plan = shared("lift"), actions(list(range(N)), 4, 4)
+    env.guard.dump_dir = tmp_path
+    env.reset(make_sampler(env))
+    expected = env.step(plan)
+    env.reset(make_sampler(env))
+    env.batch.bind(field)[BROKEN, 3] = value
+    step = env.step(plan)
+
+    others = torch.tensor([i for i in range(N) if i != BROKEN])
+    assert_same(step, expected, others, others)
+    assert step.truncated_N.tolist() == [i == BROKEN for i in range(N)]
+    assert step.num_steps_N.tolist() == [0 if i == BROKEN else 4 for i in range(N)]
+    for tensor in (*step.obs.values(), *step.final_obs.values(), step.reward_NE):
+        assert torch.isfinite(tensor).all()
+    (path,) = tmp_path.glob("nan_*.npz")
+    with np.load(path) as dump:
+        assert dump["ids"].tolist() == [BROKEN]
+        assert dump["state"].shape == dump["state_before"].shape
+
+
+@kernels
+def test_envs_whose_contacts_have_no_memory_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    env = make("lift", max_contacts=1, dump_dir=str(tmp_path))  # a cube on the table has four
+    env.reset(make_sampler(env))
+    step = env.step(torch.zeros(N, 1, 4))
+    assert step.truncated_N.any()
+    assert (step.num_steps_N[step.truncated_N] == 0).all()
+    assert "raise sim.max_contacts or sim.max_constraints" in caplog.text
+
+
+@kernels
+def test_its_expert_solves_the_task_and_it_can_be_filmed() -> None:
+    env = shared("lift")
+    env.reset(make_sampler(env))
+    render, first = env.film(64, 48), None
+    for _ in range(64):
+        first = render() if first is None else first
+        step = env.step(env.expert())
+    assert step.episodes.success_at_end_M.float().mean() > 0.7
+    assert first is not None
+    assert first.shape == (N, 48, 64, 3)
+    assert (first != render()).any()
+
+
+@kernels
+@pytest.mark.parametrize("task", ["detour", "push", "lift", "pick_place"])
+def test_other_tasks_run_as_in_mujoco(task: str) -> None:
+    """``stack`` needs other kernels, which take half a minute more: docs/results/warp_agreement.py has it."""
+    warp, mujoco = begun(task)
+    mine, theirs = warp.step(mujoco.expert()), mujoco.step(mujoco.expert())
+    for key, value in theirs.obs.items():
+        torch.testing.assert_close(mine.obs[key], value, rtol=0, atol=IN_CONTACT[key])
+    torch.testing.assert_close(mine.reward_NE, theirs.reward_NE, rtol=0, atol=1e-3)
+
+
+def test_what_it_cannot_simulate_is_refused_before_kernels_are_compiled() -> None:
+    family = FAMILIES["mujoco"].build()
+    with pytest.raises(UserError, match="renders no images"):
+        family.make(
+            "lift", family.task_config("lift")(), num_envs=1, num_threads=1, sim=WarpConfig(),
+            cameras=[CameraSpec.square("front", 32)],
+        )  # fmt: skip
+    with pytest.raises(UserError, match=r"the task varies .* between envs"):
+        make("tabletop")
+
+
+def test_domain_randomisation_is_refused() -> None:
+    with pytest.raises(UserError, match=r"sim\.randomization: sim=warp has no domain randomisation"):
+        WarpConfig(randomization={"friction": {}})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_cuda_is_refused_without_a_device() -> None:
+    with pytest.raises(UserError, match=r"sim\.device=cuda, but this machine"):
+        make("reach", device="cuda")
+
+
+def test_without_warp_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mujoco_warp", None)  # as Python marks a module that cannot be imported
+    family = FAMILIES["mujoco"].build()
+    with pytest.raises(UserError, match=r"not installed: pip install .*\[warp\]"):
+        family.make("reach", family.task_config("reach")(), num_envs=1, num_threads=1, sim=WarpConfig(device="cpu"))
