@@ -22,6 +22,13 @@ class Simulations(Protocol):
         """Return the live array of a field of ``mujoco.MjData``, [N, ...]: of NumPy or of torch."""
         ...
 
+    def expand(self, name: str) -> Any:
+        """Return the live array of a field of the model, [N, ...], from now on with values of every simulation's own.
+
+        UserError if the simulations cannot have that.
+        """
+        ...
+
 
 def live(array: np.ndarray | Tensor) -> Tensor:
     """Return a tensor over a live array. Tasks must not write to output arrays (torch cannot enforce that)."""
