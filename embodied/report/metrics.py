@@ -24,12 +24,20 @@ class MetricsWriter:
 
     def __init__(self, run_dir: Path, last_iteration: int | None = None) -> None:
         self._path = run_dir / METRICS_FILE
+        self._open(last_iteration)
+
+    def rewind(self, last_iteration: int) -> None:
+        """Remove the rows after an iteration, which will be repeated."""
+        self.close()
+        self._open(last_iteration)
+
+    def _open(self, last_iteration: int | None) -> None:
         purge_step = None
         if last_iteration is not None:
             kept = truncate_metrics(self._path, last_iteration)
             purge_step = int(kept[-1].get("env_steps", kept[-1]["iteration"])) + 1 if kept else 0
         self._file = self._path.open("a", encoding="utf-8")
-        self._tensorboard = SummaryWriter(str(run_dir), purge_step=purge_step, flush_secs=30)
+        self._tensorboard = SummaryWriter(str(self._path.parent), purge_step=purge_step, flush_secs=30)
 
     def write(
         self, row: Mapping[str, float | int], histograms: Mapping[str, Mapping[int, int]] = MappingProxyType({})

@@ -32,6 +32,7 @@ from embodied.run.directory import (
 )
 from embodied.run.signals import stop_on_signals
 from embodied.run.trainer import Limits, Report, Trainer
+from embodied.runtime.api import LearnerLost
 from embodied.runtime.checkpoint import Checkpoint, check_weights, load_latest, read_weights
 
 RATES = ("success_once", "success_at_end", "return_mean")  # of an evaluation, kept in metrics.jsonl if it has them
@@ -113,23 +114,44 @@ class Session:
             return result | {"eval": self._evaluate(trainer, progress, trained_s)}
 
     def _train(self, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> tuple[float, bool]:
-        """Iterate to a limit, a good evaluation or a signal, and save. Return ``wall_s``, and whether by a signal."""
-        minutes, goal = self.config.max_minutes, self.config.stop_at_success
+        """Train to a limit, a good evaluation or a signal, and save. Return ``wall_s``, and whether by a signal."""
+        minutes = self.config.max_minutes
         deadline_s = None if minutes is None else self.start_s + 60.0 * minutes
+        lost: LearnerLost | None = None
         with stop_on_signals() as stop:
-            for report in trainer.iterations(Limits(stop, deadline_s)):
-                self._record(report, trainer, writer, progress)
-                if running_s() - self.saved_at_s >= 60.0 * self.config.checkpoint_minutes:
+            while True:
+                try:
+                    if lost is not None:
+                        self._go_on(lost, trainer, writer, progress)
+                    self._iterate(Limits(stop, deadline_s), trainer, writer, progress)
+                    trained_s = self.wall_s
                     self._save(trainer)
-                success = (
-                    None if report.evaluation is None else self.eval_success
-                )  # that of an earlier session is no end
-                if goal is not None and success is not None and success >= goal:
-                    progress.message(f"an evaluation reached {success:.1%}: stop_at_success={goal}")
-                    break
-            trained_s = self.wall_s
-            self._save(trainer)
-            return trained_s, stop.is_set()
+                    return trained_s, stop.is_set()
+                except LearnerLost as error:
+                    if stop.is_set():
+                        raise
+                    lost = error
+
+    def _iterate(self, limits: Limits, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> None:
+        """Iterate to a limit, a good evaluation or a signal; save when it is time."""
+        goal = self.config.stop_at_success
+        for report in trainer.iterations(limits):
+            self._record(report, trainer, writer, progress)
+            if running_s() - self.saved_at_s >= 60.0 * self.config.checkpoint_minutes:
+                self._save(trainer)
+            success = None if report.evaluation is None else self.eval_success  # that of an earlier session is no end
+            if goal is not None and success is not None and success >= goal:
+                progress.message(f"an evaluation reached {success:.1%}: stop_at_success={goal}")
+                break
+
+    def _go_on(self, lost: LearnerLost, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> None:
+        """Continue in the same session from the last checkpoint, or from the beginning if there is none."""
+        found = load_latest(self.run_dir)
+        progress.message(f"{lost}; going on from {'the beginning' if found is None else found.path}")
+        lost.go_on(None if found is None else found.state)
+        self.saved_steps = None if found is None else found.env_steps
+        writer.rewind(trainer.iteration)
+        self.eval_success = eval_success(read_metrics(self.run_dir / METRICS_FILE))
 
     def _record(self, report: Report, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> None:
         """Write an iteration and an evaluation that finished with it; update the progress line."""

@@ -64,6 +64,10 @@ class ActorServer:
         """Return the seconds of each activity and the counts so far (``Track.totals``)."""
         return self.track.totals()
 
+    def forget(self) -> None:
+        """Load all tensors at the next ``act``, because the weights are of another learner, with other versions."""
+        self.version = -1
+
     def _take_newest(self) -> None:
         """Load the tensors of the newest weights that have changed since the loaded version."""
         weights = self.store.latest()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -100,6 +100,19 @@ class Iteration:
     """Of the iteration: ages of its decisions, requests that the actor served together."""
 
 
+class LearnerLost(Exception):
+    """The learner died or hung, and what it learned since its last state is lost. Another one is being started.
+
+    go_on: waits for that one and lets it continue from a ``Runtime.state_dict`` of this run, or from the beginning if
+    it gets None. Call ``iterations`` again afterwards. All other parts stay as they are. LearnerLost if this learner
+    is lost too.
+    """
+
+    def __init__(self, cause: object, go_on: Callable[[Mapping[str, Any] | None], None]) -> None:
+        super().__init__(f"the learner was lost: {cause}")
+        self.go_on = go_on
+
+
 class Runtime(ABC):
     """A run: iterate it, checkpoint it between iterations, close it."""
 
@@ -136,7 +149,8 @@ class Runtime(ABC):
         """Train until env_steps >= max_env_steps, ``running_s() >= deadline_s`` or stop_event is set.
 
         These limits are checked between iterations, never during one. If a part fails, all others stop and its
-        exception is raised here. Call it again to continue.
+        exception is raised here. Call it again to continue. A runtime that can replace its learner raises LearnerLost,
+        here and from everything that the learner must answer.
         """
 
     @abstractmethod

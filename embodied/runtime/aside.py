@@ -37,6 +37,7 @@ class Aside:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._given = False
+        self._after: int | None = None
 
     @property
     def busy(self) -> bool:
@@ -57,10 +58,17 @@ class Aside:
         result = None
         if not self._results.empty():
             result, self._given = self._results.get(), False
+            if self._after is not None:
+                result, self.evaluator.last_iteration, self._after = None, self._after, None
         if not self._given and self.evaluator.due(iteration):
-            self._given = True
             self._jobs.put(Job(weights(), iteration, env_steps))
+            self._given = True
         return result
+
+    def forget(self, last_iteration: int) -> None:
+        """Drop the result under way: its weights are lost. last_iteration: of the last evaluation that counts."""
+        self.evaluator.last_iteration = last_iteration
+        self._after = last_iteration if self._given else None
 
     def end(self) -> None:
         """Make the thread end after its present evaluation; the supervisor's ``stopping`` cuts that short."""

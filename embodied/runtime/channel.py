@@ -33,6 +33,7 @@ class Channel:
         self._fragments: dict[int, Fragment] = {}
         self._changed = threading.Condition()
         self._closed = False
+        self._learner = 0
 
     def __len__(self) -> int:
         return len(self._fragments)
@@ -47,11 +48,14 @@ class Channel:
             self._fragments[fragment.sequence] = fragment
             self._changed.notify_all()
 
-    def take(self, version: int) -> list[Fragment]:
-        """Wait until batch ``version`` is complete, remove and return it. Raises Closed once the channel is closed."""
+    def take(self, version: int, learner: int = 0) -> list[Fragment]:
+        """Wait until batch ``version`` is complete, remove and return it.
+
+        learner: incarnation that takes it. Raises Closed once the channel is closed, or emptied for another learner.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self.has(version))
-            if self._closed:
+            self._changed.wait_for(lambda: self._closed or learner != self._learner or self.has(version))
+            if self._closed or learner != self._learner:
                 raise Closed
             batch = [self._fragments.pop(number) for number in self._numbers(version)]
         return sorted(batch, key=lambda fragment: (fragment.worker, fragment.group, fragment.sequence))
@@ -60,6 +64,13 @@ class Channel:
         """Return whether batch ``version`` is complete."""
         numbers = self._numbers(version)
         return len(numbers) == self.batch_fragments and all(number in self._fragments for number in numbers)
+
+    def empty(self, learner: int) -> None:
+        """Drop all fragments, because the learner was lost; only its incarnation ``learner`` may take from now on."""
+        with self._changed:
+            self._fragments.clear()
+            self._learner = learner
+            self._changed.notify_all()
 
     def close(self) -> None:
         """End every present and future ``put`` and ``take`` by Closed."""

@@ -47,6 +47,8 @@ class Ticket:
     """Index of the worker's env group."""
     incarnation: int
     """How often the worker was replaced."""
+    learner: int = 0
+    """How often the learner was replaced."""
 
     @staticmethod
     def of(fragment: Fragment) -> Ticket:
@@ -72,6 +74,7 @@ class Ledger:
         self._freed: list[int] = []  # heap of released numbers
         self._leases: dict[int, Ticket] = {}
         self._given: Counter[tuple[int, int]] = Counter()  # with max_staleness=0: tickets of the next batch per group
+        self._learner = 0
         self._wakes = 0
         self._waiting = 0
         self._closed = False
@@ -173,6 +176,20 @@ class Ledger:
             self._version = state["version"]
             self._accepted = self._next = self._version * self.batch_fragments
 
+    def rewind(self, version: int, learner: int) -> None:
+        """Go back to ``version`` consumed batches, for another incarnation of the learner.
+
+        Tickets that were given out before are refused from now on: they count batches of the learner that was lost.
+        """
+        with self._changed:
+            assert learner > self._learner
+            self._leases.clear()
+            self._freed.clear()
+            self._given.clear()
+            self._version, self._learner = version, learner
+            self._accepted = self._next = version * self.batch_fragments
+            self._changed.notify_all()
+
     def _try_acquire(self, worker: int, incarnation: int, group: int) -> Ticket | None:
         limit = (self._version + 1 + self.max_staleness) * self.batch_fragments
         if self._closed or self._accepted + len(self._leases) >= limit:
@@ -185,7 +202,7 @@ class Ledger:
             sequence = heapq.heappop(self._freed)
         else:
             sequence, self._next = self._next, self._next + 1
-        ticket = Ticket(sequence, worker, group, incarnation)
+        ticket = Ticket(sequence, worker, group, incarnation, self._learner)
         self._leases[sequence] = ticket
         return ticket
 

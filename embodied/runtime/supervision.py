@@ -13,14 +13,16 @@ Every replacement is a new incarnation. An event of an earlier one has no effect
 before the next ``Start`` of the part, so at most one incarnation of a part is wanted at any time; the leases of the
 killed one return to the ledger (``Ledger.release_worker``), which then refuses what it still delivers.
 
-A part that fails more than ``max_failures`` times without useful work in between is in a crash loop: the run ends with
-the first of these exceptions. So does a run whose part fails in a way that no restart can cure.
+A part is in a crash loop if it fails more than ``max_failures`` times without useful work in between, or more than
+``max_in_window`` times within ``window_s``, whatever it does in between. The run then ends with the first exception of
+the loop. It ends at once if a part fails in a way that no restart can cure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -42,6 +44,10 @@ class Patience:
     """Most time that a part may be in one operation."""
     max_failures: int = 3
     """Failures without useful work in between that are cured by a restart."""
+    window_s: float = 3600.0
+    """Time in which failures with useful work in between are counted too."""
+    max_in_window: int = 20
+    """Failures in such a time that are cured by a restart."""
     backoff_s: float = 0.5
     """Time from the first failure to the restart; it doubles with every further failure."""
     max_backoff_s: float = 30.0
@@ -104,30 +110,35 @@ class Phase(Enum):
 @dataclass(slots=True)
 class _Part:
     name: str
-    restartable: bool
     incarnation: int
+    operation_s: float  # most time in one operation
     due_s: float  # WAITING: of Start; STARTING: of started; UP: of the next Ask, or of its answer
     phase: Phase = Phase.WAITING
     asked: bool = False
     failures: int = 0  # since its last useful work
     first: BaseException | None = None  # exception of the first of them
+    recent: deque[tuple[float, BaseException]] = field(default_factory=deque)  # time and exception, in the window
 
 
 class Supervision:
     """States of all parts. Its methods are the events; they return decisions in the order to carry them out.
 
-    parts: names, each with the incarnation to begin with. fixed: names of the parts that cannot be replaced.
+    parts: names, each with the incarnation to begin with. operation_s: limits of those that have another one than
+    ``Patience.operation_s``.
     """
 
     def __init__(
-        self, parts: Mapping[str, int], patience: Patience, now_s: float = 0.0, fixed: Iterable[str] = ()
+        self,
+        parts: Mapping[str, int],
+        patience: Patience,
+        now_s: float = 0.0,
+        operation_s: Mapping[str, float] | None = None,
     ) -> None:
-        fixed = set(fixed)
-        assert fixed <= parts.keys()
+        limits = dict.fromkeys(parts, patience.operation_s) | dict(operation_s or {})
         self.patience = patience
         self.restarts = 0
         self.ended = False
-        self._parts = {name: _Part(name, name not in fixed, incarnation, now_s) for name, incarnation in parts.items()}
+        self._parts = {name: _Part(name, first, limits[name], now_s) for name, first in parts.items()}
 
     @property
     def due_s(self) -> float:
@@ -141,6 +152,10 @@ class Supervision:
     def incarnation(self, part: str) -> int:
         """Return the present incarnation of a part, or while it waits the next one."""
         return self._parts[part].incarnation
+
+    def cause(self, part: str) -> BaseException:
+        """Return why a part was replaced last; it has been."""
+        return self._parts[part].recent[-1][1]
 
     def is_up(self, part: str, incarnation: int | None = None) -> bool:
         """Return whether a part is up, and in that incarnation if one is given."""
@@ -170,7 +185,7 @@ class Supervision:
         state = self._current(part, incarnation, Phase.UP)
         if state is None:
             return []
-        if busy_s > self.patience.operation_s:
+        if busy_s > state.operation_s:
             return self._lost(state, now_s, Unresponsive(f"{part} has been in one operation for {busy_s:.0f} s"))
         state.asked, state.due_s = False, now_s + self.patience.ask_s
         return []
@@ -210,12 +225,16 @@ class Supervision:
         return [Ask(part.name, part.incarnation)]
 
     def _lost(self, part: _Part, now_s: float, cause: BaseException, curable: bool = True) -> list[Decision]:
-        patience = self.patience
+        patience, recent = self.patience, part.recent
         part.failures += 1
         part.first = part.first or cause
-        if not curable or not part.restartable or part.failures > patience.max_failures:
+        recent.append((now_s, cause))
+        while recent[0][0] <= now_s - patience.window_s:
+            recent.popleft()
+        in_a_row, in_window = part.failures > patience.max_failures, len(recent) > patience.max_in_window
+        if not curable or in_a_row or in_window:
             self.ended = True
-            return [End(part.name, cause if not curable else part.first)]
+            return [End(part.name, cause if not curable else part.first if in_a_row else recent[0][1])]
         self.restarts += 1
         killed = Kill(part.name, part.incarnation, cause)
         delay_s = min(patience.backoff_s * 2 ** (part.failures - 1), patience.max_backoff_s)

@@ -163,6 +163,44 @@ def test_wake_and_close_end_a_wait() -> None:
     assert ledger.acquire(0, timeout_s=0.01) is None
 
 
+def test_a_lost_learner_takes_its_tickets_and_batches_with_it() -> None:
+    """The bound counts from the version of the next learner, for which no late fragment is accepted."""
+    ledger, channel = Ledger(2, 1), Channel(2, 1)
+    delivered = [ledger.try_acquire(0, group=group) for group in (0, 1)]
+    late = ledger.try_acquire(0, group=0)
+    assert late is not None
+    for ticket in delivered:
+        assert ticket is not None
+        assert ledger.deliver(ticket)
+        channel.put(fragment_of(ticket))
+    ledger.consumed_batch()
+    ledger.rewind(0, learner=1)
+    channel.empty(learner=1)
+    assert (ledger.version, ledger.accepted, ledger.in_flight, len(channel)) == (0, 0, 0, 0)
+    assert not ledger.deliver(late)
+    given = [ledger.try_acquire(0, group=group % 2) for group in range(5)]
+    assert [ticket and ticket.sequence for ticket in given] == [0, 1, 2, 3, None]
+    assert given[2] is not None
+    assert (given[2].sequence, given[2].group) == (late.sequence, late.group), "the same but for the learner"
+    assert not ledger.deliver(late)
+    assert ledger.deliver(given[2])
+    with pytest.raises(Closed):
+        channel.take(0)  # of the learner that was lost
+    waiting: list[str] = []
+
+    def take() -> None:
+        try:
+            channel.take(0, learner=1)
+        except Closed:
+            waiting.append("ended")
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    channel.empty(learner=2)
+    thread.join(10)
+    assert waiting == ["ended"]
+
+
 def test_state_continues_after_the_consumed_batches() -> None:
     ledger = Ledger(3, 1)
     ledger.load_state_dict({"version": 4})

@@ -134,7 +134,7 @@ def test_what_is_no_address(address: str, ray_cluster: Cluster, monkeypatch: pyt
 def test_fragments_of_a_lost_node_are_left_out(ray_installed: None) -> None:
     from ray.exceptions import ObjectLostError
 
-    from embodied.runtime.ray.hosts import fetch
+    from embodied.runtime.ray.wire import fetch
 
     async def found(value: int) -> int:
         return value

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 from embodied.runtime.supervision import Ask, Decision, End, Kill, Patience, Start, Supervision, Unresponsive
 
 PATIENCE = Patience(
-    start_s=10.0, ask_s=1.0, answer_s=5.0, operation_s=5.0, max_failures=2, backoff_s=0.5, max_backoff_s=1.5
-)
+    start_s=10.0, ask_s=1.0, answer_s=5.0, operation_s=5.0, max_failures=2, window_s=100.0, max_in_window=4,
+    backoff_s=0.5, max_backoff_s=1.5,
+)  # fmt: skip
 
 
-def up(*parts: str, fixed: tuple[str, ...] = ()) -> Supervision:
+def up(*parts: str, operation_s: Mapping[str, float] | None = None) -> Supervision:
     """All parts are up at time 0."""
-    supervision = Supervision(dict.fromkeys(parts, 0), PATIENCE, fixed=fixed)
+    supervision = Supervision(dict.fromkeys(parts, 0), PATIENCE, operation_s=operation_s)
     assert supervision.tick(0.0) == [Start(part, 0) for part in parts]
     for part in parts:
         supervision.started(part, 0, 0.0)
@@ -55,6 +57,16 @@ def test_one_operation_for_too_long_counts_as_hung() -> None:
     assert isinstance(kill, Kill)
 
 
+def test_a_part_can_have_a_limit_of_its_own_for_one_operation() -> None:
+    supervision = up("a", "learner", operation_s={"learner": 50.0})
+    supervision.tick(1.0)
+    assert supervision.answered("learner", 0, 1.1, busy_s=49.0) == []
+    supervision.tick(2.1)
+    (kill,) = supervision.answered("learner", 0, 2.2, busy_s=51.0)
+    assert isinstance(kill, Kill)
+    assert "51 s" in str(kill.cause)
+
+
 def test_events_of_an_old_incarnation_have_no_effect() -> None:
     supervision = up("a")
     supervision.failed("a", 0, 2.0, RuntimeError("first"))
@@ -88,17 +100,31 @@ def test_useful_work_ends_a_series_of_failures() -> None:
     supervision = up("a")
     now_s = 0.0
     for incarnation in range(10):
-        (kill,) = supervision.failed("a", incarnation, now_s, RuntimeError(str(incarnation)))
-        assert isinstance(kill, Kill)
-        now_s += 0.5
-        assert supervision.tick(now_s) == [Start("a", incarnation + 1)], "the delay is the shortest every time"
-        supervision.started("a", incarnation + 1, now_s)
-        supervision.worked("a", incarnation + 1)
+        fail_and_work(supervision, incarnation, now_s)
+        now_s += 26.0
 
 
-def test_what_cannot_be_replaced_or_cured_ends_the_run_at_once() -> None:
+def test_failures_that_are_too_frequent_end_the_run_whatever_is_done_in_between() -> None:
+    supervision = up("a")
+    for incarnation in range(5):
+        fail_and_work(supervision, incarnation, 30.0 * incarnation)  # no five of them within 100 s
+    (end,) = supervision.failed("a", 5, 121.0, RuntimeError("5"))
+    assert isinstance(end, End)
+    assert str(end.cause) == "1", "the first of those that count"
+
+
+def fail_and_work(supervision: Supervision, incarnation: int, now_s: float) -> None:
+    """Let this incarnation fail, and the next one do useful work."""
+    (kill,) = supervision.failed("a", incarnation, now_s, RuntimeError(str(incarnation)))
+    assert isinstance(kill, Kill)
+    now_s += 0.5
+    assert supervision.tick(now_s) == [Start("a", incarnation + 1)], "the delay is the shortest every time"
+    supervision.started("a", incarnation + 1, now_s)
+    supervision.worked("a", incarnation + 1)
+
+
+def test_what_cannot_be_cured_ends_the_run_at_once() -> None:
     error = RuntimeError("gone")
-    assert up("learner", "a", fixed=("learner",)).failed("learner", 0, 1.0, error) == [End("learner", error)]
     assert up("a").failed("a", 0, 1.0, error, curable=False) == [End("a", error)]
 
 

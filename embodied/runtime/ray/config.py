@@ -8,6 +8,7 @@ import torch
 
 from embodied.core.options import Count, Natural, NonNegative, Positive, Text, config_dataclass
 from embodied.runtime.api import RuntimeConfig
+from embodied.runtime.supervision import Patience
 
 
 @config_dataclass
@@ -42,13 +43,28 @@ class RayConfig(RuntimeConfig):
     start_timeout_s: Positive = 300.0
     """Seconds in which a part must start."""
     answer_timeout_s: Positive = 15.0
-    """Seconds without a sign of life after which an env worker or actor server is replaced, or the run ended if it is
-    the learner."""
+    """Seconds without a sign of life after which a part is replaced."""
     operation_timeout_s: Positive = 120.0
     """Seconds after which a simulator step or an inference that has not ended counts as hung."""
+    update_timeout_s: Positive = 1800.0
+    """Seconds after which an update, or another operation of the learner, that has not ended counts as hung."""
     max_failures: Natural = 3
-    """Failures of a part, without useful work in between, after which it is restarted once more. After one more the run
-    ends with the first exception."""
+    """Failures of a part in a row, without useful work in between, that are cured by a restart. One more ends the run
+    with the first exception."""
+    max_failures_per_hour: Natural = 20
+    """Failures of a part within an hour, whatever work it does in between, that are cured by a restart."""
+
+    @property
+    def patience(self) -> Patience:
+        """Limits of the supervision."""
+        return Patience(
+            start_s=self.start_timeout_s,
+            answer_s=self.answer_timeout_s,
+            operation_s=self.operation_timeout_s,
+            max_failures=self.max_failures,
+            window_s=3600.0,
+            max_in_window=self.max_failures_per_hour,
+        )
 
     def resources_of(self, kind: str, device: torch.device) -> dict[str, float]:
         """Return the amounts that a part of this kind reserves: env_worker, actor_server or learner."""

@@ -7,7 +7,7 @@
 
 Only this thread touches the states of parts and groups. No call of a part is waited for: its answer is an event. A
 fragment whose actor server was lost keeps its ticket and goes on with another server; one whose worker was lost gives
-its ticket back.
+its ticket back. If the learner is lost, all tickets are void: what was begun with them is finished and refused.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.ray.creation import Creator, Role, roles
 from embodied.runtime.ray.messages import Built, Delivery, Pulse, ServerLost, Summary
 from embodied.runtime.ray.state import Part, Slot
-from embodied.runtime.ray.weights import Publication
+from embodied.runtime.ray.weights import Publication, WeightsLost
 from embodied.runtime.ray.wire import own_cause
 from embodied.runtime.snapshot import Snapshot
-from embodied.runtime.supervision import Ask, Decision, End, Kill, Patience, Start, Supervision
+from embodied.runtime.supervision import Ask, Decision, End, Kill, Start, Supervision
 from embodied.runtime.supervisor import Board
 from embodied.runtime.trace import Trace
 from embodied.runtime.track import Track
@@ -61,18 +61,10 @@ class Controller:
         self.servers = [name for name, role in self.roles.items() if role.kind == "actor_server"]
         self.slots = [Slot(worker, group) for worker, num in enumerate(groups) for group in range(num)]
         self.parts: dict[str, Part] = {}
-        self.publication: Publication | None = None  # of the main thread; tickets are given out from the first on
+        self.publication: Publication | None = None  # of the main thread; see ``_present``
         self.snapshot: Snapshot | None = None  # of the main thread; groups save themselves while it is set
         self.supervision = Supervision(
-            dict.fromkeys(self.roles, 0),
-            Patience(
-                start_s=config.start_timeout_s,
-                answer_s=config.answer_timeout_s,
-                operation_s=config.operation_timeout_s,
-                max_failures=config.max_failures,
-            ),
-            running_s(),
-            fixed=[LEARNER],
+            dict.fromkeys(self.roles, 0), config.patience, running_s(), {LEARNER: config.update_timeout_s}
         )
         self.track = Track("controller", "wait_events")
         self.trace: Trace | None = None  # takes the spans of the parts
@@ -80,6 +72,7 @@ class Controller:
         self.earlier: Counter[str] = Counter()  # how often a worker was replaced in earlier sessions of the run
         self._gone: defaultdict[str, Counter[str]] = defaultdict(Counter)  # totals of the processes that are gone
         self._seen: dict[str, tuple[str, int]] = {}  # what each part did at its last sign of life
+        self._furthest = 0  # iterations of the learner that made most of them
         self._idle = False
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopped = False
@@ -97,6 +90,12 @@ class Controller:
     def post(self, event: Callable[[], None] = lambda: None) -> None:
         """Let the thread call ``event``, and then look what can be given out."""
         self._events.put(event)
+
+    def learned(self, incarnation: int, iteration: int) -> None:
+        """Count an update as useful work of the learner, unless it repeats one; in the controller's thread."""
+        if iteration > self._furthest:
+            self._furthest = iteration
+            self.supervision.worked(LEARNER, incarnation)
 
     def stop(self) -> None:
         """End the thread."""
@@ -146,12 +145,13 @@ class Controller:
 
     def _start(self, start: Start) -> None:
         self.board.set(start.part, "starts")
+        self._idle &= start.part != LEARNER  # a new one takes the others to be busy
         role, incarnation = self.roles[start.part], self.earlier[start.part] + start.incarnation
         part = self.parts[start.part] = Part(start.incarnation, self.creator(role, incarnation))
         self._call(part.handle.build.remote(), start.part, start.incarnation, self._on_built)
 
     def _remove(self, name: str, incarnation: int) -> None:
-        """End the process of a part, and give back the tickets of a worker."""
+        """End the process of a part. Give back the tickets of a worker; wake who waits for a batch for the learner."""
         part = self.parts.pop(name)
         assert part.incarnation == incarnation
         self.board.set(name, "is replaced")
@@ -163,6 +163,8 @@ class Controller:
             for slot in self.slots:
                 if slot.worker == worker:
                     slot.ticket, slot.calling = None, False
+        elif name == LEARNER:
+            self.channel.empty(incarnation + 1)
 
     # ---------------------------------------------------------------------------------------------------- tickets
     def _assign(self) -> None:
@@ -175,7 +177,7 @@ class Controller:
             if slot.ticket is None and self.snapshot is not None and self.snapshot.lacks(slot.key):
                 self._save(slot, part, self.snapshot)
                 continue
-            publication, server = self.publication, self._server_of(slot.worker)
+            publication, server = self._present(), self._server_of(slot.worker)
             if publication is None or server is None:
                 continue
             if slot.ticket is None:
@@ -191,16 +193,17 @@ class Controller:
         sampled = partial(self._on_sampled, slot, ticket, fragment, server, self.parts[server].incarnation)
         self._call(summary, self.workers[slot.worker], ticket.incarnation, sampled)
 
+    def _present(self) -> Publication | None:
+        """Return the newest weights, if the learner that published them is still up."""
+        newest = self.publication
+        return newest if newest is not None and self.supervision.is_up(LEARNER, newest.learner) else None
+
     def _server_of(self, worker: int) -> str | None:
         """Return the actor server of a worker: one that is up, on its own node if there is one; None if none is."""
         up = [name for name in self.servers if self.supervision.is_up(name)]
-        near = [name for name in up if self._node(name) == self._node(self.workers[worker])]
+        near = [name for name in up if self.parts[name].node == self.parts[self.workers[worker]].node]
         choice = near or up
         return choice[worker % len(choice)] if choice else None
-
-    def _node(self, name: str) -> str | None:
-        built = self.parts[name].built
-        return None if built is None else built.node
 
     def _lend(self, idle: bool) -> None:
         """Tell the learner when all workers begin or cease to wait for it."""
@@ -263,8 +266,7 @@ class Controller:
         if self._seen.get(name) != (pulse.doing, pulse.done):
             self._seen[name] = (pulse.doing, pulse.done)
             self.board.set(name, pulse.doing)
-        busy_s = 0.0 if name == LEARNER else pulse.busy_s  # an update takes as long as it takes
-        self._carry_out(self.supervision.answered(name, incarnation, running_s(), busy_s))
+        self._carry_out(self.supervision.answered(name, incarnation, running_s(), pulse.busy_s))
 
     def _on_sampled(
         self, slot: Slot, ticket: Ticket, fragment: Any, server: str, served_by: int, name: str, incarnation: int,
@@ -273,8 +275,9 @@ class Controller:
         if slot.ticket == ticket:
             slot.calling = False
         if isinstance(answer, ServerLost):  # the group keeps its ticket and goes on with another server
-            curable = not isinstance(answer.cause, UserError)
-            self._carry_out(self.supervision.failed(server, served_by, running_s(), answer.cause, curable))
+            cause = answer.cause
+            lost = (LEARNER, cause.learner) if isinstance(cause, WeightsLost) else (server, served_by)
+            self._carry_out(self.supervision.failed(*lost, running_s(), cause, not isinstance(cause, UserError)))
             return
         if slot.ticket == ticket:
             slot.ticket = None

@@ -50,7 +50,10 @@ class Creator:
         self._recipe, self._policy = ray.put(recipe), ray.put(self.policy)
 
     def __call__(self, role: Role, incarnation: int) -> Any:
-        """Return the handle of a new actor, whose ``build`` has not been called. incarnation: of a worker's seeds."""
+        """Return the handle of a new actor, whose ``build`` has not been called.
+
+        incarnation: of a worker's seeds or of a learner's weights.
+        """
         resources, labels = self._demand(role)
         options, config, budget = actor_options(resources, labels), self.config, self.recipe.budget
         cpus = int(resources.get("CPU", 0))
@@ -64,7 +67,8 @@ class Creator:
             return ray.remote(ServerHost).options(**options).remote(self._recipe, self._policy, num_threads)
         if cpus and not config.learner_threads:
             budget = replace(budget, learner=cpus, learner_alone=cpus)
-        return ray.remote(LearnerHost).options(**options).remote(self._recipe, self._policy, self._rng_state, budget)
+        learner = ray.remote(LearnerHost).options(**options)
+        return learner.remote(self._recipe, incarnation, self._policy, self._rng_state, budget)
 
     def _demand(self, role: Role) -> tuple[dict[str, float], dict[str, str]]:
         placement: Placement = getattr(self.config, role.kind)

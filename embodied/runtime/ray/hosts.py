@@ -14,14 +14,14 @@ import asyncio
 import copy
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 import ray
 import torch
-from ray.exceptions import ObjectLostError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from torch import Tensor, nn
 
 from embodied.core.protocols import Policy
@@ -34,7 +34,7 @@ from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActReply, ActRequest
 from embodied.runtime.ray.messages import Built, Learned, Pulse, ServerLost, Summary
 from embodied.runtime.ray.weights import Publication, Publisher, PulledWeights
-from embodied.runtime.ray.wire import nbytes, share_tensors
+from embodied.runtime.ray.wire import fetch, nbytes, share_tensors
 from embodied.runtime.recipe import Recipe
 from embodied.runtime.supervision import Unresponsive
 from embodied.runtime.trace import take
@@ -69,13 +69,17 @@ class Host:
         """Run a function in the computing thread, after those that were given to it before."""
 
         def run() -> T:
-            self._doing, self._since = doing, time.monotonic()
+            self._begin(doing)
             try:
                 return function(*args, **kwargs)
             finally:
                 self._doing, self._since, self._done = "waits", 0.0, self._done + 1
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, run)
+
+    def _begin(self, doing: str) -> None:
+        """Note the operation that begins now."""
+        self._doing, self._since = doing, time.monotonic()
 
 
 class WorkerHost(Host):
@@ -188,8 +192,11 @@ class ServerHost(Host):
             batch, self._waiting = self._waiting, []
             requests, futures = [request for request, _ in batch], [future for _, future in batch]
             try:
+                learner = self.store.learner
                 with self.actor.track.during("fetch"):
                     self.actor.track.add("weights_bytes", await self.store.pull())
+                if self.store.learner != learner:
+                    self.actor.forget()
                 replies = await self._run(f"acts for {len(requests)} groups", self.actor.act, requests)
             except Exception as error:  # of any kind: every caller gets it
                 for future in futures:
@@ -209,10 +216,12 @@ class ServerHost(Host):
 class LearnerHost(Host):
     """The learner. policy: the initial one. rng_state: of torch's generator after it was built."""
 
-    def __init__(self, recipe: Recipe, policy: Policy, rng_state: Tensor, budget: threads.ThreadBudget) -> None:
+    def __init__(
+        self, recipe: Recipe, incarnation: int, policy: Policy, rng_state: Tensor, budget: threads.ThreadBudget
+    ) -> None:
         super().__init__(recipe)
         self.policy, self.rng_state, self.budget = policy, rng_state, budget
-        self.publisher = Publisher()
+        self.publisher = Publisher(incarnation)
         self._others_idle = False
 
     async def build(self) -> Built:
@@ -231,6 +240,7 @@ class LearnerHost(Host):
 
         Fragments that were lost with their node are left out; ``async/lost`` counts them.
         """
+        self._begin(f"fetches batch {self.learner.iteration}")
         with self.learner.track.during("fetch"):
             fetched = await fetch(fragments)
         lost = {"async/lost": float(len(fragments) - len(fetched))}
@@ -275,16 +285,6 @@ class LearnerHost(Host):
     def _learned(self, metrics: Mapping[str, float]) -> Learned:
         learner, publication = self.learner, self.publisher.put(self.store.latest())
         return Learned(dict(metrics), publication, learner.iteration, learner.env_steps, learner.totals())
-
-
-async def fetch(references: Sequence[Awaitable[T]]) -> list[T]:
-    """Return the objects, in order, without those that no node has any more. ObjectLostError if that leaves none."""
-    found = await asyncio.gather(*references, return_exceptions=True)
-    errors = [value for value in found if isinstance(value, BaseException)]
-    for error in errors:
-        if not isinstance(error, ObjectLostError) or len(errors) == len(found):
-            raise error
-    return [value for value in found if not isinstance(value, BaseException)]
 
 
 def node_id() -> str:

@@ -5,18 +5,24 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
+from embodied.core.errors import one_line
 from embodied.core.protocols import Metrics, Policy
+from embodied.runtime.api import LearnerLost
 from embodied.runtime.meter import joined
 from embodied.runtime.ray.controller import LEARNER, Controller
 from embodied.runtime.ray.messages import Delivery, Learned
+from embodied.runtime.ray.wire import is_fault, value_of
 from embodied.runtime.track import Track
 
-Wait = Callable[[Any], Any]
-"""reference -> its value; raises what ended the run meanwhile"""
+Wait = Callable[[Any], Future[Any]]
+"""reference -> its future, which is done; raises what ended the run meanwhile"""
+GoOn = Callable[[Mapping[str, Any] | None], None]
+"""``LearnerLost.go_on``"""
 
 
 class RemoteWorker:
@@ -47,20 +53,34 @@ class RemoteWorker:
 
     def load_state_dict(self, group: int, state: Mapping[str, Any]) -> None:
         """Continue one group from its state."""
-        self._wait(self._controller.parts[self.name].handle.load_state_dict.remote(group, state))
+        value_of(self._wait(self._controller.parts[self.name].handle.load_state_dict.remote(group, state)))
 
 
 class RemoteLearner:
-    """The learner, and the store of its weights. policy: a replica that is brought up to date when it is read."""
+    """One incarnation of the learner, and the store of its weights. Once it is gone, every call raises LearnerLost.
 
-    def __init__(self, controller: Controller, wait: Wait, policy: Policy) -> None:
+    policy: a replica that is brought up to date when it is read. go_on: of LearnerLost.
+    """
+
+    def __init__(self, controller: Controller, wait: Wait, policy: Policy, go_on: GoOn, incarnation: int = 0) -> None:
         self.iteration = 0
         self.env_steps = 0
         self.version = -1
+        self.incarnation = incarnation
         self.track = Track("training loop", "other")  # of the main thread
         self._totals: Mapping[str, float] = {}  # of the learner's own track
-        self._controller, self._wait = controller, wait
-        self._replica, self._replica_of = policy, 0
+        self._controller, self._wait, self._go_on = controller, wait, go_on
+        self._replica, self._replica_of = policy, 0 if incarnation == 0 else -1
+
+    def successor(self, incarnation: int) -> RemoteLearner:
+        """Return the learner that replaces this one, at the beginning of the run."""
+        learner = RemoteLearner(self._controller, self._wait, self._replica, self._go_on, incarnation)
+        learner.track = self.track
+        return learner
+
+    def check(self) -> None:
+        """Raise LearnerLost if it is gone."""
+        _ = self._handle
 
     @property
     def deployed(self) -> Policy:
@@ -71,7 +91,7 @@ class RemoteLearner:
 
     def deployed_weights(self) -> dict[str, Tensor]:
         """Return a copy of the weights to evaluate and to keep."""
-        weights: dict[str, Tensor] = copy.deepcopy(self._wait(self._handle.deployed_weights.remote()))
+        weights: dict[str, Tensor] = copy.deepcopy(self._ask("deployed_weights"))
         return weights
 
     def ask_weights(self) -> Future[dict[str, Tensor]]:
@@ -87,13 +107,14 @@ class RemoteLearner:
 
     def publish(self) -> None:
         """Publish the present weights."""
-        self._take(self._wait(self._handle.publish.remote()))
+        self._take(self._ask("publish"))
 
     def learn(self, batch: Sequence[Delivery]) -> Metrics:
         """Update on one batch and publish; return the algorithm's metrics."""
         with self.track.during("learn"):
-            learned: Learned = self._wait(self._handle.learn.remote([delivery.fragment for delivery in batch]))
+            learned: Learned = self._ask("learn", [delivery.fragment for delivery in batch])
         self._take(learned)
+        self._controller.post(partial(self._controller.learned, self.incarnation, self.iteration))
         return learned.metrics
 
     def totals(self) -> dict[str, float]:
@@ -104,17 +125,25 @@ class RemoteLearner:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, with keys policy, algorithm and counters."""
-        state: dict[str, Any] = copy.deepcopy(self._wait(self._handle.state_dict.remote()))
+        state: dict[str, Any] = copy.deepcopy(self._ask("state_dict"))
         self.update_replica(state["policy"])
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``. UserError for a policy of another architecture."""
-        own = {key: state[key] for key in ("policy", "algorithm", "counters")}
-        self._wait(self._handle.load_state_dict.remote(own))
+        self._ask("load_state_dict", {key: state[key] for key in ("policy", "algorithm", "counters")})
         self.iteration = state["counters"]["iteration"]
         self.env_steps = state["counters"]["env_steps"]
         self.update_replica(state["policy"])
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """Return the result of a method of the host. LearnerLost if the process is gone or cannot get its data."""
+        future = self._wait(getattr(self._handle, method).remote(*arguments))
+        error = future.exception()
+        if error is not None and is_fault(error):
+            self._controller.post(partial(self._controller.fail, LEARNER, self.incarnation, error))
+            raise LearnerLost(one_line(error), self._go_on) from error
+        return value_of(future)
 
     def _take(self, learned: Learned) -> None:
         self.iteration, self.env_steps, self._totals = learned.iteration, learned.env_steps, learned.totals
@@ -123,7 +152,10 @@ class RemoteLearner:
 
     @property
     def _handle(self) -> Any:
-        return self._controller.parts[LEARNER].handle
+        part = self._controller.parts.get(LEARNER)
+        if part is None or part.incarnation != self.incarnation:
+            raise LearnerLost(one_line(self._controller.supervision.cause(LEARNER)), self._go_on)
+        return part.handle
 
 
 class RemoteServers:

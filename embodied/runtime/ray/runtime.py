@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import concurrent.futures
 import copy
-from collections.abc import Mapping
-from contextlib import closing
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment
-from embodied.runtime.api import RuntimeConfig
+from embodied.runtime.api import LearnerLost, RuntimeConfig
 from embodied.runtime.aside import Aside
 from embodied.runtime.base import RUNTIMES, LoopRuntime
 from embodied.runtime.channel import Channel, Closed
@@ -36,14 +38,15 @@ from embodied.runtime.supervisor import Supervisor
 from embodied.runtime.track import Track
 
 if TYPE_CHECKING:
-    import threading
-
     from embodied.runtime.ray.creation import Creator
+    from embodied.runtime.ray.remote import RemoteLearner
 
 CHECK_S = 0.2
 """Seconds between two looks for a failure while the main thread waits."""
 CLOSE_S = 10.0
 """Seconds that parts have to hand over the last weights and to close their envs."""
+BEGINNING: dict[str, Any] = {"counters": {"iteration": 0, "env_steps": 0}, "rollout": {}, "evaluated_at": 0}
+"""State of a runtime whose learner begins anew."""
 
 
 @RUNTIMES.register("ray", config=RayConfig)
@@ -93,7 +96,7 @@ class RayRuntime(LoopRuntime):
         self.controller = Controller(
             config, [len(sizes) for sizes in recipe.sizes], ledger, self.channel, self.supervisor.board, creator
         )
-        learner = RemoteLearner(self.controller, self._wait, creator.policy)
+        learner = RemoteLearner(self.controller, self._wait, creator.policy, self._go_on)
         # the remote parts have what the loop uses of the parts themselves
         parts: dict[str, Any] = {
             "workers": [RemoteWorker(self.controller, self._wait, *key) for key in enumerate(map(len, recipe.sizes))],
@@ -116,9 +119,10 @@ class RayRuntime(LoopRuntime):
         self.supervisor.board.set("learner", f"waits for the fragments of batch {version}")
         self.learner.track.add("fragments", len(self.channel))
         try:
-            return self.channel.take(version)
+            return self.channel.take(version, self._remote_learner.incarnation)
         except Closed:
             self.supervisor.check()
+            self._remote_learner.check()
             raise RuntimeError("the runtime was closed while it iterated") from None
 
     def learn(self, batch: list[Fragment]) -> Metrics:
@@ -159,26 +163,64 @@ class RayRuntime(LoopRuntime):
         """Wait until each group was saved between two fragments; groups go on afterwards."""
         self.controller.snapshot = snapshot = Snapshot(self._group_keys())
         self.controller.post()
-        while not snapshot.complete.wait(CHECK_S):
-            self._check()
-        self.controller.snapshot = None
+        try:
+            while not snapshot.complete.wait(CHECK_S):
+                self._check()
+                self._remote_learner.check()  # without it the fragments under way do not end
+        finally:
+            self.controller.snapshot = None
         return [copy.deepcopy(snapshot.states[key]) for key in self._group_keys()]
 
     def _wait_for_parts(self) -> None:
         while not self.controller.ready.wait(CHECK_S):
             self._check()
 
-    def _wait(self, reference: Any) -> Any:
-        """Return the value of a reference. Raise what its part raised, or what ended the run meanwhile."""
-        from embodied.runtime.ray.wire import own_cause
+    def _go_on(self, state: Mapping[str, Any] | None) -> None:
+        """Continue with the learner that replaces the lost one; see ``LearnerLost``.
 
-        future = reference.future()
+        Episodes, noise and incarnations of the workers go on from where they are now, so nothing is sampled twice.
+        """
+        supervision, lost = self.controller.supervision, self._remote_learner.incarnation
+        while supervision.incarnation("learner") == lost or not supervision.is_up("learner"):
+            self._check()
+            time.sleep(CHECK_S)
+        learner = self._remote_learner.successor(supervision.incarnation("learner"))
+        self.learner = self.store = cast(Any, learner)
+        runtime = BEGINNING if state is None else state["runtime"]
+        if state is not None:
+            learner.load_state_dict({**state, "counters": runtime["counters"]})
+
+        def rewind() -> None:
+            self.ledger.rewind(learner.iteration, learner.incarnation)
+            self.channel.empty(learner.incarnation)
+
+        self._in_controller(rewind)
+        self._rollout = dict(runtime["rollout"])
+        if self.evaluation is not None:
+            self.evaluation.forget(runtime["evaluated_at"])
+
+    def _in_controller(self, change: Callable[[], None]) -> None:
+        """Make a change in the controller's thread, between two events."""
+        done = threading.Event()
+
+        def event() -> None:
+            change()
+            done.set()
+
+        self.controller.post(event)
+        while not done.wait(CHECK_S):
+            self._check()
+
+    @property
+    def _remote_learner(self) -> RemoteLearner:
+        return cast("RemoteLearner", self.learner)
+
+    def _wait(self, reference: Any) -> concurrent.futures.Future[Any]:
+        """Return the future of a reference when it is done. Raise what ended the run meanwhile."""
+        future: concurrent.futures.Future[Any] = reference.future()
         while not concurrent.futures.wait([future], CHECK_S).done:
             self._check()
-        error = future.exception()
-        if error is not None:
-            raise own_cause(error)
-        return future.result()
+        return future
 
     def _check(self) -> None:
         """Raise the failure of a part, or RuntimeError if the runtime has been closed."""
@@ -190,10 +232,10 @@ class RayRuntime(LoopRuntime):
     def _keep_weights(self) -> None:
         """Bring ``policy`` up to date for those who read it after the end, unless the learner is in an update."""
         if self.store.version >= 0:
-            learner: Any = self.learner
-            weights = learner.ask_weights()
-            if concurrent.futures.wait([weights], CLOSE_S).done and weights.exception() is None:
-                learner.update_replica(weights.result())
+            with suppress(LearnerLost):
+                weights = self._remote_learner.ask_weights()
+                if concurrent.futures.wait([weights], CLOSE_S).done and weights.exception() is None:
+                    self._remote_learner.update_replica(weights.result())
 
     def _finish_trace(self) -> None:
         """Take the spans since the last signs of life, of the parts that still answer."""

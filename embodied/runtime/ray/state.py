@@ -41,3 +41,8 @@ class Part:
     """What it said when it was ready; None before."""
     totals: Mapping[str, float] = field(default_factory=dict)
     """What its track has counted (``Track.totals``), as of the last fragment."""
+
+    @property
+    def node(self) -> str | None:
+        """Ray's id of its node; None before it is ready."""
+        return None if self.built is None else self.built.node

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import OwnerDiedError
 from torch import Tensor
 
 from embodied.runtime.ray.wire import nbytes, pack
@@ -24,6 +25,17 @@ from embodied.runtime.weight_store import Weights
 
 class DamagedWeights(Exception):
     """Weights that were pulled are not those that were put."""
+
+
+class WeightsLost(Exception):
+    """The learner died before its weights were pulled. learner: its incarnation."""
+
+    def __init__(self, learner: int) -> None:
+        super().__init__(learner)
+        self.learner = learner
+
+    def __str__(self) -> str:
+        return "its weights cannot be fetched any more, because its process died"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +58,23 @@ class Publication:
     """Batches that the learner had consumed."""
     bundles: tuple[Bundle, ...]
     """All its tensors; where two bundles have the same tensor, the later bundle has its value."""
+    learner: int = 0
+    """Incarnation of the learner. Two learners can publish the same version with other weights."""
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Key that grows from one publication of a run to the next."""
+        return self.learner, self.version
 
 
 class Publisher:
-    """The learner's end. It keeps the references of the newest version; older ones are freed with their last reader."""
+    """The learner's end. It keeps the references of the newest version; older ones are freed with their last reader.
 
-    def __init__(self) -> None:
+    learner: its incarnation.
+    """
+
+    def __init__(self, learner: int = 0) -> None:
+        self.learner = learner
         self._bundles: dict[int, Bundle] = {}
 
     def put(self, weights: Weights) -> Publication:
@@ -65,15 +88,16 @@ class Publisher:
             tensors = {name: weights.tensors[name] for name in names[version]}
             kept[version] = Bundle(version, ray.put(tensors), digest(tensors))
         self._bundles = kept
-        return Publication(weights.version, tuple(kept[version] for version in sorted(kept)))
+        return Publication(weights.version, tuple(kept[version] for version in sorted(kept)), self.learner)
 
 
 class PulledWeights:
-    """An actor server's end, in the place of its ``WeightStore``."""
+    """An actor server's end, in the place of its ``WeightStore``. learner: incarnation that published what it has."""
 
     def __init__(self) -> None:
         self._newest: Publication | None = None
         self._pulled: Weights | None = None
+        self.learner = 0
 
     @property
     def version(self) -> int:
@@ -82,30 +106,42 @@ class PulledWeights:
 
     def offer(self, publication: Publication) -> None:
         """Take note of a publication; older ones are ignored. Nothing is fetched yet."""
-        if self._newest is None or publication.version > self._newest.version:
+        if self._newest is None or publication.age > self._newest.age:
             self._newest = publication
 
     async def pull(self) -> int:
-        """Fetch what is new, and return its bytes. DamagedWeights if a digest differs."""
-        newest, pulled = self._newest, self._pulled
-        if newest is None or newest.version == self.version:
+        """Fetch what is new, and return its bytes. All is new if another learner published it than before.
+
+        DamagedWeights if a digest differs. WeightsLost if the learner has died.
+        """
+        newest = self._newest
+        if newest is None or newest.age == (self.learner, self.version):
             return 0
-        lacking = [bundle for bundle in newest.bundles if bundle.version > self.version]
-        tensors, changed = ({}, {}) if pulled is None else (dict(pulled.tensors), dict(pulled.changed))
-        for bundle, found in zip(lacking, await asyncio.gather(*(bundle.tensors for bundle in lacking)), strict=True):
+        pulled = self._pulled if newest.learner == self.learner else None
+        version, tensors, changed = (-1, {}, {}) if pulled is None else (pulled.version, *_copied(pulled))
+        lacking = [bundle for bundle in newest.bundles if bundle.version > version]
+        try:
+            fetched = await asyncio.gather(*(bundle.tensors for bundle in lacking))
+        except OwnerDiedError:
+            raise WeightsLost(newest.learner) from None
+        for bundle, found in zip(lacking, fetched, strict=True):
             if digest(found) != bundle.digest:
                 raise DamagedWeights(f"weights of version {bundle.version} do not have their digest")
             tensors |= found
             changed |= dict.fromkeys(found, bundle.version)
-        self._pulled = Weights(newest.version, tensors, changed)
-        fetched = {bundle.version for bundle in lacking}
-        return sum(nbytes(tensors[name]) for name, version in changed.items() if version in fetched)
+        self._pulled, self.learner = Weights(newest.version, tensors, changed), newest.learner
+        new = {bundle.version for bundle in lacking}
+        return sum(nbytes(tensors[name]) for name, version in changed.items() if version in new)
 
     def latest(self) -> Weights:
         """Return the weights that were pulled last. RuntimeError if there are none."""
         if self._pulled is None:
             raise RuntimeError("no weights have been pulled yet")
         return self._pulled
+
+
+def _copied(weights: Weights) -> tuple[dict[str, Tensor], dict[str, int]]:
+    return dict(weights.tensors), dict(weights.changed)
 
 
 def digest(tensors: Mapping[str, Tensor]) -> bytes:

@@ -5,15 +5,17 @@ A tensor that was received shares the object's memory: read it, and clone it bef
 
 from __future__ import annotations
 
+import asyncio
 import warnings
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import ray.util
 import torch
-from ray.exceptions import RayTaskError
+from ray.exceptions import ObjectLostError, RayError, RayTaskError
 from torch import Tensor
 
 from embodied.core.errors import UserError
@@ -61,3 +63,26 @@ def own_cause(error: BaseException) -> BaseException:
     if isinstance(error, RayTaskError):
         return error.cause if isinstance(error.cause, UserError) else error.as_instanceof_cause()
     return error
+
+
+def is_fault(error: BaseException | None) -> bool:
+    """Return whether a process or its cluster failed, and not the code that ran there."""
+    return isinstance(error.cause if isinstance(error, RayTaskError) else error, RayError)
+
+
+def value_of(future: Future[T]) -> T:
+    """Return the result of a finished call, or raise ``own_cause`` of its error."""
+    error = future.exception()
+    if error is not None:
+        raise own_cause(error)
+    return future.result()
+
+
+async def fetch(references: Sequence[Awaitable[T]]) -> list[T]:
+    """Return the objects, in order, without those that no node has any more. ObjectLostError if that leaves none."""
+    found = await asyncio.gather(*references, return_exceptions=True)
+    errors = [value for value in found if isinstance(value, BaseException)]
+    for error in errors:
+        if not isinstance(error, ObjectLostError) or len(errors) == len(found):
+            raise error
+    return [value for value in found if not isinstance(value, BaseException)]

@@ -7,18 +7,19 @@ order      a batch is the tickets of its number, or with order=arrival the oldes
 old        an answer of an old incarnation, or a second one, changes nothing
 recovery   a session that continues from a checkpoint has its counters; at max_staleness=0 the same batches follow
 progress   once faults have ended, every batch comes in bounded time: no deadlock
-parts      at most one incarnation of a part is wanted, and a run ends only for a reason
+learner    nothing that was drawn for or by a learner that was lost is learned from by the next one
+parts      at most one incarnation of a part is wanted, a crash loop ends the run, and nothing else does
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.supervision import Ask, Decision, Kill, Start
-from tests.runtime.protocol.parts import Sampled, Violation, Weight
+from tests.runtime.protocol.parts import PATIENCE, Publication, Sampled, Violation, Weight
 from tests.runtime.protocol.world import Plan
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Checks:
         self.there: set[int] = set()  # numbers of the fragments that were accepted and not taken
         self.wanted: dict[str, int] = {}
         self.failures: Counter[str] = Counter()
+        self.killed_s: defaultdict[str, list[float]] = defaultdict(list)
         self.accepted = self.taken_batches = self.version = 0
         self.store_version = -1
         self.since_s = 0.0  # of the last progress or fault
@@ -56,21 +58,41 @@ class Checks:
     # ---------------------------------------------------------------------------------------------------- session
     def begin(self, session: Session, checkpoint: dict[str, Any] | None) -> None:
         """A session begins. What was learned after its checkpoint is gone."""
+        self.session, self.wanted = session, {}
+        self.failures.clear()
+        self.killed_s.clear()
+        if checkpoint is not None:
+            must(session.earlier == checkpoint["earlier"], "incarnations after the start:", session.earlier)
+        self._continue(checkpoint)
+
+    def rewound(self, checkpoint: dict[str, Any] | None) -> None:
+        """Another learner has taken the place of one that was lost, in the same session."""
+        self.replaced = True
+        self._continue(checkpoint)
+
+    def _continue(self, checkpoint: dict[str, Any] | None) -> None:
         counters = (0, 0) if checkpoint is None else tuple(checkpoint["counters"])
         self.history = self.history[: counters[0]]
-        self.session, self.leases, self.there, self.wanted = session, {}, set(), {}
-        self.failures.clear()
+        self.leases, self.there = {}, set()
         self.version = self.taken_batches = counters[0]
         self.accepted = counters[0] * self.plan.batch_fragments
         self.store_version = -1
+        session = self.session
         learner = session.learner
         must((learner.iteration, learner.env_steps) == counters, "counters of the learner after the start:",
              learner.iteration, learner.env_steps, "expected", counters)  # fmt: skip
         must(session.algorithm.steps == counters[0], "updates of the algorithm after the start")
         must(int(session.algorithm.policy.updates) == counters[0], "weights after the start")
-        if checkpoint is not None:
-            must(session.earlier == checkpoint["earlier"], "incarnations after the start:", session.earlier)
         self.after_step()
+
+    def emptied(self) -> None:
+        """The channel dropped its fragments, because the learner was lost."""
+        self.there.clear()
+
+    def published(self, publication: Publication) -> None:
+        """The learner published weights."""
+        version, iteration = publication.weights.version, self.session.learner.iteration
+        must(version == iteration, "published", version, "after", iteration, "updates")
 
     def seen(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return a checkpoint with this book's own counters, for ``begin``."""
@@ -126,9 +148,17 @@ class Checks:
             must(self.wanted.get(part) == decision.incarnation, "killed without being there:", decision)
             self.wanted[part] = -2 - decision.incarnation  # nothing, until the next one starts
             self.failures[part] += 1
+            self.killed_s[part].append(self.session.world.now_s)
             self.replaced |= part in self.session.workers
+            must(self.failures[part] <= PATIENCE.max_failures, "goes on in a crash loop:", decision)
+            must(self._recent(part) <= PATIENCE.max_in_window, "fails again and again:", decision)
         else:
-            must(part == "learner" or self.failures[part] >= 3, "ended for no reason:", decision)
+            again = self._recent(part) >= PATIENCE.max_in_window
+            must(again or self.failures[part] >= PATIENCE.max_failures, "ended for no reason:", decision)
+
+    def _recent(self, part: str) -> int:
+        since_s = self.session.world.now_s - PATIENCE.window_s
+        return sum(killed_s > since_s for killed_s in self.killed_s[part])
 
     def heard(self, part: str, incarnation: int, decisions: list[Decision]) -> None:
         """Supervision has heard of a death, perhaps late or a second time."""
@@ -188,7 +218,9 @@ class Checks:
         self.there.difference_update(numbers)
         order = [(sampled.worker, sampled.group, sampled.sequence) for sampled in batch]
         must(order == sorted(order), "order of batch", version, order)
+        present = self.session.supervision.incarnation("learner")
         for sampled in batch:
+            must(set(sampled.learners) == {present}, "not by learner", present, sampled)
             oldest, newest = min(sampled.versions), max(sampled.versions)
             fresh = version - oldest <= plan.max_staleness
             must(fresh or plan.order == "arrival", "too old in batch", version, sampled)

@@ -80,8 +80,35 @@ class CountsTheBatchTwice(Ledger):
         super().load_state_dict({"version": state["version"] + 1})
 
 
+class ForgetsToGoBack(Ledger):
+    """A learner was lost, and its batches count on."""
+
+    def rewind(self, version: int, learner: int) -> None:
+        super().rewind(max(version, self.version), learner)
+
+
+class KeepsTicketsOfALostLearner(Ledger):
+    def rewind(self, version: int, learner: int) -> None:
+        leases = dict(self._leases)
+        super().rewind(version, learner)
+        self._leases.update(leases)
+
+
+class TakesTicketsOfALostLearner(Ledger):
+    """Tickets do not say for which learner they are, so a late one is taken for another one with its number."""
+
+    def rewind(self, version: int, learner: int) -> None:
+        super().rewind(version, learner)
+        self._learner = 0
+
+
+class KeepsBatchesOfALostLearner(Channel):
+    def empty(self, learner: int) -> None:
+        self._learner = learner
+
+
 class TakesInOrderOfArrival(Channel):
-    def take(self, version: int) -> list[Any]:
+    def take(self, version: int, learner: int = 0) -> list[Any]:
         return [self._fragments.pop(n) for n in list(self._fragments)[: self.batch_fragments]]
 
 
@@ -102,8 +129,8 @@ class TakesTheNewest(Channel):
 
 
 class LosesAFragment(Channel):
-    def take(self, version: int) -> list[Any]:
-        batch = super().take(version)
+    def take(self, version: int, learner: int = 0) -> list[Any]:
+        batch = super().take(version, learner)
         if len(self._fragments) > 1:
             self._fragments.popitem()
         return batch
@@ -214,6 +241,19 @@ class EndsTooEarly(Supervision):
         return []
 
 
+class CuresForEver(Supervision):
+    """Failures with useful work in between are never too many."""
+
+    def failed(self, part: str, *args: Any, **kwargs: Any) -> list[Decision]:
+        self._parts[part].recent.clear()
+        return super().failed(part, *args, **kwargs)
+
+
+class NeverCuresTheLearner(Supervision):
+    def failed(self, part: str, incarnation: int, now_s: float, cause: BaseException, curable: bool = True) -> Any:
+        return super().failed(part, incarnation, now_s, cause, curable and part != "learner")
+
+
 SOUND = Components()
 MUTANTS = {
     mutant.__name__: replace(SOUND, **{kind: mutant})
@@ -221,14 +261,19 @@ MUTANTS = {
         "ledger": (
             LosesCreditOfTheDead, LosesNumberOfTheDead, KeepsPlaceOfTheDead, CountsDuplicates,
             AcceptsOldIncarnations, AdmitsOneMore, GivesNumbersAnew, LetsFastGroupsIn, ForgetsItsVersion,
-            CountsTheBatchTwice,
+            CountsTheBatchTwice, ForgetsToGoBack, KeepsTicketsOfALostLearner, TakesTicketsOfALostLearner,
         ),
-        "channel": (TakesInOrderOfArrival, LosesAFragment, IgnoresTheOrder, TakesTheNewest),
+        "channel": (
+            TakesInOrderOfArrival, LosesAFragment, IgnoresTheOrder, TakesTheNewest, KeepsBatchesOfALostLearner,
+        ),
         "store": (GoesBackward, PublishesLate, SharesTheLearnersTensors),
         "learner": (
             ForgetsSteps, ForgetsIteration, ForgetsTheOptimiser, ForgetsWeights, MasksNothing, MasksLate, MasksTooMuch,
         ),
-        "supervision": (HearsTheDead, StartsOnce, NeverAsks, IgnoresLongOperations, EndsTooEarly),
+        "supervision": (
+            HearsTheDead, StartsOnce, NeverAsks, IgnoresLongOperations, EndsTooEarly, CuresForEver,
+            NeverCuresTheLearner,
+        ),
     }.items()
     for mutant in mutants
 }  # fmt: skip

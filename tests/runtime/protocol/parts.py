@@ -1,7 +1,7 @@
 """What runs in the simulated processes: env workers, actor servers and the learner, reduced to their counters.
 
-    Session ── sample(ticket) ──► worker ── request ──► server (newest weights) ── reply ──► worker … ──► Sampled
-    Session ── learn(batch) ────► learner: the real Learner on an algorithm that counts its updates
+    Session ── sample(ticket) ──► worker ── request ──► server (pulls weights) ── reply ──► worker … ──► Sampled
+    Session ── learn(batch) ────► learner: the real Learner on an algorithm that counts its updates ──► Publication
 
 A worker's noise and episodes are reduced to a position in the stream of their incarnation. Functions have the process
 in which they run as first argument and keep what they know in its memory.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -59,9 +60,14 @@ class Slot:
 
 
 PATIENCE = Patience(
-    start_s=8.0, ask_s=3.0, answer_s=2.0, operation_s=3.0, max_failures=3, backoff_s=0.25, max_backoff_s=1.0
-)
+    start_s=8.0, ask_s=3.0, answer_s=2.0, operation_s=3.0, max_failures=3, window_s=20.0, max_in_window=5,
+    backoff_s=0.25, max_backoff_s=1.0,
+)  # fmt: skip
+UPDATE_S = 6.0
+"""Most time in one operation of the learner."""
 
+Reply: TypeAlias = Callable[[tuple[int, int]], None]
+"""learner and version of the weights that decided -> None"""
 Stream: TypeAlias = tuple[int, int]
 """Seed's incarnation of an env group, and how many fragments it has sampled since."""
 
@@ -77,8 +83,10 @@ class Sampled:
     stream: Stream
     steps: tuple[int, ...]
     """Control steps of each decision."""
+    learners: tuple[int, ...]
+    """Incarnations that published the weights of each decision."""
     versions: tuple[int, ...]
-    """Of the weights that drew each decision."""
+    """Of these weights."""
     num_steps_TN: Tensor = field(repr=False)
     """``steps``, as the learner reads and masks them."""
 
@@ -95,6 +103,19 @@ class Sampled:
     def counting(self, oldest: int) -> list[int]:
         """Return the control steps of each decision; 0 if it or a later one is of older weights than ``oldest``."""
         return [steps if min(self.versions[t:]) >= oldest else 0 for t, steps in enumerate(self.steps)]
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """Weights that a learner's process holds until they are pulled."""
+
+    process: Process
+    weights: Weights
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Incarnation of the learner, and version."""
+        return self.process.incarnation, self.weights.version
 
 
 class Weight(nn.Module):
@@ -141,35 +162,37 @@ class Counting:
 
 # ------------------------------------------------------------------------------------------------------ actor server
 class Servers:
-    """Calls of actor servers. A call that its server does not answer, because it died, fails."""
+    """Calls of actor servers. A call fails if its server dies, or the learner before its weights are pulled."""
 
-    def __init__(self, world: World, store: WeightStore) -> None:
-        self.world, self.store = world, store
+    def __init__(self, world: World) -> None:
+        self.world = world
         self._pending: dict[int, list[Callable[[], None]]] = {}  # by id of the process
 
-    def act(self, server: Process, reply: Callable[[int], None], lost: Callable[[], None]) -> None:
-        """Ask for a decision: ``reply(version)``, or ``lost()`` if the process is dead or dies before."""
+    def act(self, server: Process, newest: Publication, reply: Reply, lost: Callable[[Process], None]) -> None:
+        """Ask for a decision by these weights or newer ones: ``reply(age)``, or ``lost(who died)``."""
         if not (server.alive and server.wanted):
-            self.world.after(self.world.takes_s(0.02), lost)
+            self.world.after(self.world.takes_s(0.02), lost, server)
             return
-        self._pending.setdefault(id(server), []).append(lost)
-        self.world.send(server, 0.02, self._act, reply)
+        self._pending.setdefault(id(server), []).append(partial(lost, server))
+        self.world.send(server, 0.02, self._act, newest, reply, lost)
 
     def died(self, server: Process) -> None:
         """Let the callers know, in their time."""
         for lost in self._pending.pop(id(server), ()):
             self.world.after(self.world.takes_s(0.05), lost)
 
-    def _act(self, server: Process, reply: Callable[[int], None]) -> None:
-        loaded: Weights | None = server.memory.get("weights")
-        before = -1 if loaded is None else loaded.version
-        if loaded is None or self.store.version > before:
-            loaded = server.memory["weights"] = self.store.latest()
-            if loaded.version < before:
-                raise Violation(f"{server.part} went back from weights {before} to {loaded.version}")
-        if int(loaded.tensors["updates"]) != loaded.version:  # a reader may keep what was published
-            raise Violation(f"version {loaded.version} holds {int(loaded.tensors['updates'])} updates")
-        reply(loaded.version)
+    def _act(self, server: Process, offered: Publication, reply: Reply, lost: Callable[[Process], None]) -> None:
+        newest = max(offered, server.memory.get("offered", offered), key=lambda publication: publication.age)
+        server.memory["offered"] = newest
+        if server.memory.get("pulled") is not newest:
+            if not newest.process.alive:
+                lost(newest.process)
+                return
+            server.memory["pulled"] = newest
+        weights = newest.weights
+        if int(weights.tensors["updates"]) != weights.version:  # a reader may keep what was published
+            raise Violation(f"version {weights.version} holds {int(weights.tensors['updates'])} updates")
+        reply(newest.age)
 
 
 # ------------------------------------------------------------------------------------------------------ env worker
@@ -185,38 +208,41 @@ class Sampling:
         self.world, self.servers, self.decisions = world, servers, decisions
         self.done, self.lost = done, lost
 
-    def begin(self, worker: Process, ticket: Ticket, server: Process) -> None:
+    def begin(self, worker: Process, ticket: Ticket, server: Process, newest: Publication) -> None:
         versions = worker.memory.setdefault(("begun", ticket.group), (ticket, []))
         if versions[0] != ticket:
             raise Violation(f"{worker.part} was given {ticket} in the middle of {versions[0]}")
-        self._ask(worker, ticket, server)
+        self._ask(worker, ticket, server, newest)
 
-    def _ask(self, worker: Process, ticket: Ticket, server: Process) -> None:
+    def _ask(self, worker: Process, ticket: Ticket, server: Process, newest: Publication) -> None:
         open_ = [True]  # only the first of reply and loss counts, as with a future
 
-        def reply(version: int) -> None:
+        def reply(age: tuple[int, int]) -> None:
             if open_.pop() if open_ else False:
-                self.world.send(worker, 0.1, self._step, ticket, server, version)
+                self.world.send(worker, 0.1, self._step, ticket, server, newest, age)
 
-        def lost() -> None:
+        def lost(died: Process) -> None:
             if (open_.pop() if open_ else False) and worker.alive:
-                self.world.after(self.world.takes_s(0.02), self.lost, ticket, server)
+                self.world.after(self.world.takes_s(0.02), self.lost, ticket, died)
 
-        self.servers.act(server, reply, lost)
+        self.servers.act(server, newest, reply, lost)
 
-    def _step(self, worker: Process, ticket: Ticket, server: Process, version: int) -> None:
+    def _step(
+        self, worker: Process, ticket: Ticket, server: Process, newest: Publication, age: tuple[int, int]
+    ) -> None:
         _, versions = worker.memory["begun", ticket.group]
-        versions.append(version)
+        versions.append(age)
         if len(versions) < self.decisions:
-            self._ask(worker, ticket, server)
+            self._ask(worker, ticket, server, newest)
             return
         del worker.memory["begun", ticket.group]
         incarnation, position = worker.memory[ticket.group]
         worker.memory[ticket.group] = incarnation, position + 1
         first = position * 7 + ticket.worker * 3 + ticket.group + incarnation
         steps = tuple(1 + (first + t) % 5 for t in range(self.decisions))
+        learners, numbers = zip(*versions, strict=True)
         sampled = Sampled(
             ticket.worker, ticket.group, ticket.incarnation, ticket.sequence, (incarnation, position), steps,
-            tuple(versions), torch.tensor(steps).unsqueeze(1),
+            learners, numbers, torch.tensor(steps).unsqueeze(1),
         )  # fmt: skip
         self.world.answer(0.02, self.done, ticket, server, sampled)

@@ -1,57 +1,50 @@
-"""One session of a run: the loop and the controller, from its start or from a checkpoint until something ends it.
+"""One session of a run: the controller, from its start or from a checkpoint until something ends it.
 
-    publish ──► [ batch complete ──► learn ──► consume ──► save, if due ] ──► …          (consume after save at 0)
-
-It does with the real ledger, channel, weight store, learner and supervision what the runtimes do with them: the loop is
-that of ``embodied/runtime/base.py``, the handling of parts that of a runtime in processes. Answers are events; none is
-waited for. ``Checks`` sees every change.
+It does with the real ledger, channel, weight store, learner and supervision what the controller of a runtime in
+processes does with them. Answers are events; none is waited for. ``Checks`` sees every change. The loop is in
+``loop.py``.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.supervision import Ask, Decision, End, Kill, Start
 from tests.runtime.protocol.checks import Checks
-from tests.runtime.protocol.parts import PATIENCE, Components, Counting, Died, Ended, Sampled, Sampling, Servers, Slot
+from tests.runtime.protocol.loop import Loop
+from tests.runtime.protocol.parts import PATIENCE, UPDATE_S, Components, Ended, Sampled, Sampling, Servers, Slot
 from tests.runtime.protocol.world import FOREVER_S, Fault, Plan, Process, World
 
 
-class Session:
+class Session(Loop):
     """checkpoint: what to continue from, or None."""
 
     def __init__(
         self, world: World, plan: Plan, components: Components, checks: Checks, checkpoint: dict[str, Any] | None
     ) -> None:
-        self.world, self.plan, self.checks = world, plan, checks
+        self.world, self.plan, self.checks, self.components = world, plan, checks, components
         self.ledger = components.ledger(plan.batch_fragments, plan.max_staleness)
-        self.channel: Any = components.channel(plan.batch_fragments, plan.max_staleness, plan.order)
-        self.store = components.store()
-        self.algorithm: Any = Counting(checks.policy)
-        self.learner: Any = components.learner(self.algorithm, self.store, mask_above=plan.mask_above)
+        self.channel = components.channel(plan.batch_fragments, plan.max_staleness, plan.order)
         self.workers = [f"env worker {index}" for index in range(plan.workers)]
         self.servers = [f"actor server {index}" for index in range(plan.servers)]
         self.names = [*self.workers, *self.servers, "learner"]
         self.supervision = components.supervision(
-            dict.fromkeys(self.names, 0), PATIENCE, world.now_s, fixed=["learner"]
+            dict.fromkeys(self.names, 0), PATIENCE, world.now_s, operation_s={"learner": UPDATE_S}
         )
         self.slots = [Slot(name, w, g) for w, name in enumerate(self.workers) for g in range(plan.groups)]
         self.processes: dict[str, Process] = {}
-        self.calls = Servers(world, self.store)
+        self.calls = Servers(world)
         self.sampling = Sampling(world, self.calls, plan.decisions, self._on_sampled, self._on_lost)
-        self.saved: dict[str, Any] | None = None  # the checkpoint that was finished last
         self.earlier = [0] * plan.workers
         self._restored: dict[tuple[int, int], tuple[int, int]] = {}
-        self._saving: dict[tuple[int, int], tuple[int, int]] | None = None
-        self._doing = "waits for parts"
         self._due_s = self.supervision.due_s
         self._up_servers: list[str] = []
         self._up_workers: set[str] = set()
+        self.begin(checkpoint, checks.policy)
         if checkpoint is not None:
             self._restored = dict(checkpoint["groups"])
             self.earlier = list(checkpoint["incarnations"])
-            self.learner.load_state_dict(checkpoint["learner"])
             self.ledger.load_state_dict(checkpoint["ledger"])
         checks.begin(self, checkpoint)
 
@@ -71,10 +64,10 @@ class Session:
             steps += 1
         return steps
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Something changed in the controller: do what is possible now, and check."""
         self._assign()
-        self._advance()
+        self.advance()
         self.checks.after_step()
 
     def _look_at_parts(self) -> None:
@@ -82,7 +75,7 @@ class Session:
         is_up = self.supervision.is_up
         self._up_servers = [name for name in self.servers if is_up(name)]
         self._up_workers = {name for name in self.workers if is_up(name)}
-        self._look()
+        self.look()
 
     def suffer(self, fault: Fault) -> None:
         """Let a fault happen. Ended if it kills the controller."""
@@ -93,13 +86,13 @@ class Session:
         if process is None:
             return
         if fault.kind == "kill":
-            self._dies(process)
+            self.dies(process)
         elif fault.kind == "kill_in_update":
             self.algorithm.killed = True
-        elif process.part != "learner" or fault.kind == "hang" or fault.for_s < FOREVER_S:
-            process.stop(fault.kind, self.world.now_s, fault.for_s)  # an update takes as long as it takes
+        else:
+            process.stop(fault.kind, self.world.now_s, fault.for_s)
 
-    def _dies(self, process: Process) -> None:
+    def dies(self, process: Process) -> None:
         if process.alive:
             process.alive = False
             self.calls.died(process)
@@ -160,72 +153,37 @@ class Session:
             for slot in self.slots:
                 if slot.worker == worker:
                     slot.ticket, slot.calling = None, False
+        elif kill.part == "learner":
+            self.channel.empty(kill.incarnation + 1)
+            self.checks.emptied()
+            self.lose_learner()
 
     # ---------------------------------------------------------------------------------------------------- tickets
     def _assign(self) -> None:
-        up = self._up_servers
+        up, newest = self._up_servers, self.present()
         for slot in self.slots:
             if slot.calling or slot.name not in self._up_workers:
                 continue
             process = self.processes[slot.name]
             if slot.ticket is None:
-                if self._saving is not None and (slot.worker, slot.group) not in self._saving:
+                if self.saving is not None and (slot.worker, slot.group) not in self.saving:
                     slot.calling = True
-                    self.world.send(process, 0.02, self._save, slot)
+                    self.world.send(process, 0.02, self._save, slot, self.saving)
                     continue
-                if self.store.version < 0 or not up:
+                if newest is None or not up:
                     continue
                 slot.ticket = self.ledger.try_acquire(slot.worker, process.incarnation, slot.group)
                 self.checks.acquired(slot.worker, process.incarnation, slot.group, slot.ticket)
-            if slot.ticket is not None and up:
+            if slot.ticket is not None and up and newest is not None:
                 slot.calling = True
                 server = self.processes[up[slot.worker % len(up)]]
-                self.world.send(process, 0.02, self.sampling.begin, slot.ticket, server)
+                self.world.send(process, 0.02, self.sampling.begin, slot.ticket, server, newest)
 
     def _slot(self, ticket: Ticket) -> Slot:
         return self.slots[ticket.worker * self.plan.groups + ticket.group]
 
-    def _save(self, process: Process, slot: Slot) -> None:
-        self.world.answer(0.02, self._on_saved, slot, process.incarnation, process.memory[slot.group], self._saving)
-
-    # ---------------------------------------------------------------------------------------------------- loop
-    def _advance(self) -> None:
-        """Do what the main thread of a runtime does, when it need not wait."""
-        if self._doing == "waits for parts":
-            if all(map(self.supervision.is_up, self.names)):
-                self._ask_learner("publishes", self._publish)
-        elif self._doing == "collects":
-            version = self.learner.iteration
-            if self.checks.batch_is_due(version) and self.channel.has(version):
-                batch = self.channel.take(version)
-                self.checks.taken(version, batch)
-                self._ask_learner("learns", self._learn, batch)
-        elif self._doing == "saves" and self._saving is not None and len(self._saving) == len(self.slots):
-            groups, self._saving = self._saving, None
-            self._doing = "writes"
-            incarnations = [
-                earlier + self.supervision.incarnation(name)
-                for earlier, name in zip(self.earlier, self.workers, strict=True)
-            ]
-            state = {"groups": groups, "incarnations": incarnations, "learner": self.learner.state_dict()}
-            state["ledger"] = {"version": self.learner.iteration}
-            self.world.after(self.world.takes_s(0.2), self._on_written, self.checks.seen(state))
-
-    def _ask_learner(self, doing: str, call: Any, *arguments: Any) -> None:
-        self._doing = doing
-        self.world.send(self.processes["learner"], 0.2, call, *arguments)
-
-    def _publish(self, process: Process) -> None:
-        self.learner.publish()
-        self.world.after(self.world.takes_s(0.02), self._on_published)
-
-    def _learn(self, process: Process, batch: list[Sampled]) -> None:
-        try:
-            self.learner.learn(batch)
-        except Died:
-            self._dies(process)
-        else:
-            self.world.after(self.world.takes_s(0.02), self._on_learned, batch)
+    def _save(self, process: Process, slot: Slot, saving: dict[Any, tuple[int, int]]) -> None:
+        self.world.answer(0.02, self._on_saved, slot, process.incarnation, process.memory[slot.group], saving)
 
     # ---------------------------------------------------------------------------------------------------- answers
     def _on_built(self, part: str, incarnation: int) -> None:
@@ -233,7 +191,6 @@ class Session:
         self._look_at_parts()
 
     def _on_pulse(self, part: str, incarnation: int, busy_s: float) -> None:
-        busy_s = 0.0 if part == "learner" else busy_s
         self._carry_out(self.supervision.answered(part, incarnation, self.world.now_s, busy_s))
 
     def _on_death(self, part: str, incarnation: int) -> None:
@@ -242,12 +199,12 @@ class Session:
         self.checks.heard(part, incarnation, decisions)
         self._carry_out(decisions)
 
-    def _on_lost(self, ticket: Ticket, server: Process) -> None:
+    def _on_lost(self, ticket: Ticket, died: Process) -> None:
         slot = self._slot(ticket)
         if slot.ticket == ticket:
             slot.calling = False
-        self._on_death(server.part, server.incarnation)
-        self._look()
+        self._on_death(died.part, died.incarnation)
+        self.look()
 
     def _on_sampled(self, ticket: Ticket, server: Process, sampled: Sampled) -> None:
         slot = self._slot(ticket)
@@ -256,39 +213,19 @@ class Session:
         accepted = self.ledger.deliver(ticket)
         self.checks.delivered(ticket, accepted)
         if accepted:
-            self.channel.put(sampled)
-            self._worked(self.workers[ticket.worker], ticket.incarnation)
-            self._worked(server.part, server.incarnation)
-        self._look()
+            self.channel.put(cast(Any, sampled))
+            self.worked(self.workers[ticket.worker], ticket.incarnation)
+            self.worked(server.part, server.incarnation)
+        self.look()
 
-    def _worked(self, part: str, incarnation: int) -> None:
+    def worked(self, part: str, incarnation: int) -> None:
         self.supervision.worked(part, incarnation)
         self.checks.worked(part, incarnation)
 
     def _on_saved(
         self, slot: Slot, incarnation: int, stream: tuple[int, int], saving: dict[Any, tuple[int, int]]
     ) -> None:
-        current = self._saving is saving and self.supervision.is_up(slot.name, incarnation)
-        if current and (slot.worker, slot.group) not in saving:
+        if self.supervision.is_up(slot.name, incarnation) and (slot.worker, slot.group) not in saving:
             slot.calling = False
             saving[slot.worker, slot.group] = stream
-            self._look()
-
-    def _on_published(self) -> None:
-        self._doing = "collects"
-        self._look()
-
-    def _on_learned(self, batch: list[Sampled]) -> None:
-        self.checks.learned(batch)
-        due = self.learner.iteration % self.plan.save_every == 0
-        if self.plan.max_staleness > 0 or not due:
-            self.checks.consumed(self.ledger.consumed_batch())
-        self._doing, self._saving = ("saves", {}) if due else ("collects", None)
-        self._look()
-
-    def _on_written(self, state: dict[str, Any]) -> None:
-        self.saved = state
-        if self.ledger.version < self.learner.iteration:
-            self.checks.consumed(self.ledger.consumed_batch())
-        self._doing = "collects"
-        self._look()
+            self.look()
