@@ -10,9 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from torch.utils.tensorboard.writer import SummaryWriter
-
 METRICS_FILE = "metrics.jsonl"
+MAX_ROW_BYTES = 8192
 
 
 class MetricsWriter:
@@ -32,6 +31,8 @@ class MetricsWriter:
         self._open(last_iteration)
 
     def _open(self, last_iteration: int | None) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter  # slow to import, and readers do not need it
+
         purge_step = None
         if last_iteration is not None:
             kept = truncate_metrics(self._path, last_iteration)
@@ -92,6 +93,23 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             break
     return rows
+
+
+def read_last_metrics(path: Path, num: int) -> list[dict[str, Any]]:
+    """Read the last rows of a ``metrics.jsonl``, at most ``num``, without the whole file."""
+    rows: list[dict[str, Any]] = []
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - num * MAX_ROW_BYTES))
+            lines = file.read().split(b"\n")[-num - 1 :]
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:  # the first line may be cut, and the last one is not whole while it is written
+            continue
+    return rows[-num:]
 
 
 def truncate_metrics(path: Path, last_iteration: int) -> list[dict[str, Any]]:

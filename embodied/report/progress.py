@@ -76,8 +76,8 @@ class Progress:
         unit, rate = ("steps" if status.loss is None else "updates"), status.env_steps_per_s
         parts = [
             f"{done:4.0%}",
-            f"{_count(status.env_steps)} of {_count(self._total_steps)} {unit}",
-            f"{rate:.1f} {unit}/s" if rate < 10 else f"{_count(rate)} {unit}/s",
+            f"{count(status.env_steps)} of {count(self._total_steps)} {unit}",
+            f"{rate:.1f} {unit}/s" if rate < 10 else f"{count(rate)} {unit}/s",
             *_quality(status),
             f"{duration(status.wall_s)} gone",
             f"{duration(self.seconds_left(status))} left",
@@ -113,10 +113,11 @@ def _quality(status: Status) -> list[str]:
         return [f"validation loss {status.loss:.4f}"]
     if status.return_mean is not None and status.success is None and status.eval_success is None:
         return [f"return {status.return_mean:.1f}", f"evaluated {_decimal(status.eval_return)}"]
-    return [f"success {_percent(status.success)}", f"evaluated {_percent(status.eval_success)}"]
+    return [f"success {percent(status.success)}", f"evaluated {percent(status.eval_success)}"]
 
 
-def _count(number: float) -> str:
+def count(number: float) -> str:
+    """Format a number: ``2500`` → "2.5k"."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:
             return f"{number / limit:.1f}{unit}"
@@ -127,5 +128,6 @@ def _decimal(number: float | None) -> str:
     return "-" if number is None else f"{number:.1f}"
 
 
-def _percent(rate: float | None) -> str:
+def percent(rate: float | None) -> str:
+    """Format a share: ``0.25`` → "25%", None → "-"."""
     return "-" if rate is None else f"{rate:.0%}"

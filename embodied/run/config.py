@@ -21,13 +21,13 @@ from algos import ALGORITHMS
 from embodied.core.config import GROUPS, PRESETS, apply_values, compose, read_preset
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Count, Natural, NonNegative, Positive, Seed, Text, config_dataclass, from_mapping
+from embodied.run.files import CONFIG_FILE, check_run_dir
 from embodied.runtime import RUNTIMES, RuntimeConfig
 from envs import SAMPLERS
 from envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, simulators, split_name
 from policies import POLICIES
 
 CONFIG_DIR = Path(embodied.__file__).resolve().parents[1] / "configs"
-CONFIG_FILE = "config.yaml"
 PRETRAINED = "pretrained"  # folder of a run whose policy wraps another library's model
 SHORTHANDS = {"max_staleness": "runtime.max_staleness", "device": "runtime.device", "trace": "runtime.trace"}
 DEFAULT_SIM = DEFAULT_FAMILY  # sim= in configs/train.yaml, whatever the task
@@ -124,9 +124,7 @@ def compose_run(overrides: Mapping[str, Any]) -> RunConfig:
 def read_run(run_dir: Path) -> RunConfig:
     """Read the configuration of a run. UserError if the directory is not that of a run."""
     path = run_dir / CONFIG_FILE
-    if not path.is_file():
-        kind = "has no config.yaml, so it is not a run directory" if run_dir.is_dir() else "is not a directory"
-        raise UserError(f"'{run_dir}' {kind}: give the directory that train wrote, such as runs/reach/flow-ppo-...")
+    check_run_dir(run_dir)
     try:
         mapping = OmegaConf.to_container(OmegaConf.load(path))
     except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError) as error:

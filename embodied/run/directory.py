@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
-import socket
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from embodied.core.errors import UserError
 from embodied.core.protocols import Policy, Pretrained
 from embodied.run.config import PRETRAINED, RunConfig
 from embodied.runtime import checkpoint
-
-LOCK_FILE = ".lock"
 
 
 def check_new_dir(path: Path, otherwise: str = "") -> None:
@@ -50,32 +45,6 @@ def make_run_dir(run_dir: Path, exist_ok: bool) -> None:
         run_dir.mkdir(parents=True, exist_ok=exist_ok)
     except OSError as error:
         raise UserError(f"cannot make the run directory {run_dir}: {error.strerror or error}") from error
-
-
-def lock_run(run_dir: Path) -> TextIO:
-    """Lock the directory for this training; closing the returned file, or the end of the process, unlocks it.
-
-    UserError, which names the process and its machine, if another training holds the lock. The lock is advisory
-    (flock), so it says nothing on file systems that do not support it.
-    """
-    try:
-        file = (run_dir / LOCK_FILE).open("a+")
-    except OSError as error:
-        raise UserError(f"cannot write into the run directory {run_dir}: {error.strerror or error}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "another process"
-        file.close()
-        raise UserError(f"{run_dir} is being trained by {holder}: stop it first, or wait for its end") from None
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # of a file system without locks
-            raise
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    file.flush()
-    return file
 
 
 def keep_architecture(policy: Policy, run_dir: Path) -> None:

@@ -21,15 +21,15 @@ from embodied.core.spec import TRAIN
 from embodied.report.metrics import METRICS_FILE, MetricsWriter, read_metrics, write_atomically, write_json
 from embodied.report.progress import Progress, Status, duration
 from embodied.run.command import Stopped
-from embodied.run.config import CONFIG_FILE, RunConfig, compose_run, resume_run, to_yaml
+from embodied.run.config import RunConfig, compose_run, resume_run, to_yaml
 from embodied.run.directory import (
     keep_architecture,
     keep_pretrained,
-    lock_run,
     make_run_dir,
     new_run_dir,
     save_checkpoint,
 )
+from embodied.run.files import CONFIG_FILE, Journal, lock_run
 from embodied.run.signals import stop_on_signals
 from embodied.run.trainer import Limits, Report, Trainer
 from embodied.runtime.api import LearnerLost
@@ -92,6 +92,7 @@ class Session:
         keep_architecture(trainer.policy, self.run_dir)
         with ExitStack() as stack:
             stack.callback(lock.close)
+            journal = stack.enter_context(Journal(self.run_dir, trainer.total_steps))
             writer = MetricsWriter(self.run_dir, trainer.iteration if self.resumed else None)
             stack.callback(writer.close)
             self.eval_success = eval_success(read_metrics(self.run_dir / METRICS_FILE))  # of earlier sessions
@@ -111,6 +112,7 @@ class Session:
             if interrupted:
                 progress.message(f"stopped and saved; go on with: python -m embodied.train resume={self.run_dir}")
                 raise Stopped(result)
+            journal.enter("evaluating")
             return result | {"eval": self._evaluate(trainer, progress, trained_s)}
 
     def _train(self, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> tuple[float, bool]:

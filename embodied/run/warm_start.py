@@ -14,8 +14,9 @@ from algos import ALGORITHMS
 from embodied.core.errors import UserError
 from embodied.core.protocols import Imitator, Policy, Startable, Wrapper
 from embodied.core.spec import EnvSpec
-from embodied.run.config import CONFIG_FILE, RunConfig, read_run, with_architecture
+from embodied.run.config import RunConfig, read_run, with_architecture
 from embodied.run.factories import make_policy
+from embodied.run.files import CONFIG_FILE
 from embodied.runtime import checkpoint
 
 

@@ -20,8 +20,8 @@ from embodied.report import progress
 from embodied.report.metrics import read_metrics
 from embodied.run.command import Stopped
 from embodied.run.config import RunConfig, read_run
-from embodied.run.directory import lock_run
 from embodied.run.factories import make_policy, make_spec
+from embodied.run.files import lock_run
 from embodied.run.session import Session, eval_success
 from embodied.run.trainer import Limits, Report, Trainer
 from embodied.runtime import checkpoint
