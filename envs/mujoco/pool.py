@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
+from typing import Literal
 
 import mujoco
 import numpy as np
@@ -47,8 +48,8 @@ _CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)  # after this stage observations are
 class SimConfig:
     """Options of the simulator."""
 
-    name: str = "mujoco"
-    """Family of environments."""
+    name: Literal["mujoco"] = "mujoco"
+    """Simulator."""
     randomization: dict[str, RandomizationTerm | None] = field(default_factory=dict)
     """Terms of domain randomisation by name; null is no term."""
     camera_randomization: CameraRandomization = field(default_factory=CameraRandomization)

@@ -6,7 +6,8 @@
     step(n)        replay SECOND, FIRST n times: forces, constraints, integration, and the next state's first half
 
 So everything that is observed is current after each step, as with the persistent batch of ``MujocoPool``. Recorded
-graphs take Python out of the loop, and a pool may replay its own while another thread replays those of another pool.
+graphs take Python out of the loop. Warp's recorder belongs to the process: a replay in one thread while another thread
+records crashes. So batches of several threads, such as those of training and of evaluation, take turns.
 Only this file uses mujoco_warp, and it imports it when a batch is built.
 """
 
@@ -27,7 +28,7 @@ from embodied.core.errors import UserError, one_line
 INSTALL = "pip install -c constraints.txt -e '.[warp]'"
 STATE = ("time", "qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat", "qacc_warmstart")
 """Fields from which a simulation continues; all others follow from them."""
-_BUILDING = threading.Lock()  # what one thread records must not mix with what another launches
+_TURN = threading.Lock()  # held by the thread that uses Warp
 
 
 class WarpBatch:
@@ -44,7 +45,7 @@ class WarpBatch:
         self._warp, self._engine = _modules()
         self.model, self.nsim, self.device = model, nsim, device
         self._device = self._warp.device_from_torch(device)
-        with _BUILDING, self._warp.ScopedDevice(self._device):
+        with _TURN, self._warp.ScopedDevice(self._device):
             self._model = _put(self._engine, model)
             self._data = self._engine.make_data(model, nworld=nsim, nconmax=max_contacts, njmax=max_constraints)
         overflow = self._engine.OverflowType
@@ -101,7 +102,7 @@ class WarpBatch:
     def _halves(self) -> tuple[Any, Any]:
         """Graphs of the kernels of the first and the second half of a step."""
         before, graphs = self.state, []
-        with _BUILDING, self._warp.ScopedDevice(self._device):
+        with _TURN, self._warp.ScopedDevice(self._device):
             for half in (self._engine.step1, self._engine.step2):
                 half(self._model, self._data)  # compiles the kernels
                 with self._warp.ScopedCapture(device=self._device) as capture:
@@ -112,10 +113,11 @@ class WarpBatch:
         return first, second
 
     def _replay(self, graphs: tuple[Any, ...]) -> None:
-        self._warp.synchronize_device(self._device)  # Warp and torch have streams of their own on a GPU
-        for graph in graphs:
-            self._warp.capture_launch(graph)
-        self._warp.synchronize_device(self._device)
+        with _TURN:
+            self._warp.synchronize_device(self._device)  # Warp and torch have streams of their own on a GPU
+            for graph in graphs:
+                self._warp.capture_launch(graph)
+            self._warp.synchronize_device(self._device)
 
 
 def _modules() -> tuple[Any, Any]:

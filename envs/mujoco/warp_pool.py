@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 class WarpConfig:
     """Options of the simulator MuJoCo Warp."""
 
-    name: str = "warp"
+    name: Literal["warp"] = "warp"
     """Simulator."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the simulation; auto is that of the learner, ``device=``."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -14,17 +17,19 @@ import torch
 from embodied.core.errors import UserError
 from embodied.core.protocols import Demonstrating, ExactResume, Filmed, VecEnv
 from embodied.core.spec import CameraSpec
+from embodied.core.types import Timestep
 from envs import FAMILIES, MujocoPool, make_sampler
 from envs.common.conformance import check_env
 from envs.mujoco.warp_batch import INSTALL
 from envs.mujoco.warp_pool import WarpConfig, WarpPool
 from envs.registry import sim_options
+from envs.views.stepper import open_task
 from tests.envs.helpers import actions, assert_same, pool
 
 N, BROKEN = 4, 2
 # Differences after one control step, in the observations' units. Seen in 1,920 steps (docs/results/bench/warp.json):
 ROUNDING = 2e-5  # without contacts: at most 7e-6
-IN_CONTACT = {"state": 2e-2, "privileged": 0.2}  # with contacts: at most 0.011 in a rotation and 0.11 in a velocity
+IN_CONTACT = {"state": 2e-2, "privileged": 0.7}  # with contacts: 99% within 0.02 of a rotation and 0.7 of a velocity
 kernels = pytest.mark.slow(reason="compiles kernels for a minute unless they are in Warp's cache")
 
 
@@ -120,6 +125,46 @@ def test_only_a_broken_env_ends(tmp_path: Path, field: str, value: float) -> Non
     with np.load(path) as dump:
         assert dump["ids"].tolist() == [BROKEN]
         assert dump["state"].shape == dump["state_before"].shape
+
+
+@kernels
+def test_pools_of_two_threads_do_not_disturb_each_other() -> None:
+    """As a run steps its training envs while its evaluator builds envs of its own."""
+    training, other, plan = make("reach", 32), shared("reach"), torch.zeros(32, 4, 4)
+    other.reset(make_sampler(other))
+    expected = other.step(plan[:N])
+    training.reset(make_sampler(training))
+    done = threading.Event()
+
+    def train() -> list[Timestep]:
+        steps = [training.step(plan)]
+        while not done.is_set():
+            steps.append(training.step(plan))
+        return steps
+
+    with ThreadPoolExecutor(1) as executor:
+        trained = executor.submit(train)
+        try:
+            for _ in range(3):
+                evaluated = make("reach")
+                evaluated.reset(make_sampler(evaluated))
+                assert_same(evaluated.step(plan[:N]), expected)
+        finally:
+            done.set()
+    training.reset(make_sampler(training))
+    for step in trained.result():
+        assert_same(step, training.step(plan))
+
+
+@kernels
+def test_views_of_pools_take_it() -> None:
+    pytest.importorskip("mujoco_warp", reason=INSTALL)
+    stepper = open_task("reach", N, sim={"name": "warp", "device": "cpu"})
+    assert isinstance(stepper.env, WarpPool)
+    stepper.reset()
+    assert stepper.step(torch.zeros(N, 4)).num_steps_N.tolist() == [1] * N
+    with pytest.raises(UserError, match=r"name: .*mujoco"):
+        gymnasium.make("embodied/Reach-v0", sim={"name": "warp"})
 
 
 @kernels
