@@ -30,6 +30,7 @@ from embodied.core.errors import UserError
 from embodied.core.options import Count, Natural, NonNegative, Seed, Text, config_dataclass, from_mapping
 from embodied.core.protocols import Filmed, Policy
 from embodied.report.metrics import write_json
+from embodied.report.progress import Line
 from embodied.run.command import run_command
 from embodied.run.config import RunConfig, read_run, with_preset, with_simulator
 from embodied.run.evaluation import delay_steps, evaluate_policy, load_checkpoint, load_policy
@@ -69,7 +70,11 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     filmed = make_filmed(config, delay) if options.video else None
     print(f"evaluating {found.path} on {task}: {options.episodes} episodes, seed {options.seed}", file=sys.stderr)
     noise = options.noise or config.runtime_config().eval_noise
-    [result] = evaluate_policy(config, policy, options.episodes, options.seed, [noise], options.num_threads, delay)
+    with closing(Line()) as line:
+        watch = line.evaluating(f"{options.episodes} episodes")
+        [result] = evaluate_policy(
+            config, policy, options.episodes, options.seed, [noise], options.num_threads, delay, watch
+        )
     result["delay_ms"] = options.delay_ms if config.max_delay else options.delay_ms or 0.0
     result["randomization"] = options.randomization or "run"
     result["sim"] = config.sim["name"]

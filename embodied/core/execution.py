@@ -42,6 +42,7 @@ class Deployment:
         self._device = next(policy.parameters()).device if isinstance(policy, nn.Module) else torch.device("cpu")
         self._sampler = PlanList(plans, env.num_envs)
         self._decision_n = np.zeros(env.num_envs, dtype=np.int64)
+        self._ended, self._num_plans = 0, len(plans)
         self.obs = env.reset(self._sampler)
 
     @torch.no_grad()
@@ -55,7 +56,15 @@ class Deployment:
         self.obs = step.obs
         self._decision_n += 1
         self._decision_n[step.final_ids.numpy()] = 0
+        self._ended += len(step.episodes.counted())
         return step
+
+    @property
+    def share(self) -> float:
+        """Share of the episodes that is done, in [0, 1]. Those in progress count by their time limits."""
+        present = self._sampler.present
+        part_n = np.minimum(1.0, self._decision_n * self.policy.execute / np.maximum(1, present.time_limit_n))
+        return (self._ended + float(part_n[~present.repeat_n].sum())) / self._num_plans
 
 
 def plan_noise(plans: EpisodePlans, decision_n: NDArray[np.int64], shape: tuple[int, ...]) -> Tensor:

@@ -16,6 +16,7 @@ from embodied.core.protocols import Policy
 from embodied.core.spec import Box, EnvSpec
 
 OUTPUT = "actions"
+TORCH_LOGGER = "torch.onnx._internal.exporter._registration"
 
 
 class PhysicalPlan(nn.Module):
@@ -58,9 +59,10 @@ def export_onnx(plan: PhysicalPlan, inputs: Mapping[str, Tensor], path: Path, me
     """Write ``plan`` to ``path``. inputs: two or more rows of every input, by name; the number of rows stays free."""
     rows = torch.export.Dim("rows", min=1, max=4096)
     args = tuple(inputs[name] for name in plan.names)
-    onnx_logger = logging.getLogger("onnxscript")
+    onnx_logger, torch_logger = logging.getLogger("onnxscript"), logging.getLogger(TORCH_LOGGER)
     level = onnx_logger.level
     onnx_logger.setLevel(logging.ERROR)
+    torch_logger.addFilter(_not_about_torchvision)
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
@@ -75,5 +77,11 @@ def export_onnx(plan: PhysicalPlan, inputs: Mapping[str, Tensor], path: Path, me
             )
     finally:
         onnx_logger.setLevel(level)
+        torch_logger.removeFilter(_not_about_torchvision)
     program.model.metadata_props.update(metadata)
     program.save(str(path), external_data=False)
+
+
+def _not_about_torchvision(record: logging.LogRecord) -> bool:
+    """Refuse torch's notes that it skips the operators of torchvision, which no policy of ours uses."""
+    return not record.getMessage().startswith("torchvision is not installed")

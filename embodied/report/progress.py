@@ -1,15 +1,18 @@
-"""Progress line on stderr: rate, success, time left."""
+"""Progress line on stderr, of a training or an evaluation: rate, success, time left."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+
+from embodied.core.clock import running_s
 
 PLAIN_INTERVAL_S = 5.0
 
@@ -36,17 +39,14 @@ class Status:
     """Return of the training episodes that ended lately; shown for tasks that report no success."""
     eval_return: float | None = None
     """Return of the last evaluation."""
+    has_success: bool = True
+    """Whether the task reports success."""
 
 
-class Progress:
-    """Live line on a terminal; elsewhere a plain line at most every ``PLAIN_INTERVAL_S`` seconds.
+class Line:
+    """Live line on a terminal; elsewhere a plain line at most every ``PLAIN_INTERVAL_S`` seconds."""
 
-    total_steps, max_minutes: where training ends, whichever comes first; max_minutes None is no limit.
-    """
-
-    def __init__(self, total_steps: int, max_minutes: float | None, stream: TextIO | None = None) -> None:
-        self._total_steps = total_steps
-        self._max_s = None if max_minutes is None else 60.0 * max_minutes
+    def __init__(self, stream: TextIO | None = None) -> None:
         self._console = Console(file=stream or sys.stderr, highlight=False, soft_wrap=True)
         self._live: Live | None = None
         self._last_plain_s = -float("inf")
@@ -54,13 +54,25 @@ class Progress:
             self._live = Live(Text("starting"), console=self._console, refresh_per_second=4, transient=False)
             self._live.start()
 
-    def update(self, status: Status) -> None:
-        """Show the present status."""
+    def show(self, text: str) -> None:
+        """Show this text in the line."""
         if self._live is not None:
-            self._live.update(Text(self._line(status)))
+            self._live.update(Text(text))
         elif time.monotonic() - self._last_plain_s >= PLAIN_INTERVAL_S:
             self._last_plain_s = time.monotonic()
-            self.message(self._line(status))
+            self.message(text)
+
+    def evaluating(self, size: str) -> Callable[[float], None]:
+        """Begin an evaluation; return what shows its progress, given the share that is done. size: in words."""
+        began_s = running_s()
+        self._last_plain_s = time.monotonic()  # a short one needs no line
+
+        def watch(share: float) -> None:
+            gone_s = running_s() - began_s
+            left_s = gone_s * (1 - share) / share if share > 0 else None
+            self.show(f"{share:4.0%}  of {size} evaluated  {duration(gone_s)} gone  {duration(left_s)} left")
+
+        return watch
 
     def message(self, text: str) -> None:
         """Print a line of its own (above the live line)."""
@@ -70,6 +82,22 @@ class Progress:
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+
+class Progress(Line):
+    """The line of a training.
+
+    total_steps, max_minutes: where training ends, whichever comes first; max_minutes None is no limit.
+    """
+
+    def __init__(self, total_steps: int, max_minutes: float | None, stream: TextIO | None = None) -> None:
+        super().__init__(stream)
+        self._total_steps = total_steps
+        self._max_s = None if max_minutes is None else 60.0 * max_minutes
+
+    def update(self, status: Status) -> None:
+        """Show the present status."""
+        self.show(self._line(status))
 
     def _line(self, status: Status) -> str:
         done = min(1.0, self._fraction(status))
@@ -111,8 +139,8 @@ def duration(seconds: float | None) -> str:
 def _quality(status: Status) -> list[str]:
     if status.loss is not None:
         return [f"validation loss {status.loss:.4f}"]
-    if status.return_mean is not None and status.success is None and status.eval_success is None:
-        return [f"return {status.return_mean:.1f}", f"evaluated {_decimal(status.eval_return)}"]
+    if not status.has_success:
+        return [f"return {_decimal(status.return_mean)}", f"evaluated {_decimal(status.eval_return)}"]
     return [f"success {percent(status.success)}", f"evaluated {percent(status.eval_success)}"]
 
 

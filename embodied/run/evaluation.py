@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +55,22 @@ def evaluate_policy(
     noises: Sequence[EvalNoise],
     num_threads: int = 0,
     delay: int | None = None,
+    watch: Callable[[float], None] = lambda share: None,
 ) -> list[dict[str, Any]]:
     """Evaluate the policy on ``episodes`` fixed initial states, with each of ``noises``; see embodied.runtime.evaluate.
 
-    num_threads: 0 is all cores. delay: that of ``make_acting_env``.
+    num_threads: 0 is all cores. delay: that of ``make_acting_env``. watch: gets the share of all that is done.
     """
+
+    def part(i: int) -> Callable[[float], None]:
+        return lambda share: watch((i + share) / len(noises))
+
     num_threads = num_threads or threads.available_cores()
     threads.use(num_threads)
     env = make_acting_env(config, min(episodes, MAX_EVAL_ENVS), num_threads, delay=delay)
     try:
         plans = evaluation_plans(env.spec, episodes, seed)
-        return [evaluate(policy, env, plans, seed, noise) for noise in noises]
+        return [evaluate(policy, env, plans, seed, noise, watch=part(i)) for i, noise in enumerate(noises)]
     finally:
         env.close()
 

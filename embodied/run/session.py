@@ -179,6 +179,7 @@ class Session:
                 report.loss,
                 report.metrics.get("rollout/return_mean"),
                 self.eval_return,
+                trainer.has_success,
             )
         )
         if report.note is not None:
@@ -199,7 +200,7 @@ class Session:
         if not self.config.eval_episodes:
             return None
         progress.message(f"trained for {duration(trained_s)}; evaluating {trainer.evaluation_size()}")
-        evaluation = trainer.evaluate()
+        evaluation = trainer.evaluate(progress.evaluating(trainer.evaluation_size()))
         write_json(self.run_dir / "eval" / f"final_{trainer.steps}.json", evaluation)
         return evaluation
 

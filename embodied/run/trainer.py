@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -87,6 +87,11 @@ class Trainer(ABC):
         """The policy to keep. Read it before training or after ``finish``."""
 
     @property
+    def has_success(self) -> bool:
+        """Whether training episodes report success."""
+        return True
+
+    @property
     @abstractmethod
     def iteration(self) -> int:
         """Iterations made, including those of earlier sessions."""
@@ -129,15 +134,15 @@ class Trainer(ABC):
         """Return the size of the final evaluation as text."""
         return f"{self.config.eval_episodes} episodes"
 
-    def evaluate(self) -> dict[str, Any]:
+    def evaluate(self, watch: Callable[[float], None]) -> dict[str, Any]:
         """Evaluate ``policy`` with the noise of ``runtime.eval_noise``; call it after ``finish``.
 
-        ``other_noise`` of the result has the rates with the other kind of noise.
+        ``other_noise`` of the result has the rates with the other kind of noise. watch: gets the share that is done.
         """
         noise = self.config.runtime_config().eval_noise
         other: EvalNoise = "seeded" if noise == "zero" else "zero"
         episodes, seed = self.config.eval_episodes, self.config.seed
-        result, with_other = evaluate_policy(self.config, self.policy, episodes, seed, [noise, other])
+        result, with_other = evaluate_policy(self.config, self.policy, episodes, seed, [noise, other], watch=watch)
         dropped = ("task", "seed", "splits")
         return result | {"other_noise": {key: value for key, value in with_other.items() if key not in dropped}}
 

@@ -131,6 +131,11 @@ class Runtime(ABC):
 
     @property
     @abstractmethod
+    def parts(self) -> str:
+        """The threads or processes in which the run's parts are, in words."""
+
+    @property
+    @abstractmethod
     def env_steps(self) -> int:
         """Control steps consumed so far."""
 

@@ -132,6 +132,11 @@ class LoopRuntime(Runtime):
         return "exactly, bit for bit"
 
     @property
+    def parts(self) -> str:
+        budget = self.budget
+        return f"threads: simulation {budget.sim}, actor {budget.actor}, learner {budget.learner}"
+
+    @property
     def env_steps(self) -> int:
         return self.learner.env_steps
 

@@ -33,12 +33,13 @@ def evaluate(
     seed: int,
     noise: EvalNoise = "zero",
     stop: threading.Event | None = None,
+    watch: Callable[[float], None] = lambda share: None,
 ) -> dict[str, Any]:
     """Run the episodes ``plans`` to their ends, one at a time in each env (which must not be more than the plans).
 
     Every plan is run once, in the env that is free first, so short episodes do not count more. Return ``summary`` of
-    the episodes with ``noise``, or {} if ``stop`` was set meanwhile. seed: only reported. noise: see EvalNoise. No
-    other thread may change the policy meanwhile.
+    the episodes with ``noise``, or {} if ``stop`` was set meanwhile. seed: only reported. noise: see EvalNoise. watch:
+    gets the share that is done, after every decision. No other thread may change the policy meanwhile.
     """
     deployment = Deployment(policy, env, plans, seeded=noise == "seeded")
     parts: list[EpisodeStats] = []
@@ -46,6 +47,7 @@ def evaluate(
         if stop is not None and stop.is_set():
             return {}
         parts.append(deployment.step().episodes.counted())
+        watch(deployment.share)
     ended = EpisodeStats.concatenate(parts)
     in_order = ended.rows(torch.from_numpy(ended.plans.seed_n).argsort(stable=True))
     return summary(in_order, env.spec, seed) | {"noise": noise}

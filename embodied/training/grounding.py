@@ -5,7 +5,7 @@ SceneDataset ──► Grounding.update ──► average weights ──► loca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ class GroundingTrainer(SupervisedTrainer):
     def evaluation_size(self) -> str:
         return f"{VALIDATION_SCENES * FRAMES_PER_SCENE} pictures"
 
-    def evaluate(self) -> dict[str, Any]:
+    def evaluate(self, watch: Callable[[float], None]) -> dict[str, Any]:
         """Evaluate in scenes that are not trained on: localization rate per split and camera, error also per goal."""
         obs = self._predicted()
         by_split, by_goal = _by(self.spec.splits, obs), _by(self.spec.goals, obs)

@@ -16,7 +16,7 @@ from embodied.run.config import RunConfig
 from embodied.run.trainer import Limits, Report, Trainer
 from embodied.run.warm_start import make_initial_policy
 from embodied.runtime import Runtime, build_runtime
-from embodied.runtime.build import resolve_device, thread_budget
+from embodied.runtime.build import resolve_device
 from embodied.runtime.trace import TRACE_S
 
 TRACE_FILE = "trace.json.gz"
@@ -29,6 +29,7 @@ class ReinforcementTrainer(Trainer):
 
     def __init__(self, config: RunConfig, run_dir: Path, new: bool) -> None:
         super().__init__(config, run_dir, new)
+        self._has_success = factories.make_spec(config).has_success
         self.runtime = build(config, run_dir, new)
         self._traced = False
 
@@ -41,6 +42,10 @@ class ReinforcementTrainer(Trainer):
     @property
     def policy(self) -> Policy:
         return self.runtime.policy
+
+    @property
+    def has_success(self) -> bool:
+        return self._has_success
 
     @property
     def iteration(self) -> int:
@@ -59,12 +64,11 @@ class ReinforcementTrainer(Trainer):
         parameters = sum(parameter.numel() for parameter in self.policy.parameters())
         config, options = self.config, self.config.runtime_config()
         device = resolve_device(options.device)
-        budget = thread_budget(options, device)
         return (
             f"training {config.task['name']}: policy {config.policy['name']} ({parameters:,} parameters), algo "
-            f"{config.algo['name']}, {config.num_envs:,} envs, runtime {options.name} (threads: simulation "
-            f"{budget.sim}, actor {budget.actor}, learner {budget.learner}; {device.type}), seed {config.seed} → "
-            f"{self.run_dir}; a resumed run continues {self.runtime.resumes}"
+            f"{config.algo['name']}, {config.num_envs:,} envs, runtime {options.name} "
+            f"({self.runtime.parts}; {device.type}), seed {config.seed} → {self.run_dir}; a resumed run continues "
+            f"{self.runtime.resumes}"
         )
 
     def iterations(self, limits: Limits) -> Iterator[Report]:

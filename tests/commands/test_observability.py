@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -17,10 +18,11 @@ from typing import Any
 import pytest
 
 from embodied import status
+from embodied.report import progress
 from embodied.run.files import Journal, holder, lock_run
 from embodied.run.status import read_status
 from embodied.runtime.evaluator import Evaluator
-from tests.commands.helpers import SMALL, Outcome, run, run_train
+from tests.commands.helpers import SMALL, Outcome, run, run_eval, run_train
 from tests.runtime.test_trace import read
 
 SHORT = [*SMALL, "total_steps=640", "eval_episodes=0"]
@@ -200,3 +202,27 @@ def test_warnings_are_still_printed(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_status_imports_no_torch() -> None:
     code = "import sys, embodied.status; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_long_evaluation_shows_its_progress(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.0)
+    outcome = run_eval(f"run={finished}", "episodes=4")
+    assert outcome.code == 0
+    assert re.search(r"^ *\d+%  of 4 episodes evaluated  .* gone  .* left$", outcome.stderr, re.MULTILINE)
+    assert "100%  of 4 episodes evaluated" in outcome.stderr
+    outcome = run_train(*SMALL, "total_steps=64", f"out={tmp_path / 'run'}")
+    assert outcome.code == 0
+    shares = [int(share) for share in re.findall(r"(\d+)%  of 4 episodes evaluated", outcome.stderr)]
+    assert shares == sorted(shares), "both kinds of noise count together"
+    assert shares[-1] == 100
+
+
+def test_a_task_without_success_shows_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.0)
+    words = [word for word in SMALL if not word.startswith("task=")]
+    outcome = run_train(*words, "task=gym/Pendulum-v1", "total_steps=64", "eval_episodes=0", f"out={tmp_path / 'run'}")
+    assert outcome.code == 0, outcome.stderr
+    assert "return -  evaluated -" in outcome.stderr
+    assert "  success " not in outcome.stderr

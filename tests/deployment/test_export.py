@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,7 @@ import torch
 from embodied import export
 from embodied.core.errors import UserError
 from embodied.deployment.bundle import PARITY_FILE, load_arrays, read_bundle
+from embodied.deployment.onnx import TORCH_LOGGER
 from embodied.deployment.runner import PolicyRunner
 from embodied.run import exporting
 from embodied.run.factories import make_spec
@@ -26,6 +30,23 @@ from tests.deployment.exports import flow_bundle, small_config, write_small
 def bundle_dir(tmp_path: Path) -> Path:
     """A copy of the flow policy's bundle."""
     return Path(shutil.copytree(flow_bundle(), tmp_path / "bundle"))
+
+
+@contextmanager
+def logged(name: str) -> Iterator[list[str]]:
+    """The messages of a logger."""
+    messages: list[str] = []
+
+    class Keeping(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    handler = Keeping()
+    logging.getLogger(name).addHandler(handler)
+    try:
+        yield messages
+    finally:
+        logging.getLogger(name).removeHandler(handler)
 
 
 SMALL_VLA = {"task.max_episode_steps": 12, "policy.denoise_steps": 2, "policy.model.dit_config.num_hidden_layers": 2,
@@ -51,7 +72,9 @@ def test_the_runner_plans_what_the_policy_plans(
     tmp_path: Path, task: str, policy: str, options: dict[str, object]
 ) -> None:
     config = small_config(task, policy, **{"task.max_episode_steps": 40} | options)
-    bundle, trained = write_small(tmp_path / "bundle", config)
+    with logged(TORCH_LOGGER) as notes:
+        bundle, trained = write_small(tmp_path / "bundle", config)
+    assert [note for note in notes if "torchvision" in note] == []
     runner, spec = PolicyRunner(tmp_path / "bundle"), make_spec(config)
     assert runner.parity() <= 1e-5
     recorded = exporting.record(config, trained, 2)  # other observations than those of the export

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 
-from embodied.report.progress import Progress, Status, duration
+import pytest
+
+from embodied.report import progress
+from embodied.report.progress import Line, Progress, Status, duration
 
 STATUS = Status(iteration=3, env_steps=250_000, wall_s=100.0, env_steps_per_s=2500.0, success=0.25, eval_success=0.5)
 
 
 def test_a_plain_line_has_rate_success_and_time_left() -> None:
     stream = io.StringIO()
-    progress = Progress(total_steps=1_000_000, max_minutes=None, stream=stream)
-    progress.update(STATUS)
+    line = Progress(total_steps=1_000_000, max_minutes=None, stream=stream)
+    line.update(STATUS)
     assert stream.getvalue() == (
         " 25%  250.0k of 1.0M steps  2.5k steps/s  success 25%  evaluated 50%  1m40s gone  5m00s left\n"
     )
@@ -28,11 +31,11 @@ def test_what_learns_from_data_counts_updates_and_slow_ones_too() -> None:
 
 def test_plain_lines_are_rare_but_messages_are_not_lost() -> None:
     stream = io.StringIO()
-    progress = Progress(1_000_000, None, stream)
+    line = Progress(1_000_000, None, stream)
     for _ in range(100):
-        progress.update(STATUS)
-    progress.message("saved [step_3]")
-    progress.close()
+        line.update(STATUS)
+    line.message("saved [step_3]")
+    line.close()
     lines = stream.getvalue().splitlines()
     assert len(lines) == 2
     assert lines[1] == "saved [step_3]"
@@ -52,7 +55,34 @@ def test_durations() -> None:
 def test_returns_are_shown_where_there_is_no_success() -> None:
     for evaluated, text in ((None, "-"), (480.0, "480.0")):
         stream = io.StringIO()
-        progress = Progress(1_000_000, None, stream)
-        progress.update(Status(1, 1000, 2.0, 500.0, return_mean=123.456, eval_return=evaluated))
-        progress.close()
+        line = Progress(1_000_000, None, stream)
+        line.update(Status(1, 1000, 2.0, 500.0, return_mean=123.456, eval_return=evaluated, has_success=False))
+        line.close()
         assert f"return 123.5  evaluated {text}" in stream.getvalue()
+
+
+def test_before_the_first_episode_has_ended_the_kind_of_result_is_known() -> None:
+    for has_success, text in ((False, "return -  evaluated -"), (True, "success -  evaluated -")):
+        stream = io.StringIO()
+        Progress(1_000_000, None, stream).update(Status(1, 1000, 2.0, 500.0, has_success=has_success))
+        assert text in stream.getvalue()
+
+
+def test_an_evaluation_shows_its_share_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.0)
+    times = iter([10.0, 10.0, 40.0])
+    monkeypatch.setattr(progress, "running_s", lambda: next(times))
+    stream = io.StringIO()
+    watch = Line(stream).evaluating("200 episodes")
+    watch(0.0)
+    watch(0.25)
+    assert stream.getvalue().splitlines() == [
+        "  0%  of 200 episodes evaluated  0s gone  ? left",
+        " 25%  of 200 episodes evaluated  30s gone  1m30s left",
+    ]
+
+
+def test_a_short_evaluation_prints_nothing() -> None:
+    stream = io.StringIO()
+    Line(stream).evaluating("4 episodes")(1.0)
+    assert stream.getvalue() == ""

@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ class Counting(Trainer):
     def result(self) -> dict[str, Any]:
         return {"env_steps": self.steps}
 
-    def evaluate(self) -> dict[str, Any]:
+    def evaluate(self, watch: Callable[[float], None]) -> dict[str, Any]:
         assert self.finished
         return {"judged": self.count}
 

@@ -74,7 +74,10 @@ def test_any_number_of_envs_runs_the_same_episodes(num_envs: int, noise: EvalNoi
     with torch.no_grad():
         policy.actor[-1].bias.fill_(1.0)
     env = WatchedEnv(num_envs)
-    result = evaluate(policy, env, plans(9, 4), 4, noise)
+    shares: list[float] = []
+    result = evaluate(policy, env, plans(9, 4), 4, noise, watch=shares.append)
+    assert shares == sorted(shares), "progress never goes back"
+    assert 0 < shares[0] < shares[-1] == 1
     reference = evaluate(policy, PointEnv(9), plans(9, 4), 4, noise)
     assert result["noise"] == noise
     for key in ("task", "noise", "success_at_end_ci95"):

@@ -110,6 +110,11 @@ class RayRuntime(LoopRuntime):
         if self.evaluation is not None:
             self.evaluation.begin(self.supervisor, self.budget.evaluator)
 
+    @property
+    def parts(self) -> str:
+        workers, servers = len(self.controller.workers), len(self.controller.servers)
+        return f"processes: env workers {workers}, actor servers {servers}, learner 1"
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         assert self.store.version < 0, "load a state before the first iteration"
         super().load_state_dict(state)
