@@ -29,7 +29,7 @@ from embodied.runtime.api import LearnerLost
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.ray.cluster import Cluster
 from envs.common.sampler import INCARNATION
-from tests.runtime.builders import build, iterate
+from tests.runtime.builders import DECISIONS, build, iterate
 from tests.runtime.point_env import PointEnv
 from tests.runtime.test_runtimes import assert_same
 
@@ -41,10 +41,20 @@ pytestmark = [
 
 
 class SlowEnv(PointEnv):
-    """A fragment takes long enough to be interrupted."""
+    """A fragment takes long enough to be interrupted. Once a file exists, one of its first decisions leads to NaN."""
+
+    steps = 0
+
+    def __init__(self, num_envs: int, diverges: Path | None = None) -> None:
+        super().__init__(num_envs)
+        self.diverges = diverges
 
     def step(self, action: Tensor) -> Timestep:
         time.sleep(0.02)
+        self.steps += 1
+        if self.steps % DECISIONS == 1 and self.diverges is not None and self.diverges.exists():
+            self.diverges.unlink(missing_ok=True)
+            self.position_N2[0] = torch.nan
         return super().step(action)
 
 
@@ -96,11 +106,10 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(ray_cluster: Cluster, flags: Path) -> Iterator[Any]:
-    options = {"num_env_workers": 2, "groups_per_worker": 1, "max_staleness": 1, "max_failures": 1}
+    options: dict[str, Any] = {"num_env_workers": 2, "groups_per_worker": 1, "max_staleness": 1, "max_failures": 1}
     options |= {"answer_timeout_s": 6.0, "update_timeout_s": 6.0}
-    with build(
-        lambda num_envs, _: SlowEnv(num_envs), make_algorithm=partial(make_fatal, flags), name="ray", **options
-    ) as runtime:
+    options["make_algorithm"] = partial(make_fatal, flags)
+    with build(lambda num_envs, _: SlowEnv(num_envs, flags / "diverges"), name="ray", **options) as runtime:
         iterate(runtime, 2)
         yield runtime
 
@@ -159,14 +168,26 @@ def test_a_part_that_dies_or_hangs_in_mid_fragment_is_replaced(run: Any, part: s
     check_credits(run)
 
 
+def test_an_env_that_turns_nan_is_replaced_and_nothing_is_learned_from_it(run: Any, flags: Path) -> None:
+    """The policy's action is NaN then, which an environment refuses."""
+    restarts = run.controller.supervision.restarts
+    (flags / "diverges").touch()
+    while run.controller.supervision.restarts == restarts:
+        iterate(run, 1)
+    iterate(run, 2)
+    for name, value in run.policy.state_dict().items():
+        assert value.isfinite().all(), name
+    check_credits(run)
+
+
 def test_what_replaces_a_worker_has_other_episodes_and_a_checkpoint_remembers_it(run: Any) -> None:
     state = run.state_dict()["runtime"]
     lost = run.controller.supervision.incarnation("env worker 0")
     assert lost >= 2
-    assert state["incarnations"] == [lost, 0]
+    assert state["incarnations"] == [lost, run.controller.supervision.incarnation("env worker 1")]
     numbers = [int(group["sampler"]["number"].min()) for group in state["groups"]]
-    assert numbers[0] >= lost * INCARNATION
-    assert numbers[1] < INCARNATION
+    for number, incarnation in zip(numbers, state["incarnations"], strict=True):
+        assert incarnation * INCARNATION <= number < (incarnation + 1) * INCARNATION
 
 
 def test_a_late_answer_of_an_old_incarnation_is_refused(run: Any) -> None:

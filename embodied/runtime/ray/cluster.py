@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +28,10 @@ LOOPBACK = "127.0.0.1"
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 REACH_S = 8.0
 """Seconds in which an address must be reached; the cluster there must answer in twice as many."""
+LOOK_S = 25.0
+"""Seconds in which every node must run a first task."""
+PACKAGES = ("embodied", "envs", "policies", "algos")
+"""What this project installs; all nodes must have the same files of it."""
 LABEL_OPERATORS = ("!", "in(", "!in(")  # of Ray's label selectors; Ray checks those itself
 
 
@@ -83,7 +87,7 @@ class Cluster:
 
     def check(self, demands: Sequence[tuple[str, Mapping[str, float], Mapping[str, str]]]) -> None:
         """Raise UserError if a part cannot be placed. demands: name, resources and labels of each part."""
-        nodes = [node for node in self.ray.nodes() if node["Alive"]]
+        nodes = self._nodes()
         free = dict(self.ray.available_resources())
         for part, resources, labels in demands:
             for name, amount in resources.items():
@@ -103,6 +107,40 @@ class Cluster:
                 values = sorted({node["Labels"][key] for node in nodes if key in node["Labels"]})
                 if not value.startswith(LABEL_OPERATORS) and value not in values:
                     raise UserError(f"{part} needs a node with the label {key}={value}; values there: {values}")
+
+    def check_room(self, num_bytes: int) -> None:
+        """Raise UserError if weights of that size are larger than the object store of a node."""
+        stores = {_address(node): node["Resources"].get("object_store_memory", 0.0) for node in self._nodes()}
+        address, least = min(stores.items(), key=lambda item: item[1])
+        if num_bytes > least:
+            raise UserError(
+                f"the policy has {num_bytes / 1e6:,.0f} MB of weights, but the object store of the node {address} has "
+                f"only {least / 1e6:,.0f} MB. Start that node with ray start --object-store-memory=<bytes>"
+            )
+
+    def check_code(self) -> None:
+        """Raise UserError if another node lacks this project or has other files of it than this process."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        look, here = _sources(PACKAGES), self.ray.get_runtime_context().get_node_id()
+        answers = {}
+        for node in self._nodes():
+            if node["NodeID"] != here:
+                there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                task = self.ray.remote(look).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+                answers[task.remote()] = _address(node)
+        self.ray.wait(list(answers), num_returns=len(answers), timeout=LOOK_S) if answers else None
+        for answer, address in answers.items():
+            try:
+                found = self.ray.get(answer, timeout=0)
+            except self.ray.exceptions.RayError as error:
+                raise UserError(f"the node {address} of the Ray cluster runs no task: {one_line(error)}") from None
+            if found != look():
+                has = "lacks this project" if found is None else "has another version of this project than this one"
+                raise UserError(f"the node {address} of the Ray cluster {has}: install the same on all nodes")
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        return [node for node in self.ray.nodes() if node["Alive"]]
 
     def close(self) -> None:
         """Disconnect, and end a cluster of our own with all its processes."""
@@ -159,6 +197,34 @@ class Cluster:
         self.ray.init(logging_level="WARNING", **options)
         if main:
             signal.signal(signal.SIGTERM, handler)
+
+
+def _address(node: Mapping[str, Any]) -> str:
+    return f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+
+
+def _sources(packages: Sequence[str]) -> Callable[[], str | None]:
+    """Return a function that digests the source files of packages, None if one is missing.
+
+    Ray sends an inner function by value, so it also runs where this project is missing or another one.
+    """
+
+    def digest() -> str | None:
+        import hashlib
+        import importlib.util
+        from pathlib import Path
+
+        found = hashlib.blake2b()
+        for name in packages:
+            spec = importlib.util.find_spec(name)
+            if spec is None or not spec.submodule_search_locations:
+                return None
+            folder = Path(next(iter(spec.submodule_search_locations)))
+            for path in sorted(folder.rglob("*.py")):
+                found.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+        return found.hexdigest()
+
+    return digest
 
 
 def _named(resources: Mapping[str, float]) -> str:

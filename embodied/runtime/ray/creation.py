@@ -8,12 +8,13 @@ from typing import Any, Literal, cast
 
 import ray
 import torch
+from torch import nn
 
 from embodied.core.spec import EnvSpec
 from embodied.runtime.ray.cluster import Cluster
 from embodied.runtime.ray.config import Placement, RayConfig
 from embodied.runtime.ray.hosts import LearnerHost, ServerHost, WorkerHost
-from embodied.runtime.ray.wire import share_tensors
+from embodied.runtime.ray.wire import nbytes, share_tensors
 from embodied.runtime.recipe import Recipe
 
 MAX_CALLS = 10_000
@@ -38,13 +39,17 @@ class Role:
 class Creator:
     """Creates the actors of a run. policy: the initial one, on the CPU.
 
-    UserError if the cluster lacks the resources or labels of a part.
+    UserError if the cluster lacks the resources or labels of a part or room for the policy, or a node has other files
+    of this project.
     """
 
     def __init__(self, cluster: Cluster, recipe: Recipe, spec: EnvSpec) -> None:
         self.recipe, self.config = recipe, cast(RayConfig, recipe.config)
         cluster.check([(role.name, *self._demand(role)) for role in roles(self.config, len(recipe.sizes))])
+        cluster.check_code()
         self.policy = recipe.initial_policy(spec)
+        assert isinstance(self.policy, nn.Module)
+        cluster.check_room(nbytes(self.policy.state_dict()))
         self._rng_state = torch.get_rng_state()
         share_tensors()
         self._recipe, self._policy = ray.put(recipe), ray.put(self.policy)
