@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +18,13 @@ from embodied.core.spec import SUCCESS, Instruction
 from embodied.core.statistics import wilson_interval
 from embodied.core.types import Obs, Timestep
 from embodied.runtime import evaluate
-from embodied.runtime.api import EvalNoise
-from embodied.runtime.evaluator import summary
+from embodied.runtime.api import EvalNoise, RuntimeConfig
+from embodied.runtime.aside import Aside
+from embodied.runtime.evaluator import Evaluator, summary
+from embodied.runtime.supervisor import Supervisor
 from envs import first_episodes
 from tests.runtime.builders import make_policy
-from tests.runtime.point_env import PointEnv, point_sampler
+from tests.runtime.point_env import PointEnv, point_sampler, point_spec
 
 
 def plans(episodes: int, seed: int) -> EpisodePlans:
@@ -185,3 +188,32 @@ def test_actions_are_clipped_as_in_training() -> None:
     with torch.no_grad():
         policy.actor[-1].bias.fill_(3.0)
     assert evaluate(policy, Strict(4), plans(4, 0), seed=0)["episodes"] == 4
+
+
+def test_an_evaluation_of_lost_weights_is_dropped_and_the_next_one_counts_from_the_last_that_stays() -> None:
+    spec = point_spec()
+    policy = make_policy(spec)
+    evaluator = Evaluator(
+        policy, lambda: PointEnv(2), first_episodes(spec, 2, 0), RuntimeConfig(eval_every=2, eval_episodes=2)
+    )
+    supervisor, aside = Supervisor(0.0, lambda: None), Aside(evaluator)
+    aside.begin(supervisor, 1)
+
+    def weights() -> dict[str, Tensor]:
+        return {name: value.clone() for name, value in policy.state_dict().items()}
+
+    assert aside.exchange(weights, 9, 90) is None
+    aside.forget(4)
+    while aside.busy:
+        time.sleep(0.01)
+    assert aside.exchange(weights, 5, 50) is None, "it was of iteration 9"
+    assert evaluator.last_iteration == 4
+    assert aside.exchange(weights, 6, 60) is None
+    while aside.busy:
+        time.sleep(0.01)
+    result = aside.exchange(weights, 7, 70)
+    assert result is not None
+    assert (result["iteration"], result["env_steps"]) == (6, 60)
+    aside.end()
+    supervisor.join()
+    evaluator.close()
