@@ -108,6 +108,7 @@ class WarpBatch:
                 with self._warp.ScopedCapture(device=self._device) as capture:
                     half(self._model, self._data)
                 graphs.append(capture.graph)
+            self._warp.synchronize_device(self._device)
         self.load_state(before)
         first, second = graphs
         return first, second
