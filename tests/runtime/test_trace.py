@@ -108,12 +108,13 @@ def test_a_part_whose_clock_jumps_back_keeps_a_track_without_overlap(tmp_path: P
 @pytest.mark.slow(reason="starts Ray and processes that import torch")
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 def test_processes_of_ray_send_their_spans(ray_cluster: Cluster, tmp_path: Path) -> None:
-    with build(name="ray", max_staleness=1, trace=True, eval_every=2) as runtime:
+    with build(name="ray", max_staleness=1, trace=True, eval_every=2, num_actor_servers=2) as runtime:
         iterate(runtime, 8)
     assert runtime.trace is not None
     runtime.trace.write(tmp_path / "trace.json.gz")
     found = read(tmp_path / "trace.json.gz")
-    assert set(found) == {"actor server 0", "controller", "env worker 0", "evaluator", "learner"}
+    assert set(found) == {"actor server 0", "actor server 1", "controller", "env worker 0", "evaluator", "learner"}
+    assert list(found["actor server 1"]) == ["actor server 1"]
     for name, events in found["env worker 0"].items():
         assert activities(events) == WORKER, name
     assert {"infer", "fetch"} < activities(found["actor server 0"]["actor server 0"])

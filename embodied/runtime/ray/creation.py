@@ -69,7 +69,8 @@ class Creator:
             return host.remote(self._recipe, role.index, incarnation, *shape, num_threads)
         if role.kind == "actor_server":
             num_threads = config.actor_threads or cpus or budget.actor
-            return ray.remote(ServerHost).options(**options).remote(self._recipe, self._policy, num_threads)
+            server = ray.remote(ServerHost).options(**options)
+            return server.remote(self._recipe, self._policy, role.index, num_threads)
         if cpus and not config.learner_threads:
             budget = replace(budget, learner=cpus, learner_alone=cpus)
         learner = ray.remote(LearnerHost).options(**options)

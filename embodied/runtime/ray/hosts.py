@@ -160,11 +160,11 @@ class WorkerHost(Host):
 
 
 class ServerHost(Host):
-    """An actor server. policy: the initial one."""
+    """An actor server. policy: the initial one. index: of the server."""
 
-    def __init__(self, recipe: Recipe, policy: Policy, num_threads: int) -> None:
+    def __init__(self, recipe: Recipe, policy: Policy, index: int, num_threads: int) -> None:
         super().__init__(recipe)
-        self.policy, self.num_threads = policy, num_threads
+        self.policy, self.index, self.num_threads = policy, index, num_threads
         self.store = PulledWeights()
         self._waiting: list[tuple[ActRequest, asyncio.Future[tuple[ActReply, dict[str, float]]]]] = []
         self._serving: asyncio.Task[None] | None = None
@@ -210,7 +210,8 @@ class ServerHost(Host):
     def _build(self) -> ActorServer:
         threads.use(self.num_threads)
         recipe = self.recipe
-        return ActorServer(copy.deepcopy(self.policy), self.store, recipe.device, recipe.config.max_staleness > 0)
+        merge = recipe.config.max_staleness > 0
+        return ActorServer(copy.deepcopy(self.policy), self.store, recipe.device, merge, self.index)
 
 
 class LearnerHost(Host):
