@@ -5,6 +5,10 @@
   train task=<task> peers=sb3,rsl_rl,torchrl
                training throughput compared with PPO of other libraries on the same task, with the same settings;
                level=<success or return>, total_steps= also time them to a level; rounds=, ppo.num_envs=, ...
+  async        asynchronous training, compared with synchronous training and with the bound: uniform steps, simulators
+               with heavy-tailed latency, slow inference, robots, sizes of the policy; success after equal steps.
+               parts=tail,inference measures only these; embodied/benchmarks/asynchrony.py lists all
+  scale        what 10 to 15,000 workers would give, by a model with the real ledger and assumed times
   flow         cost of exploration in an update of the flow policy; sampling compared with bare passes of its network
   camera       images for policies by ray casting, compared with OpenGL on the CPU
   vla          inference and learning of the vision-language-action policy, with and without each optimisation
@@ -24,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embodied.benchmarks import camera, deploy, flow, sim, train, vla
+from embodied.benchmarks import asynchrony, camera, deploy, flow, scale, sim, train, vla
 from embodied.benchmarks.measure import Report
 from embodied.benchmarks.peers.compare import CompareOptions, compare
 from embodied.core.config import nest, parse_overrides
@@ -34,9 +38,11 @@ from embodied.report.metrics import write_json
 from embodied.run.command import run_command
 
 BENCHMARKS: dict[str, Callable[[bool], Report]] = {
+    "async": asynchrony.measure,
     "camera": camera.measure,
     "deploy": deploy.measure,
     "flow": flow.measure,
+    "scale": scale.measure,
     "sim": sim.measure,
     "train": train.measure,
     "vla": vla.measure,
@@ -63,6 +69,8 @@ def bench(argv: Sequence[str]) -> dict[str, Any]:
     if argv[0] == "train" and values:
         settings = from_mapping(CompareOptions, nest(values))
         measure = partial(compare, settings)
+    elif argv[0] == "async" and values:
+        measure = partial(asynchrony.measure, options=from_mapping(asynchrony.AsyncOptions, values))
     else:
         own |= values
     options = from_mapping(BenchOptions, own)
@@ -74,9 +82,9 @@ def bench(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _as_list(word: str) -> str:
-    """Return ``peers=[a,b]`` for ``peers=a,b``, any other word unchanged."""
+    """Return ``peers=[a,b]`` for ``peers=a,b``, the same for ``parts``, and any other word unchanged."""
     key, _, value = word.partition("=")
-    return f"peers=[{value}]" if key == "peers" and not value.startswith("[") else word
+    return f"{key}=[{value}]" if key in ("peers", "parts") and not value.startswith("[") else word
 
 
 def _new_file(name: str) -> Path:
