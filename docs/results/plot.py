@@ -54,7 +54,7 @@ def imitation_to_rl() -> None:
             axis.plot([0, *minutes], [0, *success], lw=1, ls="--", color="gray", label=label)
         starts = [100 * load("imitation", f"{task}-{seed}-sft")["final"]["success_at_end"] for seed in seeds]
         axis.axhline(mean(starts), color="black", lw=0.8, ls=":")
-        axis.set(title=task, xlabel="minutes of RL (2 cores)", ylim=(0, 101))
+        axis.set(title=task, xlabel="minutes of RL", ylim=(0, 101))
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("success at the end, %")
     axes[-1].legend(fontsize=8, loc="lower right")

@@ -108,7 +108,7 @@ def stochastic_steps() -> None:
     row(*["---"] * 5)
     for step, demonstrations, pattern in (
         ("last", "12", "vla/rl-[0-9].json"),
-        ("last", "12, the same, on to an hour", "ablation/tabletop-demos12-hour-rl-*.json"),
+        ("last", "12, earlier code, on to an hour", "ablation/tabletop-demos12-hour-rl-*.json"),
         ("one", "12", "ablation/tabletop-demos12-one-rl-*.json"),
         ("one", "nine, red and green", "ablation/tabletop-red-green9-one-rl-*.json"),
     ):
@@ -183,7 +183,7 @@ def noise() -> None:
     row(*["---"] * 3)
     for path in sorted(HERE.glob("*/*.json")):
         result = json.loads(path.read_text()).get("final", {})
-        if "other_noise" in result:
+        if "other_noise" in result and "success_at_end" in result:
             by_noise = {r["noise"]: f"{100 * r['success_at_end']:.1f}" for r in (result, result["other_noise"])}
             row(path.stem, by_noise["zero"], by_noise["seeded"])
     print()
