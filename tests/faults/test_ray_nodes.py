@@ -77,11 +77,9 @@ def make_large(spec: EnvSpec) -> GaussianPolicy:
 
 def refusal(**options: Any) -> str:
     """Message with which a run is refused."""
-    began = time.monotonic()
     try:
         build(name="ray", **options)
     except UserError as error:
-        assert time.monotonic() - began < 30
         return str(error)
     raise AssertionError("it was not refused")
 
