@@ -13,6 +13,7 @@
   camera       images for policies by ray casting, compared with OpenGL on the CPU
   vla          inference and learning of the vision-language-action policy, with and without each optimisation
   deploy       latency of bundles, missed deadlines of a closed loop at 50 Hz, throughput of the policy server
+  ray          cost of a broadcast of weights on Ray to the learner; how much of the weights an update changes
   out=<file>   also write the result to this file, which must not exist yet
   short=true   use tiny sizes to see that it works; the numbers mean nothing
 
@@ -28,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embodied.benchmarks import asynchrony, camera, deploy, flow, scale, sim, train, vla
+from embodied.benchmarks import asynchrony, broadcast, camera, deploy, flow, scale, sim, train, vla
 from embodied.benchmarks.measure import Report
 from embodied.benchmarks.peers.compare import CompareOptions, compare
 from embodied.core.config import nest, parse_overrides
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "camera": camera.measure,
     "deploy": deploy.measure,
     "flow": flow.measure,
+    "ray": broadcast.measure,
     "scale": scale.measure,
     "sim": sim.measure,
     "train": train.measure,
