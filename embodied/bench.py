@@ -49,6 +49,11 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "train": train.measure,
     "vla": vla.measure,
 }
+CONFIGURED: dict[str, tuple[type[Any], Callable[[Any, bool], Report]]] = {
+    "async": (asynchrony.AsyncOptions, asynchrony.measure_parts),
+    "train": (CompareOptions, compare),
+}
+"""Options of their own that some benchmarks have, and what measures with them."""
 
 
 @config_dataclass
@@ -68,11 +73,9 @@ def bench(argv: Sequence[str]) -> dict[str, Any]:
     values = parse_overrides([_as_list(word) for word in argv[1:]])
     own: dict[str, Any] = {key: values.pop(key) for key in ("out", "short") if key in values}
     measure = BENCHMARKS[argv[0]]
-    if argv[0] == "train" and values:
-        settings = from_mapping(CompareOptions, nest(values))
-        measure = partial(compare, settings)
-    elif argv[0] == "async" and values:
-        measure = partial(asynchrony.measure, options=from_mapping(asynchrony.AsyncOptions, values))
+    if argv[0] in CONFIGURED and values:
+        kind, configured = CONFIGURED[argv[0]]
+        measure = partial(configured, from_mapping(kind, nest(values)))
     else:
         own |= values
     options = from_mapping(BenchOptions, own)

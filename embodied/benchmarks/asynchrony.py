@@ -107,10 +107,14 @@ class AsyncOptions:
     """What to measure: (a) with all sizes of the policy, (b), (c), (d), and success after equal steps in (b)."""
 
 
-def measure(short: bool, options: AsyncOptions | None = None) -> Report:
-    """Measure the scenarios; ``short`` only shows that it works."""
-    parts = (options or AsyncOptions()).parts
-    report = Report("async")
+def measure(short: bool) -> Report:
+    """Measure all parts; ``short`` only shows that it works."""
+    return measure_parts(AsyncOptions(), short)
+
+
+def measure_parts(options: AsyncOptions, short: bool) -> Report:
+    """Measure the parts that are asked for; ``short`` only shows that it works."""
+    parts, report = options.parts, Report("async")
     errors = []
     for name, scenario in SCENARIOS.items():
         if name.partition("_")[0] in parts:

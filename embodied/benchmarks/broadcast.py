@@ -108,7 +108,7 @@ def measure(short: bool) -> Report:
 def broadcast(report: Report, sizes: Sizes, ray: Any) -> None:
     """Measure updates with and without a publication before them. ray: the module, connected."""
     from embodied.runtime.ray.weights import Publisher
-    from embodied.runtime.ray.wire import share_tensors
+    from embodied.runtime.ray.wire import nbytes, share_tensors
 
     share_tensors()
     threads.use(1)  # as the learner has on two cores while other parts compute
@@ -142,7 +142,7 @@ def broadcast(report: Report, sizes: Sizes, ray: Any) -> None:
         return seconds
 
     results = in_turns({"alone": lambda: timed(update), "published": published}, sizes.rounds)
-    settings = {"mb": round(sum(t.nbytes for t in policy.state_dict().values()) / 1e6), "pullers": sizes.pullers,
+    settings = {"mb": round(nbytes(policy.state_dict()) / 1e6), "pullers": sizes.pullers,
                 "decisions": DECISIONS * sizes.envs, "threads": 1, "rounds": sizes.rounds}  # fmt: skip
     for name, seconds in results.items():
         report.add(f"update_{name}", median(seconds), "s", **settings)

@@ -11,7 +11,7 @@ for cores enter through their times. Time is virtual: a run of 15,000 workers ta
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -125,7 +125,6 @@ class Model:
         self._servers = [_Server() for _ in range(plant.servers)]
         self._blocked = list(range(plant.workers))
         self._learning = False
-        self._delivered: Counter[int] = Counter()  # fragments of each batch; with order=arrival all under 0
 
     def run(self, batches: int, warmup: int = 2) -> Prediction:
         """Simulate ``warmup`` batches, then ``batches`` that count."""
@@ -194,8 +193,6 @@ class Model:
         accepted = self.ledger.deliver(ticket)
         assert accepted
         self.channel.put(cast(Fragment, sampled))
-        batch = 0 if self.plant.order == "arrival" else sampled.sequence // self.plant.batch_fragments
-        self._delivered[batch] += 1
         self._learn()
 
     # -------------------------------------------------------------------------------------------------- actor server
@@ -230,11 +227,9 @@ class Model:
 
     # ------------------------------------------------------------------------------------------------------- learner
     def _learn(self) -> None:
-        batch = 0 if self.plant.order == "arrival" else self.version
-        if self._learning or self._delivered[batch] < self.plant.batch_fragments:
-            return  # ``Channel.has`` says the same and takes longer
+        if self._learning or not self.channel.has(self.version):
+            return
         self._learning = True
-        self._delivered[batch] -= self.plant.batch_fragments
         for sampled in cast(list[_Sampled], self.channel.take(self.version)):
             ages = [self.version - version for version in sampled.versions]
             self.staleness += [age for age in ages if age <= self.plant.max_staleness]  # ``mask_before``

@@ -34,9 +34,10 @@ from statistics import median
 from typing import Any
 
 from embodied.benchmarks.measure import Report, note, paired
+from embodied.core.device import resolve_device
 from embodied.run import config as run_config
 from embodied.runtime import threads
-from embodied.runtime.build import resolve_device, thread_budget
+from embodied.runtime.build import thread_budget
 from embodied.runtime.sync import SyncRuntime
 from embodied.training.reinforcement import build
 

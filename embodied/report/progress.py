@@ -100,10 +100,10 @@ class Progress(Line):
         self.show(self._line(status))
 
     def _line(self, status: Status) -> str:
-        done = min(1.0, self._fraction(status))
+        done = share_done(status.env_steps, self._total_steps, status.wall_s, self._max_s)
         unit, rate = ("steps" if status.loss is None else "updates"), status.env_steps_per_s
         parts = [
-            f"{done:4.0%}",
+            f"{percent(done):>4}",
             f"{count(status.env_steps)} of {count(self._total_steps)} {unit}",
             f"{rate:.1f} {unit}/s" if rate < 10 else f"{count(rate)} {unit}/s",
             *_quality(status),
@@ -112,18 +112,24 @@ class Progress(Line):
         ]
         return "  ".join(parts)
 
-    def _fraction(self, status: Status) -> float:
-        by_steps = status.env_steps / self._total_steps
-        return by_steps if self._max_s is None else max(by_steps, status.wall_s / self._max_s)
-
     def seconds_left(self, status: Status) -> float | None:
         """Return the time to the first limit at the present rate; None without a limit or rate."""
-        limits = []
-        if status.env_steps_per_s > 0:
-            limits.append(max(0, self._total_steps - status.env_steps) / status.env_steps_per_s)
-        if self._max_s is not None:
-            limits.append(max(0.0, self._max_s - status.wall_s))
-        return min(limits) if limits else None
+        return time_left(status.env_steps, self._total_steps, status.env_steps_per_s, status.wall_s, self._max_s)
+
+
+def share_done(steps: int, total_steps: int | None, wall_s: float, max_s: float | None) -> float | None:
+    """Return the share of a training that is done, at most 1, by the limit that comes first; None without a limit."""
+    shares = ([steps / total_steps] if total_steps else []) + ([wall_s / max_s] if max_s else [])
+    return min(1.0, max(shares)) if shares else None
+
+
+def time_left(
+    steps: int, total_steps: int | None, steps_per_s: float | None, wall_s: float, max_s: float | None
+) -> float | None:
+    """Return the seconds to the first limit at the present rate; None without a limit or rate."""
+    limits = [max(0, total_steps - steps) / steps_per_s] if total_steps and steps_per_s else []
+    limits += [max(0.0, max_s - wall_s)] if max_s else []
+    return min(limits) if limits else None
 
 
 def duration(seconds: float | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from algos import ALGORITHMS
+from embodied.core.device import resolve_device
 from embodied.core.episodes import EpisodePlans, EpisodeSampler
 from embodied.core.errors import UserError
 from embodied.core.options import from_mapping
@@ -17,7 +18,6 @@ from embodied.core.protocols import Policy, VecEnv
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import TRAIN, CameraSpec, EnvSpec
 from embodied.run.config import RunConfig, options_of
-from embodied.runtime.build import resolve_device
 from envs import SAMPLERS, SamplerSetup, first_episodes
 from envs.common.delayed import delayed
 from envs.registry import FAMILIES, sim_options, split_name

@@ -1,6 +1,6 @@
 """Files of a run that tell other processes about it: its lock and its state. Imports no torch.
 
-    training: lock_run, Journal ──► .lock, state.json, warnings.log ──► embodied.status: holder, read_json
+training: lock_run, Journal ──► .lock, state.json, warnings.log ──► embodied.status: holder, read_json
 """
 
 from __future__ import annotations

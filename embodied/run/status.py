@@ -1,6 +1,6 @@
 """State of a run, read from the files of its directory alone. Imports no torch.
 
-    .lock, state.json ──► who trains     metrics.jsonl ──► progress, waits, staleness     eval/ ──► last evaluation
+.lock, state.json ──► who trains     metrics.jsonl ──► progress, waits, staleness     eval/ ──► last evaluation
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import yaml
 
 from embodied.core.errors import UserError
 from embodied.report.metrics import METRICS_FILE, read_last_metrics
+from embodied.report.progress import share_done, time_left
 from embodied.run.files import CONFIG_FILE, STATE_FILE, WARNINGS_FILE, check_run_dir, holder, read_json
 
 ROWS = 20
@@ -36,7 +37,8 @@ def read_status(run_dir: Path) -> dict[str, Any]:
     state = _state(run_dir, journal, locked_by)
     planned = config.get("algo", {}).get("updates", config.get("total_steps"))  # of runs of earlier versions
     steps, total, rate = _steps(last), journal.get("total_steps", planned), _rate(rows)
-    minutes = config.get("max_minutes")
+    minutes, wall_s = config.get("max_minutes"), last.get("wall_s", 0.0)
+    max_s = 60 * minutes if minutes else None
     return {
         "run": str(run_dir),
         "state": state,
@@ -45,10 +47,10 @@ def read_status(run_dir: Path) -> dict[str, Any]:
         "iteration": last.get("iteration", 0),
         "steps": steps,
         "total_steps": total,
-        "wall_s": last.get("wall_s", 0.0),
+        "wall_s": wall_s,
         "steps_per_s": rate,
-        "progress": _progress(steps, total, last.get("wall_s", 0.0), minutes),
-        "left_s": _left_s(steps, total, rate, last.get("wall_s", 0.0), minutes) if state == "training" else None,
+        "progress": share_done(steps, total, wall_s, max_s),
+        "left_s": time_left(steps, total, rate, wall_s, max_s) if state == "training" else None,
         "success": last.get("rollout/success_at_end"),
         "return_mean": last.get("rollout/return_mean"),
         "validation_loss": last.get("train/validation_loss"),
@@ -94,18 +96,6 @@ def _rate(rows: Sequence[Mapping[str, Any]]) -> float | None:
         return None
     seconds = rows[-1]["wall_s"] - rows[0]["wall_s"]
     return float((_steps(rows[-1]) - _steps(rows[0])) / seconds) if seconds > 0 else None
-
-
-def _progress(steps: int, total: int | None, wall_s: float, minutes: float | None) -> float | None:
-    shares = ([steps / total] if total else []) + ([wall_s / 60 / minutes] if minutes else [])
-    return min(1.0, max(shares)) if shares else None
-
-
-def _left_s(steps: int, total: int | None, rate: float | None, wall_s: float, minutes: float | None) -> float | None:
-    limits = ([max(0, total - steps) / rate] if total and rate else []) + (
-        [max(0.0, 60 * minutes - wall_s)] if minutes else []
-    )
-    return min(limits) if limits else None
 
 
 def _evaluation(run_dir: Path) -> dict[str, Any] | None:

@@ -31,9 +31,7 @@ class ActorServer:
     index: of the server. ``track`` also counts how many requests were served together (``requests/<n>``).
     """
 
-    def __init__(
-        self, policy: Policy, store: WeightSource, device: torch.device, merge: bool, index: int = 0
-    ) -> None:
+    def __init__(self, policy: Policy, store: WeightSource, device: torch.device, merge: bool, index: int = 0) -> None:
         assert isinstance(policy, nn.Module)
         policy.to(device).eval()
         self.policy: Policy = policy

@@ -1,6 +1,6 @@
 """Build the runtime that the config names, from the factories of its parts.
 
-    config, factories ──► Recipe ──► RUNTIMES[config.name].assemble ──► runtime, ready to iterate or to load a state
+config, factories ──► Recipe ──► RUNTIMES[config.name].assemble ──► runtime, ready to iterate or to load a state
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from embodied.core.device import resolve_device
 from embodied.core.errors import UserError
 from embodied.core.protocols import Algorithm, Policy
 from embodied.core.spec import EnvSpec
@@ -80,10 +81,3 @@ def group_sizes(num_envs: int, num_env_workers: int, groups_per_worker: int) -> 
     workers = [sizes[first : first + groups_per_worker] for first in range(0, groups, groups_per_worker)]
     filled = [[size for size in worker if size] for worker in workers]
     return [worker for worker in filled if worker]
-
-
-def resolve_device(name: str) -> torch.device:
-    """Return the device of that name; auto is CUDA if there is one. UserError for cuda without a CUDA device."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("device=cuda, but this machine (or this build of torch) has no CUDA device; use device=auto")
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")

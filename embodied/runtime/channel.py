@@ -62,8 +62,9 @@ class Channel:
 
     def has(self, version: int) -> bool:
         """Return whether batch ``version`` is complete."""
-        numbers = self._numbers(version)
-        return len(numbers) == self.batch_fragments and all(number in self._fragments for number in numbers)
+        if len(self._fragments) < self.batch_fragments:
+            return False
+        return self.order == "arrival" or all(number in self._fragments for number in self._numbers(version))
 
     def empty(self, learner: int) -> None:
         """Drop all fragments, because the learner was lost; only its incarnation ``learner`` may take from now on."""
@@ -79,7 +80,7 @@ class Channel:
             self._changed.notify_all()
 
     def _numbers(self, version: int) -> Sequence[int]:
-        """Return the tickets of batch ``version``, as far as they are known."""
+        """Return the tickets of batch ``version``, which is complete if order=arrival."""
         if self.order == "arrival":
             return sorted(self._fragments)[: self.batch_fragments]
         return range(version * self.batch_fragments, (version + 1) * self.batch_fragments)

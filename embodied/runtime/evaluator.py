@@ -33,7 +33,7 @@ def evaluate(
     seed: int,
     noise: EvalNoise = "zero",
     stop: threading.Event | None = None,
-    watch: Callable[[float], None] = lambda share: None,
+    watch: Callable[[float], None] | None = None,
 ) -> dict[str, Any]:
     """Run the episodes ``plans`` to their ends, one at a time in each env (which must not be more than the plans).
 
@@ -47,7 +47,8 @@ def evaluate(
         if stop is not None and stop.is_set():
             return {}
         parts.append(deployment.step().episodes.counted())
-        watch(deployment.share)
+        if watch is not None:
+            watch(deployment.share)
     ended = EpisodeStats.concatenate(parts)
     in_order = ended.rows(torch.from_numpy(ended.plans.seed_n).argsort(stable=True))
     return summary(in_order, env.spec, seed) | {"noise": noise}

@@ -107,6 +107,7 @@ class Learner:
         for age, decisions in zip(*(column.tolist() for column in ages.unique(return_counts=True)), strict=True):
             self.track.add(f"staleness/{age}", decisions)
 
+
 def mask_before(fragment: Fragment, oldest: int) -> Fragment:
     """Mask the decisions of a fragment that were drawn by older weights than version ``oldest``.
 

@@ -1,6 +1,6 @@
 """Reads the tracks of all parts once per iteration: who worked and who waited, how old the data, how long the queues.
 
-    totals of the parts ── less those of the reading before ──► time/*, perf/*, queue/*, bytes/*, histograms
+totals of the parts ── less those of the reading before ──► time/*, perf/*, queue/*, bytes/*, histograms
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from embodied.core.device import resolve_device
 from embodied.core.errors import UserError
 from embodied.core.protocols import Policy, VecEnv
 from embodied.run import factories
@@ -16,7 +17,6 @@ from embodied.run.config import RunConfig
 from embodied.run.trainer import Limits, Report, Trainer
 from embodied.run.warm_start import make_initial_policy
 from embodied.runtime import Runtime, build_runtime
-from embodied.runtime.build import resolve_device
 from embodied.runtime.trace import TRACE_S
 
 TRACE_FILE = "trace.json.gz"

@@ -17,6 +17,7 @@ from torch import nn
 
 from algos.supervised import Supervised
 from embodied.core.clock import running_s
+from embodied.core.device import resolve_device
 from embodied.core.protocols import Policy
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import EnvSpec
@@ -27,7 +28,6 @@ from embodied.run.config import RunConfig
 from embodied.run.trainer import Limits, Report, Trainer
 from embodied.run.warm_start import make_initial_policy
 from embodied.runtime import threads
-from embodied.runtime.build import resolve_device
 from envs.mujoco.labels import LabeledPool
 
 

@@ -74,11 +74,6 @@ class ManiSkillEnv(EpisodicEnv):
             obs["instruction"] = torch.from_numpy(self.plans.instruction_n[rows]).to(self.device)
         return obs
 
-    @property
-    def instruction_texts(self) -> list[str]:
-        """Text of the instruction of every env's present episode."""
-        return [self.spec.instructions[i].text for i in self.plans.instruction_n.tolist()]
-
     def film(self, width: int, height: int) -> Callable[[], NDArray[np.uint8]]:
         """Return a function that renders every env with its camera for people, uint8 [N, height, width, 3].
 

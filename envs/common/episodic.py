@@ -11,7 +11,7 @@ control step, ``observe`` returns observations. Time limits, chunks and samplers
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -156,6 +156,11 @@ class EpisodicEnv(ABC):
         for ids_n in broken:
             step.reward_NE[ids_n], step.num_steps_N[ids_n] = 0.0, 0
         return step
+
+    @property
+    def instruction_texts(self) -> Sequence[str]:
+        """Text of the instruction of every env's present episode."""
+        return [self.spec.instructions[i].text for i in self.plans.instruction_n.tolist()]
 
     def close(self) -> None:  # noqa: B027 (most simulators hold nothing that must be released)
         """Release what the simulator holds."""

@@ -206,11 +206,6 @@ class MujocoPool(EpisodicEnv):
         """Return a function that renders every env from the front, uint8 [N, height, width, 3]."""
         return Viewer(self.task, self.batch, replace(FRONT, width=width, height=height)).render
 
-    @property
-    def instruction_texts(self) -> list[str]:
-        """Text of the instruction of every env's present episode."""
-        return [self.spec.instructions[i].text for i in self.plans.instruction_n.tolist()]
-
 
 def coarse_of(robot: Robot) -> Path:
     """Return the MJCF of the geoms that policies' cameras show of a robot; UserError if it has none."""

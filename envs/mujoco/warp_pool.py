@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.contract import check_state
+from embodied.core.device import resolve_device
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, Ints
 from embodied.core.errors import UserError
 from embodied.core.options import Count, config_dataclass
@@ -78,7 +79,7 @@ class WarpPool(EpisodicEnv):
             raise UserError("sim=warp renders no images for policies: use sim=mujoco, or a policy without cameras")
         if not isinstance(task.robot, TensorRobot):
             raise UserError(f"sim=warp cannot simulate the robot {task.robot.name}: it has no attach_tensors")
-        super().__init__(spec_of(task), num_envs, _device(sim.device))
+        super().__init__(spec_of(task), num_envs, resolve_device(sim.device, "sim.device"))
         self.task = task
         self.model = task.scene().compile()
         self.substeps = task.config.substeps(self.model.opt.timestep)
@@ -159,11 +160,6 @@ class WarpPool(EpisodicEnv):
 
         return render
 
-    @property
-    def instruction_texts(self) -> list[str]:
-        """Text of the instruction of every env's present episode."""
-        return [self.spec.instructions[i].text for i in self.plans.instruction_n.tolist()]
-
     def _on_device(self, numbers: Ints) -> Tensor:
         return torch.from_numpy(numbers).to(self.device)
 
@@ -192,10 +188,3 @@ class WarpGuard(StateDumps):
             self.batch.reset(rows)
             self.batch.forward()
         return rows
-
-
-def _device(name: str) -> torch.device:
-    """Return the device of that name; auto is CUDA if there is one. UserError for cuda without a CUDA device."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("sim.device=cuda, but this machine (or this build of torch) has no CUDA device; use cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

@@ -204,9 +204,7 @@ def test_status_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_a_long_evaluation_shows_its_progress(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_evaluation_shows_its_progress(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.0)
     outcome = run_eval(f"run={finished}", "episodes=4")
     assert outcome.code == 0

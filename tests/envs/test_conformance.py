@@ -253,7 +253,7 @@ class Leaking(Whole):
 
     def start(self, ids: Any, plans: Any) -> None:
         super().start(ids, plans)
-        self.kept.append(np.ones(60_000 * len(ids)))
+        self.kept.append(np.ones(250_000 * len(ids)))
 
 
 BROKEN: dict[str, tuple[type[PointEnv], str]] = {

@@ -119,9 +119,7 @@ def two_nodes(folder: str) -> None:
             found[name] = refusal(**options)
     options |= {"env_worker": {"resources": {"sim": 1.0}}, "learner": {"resources": {"head": 1.0}}}
     options |= {"address": nodes.address, "max_staleness": 4}
-    with build(
-        lambda num_envs, _: WideEnv(num_envs), make_algorithm=make_slow, name="ray", **options
-    ) as runtime:
+    with build(lambda num_envs, _: WideEnv(num_envs), make_algorithm=make_slow, name="ray", **options) as runtime:
         found["spilled"] = until(runtime, lambda metrics: any(Path(folder).rglob("ray_spilled_objects*/*")))
         controller: Any = runtime.controller  # type: ignore[attr-defined]
         head = ray.get_runtime_context().get_node_id()

@@ -117,9 +117,10 @@ class PulledWeights:
         newest = self._newest
         if newest is None or newest.age == (self.learner, self.version):
             return 0
-        pulled = self._pulled if newest.learner == self.learner else None
-        version, tensors, changed = (-1, {}, {}) if pulled is None else (pulled.version, *_copied(pulled))
-        lacking = [bundle for bundle in newest.bundles if bundle.version > version]
+        known = self._pulled if newest.learner == self.learner else None
+        base = known or Weights(-1, {}, {})
+        tensors, changed = dict(base.tensors), dict(base.changed)
+        lacking = [bundle for bundle in newest.bundles if bundle.version > base.version]
         try:
             fetched = await asyncio.gather(*(bundle.tensors for bundle in lacking))
         except OwnerDiedError:
@@ -138,10 +139,6 @@ class PulledWeights:
         if self._pulled is None:
             raise RuntimeError("no weights have been pulled yet")
         return self._pulled
-
-
-def _copied(weights: Weights) -> tuple[dict[str, Tensor], dict[str, int]]:
-    return dict(weights.tensors), dict(weights.changed)
 
 
 def digest(tensors: Mapping[str, Tensor]) -> bytes:

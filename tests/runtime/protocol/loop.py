@@ -1,8 +1,8 @@
 """The loop of a session, which is that of ``embodied/runtime/base.py``, and the way on from a learner that was lost.
 
-    publish ──► [ batch complete ──► learn ──► consume ──► save, if due ] ──► …          (consume after save at 0)
-        ▲                                             │ the learner was lost
-        └── next learner: load the last checkpoint ◄──┘
+publish ──► [ batch complete ──► learn ──► consume ──► save, if due ] ──► …          (consume after save at 0)
+    ▲                                             │ the learner was lost
+    └── next learner: load the last checkpoint ◄──┘
 """
 
 from __future__ import annotations

@@ -1,0 +1,17 @@
+"""Devices by name."""
+
+from __future__ import annotations
+
+import torch
+
+from embodied.core.errors import UserError
+
+
+def resolve_device(name: str, key: str = "device") -> torch.device:
+    """Return the device of that name; auto is CUDA if there is one. UserError for cuda without a CUDA device.
+
+    key: option that has the name, for the message.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"{key}=cuda, but this machine (or this build of torch) has no CUDA device; use {key}=auto")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
