@@ -2,7 +2,7 @@
 
     uniform_over_sync      (a) default run, whose parts compete for the cores: runtime=local / runtime=sync
     tail_over_sync         (b) simulators with heavy-tailed latency: max_staleness=1 order=arrival / max_staleness=0
-    tail_over_bound        the same / bound
+    tail_over_bound        the same / bound; tail_async_2_over_bound: with max_staleness=2
     inference_over_bound   (c) slow inference, as of a large policy on an accelerator
     robot_over_bound       (d) robots, whose steps take the time that they take
     tail_success           (b) success after equal steps, asynchronous less synchronous training, share of episodes
@@ -45,6 +45,7 @@ Part = Literal["uniform", "tail", "inference", "robot", "learning"]
 SYNC: Mode = {"max_staleness": 0}
 ASYNC: Mode = {"max_staleness": 1}
 ARRIVAL: Mode = {"max_staleness": 1, "order": "arrival"}
+ARRIVAL_2: Mode = {"max_staleness": 2, "order": "arrival"}
 WARMUP = 2
 LEVEL = 0.5
 RECENT = 200  # latest episodes whose success is compared with LEVEL
@@ -62,7 +63,7 @@ class Scenario:
 
 TAIL = Setup(Latency(0.15, sigma=1.0), workers=32, decisions=6, update_s=0.09)
 SCENARIOS = {
-    "tail": Scenario(TAIL, {"sync": SYNC, "ticket": ASYNC, "async": ARRIVAL}, iterations=10),
+    "tail": Scenario(TAIL, {"sync": SYNC, "ticket": ASYNC, "async": ARRIVAL, "async_2": ARRIVAL_2}, iterations=10),
     "tail_long_update": Scenario(replace(TAIL, update_s=0.6), {"sync": SYNC, "async": ARRIVAL}, 10, rounds=1),
     "inference": Scenario(
         Setup(Latency(0.04), workers=4, groups=3, decisions=8, infer_s=0.03, update_s=0.48),
