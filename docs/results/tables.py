@@ -1,11 +1,11 @@
-"""Print the tables of this README, docs/flow_rl.md and docs/vla.md: ``python docs/results/tables.py``."""
+"""Print the tables of this README and of pages under docs: ``python docs/results/tables.py``."""
 
 from __future__ import annotations
 
 import json
 from math import inf
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from embodied.core.statistics import t_interval, wilson_interval
@@ -177,6 +177,23 @@ def ways(results: list[dict[str, Any]]) -> str:
     return f"{success}; {left} and {right}"
 
 
+def asynchronous() -> None:
+    """Seconds per batch with slow parts, what the model predicts, and throughput over synchronous and the bound."""
+    record = json.loads((HERE / "bench/async.json").read_text())
+    ratios, rows = record["ratios"], {row["name"]: row["settings"] for row in record["rows"]}
+    row("scenario", "mode", "seconds per batch", "predicted", "over synchronous", "over the bound", "decisions masked")
+    row(*["---"] * 7)
+    for name, found in rows.items():
+        if "model_batch_s" not in found:
+            continue
+        prefix = name.removesuffix("_async") if name.endswith("_async") else name
+        ratio = [f"{ratios[key]:.2f}" if (key := f"{prefix}_over_{of}") in ratios else "" for of in ("sync", "bound")]
+        seconds = (f"{median(found[key]):.3f}" for key in ("batch_s", "model_batch_s"))
+        mode = f"`max_staleness={found['max_staleness']}" + (" order=arrival`" if "order" in found else "`")
+        row(name.rpartition("_")[0], mode, *seconds, *ratio, f"{100 * found['dropped']:.1f}%")
+    print()
+
+
 def noise() -> None:
     """Final success with zero and with seeded noise of every run that has both."""
     row("run", "zero noise", "seeded noise")
@@ -204,6 +221,7 @@ if __name__ == "__main__":
     compared({f"`{step}`": f"comparison/stack-steps-{step}-*.json" for step in ("last", "all", "one")})
     compared({f"`{step}`": f"comparison/tabletop-steps-{step}-*.json" for step in ("last", "all", "one")})
     deployment()
+    asynchronous()
     two_ways()
     noise()
     ablations = sorted(HERE.glob("ablation/pick_place-*.json"))
