@@ -54,6 +54,7 @@ CONFIGURED: dict[str, tuple[type[Any], Callable[[Any, bool], Report]]] = {
     "train": (CompareOptions, compare),
 }
 """Options of their own that some benchmarks have, and what measures with them."""
+LISTS = ("ours", "parts", "peers")
 
 
 @config_dataclass
@@ -87,9 +88,9 @@ def bench(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _as_list(word: str) -> str:
-    """Return ``peers=[a,b]`` for ``peers=a,b``, the same for ``parts``, and any other word unchanged."""
+    """Return ``peers=[a,b]`` for ``peers=a,b``, the same for other lists of names, and any other word unchanged."""
     key, _, value = word.partition("=")
-    return f"{key}=[{value}]" if key in ("peers", "parts") and not value.startswith("[") else word
+    return f"{key}=[{value}]" if key in LISTS and not value.startswith("[") else word
 
 
 def _new_file(name: str) -> Path:

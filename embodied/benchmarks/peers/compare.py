@@ -22,7 +22,7 @@ from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -39,7 +39,6 @@ from embodied.runtime import threads
 PEERS = {"sb3": "stable_baselines3", "rsl_rl": "rsl_rl", "torchrl": "torchrl"}
 """Names of peers and the packages that they need."""
 INSTALL = "pip install -c constraints.txt -e '.[trainers]'"
-OURS = ("local", "sync")
 
 
 @config_dataclass
@@ -50,6 +49,8 @@ class CompareOptions:
     """Task, as ``embodied.train`` takes it."""
     peers: Annotated[tuple[str, ...], Field(min_length=1)]
     """Other libraries: sb3, rsl_rl, torchrl."""
+    ours: tuple[Literal["local", "sync"], ...] = ("local", "sync")
+    """Runtimes of ours beside them; [] for the peers alone."""
     rounds: Count = 7
     """Rounds of the throughput."""
     iterations: Count = 6
@@ -89,7 +90,7 @@ def compare(options: CompareOptions, short: bool) -> Report:
     spec = factories.make_spec(run_config.compose_run({"task": options.task, "policy": "gaussian"}), cameras=())
     if isinstance(spec.action, MultiDiscrete):
         raise UserError(f"task {options.task} makes several choices at once, which the peers are not set up for")
-    names = (*OURS, *options.peers)
+    names = (*options.ours, *options.peers)
     report = Report("train")
     throughput(report, options, spec, names)
     if options.level is not None:
@@ -116,11 +117,12 @@ def throughput(report: Report, options: CompareOptions, spec: EnvSpec, names: Se
         of_rounds = [round(speed) for speed in speeds[name]]
         report.add(f"train_{name}", median(speeds[name]), "env steps/s", **settings, of_rounds=of_rounds)
         report.add(f"train_{name}_cpu", median(of_cpu[name]), "env steps/CPU s", **settings)
-    for mine in OURS:
+    for mine in options.ours:
         for peer in options.peers:
             report.ratio(f"{mine}_over_{peer}", paired(speeds[mine], speeds[peer]))
             report.add(f"{mine}_over_{peer}_cpu", paired(of_cpu[mine], of_cpu[peer]), "ratio of env steps/CPU s")
-    report.ratio("local_over_sync", paired(speeds["local"], speeds["sync"]))
+    if {"local", "sync"} <= speeds.keys():
+        report.ratio("local_over_sync", paired(speeds["local"], speeds["sync"]))
 
 
 def time_to_level(report: Report, options: CompareOptions, spec: EnvSpec, names: Sequence[str]) -> None:
@@ -151,7 +153,7 @@ def time_to_level(report: Report, options: CompareOptions, spec: EnvSpec, names:
 
 def train(name: str, options: CompareOptions, meter: Meter) -> None:
     """Train with one of ours or of the peers until the meter ends it."""
-    if name in OURS:
+    if name not in PEERS:
         ours.train(options.task, meter, options.ppo, name, options.threads)
         return
     cores = threads.available_cores()
