@@ -3,11 +3,12 @@
     local_over_<peer>, sync_over_<peer>      env steps per second of runtime=local and runtime=sync / those of the peer,
                                              median over rounds; in a round every trainer trains from the start, in turn
     <peer>_time_over_local                   with level=: seconds of the peer to the level / seconds of runtime=local
+    <peer>_time_over_recipe                  with ours=recipe: the same / seconds of ``embodied.train task=<task>``
 
-All have the same settings (``PPOSettings``): the rows hold them. Every trainer steps the same pool, with all cores for
-simulation and network alike. A peer's iteration is one rollout and one update of its own training loop; ours overlap in
-``local``. Times exclude building. With ``level=`` every trainer then trains once until its latest episodes succeed as
-often, or for tasks without success return as much, as ``level`` says, or until ``total_steps``.
+All but ``recipe`` have the same settings (``PPOSettings``): the rows hold them. Every trainer steps the same pool, with
+all cores for simulation and network alike. A peer's iteration is one rollout and one update of its own training loop;
+ours overlap in ``local``. Times exclude building. With ``level=`` every trainer then trains once until its latest
+episodes succeed as often, or for tasks without success return as much, as ``level`` says, or until ``total_steps``.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class CompareOptions:
     """Task, as ``embodied.train`` takes it."""
     peers: Annotated[tuple[str, ...], Field(min_length=1)]
     """Other libraries: sb3, rsl_rl, torchrl."""
-    ours: tuple[Literal["local", "sync"], ...] = ("local", "sync")
-    """Runtimes of ours beside them; [] for the peers alone."""
+    ours: tuple[Literal["local", "sync", "recipe"], ...] = ("local", "sync")
+    """Runtimes of ours beside them; [] for the peers alone. ``recipe``: the task's own settings, for level= alone."""
     rounds: Count = 7
     """Rounds of the throughput."""
     iterations: Count = 6
@@ -92,7 +93,7 @@ def compare(options: CompareOptions, short: bool) -> Report:
         raise UserError(f"task {options.task} makes several choices at once, which the peers are not set up for")
     names = (*options.ours, *options.peers)
     report = Report("train")
-    throughput(report, options, spec, names)
+    throughput(report, options, spec, [name for name in names if name != "recipe"])
     if options.level is not None:
         time_to_level(report, options, spec, names)
     return report
@@ -117,7 +118,7 @@ def throughput(report: Report, options: CompareOptions, spec: EnvSpec, names: Se
         of_rounds = [round(speed) for speed in speeds[name]]
         report.add(f"train_{name}", median(speeds[name]), "env steps/s", **settings, of_rounds=of_rounds)
         report.add(f"train_{name}_cpu", median(of_cpu[name]), "env steps/CPU s", **settings)
-    for mine in options.ours:
+    for mine in [name for name in names if name not in PEERS]:
         for peer in options.peers:
             report.ratio(f"{mine}_over_{peer}", paired(speeds[mine], speeds[peer]))
             report.add(f"{mine}_over_{peer}_cpu", paired(of_cpu[mine], of_cpu[peer]), "ratio of env steps/CPU s")
@@ -142,13 +143,15 @@ def time_to_level(report: Report, options: CompareOptions, spec: EnvSpec, names:
         quality = None if math.isnan(meter.quality) else round(meter.quality, 4)
         facts = {"level": options.level, "reached": meter.reached, "of": "success" if spec.has_success else "return"}
         facts |= {"quality": quality, "env_steps": last.env_steps, "load_1min": round(os.getloadavg()[0], 2)}
-        settings = {"task": options.task, **describe(options.ppo), "curve_steps_seconds_quality": curve}
+        same = {} if name == "recipe" else describe(options.ppo)
+        settings = {"task": options.task, **same, "curve_steps_seconds_quality": curve}
         report.add(f"time_{name}", last.wall_s, "s", **facts, **settings)
         if meter.reached:
             seconds[name] = last.wall_s
-    for peer in options.peers:
-        if {"local", peer} <= seconds.keys():
-            report.ratio(f"{peer}_time_over_local", seconds[peer] / seconds["local"])
+    for mine in ("local", "recipe"):
+        for peer in options.peers:
+            if {mine, peer} <= seconds.keys():
+                report.ratio(f"{peer}_time_over_{mine}", seconds[peer] / seconds[mine])
 
 
 def train(name: str, options: CompareOptions, meter: Meter) -> None:

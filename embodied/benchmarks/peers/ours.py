@@ -12,13 +12,17 @@ from embodied.run import config as run_config
 from embodied.training.reinforcement import build
 
 
+def recipe(task: str, spec: EnvSpec, settings: PPOSettings) -> dict[str, Any]:
+    """Return the configuration of a run with the task's own recipe. Only the seed is that of ``settings``."""
+    policy = "gaussian" if isinstance(spec.action, Box) else "categorical"
+    ends = {"runtime.eval_every": 0, "eval_episodes": 0}
+    return {"task": task, "policy": policy, **ends, "seed": settings.seed, "device": "cpu"}
+
+
 def overrides(task: str, spec: EnvSpec, settings: PPOSettings) -> dict[str, Any]:
     """Return the configuration of a run with ``settings``."""
-    policy: dict[str, Any] = {"policy": "categorical"}
-    if isinstance(spec.action, Box):
-        policy = {"policy": "gaussian", "policy.init_std": settings.init_std}
-    return policy | {
-        "task": task,
+    std = {"policy.init_std": settings.init_std} if isinstance(spec.action, Box) else {}
+    same = {
         "policy.horizon": 1,
         "policy.execute": 1,
         "policy.actor_hidden": list(settings.hidden),
@@ -35,20 +39,21 @@ def overrides(task: str, spec: EnvSpec, settings: PPOSettings) -> dict[str, Any]
         "algo.max_grad_norm": settings.max_grad_norm,
         "num_envs": settings.num_envs,
         "runtime.decisions": settings.decisions,
-        "runtime.eval_every": 0,
-        "eval_episodes": 0,
-        "seed": settings.seed,
-        "device": "cpu",
     }
+    return recipe(task, spec, settings) | std | same
 
 
 def train(task: str, meter: Meter, settings: PPOSettings, runtime: str, num_threads: int) -> None:
-    """Train in ``runtime`` until the meter ends it. num_threads: of torch; 0 is the runtime's own choice."""
+    """Train in ``runtime``, or by the task's ``recipe``, until the meter ends it.
+
+    num_threads: of torch; 0 is the runtime's own choice.
+    """
     parts: dict[str, Any] = {f"runtime.{part}_threads": num_threads for part in ("actor", "learner")}
-    parts["runtime"] = runtime
+    if runtime != "recipe":
+        parts |= overrides(task, meter.spec, settings) | {"runtime": runtime}
     if runtime == "sync":
         parts["runtime.groups_per_worker"] = 1  # nothing overlaps there
-    config = run_config.compose_run(overrides(task, meter.spec, settings) | parts)
+    config = run_config.compose_run(recipe(task, meter.spec, settings) | parts)
     with tempfile.TemporaryDirectory() as folder, build(config, Path(folder)) as trainer:
         meter.boundary(0)
         for iteration in trainer.iterations():
