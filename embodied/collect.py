@@ -9,6 +9,8 @@
                             that of a policy with cameras, without the terms that only a simulator can observe
   image_size=64             width and height of the images, pixels
   keep_failures=false       also keep episodes that do not end solved
+  expert=module:function    an expert of your own, for a task without one: it gets the parts of the state by name,
+                            each [N, size], and returns actions [N, A] in [-1, 1]
   num_threads=0             threads of the simulation; 0 is all cores
   task.<option>=...         any option of the task
   sim.<option>=...          any option of the simulator
@@ -23,8 +25,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +37,12 @@ from torch import Tensor
 
 from embodied.core.config import PRESETS, nest, parse_overrides
 from embodied.core.episodes import PlanList
-from embodied.core.errors import UserError, unknown_name
+from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.core.options import Count, Natural, Seed, ShareBelow1, config_dataclass, from_mapping
-from embodied.core.protocols import Demonstrating
+from embodied.core.protocols import Demonstrating, VecEnv
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import SUCCESS, TRAIN, Box, CameraSpec, EnvSpec
+from embodied.core.types import Obs
 from embodied.data import Episode, write
 from embodied.report.progress import duration
 from embodied.run.command import run_command
@@ -48,6 +53,8 @@ from embodied.runtime import threads
 from envs import first_episodes
 
 MAX_TRIES = 20  # episodes tried per requested episode before the command gives up
+Expert = Callable[[Mapping[str, Tensor]], Tensor]
+"""Returns actions [N, A] for the parts of the state by name, each [N, size]."""
 SPARE = 8  # episodes tried per missing episode; never more at once than were requested
 
 
@@ -64,6 +71,7 @@ class CollectConfig:
     cameras: tuple[str, ...] = ()
     image_size: Count = 64
     keep_failures: bool = False
+    expert: str | None = None
     num_threads: Natural = 0
 
 
@@ -82,7 +90,8 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
     num_threads = options.num_threads or threads.available_cores()
     threads.use(1)
     cameras = [CameraSpec.square(name, options.image_size) for name in options.cameras]
-    env = make_demonstrating(config, options.episodes, num_threads, cameras)
+    own_expert = None if options.expert is None else import_expert(options.expert)
+    env, act = make_demonstrating(config, options.episodes, num_threads, cameras, own_expert)
     spec, missing = env.spec, shares(env.spec, options.episodes)
     kept: list[Episode] = []
     tried, solved = 0, 0
@@ -90,12 +99,12 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
         few = min(options.episodes, SPARE * (options.episodes - len(kept)))
         if few < env.num_envs:  # few episodes are missing: a smaller pool is enough
             env.close()
-            env = make_demonstrating(config, few, num_threads, cameras)
+            env, act = make_demonstrating(config, few, num_threads, cameras, own_expert)
         if tried >= MAX_TRIES * options.episodes:
             raise UserError(
                 f"the expert of {spec.task} solved {solved} of {tried} episodes with noise={options.noise}: too few"
             )
-        for episode in record(env, options, first_env_seed(Purpose.DEMONSTRATIONS, options.seed) + tried):
+        for episode in record(env, act, options, first_env_seed(Purpose.DEMONSTRATIONS, options.seed) + tried):
             success = bool(episode.success_L[-1])
             goal = spec.goals[spec.texts.index(episode.instruction)] if spec.texts else spec.task
             solved += success
@@ -120,19 +129,53 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def make_demonstrating(
-    config: RunConfig, num_envs: int, num_threads: int, cameras: Sequence[CameraSpec]
-) -> Demonstrating:
-    """Build envs of the run's task. UserError unless a scripted expert with continuous actions can succeed in them."""
+    config: RunConfig, num_envs: int, num_threads: int, cameras: Sequence[CameraSpec], own_expert: Expert | None
+) -> tuple[VecEnv, Callable[[Obs], Tensor]]:
+    """Build envs of the run's task, and what returns an expert's actions [N, A] for their latest observations.
+
+    UserError unless an expert with continuous actions can succeed in them.
+    """
     name, spec = config.task["name"], make_spec(config, cameras)
     if not isinstance(spec.action, Box):
         raise UserError(f"task={name} has discrete actions, and demonstrations are of continuous ones")
     if not spec.has_success:
         raise UserError(f"task={name} reports no success, so it is not known which demonstrations to keep")
     env = make_env(config, num_envs, num_threads, cameras=cameras)
+    if own_expert is not None:
+        return env, partial(ask, own_expert, env)
     if not isinstance(env, Demonstrating):
         env.close()
-        raise UserError(f"task={name} has no scripted expert to record")
-    return env
+        raise UserError(
+            f"task={name} has no scripted expert to record; give one of your own: expert=<module>:<function>"
+        )
+    demonstrating = env
+    return env, lambda obs: demonstrating.expert()
+
+
+def import_expert(name: str) -> Expert:
+    """Return the function ``<module>:<function>``. UserError if there is none."""
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(import_module(module), function)
+    except Exception as error:  # a module of others may raise anything
+        what = f"{type(error).__name__}: {one_line(error)}"
+        raise UserError(f"expert={name} must be <module>:<function>, importable from this folder: {what}") from error
+    if not callable(found):
+        raise UserError(f"expert={name} is not a function")
+    expert: Expert = found
+    return expert
+
+
+def ask(expert: Expert, env: VecEnv, obs: Obs) -> Tensor:
+    """Return the actions of an expert of the user, [N, A], clipped to [-1, 1]. UserError for another shape, or NaN."""
+    sizes = [term.size for term in env.spec.state]
+    parts = dict(zip((term.name for term in env.spec.state), obs["state"].cpu().split(sizes, 1), strict=True))
+    action_NA = torch.as_tensor(expert(parts), dtype=torch.float32)
+    shape = (env.num_envs, env.spec.action_dim)
+    if action_NA.shape != shape or action_NA.isnan().any():
+        found = "NaN" if action_NA.shape == shape else str(list(action_NA.shape))
+        raise UserError(f"the expert of {env.spec.task} must return actions {list(shape)}, got {found}")
+    return action_NA.clamp(-1, 1)
 
 
 def shares(spec: EnvSpec, episodes: int) -> dict[str, int]:
@@ -146,8 +189,8 @@ def shares(spec: EnvSpec, episodes: int) -> dict[str, int]:
     return {goal: upto[i + 1] - upto[i] for i, goal in enumerate(goals)}
 
 
-def record(env: Demonstrating, options: CollectConfig, seed: int) -> list[Episode]:
-    """Record one episode per env, by its expert with disturbances. Env i has seed ``seed + i``."""
+def record(env: VecEnv, act: Callable[[Obs], Tensor], options: CollectConfig, seed: int) -> list[Episode]:
+    """Record one episode per env, by the actions of ``act`` with disturbances. Env i has seed ``seed + i``."""
     plans = first_episodes(env.spec, env.num_envs, seed, splits=(TRAIN,) if env.spec.instructions else None)
     obs = env.reset(PlanList(plans, env.num_envs))
     texts = [env.spec.texts[i] if env.spec.texts else env.spec.task for i in plans.instruction_n.tolist()]
@@ -157,7 +200,7 @@ def record(env: Demonstrating, options: CollectConfig, seed: int) -> list[Episod
     length_N = torch.full((num_envs,), steps)  # of each env's first episode
     images: dict[str, list[Tensor]] = {camera.name: [] for camera in env.spec.cameras}
     for t in range(steps):
-        action_NA = env.expert()
+        action_NA = act(obs)
         states.append(obs["state"])
         for camera, frames in images.items():
             frames.append(obs[f"images.{camera}"])
