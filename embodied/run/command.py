@@ -1,7 +1,7 @@
 """Shared by all commands: one JSON line on stdout, all other output on stderr, exit codes.
 
 0 success, 1 a crash (traceback) or a negative verdict (with its result), 2 bad input (message only), 130 stopped by
-Ctrl-C or SIGTERM.
+Ctrl-C or SIGTERM, 141 nobody reads the output any more, as of ``| head`` (nothing said).
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import importlib.metadata
 import json
+import os
+import select
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -22,6 +24,8 @@ from embodied.core.interrupts import INTERRUPTED, raise_on_interrupt
 DISK_ERRORS = (  # what a disk refuses; other errors of files are bugs
     errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG,
 )  # fmt: skip
+UNREAD = 141
+"""Exit code of a command whose output nobody reads any more: 128 + SIGPIPE, as shells show it for other programs."""
 
 
 def check_installation() -> str | None:
@@ -60,12 +64,40 @@ def run_command(command: Callable[[Sequence[str]], dict[str, Any]], usage: str |
 
     Meanwhile all output to stdout goes to stderr. usage: text that ``--help`` prints.
     """
+    try:
+        return _run(command, usage, argv)
+    except (BrokenPipeError, SystemExit):  # rich exits where others raise
+        if not _silence_unread():
+            raise
+        return UNREAD
+
+
+def _silence_unread() -> bool:
+    """Point stdout and stderr nowhere if they are pipes that nobody reads any more; return whether one was."""
+    unread = [number for number in (1, 2) if _is_unread(number)]
+    if unread:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for number in unread:  # otherwise the flush at the end of the process fails again
+            os.dup2(nowhere, number)
+        os.close(nowhere)
+    return bool(unread)
+
+
+def _is_unread(number: int) -> bool:
+    """Return whether a file descriptor is a pipe without a reader."""
+    poll = select.poll()
+    poll.register(number, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _run(command: Callable[[Sequence[str]], dict[str, Any]], usage: str | None, argv: Sequence[str]) -> int:
+    """Run the command as ``run_command`` says. BrokenPipeError if nobody reads the output."""
     problem = check_installation()
     if problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2
     if any(word in ("-h", "--help", "help") for word in argv):
-        print(usage)
+        print(usage, flush=True)
         return 0
     from embodied.core.errors import UserError  # after the check: a merged install may lack it
 
@@ -78,6 +110,8 @@ def run_command(command: Callable[[Sequence[str]], dict[str, Any]], usage: str |
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and (_is_unread(1) or _is_unread(2)):
+            raise
         if error.errno not in DISK_ERRORS:
             traceback.print_exc()
             return 1

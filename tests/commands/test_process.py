@@ -110,6 +110,31 @@ def test_a_crash_exits_with_1_and_a_traceback(capsys: pytest.CaptureFixture[str]
     assert "RuntimeError: the cause" in captured.err
 
 
+@pytest.mark.parametrize(
+    ("words", "unread"),
+    [(["status", "--help"], "stdout"), (["status", "rn=x"], "both"), (["tasks"], "stdout"), (["tasks"], "both")],
+)
+def test_output_that_nobody_reads_ends_the_command_quietly(words: list[str], unread: str) -> None:
+    """As of ``| head``: the reader of stdout goes, or that of both streams."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", f"embodied.{words[0]}", *words[1:]], cwd=ROOT, stdout=write,
+        stderr=write if unread == "both" else subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    os.close(write)
+    assert done.returncode == command.UNREAD, done.stderr
+    assert "Traceback" not in (done.stderr or "")
+
+
+def test_a_broken_pipe_of_something_else_is_a_crash(capsys: pytest.CaptureFixture[str]) -> None:
+    def crash(argv: object) -> dict[str, object]:
+        raise BrokenPipeError("the cause")
+
+    assert command.run_command(crash, None, []) == 1
+    assert "BrokenPipeError: the cause" in capsys.readouterr().err
+
+
 def test_another_package_of_this_name_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command.check_installation() is None
     monkeypatch.setattr("embodied.__distribution__", "embodied")
