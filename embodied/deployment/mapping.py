@@ -2,8 +2,9 @@
 
     robot's number ── unit ──► sign * number + offset ──► ours (rad, m), by name and never by order
 
-A mapping that nobody confirmed drives no robot, and a change after the confirmation undoes it. ``propose`` makes a
-first draft from the names that the robot has; ``embodied.deployment.picture`` draws the poses that a mapping means.
+A mapping that nobody confirmed drives no robot, and a change after the confirmation undoes it.
+``embodied.deployment.draft`` makes a first draft from the names that the robot has; ``embodied.deployment.picture``
+draws the poses that a mapping means.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from embodied.core.errors import UserError, nearest, unknown_name
+from embodied.core.errors import UserError, unknown_name
 from embodied.core.spec import ArmSpec
-from embodied.deployment.bundle import Bundle, from_json
+from embodied.deployment.bundle import from_json
 from embodied.deployment.robots.base import GRIPPER, Action, Observation, Robot
 
 Unit = Literal["rad", "deg", "m", "mm", "percent"]
@@ -170,24 +171,6 @@ def read_mapping(path: Path) -> RobotMapping:
 def write_mapping(path: Path, mapping: RobotMapping) -> None:
     """Write a mapping."""
     path.write_text(json.dumps(asdict(mapping), indent=1) + "\n")
-
-
-def propose(bundle: Bundle, robot: Robot) -> RobotMapping:
-    """Return a first draft for a robot: joints by the nearest name, otherwise in order; everything else is a guess."""
-    positions = [name for name in robot.action_features if "gripper" not in name]
-    grippers = [name for name in robot.action_features if "gripper" in name]
-    joints: dict[str, Entry] = {}
-    for joint in bundle.arm.joints:
-        free = [name for name in positions if name not in {entry.name for entry in joints.values()}]
-        if not free:
-            raise UserError(f"the robot has {len(positions)} joints, the policy's arm {len(bundle.arm.joints)}")
-        name = f"{joint.name}.pos" if f"{joint.name}.pos" in free else nearest(f"{joint.name}.pos", free) or free[0]
-        speed = name.removesuffix(".pos") + ".vel"
-        velocity = speed if speed in robot.observation_features else None
-        joints[joint.name] = Entry(name, "rad", velocity=velocity)
-    gripper = bundle.arm.gripper
-    widest = Entry(grippers[0] if grippers else GRIPPER, "percent", low=0.0, high=gripper.max_position_m)
-    return RobotMapping(robot.name, joints, widest)
 
 
 class MappedRobot:

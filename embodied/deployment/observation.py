@@ -56,8 +56,12 @@ class StateBuilder:
     @property
     def needed(self) -> list[str]:
         """Names of the numbers that the observation must have."""
-        entries = [name for term in self.external for name in term.entry_names]
-        return [*self._positions, *self._velocities, GRIPPER, *entries]
+        return [*self._positions, *self._velocities, GRIPPER, *self.external_names]
+
+    @property
+    def external_names(self) -> list[str]:
+        """Names of the numbers that perception or a person must provide."""
+        return [name for term in self.external for name in term.entry_names]
 
     def qpos(self, observation: Mapping[str, Any]) -> Array:
         """Return the joint positions [J]."""

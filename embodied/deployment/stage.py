@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
 from embodied.deployment.bundle import SIMULATION_FILE, Bundle
+from embodied.deployment.draft import propose
 from embodied.deployment.inference import Clock, RealClock
-from embodied.deployment.mapping import MappedRobot, in_words, positions, propose, read_mapping, write_mapping
+from embodied.deployment.mapping import MappedRobot, in_words, positions, read_mapping, write_mapping
 from embodied.deployment.options import DeployOptions
 from embodied.deployment.picture import draw_poses, encode_png
 from embodied.deployment.robots.base import Robot

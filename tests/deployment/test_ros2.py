@@ -20,6 +20,7 @@ import mujoco
 import numpy as np
 import pytest
 
+from embodied.deployment.draft import propose
 from embodied.deployment.inference import Inference, RealClock
 from embodied.deployment.loop import ControlLoop
 from embodied.deployment.mapping import Entry, MappedRobot, RobotMapping
@@ -135,7 +136,9 @@ def test_the_template_is_driven_by_a_mapping(template: types.ModuleType, topics:
     assert arm.is_connected
     joints = {f"joint{i}": Entry(f"fr3_joint{i}.pos", "rad", velocity=f"fr3_joint{i}.vel") for i in range(1, 8)}
     external = {f"goal[{i}]": f"goal_pos[{i}]" for i in range(3)}
-    mapped = MappedRobot(arm, RobotMapping("fr3", joints, Entry("fr3_finger_joint1.pos", "m"), external), bundle.arm)
+    mapping = RobotMapping("ros2_robot", joints, Entry("fr3_finger_joint1.pos", "m"), external)
+    assert propose(bundle, arm) == mapping
+    mapped = MappedRobot(arm, mapping, bundle.arm)
     assert mapped.get_observation()["timestamp"] == arm._at_s
     inference, clock = Inference(runner, RealClock()), RealClock()
     loop = ControlLoop(bundle, mapped, inference, Safety(bundle.arm, Limits.of(bundle.arm)), clock)

@@ -1,0 +1,36 @@
+"""A first draft of a mapping, from the names that a robot has. Everything in it is a guess, for a person to check."""
+
+from __future__ import annotations
+
+from embodied.core.errors import UserError
+from embodied.deployment.bundle import Bundle
+from embodied.deployment.mapping import Entry, RobotMapping
+from embodied.deployment.observation import StateBuilder
+from embodied.deployment.robots.base import GRIPPER, Robot
+
+
+def propose(bundle: Bundle, robot: Robot) -> RobotMapping:
+    """Return a draft. UserError for a robot with fewer joints than the policy's arm.
+
+    A joint gets the robot's name that ends with ours, such as ``fr3_joint1.pos`` for ``joint1.pos``. If one has none,
+    or several, all are taken in the robot's order. A gripper runs from 0 to 100, as LeRobot's do, and a finger is in
+    metres, as in ROS. A place that the robot calls ``<term>_pos`` is found for a term that it lacks.
+    """
+    names, observed, arm = list(robot.action_features), robot.observation_features, bundle.arm
+    grippers = [name for name in names if "gripper" in name or "finger" in name]
+    positions = [name for name in names if name not in grippers]
+    if len(positions) < len(arm.joints):
+        raise UserError(f"the robot has {len(positions)} joints, the policy's arm {len(arm.joints)}")
+    alike = [[name for name in positions if name.endswith(f"{joint.name}.pos")] for joint in arm.joints]
+    chosen = [found[0] for found in alike] if all(len(found) == 1 for found in alike) else positions
+    joints = {}
+    for joint, name in zip(arm.joints, chosen, strict=False):
+        speed = name.removesuffix(".pos") + ".vel"
+        joints[joint.name] = Entry(name, "rad", velocity=speed if speed in observed else None)
+    name = grippers[0] if grippers else GRIPPER
+    percent = Entry(name, "percent", low=0.0, high=arm.gripper.max_position_m)
+    gripper = Entry(name, "m") if "finger" in name else percent
+    lacking = [name for name in StateBuilder(bundle).external_names if name not in observed]
+    places = {name: name.replace("[", "_pos[") for name in lacking}
+    external = {ours: theirs for ours, theirs in places.items() if theirs in observed}
+    return RobotMapping(robot.name, joints, gripper, external)
