@@ -1,9 +1,11 @@
-"""Convert ManiSkill trajectories: ``python -m embodied.convert source=trajectory.h5 out=demos/x [key=value ...]``
+"""Convert episodes to a data set: ``python -m embodied.convert source=trajectory.h5 out=demos/x [key=value ...]``
 
-  instruction="..."         instruction of the episodes; by default the environment's id
+  instruction="..."         instruction of the episodes of ManiSkill; by default the environment's id
+  bundle=<bundle dir>       for episodes.npz: the bundle whose policy was deployed
   keep_failures=false       also keep episodes that do not end solved
 
-source is the .h5 file, in a folder with its .json; out is a new LeRobotDataset v3, as embodied.collect writes it.
+source is ManiSkill's .h5 file, in a folder with its .json, or the episodes.npz that embodied.deploy writes on a robot's
+computer. out is a new LeRobotDataset v3, as embodied.collect writes it.
 Last line of stdout: {"data", "task", "episodes", "frames", "dropped"}.
 """
 
@@ -17,10 +19,14 @@ from typing import Any
 from embodied.core.config import nest, parse_overrides
 from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass, from_mapping
-from embodied.data import write
+from embodied.core.spec import EnvSpec
+from embodied.data import Episode, write
 from embodied.data.maniskill import read_trajectories
+from embodied.deployment.bundle import read_bundle
+from embodied.deployment.episodes import load_episodes
 from embodied.run.command import run_command
 from embodied.run.directory import check_new_dir
+from embodied.run.recording import episodes_of, spec_of
 
 
 @config_dataclass
@@ -30,6 +36,7 @@ class ConvertConfig:
     source: str
     out: str
     instruction: str | None = None
+    bundle: str | None = None
     keep_failures: bool = False
 
 
@@ -38,7 +45,7 @@ def convert(argv: Sequence[str]) -> dict[str, Any]:
     options = from_mapping(ConvertConfig, nest(parse_overrides(argv)))
     out = Path(options.out)
     check_new_dir(out)
-    episodes, spec = read_trajectories(Path(options.source), options.instruction)
+    episodes, spec = read_source(options)
     kept = [episode for episode in episodes if options.keep_failures or bool(episode.success_L[-1])]
     if not kept:
         raise UserError(
@@ -52,6 +59,17 @@ def convert(argv: Sequence[str]) -> dict[str, Any]:
         "frames": sum(map(len, kept)),
         "dropped": len(episodes) - len(kept),
     }
+
+
+def read_source(options: ConvertConfig) -> tuple[list[Episode], EnvSpec]:
+    """Return the episodes and the spec of their environment. UserError for a file that cannot be read."""
+    source = Path(options.source)
+    if source.suffix != ".npz":
+        return read_trajectories(source, options.instruction)
+    if options.bundle is None:
+        raise UserError(f"source={source} needs bundle=<bundle dir>, which says what its numbers mean")
+    deployment = load_episodes(source, read_bundle(Path(options.bundle), with_policy=False))
+    return episodes_of(deployment), spec_of(deployment.bundle)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

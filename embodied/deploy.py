@@ -23,6 +23,7 @@
   perturbation=none|real      robot=sim: how much the arm differs from the one of training
   lockstep=false              robot=sim: let time pass only when it is waited for; faster, and repeatable
   report=<dir>                write report.html, result.json, video.mp4 and data, a LeRobotDataset of what happened
+                              (without torch and pyarrow episodes.npz, which embodied.convert makes one of)
   video=true                  with report: film the first episode (robot=sim)
   num_threads=1               threads of the inference
 
@@ -34,6 +35,7 @@ in order: the robot moves home. Either way what happened is reported. Last line 
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
 import threading
@@ -47,7 +49,8 @@ import numpy as np
 from embodied.core.errors import UserError
 from embodied.deployment.api_key import read_api_key
 from embodied.deployment.bundle import Bundle, read_bundle
-from embodied.deployment.home import move_home
+from embodied.deployment.episodes import EPISODES_FILE, save_episodes
+from embodied.deployment.home import MAX_S, move_home
 from embodied.deployment.inference import Inference
 from embodied.deployment.keys import EmergencyKey
 from embodied.deployment.loop import ControlLoop
@@ -96,12 +99,13 @@ def run_episodes(options: DeployOptions) -> dict[str, Any]:
         try:
             for episode in range(options.episodes):
                 run_episode(loop, stage, deployment, options, episode, key)
-        except (KeyboardInterrupt, EmergencyStop, ConnectionError, UserError) as error:
+        except (KeyboardInterrupt, Exception) as error:  # of a bug too: what was recorded must not be lost
             if loop.record.reason and all(record is not loop.record for record in deployment.records):
                 deployment.records.append(loop.record)
             end = error
-        if options.home and stage.robot.is_connected and not key.pressed():
-            go_home(loop, stage, key)
+        known = end is None or isinstance(end, KeyboardInterrupt | EmergencyStop | OSError | UserError)
+        if known and options.home and stage.robot.is_connected and not key.pressed():
+            go_home(loop, stage, key, end)
         if key.pressed():
             stage.keep_holding()
         deployment.log = list(safety.log)
@@ -110,8 +114,10 @@ def run_episodes(options: DeployOptions) -> dict[str, Any]:
         result["report"] = write_report(deployment, options, stage.frames)
     if isinstance(end, KeyboardInterrupt | EmergencyStop):
         raise Stopped(result)
+    if isinstance(end, OSError | UserError):
+        raise UserError(str(end)) from end
     if end is not None:
-        raise UserError(str(end))
+        raise end
     return result
 
 
@@ -123,8 +129,13 @@ def planner_of(options: DeployOptions, path: Path, bundle: Bundle) -> Iterator[P
         runner.parity()  # the first inference takes longer than the others
         yield runner
         return
-    from embodied.deployment.client import RemotePlanner  # needs websockets and msgpack, which a runner does not
+    from embodied.deployment.client import RemotePlanner
 
+    try:
+        for name in ("websockets", "msgpack"):
+            importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(f"server={options.server}: {error}; pip install websockets msgpack") from error
     key = read_api_key(options.api_key_file)
     with RemotePlanner(options.server, api_key=key, timeout_s=options.plan_timeout_s, bundle=bundle) as client:
         yield client
@@ -173,13 +184,20 @@ def run_episode(
     return record
 
 
-def go_home(loop: ControlLoop, stage: Stage, key: EmergencyKey) -> None:
-    """Move the robot home; say so if it cannot be done, such as with a sensor that fails."""
+def go_home(loop: ControlLoop, stage: Stage, key: EmergencyKey, end: BaseException | None) -> None:
+    """Move the robot home; say so if it cannot be done, such as with a sensor that fails.
+
+    end: error that ended the episodes, which is reported later.
+    """
     try:
         with key:
-            move_home(stage.robot, loop.bundle.arm, loop.safety, stage.clock, key.pressed)
-    except (ConnectionError, UserError) as error:
-        print(f"the robot stays where it is: {error}", file=sys.stderr)
+            reached = move_home(stage.robot, loop.bundle.arm, loop.safety, stage.clock, key.pressed)
+    except (OSError, UserError) as error:
+        why = "" if str(error) == str(end) else f": {error}"
+        print(f"the robot stays where it is{why}", file=sys.stderr)
+        return
+    if not reached and not key.pressed():
+        print(f"the robot did not reach its default pose within {MAX_S:g} s, and holds", file=sys.stderr)
 
 
 def ask_action(action: str) -> bool:
@@ -200,10 +218,25 @@ def write_report(deployment: Deployment, options: DeployOptions, frames: np.ndar
             for frame in frames:
                 write(frame)
         video = "video.mp4"
-    from embodied.run.recording import write_episodes
+    page = deployment.write(folder, as_mapping(options), video)
+    keep_episodes(folder, deployment)
+    return str(page)
 
+
+def keep_episodes(folder: Path, deployment: Deployment) -> None:
+    """Write the data set; on a robot's computer, without its libraries, what ``embodied.convert`` makes one of."""
+    try:
+        from embodied.run.recording import write_episodes
+    except ImportError as error:
+        file = folder / EPISODES_FILE
+        save_episodes(file, deployment)
+        print(
+            f"{error}, so {file} has the episodes; where all of embodied-rl is installed, 'python -m embodied.convert "
+            f"source={EPISODES_FILE} bundle=<bundle dir> out=<new dir>' makes a data set of it",
+            file=sys.stderr,
+        )
+        return
     write_episodes(folder / "data", deployment)
-    return str(deployment.write(folder, as_mapping(options), video))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

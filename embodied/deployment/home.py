@@ -8,10 +8,11 @@ import numpy as np
 
 from embodied.core.spec import ArmSpec
 from embodied.deployment.inference import Clock
-from embodied.deployment.robots.base import GRIPPER, Robot, joint_names
+from embodied.deployment.robots.base import GRIPPER, Robot, age, joint_names
 from embodied.deployment.safety import Safety
 
 SPEED = 0.2  # share of the largest speed of the joints
+SHARE = 0.5  # at most this share of a limit that an option tightened, so that the safety need not intervene
 PERIOD_S = 0.02
 REACHED = 0.02  # distance at which the pose counts as reached
 MAX_S = 15.0
@@ -26,27 +27,29 @@ def move_home(
     """
     names, speeds = joint_names(arm), joint_names(arm, "vel")
     home = np.array([joint.home for joint in arm.joints])
-    step = SPEED * PERIOD_S * np.array([joint.max_velocity for joint in arm.joints])
+    speed = np.array([joint.max_velocity for joint in arm.joints])
+    step = PERIOD_S * np.minimum(SPEED * speed, SHARE * safety.limits.max_velocity_J)
 
-    def measured() -> tuple[np.ndarray, np.ndarray]:
+    def measured() -> tuple[np.ndarray, np.ndarray, float]:
         observation = robot.get_observation()
-        return np.array([observation[name] for name in names]), np.array([observation[name] for name in speeds])
+        qpos, qvel = (np.array([observation[name] for name in wanted]) for wanted in (names, speeds))
+        return qpos, qvel, age(observation, clock.now())
 
-    qpos, qvel = measured()
+    qpos, qvel, age_s = measured()
     finger_m = safety.hold()[1] if safety.started else arm.gripper.open_m
     began_s = clock.now()
-    safety.start(qpos, finger_m, began_s)
+    safety.start(qpos, finger_m, began_s, "the way home")
     target = qpos
     for tick in range(1, round(MAX_S / PERIOD_S)):
         stopped = stop()
         target = qpos if stopped else target + np.clip(home - target, -step, step)
-        sent, finger = safety.filter(target, finger_m, qpos, qvel, clock.now())
+        sent, finger = safety.filter(target, finger_m, qpos, qvel, clock.now(), age_s)
         robot.send_action({**dict(zip(names, map(float, sent), strict=True)), GRIPPER: finger})
         if stopped:
             safety.report("stopped", "a person stopped the robot on its way home", clock.now())
             return False
         clock.sleep_until(began_s + tick * PERIOD_S)
-        qpos, qvel = measured()
+        qpos, qvel, age_s = measured()
         if np.abs(qpos - home).max() < REACHED:
             return True
     return False

@@ -24,7 +24,7 @@ from embodied.deployment.controller import ArmController
 from embodied.deployment.inference import Clock, Inference
 from embodied.deployment.observation import OutOfRange, StateBuilder, Unusable
 from embodied.deployment.record import EpisodeRecord
-from embodied.deployment.robots.base import GRIPPER, Observation, Robot, joint_names
+from embodied.deployment.robots.base import GRIPPER, Observation, Robot, age, joint_names
 from embodied.deployment.runner import InputSpec
 from embodied.deployment.safety import Safety
 from embodied.deployment.schedule import DelayEstimate, PlanRequest, Schedule
@@ -70,11 +70,10 @@ class ControlLoop:
         self.interpolation, self.noise, self.confirm, self.stop = interpolation, noise, confirm, stop
         self.schedule_kind, self.execute = schedule, bundle.execute if execute is None else execute
         self.controller, self.builder = ArmController(bundle.arm, bundle.action), StateBuilder(bundle)
-        self.inputs = InputSpec(bundle)
+        self.inputs, self.delay = InputSpec(bundle), DelayEstimate(bundle.control_dt_s)
         self.record = EpisodeRecord()
         """Record of the last episode."""
-        self.joints = joint_names(bundle.arm)
-        self.delay = DelayEstimate(bundle.control_dt_s)
+        self.episodes, self.joints = 0, joint_names(bundle.arm)
 
     def run(self, instruction: str | None = None, seed: int = 0, steps: int | None = None) -> EpisodeRecord:
         """Run one episode of at most ``steps`` control steps (None: as in training); return what happened.
@@ -82,12 +81,13 @@ class ControlLoop:
         seed: of the noise, if it is ``seeded``. If the robot or the planner fails, or somebody interrupts, the error is
         raised again; ``record`` then has what happened until then, and the reason.
         """
+        self.episodes += 1
         episode = Episode(self, self.bundle.instruction_index(instruction) if self.bundle.instructions else 0, seed)
         self.record = episode.record
         try:
             episode.run(self.bundle.max_episode_steps if steps is None else steps)
-        except (ConnectionError, UserError) as error:
-            self.record.reason = str(error)
+        except Exception as error:
+            self.record.reason = str(error) or type(error).__name__
             raise
         except KeyboardInterrupt:
             self.record.reason = "interrupted"
@@ -130,7 +130,7 @@ class Episode:
         observation = loop.robot.get_observation()
         self.began_s = loop.clock.now()
         qpos = loop.builder.qpos(observation)
-        loop.safety.start(qpos, self.finger_m, self.began_s)
+        loop.safety.start(qpos, self.finger_m, self.began_s, f"episode {loop.episodes}")
         self.goal = self.previous = loop.safety.hold()[0]
 
     def run(self, steps: int) -> None:
@@ -268,8 +268,7 @@ class Episode:
     ) -> Array:
         """Send targets through the safety; return those that the robot sent on."""
         loop = self.loop
-        age_s = now_s - float(observation["timestamp"]) if "timestamp" in observation else 0.0
-        safe, finger = loop.safety.filter(targets, finger_m, qpos, qvel, now_s, age_s)
+        safe, finger = loop.safety.filter(targets, finger_m, qpos, qvel, now_s, age(observation, now_s))
         return self._command(safe, finger, now_s)
 
     def _command(self, safe: Array, finger_m: float, now_s: float) -> Array:

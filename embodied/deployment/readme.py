@@ -70,7 +70,12 @@ def bundle_readme(bundle: Bundle) -> str:
         cells = f"{first} to {first + term.size - 1}", term.name, term.unit or "-", term.frame or "-", source
         lines.append(f"| {' | '.join(cells)} | {low:.3g} to {high:.3g} |")
         first += term.size
-    lines += ["", "Other inputs: " + ", ".join(f"`{name}`" for name in _others(bundle)) + " (see `bundle.json`).", ""]
+    lines += [
+        "",
+        "Other inputs: " + ", ".join(f"`{name}`" for name in _others(bundle)) + " (see `bundle.json`).",
+        f"`noise` has the shape [N, {', '.join(map(str, bundle.noise_shape))}]; zeros plan deterministically.",
+        "",
+    ]
     lines += ["## Output `actions`", "", "| entry | name | meaning | unit | range |", "|---|---|---|---|---|"]
     for i, action in enumerate(bundle.action):
         low, high = sorted((action.offset - action.scale, action.offset + action.scale))

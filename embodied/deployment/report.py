@@ -21,6 +21,7 @@ from embodied.deployment.schedule import latency_quantiles_ms
 PAGE = "report.html"
 RESULT = "result.json"
 INTERVENTIONS = "interventions.jsonl"
+SHOWN = 50  # interventions on the page
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
 
 
@@ -93,7 +94,7 @@ class Deployment:
             "Missed deadlines": f"{result['missed_deadlines']} ({result['missed_share']:.2%} of the ticks)",
             "Inference latency, ms": ", ".join(f"{name} {value:g}" for name, value in result["latency_ms"].items()),
             "Tracking error, mean": f"{result['tracking_error_rad']} rad",
-            "Interventions of the safety": _counts(result["interventions_by_kind"]) or "none",
+            "Interventions of the safety in episodes": _counts(result["interventions_by_kind"]) or "none",
             "Steps without an action": result["padded_steps"],
             **({"Chunks that took longer than trained for": result["beyond_max_delay"]} if bundle.max_delay else {}),
             "Episodes ended by": _counts(result["ended"]),
@@ -108,7 +109,7 @@ class Deployment:
             "<h2>Last episode: commanded and measured joints</h2>",
             _tracking(last, [joint.name for joint in bundle.arm.joints]),
             "<h2>Interventions</h2>",
-            _table({f"{i.time_s:.2f} s, {i.kind}": i.detail for i in self.log[-50:]}) if self.log else "<p>None.</p>",
+            _interventions(self.log),
             "<h2>Options</h2>",
             _table(options),
         ]
@@ -131,6 +132,15 @@ def _table(rows: Mapping[str, Any]) -> str:
         f"<tr><td>{html.escape(str(name))}</td><td>{html.escape(str(value))}</td></tr>" for name, value in rows.items()
     )
     return f"<table>{''.join(cells)}</table>"
+
+
+def _interventions(log: Sequence[Intervention]) -> str:
+    """Return the last interventions as a table, and how many were left out."""
+    if not log:
+        return "<p>None.</p>"
+    shown = log[-SHOWN:]
+    note = f"<p>The last {len(shown)} of {len(log)}; {INTERVENTIONS} has all.</p>" if len(shown) < len(log) else ""
+    return note + _table({f"{i.during}, {i.time_s:.2f} s, {i.kind}": i.detail for i in shown})
 
 
 def _counts(found: Mapping[str, int]) -> str:

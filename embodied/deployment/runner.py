@@ -93,7 +93,7 @@ class InputSpec:
         entry, unit = self._bundle.state_range[column], self._units[column]
         raise OutOfRange(
             f"state: {entry.name} is {state_NS[row, column]:.4g}, training saw {entry.low:.4g} to {entry.high:.4g} "
-            f"{unit}: check unit, order and sign"
+            f"{unit}: check unit, order, sign and place"
         )
 
     def _check_index(self, name: str, inputs: Mapping[str, NDArray[Any]], highest: int) -> None:

@@ -94,8 +94,10 @@ class Limits:
 class Intervention:
     """One change that the safety made to a command."""
 
+    during: str
+    """``episode 1``, ``episode 2``, ... or ``the way home``."""
     time_s: float
-    """When, on the loop's clock."""
+    """When, s since then began."""
     kind: str
     """``lead``, ``position``, ``gripper``, ``workspace``, ``velocity``, ``stale``, ``not finite``, ``range`` (far from
     what training saw), ``missed``, ``stopped`` (a person did), ``robot`` (it sent other targets on)."""
@@ -111,7 +113,7 @@ class Safety:
         self.chain = Chain(arm)
         self.counts: Counter[str] = Counter()
         self.log: deque[Intervention] = deque(maxlen=LOGGED)
-        self._began_s: float | None = None
+        self._during, self._began_s = "", 0.0
         self._sent: tuple[Array, float] | None = None
         self._active: set[str] = set()
         self._now_s = 0.0
@@ -121,10 +123,11 @@ class Safety:
         """Number of interventions; one that lasts for several commands counts once."""
         return sum(self.counts.values())
 
-    def start(self, qpos_J: Array, finger_m: float, now_s: float) -> None:
+    def start(self, qpos_J: Array, finger_m: float, now_s: float, during: str = "episode") -> None:
         """Begin an episode at a measured pose, which becomes the pose to hold. UserError if it is not possible.
 
-        A pose outside of the joint limits means that units, signs or offsets are wrong.
+        during: name of what begins, for the log. A pose outside of the joint limits means that units, signs or offsets
+        are wrong.
         """
         limits = self.limits
         if not np.isfinite(qpos_J).all():
@@ -137,7 +140,7 @@ class Safety:
                 f"{self.arm.joints[i].name} is at {qpos_J[i]:.4g}, outside of its limits {limits.low_J[i]:.4g} to "
                 f"{limits.high_J[i]:.4g} rad: are these degrees, or is its sign or offset wrong?"
             )
-        self._began_s, self._active = now_s, set()
+        self._during, self._began_s, self._active = during, now_s, set()
         self._sent = (qpos_J.clip(limits.low_J, limits.high_J), self._finger(finger_m))
 
     @property
@@ -188,7 +191,7 @@ class Safety:
         if not np.allclose(inside, near, atol=1e-9):
             found |= self._note("position", self._largest(near - inside))
         if self._outside(inside) > max(self._outside(qpos_J.clip(limits.low_J, limits.high_J)), 1e-9):
-            found |= self._note("workspace", f"the tool would be {self._outside(inside):.3f} m outside")
+            found |= self._note("workspace", f"the tool would be {1e3 * self._outside(inside):.1f} mm outside")
             inside = np.clip(held, qpos_J - lead, qpos_J + lead).clip(limits.low_J, limits.high_J)
             if self._outside(inside) > 0:
                 inside = qpos_J.clip(limits.low_J, limits.high_J)
@@ -217,13 +220,14 @@ class Safety:
 
     def _largest(self, excess_J: Array) -> str:
         i = int(np.argmax(np.abs(excess_J)))
-        return f"{self.arm.joints[i].name} by {excess_J[i]:+.4f}"
+        unit = "m" if self.arm.joints[i].kind == "slide" else "rad"
+        return f"{self.arm.joints[i].name} by {excess_J[i]:+.4f} {unit}"
 
     def _note(self, kind: str, detail: str) -> set[str]:
         """Count and log an intervention unless it goes on from the command before."""
         if kind not in self._active:
             self.counts[kind] += 1
-            self.log.append(Intervention(round(self._now_s, 4), kind, detail))
+            self.log.append(Intervention(self._during, round(self._now_s - self._began_s, 4), kind, detail))
             LOG.warning("safety: %s: %s", kind, detail)
         return {kind}
 

@@ -19,6 +19,14 @@ def write_episodes(path: Path, deployment: Deployment) -> int:
     States and actions are as an environment has them: scaled, and in [-1, 1]. Rewards are not known and are 0. The
     last step has the success that was reported.
     """
+    episodes = episodes_of(deployment)
+    if episodes:
+        write(path, episodes, spec_of(deployment.bundle))
+    return len(episodes)
+
+
+def episodes_of(deployment: Deployment) -> list[Episode]:
+    """Return the episodes with at least one control step; see ``write_episodes``."""
     bundle = deployment.bundle
     state_scale = np.array([term.scale for term in bundle.state for _ in range(term.size)], np.float32)
     scale, offset = (
@@ -41,9 +49,7 @@ def write_episodes(path: Path, deployment: Deployment) -> int:
                 {c.name: torch.from_numpy(np.stack([step[c.name] for step in record.images])) for c in bundle.cameras},
             )
         )
-    if episodes:
-        write(path, episodes, spec_of(bundle))
-    return len(episodes)
+    return episodes
 
 
 def spec_of(bundle: Bundle) -> EnvSpec:

@@ -201,6 +201,18 @@ def test_home_is_reached_within_the_limits(robot: SimRobot) -> None:
     assert max(abs(observation[f"{joint.name}.pos"] - joint.home) for joint in BUNDLE.arm.joints) < 0.02
 
 
+def test_the_way_home_keeps_away_from_a_tightened_speed(robot: SimRobot, monkeypatch: pytest.MonkeyPatch) -> None:
+    robot.reset(0, 0)
+    loop_on(robot).run(steps=20)
+    safety = Safety(BUNDLE.arm, Limits.of(BUNDLE.arm).tightened(0.2))
+    seen, observe = [], robot.get_observation
+    monkeypatch.setattr(robot, "get_observation", lambda: seen.append(observe()) or seen[-1])
+    assert move_home(robot, BUNDLE.arm, safety, robot)
+    assert len(seen) > 20
+    moved = np.array([[entry[f"{joint.name}.vel"] for joint in BUNDLE.arm.joints] for entry in seen[10:]])
+    assert (np.abs(moved) < 0.75 * safety.limits.max_velocity_J).all()
+
+
 def test_perturbations_change_the_arm() -> None:
     assert {*PERTURBATIONS["real"]} == {*Perturbation.__dataclass_fields__}
     moved = []

@@ -252,7 +252,7 @@ def test_no_server_loosens_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with saying(encode(described), lambda: encode({"actions": furthest})) as address:
         words = [f"bundle={reach_bundle()}", TOY, f"mapping={tmp_path / 'toy.json'}", f"server={address}", "home=false"]
         outcome = run(deploy_command.main, words)
-    assert outcome.code == 0 or "check unit, order and sign" in outcome.stderr, outcome.stderr  # it came far
+    assert outcome.code == 0 or "check unit, order, sign and place" in outcome.stderr, outcome.stderr  # it came far
     limits, chain, leads = Limits.of(bundle.arm), Chain(bundle.arm), []
     assert len(moves) > 10
     for before, command in moves:

@@ -6,9 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from embodied import convert
+from embodied.data import read
+from embodied.deployment.mapping import write_mapping
+from tests.commands.helpers import run
 from tests.deployment.exports import flow_bundle
+from tests.deployment.test_mapping import reach_bundle, toy_mapping
 
 BLOCK = """
 import importlib.abc, sys
@@ -25,6 +31,8 @@ MODULES = [
     "bundle",
     "client",
     "controller",
+    "draft",
+    "episodes",
     "home",
     "inference",
     "keys",
@@ -67,6 +75,49 @@ def test_the_command_refuses_bad_input_there(root: Path) -> None:
     done = run_blocked("import sys; from embodied.deploy import main; sys.exit(main(['bundle=/nowhere']))", root)
     assert done.returncode == 2, done.stderr
     assert "is not a directory" in done.stderr
+
+
+def test_a_robot_is_driven_and_its_episodes_become_a_data_set_elsewhere(root: Path, tmp_path: Path) -> None:
+    """Page and arrays there; ``convert`` reads the arrays where the libraries of data sets are."""
+    folder = str(Path(__file__).parent)
+    write_mapping(tmp_path / "toy.json", toy_mapping().confirm("A. Person"))
+    words = [f"bundle={reach_bundle()}", "robot=toy_arm:ToyArm", f"mapping={tmp_path / 'toy.json'}", "home=false"]
+    words += ["episodes=2", f"report={tmp_path / 'report'}"]
+    code = f"ALLOWED.add('toy_arm'); sys.path.append({folder!r}); from embodied.deploy import main; sys.exit(main("
+    done = run_blocked(f"{code}{words!r}))", root)
+    assert done.returncode == 0, done.stderr
+    assert "embodied.convert source=episodes.npz" in done.stderr
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == [
+        "episodes.npz", "interventions.jsonl", "report.html", "result.json",
+    ]  # fmt: skip
+    source, out = f"source={tmp_path / 'report' / 'episodes.npz'}", tmp_path / "data"
+    none_solved = run(convert.main, [source, f"bundle={reach_bundle()}", f"out={out}"])
+    assert "none of its 2 episodes ends solved" in none_solved.stderr  # nobody judged them
+    made = run(convert.main, [source, f"bundle={reach_bundle()}", f"out={out}", "keep_failures=true"])
+    assert made.code == 0, made.stderr
+    assert len(read(out).state_FS) == made.result["frames"] == 80
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "needs bundle=<bundle dir>"),
+        ([f"bundle={flow_bundle()}"], "is not the episodes.npz of a report"),
+    ],
+)
+def test_what_is_no_episodes_is_refused(tmp_path: Path, words: list[str], message: str) -> None:
+    np.savez(tmp_path / "other.npz", a=np.zeros(3))
+    outcome = run(convert.main, [f"source={tmp_path / 'other.npz'}", f"out={tmp_path / 'data'}", *words])
+    assert (outcome.code, message in outcome.stderr) == (2, True), outcome.stderr
+
+
+def test_a_server_needs_two_packages_more(root: Path) -> None:
+    words = [f"bundle={flow_bundle()}", "server=ws://127.0.0.1:9"]
+    done = run_blocked(f"from embodied.deploy import main; sys.exit(main({words!r}))", root)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(
+        "error: server=ws://127.0.0.1:9: websockets is not on a robot's computer; pip install"
+    )
 
 
 def test_a_bundle_runs_there(root: Path) -> None:

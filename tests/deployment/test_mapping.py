@@ -22,10 +22,14 @@ from embodied import deploy as deploy_command
 from embodied.core.errors import UserError
 from embodied.core.kinematics import Chain
 from embodied.deployment.bundle import read_bundle
-from embodied.deployment.mapping import Entry, MappedRobot, RobotMapping, propose, read_mapping, write_mapping
+from embodied.deployment.draft import propose
+from embodied.deployment.home import move_home
+from embodied.deployment.inference import RealClock
+from embodied.deployment.mapping import Entry, MappedRobot, RobotMapping, read_mapping, write_mapping
 from embodied.deployment.picture import draw_poses, encode_png, skeleton
 from embodied.deployment.robots.base import Robot
 from embodied.deployment.robots.lerobot import load_robot
+from embodied.deployment.safety import Limits, Safety
 from tests.commands.helpers import run
 from tests.deployment.exports import small_config, write_small
 from tests.deployment.toy_arm import HOME_DEG, NAMES, OFFSETS_DEG, SIGNS, ToyArm, ToyConfig
@@ -121,10 +125,14 @@ def test_a_mapping_that_does_not_fit_is_refused(change: object, message: str) ->
         MappedRobot(ToyArm(ToyConfig()), mapping, arm_of_bundle())
 
 
-def test_the_draft_has_every_joint_once() -> None:
-    mapping = propose(read_bundle(reach_bundle()), ToyArm(ToyConfig()))
-    mapping.check(arm_of_bundle())
-    assert sorted(entry.name for entry in mapping.joints.values()) == sorted(f"{name}.pos" for name in NAMES)
+def test_a_draft_takes_joints_by_the_end_of_their_names_or_else_in_order() -> None:
+    bundle, robot = read_bundle(reach_bundle()), ToyArm(ToyConfig())
+    mapping = propose(bundle, robot)
+    mapping.check(bundle.arm)
+    assert [entry.name for entry in mapping.joints.values()] == [f"{name}.pos" for name in NAMES]
+    robot._now = {f"fr3_joint{i}.pos": 0.0 for i in (3, 1, 2, 7, 6, 5, 4)} | {"gripper.pos": 0.0}
+    named = propose(bundle, robot)
+    assert [entry.name for entry in named.joints.values()] == [f"fr3_joint{i}.pos" for i in range(1, 8)]
 
 
 def test_a_class_that_is_no_robot_is_refused() -> None:
@@ -188,14 +196,37 @@ def test_units_that_were_mixed_up_move_nothing(tmp_path: Path) -> None:
     assert "are these degrees" in outcome.stderr
 
 
-def test_a_robot_that_disconnects_ends_the_deployment_with_its_reason(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "code", "reason"),
+    [
+        ("unplugged", 2, "the toy arm was unplugged"),
+        ("io", 2, "the port of the toy arm failed"),
+        ("bug", 1, "'joint9'"),
+    ],
+)
+def test_a_robot_that_fails_ends_the_deployment_with_its_reason_and_a_report(
+    tmp_path: Path, fault: str, code: int, reason: str
+) -> None:
     write_mapping(tmp_path / "toy.json", toy_mapping().confirm("A. Person"))
-    words = [f"bundle={reach_bundle()}", TOY, f"mapping={tmp_path / 'toy.json'}", 'robot_options={"fails_after": 9}']
+    options = json.dumps({"fails_after": 9, "fault": fault})
+    words = [f"bundle={reach_bundle()}", TOY, f"mapping={tmp_path / 'toy.json'}", f"robot_options={options}"]
     outcome = run(deploy_command.main, [*words, f"report={tmp_path / 'report'}"])
-    assert outcome.code == 2
-    assert "the toy arm was unplugged" in outcome.stderr
+    assert outcome.code == code
+    assert outcome.stderr.splitlines()[-1].endswith(reason)
+    assert ("Traceback" in outcome.stderr) == (fault == "bug")
     result = json.loads((tmp_path / "report" / "result.json").read_text())
-    assert result["ended"] == {"the toy arm was unplugged": 1}
+    assert result["ended"] == {reason: 1}
+
+
+def test_no_arm_is_moved_home_by_old_numbers() -> None:
+    bundle = read_bundle(reach_bundle())
+    arm = ToyArm(ToyConfig(fails_after=2, fault="stale"))
+    robot, safety = MappedRobot(arm, toy_mapping(), bundle.arm), Safety(bundle.arm, Limits.of(bundle.arm))
+    arm.connect()
+    arm._now["base.pos"] += 40.0
+    assert not move_home(robot, bundle.arm, safety, RealClock(), stop=lambda: arm.observations > 50)
+    assert safety.counts["stale"] == 1
+    assert len({sent["base.pos"] for sent in arm.sent[3:-1]}) == 1
 
 
 @pytest.mark.slow(reason="LeRobot's imports")

@@ -18,7 +18,7 @@ ELBOW = np.eye(7)[3]
 
 def started(**tighter: float) -> Safety:
     safety = Safety(ARM, Limits.of(ARM).tightened(**tighter))
-    safety.start(HOME, 0.04, 0.0)
+    safety.start(HOME, 0.04, 0.0, "episode 1")
     return safety
 
 
@@ -60,10 +60,14 @@ def test_a_lasting_intervention_counts_once_and_is_logged_with_its_joint() -> No
     for tick in range(5):
         safety.filter(HOME + 0.5 * ELBOW, 0.04, HOME, REST, 1.0 + tick)
     assert safety.counts == {"lead": 1}
-    assert safety.log[0].detail.startswith("joint4 by +0.28")
+    assert safety.log[0].detail == "joint4 by +0.2825 rad"
+    assert (safety.log[0].during, safety.log[0].time_s) == ("episode 1", 1.0)
     safety.filter(HOME, 0.04, HOME, REST, 7.0)
     safety.filter(HOME + 0.5, 0.04, HOME, REST, 8.0)
     assert safety.counts["lead"] == 2
+    safety.start(HOME, 0.04, 100.0, "the way home")
+    safety.filter(HOME + 0.5, 0.04, HOME, REST, 101.0)
+    assert (safety.log[-1].during, safety.log[-1].time_s) == ("the way home", 1.0)
 
 
 def test_it_begins_slowly() -> None:

@@ -21,6 +21,8 @@ class ToyConfig:
     calibration_dir: Any = None
     fails_after: int = 0
     """Observations after which the connection breaks; 0: never."""
+    fault: str = "unplugged"
+    """How it breaks: ``unplugged``, ``io`` (an error of the port), ``bug`` (of the driver) or ``stale`` (old numbers)."""
 
 
 class ToyArm:
@@ -65,11 +67,18 @@ class ToyArm:
     def get_observation(self) -> dict[str, Any]:
         self.observations += 1
         if self.config.fails_after and self.observations > self.config.fails_after:
-            self._open = False
-            raise ConnectionError("the toy arm was unplugged")
+            if self.config.fault == "stale":
+                return self._observed() | {"timestamp": time.monotonic() - 3.0}
+            self._open = self.config.fault != "unplugged"
+            raise {"io": OSError("the port of the toy arm failed"), "bug": KeyError("joint9")}.get(
+                self.config.fault, ConnectionError("the toy arm was unplugged")
+            )
         passed_s, self._at_s = time.monotonic() - self._at_s, time.monotonic()
         for name, target in self._target.items():
             self._now[name] += (target - self._now[name]) * min(1.0, 10 * passed_s)
+        return self._observed()
+
+    def _observed(self) -> dict[str, Any]:
         return dict(reversed(self._now.items())) | {"cube_x": 1.0, "goal[0]": 0.5, "goal[1]": 0.1, "goal[2]": 0.3}
 
     def send_action(self, action: dict[str, float]) -> dict[str, float]:

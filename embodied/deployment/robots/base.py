@@ -71,3 +71,8 @@ class Robot(Protocol):
 def joint_names(arm: ArmSpec, quantity: str = "pos") -> list[str]:
     """Return the names of ``pos`` or ``vel`` of the arm's joints, in order."""
     return [f"{joint.name}.{quantity}" for joint in arm.joints]
+
+
+def age(observation: Observation, now_s: float) -> float:
+    """Return the age of an observation, s; 0 without its ``timestamp``."""
+    return now_s - float(observation["timestamp"]) if "timestamp" in observation else 0.0
