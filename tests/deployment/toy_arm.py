@@ -22,7 +22,7 @@ class ToyConfig:
     fails_after: int = 0
     """Observations after which the connection breaks; 0: never."""
     fault: str = "unplugged"
-    """How it breaks: ``unplugged``, ``io`` (an error of the port), ``bug`` (of the driver) or ``stale`` (old numbers)."""
+    """How it breaks: ``unplugged``, ``io`` (its port fails), ``bug`` (of the driver) or ``stale`` (old numbers)."""
 
 
 class ToyArm:
