@@ -1,13 +1,15 @@
-"""The Adam optimiser of PPO, and its adaptive learning rate."""
+"""The Adam optimiser of PPO, its adaptive learning rate, and the average of the weights."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import nn
 
 from algos.ppo_config import PPOConfig
+from embodied.core.protocols import Policy
 
 LEARNING_RATE_FACTOR = 1.5  # of one change of the adaptive schedule, as in rsl_rl
 
@@ -46,3 +48,14 @@ def adapt_learning_rate(optimizer: torch.optim.Adam, kl: float, config: PPOConfi
         group["lr"] = max(min(config.min_learning_rate, rate), rate / LEARNING_RATE_FACTOR)
     elif kl < config.desired_kl / 2:
         group["lr"] = min(max(config.max_learning_rate, rate), rate * LEARNING_RATE_FACTOR)
+
+
+@torch.no_grad()
+def update_average(average: Policy, policy: Policy, parameters: Collection[str], decay: float) -> None:
+    """Fold the policy's present weights into an average of them; copy its buffers. parameters: names of the weights."""
+    now = policy.state_dict()
+    for name, mean in average.state_dict().items():
+        if name in parameters:
+            mean.lerp_(now[name], 1 - decay)
+        else:
+            mean.copy_(now[name])

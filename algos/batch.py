@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from algos import losses
+from algos.share import Share
 from embodied.core.episodes import EpisodeStats
+from embodied.core.learners import Learners
 from embodied.core.protocols import Policy
 from embodied.core.types import Evaluation, Fragment, Obs
+
+NUMBERS = (
+    "log_prob_TN", "value_TN", "reward_TNE", "num_steps_TN", "terminated_TN", "truncated_TN", "final_value_TN",
+    "version_TN",
+)  # fmt: skip
+"""Fields of a fragment that every process needs of all decisions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B = T * N decisions on the learner's device."""
+    """B = T * N decisions on the learner's device. All but ``columns`` are those of ``share`` alone."""
 
     obs: Obs
     """Observation of each decision, [B, ...]."""
@@ -31,6 +39,8 @@ class Batch:
     """``Evaluation.distribution`` of the reference policy, [B, ...]; None if there is none."""
     reduced_BR: Tensor | None = None
     """``losses.reduce_log_prob`` of the proximal policy; None if the reduction is the sum."""
+    share: Share = field(default_factory=Share)
+    """Decisions that this learner process has; all if there is one process."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
         "behaviour", "proximal", "alpha", "advantage", "return", "value", "weight", "kl_weight",
@@ -42,12 +52,22 @@ class Batch:
         """Return one of COLUMNS, [B]."""
         return self.columns[self.COLUMNS.index(name)]
 
+    def own_columns(self) -> dict[str, Tensor]:
+        """Return COLUMNS of the decisions of ``share`` by name; if it has none, one that counts for nothing."""
+        columns = self.share.own(self.columns.T).T
+        if not columns.shape[1]:
+            columns = columns.new_zeros(len(columns), 1)
+        return dict(zip(self.COLUMNS, columns.unbind(0), strict=True))
+
     def select(self, index: Tensor) -> Batch:
         """Return the decisions ``index``, int64 [n]."""
-        obs = {key: value.index_select(0, index) for key, value in self.obs.items()}
-        rest = (None if part is None else part.index_select(0, index) for part in (self.reference, self.reduced_BR))
-        chain, proximal = self.chain.index_select(0, index), self.proximal.index_select(0, index)
-        return Batch(obs, chain, self.columns.index_select(1, index), proximal, *rest)
+        own, share = self.share.select(index)
+        obs = {key: value.index_select(0, own) for key, value in self.obs.items()}
+        reference, reduced_BR = (
+            None if part is None else part.index_select(0, own) for part in (self.reference, self.reduced_BR)
+        )
+        chain, proximal = self.chain.index_select(0, own), self.proximal.index_select(0, own)
+        return Batch(obs, chain, self.columns.index_select(1, index), proximal, reference, reduced_BR, share)
 
 
 def merge_fragments(fragments: Sequence[Fragment]) -> Fragment:
@@ -102,6 +122,40 @@ def _merge_ends(fragments: Sequence[Fragment]) -> dict[str, Any]:
     }
 
 
+def share_of(fragments: Sequence[Fragment], learners: Learners) -> tuple[Fragment, Share]:
+    """Merge the fragments of this process; return them with the numbers of the whole batch, and which rows are own.
+
+    The order of the whole batch is that of ``merge_fragments`` of all, whichever process has which fragment.
+    ValueError in all processes if the fragments differ in the number of decisions T.
+    """
+    own = merge_fragments(fragments)
+    if learners.size == 1:
+        return own, Share()
+    mine_N = _own_envs(fragments, learners)
+    rows, envs = Share(learners, mine_N.repeat(len(own.value_TN))), Share(learners, mine_N)
+    shape = (len(own.value_TN), len(mine_N))
+    numbers = {name: rows.join(getattr(own, name).flatten(0, 1)).unflatten(0, shape) for name in NUMBERS}
+    return replace(own, **numbers, bootstrap_value_N=envs.join(own.bootstrap_value_N)), rows
+
+
+def _own_envs(fragments: Sequence[Fragment], learners: Learners) -> Tensor:
+    """Return which envs of the whole batch are in the fragments of this process, bool [N]."""
+    counts = torch.zeros(learners.size, dtype=torch.int64)
+    counts[learners.rank] = len(fragments)
+    counts = learners.sum(counts)
+    first = int(counts[: learners.rank].sum())
+    table = torch.zeros(int(counts.sum()), 6, dtype=torch.int64)
+    for row, f in enumerate(fragments, first):
+        table[row] = torch.tensor([f.worker, f.group, f.incarnation, f.sequence, *f.value_TN.shape])
+    rows = learners.sum(table).tolist()
+    lengths = sorted({row[4] for row in rows})
+    if len(lengths) > 1:
+        raise ValueError(f"fragments of one batch must agree in T, got {lengths}")
+    order = sorted(range(len(rows)), key=lambda row: rows[row][:4])
+    mine = [torch.full((rows[row][5],), first <= row < first + len(fragments)) for row in order]
+    return torch.cat(mine)
+
+
 def flatten(value_TN: Tensor) -> Tensor:
     """Flatten [T, N, ...] to [B, ...] with B = T * N; a view if the memory layout allows it."""
     return value_TN.flatten(0, 1)
@@ -131,10 +185,17 @@ def evaluate_in_pieces(policy: Policy, obs: Obs, chain: Tensor, size: int) -> Ev
     )
 
 
+def evaluate_rows(policy: Policy, obs: Obs, chain: Tensor, rows: Tensor, size: int) -> Evaluation:
+    """Return ``evaluate_in_pieces`` of a selection of the decisions, int64 rows."""
+    if not torch.equal(rows, torch.arange(len(chain), device=rows.device)):
+        obs, chain = {key: value.index_select(0, rows) for key, value in obs.items()}, chain.index_select(0, rows)
+    return evaluate_in_pieces(policy, obs, chain, size)
+
+
 def behaviour_sample_size(batch: Batch, log_prob_B: Tensor) -> Tensor:
     """Return the effective sample size of the weights current / behaviour over valid decisions, a scalar.
 
-    log_prob_B: log-probabilities under the current weights.
+    log_prob_B: log-probabilities under the current weights, of all decisions.
     """
     kept = batch.column("weight") > 0
     return losses.effective_sample_size(losses.log_ratio(log_prob_B, batch.column("behaviour"))[kept])

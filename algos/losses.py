@@ -45,14 +45,33 @@ class PolicyTerm(NamedTuple):
     """Whether the ratio was clipped, 0 or 1; a mean over the clipped ratios if there are several."""
 
 
-def masked_mean(value_B: Tensor, weight_B: Tensor) -> Tensor:
-    """Return the sum of weight * value divided by the number of *all* items, masked ones included. Scalar."""
-    return torch.dot(value_B, weight_B) / value_B.numel()
+class MinibatchLoss(NamedTuple):
+    """Loss of a minibatch, the part of this learner's share in it. All but ``total`` is detached."""
+
+    total: Tensor
+    """Scalar to minimise."""
+    statistics: Tensor
+    """Policy loss, value loss, ``trust_region_kl``, clip fraction and entropy, [5]."""
+    log_ratio_B: Tensor
+    """Log ratio to the proximal policy, around which the trust region lies."""
+    log_prob_B: Tensor
+    """Log-probability under the weights that the loss was computed with."""
 
 
-def valid_mean(value_B: Tensor, weight_B: Tensor) -> Tensor:
-    """Return the mean over the items that are not masked, for statistics; 0 if all are. Scalar."""
-    return torch.dot(value_B, weight_B) / weight_B.sum().clamp_min(1)
+def masked_mean(value_B: Tensor, weight_B: Tensor, num: int) -> Tensor:
+    """Return the sum of weight * value divided by the number ``num`` of *all* items, masked ones included. Scalar.
+
+    num: B, or more if these items are a learner's share. The sum over the shares is then the mean of all.
+    """
+    return torch.dot(value_B, weight_B) / num
+
+
+def valid_mean(value_B: Tensor, weight_B: Tensor, total: Tensor) -> Tensor:
+    """Return the mean over the items that are not masked, for statistics; 0 if all are. Scalar.
+
+    total: sum of the weights, of all shares.
+    """
+    return torch.dot(value_B, weight_B) / total.clamp_min(1)
 
 
 def log_ratio(log_prob_B: Tensor, reference_B: Tensor) -> Tensor:

@@ -5,27 +5,30 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from algos import losses, returns
-from algos.adam import adapt_learning_rate, begin_slowly, build_adam
+from algos.adam import adapt_learning_rate, begin_slowly, build_adam, update_average
 from algos.batch import (
     Batch,
     behaviour_sample_size,
     evaluate_in_pieces,
+    evaluate_rows,
     explained_variance,
     flatten,
     flatten_obs,
-    merge_fragments,
+    share_of,
 )
 from algos.ppo_config import PPOConfig
 from algos.registry import ALGORITHMS
+from algos.share import Share, join_normalized, sum_gradients
 from embodied.core.errors import UserError
+from embodied.core.learners import ALONE, Learners
 from embodied.core.protocols import Metrics, Policy, Precomputing
-from embodied.core.types import Evaluation, Fragment, Obs
+from embodied.core.types import Evaluation, Fragment
 
 MIN_KL_SAMPLE = 256  # decisions in which the KL is measured; its closed form varies little between decisions
 
@@ -42,19 +45,6 @@ EPOCH_METRICS = (
 )
 
 
-class MinibatchLoss(NamedTuple):
-    """Loss of a minibatch. All but ``total`` is detached."""
-
-    total: Tensor
-    """Scalar to minimise."""
-    statistics: Tensor
-    """Policy loss, value loss, ``trust_region_kl``, clip fraction and entropy, [5]."""
-    log_ratio_B: Tensor
-    """Log ratio to the proximal policy, around which the trust region lies."""
-    log_prob_B: Tensor
-    """Log-probability under the weights that the loss was computed with."""
-
-
 @ALGORITHMS.register("ppo", config=PPOConfig)
 class PPO:
     """PPO with one Adam optimiser. The policy is moved to ``device`` and trained in place.
@@ -62,6 +52,8 @@ class PPO:
     ``deployed`` is evaluated and kept. It is the policy itself or, with ``ema_decay``, an exponential moving average of
     its weights over updates, with the policy's newest normaliser. The average varies less than PPO's iterates.
     ``seed`` seeds the shuffling of minibatches, the only randomness here. Not thread-safe: one learner thread.
+    ``learners``: the processes that make each update together, every one with its share of the fragments. All take the
+    same steps, those of one learner with all fragments (algos/share.py).
     """
 
     trainer: ClassVar[str] = "reinforcement"
@@ -80,6 +72,7 @@ class PPO:
         self.reference = copy.deepcopy(policy).requires_grad_(False) if config.reference_kl_coef > 0 else None
         self.deployed: Policy = copy.deepcopy(policy).requires_grad_(False) if config.ema_decay > 0 else policy
         self._generator = torch.Generator().manual_seed(seed)
+        self.learners: Learners = ALONE
 
     def update(self, fragments: Sequence[Fragment], version: int) -> Metrics:
         """Run the epochs on the fragments, then fold their observations into the policy's normaliser.
@@ -88,7 +81,7 @@ class PPO:
         fragments that do not fit together. FloatingPointError if a loss is not finite: the weights must then not be
         published.
         """
-        fragment = merge_fragments(fragments)
+        fragment, share = share_of(fragments, self.learners)
         staleness_TN = version - fragment.version_TN
         counts_TN = fragment.num_steps_TN > 0
         too_old_TN = torch.zeros_like(counts_TN)
@@ -101,7 +94,7 @@ class PPO:
             "async/staleness_max": float(ages.max()),
             "async/dropped": float(too_old_TN.sum()),
         }
-        batch = self.prepare(fragment, staleness_TN, valid_TN)
+        batch = self.prepare(fragment, staleness_TN, valid_TN, share)
         warming = version < self.config.critic_warmup
         if version == self.config.critic_warmup > 0 and self.config.schedule == "adaptive":
             begin_slowly(self.optimizer, self.config)
@@ -109,12 +102,13 @@ class PPO:
         metrics |= self._epochs(batch, warming) if learnable else dict.fromkeys(EPOCH_METRICS, 0.0)
         metrics["train/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
         metrics["train/explained_variance"] = explained_variance(batch) if self.config.value_coef else 0.0
-        self.policy.update_normalizer(batch.obs)
+        self.policy.update_normalizer(join_normalized(batch.obs, batch.share))
         broken = [f"{key}={value}" for key, value in metrics.items() if not math.isfinite(value)]
         if broken:
             raise FloatingPointError(f"PPO update {version} is not finite: {', '.join(broken)}")
         if self.deployed is not self.policy:
-            self._update_average(version)
+            decay = min(self.config.ema_decay, (version + 1) / (version + 10))  # lower at first, to forget the start
+            update_average(self.deployed, self.policy, self._parameter_names, decay)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -152,12 +146,13 @@ class PPO:
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
 
-    def prepare(self, fragment: Fragment, staleness_TN: Tensor, valid_TN: Tensor) -> Batch:
+    def prepare(self, fragment: Fragment, staleness_TN: Tensor, valid_TN: Tensor, share: Share | None = None) -> Batch:
         """Compute proximal log-probabilities, advantages and value targets; flatten them to B rows on the device.
 
-        staleness_TN: versions since each decision was drawn. valid_TN: bool, decisions that count.
+        staleness_TN: versions since each decision was drawn. valid_TN: bool, decisions that count. share: decisions
+        whose observations and chains are in the fragment; None: all.
         """
-        config = self.config
+        config, share = self.config, (share or Share()).to(self.device)
         obs, chain = flatten_obs(fragment.obs, self.device), flatten(fragment.chain).to(self.device, non_blocking=True)
         if isinstance(self.policy, Precomputing) and self.policy.fits_cache(len(chain)):
             obs = self.policy.precompute(obs)
@@ -165,8 +160,13 @@ class PPO:
         # Decisions drawn by the present weights have the proximal log-probability already.
         stale = bool((staleness_TN[valid_TN] != 0).any())
         recompute = stale and config.correction in ("decoupled", "vtrace") and config.proximal == "recompute"
-        before, rows = self._evaluate_start(obs, chain, every=recompute or config.reduction != "sum")
-        proximal_TN = before.log_prob_B.to(value_TN.device).view_as(behaviour_TN) if recompute else behaviour_TN
+        rows = self._measured_rows(behaviour_TN.numel(), every=recompute or config.reduction != "sum")
+        own, _ = share.select(rows.to(self.device))
+        piece = self._piece(behaviour_TN.numel())
+        before = evaluate_rows(self.policy, obs, chain, own, piece)
+        proximal_TN = behaviour_TN
+        if recompute:
+            proximal_TN = share.join(before.log_prob_B).to(value_TN.device).view_as(behaviour_TN)
         reduced_BR = losses.reduce_log_prob(before, config.reduction).log_prob_BR if config.reduction != "sum" else None
         log_rho_TN = losses.log_ratio(proximal_TN, behaviour_TN)
         advantage_TN, return_TN, valid_TN = self.estimate(fragment, log_rho_TN, valid_TN)
@@ -177,28 +177,23 @@ class PPO:
         )  # fmt: skip
         flat = torch.stack([flatten(column).to(value_TN.dtype) for column in columns])
         distribution = before.distribution.new_zeros(len(chain), *before.distribution.shape[1:])
-        distribution.index_copy_(0, rows.to(self.device), before.distribution)
+        distribution.index_copy_(0, own, before.distribution)
         reference = None
         if self.reference is not None:
-            reference = evaluate_in_pieces(self.reference, obs, chain, self._piece(chain)).distribution
-        return Batch(obs, chain, flat.to(self.device, non_blocking=True), distribution, reference, reduced_BR)
+            reference = evaluate_in_pieces(self.reference, obs, chain, piece).distribution
+        return Batch(obs, chain, flat.to(self.device, non_blocking=True), distribution, reference, reduced_BR, share)
 
-    def _evaluate_start(self, obs: Obs, chain: Tensor, every: bool) -> tuple[Evaluation, Tensor]:
-        """Evaluate the policy at the start of the update: every decision, or a random sample to measure the KL in.
+    def _measured_rows(self, num: int, every: bool) -> Tensor:
+        """Return which of ``num`` decisions are evaluated at the start of the update, int64: all or a random sample.
 
-        Return the evaluation and the indices of its decisions, int64 on the CPU.
+        The KL is measured in them.
         """
-        num, size = len(chain), self._piece(chain)
-        if every or num <= max(size, MIN_KL_SAMPLE):
-            return evaluate_in_pieces(self.policy, obs, chain, size), torch.arange(num)
-        rows = torch.randperm(num, generator=self._generator)[: max(size, MIN_KL_SAMPLE)]
-        on_device = rows.to(self.device)
-        sampled = {key: value.index_select(0, on_device) for key, value in obs.items()}
-        return evaluate_in_pieces(self.policy, sampled, chain.index_select(0, on_device), size), rows
+        size = max(self._piece(num), MIN_KL_SAMPLE)
+        return torch.arange(num) if every or num <= size else torch.randperm(num, generator=self._generator)[:size]
 
-    def _piece(self, chain: Tensor) -> int:
-        """Return the size of a minibatch: the number of decisions that are evaluated at once."""
-        return -(-len(chain) // self.config.num_minibatches)
+    def _piece(self, num: int) -> int:
+        """Return the size of a minibatch of ``num`` decisions: the number of decisions that are evaluated at once."""
+        return -(-num // self.config.num_minibatches)
 
     def estimate(self, fragment: Fragment, log_rho_TN: Tensor, valid_TN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return advantages, the critic's targets and the mask of the decisions that count, all [T, N].
@@ -219,14 +214,15 @@ class PPO:
             advantage_TN = weight_TN * returns.normalize(advantage_TN / weight_TN, valid_TN)
         return advantage_TN, return_TN, valid_TN
 
-    def loss(self, batch: Batch) -> MinibatchLoss:
+    def loss(self, batch: Batch) -> losses.MinibatchLoss:
         """Return the differentiable loss of a minibatch under the current weights, with its statistics."""
         config = self.config
-        columns = batch.columns.unbind(0)
-        behaviour_B, proximal_B, alpha_B, advantage_B, return_B, value_B, weight_B, _ = columns
+        columns, num = batch.own_columns(), batch.columns.shape[1]
+        behaviour_B, proximal_B, value_B = columns["behaviour"], columns["proximal"], columns["value"]
+        advantage_B, return_B, weight_B = columns["advantage"], columns["return"], columns["weight"]
         now = self.policy.evaluate(batch.obs, batch.chain)
         if config.proximal == "interpolate":
-            proximal_B = losses.interpolate_proximal(now.log_prob_B, behaviour_B, alpha_B)
+            proximal_B = losses.interpolate_proximal(now.log_prob_B, behaviour_B, columns["alpha"])
         reduced, reduced_ratio_BR = losses.reduce_log_prob(now, config.reduction), None
         if batch.reduced_BR is not None:
             reduced_ratio_BR = losses.log_ratio(reduced.log_prob_BR, batch.reduced_BR)
@@ -245,34 +241,37 @@ class PPO:
         error_B = losses.value_error(
             now.value_B, value_B, return_B, config.value_loss, config.value_clip, config.huber_delta
         )
-        policy_loss = -losses.masked_mean(term.objective_B, weight_B)
-        value_loss = losses.masked_mean(error_B, weight_B)
-        entropy = losses.masked_mean(now.entropy_B, weight_B)
+        policy_loss = -losses.masked_mean(term.objective_B, weight_B, num)
+        value_loss = losses.masked_mean(error_B, weight_B, num)
+        entropy = losses.masked_mean(now.entropy_B, weight_B, num)
         total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
         if self.reference is not None:
             assert batch.reference is not None
             reference_kl_B = self.policy.kl_divergence(now.distribution, batch.reference) / now.scored_share
-            total = total + config.reference_kl_coef * losses.masked_mean(reference_kl_B, weight_B)
+            total = total + config.reference_kl_coef * losses.masked_mean(reference_kl_B, weight_B, num)
         with torch.no_grad():
             kl = self.trust_region_kl(batch, now)
-            clipped = losses.valid_mean(term.clipped_B, weight_B)
+            clipped = losses.valid_mean(term.clipped_B, weight_B, batch.column("weight").sum())
             statistics = torch.stack([policy_loss, value_loss, kl, clipped, entropy])
-        return MinibatchLoss(total, statistics, term.log_ratio_B.detach(), now.log_prob_B.detach())
+        return losses.MinibatchLoss(total, statistics, term.log_ratio_B.detach(), now.log_prob_B.detach())
 
     def trust_region_kl(self, batch: Batch, now: Evaluation) -> Tensor:
         """Return the mean KL(policy at the start of the update || current policy) of a decision, nats, a scalar.
 
         It is the closed form of the recorded transitions, and means the same for every correction and every share of
-        the transitions that is scored. Measured in the decisions with a ``kl_weight``; 0 if there is none.
+        the transitions that is scored. Measured in the decisions with a ``kl_weight``; 0 if there is none. Of a share
+        it is the part, and the sum over the shares is the mean.
         """
-        weight_B = batch.column("kl_weight")
+        weight_B = batch.own_columns()["kl_weight"]
         kl_B = self.policy.kl_divergence(batch.proximal, now.distribution) / now.scored_share
-        return losses.valid_mean(torch.where(weight_B > 0, kl_B, 0.0), weight_B)
+        return losses.valid_mean(torch.where(weight_B > 0, kl_B, 0.0), weight_B, batch.column("kl_weight").sum())
 
     def _epochs(self, batch: Batch, warming: bool) -> Metrics:
         """Run the passes over a batch; return the means of EPOCH_METRICS. warming: only the critic learns."""
         config = self.config
-        size = len(batch.chain)
+        size = batch.columns.shape[1]
+        groups = self.optimizer.param_groups  # the actor, and the critic where it has its own rate
+        trained = [parameter for group in groups for parameter in group["params"]]
         num_minibatches = min(config.num_minibatches, size)
         rows: list[Tensor] = []  # statistics and gradient norm of each minibatch; reading them waits for the device
         first: Tensor | None = None
@@ -283,35 +282,23 @@ class PPO:
             for index in order.tensor_split(num_minibatches):
                 minibatch = batch.select(index)
                 loss = self.loss(minibatch)
-                if first is None:  # the first minibatch, under the weights at the start of the update
-                    first = torch.stack(
-                        [loss.log_ratio_B.exp().mean(), behaviour_sample_size(minibatch, loss.log_prob_B)]
-                    )
-                elif config.schedule == "adaptive" and not warming and bool(minibatch.column("kl_weight").any()):
-                    adapt_learning_rate(self.optimizer, float(loss.statistics[2]), config)
                 self.optimizer.zero_grad(set_to_none=True)
                 torch.autograd.backward(loss.total)
+                statistics = sum_gradients(self.learners, trained, loss.statistics)
+                if first is None:  # the first minibatch, under the weights at the start of the update
+                    log_ratio_B, log_prob_B = map(minibatch.share.join, (loss.log_ratio_B, loss.log_prob_B))
+                    first = torch.stack([log_ratio_B.exp().mean(), behaviour_sample_size(minibatch, log_prob_B)])
+                elif config.schedule == "adaptive" and not warming and bool(minibatch.column("kl_weight").any()):
+                    adapt_learning_rate(self.optimizer, float(statistics[2]), config)
                 if warming:
                     for parameter in self._actor_parameters:
                         parameter.grad = None
-                groups = self.optimizer.param_groups  # the actor, and the critic where it has its own rate
                 norms = [nn.utils.clip_grad_norm_(group["params"], config.max_grad_norm) for group in groups]
                 self.optimizer.step()
-                rows.append(torch.cat([loss.statistics, norms[0][None]]))
+                rows.append(torch.cat([statistics, norms[0][None]]))
             epoch_kl = torch.stack(rows[-num_minibatches:])[:, 2].mean()
             if config.target_kl is not None and float(epoch_kl) > config.target_kl:
                 break
         assert first is not None
         values = torch.cat([torch.stack(rows).mean(0), first]).tolist()
         return dict(zip(EPOCH_METRICS, [*values, float(epochs)], strict=True))
-
-    @torch.no_grad()
-    def _update_average(self, version: int) -> None:
-        """Fold this update's weights into the average. The decay is lower in the first updates, to forget the start."""
-        decay = min(self.config.ema_decay, (version + 1) / (version + 10))
-        now = self.policy.state_dict()
-        for name, mean in self.deployed.state_dict().items():
-            if name in self._parameter_names:
-                mean.lerp_(now[name], 1 - decay)
-            else:
-                mean.copy_(now[name])

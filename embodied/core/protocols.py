@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.episodes import EpisodeSampler
+from embodied.core.learners import Learners
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Evaluation, Fragment, Obs, PolicySample, Timestep
 
@@ -285,3 +286,13 @@ class Algorithm(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly from what ``state_dict`` returned."""
         ...
+
+
+@runtime_checkable
+class SharedUpdate(Protocol):
+    """An algorithm whose updates several learner processes can make together."""
+
+    learners: Learners
+    """The processes; ``ALONE`` until the runtime sets it. Each then calls ``update`` with its own fragments of the
+    batch, at least one. All must get the weights and metrics of one process with all fragments, up to rounding, and
+    the same as each other bit for bit."""

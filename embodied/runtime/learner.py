@@ -7,6 +7,7 @@ Fragments stay on the CPU; the algorithm moves their tensors to the device of it
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.errors import UserError
-from embodied.core.protocols import Algorithm, Metrics, Policy
+from embodied.core.learners import ALONE, Learners
+from embodied.core.protocols import Algorithm, Metrics, Policy, SharedUpdate
 from embodied.core.types import Fragment
 from embodied.runtime.recipe import Relabel
 from embodied.runtime.track import Track
@@ -28,16 +30,28 @@ class Learner:
     relabel: rewrites the rewards of a batch before the update, if given. mask_above: age, versions, above which
     decisions count for nothing; None masks none. iteration: batches consumed, which is also the version of the weights.
     env_steps: control steps consumed, without those of masked decisions. ``track`` also counts decisions by their age
-    in versions at the update (``staleness/<n>``).
+    in versions at the update (``staleness/<n>``). learners: the processes of which this is one; each learns from its
+    own fragments of every batch, and all end up with the same weights. UserError if the algorithm cannot do that.
     """
 
     def __init__(
-        self, algorithm: Algorithm, store: WeightStore, relabel: Relabel | None = None, mask_above: int | None = None
+        self,
+        algorithm: Algorithm,
+        store: WeightStore,
+        relabel: Relabel | None = None,
+        mask_above: int | None = None,
+        learners: Learners = ALONE,
     ) -> None:
+        if learners.size > 1:
+            if not isinstance(algorithm, SharedUpdate):
+                name = type(algorithm).__name__
+                raise UserError(f"runtime.num_learners={learners.size}: {name} cannot share an update; allowed: 1")
+            algorithm.learners = learners
         self.algorithm = algorithm
         self.store = store
         self.relabel = relabel
         self.mask_above = mask_above
+        self.learners = learners
         self.iteration = 0
         self.env_steps = 0
         self.track = Track("learner", "other")
@@ -53,14 +67,11 @@ class Learner:
 
     def publish(self) -> None:
         """Publish the present weights. Call it once before anything acts; later ``learn`` calls it."""
-        policy = self.algorithm.policy
-        assert isinstance(policy, nn.Module)
-        frozen = {name for name, parameter in policy.named_parameters() if not parameter.requires_grad}
         with self.track.during("publish"):
-            self.store.publish(self.iteration, policy.state_dict(), frozen)
+            self.store.publish(self.iteration, self.algorithm.policy.state_dict(), self._frozen())
 
     def learn(self, fragments: Sequence[Fragment]) -> Metrics:
-        """Update on one batch and publish; return the algorithm's metrics.
+        """Update on one batch and publish; return the algorithm's metrics. fragments: of this process.
 
         With ``mask_above``, ``async/dropped`` counts the decisions that it or the algorithm masked for their age.
         """
@@ -72,11 +83,14 @@ class Learner:
                 batch = self.relabel(batch)
             self._count_staleness(batch)
             metrics = self.algorithm.update(batch, self.iteration)
+            env_steps, dropped = self._over_all(
+                sum(fragment.num_env_steps for fragment in batch),
+                sum(map(num_decisions, fragments)) - sum(map(num_decisions, batch)),
+            )
             if self.mask_above is not None:
-                dropped = sum(map(num_decisions, fragments)) - sum(map(num_decisions, batch))
                 metrics = {**metrics, "async/dropped": metrics.get("async/dropped", 0.0) + dropped}
             self.iteration += 1
-            self.env_steps += sum(fragment.num_env_steps for fragment in batch)
+            self.env_steps += env_steps
             self.publish()
         return metrics
 
@@ -101,6 +115,25 @@ class Learner:
         self.algorithm.load_state_dict(state["algorithm"])
         self.iteration = state["counters"]["iteration"]
         self.env_steps = state["counters"]["env_steps"]
+
+    def _frozen(self) -> set[str]:
+        """Return the names of the weights that are not trained."""
+        policy = self.algorithm.policy
+        assert isinstance(policy, nn.Module)
+        return {name for name, parameter in policy.named_parameters() if not parameter.requires_grad}
+
+    def _over_all(self, *counts: int) -> tuple[int, ...]:
+        """Return the sums of counts over the learner processes. RuntimeError if their weights differ."""
+        if self.learners.size == 1:
+            return counts
+        own, frozen = 0, self._frozen()
+        for name, tensor in self.algorithm.policy.state_dict().items():
+            if name not in frozen:
+                own = zlib.crc32(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data, own)
+        *sums, total = self.learners.sum(torch.tensor([*counts, own])).tolist()
+        if total != own * self.learners.size:
+            raise RuntimeError(f"learner processes have different weights after update {self.iteration}")
+        return tuple(sums)
 
     def _count_staleness(self, batch: Sequence[Fragment]) -> None:
         ages = torch.cat([self.iteration - fragment.version_TN[fragment.num_steps_TN > 0] for fragment in batch])

@@ -17,7 +17,8 @@ class Placement:
 
     resources: dict[str, NonNegative] = field(default_factory=dict)
     """Amounts that each such part reserves on its node, by Ray's names: {CPU: 4, GPU: 0.5, my_resource: 1}. Without CPU
-    none is reserved. Without GPU, parts that compute on one share it: half for the learner, half for all servers."""
+    none is reserved. Without GPU, parts that compute on one share it: half for the learner, half for all servers.
+    Of several learner processes each reserves a GPU of its own."""
     labels: dict[str, str] = field(default_factory=dict)
     """Labels that the node must have, by Ray's grammar of label selectors: {market-type: "!spot"}."""
 
@@ -38,8 +39,11 @@ class RayConfig(RuntimeConfig):
     """Place of each env worker."""
     actor_server: Placement = field(default_factory=Placement)
     """Place of each actor server."""
+    num_learners: Count = 1
+    """Learner processes. Each update is made by all, every one with its share of the fragments, and is that of one
+    process up to rounding. At most as many as env groups."""
     learner: Placement = field(default_factory=Placement)
-    """Place of the learner."""
+    """Place of each learner process."""
     start_timeout_s: Positive = 300.0
     """Seconds in which a part must start."""
     answer_timeout_s: Positive = 15.0
@@ -71,5 +75,6 @@ class RayConfig(RuntimeConfig):
         placement: Placement = getattr(self, kind)
         resources = dict(placement.resources)
         if device.type == "cuda" and kind != "env_worker":
-            resources.setdefault("GPU", 0.5 if kind == "learner" else 0.5 / self.num_actor_servers)
+            learner = 0.5 if self.num_learners == 1 else 1.0  # NCCL has one process a GPU
+            resources.setdefault("GPU", learner if kind == "learner" else 0.5 / self.num_actor_servers)
         return resources

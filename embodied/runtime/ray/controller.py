@@ -31,6 +31,7 @@ from embodied.runtime.channel import Channel, Closed
 from embodied.runtime.ledger import Ledger, Ticket
 from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.ray.creation import Creator, Role, roles
+from embodied.runtime.ray.group import kill
 from embodied.runtime.ray.messages import Built, Delivery, Pulse, ServerLost, Summary
 from embodied.runtime.ray.state import Part, Slot
 from embodied.runtime.ray.weights import Publication, WeightsLost
@@ -109,7 +110,7 @@ class Controller:
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=timeout_s)
         for part in self.parts.values():
-            ray.kill(part.handle)
+            kill(part.handle)
         self.parts.clear()
 
     def run(self) -> None:
@@ -155,7 +156,7 @@ class Controller:
         part = self.parts.pop(name)
         assert part.incarnation == incarnation
         self.board.set(name, "is replaced")
-        ray.kill(part.handle)
+        kill(part.handle)
         self._gone[name].update(part.totals)
         if name in self.workers:
             worker = self.workers.index(name)

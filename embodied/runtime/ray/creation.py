@@ -13,7 +13,9 @@ from torch import nn
 from embodied.core.spec import EnvSpec
 from embodied.runtime.ray.cluster import Cluster
 from embodied.runtime.ray.config import Placement, RayConfig
-from embodied.runtime.ray.hosts import LearnerHost, ServerHost, WorkerHost
+from embodied.runtime.ray.group import LearnerGroup
+from embodied.runtime.ray.hosts import ServerHost, WorkerHost
+from embodied.runtime.ray.learner_host import LearnerHost
 from embodied.runtime.ray.wire import nbytes, share_tensors
 from embodied.runtime.recipe import Recipe
 
@@ -45,7 +47,9 @@ class Creator:
 
     def __init__(self, cluster: Cluster, recipe: Recipe, spec: EnvSpec) -> None:
         self.recipe, self.config = recipe, cast(RayConfig, recipe.config)
-        cluster.check([(role.name, *self._demand(role)) for role in roles(self.config, len(recipe.sizes))])
+        parts = roles(self.config, len(recipe.sizes))
+        parts += [role for role in parts if role.kind == "learner"] * (self.config.num_learners - 1)
+        cluster.check([(role.name, *self._demand(role)) for role in parts])
         cluster.check_code()
         self.policy = recipe.initial_policy(spec)
         assert isinstance(self.policy, nn.Module)
@@ -55,7 +59,7 @@ class Creator:
         self._recipe, self._policy = ray.put(recipe), ray.put(self.policy)
 
     def __call__(self, role: Role, incarnation: int) -> Any:
-        """Return the handle of a new actor, whose ``build`` has not been called.
+        """Return the handle of a new actor, or of a group of learners, whose ``build`` has not been called.
 
         incarnation: of a worker's seeds or of a learner's weights.
         """
@@ -71,10 +75,15 @@ class Creator:
             num_threads = config.actor_threads or cpus or budget.actor
             server = ray.remote(ServerHost).options(**options)
             return server.remote(self._recipe, self._policy, role.index, num_threads)
+        num = config.num_learners
         if cpus and not config.learner_threads:
             budget = replace(budget, learner=cpus, learner_alone=cpus)
+        elif num > 1 and not config.learner_threads:
+            budget = replace(budget, learner=max(1, budget.learner // num), learner_alone=max(1, budget.learner // num))
         learner = ray.remote(LearnerHost).options(**options)
-        return learner.remote(self._recipe, incarnation, self._policy, self._rng_state, budget)
+        given = (self._recipe, incarnation, self._policy, self._rng_state, budget)
+        members = [learner.remote(*given, rank) for rank in range(num)]
+        return members[0] if num == 1 else LearnerGroup(members)
 
     def _demand(self, role: Role) -> tuple[dict[str, float], dict[str, str]]:
         placement: Placement = getattr(self.config, role.kind)

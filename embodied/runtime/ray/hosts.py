@@ -1,7 +1,7 @@
 """What runs in the processes of Ray: the ordinary parts, each behind a host that answers calls.
 
     controller ── sample(ticket) ──► WorkerHost(EnvWorker) ── act(request) ──► ServerHost(ActorServer) pulls weights
-        └──────── learn(references of fragments) ──► LearnerHost(Learner) ──► puts weights
+        └──────── learn(references of fragments) ──► LearnerHost(Learner) ──► puts weights       (learner_host.py)
 
 A host is an asyncio actor: its event loop receives calls and signs of life at any time, and one thread of its own, the
 only one that touches the part, computes. Everything is built in ``build``, so that what is raised there arrives as
@@ -14,32 +14,27 @@ import asyncio
 import copy
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 import ray
-import torch
 from ray.exceptions import RayError, RayTaskError
-from torch import Tensor, nn
 
 from embodied.core.protocols import Policy
 from embodied.core.types import Fragment
 from embodied.runtime import threads
 from embodied.runtime.actor_server import ActorServer
 from embodied.runtime.env_worker import EnvWorker
-from embodied.runtime.learner import Learner
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActReply, ActRequest
-from embodied.runtime.ray.messages import Built, Learned, Pulse, ServerLost, Summary
-from embodied.runtime.ray.weights import Publication, Publisher, PulledWeights
-from embodied.runtime.ray.wire import fetch, nbytes, share_tensors
+from embodied.runtime.ray.messages import Built, Pulse, ServerLost, Summary
+from embodied.runtime.ray.weights import Publication, PulledWeights
+from embodied.runtime.ray.wire import nbytes, share_tensors
 from embodied.runtime.recipe import Recipe
 from embodied.runtime.supervision import Unresponsive
 from embodied.runtime.trace import take
 from embodied.runtime.track import Track
-from embodied.runtime.weight_store import WeightStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -212,80 +207,6 @@ class ServerHost(Host):
         recipe = self.recipe
         merge = recipe.config.max_staleness > 0
         return ActorServer(copy.deepcopy(self.policy), self.store, recipe.device, merge, self.index)
-
-
-class LearnerHost(Host):
-    """The learner. policy: the initial one. rng_state: of torch's generator after it was built."""
-
-    def __init__(
-        self, recipe: Recipe, incarnation: int, policy: Policy, rng_state: Tensor, budget: threads.ThreadBudget
-    ) -> None:
-        super().__init__(recipe)
-        self.policy, self.rng_state, self.budget = policy, rng_state, budget
-        self.publisher = Publisher(incarnation)
-        self._others_idle = False
-
-    async def build(self) -> Built:
-        """Build algorithm and learner."""
-        self.learner = await self._run("builds the algorithm", self._build)
-        self.learner.track.enter("wait_controller")
-        self._record([self.learner.track])
-        return Built(node_id(), os.getpid())
-
-    async def publish(self) -> Learned:
-        """Publish the present weights."""
-        return await self._run("publishes", self._publish)
-
-    async def learn(self, fragments: Sequence[Any]) -> Learned:
-        """Update on the fragments of one batch, given by reference, and publish.
-
-        Fragments that were lost with their node are left out; ``async/lost`` counts them.
-        """
-        self._begin(f"fetches batch {self.learner.iteration}")
-        with self.learner.track.during("fetch"):
-            fetched = await fetch(fragments)
-        lost = {"async/lost": float(len(fragments) - len(fetched))}
-        learned = await self._run(f"learns from batch {self.learner.iteration}", self._learn, fetched)
-        return replace(learned, metrics=learned.metrics | lost)
-
-    async def lend(self, others_idle: bool) -> None:
-        """Say whether all other parts are idle, so that the learner can use their cores."""
-        self._others_idle = others_idle
-
-    async def deployed_weights(self) -> dict[str, Tensor]:
-        """Return the weights to evaluate and to keep."""
-        return await self._run("copies weights", self.learner.deployed_weights)
-
-    async def state_dict(self) -> dict[str, Any]:
-        """Return the learner's state."""
-        return await self._run("saves its state", self.learner.state_dict)
-
-    async def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state."""
-        await self._run("loads a state", self.learner.load_state_dict, copy.deepcopy(state))
-
-    def _build(self) -> Learner:
-        threads.use(self.budget.learner)
-        policy = copy.deepcopy(self.policy)
-        assert isinstance(policy, nn.Module)
-        policy.to(self.recipe.device)
-        torch.set_rng_state(self.rng_state.clone())
-        self.store = WeightStore()
-        recipe = self.recipe
-        return Learner(recipe.make_algorithm(policy), self.store, recipe.relabel, recipe.config.mask_above)
-
-    def _learn(self, fragments: Sequence[Fragment]) -> Learned:
-        with threads.borrowing(self.budget.learner, self.budget.learner_alone, lambda: self._others_idle):
-            metrics = self.learner.learn(fragments)
-        return self._learned(metrics)
-
-    def _publish(self) -> Learned:
-        self.learner.publish()
-        return self._learned({})
-
-    def _learned(self, metrics: Mapping[str, float]) -> Learned:
-        learner, publication = self.learner, self.publisher.put(self.store.latest())
-        return Learned(dict(metrics), publication, learner.iteration, learner.env_steps, learner.totals())
 
 
 def node_id() -> str:

@@ -107,6 +107,16 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
+class Assisted:
+    """What a learner process beside the first one says of an update."""
+
+    lost: float
+    """Fragments of its share that were lost with their node."""
+    totals: Mapping[str, float]
+    """What its track has counted so far."""
+
+
+@dataclass(frozen=True, slots=True)
 class Learned:
     """Result of an update, or of a publication without one."""
 

@@ -65,6 +65,7 @@ class RayRuntime(LoopRuntime):
     @classmethod
     def assemble(cls, recipe: Recipe) -> Self:
         config = cast(RayConfig, recipe.config)
+        check_learners(config.num_learners, recipe)
         with closing(recipe.make_env(1, 1)) as env:  # bad options of an environment are reported from here
             spec = env.spec
         cluster = Cluster(config.address)
@@ -113,7 +114,8 @@ class RayRuntime(LoopRuntime):
     @property
     def parts(self) -> str:
         workers, servers = len(self.controller.workers), len(self.controller.servers)
-        return f"processes: env workers {workers}, actor servers {servers}, learner 1"
+        learners = cast(RayConfig, self.config).num_learners
+        return f"processes: env workers {workers}, actor servers {servers}, learner {learners}"
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         assert self.store.version < 0, "load a state before the first iteration"
@@ -260,3 +262,18 @@ class RayRuntime(LoopRuntime):
         self.controller.stop()
         if self.evaluation is not None:
             self.evaluation.end()
+
+
+def check_learners(num: int, recipe: Recipe) -> None:
+    """Raise UserError if a batch cannot be shared by so many learner processes."""
+    key = f"runtime.num_learners={num}"
+    if num > recipe.num_groups:
+        raise UserError(
+            f"{key}: a batch has {recipe.num_groups} fragments, one of each env group, so allowed are 1 to "
+            f"{recipe.num_groups}. More groups: num_env_workers, groups_per_worker"
+        )
+    if num > 1 and recipe.relabel is not None:
+        raise UserError(f"{key}: rewards are rewritten in whole batches, which no process has; allowed: 1")
+    share = cast(RayConfig, recipe.config).resources_of("learner", recipe.device).get("GPU", 0.0)
+    if num > 1 and recipe.device.type == "cuda" and share <= 0.5:
+        raise UserError(f"{key}: each needs a GPU of its own, got runtime.learner.resources.GPU={share:g}, allowed: 1")

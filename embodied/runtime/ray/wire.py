@@ -19,6 +19,7 @@ from ray.exceptions import ObjectLostError, RayError, RayTaskError
 from torch import Tensor
 
 from embodied.core.errors import UserError
+from embodied.runtime.collective import PeerLost
 
 T = TypeVar("T")
 Packed = tuple[np.ndarray[Any, Any], str]
@@ -66,8 +67,8 @@ def own_cause(error: BaseException) -> BaseException:
 
 
 def is_fault(error: BaseException | None) -> bool:
-    """Return whether a process or its cluster failed, and not the code that ran there."""
-    return isinstance(error.cause if isinstance(error, RayTaskError) else error, RayError)
+    """Return whether a process, one that it works with or its cluster failed, and not the code that ran there."""
+    return isinstance(error.cause if isinstance(error, RayTaskError) else error, RayError | PeerLost)
 
 
 def value_of(future: Future[T]) -> T:
