@@ -1,7 +1,7 @@
 """Makes three pictures: ``python docs/images/deployment.py bundle=<bundle> report=<report>``
 
     mapping.png     poses that a mapping means, with a wrong sign and with the right one
-    report.png      the page of a deployment in a real browser (chromium), without its film
+    report.png      the page of a deployment in a real browser (chromium)
     deployment.png  six moments of its film
 
 The report is one of ``embodied.deploy bundle=… lockstep=true episodes=10 latency_ms=20 perturbation=real report=…``.
@@ -29,7 +29,7 @@ PAGE = (900, 1500)  # pixels
 
 
 def mapping(bundle: Bundle) -> Image.Image:
-    """Two pictures as ``propose_mapping`` draws them: joint 4 with a wrong sign, and all joints right."""
+    """Two pictures as ``propose_mapping`` draws them: joint 2 with a wrong sign, and all joints right."""
     home = np.array([joint.home for joint in bundle.arm.joints])
     wrong = home.copy()
     wrong[1] *= -1
