@@ -155,7 +155,7 @@ def state_of(run: Path) -> dict[str, Any]:
 def results_of(run: Path) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl, without times, then the final evaluations."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    rows = [{key: row[key] for key in row if not key.startswith(("perf/", "wall_s"))} for row in rows]
+    rows = [{key: row[key] for key in row if not key.startswith(("perf/", "time/", "wall_s"))} for row in rows]
     evals = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((run / "eval").glob("final*.json"))]
     return [dict(leaves(row, "metrics")) for row in rows] + [dict(leaves(found, "eval")) for found in evals]
 

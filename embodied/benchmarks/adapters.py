@@ -1,60 +1,145 @@
 """What an adapter costs: its speed over that of the bare simulator, stepped through the simulator's own interface.
 
-    envpool_adapter_over_bare    control steps/s of task=envpool/HalfCheetah-v5 / EnvPool's own ``step``, 64 envs each
+    envpool_adapter_over_bare      task=envpool/HalfCheetah-v5 / EnvPool's own ``step``, 64 envs each
+    gym_adapter_over_bare          task=gym/HalfCheetah-v5 / gymnasium's SyncVectorEnv, 64 envs each, one process
+    gym_light_adapter_over_bare    the same for task=gym/CartPole-v1, 64 envs, whose step takes 8 microseconds
+    maniskill_adapter_over_bare    task=maniskill/PickCube-v1 in one process / ManiSkill's own, 4 envs each, in turn
 
-Both loops have the same actions, threads and number of envs. Ours also clips and checks actions, counts episodes,
-resets in the step in which an episode ends, and keeps the last observations.
+Both loops have the same actions, threads and number of envs, and speeds are control steps/s. Ours also checks actions,
+counts episodes, resets in the step in which an episode ends with the seed of the next one, and keeps the last
+observations. Our own pool over its bare engine is ``pool_over_engine_1024`` (sim.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 
 from embodied.benchmarks.measure import Report, in_turns, note, paired, timed
+from embodied.core.errors import UserError
+from embodied.core.spec import Box
 from embodied.runtime import threads
 from envs import FAMILIES
+from envs.common.actions import random_actions
 from envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
 
-ENVPOOL_ID = "HalfCheetah-v5"
 
-
-def against_envpool(report: Report, short: bool) -> None:
-    """Add ``envpool_adapter_over_bare`` and its speeds, if EnvPool is installed."""
+def measure(report: Report, short: bool) -> None:
+    """Add a ratio and the speeds of each family that is installed."""
+    cores, rounds, steps = threads.available_cores(), *((2, 4) if short else (25, 100))
     if find_spec("envpool") is None:
         note("envpool is not installed: left out (pip install -c constraints.txt -e '.[envpool]')")
-        return
+    else:
+        compare(report, "envpool", "HalfCheetah-v5", _envpool, 4 if short else 64, cores, rounds, steps)
+    compare(report, "gym", "HalfCheetah-v5", _gym, 2 if short else 64, 1, rounds, steps)
+    compare(report, "gym", "CartPole-v1", _gym, 2 if short else 64, 1, rounds, steps, "gym_light")
+    try:
+        compare(report, "maniskill", "PickCube-v1", _maniskill, 1 if short else 4, 1, min(rounds, 9), steps)
+    except UserError as error:
+        note(f"maniskill is left out: {error}")
+
+
+def compare(
+    report: Report,
+    family: str,
+    id: str,
+    make_bare: Callable[..., Any],
+    num_envs: int,
+    num_threads: int,
+    rounds: int,
+    steps: int,
+    name: str | None = None,
+) -> None:
+    """Add ``<name>_adapter_over_bare`` and both speeds. make_bare: builds the bare envs, given id, number, threads."""
+    name, built = name or family, FAMILIES[family].build()
+    sim = FAMILIES[family].config(**({"processes": 0} if family == "gym" else {}))
+    task = built.task_config(id)()
+    env = built.make(id, task, num_envs=num_envs, num_threads=num_threads, sim=sim)
+    with closing(env), closing(make_bare(id, num_envs, num_threads)) as bare:
+        env.reset(UniformSampler(env.spec, UniformConfig(), SamplerSetup(num_envs, stagger=True)))
+        bare.reset(seed=0)
+        ours = random_actions(env.spec.action, num_envs, steps, seed=0)
+        theirs = _bare_actions(env.spec.action, ours, bare.action_space)
+        loops = {
+            "adapted": partial(_step_all, env, ours.unbind(1)),
+            "bare": partial(_step_all, bare, theirs),
+        }
+        count = num_envs * steps
+        results = in_turns({key: partial(_speed, loop, count) for key, loop in loops.items()}, rounds)
+    settings = {
+        "task": env.spec.task, "num_envs": num_envs, "num_threads": num_threads, "control_steps": steps,
+        "rounds": rounds,
+    }  # fmt: skip
+    for key, speeds in results.items():
+        report.add(f"{name}_{key}", float(np.median(speeds)), "control steps/s", **settings)
+    report.ratio(f"{name}_adapter_over_bare", paired(results["adapted"], results["bare"]))
+
+
+def _speed(loop: Callable[[], None], count: int) -> float:
+    return count / timed(loop)
+
+
+def _step_all(env: Any, actions: Any) -> None:
+    for action in actions:
+        env.step(action)
+
+
+def _bare_actions(space: Any, action_NTA: torch.Tensor, theirs: Any) -> list[Any]:
+    """Return the same actions as a simulator takes them, one of all envs for each control step."""
+    if not isinstance(space, Box):
+        return list(action_NTA[..., 0].T.contiguous().numpy())
+    scale, offset = (torch.tensor([getattr(term, name) for term in space.terms]) for name in ("scale", "offset"))
+    return list((offset + scale * action_NTA).transpose(0, 1).contiguous().numpy().astype(theirs.dtype))
+
+
+class _Envpool:
+    """EnvPool without the ``reset(seed=)`` that it warns of."""
+
+    def __init__(self, pool: Any) -> None:
+        self.pool, self.step, self.close, self.action_space = pool, pool.step, pool.close, pool.action_space
+
+    def reset(self, seed: int) -> None:
+        self.pool.reset()
+
+
+def _envpool(id: str, num_envs: int, num_threads: int) -> Any:
     import envpool
 
-    num_envs, steps, rounds = (4, 4, 2) if short else (64, 100, 25)
-    cores = threads.available_cores()
-    family = FAMILIES["envpool"].build()
-    task = family.task_config(ENVPOOL_ID)()
-    env = family.make(ENVPOOL_ID, task, num_envs=num_envs, num_threads=cores, sim=None)
-    env.reset(UniformSampler(env.spec, UniformConfig(), SamplerSetup(num_envs, stagger=True)))
-    bare = envpool.make_gymnasium(ENVPOOL_ID, num_envs=num_envs, num_threads=cores, seed=0)
-    bare.reset()
-    actions = np.random.default_rng(0).uniform(-1, 1, (steps, num_envs, env.spec.action_dim)).astype(np.float32)
-    ours = torch.from_numpy(actions)
+    return _Envpool(envpool.make_gymnasium(id, num_envs=num_envs, num_threads=num_threads, seed=0))
 
-    def adapted_loop() -> None:
-        for action in ours:
+
+def _gym(id: str, num_envs: int, num_threads: int) -> Any:
+    return gymnasium.make_vec(id, num_envs=num_envs, vectorization_mode="sync")
+
+
+def _maniskill(id: str, num_envs: int, num_threads: int) -> Any:
+    import mani_skill.envs  # noqa: F401 (registers them)
+
+    options: dict[str, Any] = {"obs_mode": "state_dict", "sim_backend": "physx_cpu"}
+    return _InTurn([gymnasium.make(id, num_envs=1, **options) for _ in range(num_envs)])
+
+
+class _InTurn:
+    """Single envs that are stepped one after the other, as ManiSkill's are on a CPU."""
+
+    def __init__(self, envs: list[Any]) -> None:
+        self.envs, self.action_space = envs, envs[0].action_space
+
+    def reset(self, seed: int) -> None:
+        for env in self.envs:
+            env.reset(seed=seed)
+
+    def step(self, actions: Any) -> None:
+        for env, action in zip(self.envs, actions, strict=True):
             env.step(action)
 
-    def bare_loop() -> None:
-        for action in actions:
-            bare.step(action)
-
-    count = num_envs * steps
-    loops = {"adapted": lambda: count / timed(adapted_loop), "bare": lambda: count / timed(bare_loop)}
-    results = in_turns(loops, rounds)
-    settings = {
-        "task": ENVPOOL_ID, "num_envs": num_envs, "num_threads": cores, "control_steps": steps, "rounds": rounds,
-    }  # fmt: skip
-    for name, speeds in results.items():
-        report.add(f"envpool_{name}", float(np.median(speeds)), "control steps/s", **settings)
-    report.ratio("envpool_adapter_over_bare", paired(results["adapted"], results["bare"]))
-    env.close()
-    bare.close()
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()

@@ -45,12 +45,12 @@ class EpisodePlans:
 
     def rows(self, ids: Ints | NDArray[np.bool_] | slice) -> EpisodePlans:
         """Return the plans of rows ``ids``, in that order."""
-        return EpisodePlans(*(getattr(self, field.name)[ids] for field in fields(self)))
+        return EpisodePlans(*(getattr(self, name)[ids] for name in _COLUMNS))
 
     def put(self, ids: Ints, plans: EpisodePlans) -> None:
         """Overwrite rows ``ids`` by ``plans``, in place."""
-        for field in fields(self):
-            getattr(self, field.name)[ids] = getattr(plans, field.name)
+        for name in _COLUMNS:
+            getattr(self, name)[ids] = getattr(plans, name)
 
     @staticmethod
     def empty(num: int) -> EpisodePlans:
@@ -64,16 +64,19 @@ class EpisodePlans:
         """Return all rows of ``parts``, in order."""
         if not parts:
             return EpisodePlans.empty(0)
-        return EpisodePlans(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(EpisodePlans)))
+        return EpisodePlans(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the columns as tensors (copies), under keys that begin with ``plan/``."""
-        return {f"plan/{f.name[:-2]}": torch.from_numpy(getattr(self, f.name).copy()) for f in fields(self)}
+        return {f"plan/{name[:-2]}": torch.from_numpy(getattr(self, name).copy()) for name in _COLUMNS}
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor]) -> EpisodePlans:
         """Return the plans whose ``state_dict`` is a part of ``state``."""
-        return EpisodePlans(*(state[f"plan/{f.name[:-2]}"].numpy().copy() for f in fields(EpisodePlans)))
+        return EpisodePlans(*(state[f"plan/{name[:-2]}"].numpy().copy() for name in _COLUMNS))
+
+
+_COLUMNS = tuple(field.name for field in fields(EpisodePlans))
 
 
 @dataclass(frozen=True, slots=True)

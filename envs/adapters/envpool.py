@@ -14,7 +14,6 @@ their first episode, which evaluations use; later ones then depend on how long t
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -34,6 +33,8 @@ from envs.common.episodic import Advance, EpisodicEnv
 from envs.common.sampler import INCARNATION
 from envs.common.seeding import EpisodeRng
 from envs.registry import FAMILIES
+
+Arrays = dict[str, NDArray[Any]]
 
 LISTED = (
     "Ant-v5", "CartPole-v1", "FetchPickAndPlaceDense-v1", "FetchReachDense-v4", "Go1JoystickFlatTerrain-v1",
@@ -58,7 +59,7 @@ class EnvpoolEnv(EpisodicEnv):
         self.layout, self.num_threads = layout, num_threads
         self._discrete = isinstance(layout.spec.action, Discrete)
         self._scaled = not self._discrete and not ((layout.scale_A == 1).all() and (layout.offset_A == 0).all())
-        self._pools: list[Any] = []
+        self._pools: list[Pool] = []
         self._pool_N = np.zeros(num_envs, dtype=np.int64)  # index into _pools of each row
         self._env_N = np.zeros(num_envs, dtype=np.int32)  # env_id of each row in its pool
         self._all = np.arange(num_envs)
@@ -74,9 +75,9 @@ class EnvpoolEnv(EpisodicEnv):
         fresh = ~(follows | again)
         if fresh.any():
             self._build(ids[fresh], seed_n[fresh], number_n[fresh])
-        for pool, rows, _ in self._parts(ids):
-            obs, _ = pool.reset(self._env_N[rows])
-            self._store(obs, rows)
+        for pool, rows in self._parts(ids):
+            pool.reset(self._env_N[rows])
+            self._store(pool.receive(), rows)
         self._next_N[ids] += 1
 
     def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
@@ -85,28 +86,28 @@ class EnvpoolEnv(EpisodicEnv):
             action = action[:, 0]
         elif self._scaled:
             action = self.layout.offset_A + self.layout.scale_A * action
-        parts = self._parts(self._all if ids is None else ids)
-        for pool, rows, whole in parts:
-            pool.send(action if whole else action[rows], self._env_N[rows])
-        if len(parts) == 1 and parts[0][2]:
-            obs, reward, terminated, truncated, info = parts[0][0].recv()
-            self._store(obs, None)
+        if ids is None and len(self._pools) == 1:
+            self._pools[0].send(action, self._env_N)
+            result = self._pools[0].receive()
+            self._store(result, slice(None))
         else:
-            obs, info = None, {}
-            reward = np.zeros(self.num_envs, dtype=np.float32)
-            terminated, truncated, success = np.zeros((3, self.num_envs), dtype=np.bool_)
-            for pool, rows, _ in parts:
-                obs, reward[rows], terminated[rows], truncated[rows], told = pool.recv()
-                self._store(obs, rows)
-                if self.layout.success is not None:
-                    success[rows] = told[self.layout.success] > 0
-            info = {self.layout.success: success}
+            parts = self._parts(self._all if ids is None else ids)
+            for pool, rows in parts:
+                pool.send(action[rows], self._env_N[rows])
+            result = {}
+            for pool, rows in parts:
+                part = pool.receive()
+                self._store(part, rows)
+                for key in self.layout.results:
+                    result.setdefault(key, np.zeros(self.num_envs, part[key].dtype))[rows] = part[key]
         outcomes = {}
         if self.layout.success is not None:
-            outcomes[SUCCESS] = torch.from_numpy(np.asarray(info[self.layout.success] > 0))
-        failed_N = torch.from_numpy(terminated) if terminated.any() else None
-        truncated_N = torch.from_numpy(truncated) if truncated.any() else None
-        return Advance(torch.from_numpy(reward), outcomes, failed_N, truncated_N=truncated_N)
+            outcomes[SUCCESS] = torch.from_numpy(result[self.layout.success] > 0)
+        failed_N = truncated_N = None
+        if result["done"].any():
+            failed_N, truncated_N = (torch.from_numpy(result[key]) for key in ("done", "trunc"))
+            failed_N &= ~truncated_N
+        return Advance(torch.from_numpy(result["reward"]), outcomes, failed_N, truncated_N=truncated_N)
 
     def observe(self, ids: Ints | None = None) -> Obs:
         seen = {"state": self._state, "privileged": self._privileged}
@@ -121,12 +122,12 @@ class EnvpoolEnv(EpisodicEnv):
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _parts(self, ids: Ints) -> list[tuple[Any, Ints, bool]]:
-        """Return pools with those of rows ``ids`` [n] that are in them, and whether these are all rows in order."""
+    def _parts(self, ids: Ints) -> list[tuple[Pool, Ints]]:
+        """Return pools with those of rows ``ids`` [n] that are in them."""
         if len(self._pools) == 1:
-            return [(self._pools[0], ids, ids is self._all)]
+            return [(self._pools[0], ids)]
         pool_n = self._pool_N[ids]
-        return [(self._pools[index], ids[pool_n == index], False) for index in np.unique(pool_n)]
+        return [(self._pools[index], ids[pool_n == index]) for index in np.unique(pool_n)]
 
     def _build(self, ids: Ints, seed_n: Ints, number_n: Ints) -> None:
         """Build envs for rows ``ids`` [n] with their seeds, and make their next resets begin episodes ``number_n``."""
@@ -134,37 +135,58 @@ class EnvpoolEnv(EpisodicEnv):
         self._pools = [self._pools[index] for index in in_use]  # frees the others before new ones are built
         self._pool_N = np.searchsorted(in_use, self._pool_N)
         self._pool_N[ids], self._env_N[ids] = len(self._pools), np.arange(len(ids))
-        pool = library().make_gymnasium(
-            self.layout.id,
-            num_envs=len(ids),
-            num_threads=min(self.num_threads, len(ids)),
-            seed=seed_n.tolist(),
-            **self.layout.options,
-        )
-        with warnings.catch_warnings():  # EnvPool reads it at the first reset, and gymnasium mentions float32 bounds
-            warnings.simplefilter("ignore")
-            _ = pool.observation_space
+        pool = Pool(self.layout, seed_n, self.num_threads)
         for number in range(int(number_n.max())):
             pool.reset(np.flatnonzero(number_n > number).astype(np.int32))
+            pool.receive()
         self._pools.append(pool)
         self._seed_N[ids], self._next_N[ids] = seed_n, number_n
 
-    def _store(self, obs: Any, rows: Ints | None) -> None:
-        """Keep observations of ``rows`` (None: all)."""
-        at: Any = slice(None) if rows is None else rows
-        _fill(self._state, at, obs, self.layout.state)
+    def _store(self, arrays: Arrays, rows: Ints | slice) -> None:
+        """Keep the observations of ``rows``."""
+        _fill(self._state, rows, arrays, self.layout.state)
         if self.layout.privileged:
-            _fill(self._privileged, at, obs, self.layout.privileged)
+            _fill(self._privileged, rows, arrays, self.layout.privileged)
 
 
-def _fill(buffer: NDArray[np.float32], at: Any, obs: Any, paths: Sequence[tuple[str, ...]]) -> None:
-    """Write arrays of an observation side by side into rows ``at`` of a buffer [N, D]."""
+class Pool:
+    """Some envs in one pool of EnvPool, in the order of their ids there.
+
+    It calls the methods that EnvPool's interface for gymnasium calls, with one list of arrays each. That interface
+    takes as long as all other Python code of a control step together.
+    """
+
+    def __init__(self, layout: Layout, seed_n: Ints, num_threads: int) -> None:
+        """Build an env for each seed."""
+        num_envs = len(seed_n)
+        self._pool = library().make_gymnasium(
+            layout.id,
+            num_envs=num_envs,
+            num_threads=min(num_threads, num_envs),
+            seed=seed_n.tolist(),
+            **layout.options,
+        )
+        self._keys: list[str] = self._pool._state_keys
+        self._dtype = self._pool.spec.action_array_spec["action"].dtype
+
+    def send(self, action: NDArray[Any], env_id: NDArray[np.int32]) -> None:
+        """Begin a step of envs ``env_id`` [n] with their actions."""
+        self._pool._send([env_id, env_id, action.astype(self._dtype, order="C")])  # the second is that of players
+
+    def reset(self, env_id: NDArray[np.int32]) -> None:
+        """Begin an episode in each of envs ``env_id``."""
+        self._pool._reset(env_id)
+
+    def receive(self) -> Arrays:
+        """Wait for all envs that were stepped or reset, and return their arrays by EnvPool's names, in that order."""
+        return dict(zip(self._keys, self._pool._recv(), strict=True))
+
+
+def _fill(buffer: NDArray[np.float32], at: Any, arrays: Arrays, keys: Sequence[str]) -> None:
+    """Write arrays side by side into rows ``at`` of a buffer [N, D]."""
     start = 0
-    for path in paths:
-        array: NDArray[Any] = obs
-        for name in path:
-            array = array[name]
-        columns = array.reshape(len(array), -1)
+    for key in keys:
+        columns = arrays[key].reshape(len(arrays[key]), -1)
         buffer[at, start : start + columns.shape[1]] = columns
         start += columns.shape[1]
 

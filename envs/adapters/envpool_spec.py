@@ -50,16 +50,21 @@ class Layout:
     """Options of ``envpool.make``."""
     spec: EnvSpec
     """The environment as policies see it."""
-    state: tuple[tuple[str, ...], ...]
-    """Path of each term of the state in EnvPool's observation; an empty path is the observation itself."""
-    privileged: tuple[tuple[str, ...], ...]
-    """Path of each term of the privileged observation."""
+    state: tuple[str, ...]
+    """EnvPool's names of the arrays of the state."""
+    privileged: tuple[str, ...]
+    """EnvPool's names of the arrays of the privileged observation."""
     success: str | None
-    """Key of success in EnvPool's info."""
+    """EnvPool's name of the array that tells success."""
     scale_A: NDArray[np.float64]
     """EnvPool's action = offset + scale * ours, for a ``Box``."""
     offset_A: NDArray[np.float64]
     """EnvPool's action at 0, for a ``Box``."""
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """EnvPool's names of the arrays that tell the outcome of a control step."""
+        return ("reward", "done", "trunc", *([self.success] if self.success else []))
 
 
 def library() -> ModuleType:
@@ -111,10 +116,7 @@ def read_layout(id: str, task: EnvpoolTaskConfig) -> Layout:
         max_episode_steps=limit,
         outcomes=(SUCCESS,) if success else (),
     )
-    alone = len(seen) == 1  # then EnvPool returns the array itself
-    paths = [tuple(() if alone else tuple(_name(key).split(".")) for key in part) for part in (state, privileged)]
-    key = None if success is None else success.partition(":")[2]
-    return Layout(id, options, spec, paths[0], paths[1], key, scale_A, offset_A)
+    return Layout(id, options, spec, tuple(state), tuple(privileged), success, scale_A, offset_A)
 
 
 def _make_spec(id: str, options: Mapping[str, Any]) -> Any:

@@ -71,20 +71,23 @@ class GymEnv(EpisodicEnv):
         super().__init__(spec, len(rows.arrays["reward"]))
         self.rows, self.arrays, self.reports_success = rows, rows.arrays, reports_success
         self._all = np.arange(self.num_envs)
+        self._observed = [
+            key for key in self.arrays if key in ("state", "action_mask") or key.startswith("images.")
+        ]  # keys of the arrays that are observed
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         seeds = EpisodeRng(plans.seed_n, plans.number_n).uniform("gym", 0.0, 2.0**31).astype(np.int64)
         self.rows.start(ids, seeds)
 
     def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
-        stepped = self._all if ids is None else ids
-        self.arrays["action"][stepped] = action_NA.numpy()[stepped]
-        self.rows.step(stepped)
-        reward_N, terminated_N, truncated_N, success_N = (
-            torch.from_numpy(self.arrays[key].copy()) for key in ("reward", "terminated", "truncated", "success")
+        self.arrays["action"][:] = action_NA.numpy()  # envs that are not stepped do not read theirs
+        self.rows.step(self._all if ids is None else ids)
+        outcomes = {SUCCESS: torch.from_numpy(self.arrays["success"].copy())} if self.reports_success else {}
+        failed_N, truncated_N = (
+            torch.from_numpy(self.arrays[key].copy()) if self.arrays[key].any() else None
+            for key in ("terminated", "truncated")
         )
-        outcomes = {SUCCESS: success_N} if self.reports_success else {}
-        return Advance(reward_N, outcomes, failed_N=terminated_N, truncated_N=truncated_N)
+        return Advance(torch.from_numpy(self.arrays["reward"].copy()), outcomes, failed_N, truncated_N=truncated_N)
 
     def observe(self, ids: Ints | None = None) -> Obs:
         rows = slice(None) if ids is None else ids
@@ -98,11 +101,6 @@ class GymEnv(EpisodicEnv):
 
     def close(self) -> None:
         self.rows.close()
-
-    @property
-    def _observed(self) -> list[str]:
-        """Keys of the arrays that are observed."""
-        return [key for key in self.arrays if key in ("state", "action_mask") or key.startswith("images.")]
 
 
 class FilmedGymEnv(GymEnv):

@@ -155,14 +155,17 @@ class LocalRows:
             self.arrays[key] for key in ("action", "reward", "terminated", "truncated", "success")
         )
         envs, success = self.envs, self.source.success
+        state_NS = self.arrays["state"] if self.is_vector else None
         i = 0
         try:
             for i, action in zip(ids.tolist(), self.codec.decode(action_NA[ids]), strict=True):
-                observation, reward, terminated, truncated, info = envs[i].step(action)
-                reward_N[i], terminated_N[i], truncated_N[i] = reward, terminated, truncated
+                observation, reward_N[i], terminated_N[i], truncated_N[i], info = envs[i].step(action)
                 if success is not None:
                     success_N[i] = bool(info.get(success, False))
-                self._observe(i, observation, info, ended=bool(terminated or truncated))
+                if state_NS is not None:
+                    state_NS[i] = observation
+                else:
+                    self._observe(i, observation, info, ended=bool(terminated_N[i] or truncated_N[i]))
         except Exception as error:  # an environment of others may raise anything
             raise self._failure(i, error) from error
         self._check_finite(ids)
@@ -223,6 +226,8 @@ class LocalRows:
 
     def _check_finite(self, ids: Ints) -> None:
         for key in ("state", "reward") if self.parts else ("reward",):
+            if np.isfinite(self.arrays[key]).all():
+                continue
             finite = np.isfinite(self.arrays[key][ids].reshape(len(ids), -1)).all(-1)
             if not finite.all():
                 raise self._error(int(ids[~finite][0]), f"gave a value of {key} that is not finite")

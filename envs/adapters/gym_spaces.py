@@ -166,7 +166,7 @@ class ActionCodec:
         """Return the environment's actions for n actions [n, A] of ours, float32 in [-1, 1] or int64."""
         space = self.space
         if isinstance(space, spaces.Discrete):
-            return [int(choice) for choice in (action_nA[:, 0] + space.start).tolist()]
+            return list((action_nA[:, 0] + space.start).astype(space.dtype))
         action = action_nA.reshape(-1, *space.shape)
         if isinstance(space, spaces.MultiDiscrete):
             return list((action + space.start).astype(space.dtype))

@@ -25,6 +25,9 @@ def checked_chunk(action: Tensor, space: ActionSpace, num_envs: int) -> Tensor:
     if not isinstance(space, Box):
         _check_choices(action, space.counts)
         return action
+    low, high = torch.aminmax(action)
+    if float(low) >= -1.0 and float(high) <= 1.0:  # neither is true if a value is NaN
+        return action
     if not bool(torch.isfinite(action).all()):
         rows = (~torch.isfinite(action).flatten(1).all(-1)).nonzero().squeeze(-1)
         raise ValueError(f"action: NaN or infinite in env {rows[:5].tolist()}; nothing was executed")
@@ -35,7 +38,7 @@ def _check_choices(action_NEA: Tensor, counts: tuple[int, ...]) -> None:
     """Raise ValueError unless entry i of every action is one of ``counts[i]`` choices."""
     if action_NEA.is_floating_point() or action_NEA.dtype == torch.bool:
         raise ValueError(f"action: got {action_NEA.dtype}, needed integers, one of {counts[0]} choices")
-    low_A, high_A = (bound(action_NEA, (0, 1)).tolist() for bound in (torch.amin, torch.amax))
+    low_A, high_A = (bound.tolist() for bound in torch.aminmax(action_NEA.flatten(0, 1), dim=0))
     for entry, (low, high, count) in enumerate(zip(low_A, high_A, counts, strict=True)):
         if low < 0 or high >= count:
             where = f" in entry {entry}" if len(counts) > 1 else ""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,24 +23,9 @@ from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, I
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs, Timestep
 from envs.common.actions import checked_chunk
+from envs.common.advance import Advance, only, without_results
 
-
-@dataclass(frozen=True, slots=True)
-class Advance:
-    """Result of one control step of all N envs; rows of envs that were not stepped are ignored."""
-
-    reward_N: Tensor
-    """Reward of the step, float32 [N]."""
-    outcomes: Mapping[str, Tensor] = field(default_factory=dict)
-    """Whether each of ``EnvSpec.outcomes`` is true of the new state, bool [N], by name."""
-    failed_N: Tensor | None = None
-    """Whether the episode ends here as a termination, bool [N]; None: no episode does."""
-    broken_n: Tensor | None = None
-    """Ids of envs whose simulation diverged, int64 [n]. Their episodes are truncated and their decisions count for
-    nothing (``Timestep.num_steps_N`` is 0), because no episode has the state that they lead to."""
-    truncated_N: Tensor | None = None
-    """Whether the simulator itself cuts the episode here, bool [N]; None: it cuts none. If the episode also failed, it
-    ends as a termination. Time limits of plans need nothing here."""
+__all__ = ["Advance", "EpisodicEnv"]
 
 
 class EpisodicEnv(ABC):
@@ -66,9 +50,11 @@ class EpisodicEnv(ABC):
         self.autoreset = True  # if False, an env whose episode ended keeps its last state until ``begin``
         self.waiting_N = torch.zeros(num_envs, dtype=torch.bool, device=device)  # not stepped until ``begin``
         self.steps_left_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self._soonest = 0  # at most the smallest of steps_left_N: no time limit is reached in fewer control steps
         self._length_N = torch.zeros_like(self.steps_left_N)
         self._return_N = torch.zeros(num_envs, device=device)
         self._once = {name: torch.zeros_like(self.waiting_N) for name in spec.outcomes}
+        self._no_obs: Obs | None = None  # observations of no env
         none = torch.zeros(0, dtype=torch.int64)
         self._nobody = self._statistics(none, self._once)  # of a step in which no episode ends
 
@@ -110,56 +96,52 @@ class EpisodicEnv(ABC):
             raise ValueError("step before the first reset: call reset(sampler) first")
         action_NEA = checked_chunk(torch.as_tensor(action, device=self.device), self.spec.action, self.num_envs)
         num_actions = action_NEA.shape[1]
-        reward_NE = torch.zeros(self.num_envs, num_actions, device=self.device)
-        num_steps_N = torch.zeros_like(self.steps_left_N)
-        alive_N = ~self.waiting_N
-        terminated_N = torch.zeros_like(alive_N)
-        latest = {name: torch.zeros_like(alive_N) for name in self.spec.outcomes}
+        rewards: list[Tensor] = []  # of each control step, [N]
+        num_steps_N = torch.full_like(self.steps_left_N, num_actions)
+        terminated_N = torch.zeros_like(self.waiting_N)
+        latest = {name: torch.zeros_like(terminated_N) for name in self._once}
         broken: list[Tensor] = []
         early: list[tuple[Tensor, Obs]] = []  # ids and last observations of envs that ended before the last action
-        for e in range(num_actions if bool(alive_N.any()) else 0):
-            ids = None if bool(alive_N.all()) else alive_N.nonzero().squeeze(-1).cpu().numpy()
-            result = self.advance(action_NEA[:, e], ids)
+        alive_N = None  # all are
+        if bool(self.waiting_N.any()):
+            alive_N, num_steps_N[self.waiting_N] = ~self.waiting_N, 0
+        for e in range(num_actions):
+            ids = None if alive_N is None else alive_N.nonzero().squeeze(-1).cpu().numpy()
+            if ids is not None and not len(ids):
+                break
+            result = self.advance(action_NEA.select(1, e), ids)
             if result.outcomes.keys() != self._once.keys():
                 raise ValueError(f"advance: got outcomes {[*result.outcomes]}, the spec has {[*self._once]}")
-            if ids is not None:
-                result = _only(result, alive_N)
-            ended_N = self.steps_left_N <= 1
-            if result.truncated_N is not None:
-                ended_N |= result.truncated_N
-            if result.failed_N is not None:
-                terminated_N |= result.failed_N
+            if alive_N is not None:
+                result = only(result, alive_N)
+            ended_N = self._count(result, alive_N, terminated_N)
             if result.broken_n is not None and len(result.broken_n):
-                terminated_N[result.broken_n], ended_N[result.broken_n] = False, True
                 broken.append(result.broken_n)
-                result = _without_results(result)
-            for name in self.spec.outcomes:
-                outcome_N = result.outcomes[name]
-                latest[name] = outcome_N.clone() if ids is None else torch.where(alive_N, outcome_N, latest[name])
+                result = without_results(result)
+            for name, outcome_N in result.outcomes.items():
+                latest[name] = outcome_N.clone() if alive_N is None else torch.where(alive_N, outcome_N, latest[name])
                 self._once[name] |= outcome_N
-            reward_NE[:, e] = result.reward_N
-            num_steps_N += alive_N
+            rewards.append(result.reward_N.clone() if num_actions > 1 else result.reward_N)
             self._return_N += result.reward_N
-            self._length_N += alive_N
-            self.steps_left_N -= 1 if ids is None else alive_N.long()
-            ended_N = (ended_N | terminated_N) & alive_N
             if self.on_control_step is not None:
                 self.on_control_step(self)
-            if bool(ended_N.any()):
-                alive_N = alive_N & ~ended_N
-                if not bool(alive_N.any()):
-                    break
-                if e < num_actions - 1:  # the others go on
+            if ended_N is not None:
+                num_steps_N.masked_fill_(ended_N, e + 1)
+                alive_N = ~ended_N if alive_N is None else alive_N & ~ended_N
+                if e < num_actions - 1 and bool(alive_N.any()):  # the others go on
                     rows = ended_N.nonzero().squeeze(-1)
                     early.append((rows, self.observe(rows.cpu().numpy())))
-        step = self._finish(reward_NE, num_steps_N, latest, terminated_N, ~alive_N & ~self.waiting_N, early)
+        rewards += [torch.zeros_like(self._return_N)] * (num_actions - len(rewards))
+        step = self._finish(torch.stack(rewards, -1), num_steps_N, latest, terminated_N, alive_N, early)
         for ids_n in broken:
             step.reward_NE[ids_n], step.num_steps_N[ids_n] = 0.0, 0
         return step
 
     @property
     def instruction_texts(self) -> Sequence[str]:
-        """Text of the instruction of every env's present episode."""
+        """Text of the instruction of every env's present episode; empty where the environment has none."""
+        if not self.spec.instructions:
+            return [""] * self.num_envs
         return [self.spec.instructions[i].text for i in self.plans.instruction_n.tolist()]
 
     def close(self) -> None:  # noqa: B027 (most simulators hold nothing that must be released)
@@ -186,6 +168,7 @@ class EpisodicEnv(ABC):
         self.sampler = sampler
         self.plans = EpisodePlans.from_state_dict(state)
         self.steps_left_N.copy_(state["steps_left"])
+        self._soonest = int(self.steps_left_N.min())
         self._length_N.copy_(state["length"])
         self._return_N.copy_(state["return"])
         for name, outcome_N in self._once.items():
@@ -193,42 +176,71 @@ class EpisodicEnv(ABC):
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
+    def _count(self, result: Advance, alive_N: Tensor | None, terminated_N: Tensor) -> Tensor | None:
+        """Count a control step of the envs ``alive_N`` (None: all), and write who fails in it into ``terminated_N``.
+
+        Return whose episodes end here, bool [N]; None: nobody's.
+        """
+        stepped: int | Tensor = 1 if alive_N is None else alive_N.long()
+        self.steps_left_N -= stepped
+        self._length_N += stepped
+        self._soonest -= 1
+        failed_N, cut_N, broken_n = result.failed_N, result.truncated_N, result.broken_n
+        if self._soonest > 0 and failed_N is None and cut_N is None and broken_n is None:
+            return None
+        ended_N = self.steps_left_N <= 0
+        if cut_N is not None:
+            ended_N |= cut_N
+        if failed_N is not None:
+            ended_N |= failed_N
+            terminated_N |= failed_N
+        if broken_n is not None:
+            terminated_N[broken_n], ended_N[broken_n] = False, True
+        if alive_N is not None:
+            ended_N &= alive_N
+        return ended_N if bool(ended_N.any()) else None
+
     def _finish(
         self,
         reward_NE: Tensor,
         num_steps_N: Tensor,
         latest: dict[str, Tensor],
         terminated_N: Tensor,
-        ended_N: Tensor,
+        alive_N: Tensor | None,
         early: list[tuple[Tensor, Obs]],
     ) -> Timestep:
         """Start the next episodes of envs that ended (if ``autoreset``) and return the timestep."""
-        obs, ended, episodes = self.observe(), self._nobody.env_id_M.to(self.device), self._nobody
-        final_obs = {key: value[:0] for key, value in obs.items()}
-        if bool(ended_N.any()):
+        obs = self.observe()
+        if self._no_obs is None:
+            self._no_obs = {key: value[:0].clone() for key, value in obs.items()}
+        ended, final_obs, episodes = self._nobody.env_id_M, dict(self._no_obs), self._nobody
+        truncated_N = torch.zeros_like(terminated_N)
+        ended_N = None if alive_N is None else ~(alive_N | self.waiting_N)
+        if ended_N is not None and bool(ended_N.any()):
+            truncated_N = ended_N & ~terminated_N
             ended = ended_N.nonzero().squeeze(-1)
-            final_obs = {key: value[ended] for key, value in obs.items()}
+            final_obs = {key: value.index_select(0, ended) for key, value in obs.items()}
             for rows, seen in early:
                 for key, value in seen.items():
                     final_obs[key][torch.searchsorted(ended, rows)] = value
             episodes = self._statistics(ended, latest)
-            if not self.autoreset:
+            if self.autoreset:
+                unused_N = reward_NE.shape[1] - num_steps_N  # actions after an end: their time passes too
+                left_N = (self.steps_left_N - unused_N).clamp(min=0)
+                assert self.sampler is not None
+                ids = ended.cpu().numpy()
+                self.begin(ids, self.sampler.next(episodes, left_N.cpu()))
+                for key, value in self.observe(ids).items():
+                    obs[key].index_copy_(0, ended, value)
+            else:
                 self.waiting_N |= ended_N
-        if len(ended) and self.autoreset:
-            unused_N = reward_NE.shape[1] - num_steps_N  # actions after an end: their time passes too
-            left_N = (self.steps_left_N - unused_N).clamp(min=0)
-            assert self.sampler is not None
-            ids = ended.cpu().numpy()
-            self.begin(ids, self.sampler.next(episodes, left_N.cpu()))
-            for key, value in self.observe(ids).items():
-                obs[key][ended] = value
         return Timestep(
             obs=obs,
             reward_NE=reward_NE,
             terminated_N=terminated_N,
-            truncated_N=ended_N & ~terminated_N,
+            truncated_N=truncated_N,
             num_steps_N=num_steps_N,
-            final_ids=ended,
+            final_ids=ended.to(self.device),
             final_obs=final_obs,
             episodes=episodes,
             info=latest,
@@ -256,29 +268,8 @@ class EpisodicEnv(ABC):
                 )
         rows = torch.from_numpy(ids).to(self.device)
         self.plans.put(ids, plans)
-        self.steps_left_N[rows] = torch.from_numpy(plans.time_limit_n).to(self.device)
-        self.waiting_N[rows] = False
-        self._length_N[rows] = 0
-        self._return_N[rows] = 0
-        for outcome_N in self._once.values():
-            outcome_N[rows] = False
+        self.steps_left_N.index_copy_(0, rows, torch.from_numpy(plans.time_limit_n).to(self.device))
+        self._soonest = int(self.steps_left_N.min())
+        for counted_N in (self.waiting_N, self._length_N, self._return_N, *self._once.values()):
+            counted_N.index_fill_(0, rows, 0)
         self.start(ids, plans)
-
-
-def _only(result: Advance, alive_N: Tensor) -> Advance:
-    """Return a result in which only envs that were stepped have rewards, outcomes and ends."""
-    return Advance(
-        torch.where(alive_N, result.reward_N, 0.0),
-        {name: outcome_N & alive_N for name, outcome_N in result.outcomes.items()},
-        None if result.failed_N is None else result.failed_N & alive_N,
-        None if result.broken_n is None else result.broken_n[alive_N[result.broken_n]],
-        None if result.truncated_N is None else result.truncated_N & alive_N,
-    )
-
-
-def _without_results(result: Advance) -> Advance:
-    """Return a result in which broken envs have neither reward nor outcome: their state is not of the episode."""
-    whole_N = torch.ones_like(result.reward_N, dtype=torch.bool)
-    whole_N[result.broken_n] = False
-    outcomes = {name: outcome_N & whole_N for name, outcome_N in result.outcomes.items()}
-    return replace(result, reward_N=torch.where(whole_N, result.reward_N, 0.0), outcomes=outcomes)

@@ -94,6 +94,9 @@ class UniformSampler:
         """Return the next plans of envs in ``ended``; if an env's group is not done, the group's plan again."""
         self.hear(ended.counted())
         ids = ended.env_id_M.numpy()
+        if self.setup.group_size == 1:
+            self.number_N[ids] += 1
+            return self._draw(ids)
         group_left_N = self._group_steps_left(steps_left_N)
         again = group_left_N[ids] > 0  # the group is not done: repeat its plan, so that the group stays in step
         self.number_N[ids] += ~again
@@ -139,9 +142,7 @@ class UniformSampler:
         )
 
     def _group_steps_left(self, steps_left_N: Tensor) -> Ints:
-        """Return the control steps to the end of the present episode of each env's group, [N]; 0 without groups."""
-        if self.setup.group_size == 1:
-            return np.zeros(self.num_envs, dtype=np.int64)
+        """Return the control steps to the end of the present episode of each env's group, [N]."""
         left_GM = steps_left_N.numpy().reshape(-1, self.setup.group_size)
         return np.asarray(left_GM.min(axis=1).repeat(self.setup.group_size))
 

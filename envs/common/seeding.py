@@ -46,9 +46,14 @@ class EpisodeRng:
     def __init__(self, seed_n: np.ndarray, episode_n: np.ndarray) -> None:
         self.seed_n = np.asarray(seed_n)
         self.turn_n = self.seed_n.astype(np.int64) + np.asarray(episode_n).astype(np.int64)
+
+    @functools.cached_property
+    def _key_n(self) -> np.ndarray:
+        """Start of each episode's counters, uint64 [n]; a sum that wraps around, as ``turn_n``, has the same bits."""
+        seed_n = self.seed_n.astype(np.uint64)
         with np.errstate(over="ignore"):
-            key = _mix(np.asarray(seed_n).astype(np.uint64) * _GOLDEN)
-            self._key_n = _mix(key + np.asarray(episode_n).astype(np.uint64) * _GOLDEN)
+            key_n = _mix(seed_n * _GOLDEN)
+            return _mix(key_n + (self.turn_n.astype(np.uint64) - seed_n) * _GOLDEN)
 
     def of_first_episodes(self) -> EpisodeRng:
         """Return the random numbers of episode 0 of the same env seeds, for values that all their episodes share."""
@@ -61,7 +66,7 @@ class EpisodeRng:
         return chosen
 
     def __len__(self) -> int:
-        return len(self._key_n)
+        return len(self.turn_n)
 
     def unit(self, stream: str, size: int) -> np.ndarray:
         """Draw numbers uniform in [0, 1), float64 [n, size]."""

@@ -23,9 +23,9 @@ from tests.commands.helpers import SMALL, run
 
 SIM_RATIOS = {
     "pool_over_engine_1024", "pool_flatness_256_8192", "pool_over_envpool", "pool_over_async_vector_env", "rss_gb_4096",
-    "envpool_adapter_over_bare",
+    "envpool_adapter_over_bare", "gym_adapter_over_bare", "gym_light_adapter_over_bare", "maniskill_adapter_over_bare",
 }  # fmt: skip
-OF_ENVPOOL = {"pool_over_envpool", "envpool_adapter_over_bare"}
+OF_OTHERS = {"pool_over_envpool", "envpool_adapter_over_bare", "maniskill_adapter_over_bare"}
 
 
 @pytest.mark.slow(reason="starts processes for AsyncVectorEnv and for the memory of a pool")
@@ -34,7 +34,7 @@ def test_bench_sim_reports_every_ratio(tmp_path: Path) -> None:
     assert outcome.code == 0, outcome.stderr
     result = outcome.result
     assert set(result) == {"what", "machine", "ratios", "rows"}
-    assert SIM_RATIOS - OF_ENVPOOL <= set(result["ratios"]) <= SIM_RATIOS
+    assert SIM_RATIOS - OF_OTHERS <= set(result["ratios"]) <= SIM_RATIOS
     assert all(value > 0 for value in result["ratios"].values())
     assert 0.1 < result["ratios"]["rss_gb_4096"] < 2
     assert result["machine"]["cores"] >= 1
