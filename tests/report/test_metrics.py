@@ -48,6 +48,25 @@ def test_resume_removes_the_work_that_will_be_redone(tmp_path: Path) -> None:
     assert [e.step for e in scalars] == [10, 20, 30, 40, 50, 60, 70]
 
 
+@pytest.mark.parametrize("kept", [0, 3], ids=["to the beginning", "to a checkpoint"])
+def test_a_rewind_leaves_no_doubled_steps_in_the_events(tmp_path: Path, kept: int) -> None:
+    """A learner that was lost: the same writer repeats iterations, which consume other numbers of steps than before."""
+    writer = MetricsWriter(tmp_path)
+    for iteration in range(1, 6):
+        writer.write({"iteration": iteration, "env_steps": 10 * iteration, "train/loss": 1.0}, {"age": {0: 1}})
+    for loss in (2.0, 3.0):
+        writer.rewind(kept)
+        for iteration in range(kept + 1, 8):
+            steps = 10 * iteration - int(loss)
+            writer.write({"iteration": iteration, "env_steps": steps, "train/loss": loss}, {"age": {0: int(loss)}})
+    writer.close()
+    expected = [(10 * i, 1.0) if i <= kept else (10 * i - 3, 3.0) for i in range(1, 8)]
+    assert [(row["env_steps"], row["train/loss"]) for row in read_metrics(tmp_path / METRICS_FILE)] == expected
+    events = EventAccumulator(str(tmp_path), size_guidance={"histograms": 0}).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == expected
+    assert [(event.step, event.histogram_value.num) for event in events.Histograms("age")] == expected
+
+
 def test_a_line_cut_short_by_a_crash_is_dropped_on_resume(tmp_path: Path) -> None:
     write_rows(tmp_path, range(1, 3), loss=1.0)
     with (tmp_path / METRICS_FILE).open("a") as file:
