@@ -13,7 +13,8 @@
   camera       images for policies by ray casting, compared with OpenGL on the CPU
   vla          inference and learning of the vision-language-action policy, with and without each optimisation
   deploy       latency of bundles, missed deadlines of a closed loop at 50 Hz, throughput of the policy server
-  ray          cost of a broadcast of weights on Ray to the learner; how much of the weights an update changes
+  ray          training on Ray compared with threads on one machine; cost of a broadcast of weights to the learner; how
+               much of the weights an update changes
   out=<file>   also write the result to this file, which must not exist yet
   short=true   use tiny sizes to see that it works; the numbers mean nothing
 

@@ -1,5 +1,6 @@
-"""Weights on Ray: what a broadcast costs the learner, and how much of the weights an update changes.
+"""Ray: its throughput on one machine, what a broadcast costs the learner, how much of the weights an update changes.
 
+    ray_over_local        control steps per second of runtime=ray / runtime=local: ``lift`` with 1,024 envs, same work
     broadcast_share       seconds that a publication adds to an update / seconds of an update without one
     broadcast_cpu_share   CPU seconds of a publication in the learner's process / CPU seconds of an update
 
@@ -20,7 +21,8 @@ import tempfile
 import time
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -31,6 +33,7 @@ from torch import Tensor
 
 from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
+from embodied.benchmarks import train
 from embodied.benchmarks.fragments import fragment_of
 from embodied.benchmarks.measure import Report, in_turns, paired, timed
 from embodied.core.spec import EnvSpec
@@ -54,6 +57,8 @@ RECIPES: dict[str, dict[str, Any]] = {
         "task": "tabletop", "policy": "vla_tiny", "init": "a run of imitation", "algo.critic_warmup": 0, "num_envs": 8,
     },
 }  # fmt: skip
+STATE: dict[str, Any] = {"task": "lift", "num_envs": 1024, "runtime.max_staleness": 1}
+"""Training whose throughput is compared."""
 SHORT: dict[str, Any] = {"num_envs": 4, "runtime.decisions": 2, "algo.epochs": 1}
 
 
@@ -69,6 +74,8 @@ class Sizes:
     """Envs of a batch, with DECISIONS each."""
     rounds: int = 3
     """Rounds that count, see measure.py."""
+    training: train.Sizes = field(default_factory=lambda: train.Sizes(warmup=2, iterations=6, rounds=3))
+    """Iterations of the trainings whose throughput is compared, and rounds that count."""
     updates: int = 3
     """Updates of a training, whose weights are compared with those before; the first does not count."""
 
@@ -93,13 +100,15 @@ class Puller:
 
 def measure(short: bool) -> Report:
     """Measure all ratios and rows; ``short`` only shows that it works."""
-    sizes = Sizes(width=64, pullers=2, envs=4, rounds=2, updates=2) if short else Sizes()
+    tiny = train.Sizes(warmup=1, iterations=1, rounds=1)
+    sizes = Sizes(width=64, pullers=2, envs=4, rounds=2, training=tiny, updates=2) if short else Sizes()
     report = Report("ray")
     cluster = Cluster(None)
     try:
         broadcast(report, sizes, cluster.ray)
     finally:
         cluster.close()
+    throughput(report, STATE | SHORT if short else STATE, sizes.training)
     for name, recipe in {"lift": RECIPES["lift"] | SHORT}.items() if short else RECIPES.items():
         changes(report, name, recipe, sizes.updates)
     return report
@@ -152,6 +161,20 @@ def broadcast(report: Report, sizes: Sizes, ray: Any) -> None:
     report.add("slowest_pull", median(pull_s[1:]), "s", **settings)
     report.ratio("broadcast_share", paired(results["published"], results["alone"]) - 1)
     report.ratio("broadcast_cpu_share", median(cpu_s["publish"][1:]) / median(cpu_s["update"][1:]))
+
+
+def throughput(report: Report, recipe: Mapping[str, Any], extent: train.Sizes) -> None:
+    """Train a recipe from the start on Ray and in threads, in turns."""
+
+    def measure(runtime: str) -> float:
+        return train.run({**recipe, "runtime": runtime}, extent).speed
+
+    speeds = in_turns({name: partial(measure, name) for name in ("local", "ray")}, extent.rounds)
+    for name, of_rounds in speeds.items():
+        settings = train.describe({**recipe, "runtime": name}) | {"iterations": extent.iterations}
+        rounded = [round(speed) for speed in of_rounds]
+        report.add(f"train_{name}", median(rounded), "control steps/s", **settings, of_rounds=rounded)
+    report.ratio("ray_over_local", paired(speeds["ray"], speeds["local"]))
 
 
 def changes(report: Report, name: str, recipe: Mapping[str, Any], updates: int) -> None:

@@ -74,13 +74,14 @@ def test_bench_deploy_measures_a_bundle_a_loop_and_a_server() -> None:
     assert rows["loop_rate"]["value"] > 0
 
 
-@pytest.mark.slow(reason="starts Ray and two processes that pull weights")
+@pytest.mark.slow(reason="starts Ray, two processes that pull weights and two trainings")
 def test_bench_ray_measures_a_broadcast_and_what_an_update_changes(ray_installed: None) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "embodied.bench", "ray", "short=true"], capture_output=True, text=True, check=True
     )
     result = json.loads(done.stdout.splitlines()[-1])
-    assert set(result["ratios"]) == {"broadcast_share", "broadcast_cpu_share"}
+    assert set(result["ratios"]) == {"ray_over_local", "broadcast_share", "broadcast_cpu_share"}
+    assert result["ratios"]["ray_over_local"] > 0
     assert result["ratios"]["broadcast_cpu_share"] > 0
     rows = {row["name"]: row["value"] for row in result["rows"]}
     assert rows["lift_sent_once"] == 0
