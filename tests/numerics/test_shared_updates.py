@@ -113,7 +113,7 @@ def test_several_processes_take_the_steps_of_one(case: str) -> None:
         assert all(torch.equal(state[key], other_state[key]) for key in state), "bit for bit"
         assert other_metrics == metrics
         torch.testing.assert_close(other_kept, kept, rtol=0, atol=0)
-    torch.testing.assert_close(state, expected, rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(state, expected, rtol=1e-5, atol=1e-6)
     for found_row, row in zip(metrics, one_by_one, strict=True):
         assert found_row == pytest.approx(row, rel=1e-3, abs=1e-5)
         assert found_row["train/epochs"] == row["train/epochs"]
@@ -134,7 +134,7 @@ def test_groups_that_are_compared_may_be_in_different_processes() -> None:
 
     expected, _, _ = train(algorithm(), [fragments])
     for state, metrics, _ in together(2, share):
-        torch.testing.assert_close(state, expected, rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(state, expected, rtol=1e-5, atol=1e-6)
         assert metrics[0]["train/policy_loss"] != 0
 
 
