@@ -254,8 +254,8 @@ class LoopRuntime(Runtime):
         """Return the result of an evaluation, if there is a new one."""
 
     @abstractmethod
-    def _group_states(self) -> list[dict[str, Any]]:
-        """Return each group's state between two fragments, in the order of ``_group_keys``."""
+    def _group_states(self) -> Sequence[dict[str, Any] | None]:
+        """Return each group's state between two fragments, in the order of ``_group_keys``; None: it has none."""
 
     def _group_keys(self) -> list[tuple[int, int]]:
         return [(w, g) for w, worker in enumerate(self.workers) for g in range(worker.num_groups)]

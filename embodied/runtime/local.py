@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -92,7 +92,7 @@ class LocalRuntime(LoopRuntime):
             return None
         return self._evaluation.exchange(self.learner.deployed_weights, self.iteration, self.env_steps)
 
-    def _group_states(self) -> list[dict[str, Any]]:
+    def _group_states(self) -> Sequence[dict[str, Any] | None]:
         """Wait until each worker has saved each of its groups between two fragments; workers go on afterwards."""
         if self._supervisor is None:
             return [self.workers[worker].state_dict(group) for worker, group in self._group_keys()]

@@ -14,7 +14,7 @@ class Snapshot:
     """One state per group. keys: all groups."""
 
     def __init__(self, keys: Iterable[Key]) -> None:
-        self.states: dict[Key, dict[str, Any]] = {}
+        self.states: dict[Key, dict[str, Any] | None] = {}
         self.complete = threading.Event()
         self._keys = set(keys)
 
@@ -22,8 +22,8 @@ class Snapshot:
         """Return whether a group is still to be saved."""
         return key not in self.states
 
-    def put(self, key: Key, state: dict[str, Any]) -> None:
-        """Keep the state of a group."""
+    def put(self, key: Key, state: dict[str, Any] | None) -> None:
+        """Keep the state of a group; None if its worker is not there."""
         self.states[key] = state
         if self.states.keys() == self._keys:
             self.complete.set()

@@ -112,6 +112,7 @@ class _Part:
     name: str
     incarnation: int
     operation_s: float  # most time in one operation
+    start_s: float  # most time from Start to started
     due_s: float  # WAITING: of Start; STARTING: of started; UP: of the next Ask, or of its answer
     phase: Phase = Phase.WAITING
     asked: bool = False
@@ -123,8 +124,8 @@ class _Part:
 class Supervision:
     """States of all parts. Its methods are the events; they return decisions in the order to carry them out.
 
-    parts: names, each with the incarnation to begin with. operation_s: limits of those that have another one than
-    ``Patience.operation_s``.
+    parts: names, each with the incarnation to begin with. operation_s, start_s: limits of those that have another one
+    than that of ``Patience``.
     """
 
     def __init__(
@@ -133,12 +134,14 @@ class Supervision:
         patience: Patience,
         now_s: float = 0.0,
         operation_s: Mapping[str, float] | None = None,
+        start_s: Mapping[str, float] | None = None,
     ) -> None:
-        limits = dict.fromkeys(parts, patience.operation_s) | dict(operation_s or {})
+        operation = dict.fromkeys(parts, patience.operation_s) | dict(operation_s or {})
+        start = dict.fromkeys(parts, patience.start_s) | dict(start_s or {})
         self.patience = patience
         self.restarts = 0
         self.ended = False
-        self._parts = {name: _Part(name, first, limits[name], now_s) for name, first in parts.items()}
+        self._parts = {name: _Part(name, first, operation[name], start[name], now_s) for name, first in parts.items()}
 
     @property
     def due_s(self) -> float:
@@ -213,10 +216,10 @@ class Supervision:
     def _overdue(self, part: _Part, now_s: float) -> list[Decision]:
         patience = self.patience
         if part.phase is Phase.WAITING:
-            part.phase, part.due_s = Phase.STARTING, now_s + patience.start_s
+            part.phase, part.due_s = Phase.STARTING, now_s + part.start_s
             return [Start(part.name, part.incarnation)]
         if part.phase is Phase.STARTING:
-            return self._lost(part, now_s, Unresponsive(f"{part.name} did not start within {patience.start_s:g} s"))
+            return self._lost(part, now_s, Unresponsive(f"{part.name} did not start within {part.start_s:g} s"))
         if part.asked:
             return self._lost(
                 part, now_s, Unresponsive(f"{part.name} gave no sign of life for {patience.answer_s:g} s")

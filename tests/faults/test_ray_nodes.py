@@ -1,4 +1,4 @@
-"""Two nodes on one machine, by Ray's own utility: one is lost and comes back, and object stores that are too small.
+"""Nodes on one machine, by Ray's own utility: one is lost, others join, and object stores that are too small.
 
 They are in a process of their own, because this one is connected to the cluster of the other tests.
 """
@@ -112,13 +112,14 @@ def two_nodes(folder: str) -> None:
     nodes.add_node(**{**common, "resources": {"sim": 1.0, "head": 1.0}}, num_cpus=2, include_dashboard=False)
     second = nodes.add_node(**common)
     found: dict[str, Any] = {}
-    options: dict[str, Any] = {"address": "auto", "num_env_workers": 2, "groups_per_worker": 1}
+    options: dict[str, Any] = {"address": "auto", "num_env_workers": 3, "groups_per_worker": 1}
     found["large"] = refusal(make_policy=make_large, **options)
     for name in ("algos", "only_here"):
         with elsewhere(name, folder):
             found[name] = refusal(**options)
     options |= {"env_worker": {"resources": {"sim": 1.0}}, "learner": {"resources": {"head": 1.0}}}
-    options |= {"address": nodes.address, "max_staleness": 4}
+    found["too_few"] = refusal(**options)
+    options |= {"address": nodes.address, "max_staleness": 4, "min_env_workers": 1}
     with build(lambda num_envs, _: WideEnv(num_envs), make_algorithm=make_slow, name="ray", **options) as runtime:
         found["spilled"] = until(runtime, lambda metrics: any(Path(folder).rglob("ray_spilled_objects*/*")))
         controller: Any = runtime.controller  # type: ignore[attr-defined]
@@ -127,11 +128,22 @@ def two_nodes(folder: str) -> None:
         nodes.remove_node(second, allow_graceful=False)
         found["lost"] = until(runtime, lambda metrics: controller.supervision.incarnation(lost) > 0)
         found["alone"] = iterate(runtime, 3)[-1].index
-        found["up_alone"] = controller.supervision.is_up(lost)
+        state = runtime.state_dict()
+        found["saved_alone"] = [group is not None for group in state["runtime"]["groups"]]
+        found["workers_alone"] = controller.num_up
         nodes.add_node(**common)
-        found["back"] = until(runtime, lambda metrics: controller.supervision.is_up(lost))
+        found["two"] = until(runtime, lambda metrics: metrics["async/env_workers"] == 2)
+        nodes.add_node(**common)
+        found["three"] = until(runtime, lambda metrics: metrics["async/env_workers"] == 3)
         done = iterate(runtime, 3)
         found["end"], found["staleness"] = done[-1].index, done[-1].metrics["async/staleness_max"]
+    with build(lambda num_envs, _: WideEnv(num_envs), make_algorithm=make_slow, name="ray", **options) as runtime:
+        runtime.load_state_dict(state)
+        again: Any = runtime.controller  # type: ignore[attr-defined]
+        until(runtime, lambda metrics: metrics["async/env_workers"] == 3)
+        found["resumed_at"] = iterate(runtime, 1)[0].index
+        found["seeds_before"] = state["runtime"]["incarnations"]
+        found["seeds_after"] = [again.seed_incarnation(name) for name in again.workers]
     nodes.shutdown()
     print(json.dumps(found))
 
@@ -172,9 +184,13 @@ def test_a_node_is_lost_and_another_one_joins(ray_installed: None, root: Path) -
     assert "84 MB" in found["large"]
     assert "another version of this project" in found["algos"]
     assert "lacks this project" in found["only_here"]
-    assert not found["up_alone"], "its worker fits on no other node"
-    assert found["lost"] < found["alone"] < found["back"] < found["end"]
+    assert "too little sim" in found["too_few"]
+    assert found["workers_alone"] == sum(found["saved_alone"]) == 1, "the others fit on no other node"
+    assert found["lost"] < found["alone"] < found["two"] < found["three"] < found["end"]
     assert 0 <= found["staleness"] <= 4
+    assert found["resumed_at"] > found["alone"]
+    for saved, before, after in zip(found["saved_alone"], found["seeds_before"], found["seeds_after"], strict=True):
+        assert after == before if saved else after > before, "without a state it has other episodes than ever before"
 
 
 def command(process: psutil.Process) -> list[str]:

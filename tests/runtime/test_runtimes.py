@@ -47,7 +47,7 @@ def assert_same(a: Any, b: Any, path: str = "") -> None:
 
 def timeless(metrics: Mapping[str, float]) -> dict[str, float]:
     """What does not depend on time, and what all runtimes have."""
-    own = ("perf/", "time/", "queue/", "bytes/", "async/restarts", "async/lost")
+    own = ("perf/", "time/", "queue/", "bytes/", "async/restarts", "async/env_workers", "async/lost")
     return {key: value for key, value in metrics.items() if not key.startswith(own)}
 
 

@@ -6,6 +6,7 @@ from dataclasses import field
 
 import torch
 
+from embodied.core.errors import UserError
 from embodied.core.options import Count, Natural, NonNegative, Positive, Text, config_dataclass
 from embodied.runtime.api import RuntimeConfig
 from embodied.runtime.supervision import Patience
@@ -33,6 +34,9 @@ class RayConfig(RuntimeConfig):
     address: Text | None = None
     """Address host:port of an existing Ray cluster, or auto for the one on this machine. null starts one on this
     machine that only listens on its loopback interface and ends with the run."""
+    min_env_workers: Count | None = None
+    """Env workers that are enough to begin and to go on. The others join whenever the cluster has room for them, and
+    may leave again. null: all of num_env_workers."""
     num_actor_servers: Count = 1
     """Actor servers. An env worker uses one on its own node if there is one."""
     env_worker: Placement = field(default_factory=Placement)
@@ -57,6 +61,17 @@ class RayConfig(RuntimeConfig):
     with the first exception."""
     max_failures_per_hour: Natural = 20
     """Failures of a part within an hour, whatever work it does in between, that are cured by a restart."""
+
+    def __post_init__(self) -> None:
+        if self.min_env_workers is not None and self.min_env_workers > self.num_env_workers:
+            raise UserError(
+                f"runtime.min_env_workers={self.min_env_workers} is more than "
+                f"runtime.num_env_workers={self.num_env_workers}"
+            )
+
+    def needed_workers(self, num: int) -> int:
+        """Return how many of ``num`` env workers must be up."""
+        return num if self.min_env_workers is None else min(num, self.min_env_workers)
 
     @property
     def patience(self) -> Patience:

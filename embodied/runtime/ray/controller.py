@@ -13,6 +13,7 @@ its ticket back. If the learner is lost, all tickets are void: what was begun wi
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 from collections import Counter, defaultdict
@@ -37,7 +38,7 @@ from embodied.runtime.ray.state import Part, Slot
 from embodied.runtime.ray.weights import Publication, WeightsLost
 from embodied.runtime.ray.wire import own_cause
 from embodied.runtime.snapshot import Snapshot
-from embodied.runtime.supervision import Ask, Decision, End, Kill, Start, Supervision
+from embodied.runtime.supervision import Ask, Decision, End, Kill, Start, Supervision, Unresponsive
 from embodied.runtime.supervisor import Board
 from embodied.runtime.trace import Trace
 from embodied.runtime.track import Track
@@ -45,6 +46,10 @@ from embodied.runtime.track import Track
 log = logging.getLogger(__name__)
 
 LEARNER = Role("learner").name
+
+
+class Unsaved(Exception):
+    """A worker has no state to continue from."""
 
 
 class Controller:
@@ -64,12 +69,18 @@ class Controller:
         self.parts: dict[str, Part] = {}
         self.publication: Publication | None = None  # of the main thread; see ``_present``
         self.snapshot: Snapshot | None = None  # of the main thread; groups save themselves while it is set
+        self.elastic = config.min_env_workers is not None
         self.supervision = Supervision(
-            dict.fromkeys(self.roles, 0), config.patience, running_s(), {LEARNER: config.update_timeout_s}
+            dict.fromkeys(self.roles, 0),
+            config.patience,
+            running_s(),
+            operation_s={LEARNER: config.update_timeout_s},
+            start_s=dict.fromkeys(self.workers, math.inf) if self.elastic else None,
         )
+        self._enough_s = running_s()  # when enough workers were up last
         self.track = Track("controller", "wait_events")
         self.trace: Trace | None = None  # takes the spans of the parts
-        self.ready = threading.Event()  # set once every part has been up
+        self.ready = threading.Event()  # set once all parts that are needed have been up
         self.earlier: Counter[str] = Counter()  # how often a worker was replaced in earlier sessions of the run
         self._gone: defaultdict[str, Counter[str]] = defaultdict(Counter)  # totals of the processes that are gone
         self._seen: dict[str, tuple[str, int]] = {}  # what each part did at its last sign of life
@@ -118,6 +129,7 @@ class Controller:
         while not self._stopped:
             self.track.enter("decide")
             self._carry_out(self.supervision.tick(running_s()))
+            self._check_workers(running_s())
             self._assign()
             self.track.enter("wait_events")
             try:
@@ -126,6 +138,30 @@ class Controller:
                 continue
             self.track.enter("decide")
             event()
+
+    @property
+    def num_up(self) -> int:
+        """Number of env workers that are up."""
+        return sum(map(self.supervision.is_up, self.workers))
+
+    def renew(self, name: str) -> None:
+        """Replace a worker that a checkpoint has no state for, so that it has new episodes; in this thread."""
+        cause = Unsaved(f"{name} was not there at the checkpoint or is not there yet, so it has new episodes")
+        self._carry_out(self.supervision.failed(name, self.supervision.incarnation(name), running_s(), cause))
+
+    def _check_workers(self, now_s: float) -> None:
+        """Raise Unresponsive if too few env workers have been up for ``start_timeout_s``.
+
+        Without ``min_env_workers`` all are needed, and each has this limit by itself.
+        """
+        needed = self.config.needed_workers(len(self.workers))
+        if self.num_up >= needed or not self.elastic:
+            self._enough_s = now_s
+        elif now_s - self._enough_s > self.config.start_timeout_s:
+            raise Unresponsive(
+                f"for {self.config.start_timeout_s:g} s only {self.num_up} env workers have been up; "
+                f"runtime.min_env_workers={needed}"
+            )
 
     # ---------------------------------------------------------------------------------------------------- decisions
     def _carry_out(self, decisions: list[Decision]) -> None:
@@ -172,6 +208,8 @@ class Controller:
         """Give every resting group of a worker that is up something to do, if there is something."""
         for slot in self.slots:
             name = self.workers[slot.worker]
+            if self.elastic and self.snapshot is not None and not self.supervision.is_up(name):
+                self.snapshot.put(slot.key, None)
             if slot.calling or not self.supervision.is_up(name):
                 continue
             part = self.parts[name]
@@ -258,7 +296,9 @@ class Controller:
         self.parts[name].built = built
         self._carry_out(self.supervision.started(name, incarnation, running_s()))
         self.board.set(name, "is up")
-        if all(map(self.supervision.is_up, self.roles)):
+        others = self.roles.keys() - self.workers
+        needed = self.config.needed_workers(len(self.workers))
+        if all(map(self.supervision.is_up, others)) and self.num_up >= needed:
             self.ready.set()
 
     def _on_pulse(self, name: str, incarnation: int, pulse: Pulse) -> None:

@@ -47,7 +47,7 @@ class Creator:
 
     def __init__(self, cluster: Cluster, recipe: Recipe, spec: EnvSpec) -> None:
         self.recipe, self.config = recipe, cast(RayConfig, recipe.config)
-        parts = roles(self.config, len(recipe.sizes))
+        parts = roles(self.config, self.config.needed_workers(len(recipe.sizes)))
         parts += [role for role in parts if role.kind == "learner"] * (self.config.num_learners - 1)
         cluster.check([(role.name, *self._demand(role)) for role in parts])
         cluster.check_code()

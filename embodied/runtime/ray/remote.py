@@ -31,12 +31,13 @@ class RemoteWorker:
     def __init__(self, controller: Controller, wait: Wait, index: int, num_groups: int) -> None:
         self.name, self.num_groups = controller.workers[index], num_groups
         self._controller, self._wait = controller, wait
+        self._lacks_state = False
 
     @property
     def resumes_exactly(self) -> bool:
-        """Whether all its envs can be restored from a checkpoint."""
-        built = self._controller.parts[self.name].built
-        return built is not None and built.resumes_exactly
+        """Whether all its envs can be restored from a checkpoint; of a worker that has not joined it is not known."""
+        part = self._controller.parts.get(self.name)
+        return part is None or part.built is None or part.built.resumes_exactly
 
     def totals(self) -> dict[str, float]:
         """Return what its tracks have counted so far."""
@@ -50,9 +51,14 @@ class RemoteWorker:
     @incarnation.setter
     def incarnation(self, incarnation: int) -> None:
         self._controller.earlier[self.name] = incarnation
+        if self._lacks_state:
+            self._controller.post(partial(self._controller.renew, self.name))
 
-    def load_state_dict(self, group: int, state: Mapping[str, Any]) -> None:
-        """Continue one group from its state."""
+    def load_state_dict(self, group: int, state: Mapping[str, Any] | None) -> None:
+        """Continue one group from its state. Without one, or before the worker has joined, it gets new episodes."""
+        if state is None or not self._controller.supervision.is_up(self.name):
+            self._lacks_state = True
+            return
         value_of(self._wait(self._controller.parts[self.name].handle.load_state_dict.remote(group, state)))
 
 

@@ -133,7 +133,8 @@ class RayRuntime(LoopRuntime):
             raise RuntimeError("the runtime was closed while it iterated") from None
 
     def learn(self, batch: list[Fragment]) -> Metrics:
-        return {**self.learner.learn(batch), "async/restarts": float(self.controller.supervision.restarts)}
+        restarts, workers = self.controller.supervision.restarts, self.controller.num_up
+        return {**self.learner.learn(batch), "async/restarts": float(restarts), "async/env_workers": float(workers)}
 
     def close(self) -> None:
         if self._closed:
@@ -166,8 +167,11 @@ class RayRuntime(LoopRuntime):
             return None
         return self.evaluation.exchange(self.learner.deployed_weights, self.iteration, self.env_steps)
 
-    def _group_states(self) -> list[dict[str, Any]]:
-        """Wait until each group was saved between two fragments; groups go on afterwards."""
+    def _group_states(self) -> list[dict[str, Any] | None]:
+        """Wait until each group was saved between two fragments; groups go on afterwards.
+
+        With ``min_env_workers``, groups of workers that are not there have None.
+        """
         self.controller.snapshot = snapshot = Snapshot(self._group_keys())
         self.controller.post()
         try:
