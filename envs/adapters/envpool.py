@@ -14,7 +14,8 @@ their first episode, which evaluations use; later ones then depend on how long t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -24,17 +25,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.episodes import EpisodePlans, Ints
-from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass
 from embodied.core.spec import SUCCESS, CameraSpec, Discrete, EnvSpec
 from embodied.core.types import Obs
 from envs.adapters.envpool_spec import EnvpoolTaskConfig, Layout, known, library, read_layout
+from envs.adapters.gym_spaces import Pixels, resized
 from envs.common.episodic import Advance, EpisodicEnv
 from envs.common.sampler import INCARNATION
 from envs.common.seeding import EpisodeRng
 from envs.registry import FAMILIES
 
 Arrays = dict[str, NDArray[Any]]
+LEAST_DRAWN = 240  # pixels; the smaller side of a picture that EnvPool draws
 
 LISTED = (
     "Ant-v5", "CartPole-v1", "FetchPickAndPlaceDense-v1", "FetchReachDense-v4", "Go1JoystickFlatTerrain-v1",
@@ -67,6 +69,10 @@ class EnvpoolEnv(EpisodicEnv):
         self._next_N = np.zeros(num_envs, dtype=np.int64)  # number of the episode that its next reset begins
         self._state = np.zeros((num_envs, layout.spec.state_dim), dtype=np.float32)
         self._privileged = np.zeros((num_envs, layout.spec.privileged_dim), dtype=np.float32)
+        self._images = {
+            camera.name: np.zeros((num_envs, camera.height, camera.width, 3), dtype=np.uint8)
+            for camera in layout.spec.cameras
+        }
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         seed_n, number_n = envpool_seeds(plans), plans.number_n % INCARNATION
@@ -110,10 +116,15 @@ class EnvpoolEnv(EpisodicEnv):
         return Advance(torch.from_numpy(result["reward"]), outcomes, failed_N, truncated_N=truncated_N)
 
     def observe(self, ids: Ints | None = None) -> Obs:
-        seen = {"state": self._state, "privileged": self._privileged}
-        if not self.spec.privileged:
-            del seen["privileged"]
-        return {key: torch.from_numpy(value.copy() if ids is None else value[ids]) for key, value in seen.items()}
+        seen: Arrays = {"state": self._state, **{f"images.{name}": images for name, images in self._images.items()}}
+        if self.spec.privileged:
+            seen["privileged"] = self._privileged
+        if self.spec.cameras:
+            seen["instruction"] = self.plans.instruction_n
+        obs = {key: torch.from_numpy(value.copy() if ids is None else value[ids]) for key, value in seen.items()}
+        if not self.layout.state:
+            obs["state"] = self.time_passed_N()[slice(None) if ids is None else ids, None]
+        return obs
 
     def close(self) -> None:
         """Stop EnvPool's threads and free its envs."""
@@ -135,7 +146,7 @@ class EnvpoolEnv(EpisodicEnv):
         self._pools = [self._pools[index] for index in in_use]  # frees the others before new ones are built
         self._pool_N = np.searchsorted(in_use, self._pool_N)
         self._pool_N[ids], self._env_N[ids] = len(self._pools), np.arange(len(ids))
-        pool = Pool(self.layout, seed_n, self.num_threads)
+        pool = Pool(self.layout.id, self.layout.options, seed_n, self.num_threads)
         for number in range(int(number_n.max())):
             pool.reset(np.flatnonzero(number_n > number).astype(np.int32))
             pool.receive()
@@ -147,6 +158,40 @@ class EnvpoolEnv(EpisodicEnv):
         _fill(self._state, rows, arrays, self.layout.state)
         if self.layout.privileged:
             _fill(self._privileged, rows, arrays, self.layout.privileged)
+        for name, frame in self.layout.frames.items():
+            images = self._images[name][rows]
+            frame.write(arrays[frame.key], images)
+            self._images[name][rows] = images
+
+
+class FilmedEnvpoolEnv(EnvpoolEnv):
+    """N envs that EnvPool can draw for people."""
+
+    def film(self, width: int, height: int) -> Callable[[], Pixels]:
+        def render() -> Pixels:
+            images = np.zeros((self.num_envs, height, width, 3), dtype=np.uint8)
+            for pool, rows in self._parts(self._all):
+                images[rows] = pool.render(self._env_N[rows], width, height)
+            return images
+
+        return render
+
+
+@functools.cache
+def can_render(id: str) -> bool:
+    """Return whether EnvPool can draw an environment without a display. The first call for each builds one.
+
+    It draws those of MuJoCo by OpenGL, and ends the process where there is no context, so they count as not drawn.
+    """
+    if "frame_stack" in library().make_spec(id).config._asdict():
+        return False  # an option that all of MuJoCo have, and no others
+    pool = Pool(id, {}, np.zeros(1, dtype=np.int64), 1)
+    pool.reset(first := np.zeros(1, dtype=np.int32))
+    pool.receive()
+    try:
+        return pool.render(first, 64, 64).shape == (1, 64, 64, 3)
+    except RuntimeError:
+        return False
 
 
 class Pool:
@@ -156,15 +201,12 @@ class Pool:
     takes as long as all other Python code of a control step together.
     """
 
-    def __init__(self, layout: Layout, seed_n: Ints, num_threads: int) -> None:
+    def __init__(self, id: str, options: Mapping[str, Any], seed_n: Ints, num_threads: int) -> None:
         """Build an env for each seed."""
         num_envs = len(seed_n)
+        threads = min(num_threads, num_envs)
         self._pool = library().make_gymnasium(
-            layout.id,
-            num_envs=num_envs,
-            num_threads=min(num_threads, num_envs),
-            seed=seed_n.tolist(),
-            **layout.options,
+            id, num_envs=num_envs, num_threads=threads, seed=seed_n.tolist(), **options
         )
         self._keys: list[str] = self._pool._state_keys
         self._dtype = self._pool.spec.action_array_spec["action"].dtype
@@ -180,6 +222,12 @@ class Pool:
     def receive(self) -> Arrays:
         """Wait for all envs that were stepped or reset, and return their arrays by EnvPool's names, in that order."""
         return dict(zip(self._keys, self._pool._recv(), strict=True))
+
+    def render(self, env_id: NDArray[np.int32], width: int, height: int) -> Pixels:
+        """Return what envs ``env_id`` [n] show people, [n, height, width, 3]. RuntimeError if EnvPool does not draw."""
+        finer = -(-LEAST_DRAWN // min(width, height))  # thin lines vanish from small pictures
+        frames = self._pool._render(env_id, finer * width, finer * height, -1)
+        return np.stack([resized(frame, width, height) for frame in frames])
 
 
 def _fill(buffer: NDArray[np.float32], at: Any, arrays: Arrays, keys: Sequence[str]) -> None:
@@ -209,11 +257,10 @@ class EnvpoolFamily:
         return EnvpoolTaskConfig
 
     def spec(self, id: str, task: Any, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
-        if cameras:
-            raise UserError("the family envpool has no cameras: choose a policy that gets a state vector")
-        return read_layout(id, task).spec
+        return read_layout(id, task, cameras).spec
 
     def make(
         self, id: str, task: Any, *, num_envs: int, num_threads: int, sim: Any, cameras: Sequence[CameraSpec] = ()
     ) -> EnvpoolEnv:
-        return EnvpoolEnv(read_layout(id, task), num_envs, num_threads)
+        kind = FilmedEnvpoolEnv if can_render(id) else EnvpoolEnv
+        return kind(read_layout(id, task, cameras), num_envs, num_threads)

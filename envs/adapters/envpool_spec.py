@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, one_line, unknown_name
-from embodied.core.options import Count, config_dataclass
-from embodied.core.spec import SUCCESS, ActionSpace, ActionTerm, Box, Discrete, EnvSpec, Term
+from embodied.core.options import Count, Text, config_dataclass
+from embodied.core.spec import SUCCESS, ActionSpace, ActionTerm, Box, CameraSpec, Discrete, EnvSpec, Instruction, Term
+from envs.adapters.envpool_pixels import Frame, frames_of
+from envs.adapters.gym_spaces import TIME
 
 INSTALL = "pip install -c constraints.txt -e '.[envpool]'"
 SUCCESS_KEYS = ("info:is_success", "info:success")
@@ -36,6 +38,8 @@ class EnvpoolTaskConfig:
 
     max_episode_steps: Count | None = None
     """Time limit, control steps; null is EnvPool's own."""
+    instruction: Text | None = None
+    """Instruction for policies that read one; null is the name of the environment."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further options of the environment, by the names of EnvPool: ``task.options.frame_skip=4``."""
 
@@ -54,6 +58,8 @@ class Layout:
     """EnvPool's names of the arrays of the state."""
     privileged: tuple[str, ...]
     """EnvPool's names of the arrays of the privileged observation."""
+    frames: Mapping[str, Frame]
+    """Where the image of each camera of the spec is."""
     success: str | None
     """EnvPool's name of the array that tells success."""
     scale_A: NDArray[np.float64]
@@ -86,10 +92,10 @@ def known(id: str) -> str:
     raise UserError(f"task=envpool/{id}: EnvPool has {len(names)} environments, none with this name.{hint}")
 
 
-def read_layout(id: str, task: EnvpoolTaskConfig) -> Layout:
-    """Return the layout of an environment with options ``task``.
+def read_layout(id: str, task: EnvpoolTaskConfig, cameras: Sequence[CameraSpec] = ()) -> Layout:
+    """Return the layout of an environment with options ``task`` and these cameras.
 
-    UserError for an unknown id or option, and for what is not supported, with the reason.
+    UserError for an unknown id, option or camera, and for what is not supported, with the reason.
     """
     options = dict(task.options)
     if task.max_episode_steps is not None:
@@ -100,23 +106,59 @@ def read_layout(id: str, task: EnvpoolTaskConfig) -> Layout:
     if not 0 < limit < NO_LIMIT:
         raise UserError(f"task=envpool/{id} has no time limit in EnvPool: give task.max_episode_steps=<control steps>")
     arrays = found.state_array_spec
-    seen = {key: array for key, array in arrays.items() if key.partition(":")[0] == "obs"}
-    terms = {key: Term(_name(key), _size(id, key, array)) for key, array in seen.items()}
+    shapes = {
+        key: [length for length in array.shape if length != -1]
+        for key, array in arrays.items()
+        if key.partition(":")[0] == "obs"
+    }
+    frames, images = _frames(id, config, arrays, shapes)
+    _check_cameras(id, cameras, frames, alone=len(images) == len(shapes))
+    terms = {key: Term(_name(key), int(np.prod(shape))) for key, shape in shapes.items() if key not in images}
     state, privileged = (
         {key: term for key, term in terms.items() if (key == PRIVILEGED_KEY) == hidden} for hidden in (False, True)
     )
     success = next((key for key in SUCCESS_KEYS if key in arrays), None)
     action, scale_A, offset_A = _action(id, found)
+    text = task.instruction or id.rpartition("/")[2].partition("-v")[0]
     spec = EnvSpec(
         task=f"envpool/{id}",
-        state=tuple(state.values()),
+        state=tuple(state.values()) or (TIME,),
         privileged=tuple(privileged.values()),
         action=action,
         control_dt_s=control_dt_s(config),
         max_episode_steps=limit,
+        cameras=tuple(cameras),
+        instructions=(Instruction(text, goal=text),),
         outcomes=(SUCCESS,) if success else (),
     )
-    return Layout(id, options, spec, tuple(state), tuple(privileged), success, scale_A, offset_A)
+    shown = {camera.name: frames[camera.name] for camera in cameras}
+    return Layout(id, options, spec, tuple(state), tuple(privileged), shown, success, scale_A, offset_A)
+
+
+def _frames(
+    id: str, config: Mapping[str, Any], arrays: Mapping[str, Any], shapes: Mapping[str, list[int]]
+) -> tuple[dict[str, Frame], set[str]]:
+    """Return the frames of the observed images by camera name, and the keys of these images."""
+    frames: dict[str, Frame] = {}
+    stack = config.get("stack_num", config.get("frame_stack", 1))
+    for key, shape in shapes.items():
+        if np.dtype(arrays[key].dtype) == np.uint8:
+            frames |= frames_of(f"envpool/{id}", _name(key).replace(".", "_"), key, shape, stack)
+    return frames, {frame.key for frame in frames.values()}
+
+
+def _check_cameras(id: str, cameras: Sequence[CameraSpec], frames: Mapping[str, Frame], alone: bool) -> None:
+    """Raise UserError for cameras that do not exist, and for none where images are observed ``alone``."""
+    for camera in cameras:
+        if not frames:
+            raise UserError(f"task envpool/{id} has no cameras: choose a policy that gets a state vector")
+        if camera.name not in frames:
+            raise unknown_name(f"camera of task envpool/{id}", camera.name, frames)
+    if alone and not cameras:
+        raise UserError(
+            f"task envpool/{id} observes images alone: choose a policy that sees them, policy=vla_tiny "
+            f"policy.cameras=[{next(iter(frames))}]"
+        )
 
 
 def _make_spec(id: str, options: Mapping[str, Any]) -> Any:
@@ -145,16 +187,6 @@ def _check_option(id: str, name: str, value: Any, defaults: Mapping[str, Any]) -
 def _name(key: str) -> str:
     """Return the name of an array of EnvPool: ``obs:achieved_goal`` → ``achieved_goal``, ``obs`` → ``obs``."""
     return (key.partition(":")[2] or key).replace(":", ".")
-
-
-def _size(id: str, key: str, array: Any) -> int:
-    """Return the number of entries of an observed array. UserError for images."""
-    shape = [length for length in array.shape if length != -1]
-    if np.dtype(array.dtype) == np.uint8 and len(shape) >= 2:
-        raise UserError(
-            f"task=envpool/{id} observes images ({_name(key)}: uint8 {shape}), supported: vectors of numbers alone"
-        )
-    return int(np.prod(shape))
 
 
 def _action(id: str, found: Any) -> tuple[ActionSpace, NDArray[np.float64], NDArray[np.float64]]:

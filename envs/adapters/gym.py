@@ -19,19 +19,18 @@ from torch import Tensor
 from embodied.core.episodes import EpisodePlans, Ints
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Count, Natural, Positive, Text, config_dataclass
-from embodied.core.spec import SUCCESS, Box, CameraSpec, EnvSpec, Instruction, Term
+from embodied.core.spec import SUCCESS, Box, CameraSpec, EnvSpec, Instruction
 from embodied.core.types import Obs
 from envs.adapters.gym_probe import Probe, known_ids, probe
 from envs.adapters.gym_processes import ProcessRows, is_portable
 from envs.adapters.gym_rows import Layout, LocalRows, Rows
-from envs.adapters.gym_spaces import RENDER, Pixels, cameras_of, terms_of
+from envs.adapters.gym_spaces import RENDER, TIME, Pixels, cameras_of, terms_of
 from envs.common.episodic import Advance, EpisodicEnv
 from envs.common.seeding import EpisodeRng
 from envs.registry import FAMILIES
 
 DEFAULT_STEPS = 1000
 SLOW_STEP_S = 1e-4  # an env whose step takes longer gets processes of its own
-TIME = Term("time", 1)  # the state of an env that observes images alone: share of the time limit that has passed
 
 
 @config_dataclass
@@ -93,8 +92,7 @@ class GymEnv(EpisodicEnv):
         rows = slice(None) if ids is None else ids
         obs = {key: torch.from_numpy(self.arrays[key][rows].copy()) for key in self._observed}
         if self.spec.state == (TIME,):
-            limit_n = torch.from_numpy(self.plans.time_limit_n[rows])
-            obs["state"] = (1 - self.steps_left_N[rows] / limit_n)[:, None]
+            obs["state"] = self.time_passed_N()[rows, None]
         if self.spec.cameras:
             obs["instruction"] = torch.from_numpy(self.plans.instruction_n[rows].copy())
         return obs

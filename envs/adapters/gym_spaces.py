@@ -21,6 +21,7 @@ from embodied.core.errors import UserError
 from embodied.core.spec import ActionSpace, ActionTerm, Box, CameraSpec, Discrete, MultiDiscrete, Term
 
 RENDER = "render"  # camera that shows what the env renders for people
+TIME = Term("time", 1)  # the state of an env that observes images alone: share of the time limit that has passed
 SMALLEST_IMAGE = 16  # pixels; a smaller array of bytes is a grid of numbers
 Pixels = NDArray[np.uint8]
 

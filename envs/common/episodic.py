@@ -76,6 +76,10 @@ class EpisodicEnv(ABC):
     def observe(self, ids: Ints | None = None) -> Obs:
         """Return the present observation of envs ``ids`` (None: all), new tensors with one row per env."""
 
+    def time_passed_N(self) -> Tensor:
+        """Return the share of the time limit that has passed of each env's present episode, float32 [N]."""
+        return 1 - self.steps_left_N / torch.from_numpy(self.plans.time_limit_n).to(self.device)
+
     # -- VecEnv ------------------------------------------------------------------------------------------------------
 
     def reset(self, sampler: EpisodeSampler) -> Obs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,26 @@ from embodied import eval as eval_command
 from embodied import train
 from embodied.core.episodes import EpisodePlans, PlanList
 from embodied.core.errors import UserError
-from embodied.core.spec import Box, Discrete
+from embodied.core.protocols import Filmed
+from embodied.core.spec import Box, CameraSpec, Discrete
 from envs import FAMILIES, first_episodes, make_sampler
 from envs.adapters.envpool import EnvpoolEnv, envpool_seeds
 from envs.adapters.envpool_spec import EnvpoolTaskConfig
-from envs.common.conformance import check_env
+from envs.common.conformance import check_env, run_checks
 from tests.commands.helpers import run
 
 envpool = pytest.importorskip("envpool", reason="needs EnvPool: pip install -c constraints.txt -e '.[envpool]'")
 
 
-def make(id: str, num_envs: int = 3, **options: Any) -> EnvpoolEnv:
+def make(id: str, num_envs: int = 3, cameras: Sequence[CameraSpec] = (), **options: Any) -> EnvpoolEnv:
     family, task = FAMILIES["envpool"].build(), EnvpoolTaskConfig(**options)
-    env = family.make(id, task, num_envs=num_envs, num_threads=2, sim=None)
+    env = family.make(id, task, num_envs=num_envs, num_threads=2, sim=None, cameras=cameras)
     assert isinstance(env, EnvpoolEnv)
     return env
 
 
-def spec(id: str, **options: Any) -> Any:
-    return FAMILIES["envpool"].build().spec(id, EnvpoolTaskConfig(**options))
+def spec(id: str, cameras: Sequence[CameraSpec] = (), **options: Any) -> Any:
+    return FAMILIES["envpool"].build().spec(id, EnvpoolTaskConfig(**options), cameras)
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting:UserWarning")  # of EnvPool's own spaces
@@ -144,6 +146,56 @@ def test_spaces() -> None:
     assert spec("HalfCheetah-v5", options={"exclude_current_positions_from_observation": False}).state_dim == 18
 
 
+def test_stacked_frames_are_cameras_and_the_newest_is_the_first() -> None:
+    cameras = (CameraSpec("obs", 84, 84), CameraSpec.square("obs_3", 32), CameraSpec("obs_1", 84, 84))
+    env = make("Pong-v5", 2, cameras=cameras, max_episode_steps=6)
+    plans = first_episodes(env.spec, 2, seed=0)
+    peer = envpool.make_gymnasium("Pong-v5", num_envs=2, num_threads=1, seed=envpool_seeds(plans).tolist())
+    obs = env.reset(make_sampler(env))
+    theirs, _ = peer.reset()
+    assert [term.name for term in env.spec.state] == ["time"]
+    for t in range(4):
+        for name, index in (("obs", 3), ("obs_1", 2)):
+            assert np.array_equal(obs[f"images.{name}"], np.repeat(theirs[:, index, :, :, None], 3, -1))
+        assert obs["images.obs_3"].shape == (2, 32, 32, 3)
+        assert obs["state"].flatten().tolist() == pytest.approx([t / 6] * 2)
+        obs = env.step(torch.full((2, 1), 2)).obs
+        theirs, *_ = peer.step(np.full(2, 2, np.int32))
+    assert not torch.equal(obs["images.obs"], obs["images.obs_1"])
+
+
+@pytest.mark.parametrize("gray", [True, False])
+def test_pixels_keep_the_contract_and_are_drawn_for_people(gray: bool) -> None:
+    def make_one(num_envs: int) -> EnvpoolEnv:
+        camera = CameraSpec.square("obs", 84)
+        return make("Pong-v5", num_envs, cameras=(camera,), max_episode_steps=6, options={"gray_scale": gray})
+
+    found = {result.name: result for result in run_checks(make_one, resets=60)}
+    assert not [result for result in found.values() if not result.passed]
+    assert found["rendering"].why == ""
+
+
+def test_what_envpool_draws_is_rendered_and_mujoco_is_not_claimed() -> None:
+    assert not isinstance(make("HalfCheetah-v5"), Filmed)  # its OpenGL would end the process
+    env = make("CartPole-v1", 2)
+    assert isinstance(env, Filmed)
+    env.reset(make_sampler(env))
+    frames = env.film(64, 48)()
+    assert frames.shape == (2, 48, 64, 3)
+    assert frames.min() < frames.max()
+    assert [*env.instruction_texts] == ["CartPole"] * 2
+
+
+def test_cameras_that_there_are_not_are_refused() -> None:
+    obs, front = CameraSpec.square("obs", 84), CameraSpec.square("front", 84)
+    with pytest.raises(UserError, match="HalfCheetah-v5 has no cameras: choose a policy that gets a state vector"):
+        spec("HalfCheetah-v5", cameras=(obs,))
+    with pytest.raises(UserError, match=r"unknown camera of task envpool/Pong-v5 'front'.* obs, obs_1, obs_2, obs_3"):
+        spec("Pong-v5", cameras=(front,))
+    with pytest.raises(UserError, match=r"images of 4 channels in 1 frames \(obs: uint8 \[72, 96, 4\]\)"):
+        spec("gfootball/academy_3_vs_1_with_keeper-v1", cameras=(obs,))
+
+
 def test_actions_are_scaled_to_the_limits_of_envpool() -> None:
     env, low = make("Pendulum-v1", 1), torch.full((1, 1), -1.0)
     plans = first_episodes(env.spec, 1, seed=0)
@@ -157,7 +209,7 @@ def test_actions_are_scaled_to_the_limits_of_envpool() -> None:
     ("id", "options", "message"),
     [
         ("HalfCheeta-v5", {}, "EnvPool has .* environments, none with this name. Nearest: envpool/HalfCheetah-v5"),
-        ("Pong-v5", {}, r"observes images \(obs: uint8 \[4, 84, 84\]\)"),
+        ("Pong-v5", {}, r"observes images alone: .* policy=vla_tiny policy.cameras=\[obs\]"),
         ("Taxi-v3", {"options": {"seed": 3}}, "unknown option of task=envpool/Taxi-v3 'seed'"),
         ("Jumanji/Tetris-v0", {}, "supported: a vector of real numbers"),
         ("LqrLqr62-v1", {}, "actions without limits"),
