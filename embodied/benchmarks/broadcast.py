@@ -74,7 +74,7 @@ class Sizes:
     """Envs of a batch, with DECISIONS each."""
     rounds: int = 3
     """Rounds that count, see measure.py."""
-    training: train.Sizes = field(default_factory=lambda: train.Sizes(warmup=2, iterations=6, rounds=3))
+    training: train.Sizes = field(default_factory=lambda: train.Sizes(warmup=4, iterations=16, rounds=5))
     """Iterations of the trainings whose throughput is compared, and rounds that count."""
     updates: int = 3
     """Updates of a training, whose weights are compared with those before; the first does not count."""

@@ -48,6 +48,8 @@ class LoopRuntime(Runtime):
 
     overlaps: ClassVar[bool]
     """Whether simulation and learning overlap if ``max_staleness`` allows it."""
+    workers_may_join: ClassVar[bool] = False
+    """Whether a run may go on while some of its env workers are not up."""
     evaluates_aside: ClassVar[bool]
     """Whether evaluations run in a thread of their own during training."""
 
@@ -202,6 +204,8 @@ class LoopRuntime(Runtime):
                 f"the checkpoint has {len(runtime['groups'])} env groups, this run {len(keys)}: "
                 "resume with the same num_envs, num_env_workers and groups_per_worker"
             )
+        if not self.workers_may_join and any(saved is None for saved in runtime["groups"]):
+            raise UserError("the checkpoint lacks env workers that were still to join: resume it with runtime=ray")
         for (worker, group), saved in zip(keys, runtime["groups"], strict=True):
             self.workers[worker].load_state_dict(group, saved)
         for worker_part, incarnation in zip(self.workers, runtime.get("incarnations", ()), strict=False):

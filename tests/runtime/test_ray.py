@@ -210,6 +210,22 @@ def test_placements_are_options() -> None:
         RayConfig(env_worker={"resources": {"CPU": -1}})
 
 
+def test_late_env_workers_need_staleness_and_cannot_be_more_than_all() -> None:
+    assert RayConfig(num_env_workers=2, min_env_workers=2, max_staleness=0).needed_workers(2) == 2
+    with pytest.raises(UserError, match=r"min_env_workers=1 needs max_staleness of at least 1, got 0"):
+        RayConfig(num_env_workers=2, min_env_workers=1, max_staleness=0)
+    with pytest.raises(UserError, match=r"min_env_workers=3 is more than runtime.num_env_workers=2"):
+        RayConfig(num_env_workers=2, min_env_workers=3)
+
+
+def test_only_ray_goes_on_without_env_workers_that_a_checkpoint_lacks() -> None:
+    with build(name="sync") as runtime:
+        state = runtime.state_dict()
+        state["runtime"]["groups"][1] = None
+        with pytest.raises(UserError, match="resume it with runtime=ray"):
+            runtime.load_state_dict(state)
+
+
 def test_a_configuration_names_it(tmp_path: Path) -> None:
     from embodied.run.config import compose_run
 

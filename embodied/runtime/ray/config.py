@@ -36,7 +36,7 @@ class RayConfig(RuntimeConfig):
     machine that only listens on its loopback interface and ends with the run."""
     min_env_workers: Count | None = None
     """Env workers that are enough to begin and to go on. The others join whenever the cluster has room for them, and
-    may leave again. null: all of num_env_workers."""
+    may leave again. null: all of num_env_workers. Fewer than all need max_staleness >= 1."""
     num_actor_servers: Count = 1
     """Actor servers. An env worker uses one on its own node if there is one."""
     env_worker: Placement = field(default_factory=Placement)
@@ -67,6 +67,11 @@ class RayConfig(RuntimeConfig):
             raise UserError(
                 f"runtime.min_env_workers={self.min_env_workers} is more than "
                 f"runtime.num_env_workers={self.num_env_workers}"
+            )
+        if self.min_env_workers not in (None, self.num_env_workers) and not self.max_staleness:
+            raise UserError(
+                f"runtime.min_env_workers={self.min_env_workers} needs max_staleness of at least 1, got 0: a batch "
+                f"then has one fragment of every env group, so all {self.num_env_workers} env workers are needed"
             )
 
     def needed_workers(self, num: int) -> int:

@@ -72,7 +72,8 @@ class Loop(ABC):
     def advance(self) -> None:
         """Do what can be done now."""
         if self._doing == "waits for parts":
-            if all(map(self.supervision.is_up, self.names)):
+            up = set(filter(self.supervision.is_up, self.names))
+            if up >= set(self.names) - set(self.workers) and len(up & set(self.workers)) >= self.plan.needed:
                 self._ask_learner("publishes", self._publish)
         elif self._doing == "waits for the learner":
             if self.supervision.is_up("learner"):
@@ -83,8 +84,14 @@ class Loop(ABC):
                 batch: Any = self.channel.take(version, self.supervision.incarnation("learner"))
                 self.checks.taken(version, batch)
                 self._ask_learner("learns", self._learn, batch)
-        elif self._doing == "saves" and self.saving is not None and len(self.saving) == len(self.slots):
+        elif self._doing == "saves" and self.saving is not None and self._all_saved(self.saving):
             self._write(self.saving)
+
+    def _all_saved(self, saved: dict[tuple[int, int], tuple[int, int]]) -> bool:
+        """Return whether all groups are saved. If not all workers are needed, those that are not up do not count."""
+        lacking = {slot.name for slot in self.slots if (slot.worker, slot.group) not in saved}
+        elastic = self.plan.needed < self.plan.workers
+        return not lacking or (elastic and not any(map(self.supervision.is_up, lacking)))
 
     def _write(self, groups: dict[tuple[int, int], tuple[int, int]]) -> None:
         self._doing, self.saving = "writes", None

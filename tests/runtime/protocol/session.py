@@ -30,8 +30,9 @@ class Session(Loop):
         self.servers = [f"actor server {index}" for index in range(plan.servers)]
         self.names = [*self.workers, *self.servers, "learner"]
         self.supervision = components.supervision(
-            dict.fromkeys(self.names, 0), PATIENCE, world.now_s, operation_s={"learner": UPDATE_S}
-        )
+            dict.fromkeys(self.names, 0), PATIENCE, world.now_s, {"learner": UPDATE_S},
+            dict.fromkeys(self.workers, FOREVER_S) if plan.needed < plan.workers else None,
+        )  # fmt: skip
         self.slots = [Slot(name, w, g) for w, name in enumerate(self.workers) for g in range(plan.groups)]
         self.processes: dict[str, Process] = {}
         self.calls = Servers(world)
@@ -105,7 +106,7 @@ class Session(Loop):
             self.checks.decided(decision)
             if isinstance(decision, Start):
                 process = self.processes[decision.part] = Process(decision.part, decision.incarnation)
-                self.world.send(process, 0.3, self._build)
+                self.world.send(process, 0.3, self._place)
             elif isinstance(decision, Ask):
                 process = self.processes[decision.part]
                 if process.alive:
@@ -119,6 +120,15 @@ class Session(Loop):
             if not isinstance(decision, Ask):
                 self._look_at_parts()
                 break
+
+    def _place(self, process: Process) -> None:
+        """Begin where there is room, or once there is."""
+        worker = self.workers.index(process.part) if process.part in self.workers else None
+        joins_s = 0.0 if worker is None else self.plan.joins_s[worker]
+        if joins_s > self.world.now_s:
+            self.world.after(joins_s - self.world.now_s, self._place, process)
+        elif process.alive:
+            self._build(process)
 
     def _build(self, process: Process) -> None:
         if process.part in self.workers:

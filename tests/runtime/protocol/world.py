@@ -97,6 +97,11 @@ class Plan:
             for _ in range(number)
         )
         self.faults = sorted(faults, key=lambda fault: fault.time_s)
+        elastic = draw() < 0.5 and self.max_staleness > 0
+        self.needed = 1 + int(draw() * self.workers) if elastic else self.workers
+        """Env workers with which the run begins and goes on."""
+        self.joins_s = [draw() * 2.0 * last_s if worker >= self.needed else 0.0 for worker in range(self.workers)]
+        """Time at which there is room for each of them; those that start before wait for it."""
 
     @property
     def batch_fragments(self) -> int:
@@ -109,7 +114,7 @@ class Plan:
         return self.max_staleness if self.order == "arrival" else None
 
     def __str__(self) -> str:
-        named = ("workers", "groups", "servers", "max_staleness", "order", "decisions", "batches", "save_every")
+        named = ("workers", "needed", "groups", "servers", "max_staleness", "order", "decisions", "batches")
         return " ".join(f"{name}={getattr(self, name)}" for name in named) + f" faults={len(self.faults)}"
 
 
