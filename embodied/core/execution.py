@@ -15,15 +15,19 @@ from embodied.core.spec import Box
 from embodied.core.types import Obs, Timestep
 
 
+def executed(env: VecEnv, chunk_NHA: Tensor, num_actions: int) -> Tensor:
+    """Return the actions of a chunk [N, H, A] that ``env`` gets, those of a ``Box`` clipped to [-1, 1]; see below."""
+    action = chunk_NHA if is_delayed(env) else chunk_NHA[:, :num_actions]
+    return action.clamp(-1, 1) if isinstance(env.spec.action, Box) else action
+
+
 def execute(env: VecEnv, chunk_NHA: Tensor, num_actions: int) -> tuple[Tensor, Timestep]:
     """Execute the first ``num_actions`` actions of a chunk [N, H, A]; return them as executed, and the result.
 
     Actions of a ``Box`` are clipped to [-1, 1]. A ``Delayed`` env also gets the later actions of the chunk. What is
     returned is on the CPU, whatever the devices of policy and env.
     """
-    action = chunk_NHA if is_delayed(env) else chunk_NHA[:, :num_actions]
-    if isinstance(env.spec.action, Box):
-        action = action.clamp(-1, 1)
+    action = executed(env, chunk_NHA, num_actions)
     step = env.step(action.to(env.device))
     return action[:, :num_actions].cpu(), on_cpu(step)
 

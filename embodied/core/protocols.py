@@ -82,6 +82,26 @@ class Delayed(VecEnv, Protocol):
 
 
 @runtime_checkable
+class RowByRow(VecEnv, Protocol):
+    """A VecEnv whose envs need not be stepped together: some get actions while others are in the middle of a chunk."""
+
+    batch_size: int
+    """Number of envs that ``receive`` waits for."""
+
+    def send(self, action: Tensor, ids: Tensor) -> None:
+        """Begin chunks [n, E, A] of envs ``ids``, int64 [n], none of which is under way. ValueError as in ``step``."""
+        ...
+
+    def receive(self) -> tuple[Tensor, Timestep]:
+        """Wait until ``batch_size`` of the envs under way are done, or all if there are fewer.
+
+        Return their ids, int64 [n] ascending, and the result of their chunks with n rows in that order. ``final_ids``
+        are indices of these rows; ``episodes`` have the ids of envs.
+        """
+        ...
+
+
+@runtime_checkable
 class Watchable(VecEnv, Protocol):
     """A VecEnv with a callback for every control step."""
 

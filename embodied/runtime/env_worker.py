@@ -10,6 +10,8 @@ fragment, with the weights of that time. With max_staleness=0 every decision is 
 
 The last observations of episodes are in the next request; the values of truncated ones fill final_value_TN. Each group
 draws its noise from its own generator when it makes a request, so results do not depend on how requests are merged.
+
+A group whose envs need not be stepped together (``RowByRow``) has a ``RowCursor``, whose requests are for some envs.
 """
 
 from __future__ import annotations
@@ -18,18 +20,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import torch
-
-from embodied.core.contract import check_obs, check_timestep
 from embodied.core.episodes import EpisodeSampler
-from embodied.core.errors import UserError
-from embodied.core.execution import execute, obs_on_cpu
-from embodied.core.protocols import ExactResume, VecEnv
-from embodied.core.types import Fragment, Obs, Timestep
+from embodied.core.protocols import ExactResume, RowByRow, VecEnv
+from embodied.core.types import Fragment
+from embodied.runtime.cursor import Cursor
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActReply, ActRequest
-from embodied.runtime.recorder import Recorder
+from embodied.runtime.row_cursor import RowCursor
 from embodied.runtime.track import Track
 
 
@@ -56,7 +53,9 @@ class EnvWorker:
         self.incarnation = incarnation
         self.track = Track(f"env worker {worker_id}", "wait_ticket")
         self.cursors = [
-            Cursor(env, sampler, (worker_id, group, incarnation), decisions, execute, noise_shape, seed, self.track)
+            (RowCursor if isinstance(env, RowByRow) else Cursor)(
+                env, sampler, (worker_id, group, incarnation), decisions, execute, noise_shape, seed, self.track
+            )
             for group, (env, sampler) in enumerate(groups)
         ]
 
@@ -116,130 +115,3 @@ class EnvWorker:
 
 def _wait(in_fragment: bool) -> str:
     return "wait_actor" if in_fragment else "wait_ticket"
-
-
-class Cursor:
-    """Progress of one group. ``obs``: input of its next decision. ``ticket``: None between fragments."""
-
-    def __init__(
-        self,
-        env: VecEnv,
-        sampler: EpisodeSampler,
-        key: tuple[int, int, int],
-        decisions: int,
-        execute: int,
-        noise_shape: tuple[int, ...],
-        seed: int,
-        worker_track: Track,
-    ) -> None:
-        self.env = env
-        self.sampler = sampler
-        self.worker, self.group, _ = key
-        self.decisions = decisions
-        self.execute = execute
-        self.noise_shape = noise_shape
-        self.generator = torch.Generator().manual_seed(int(np.random.SeedSequence((seed, *key)).generate_state(1)[0]))
-        self.obs: Obs | None = None
-        self.ticket: Ticket | None = None
-        self.track = Track(f"group {self.group}", "wait_ticket")
-        self._worker_track = worker_track
-        self._checked = False  # whether a step in which episodes ended has passed ``check_timestep``
-        self._t = 0
-        self._recorder: Recorder | None = None
-        self._ended: Timestep | None = None  # of decision t-1, if episodes ended there
-
-    def start(self, ticket: Ticket) -> ActRequest:
-        assert self.ticket is None, "the group is in the middle of a fragment"
-        if self.obs is None:
-            self.obs = obs_on_cpu(self.env.reset(self.sampler))
-            check_obs(self.env, self.obs, self.env.num_envs, "reset()")
-        self.ticket, self._t = ticket, 0
-        self._recorder = Recorder(self.decisions, self.env.num_envs)
-        return self._request()
-
-    def advance(self, reply: ActReply) -> ActRequest | Fragment:
-        assert self.ticket is not None
-        assert self._recorder is not None
-        assert self.obs is not None
-        if self._ended is not None:
-            self._record_end(self._ended, reply)
-        obs = self.obs if reply.obs is None else reply.obs
-        if reply.sample is None:
-            assert reply.value_N is not None
-            fragment = self._recorder.fragment(obs, reply.value_N, self.ticket)
-            self.ticket = self._recorder = self._ended = None
-            return fragment
-        self._recorder.observe(self._t, obs)
-        self.enter("step")
-        action_NEA, step = execute(self.env, reply.sample.action_NHA, self.execute)
-        self.enter("record")
-        if not self._checked:
-            check_timestep(self.env, step, self.execute)
-            self._checked = len(step.final_ids) > 0
-        self._recorder.record(self._t, reply.sample, action_NEA, step)
-        self.obs = step.obs
-        self._ended = step if len(step.final_ids) else None
-        self._t += 1
-        return self._request()
-
-    def enter(self, activity: str) -> None:
-        """Begin an activity of the group and its worker."""
-        self.track.enter(activity)
-        self._worker_track.enter(activity)
-
-    def _record_end(self, step: Timestep, reply: ActReply) -> None:
-        """Keep the last observations of the episodes that ended in ``step``, and the value of truncated ones."""
-        assert self._recorder is not None
-        assert reply.final_value_M is not None
-        t, ids_M = self._t - 1, step.final_ids
-        counts_M, truncated_M = step.num_steps_N[ids_M] > 0, step.truncated_N[ids_M]
-        value_M = torch.where(counts_M, reply.final_value_M, self._recorder.value_TN[t, ids_M])
-        self._recorder.final_value_TN[t, ids_M[truncated_M]] = value_M[truncated_M]
-        final_obs = step.final_obs if reply.final_obs is None else reply.final_obs
-        self._recorder.end(self._t - 1, step.final_ids, final_obs)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return copies of the states of sampler and noise generator, between fragments only.
-
-        If the env can be resumed exactly, also of env and pending observation.
-        """
-        assert self.ticket is None, "a group can be saved between its fragments only"
-        if self.obs is None:
-            self.obs = obs_on_cpu(self.env.reset(self.sampler))
-        state: dict[str, Any] = {
-            "num_envs": self.env.num_envs,
-            "sampler": self.sampler.state_dict(),
-            "generator": self.generator.get_state(),
-        }
-        if isinstance(self.env, ExactResume):
-            state["env"] = {key: tensor.clone() for key, tensor in self.env.state_dict().items()}
-            state["obs"] = {key: tensor.clone() for key, tensor in self.obs.items()}
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from ``state_dict``; an env that cannot be resumed exactly starts new episodes."""
-        if "sampler" not in state:
-            raise UserError(
-                "the checkpoint is of a version of this code that kept other states of environments and cannot be "
-                "resumed; start a new run from its policy with init=<run directory>"
-            )
-        if state["num_envs"] != self.env.num_envs:
-            raise UserError(
-                f"the checkpoint has {state['num_envs']} envs in a group, this run {self.env.num_envs}: keep num_envs"
-            )
-        self.sampler.load_state_dict(state["sampler"])
-        self.generator.set_state(state["generator"])
-        if isinstance(self.env, ExactResume):
-            self.env.load_state_dict(state["env"], self.sampler)
-            self.obs = {key: tensor.clone() for key, tensor in state["obs"].items()}
-        else:
-            self.obs = obs_on_cpu(self.env.reset(self.sampler))
-
-    def _request(self) -> ActRequest:
-        """Request the next decision, or after the last decision values alone."""
-        assert self.obs is not None
-        noise = None
-        if self._t < self.decisions:
-            noise = torch.randn(self.env.num_envs, *self.noise_shape, generator=self.generator)
-        final_obs = None if self._ended is None else self._ended.final_obs
-        return ActRequest(self.worker, self.group, self.obs, noise, final_obs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -9,15 +11,42 @@ from embodied.core.episodes import EpisodeStats
 from embodied.core.types import Fragment, Obs, PolicySample, Timestep
 from embodied.runtime.ledger import Ticket
 
+At = int | tuple[Tensor, Tensor]
+"""Decisions of a fragment: t, for all envs, or decisions [n] of envs [n]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """M episodes that ended in a fragment."""
+
+    decision_M: Tensor
+    """Decision in which each ended, int64."""
+    env_M: Tensor
+    """Its env, int64."""
+    counts_M: Tensor
+    """Whether the decision counts (``Timestep.num_steps_N``)."""
+    truncated_M: Tensor
+    """Whether it was truncated."""
+
+    @staticmethod
+    def of(step: Timestep, decision_N: Tensor, env_N: Tensor) -> Ends:
+        """Return the ends in ``step``, whose rows are decisions ``decision_N`` of envs ``env_N``."""
+        rows = step.final_ids
+        return Ends(decision_N[rows], env_N[rows], step.num_steps_N[rows] > 0, step.truncated_N[rows])
+
 
 class Recorder:
-    """Buffers [T, N, ...] of one fragment. Every fragment has new ones, because the learner keeps them."""
+    """Buffers [T, N, ...] of one fragment, filled for all envs at once or for some.
+
+    Every fragment has new ones, because the learner keeps them.
+    """
 
     def __init__(self, decisions: int, num_envs: int) -> None:
         self.decisions = decisions
         self.obs: Obs = {}
         self.final_obs: list[Obs] = []
         self.final_index: list[Tensor] = []
+        self.num_envs = num_envs
         self.chain = self.reward_TNE = self.action_TNEA = torch.empty(0)  # allocated at the first decision
         self.log_prob_TN = torch.empty(decisions, num_envs)
         self.value_TN = torch.empty(decisions, num_envs)
@@ -28,35 +57,41 @@ class Recorder:
         self.version_TN = torch.empty(decisions, num_envs, dtype=torch.int64)
         self.episodes: list[EpisodeStats] = []
 
-    def observe(self, t: int, obs: Obs) -> None:
-        """Copy the observations [N, ...] of decision t."""
-        if t == 0:
-            self.obs = {key: _rows(self.decisions, value) for key, value in obs.items()}
+    def observe(self, at: At, obs: Obs) -> None:
+        """Copy the observations of decisions ``at``."""
+        if not self.obs:
+            self.obs = {key: self._rows(value) for key, value in obs.items()}
         for key, buffer in self.obs.items():
-            buffer[t] = obs[key]
+            buffer[at] = obs[key]
 
-    def record(self, t: int, sample: PolicySample, action_NEA: Tensor, step: Timestep) -> None:
-        """Keep decision t, its executed actions and their outcome."""
-        if t == 0:
-            self.chain = _rows(self.decisions, sample.chain)
-            self.reward_TNE = _rows(self.decisions, step.reward_NE)
-            self.action_TNEA = _rows(self.decisions, action_NEA)
-        self.chain[t] = sample.chain
-        self.action_TNEA[t] = action_NEA
-        self.log_prob_TN[t] = sample.log_prob_N
-        self.value_TN[t] = sample.value_N
-        self.version_TN[t] = sample.version_N
-        self.reward_TNE[t] = step.reward_NE
-        self.num_steps_TN[t] = step.num_steps_N
-        self.terminated_TN[t] = step.terminated_N
-        self.truncated_TN[t] = step.truncated_N
+    def decide(self, at: At, sample: PolicySample, action_NEA: Tensor) -> None:
+        """Keep decisions ``at`` and their executed actions."""
+        if not len(self.chain):
+            self.chain, self.action_TNEA = self._rows(sample.chain), self._rows(action_NEA)
+        self.chain[at] = sample.chain
+        self.action_TNEA[at] = action_NEA
+        self.log_prob_TN[at] = sample.log_prob_N
+        self.value_TN[at] = sample.value_N
+        self.version_TN[at] = sample.version_N
+
+    def result(self, at: At, step: Timestep) -> None:
+        """Keep the outcome of decisions ``at``."""
+        if not len(self.reward_TNE):
+            self.reward_TNE = self._rows(step.reward_NE)
+        self.reward_TNE[at] = step.reward_NE
+        self.num_steps_TN[at] = step.num_steps_N
+        self.terminated_TN[at] = step.terminated_N
+        self.truncated_TN[at] = step.truncated_N
         if len(step.episodes):
             self.episodes.append(step.episodes.counted())
 
-    def end(self, t: int, ids: Tensor, final_obs: Obs) -> None:
-        """Keep the last observations [M, ...] of the episodes that ended at decision t in envs ``ids`` [M]."""
+    def end(self, ends: Ends, value_M: Tensor, final_obs: Obs) -> None:
+        """Keep the last observations [M, ...] of episodes that ended, and their values, which count if truncated."""
+        at = ends.decision_M, ends.env_M
+        value_M = torch.where(ends.counts_M, value_M, self.value_TN[at])
+        self.final_value_TN[at] = torch.where(ends.truncated_M, value_M, 0.0)
         self.final_obs.append({key: value.clone() for key, value in final_obs.items()})
-        self.final_index.append(torch.stack([torch.full_like(ids, t), ids], dim=-1))
+        self.final_index.append(torch.stack(at, dim=-1))
 
     def fragment(self, last_obs: Obs, bootstrap_value_N: Tensor, ticket: Ticket) -> Fragment:
         """Return the fragment of all decisions. last_obs: observations [N, ...] after the last decision."""
@@ -84,6 +119,6 @@ class Recorder:
             sequence=ticket.sequence,
         )
 
-
-def _rows(decisions: int, like: Tensor) -> Tensor:
-    return torch.empty((decisions, *like.shape), dtype=like.dtype)
+    def _rows(self, like: Tensor) -> Tensor:
+        """Return a buffer [T, N, ...] for rows as those of ``like``."""
+        return torch.empty((self.decisions, self.num_envs, *like.shape[1:]), dtype=like.dtype)

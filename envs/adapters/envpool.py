@@ -14,8 +14,7 @@ their first episode, which evaluations use; later ones then depend on how long t
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,18 +24,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.episodes import EpisodePlans, Ints
-from embodied.core.options import config_dataclass
+from embodied.core.options import Count, config_dataclass
 from embodied.core.spec import SUCCESS, CameraSpec, Discrete, EnvSpec
 from embodied.core.types import Obs
-from envs.adapters.envpool_spec import EnvpoolTaskConfig, Layout, known, library, read_layout
-from envs.adapters.gym_spaces import Pixels, resized
+from envs.adapters.envpool_pool import Arrays, Pool, can_render
+from envs.adapters.envpool_spec import EnvpoolTaskConfig, Layout, known, read_layout
+from envs.adapters.gym_spaces import Pixels
 from envs.common.episodic import Advance, EpisodicEnv
+from envs.common.rows import RowByRowEnv
 from envs.common.sampler import INCARNATION
 from envs.common.seeding import EpisodeRng
 from envs.registry import FAMILIES
-
-Arrays = dict[str, NDArray[Any]]
-LEAST_DRAWN = 240  # pixels; the smaller side of a picture that EnvPool draws
 
 LISTED = (
     "Ant-v5", "CartPole-v1", "FetchPickAndPlaceDense-v1", "FetchReachDense-v4", "Go1JoystickFlatTerrain-v1",
@@ -47,7 +45,11 @@ LISTED = (
 
 @config_dataclass
 class EnvpoolConfig:
-    """Options of the simulator; it has none."""
+    """Options of the simulator."""
+
+    batch_size: Count | None = None
+    """Number of envs of a group that get their next decisions together, as soon as they are done, while the others are
+    still simulated; null waits for the whole group."""
 
 
 class EnvpoolEnv(EpisodicEnv):
@@ -55,6 +57,9 @@ class EnvpoolEnv(EpisodicEnv):
 
     They are all in one pool, unless single rows were built anew: each such group of rows is a pool of its own.
     """
+
+    one_by_one = False
+    """Whether EnvPool gives the results of its envs one by one."""
 
     def __init__(self, layout: Layout, num_envs: int, num_threads: int) -> None:
         super().__init__(layout.spec, num_envs)
@@ -82,38 +87,26 @@ class EnvpoolEnv(EpisodicEnv):
         if fresh.any():
             self._build(ids[fresh], seed_n[fresh], number_n[fresh])
         for pool, rows in self._parts(ids):
-            pool.reset(self._env_N[rows])
-            self._store(pool.receive(), rows)
+            self._reset(pool, rows)
         self._next_N[ids] += 1
 
     def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
-        action = action_NA.numpy()
-        if self._discrete:
-            action = action[:, 0]
-        elif self._scaled:
-            action = self.layout.offset_A + self.layout.scale_A * action
+        action = self._converted(action_NA)
         if ids is None and len(self._pools) == 1:
             self._pools[0].send(action, self._env_N)
-            result = self._pools[0].receive()
+            result = self._pools[0].receive(self.num_envs)
             self._store(result, slice(None))
-        else:
-            parts = self._parts(self._all if ids is None else ids)
-            for pool, rows in parts:
-                pool.send(action[rows], self._env_N[rows])
-            result = {}
-            for pool, rows in parts:
-                part = pool.receive()
-                self._store(part, rows)
-                for key in self.layout.results:
-                    result.setdefault(key, np.zeros(self.num_envs, part[key].dtype))[rows] = part[key]
-        outcomes = {}
-        if self.layout.success is not None:
-            outcomes[SUCCESS] = torch.from_numpy(result[self.layout.success] > 0)
-        failed_N = truncated_N = None
-        if result["done"].any():
-            failed_N, truncated_N = (torch.from_numpy(result[key]) for key in ("done", "trunc"))
-            failed_N &= ~truncated_N
-        return Advance(torch.from_numpy(result["reward"]), outcomes, failed_N, truncated_N=truncated_N)
+            return self._advance(result)
+        parts = self._parts(self._all if ids is None else ids)
+        for pool, rows in parts:
+            pool.send(action[rows], self._env_N[rows])
+        result = {}
+        for pool, rows in parts:
+            part = pool.receive(len(rows))
+            self._store(part, rows)
+            for key in self.layout.results:
+                result.setdefault(key, np.zeros(self.num_envs, part[key].dtype))[rows] = part[key]
+        return self._advance(result)
 
     def observe(self, ids: Ints | None = None) -> Obs:
         seen: Arrays = {"state": self._state, **{f"images.{name}": images for name, images in self._images.items()}}
@@ -133,6 +126,28 @@ class EnvpoolEnv(EpisodicEnv):
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
+    def _converted(self, action: Tensor) -> NDArray[Any]:
+        """Return actions [n, A] as EnvPool takes them."""
+        if self._discrete:
+            return action.numpy()[:, 0]
+        return self.layout.offset_A + self.layout.scale_A * action.numpy() if self._scaled else action.numpy()
+
+    def _advance(self, result: Arrays) -> Advance:
+        """Return the outcome of a control step from EnvPool's arrays."""
+        outcomes = {}
+        if self.layout.success is not None:
+            outcomes[SUCCESS] = torch.from_numpy(result[self.layout.success] > 0)
+        failed_N = truncated_N = None
+        if result["done"].any():
+            failed_N, truncated_N = (torch.from_numpy(result[key]) for key in ("done", "trunc"))
+            failed_N &= ~truncated_N
+        return Advance(torch.from_numpy(result["reward"]), outcomes, failed_N, truncated_N=truncated_N)
+
+    def _reset(self, pool: Pool, rows: Ints) -> None:
+        """Begin episodes in ``rows`` of a pool, and keep their observations."""
+        pool.reset(self._env_N[rows])
+        self._store(pool.receive(len(rows)), rows)
+
     def _parts(self, ids: Ints) -> list[tuple[Pool, Ints]]:
         """Return pools with those of rows ``ids`` [n] that are in them."""
         if len(self._pools) == 1:
@@ -146,10 +161,11 @@ class EnvpoolEnv(EpisodicEnv):
         self._pools = [self._pools[index] for index in in_use]  # frees the others before new ones are built
         self._pool_N = np.searchsorted(in_use, self._pool_N)
         self._pool_N[ids], self._env_N[ids] = len(self._pools), np.arange(len(ids))
-        pool = Pool(self.layout.id, self.layout.options, seed_n, self.num_threads)
+        pool = Pool(self.layout.id, self.layout.options, seed_n, self.num_threads, self.one_by_one)
         for number in range(int(number_n.max())):
-            pool.reset(np.flatnonzero(number_n > number).astype(np.int32))
-            pool.receive()
+            later = np.flatnonzero(number_n > number).astype(np.int32)
+            pool.reset(later)
+            pool.receive(len(later))
         self._pools.append(pool)
         self._seed_N[ids], self._next_N[ids] = seed_n, number_n
 
@@ -177,57 +193,31 @@ class FilmedEnvpoolEnv(EnvpoolEnv):
         return render
 
 
-@functools.cache
-def can_render(id: str) -> bool:
-    """Return whether EnvPool can draw an environment without a display. The first call for each builds one.
+class RowByRowEnvpoolEnv(EnvpoolEnv, RowByRowEnv):
+    """N envs that need not be stepped together. EnvPool gives the results one by one, as they come."""
 
-    It draws those of MuJoCo by OpenGL, and ends the process where there is no context, so they count as not drawn.
-    """
-    if "frame_stack" in library().make_spec(id).config._asdict():
-        return False  # an option that all of MuJoCo have, and no others
-    pool = Pool(id, {}, np.zeros(1, dtype=np.int64), 1)
-    pool.reset(first := np.zeros(1, dtype=np.int32))
-    pool.receive()
-    try:
-        return pool.render(first, 64, 64).shape == (1, 64, 64, 3)
-    except RuntimeError:
-        return False
+    one_by_one = True
+
+    def begin_step(self, action_nA: Tensor, ids: Ints) -> None:
+        (pool,) = self._pools
+        pool.send(self._converted(action_nA), self._env_N[ids])
+
+    def collect(self, count: int) -> tuple[Ints, Advance]:
+        (pool,) = self._pools
+        result = pool.receive(count)
+        ids = result["info:env_id"].astype(np.int64)  # of the only pool, so they are those of the rows
+        self._store(result, ids)
+        return ids, self._advance(result)
+
+    def _reset(self, pool: Pool, rows: Ints) -> None:
+        if self.apart:
+            pool.reset(self._env_N[rows])
+        else:
+            super()._reset(pool, rows)
 
 
-class Pool:
-    """Some envs in one pool of EnvPool, in the order of their ids there.
-
-    It calls the methods that EnvPool's interface for gymnasium calls, with one list of arrays each. That interface
-    takes as long as all other Python code of a control step together.
-    """
-
-    def __init__(self, id: str, options: Mapping[str, Any], seed_n: Ints, num_threads: int) -> None:
-        """Build an env for each seed."""
-        num_envs = len(seed_n)
-        threads = min(num_threads, num_envs)
-        self._pool = library().make_gymnasium(
-            id, num_envs=num_envs, num_threads=threads, seed=seed_n.tolist(), **options
-        )
-        self._keys: list[str] = self._pool._state_keys
-        self._dtype = self._pool.spec.action_array_spec["action"].dtype
-
-    def send(self, action: NDArray[Any], env_id: NDArray[np.int32]) -> None:
-        """Begin a step of envs ``env_id`` [n] with their actions."""
-        self._pool._send([env_id, env_id, action.astype(self._dtype, order="C")])  # the second is that of players
-
-    def reset(self, env_id: NDArray[np.int32]) -> None:
-        """Begin an episode in each of envs ``env_id``."""
-        self._pool._reset(env_id)
-
-    def receive(self) -> Arrays:
-        """Wait for all envs that were stepped or reset, and return their arrays by EnvPool's names, in that order."""
-        return dict(zip(self._keys, self._pool._recv(), strict=True))
-
-    def render(self, env_id: NDArray[np.int32], width: int, height: int) -> Pixels:
-        """Return what envs ``env_id`` [n] show people, [n, height, width, 3]. RuntimeError if EnvPool does not draw."""
-        finer = -(-LEAST_DRAWN // min(width, height))  # thin lines vanish from small pictures
-        frames = self._pool._render(env_id, finer * width, finer * height, -1)
-        return np.stack([resized(frame, width, height) for frame in frames])
+class FilmedRowByRowEnvpoolEnv(RowByRowEnvpoolEnv, FilmedEnvpoolEnv):
+    """N envs that need not be stepped together, and that EnvPool can draw for people."""
 
 
 def _fill(buffer: NDArray[np.float32], at: Any, arrays: Arrays, keys: Sequence[str]) -> None:
@@ -262,5 +252,9 @@ class EnvpoolFamily:
     def make(
         self, id: str, task: Any, *, num_envs: int, num_threads: int, sim: Any, cameras: Sequence[CameraSpec] = ()
     ) -> EnvpoolEnv:
-        kind = FilmedEnvpoolEnv if can_render(id) else EnvpoolEnv
-        return kind(read_layout(id, task, cameras), num_envs, num_threads)
+        layout = read_layout(id, task, cameras)
+        if sim is None or sim.batch_size is None:
+            return (FilmedEnvpoolEnv if can_render(id) else EnvpoolEnv)(layout, num_envs, num_threads)
+        env = (FilmedRowByRowEnvpoolEnv if can_render(id) else RowByRowEnvpoolEnv)(layout, num_envs, num_threads)
+        env.batch_size = min(sim.batch_size, num_envs)
+        return env
