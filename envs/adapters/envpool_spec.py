@@ -218,7 +218,9 @@ def control_dt_s(config: Mapping[str, Any]) -> float:
     if "ctrl_dt" in config:
         return float(config["ctrl_dt"])
     if "xml_file" in config and "frame_skip" in config:
-        paths = [Path(config["base_path"], folder, config["xml_file"]) for folder in MODEL_FOLDERS]
+        named = Path(config["xml_file"])
+        files = named, named.with_stem(f"{named.stem}_envpool")  # some lie there under the second name alone
+        paths = [Path(config["base_path"], folder, file) for folder in MODEL_FOLDERS for file in files]
         for path in filter(Path.is_file, paths):
             option = ElementTree.parse(path).getroot().find("option")
             if option is not None and "timestep" in option.attrib:

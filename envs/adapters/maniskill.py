@@ -129,8 +129,7 @@ def _ids() -> tuple[str, ...]:
     """Return the names of all environments; none if ManiSkill is not installed."""
     if not is_installed():
         return ()
-    with closing(Child(SIMULATIONS)) as child:
-        return tuple(child.call("ids"))
+    return tuple(_ask("ids"))
 
 
 @functools.cache
@@ -141,11 +140,19 @@ def _describe(request: Request) -> Description:
     """
     if not is_installed():
         raise UserError(f"the family maniskill needs ManiSkill, which is not installed: {INSTALL}")
+    description: Description = _ask("describe", request)
+    return description
+
+
+def _ask(method: str, *arguments: Any) -> Any:
+    """Call a method of ``Simulations`` in a child process of its own. UserError if ManiSkill cannot run there."""
     with closing(Child(SIMULATIONS)) as child:
         try:
-            description: Description = child.call("describe", request)
+            return child.call(method, *arguments)
         except ChildDied as death:
-            if -death.returncode not in CRASHES:
+            if -death.returncode in CRASHES:
+                raise UserError(f"{VULKAN} ({death})") from death
+            if not death.last_line.startswith(("ImportError:", "ModuleNotFoundError:", "OSError:")):
                 raise
-            raise UserError(f"{VULKAN} ({death})") from death
-    return description
+            install = "; on Debian and Ubuntu: apt-get install libgl1" if "libGL.so" in death.last_line else ""
+            raise UserError(f"ManiSkill cannot be imported: {death.last_line}{install}") from death

@@ -135,6 +135,7 @@ def test_goals_are_named_parts_of_the_state_and_success_is_envpools() -> None:
 def test_spaces() -> None:
     cheetah, pendulum, pole = (spec(id) for id in ("HalfCheetah-v5", "Pendulum-v1", "CartPole-v1"))
     assert isinstance(cheetah.action, Box)
+    assert [spec(id).control_dt_s for id in ("Walker2d-v5", "Pusher-v5")] == [0.008, 0.05]
     assert (cheetah.state_dim, cheetah.action_dim, cheetah.max_episode_steps) == (17, 6, 1000)
     assert (cheetah.control_dt_s, cheetah.outcomes) == (0.05, ())
     assert pendulum.action.terms[0].scale == 2.0

@@ -185,3 +185,13 @@ def test_a_driver_that_crashes_is_named_and_ends_only_the_child(monkeypatch: pyt
     monkeypatch.setattr(maniskill, "is_installed", lambda: True)
     with pytest.raises(UserError, match=r"needs a Vulkan device.*ended by SIGSEGV"):
         FAMILIES["maniskill"].build().spec("PullCube-v1", options())
+
+
+def test_a_library_that_it_lacks_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("mani_skill", reason="needs ManiSkill: pip install -c constraints.txt -e '.[maniskill]'")
+    message = "libGL.so.1: cannot open shared object file: No such file or directory"
+    (tmp_path / "cv2.py").write_text(f'raise ImportError("{message}")\n', encoding="utf-8")  # of a machine without it
+    monkeypatch.syspath_prepend(str(tmp_path))
+    maniskill._ids.cache_clear()
+    with pytest.raises(UserError, match=r"ManiSkill cannot be imported: .*libGL\.so\.1.*: apt-get install libgl1$"):
+        FAMILIES["maniskill"].build().ids()
