@@ -91,7 +91,8 @@ def test_a_recording_ends_with_its_episode() -> None:
         def expert(self) -> torch.Tensor:
             return torch.ones(self.num_envs, 2)
 
-    episodes = record(Driven(16), CollectConfig(out="none", noise=0.0, hold_steps=99), seed=0)
+    env = Driven(16)
+    episodes = record(env, lambda obs: env.expert(), CollectConfig(out="none", noise=0.0, hold_steps=99), seed=0)
     lengths = [len(episode) for episode in episodes]
     assert min(lengths) < 20
     for episode in episodes:
@@ -229,7 +230,7 @@ def test_instructed_demonstrations_are_balanced_and_evaluation_tells_splits_apar
     [
         (["noise=1.5"], "noise: got 1.5, allowed: at least 0 and below 1"),
         (["episodes=0"], "episodes: got 0, allowed: at least 1"),
-        (["episode=3"], "unknown key 'episode'. Did you mean 'episodes'? Allowed: cameras, episodes, hold_steps"),
+        (["episode=3"], "unknown key 'episode'. Did you mean 'episodes'? Allowed: cameras, episodes, expert, hold"),
         (["task=raech"], "unknown task 'raech'. Did you mean 'reach'?"),
         (["cameras=front"], "cameras: got 'front', allowed: a list, such as [front]"),
         (["cameras=[front,front]"], "cameras: got the names ['front', 'front'], allowed: one at least, each once"),
