@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import gzip
 import json
+import time
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
