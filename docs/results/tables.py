@@ -190,7 +190,7 @@ def asynchronous() -> None:
         ratio = [f"{ratios[key]:.2f}" if (key := f"{prefix}_over_{of}") in ratios else "" for of in ("sync", "bound")]
         seconds = (f"{median(found[key]):.3f}" for key in ("batch_s", "model_batch_s"))
         mode = f"`max_staleness={found['max_staleness']}" + (" order=arrival`" if "order" in found else "`")
-        row(name.rpartition("_")[0], mode, *seconds, *ratio, f"{100 * found['dropped']:.1f}%")
+        row(name.removesuffix("_2").rpartition("_")[0], mode, *seconds, *ratio, f"{100 * found['dropped']:.1f}%")
     print()
 
 
