@@ -204,7 +204,7 @@ def side_by_side(overrides: Mapping[str, Any], sizes: Sizes) -> Shared:
                     runtime.ledger.consumed_batch()
                     done = sum(fragment.num_env_steps for fragment in runtime.collect())
                     collected.append((time.perf_counter(), done))
-            except Exception as error:
+            except Exception as error:  # of any kind: the main thread raises it
                 failures.append(error)
 
         collector = threading.Thread(target=collect)

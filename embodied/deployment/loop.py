@@ -86,7 +86,7 @@ class ControlLoop:
         self.record = episode.record
         try:
             episode.run(self.bundle.max_episode_steps if steps is None else steps)
-        except Exception as error:
+        except Exception as error:  # of a driver or a bug: the record says why it ended
             self.record.reason = str(error) or type(error).__name__
             raise
         except KeyboardInterrupt:

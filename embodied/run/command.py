@@ -124,7 +124,7 @@ def _run(command: Callable[[Sequence[str]], dict[str, Any]], usage: str | None, 
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except Exception:
+    except Exception:  # a bug, whatever it is: exit code 1
         traceback.print_exc()
         return 1
     sys.stderr.flush()

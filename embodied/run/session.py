@@ -103,7 +103,7 @@ class Session:
                 progress.message(f"going on from {self.found.path}")
             try:
                 trained_s, interrupted = self._train(trainer, writer, progress)
-            except Exception:
+            except Exception:  # raised again
                 if self.saved_steps is not None:
                     progress.message(f"failed; to go on from the last checkpoint: resume={self.run_dir}")
                 raise

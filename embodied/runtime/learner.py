@@ -71,7 +71,7 @@ class Learner:
             self.store.publish(self.iteration, self.algorithm.policy.state_dict(), self._frozen())
 
     def learn(self, fragments: Sequence[Fragment]) -> Metrics:
-        """Update on one batch and publish; return the algorithm's metrics. fragments: of this process.
+        """Update on one batch and, in process 0, publish; return the algorithm's metrics. fragments: of this process.
 
         With ``mask_above``, ``async/dropped`` counts the decisions that it or the algorithm masked for their age.
         """
@@ -91,7 +91,8 @@ class Learner:
                 metrics = {**metrics, "async/dropped": metrics.get("async/dropped", 0.0) + dropped}
             self.iteration += 1
             self.env_steps += env_steps
-            self.publish()
+            if self.learners.rank == 0:  # nobody reads the stores of the others
+                self.publish()
         return metrics
 
     def totals(self) -> dict[str, float]:

@@ -104,10 +104,6 @@ class GymEnv(EpisodicEnv):
 class FilmedGymEnv(GymEnv):
     """N environments that give pixels."""
 
-    @property
-    def instruction_texts(self) -> Sequence[str]:
-        return self.spec.texts * self.num_envs
-
     def film(self, width: int, height: int) -> Callable[[], Pixels]:
         return lambda: self.rows.render(width, height)
 

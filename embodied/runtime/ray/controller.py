@@ -154,8 +154,10 @@ class Controller:
 
         Without ``min_env_workers`` all are needed, and each has this limit by itself.
         """
+        if not self.elastic:
+            return
         needed = self.config.needed_workers(len(self.workers))
-        if self.num_up >= needed or not self.elastic:
+        if self.num_up >= needed:
             self._enough_s = now_s
         elif now_s - self._enough_s > self.config.start_timeout_s:
             raise Unresponsive(
@@ -207,14 +209,18 @@ class Controller:
     def _assign(self) -> None:
         """Give every resting group of a worker that is up something to do, if there is something."""
         for slot in self.slots:
-            name = self.workers[slot.worker]
-            if self.elastic and self.snapshot is not None and not self.supervision.is_up(name):
-                self.snapshot.put(slot.key, None)
-            if slot.calling or not self.supervision.is_up(name):
+            name, snapshot = self.workers[slot.worker], self.snapshot
+            if snapshot is not None and not snapshot.lacks(slot.key):
+                snapshot = None
+            if not self.supervision.is_up(name):
+                if self.elastic and snapshot is not None:
+                    snapshot.put(slot.key, None)
+                continue
+            if slot.calling:
                 continue
             part = self.parts[name]
-            if slot.ticket is None and self.snapshot is not None and self.snapshot.lacks(slot.key):
-                self._save(slot, part, self.snapshot)
+            if slot.ticket is None and snapshot is not None:
+                self._save(slot, part, snapshot)
                 continue
             publication, server = self._present(), self._server_of(slot.worker)
             if publication is None or server is None:

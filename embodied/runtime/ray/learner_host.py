@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.learners import ALONE, Learners
-from embodied.core.protocols import Policy
+from embodied.core.protocols import Metrics, Policy
 from embodied.core.types import Fragment
 from embodied.runtime import threads
 from embodied.runtime.collective import Collective, Rendezvous, open_store
@@ -127,14 +127,15 @@ class LearnerHost(Host):
             timeout_s=config.update_timeout_s,
         )
 
-    def _learn(self, fragments: Sequence[Fragment]) -> Learned:
+    def _update(self, fragments: Sequence[Fragment]) -> Metrics:
         with threads.borrowing(self.budget.learner, self.budget.learner_alone, lambda: self._others_idle):
-            metrics = self.learner.learn(fragments)
-        return self._learned(metrics)
+            return self.learner.learn(fragments)
+
+    def _learn(self, fragments: Sequence[Fragment]) -> Learned:
+        return self._learned(self._update(fragments))
 
     def _assist(self, fragments: Sequence[Fragment]) -> Mapping[str, float]:
-        with threads.borrowing(self.budget.learner, self.budget.learner_alone, lambda: self._others_idle):
-            self.learner.learn(fragments)
+        self._update(fragments)
         return self.learner.totals()
 
     def _publish(self) -> Learned:
