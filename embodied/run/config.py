@@ -19,10 +19,12 @@ from yaml import YAMLError
 import embodied
 from algos import ALGORITHMS
 from embodied.core.config import GROUPS, PRESETS, apply_values, compose, read_preset
+from embodied.core.device import resolve_device
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Count, Natural, NonNegative, Positive, Seed, Text, config_dataclass, from_mapping
 from embodied.run.files import CONFIG_FILE, check_run_dir
 from embodied.runtime import RUNTIMES, RuntimeConfig
+from embodied.runtime.build import groups_per_worker
 from envs import SAMPLERS
 from envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, simulators, split_name
 from policies import POLICIES
@@ -81,7 +83,8 @@ class RunConfig:
 
     def _check_groups(self) -> None:
         """Raise UserError unless groups of equal episodes fit into env groups, and fragments are whole episodes."""
-        env_groups = self.runtime["num_env_workers"] * self.runtime["groups_per_worker"]
+        runtime = self.runtime_config()
+        env_groups = runtime.num_env_workers * groups_per_worker(runtime, resolve_device(runtime.device))
         if self.num_envs % (env_groups * self.group_size):
             raise UserError(
                 f"algo.group_size={self.group_size} does not divide the envs of a group of the runtime: num_envs must "

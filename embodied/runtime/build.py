@@ -51,7 +51,7 @@ def build_runtime(
         config=config,
         budget=thread_budget(config, device),
         device=device,
-        sizes=group_sizes(num_envs, config.num_env_workers, config.groups_per_worker),
+        sizes=group_sizes(num_envs, config.num_env_workers, groups_per_worker(config, device)),
         seed=seed,
         make_env=make_env,
         make_sampler=make_sampler,
@@ -68,6 +68,12 @@ def thread_budget(config: RuntimeConfig, device: torch.device) -> threads.Thread
     """Return the thread budget of the runtime that ``config`` names."""
     runtime = RUNTIMES[config.name].build
     return threads.plan(config, device, overlaps=runtime.overlaps, evaluates_aside=runtime.evaluates_aside)
+
+
+def groups_per_worker(config: RuntimeConfig, device: torch.device) -> int:
+    """Return the number of env groups of each worker; device: that of the actor."""
+    overlaps = RUNTIMES[config.name].build.overlaps and device.type == "cuda"
+    return config.groups_per_worker or (2 if overlaps else 1)
 
 
 def group_sizes(num_envs: int, num_env_workers: int, groups_per_worker: int) -> list[list[int]]:

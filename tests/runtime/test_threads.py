@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from embodied.runtime import RUNTIMES, RuntimeConfig, threads
-from embodied.runtime.build import group_sizes
+from embodied.runtime.build import group_sizes, groups_per_worker
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -80,3 +80,10 @@ def test_groups_are_even_and_never_empty() -> None:
     assert group_sizes(3, 2, 2) == [[1, 1], [1]]
     assert group_sizes(1, 1, 2) == [[1]]
     assert sum(map(sum, group_sizes(8191, 3, 2))) == 8191
+
+
+def test_a_worker_has_two_groups_only_where_the_actor_computes_beside_the_simulator() -> None:
+    local, sync = RuntimeConfig(name="local"), RuntimeConfig(name="sync")
+    assert (groups_per_worker(local, CPU), groups_per_worker(local, CUDA)) == (1, 2)
+    assert (groups_per_worker(sync, CPU), groups_per_worker(sync, CUDA)) == (1, 1)
+    assert groups_per_worker(RuntimeConfig(name="local", groups_per_worker=3), CPU) == 3

@@ -51,8 +51,6 @@ def train(task: str, meter: Meter, settings: PPOSettings, runtime: str, num_thre
     parts: dict[str, Any] = {f"runtime.{part}_threads": num_threads for part in ("actor", "learner")}
     if runtime != "recipe":
         parts |= overrides(task, meter.spec, settings) | {"runtime": runtime}
-    if runtime == "sync":
-        parts["runtime.groups_per_worker"] = 1  # nothing overlaps there
     config = run_config.compose_run(recipe(task, meter.spec, settings) | parts)
     with tempfile.TemporaryDirectory() as folder, build(config, Path(folder)) as trainer:
         meter.boundary(0)

@@ -29,6 +29,8 @@ class RayConfig(RuntimeConfig):
     """Options of a run on Ray: the cluster, the parts and their places, and how long a part may be silent."""
 
     name: str = "ray"
+    groups_per_worker: Count = 2
+    """Env groups per worker. With two, a worker steps one group while the other waits for its actions."""
     max_staleness: Natural = 1
     """Most versions by which the weights that drew a decision may be older than the learner's. 0 is synchronous PPO."""
     address: Text | None = None
