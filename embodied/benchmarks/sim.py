@@ -4,7 +4,7 @@
     pool_flatness_256_8192       pool with n envs / pool with 1,024 envs, the smallest over n
     pool_over_envpool            pool / EnvPool's PandaPickCube-v1, if installed; its control step is shorter
     pool_over_async_vector_env   pool / gymnasium's AsyncVectorEnv of our single env
-    <family>_adapter_over_bare   see embodied/benchmarks/adapters.py
+    <family>_adapter_over_bare   and warp_pool_over_engine: see embodied/benchmarks/adapters.py
     rss_gb_4096                  peak resident memory of a process that steps 4,096 envs, GB
 
 Actions are uniform in [-1, 1], in chunks of 4 as the default policies execute them. The row
