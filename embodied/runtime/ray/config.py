@@ -67,12 +67,12 @@ class RayConfig(RuntimeConfig):
     def __post_init__(self) -> None:
         if self.min_env_workers is not None and self.min_env_workers > self.num_env_workers:
             raise UserError(
-                f"runtime.min_env_workers={self.min_env_workers} is more than "
+                f"min_env_workers={self.min_env_workers} is more than "
                 f"runtime.num_env_workers={self.num_env_workers}"
             )
         if self.min_env_workers not in (None, self.num_env_workers) and not self.max_staleness:
             raise UserError(
-                f"runtime.min_env_workers={self.min_env_workers} needs max_staleness of at least 1, got 0: a batch "
+                f"min_env_workers={self.min_env_workers} needs max_staleness of at least 1, got 0: a batch "
                 f"then has one fragment of every env group, so all {self.num_env_workers} env workers are needed"
             )
 
