@@ -30,6 +30,7 @@ def overrides(task: str, spec: EnvSpec, settings: PPOSettings) -> dict[str, Any]
         "algo.epochs": settings.epochs,
         "algo.num_minibatches": settings.num_minibatches,
         "algo.learning_rate": settings.learning_rate,
+        "algo.critic_learning_rate": None,  # the actor's; the gradients of both are then clipped together
         "algo.schedule": "fixed",
         "algo.gamma": settings.gamma,
         "algo.gae_lambda": settings.gae_lambda,
