@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.text import Text
 
 from embodied.core.config import parse_overrides
-from embodied.core.errors import UserError, one_line
+from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.core.options import Count, Seed, config_dataclass, from_mapping
 from embodied.core.protocols import VecEnv
 from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
@@ -38,6 +38,8 @@ from envs.common.conformance import run_checks
 from envs.registry import DEFAULT_FAMILY
 
 MANY = 20  # environments of a family beyond which they are not described
+OVERRIDES = ("policy", "sim", "algo", "sampler", "runtime", "device", "randomization")
+"""Keys without a dot that ``check=`` passes on to the configuration of a run."""
 
 
 @config_dataclass
@@ -91,6 +93,9 @@ def check(values: dict[str, Any]) -> dict[str, Any]:
     own = {key: value for key, value in values.items() if key in CheckConfig.__dataclass_fields__}
     options = from_mapping(CheckConfig, own)
     overrides = {key: value for key, value in values.items() if key not in own}
+    for key in overrides:
+        if "." not in key and key not in OVERRIDES:
+            raise unknown_name("key", key, [*CheckConfig.__dataclass_fields__, *OVERRIDES])
     config = compose_run({"task": options.check, **overrides})
     make_spec(config)  # what cannot be served is bad input, and no failure of a check
     num_threads = threads.available_cores()

@@ -18,7 +18,7 @@ from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.core.options import Count, Text, config_dataclass
 from embodied.core.spec import SUCCESS, ActionSpace, ActionTerm, Box, CameraSpec, Discrete, EnvSpec, Instruction, Term
 from envs.adapters.envpool_pixels import Frame, frames_of
-from envs.adapters.gym_spaces import TIME
+from envs.adapters.gym_spaces import TIME, images_alone
 
 INSTALL = "pip install -c constraints.txt -e '.[envpool]'"
 SUCCESS_KEYS = ("info:is_success", "info:success")
@@ -112,13 +112,15 @@ def read_layout(id: str, task: EnvpoolTaskConfig, cameras: Sequence[CameraSpec] 
         if key.partition(":")[0] == "obs"
     }
     frames, images = _frames(id, config, arrays, shapes)
-    _check_cameras(id, cameras, frames, alone=len(images) == len(shapes))
+    action, scale_A, offset_A = _action(id, found)
+    if len(images) == len(shapes) and not cameras:
+        raise images_alone(f"envpool/{id}", [next(iter(frames))], not isinstance(action, Box))
+    _check_cameras(id, cameras, frames)
     terms = {key: Term(_name(key), int(np.prod(shape))) for key, shape in shapes.items() if key not in images}
     state, privileged = (
         {key: term for key, term in terms.items() if (key == PRIVILEGED_KEY) == hidden} for hidden in (False, True)
     )
     success = next((key for key in SUCCESS_KEYS if key in arrays), None)
-    action, scale_A, offset_A = _action(id, found)
     text = task.instruction or id.rpartition("/")[2].partition("-v")[0]
     spec = EnvSpec(
         task=f"envpool/{id}",
@@ -147,18 +149,13 @@ def _frames(
     return frames, {frame.key for frame in frames.values()}
 
 
-def _check_cameras(id: str, cameras: Sequence[CameraSpec], frames: Mapping[str, Frame], alone: bool) -> None:
-    """Raise UserError for cameras that do not exist, and for none where images are observed ``alone``."""
+def _check_cameras(id: str, cameras: Sequence[CameraSpec], frames: Mapping[str, Frame]) -> None:
+    """Raise UserError for cameras that do not exist."""
     for camera in cameras:
         if not frames:
             raise UserError(f"task envpool/{id} has no cameras: choose a policy that gets a state vector")
         if camera.name not in frames:
             raise unknown_name(f"camera of task envpool/{id}", camera.name, frames)
-    if alone and not cameras:
-        raise UserError(
-            f"task envpool/{id} observes images alone: choose a policy that sees them, policy=vla_tiny "
-            f"policy.cameras=[{next(iter(frames))}]"
-        )
 
 
 def _make_spec(id: str, options: Mapping[str, Any]) -> Any:

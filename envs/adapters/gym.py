@@ -24,7 +24,7 @@ from embodied.core.types import Obs
 from envs.adapters.gym_probe import Probe, known_ids, probe
 from envs.adapters.gym_processes import ProcessRows, is_portable
 from envs.adapters.gym_rows import Layout, LocalRows, Rows
-from envs.adapters.gym_spaces import RENDER, TIME, Pixels, cameras_of, terms_of
+from envs.adapters.gym_spaces import RENDER, TIME, Pixels, cameras_of, images_alone, terms_of
 from envs.common.episodic import Advance, EpisodicEnv
 from envs.common.seeding import EpisodeRng
 from envs.registry import FAMILIES
@@ -130,10 +130,7 @@ class Gym:
                 raise unknown_name(f"camera of task {name}", camera.name, available)
         state = terms_of(found.leaves)
         if not state and not cameras:
-            raise UserError(
-                f"task {name} observes images alone: choose a policy that sees them, policy=vla_tiny "
-                f"policy.cameras=[{','.join(images)}]"
-            )
+            raise images_alone(name, images, not isinstance(found.action, Box))
         text = task.instruction or id.rpartition(":")[2].rpartition("/")[2].partition("-v")[0]
         return EnvSpec(
             task=name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from embodied.core.spec import ActionSpace
 from envs.adapters.gym_rows import Source
 from envs.adapters.gym_spaces import ActionCodec, Leaf, action_space_of, leaves_of, mask_of
 
+log = logging.getLogger(__name__)
 SUCCESS_KEYS = ("is_success", "success")  # of infos
 PROBE_STEPS = 5
 DEFAULT_DT_S = 0.05
@@ -118,8 +120,8 @@ def _import(module: str, id: str) -> None:
         missing = error.name or module
         if module == missing or module.startswith(f"{missing}."):
             raise UserError(
-                f"task gym/{id}: there is no module '{missing}' in this environment or folder; install its package, "
-                f"for instance: pip install {missing.replace('_', '-')}"
+                f"task gym/{id}: there is no module '{missing}': check its spelling, run in its folder, or install the "
+                "package that contains it"
             ) from error
         raise UserError(f"task gym/{id}: importing '{module}' needs '{missing}': pip install {missing}") from error
     except Exception as error:  # a module of others may raise anything
@@ -146,6 +148,9 @@ def _probe(id: str, kwargs: str, success_key: str | None) -> Probe:
         infos, seconds = zip(*_rollout(env, name), strict=True)
         keys = [key for key in SUCCESS_KEYS if any(key in info for info in infos)]
         success = success_key or (keys[0] if keys else None)
+        if success_key and not any(success_key in info for info in infos):
+            said = ", ".join(sorted(set().union(*infos))) or "nothing"
+            log.warning(f"task {name}: no info of its first {PROBE_STEPS} steps has '{success_key}'; they have: {said}")
         has_mask = mask_of(env, infos[0]) is not None
         modes = env.metadata.get("render_modes") or ()
         return Probe(

@@ -8,7 +8,7 @@ Imports neither torch nor other modules of ``envs``, because the processes of ``
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +112,20 @@ def terms_of(leaves: Sequence[Leaf]) -> tuple[Term, ...]:
 def cameras_of(leaves: Sequence[Leaf]) -> dict[str, Leaf]:
     """Return the images by the name of their camera."""
     return {leaf.camera.name: leaf for leaf in leaves if leaf.is_image}
+
+
+def images_alone(task: str, cameras: Iterable[str], has_choices: bool) -> UserError:
+    """Return the error for a policy without cameras in a task that observes images alone.
+
+    cameras: names of its images. has_choices: whether its actions are choices.
+    """
+    seeing = f"policy=vla_tiny policy.cameras=[{','.join(cameras)}]"
+    if has_choices:
+        return UserError(
+            f"task {task} observes images alone and its actions are choices, which no policy combines: it cannot be "
+            f"trained, but checked (python -m embodied.tasks check={task} {seeing})"
+        )
+    return UserError(f"task {task} observes images alone: choose a policy that sees them, {seeing}")
 
 
 def resized(image: Any, width: int, height: int) -> Pixels:

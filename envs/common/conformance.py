@@ -67,7 +67,7 @@ def check_env(make: Make, num_envs: int = 4, seed: int = 0) -> None:
 
 
 def run_checks(make: Make, num_envs: int = 4, seed: int = 0, resets: int = 10_000, steps: int = 50) -> Iterator[Result]:
-    """Yield the result of every check, whatever the others find.
+    """Yield the result of every check, whatever the others find. If the env cannot be run at all, none is reached.
 
     make: builds an env of so many copies. resets: those of the check of leaks. steps: control steps to which the time
     limits of episodes are cut, so that slow simulators reach the ends of episodes. An exception of the environment is a
@@ -75,7 +75,12 @@ def run_checks(make: Make, num_envs: int = 4, seed: int = 0, resets: int = 10_00
     """
     with ExitStack() as opened:
         trial = Trial(make, opened, num_envs, seed, steps, resets)
+        last = ""
         for name, check in CHECKS.items():
+            if trial.broken:
+                yield Result(name, False, f"not reached: see {last}")
+                continue
+            last = name
             try:
                 check(trial)
             except NotClaimed as reason:

@@ -17,7 +17,7 @@ from embodied.core.protocols import Delayed, ExactResume, Filmed
 from embodied.core.spec import Box, EnvSpec
 from envs.common import held
 from envs.common.actions import random_actions
-from envs.common.conformance_trial import NotClaimed, Recording, Trial, alike, require, row_of
+from envs.common.conformance_trial import NotClaimed, Recording, Trial, alike, difference, require, row_of
 
 FUNCTION_OF_ITS_PLAN = "an episode must be a function of its plan and actions, whatever the other envs do"
 FILM_SIZE = (64, 48)  # width and height, pixels
@@ -179,12 +179,16 @@ def check_seeding(trial: Trial) -> None:
         obs = alone.reset(PlanList(trial.plan_of_end(end, k), 1))
         for t in range(begin, end + 1):
             moment = trial.rollout[t]
-            require(env, alike(obs, row_of(moment.obs, k)), FUNCTION_OF_ITS_PLAN)
+            there = row_of(moment.obs, k)
+            first = (t - begin) * trial.executed
+            when = f"after {first} control steps" if first else "after the reset"
+            require(env, alike(obs, there), f"{FUNCTION_OF_ITS_PLAN}; {when} {difference(obs, there)}")
             mine, theirs = alone.step(moment.action[k : k + 1]), moment.step
             same = torch.allclose(mine.reward_NE[0], theirs.reward_NE[k], atol=1e-4)
             for name in ("terminated_N", "truncated_N", "num_steps_N"):
                 same &= bool(getattr(mine, name)[0] == getattr(theirs, name)[k])
-            require(env, same, FUNCTION_OF_ITS_PLAN)
+            between = f"between control steps {first} and {first + trial.executed}"
+            require(env, same, f"{FUNCTION_OF_ITS_PLAN}; rewards or ends differ {between}")
             obs = mine.obs
         require(env, alike(mine.final_obs, trial.final_row(end, k)), FUNCTION_OF_ITS_PLAN + " (see its final_obs)")
 

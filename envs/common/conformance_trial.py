@@ -97,6 +97,7 @@ class Trial:
         """opened: closes the envs. limit: see ``Recording``. resets: those of the check of leaks."""
         self.make, self.opened, self.num_envs, self.seed, self.resets = make, opened, num_envs, seed, resets
         self.limit = limit
+        self.broken = False  # whether the recorded run ended with an exception: no check can then say more
 
     def build(self, num_envs: int) -> VecEnv:
         """Build an env that is closed when the trial ends."""
@@ -147,6 +148,13 @@ class Trial:
     @cached_property
     def rollout(self) -> list[Moment]:
         """The chunks of a run from a reset on, with random actions."""
+        try:
+            return self._record()
+        except Exception:  # an environment of others may raise anything
+            self.broken = True
+            raise
+
+    def _record(self) -> list[Moment]:
         env, sampler = self.env, self.recording()
         obs = copy(env.reset(sampler))
         moments = []
@@ -194,6 +202,17 @@ def alike(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tolerance: float = T
         if not bool(((value.double() - b[key].double()).abs() <= allowed).all()):
             return False
     return True
+
+
+def difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str:
+    """Say where two observations of one env differ most, for messages."""
+    if a.keys() != b.keys():
+        return f"one has {sorted(a)}, the other {sorted(b)}"
+    gaps = {key: (value.double() - b[key].double()).abs().flatten() for key, value in a.items() if value.numel()}
+    key = max(gaps, key=lambda key: float(gaps[key].max()))
+    at = int(gaps[key].argmax())
+    one, other = (float(part[key].flatten()[at]) for part in (a, b))
+    return f"obs['{key}'][{at}] is {one:.4g} the first time and {other:.4g} the second"
 
 
 def row_of(obs: Obs, row: int) -> Obs:

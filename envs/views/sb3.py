@@ -57,6 +57,7 @@ class Sb3VecEnv(VecEnv):
         self.stepper, self.render_mode = stepper, check_render_mode(render_mode)
         self._began = time.monotonic()
         self._actions: NDArray[Any] | None = None
+        self._masks = np.zeros((stepper.num_envs, 0), dtype=np.bool_)
         super().__init__(stepper.num_envs, observation_space(stepper.spec), action_space(stepper.spec))
 
     def reset(self) -> Observation:
@@ -66,7 +67,7 @@ class Sb3VecEnv(VecEnv):
         self._reset_seeds()
         self._reset_options()
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        return _observation(self.stepper.spec, obs)
+        return self._seen(obs)
 
     def step_async(self, actions: NDArray[Any]) -> None:
         """Keep the actions [N, A] for ``step_wait``."""
@@ -82,7 +83,7 @@ class Sb3VecEnv(VecEnv):
         for row, info in self._final_infos(step).items():
             infos[row] = info
         done_N = (step.terminated_N | step.truncated_N).cpu().numpy()
-        return _observation(self.stepper.spec, step.obs), step.reward_N.cpu().numpy(), done_N, infos
+        return self._seen(step.obs), step.reward_N.cpu().numpy(), done_N, infos
 
     def close(self) -> None:
         """Release the environments."""
@@ -93,7 +94,12 @@ class Sb3VecEnv(VecEnv):
         return [None] * self.num_envs if self.render_mode is None else list(self.stepper.frames())
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Return an attribute of this object, which is the same for all envs, once for each of ``indices``."""
+        """Return an attribute of this object, which is the same for all envs, once for each of ``indices``.
+
+        ``action_masks`` is one where the task has masks, as MaskablePPO of sb3-contrib asks.
+        """
+        if attr_name == "action_masks" and self.stepper.spec.action_mask:
+            return self.env_method(attr_name, indices=indices)
         return [getattr(self, attr_name) for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
@@ -103,12 +109,22 @@ class Sb3VecEnv(VecEnv):
         setattr(self, attr_name, value)
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-        """Raise AttributeError: the envs are one batch of simulations, no objects with methods."""
+        """Return the allowed choices of each env for ``action_masks``, bool [choices]. AttributeError for any other
+        name: the envs are one batch of simulations, no objects with methods.
+        """
+        if method_name == "action_masks" and self.stepper.spec.action_mask:
+            return [self._masks[env] for env in self._get_indices(indices)]
         raise AttributeError(f"env_method('{method_name}'): the envs of a pool are no objects")
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
         """Return True for Monitor, whose statistics are in the infos, and False for other wrappers."""
         return [wrapper_class is Monitor for _ in self._get_indices(indices)]
+
+    def _seen(self, obs: Obs) -> Observation:
+        """Return observations of all envs in the observation space, and keep their masks."""
+        if self.stepper.spec.action_mask:
+            self._masks = obs["action_mask"].cpu().numpy()
+        return _observation(self.stepper.spec, obs)
 
     def _final_infos(self, step: Timestep) -> dict[int, dict[str, Any]]:
         """Return the infos of the envs that are done, by env."""

@@ -60,6 +60,13 @@ def test_peers_learn_choices(peer: str) -> None:
 
 
 @NEEDS
+def test_masks_are_refused_because_no_peer_reads_them() -> None:
+    outcome = run(bench.main, ["train", "task=gym/tests.envs.toy_gym:MaskedChoice-v0", "peers=sb3", "short=true"])
+    assert outcome.code == 2
+    assert "forbids some choices by masks, which the peers do not read" in outcome.stderr
+
+
+@NEEDS
 def test_last_observations_reach_the_peers() -> None:
     from embodied.benchmarks.peers.rsl_rl import RslRlEnv
     from embodied.benchmarks.peers.sb3 import SB3Env
@@ -126,6 +133,7 @@ def test_the_level_is_that_of_whole_episodes() -> None:
     [
         (["task=reach"], "peers is missing"),
         (["peers=sb3"], "task is missing"),
+        (["task=reach", "peers=sb3,sb3"], "peers: got sb3,sb3, allowed: each name once"),
         (["task=reach", "peers=sb4"], "unknown peer 'sb4'. Did you mean 'sb3'?"),
         (["task=reech", "peers=sb3"], "unknown task 'reech'. Did you mean 'reach'?"),
         (["task=reach", "peers=sb3", "ppo.epochs=0"], "ppo.epochs: got 0, allowed: at least 1"),

@@ -119,7 +119,7 @@ def test_observations_follow_from_the_plan_too() -> None:
         def observe(self, ids: Any = None) -> dict[str, torch.Tensor]:
             return {"state": super().observe(ids)["state"] + 0.01 * torch.rand(1)}
 
-    fails(Noisy, "must be a function of its plan and actions")
+    fails(Noisy, r"must be a function of its plan and actions.*; after the reset obs\['state'\]\[\d\] is .* the first")
 
 
 def test_a_simulator_may_step_all_envs_whatever_it_is_asked() -> None:
@@ -303,6 +303,6 @@ def test_an_exception_of_the_env_is_a_failure() -> None:
             raise RuntimeError("out of order")
 
     found = results(Raising)
-    assert found["seeding"] == Result("seeding", False, "raised RuntimeError: out of order")
-    assert found["rendering"].passed
-    assert found["rendering"].why == "not claimed: it cannot be rendered"
+    first = next(name for name, result in found.items() if not result.passed)
+    assert found[first] == Result(first, False, "raised RuntimeError: out of order")
+    assert found["leaks"] == Result("leaks", False, f"not reached: see {first}")

@@ -149,6 +149,11 @@ def test_images_alone_need_a_policy_that_sees() -> None:
         assert env.step(torch.zeros(2, 3, 2)).obs["state"].tolist() == [[0.25], [0.25]]
 
 
+def test_images_and_choices_cannot_be_trained_together() -> None:
+    with pytest.raises(UserError, match=r"images alone and its actions are choices.* check=gym/.*Choice-v0 policy="):
+        spec("PixelChoice")
+
+
 def test_masks_and_several_choices() -> None:
     assert spec("Masked").action == MultiDiscrete(("choice[0]", "choice[1]"), (3, 2))
     with started("Masked", 2) as (env, obs):
@@ -178,7 +183,7 @@ def test_spaces_that_cannot_be_served_are_named(name: str) -> None:
 UNKNOWN = {
     "CartPol-v1": "unknown environment 'CartPol-v1' of the family gym. Did you mean 'CartPole-v1'",
     f"{MODULE}:Toys-v0": "unknown environment 'Toys-v0' .* Did you mean 'Toy-v0'.*after the import of",
-    "no_such_package:X-v0": "there is no module 'no_such_package' .*pip install no-such-package",
+    "no_such_package:X-v0": "there is no module 'no_such_package': check its spelling, run in its folder, or install",
     "ALE/Pong-v5": "needs a package that is not installed: pip install ale-py",
 }
 

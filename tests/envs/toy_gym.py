@@ -115,6 +115,25 @@ class Masked(Toy):
         return {"action_mask": (np.array([1, self.steps % 2, 1], np.int8), np.array([1, 0], np.int8))}
 
 
+class MaskedChoice(Masked):
+    """One choice, of which masks allow some."""
+
+    action_space = spaces.Discrete(3)
+
+    def step(self, action: Any) -> Any:
+        assert self.info()["action_mask"][action]
+        return Toy.step(self, action)
+
+    def info(self) -> dict[str, Any]:
+        return {"action_mask": super().info()["action_mask"][0]}
+
+
+class PixelChoice(Pixels):
+    """Observes an image alone, and acts by choices."""
+
+    action_space = spaces.Discrete(3)
+
+
 class Bits(Toy):
     """Actions of bits."""
 
@@ -171,7 +190,8 @@ class Stack(Toy):
 
 
 CLASSES = (
-    Toy, Ending, Nested, Pixels, Masked, Bits, Raising, Infinite, Dying, Words, Unbounded, Agents, Stack,
+    Toy, Ending, Nested, Pixels, PixelChoice, Masked, MaskedChoice, Bits, Raising, Infinite,
+    Dying, Words, Unbounded, Agents, Stack,
 )  # fmt: skip
 for each in CLASSES:
     gymnasium.register(f"{each.__name__}-v0", entry_point=f"{__name__}:{each.__name__}", max_episode_steps=12)

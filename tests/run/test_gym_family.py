@@ -8,6 +8,8 @@ import pytest
 
 from embodied import eval as eval_command
 from embodied import tasks, train
+from embodied.run.config import compose_run
+from embodied.run.factories import make_spec
 from tests.commands.helpers import Outcome, run
 
 TOY = "tests.envs.toy_gym"
@@ -95,7 +97,23 @@ def test_the_check_names_what_fails() -> None:
     outcome = run(tasks.main, [f"check=gym/{TOY}:Raising-v0", "resets=20"])
     assert outcome.code == 1
     assert not outcome.result["passed"]
-    assert "is broken (control step 8" in outcome.result["checks"]["seeding"]["why"]
-    assert "seeding        failed: task gym/" in outcome.stderr
+    checks = outcome.result["checks"]
+    first, *others = (name for name, check in checks.items() if not check["passed"])
+    assert "is broken (control step 8" in checks[first]["why"]
+    assert f"{first:14} failed: task gym/" in outcome.stderr
+    assert {checks[name]["why"] for name in others} == {f"not reached: see {first}"}
+    assert outcome.stderr.count("Traceback") == 1
     assert run(tasks.main, ["check=gym/CartPol-v1"]).code == 2
-    assert run(tasks.main, ["check=reach", "reset=3"]).code == 2
+
+
+def test_an_unknown_option_of_the_check_is_named() -> None:
+    outcome = run(tasks.main, ["check=reach", "reset=3"])
+    assert outcome.code == 2
+    assert "unknown key 'reset'. Did you mean 'resets'? Allowed: " in outcome.stderr
+    assert "steps" in outcome.stderr
+
+
+def test_a_success_key_that_no_info_has_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    spec = make_spec(compose_run({"task": f"gym/{TOY}:Ending-v0", "task.success_key": "solved"}))
+    assert spec.has_success
+    assert "no info of its first 5 steps has 'solved'; they have: " in caplog.text

@@ -72,6 +72,10 @@ class CompareOptions:
         for peer in self.peers:
             if peer not in PEERS:
                 raise unknown_name("peer", peer, PEERS)
+        for key in ("peers", "ours"):
+            names = getattr(self, key)
+            if len(set(names)) < len(names):
+                raise UserError(f"{key}: got {','.join(names)}, allowed: each name once")
 
 
 SHORT: dict[str, Any] = {"rounds": 1, "iterations": 1, "warmup": 1, "total_steps": 256}
@@ -91,6 +95,8 @@ def compare(options: CompareOptions, short: bool) -> Report:
     spec = factories.make_spec(run_config.compose_run({"task": options.task, "policy": "gaussian"}), cameras=())
     if isinstance(spec.action, MultiDiscrete):
         raise UserError(f"task {options.task} makes several choices at once, which the peers are not set up for")
+    if spec.action_mask:
+        raise UserError(f"task {options.task} forbids some choices by masks, which the peers do not read")
     names = (*options.ours, *options.peers)
     report = Report("train")
     throughput(report, options, spec, [name for name in names if name != "recipe"])

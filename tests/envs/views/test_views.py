@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from typing import Any
@@ -295,6 +296,22 @@ def test_stable_baselines3_infos_of_ends() -> None:
     with pytest.raises(UserError, match="set_attr"):
         env.set_attr("x", 1, indices=[0])
     env.close()
+
+
+def test_stable_baselines3_masks() -> None:
+    """They are what MaskablePPO of sb3-contrib asks for."""
+    pytest.importorskip("stable_baselines3", reason=INSTALL)
+    from envs.views import sb3
+
+    with contextlib.closing(sb3.make("gym/tests.envs.toy_gym:Masked-v0", num_envs=2)) as env:
+        assert env.has_attr("action_masks")
+        env.reset()
+        assert [row.tolist() for row in env.env_method("action_masks")] == [[True, False, True, True, False]] * 2
+        env.step(np.array([[2, 0], [0, 0]]))
+        (mask,) = env.env_method("action_masks", indices=[1])
+        assert mask.tolist() == [True, True, True, True, False]
+    with contextlib.closing(sb3.make("gym/CartPole-v1", num_envs=1)) as env:
+        assert not env.has_attr("action_masks")
 
 
 def test_stable_baselines3_learns_from_images_and_instructions() -> None:
