@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -26,8 +27,14 @@ class MetricsWriter:
         self._open(last_iteration)
 
     def rewind(self, last_iteration: int) -> None:
-        """Remove the rows after an iteration, which will be repeated."""
+        """Remove the rows after an iteration, which will be repeated.
+
+        TensorBoard reads its files in the order of their names, which begin with the second of their creation. So the
+        next file must be of a later second than the one before.
+        """
         self.close()
+        while int(time.time()) <= self._opened_s:
+            time.sleep(0.01)
         self._open(last_iteration)
 
     def _open(self, last_iteration: int | None) -> None:
@@ -39,6 +46,7 @@ class MetricsWriter:
             purge_step = int(kept[-1].get("env_steps", kept[-1]["iteration"])) + 1 if kept else 0
         self._file = self._path.open("a", encoding="utf-8")
         self._tensorboard = SummaryWriter(str(self._path.parent), purge_step=purge_step, flush_secs=30)
+        self._opened_s = int(time.time())  # the file was created in this second or before
 
     def write(
         self, row: Mapping[str, float | int], histograms: Mapping[str, Mapping[int, int]] = MappingProxyType({})
