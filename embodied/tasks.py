@@ -24,13 +24,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from embodied.core.config import parse_overrides
+from embodied.core.config import GROUPS, PRESETS, parse_overrides
 from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.core.options import Count, Seed, config_dataclass, from_mapping
 from embodied.core.protocols import VecEnv
 from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
 from embodied.run.command import Failed, run_command
-from embodied.run.config import compose_run
+from embodied.run.config import SHORTHANDS, compose_run
 from embodied.run.factories import make_env, make_spec
 from embodied.runtime import threads
 from envs import FAMILIES, TASKS
@@ -38,7 +38,7 @@ from envs.common.conformance import run_checks
 from envs.registry import DEFAULT_FAMILY
 
 MANY = 20  # environments of a family beyond which they are not described
-OVERRIDES = ("policy", "sim", "algo", "sampler", "runtime", "device", "randomization")
+OVERRIDES = tuple({*GROUPS, *PRESETS, *SHORTHANDS} - {"task"})
 """Keys without a dot that ``check=`` passes on to the configuration of a run."""
 
 

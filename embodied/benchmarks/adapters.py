@@ -4,7 +4,6 @@
     gym_adapter_over_bare          task=gym/HalfCheetah-v5 / gymnasium's SyncVectorEnv, 64 envs each, one process
     gym_light_adapter_over_bare    the same for task=gym/CartPole-v1, 64 envs, whose step takes 8 microseconds
     maniskill_adapter_over_bare    task=maniskill/PickCube-v1 in one process / ManiSkill's own, 4 envs each, in turn
-    warp_pool_over_engine          task=pick_place sim=warp / the recorded kernels of MuJoCo Warp alone, 64 envs each
 
 Both loops have the same actions, threads and number of envs, and speeds are control steps/s. Ours also checks actions,
 counts episodes, resets in the step in which an episode ends with the seed of the next one, and keeps the last
@@ -27,11 +26,9 @@ from embodied.benchmarks.measure import Report, in_turns, note, paired, timed
 from embodied.core.errors import UserError
 from embodied.core.spec import Box
 from embodied.runtime import threads
-from envs import FAMILIES, TASKS
+from envs import FAMILIES
 from envs.common.actions import random_actions
 from envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
-from envs.mujoco.warp_batch import WarpBatch
-from envs.mujoco.warp_pool import WarpConfig, WarpPool
 
 
 def measure(report: Report, short: bool) -> None:
@@ -47,10 +44,6 @@ def measure(report: Report, short: bool) -> None:
         compare(report, "maniskill", "PickCube-v1", _maniskill, 1 if short else 4, 1, min(rounds, 9), steps)
     except UserError as error:
         note(f"maniskill is left out: {error}")
-    try:
-        warp(report, *((2, 2, 2) if short else (64, min(rounds, 9), 16)))
-    except UserError as error:
-        note(f"warp is left out: {error}")
 
 
 def compare(
@@ -87,43 +80,6 @@ def compare(
     for key, speeds in results.items():
         report.add(f"{name}_{key}", float(np.median(speeds)), "control steps/s", **settings)
     report.ratio(f"{name}_adapter_over_bare", paired(results["adapted"], results["bare"]))
-
-
-def warp(report: Report, num_envs: int, rounds: int, steps: int) -> None:
-    """Add ``warp_pool_over_engine`` and both speeds: the engine repeats the pool's controls from the same states.
-
-    UserError if MuJoCo Warp is not installed.
-    """
-    task = TASKS["pick_place"]
-    pool = WarpPool(task.build(task.config()), num_envs=num_envs)
-    bare = WarpBatch(pool.model, num_envs, pool.device, WarpConfig.max_contacts, WarpConfig.max_constraints)
-    pool.reset(UniformSampler(pool.spec, UniformConfig(), SamplerSetup(num_envs, stagger=True)))
-    actions = random_actions(pool.spec.action, num_envs, steps, seed=0).unbind(1)
-    start, controls = pool.batch.state, list[torch.Tensor]()
-
-    def step_pool() -> float:
-        nonlocal start
-        start = pool.batch.state
-        controls.clear()
-        pool.on_control_step = lambda _: controls.append(pool.batch.bind("ctrl").clone())
-        return _speed(partial(_step_all, pool, actions), num_envs * steps)
-
-    def step_bare() -> float:
-        bare.load_state(start)
-        return _speed(replay, num_envs * steps)
-
-    def replay() -> None:
-        for control in controls:
-            bare.bind("ctrl").copy_(control)
-            bare.step(pool.substeps)
-
-    with closing(pool):
-        results = in_turns({"pool": step_pool, "engine": step_bare}, rounds)
-    settings = {"task": "pick_place", "num_envs": num_envs, "device": pool.device.type}
-    settings |= {"control_steps": steps, "rounds": rounds}
-    for key, speeds in results.items():
-        report.add(f"warp_{key}", float(np.median(speeds)), "control steps/s", **settings)
-    report.ratio("warp_pool_over_engine", paired(results["pool"], results["engine"]))
 
 
 def _speed(loop: Callable[[], None], count: int) -> float:

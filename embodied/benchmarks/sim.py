@@ -4,7 +4,8 @@
     pool_flatness_256_8192       pool with n envs / pool with 1,024 envs, the smallest over n
     pool_over_envpool            pool / EnvPool's PandaPickCube-v1, if installed; its control step is shorter
     pool_over_async_vector_env   pool / gymnasium's AsyncVectorEnv of our single env
-    <family>_adapter_over_bare   and warp_pool_over_engine: see embodied/benchmarks/adapters.py
+    warp_pool_over_engine        pool of sim=warp / the recorded kernels of MuJoCo Warp alone, as above, 64 envs
+    <family>_adapter_over_bare   see embodied/benchmarks/adapters.py
     rss_gb_4096                  peak resident memory of a process that steps 4,096 envs, GB
 
 Actions are uniform in [-1, 1], in chunks of 4 as the default policies execute them. The row
@@ -14,6 +15,7 @@ limit and resets; only control steps that were executed count.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import subprocess
 import sys
@@ -32,8 +34,11 @@ from torch import Tensor
 
 from embodied.benchmarks import adapters
 from embodied.benchmarks.measure import Report, in_turns, note, paired, timed
+from embodied.core.errors import UserError
 from embodied.runtime import threads
-from envs import MujocoPool, make_pool, make_sampler
+from envs import TASKS, MujocoPool, SamplerSetup, UniformConfig, UniformSampler, make_pool, make_sampler
+from envs.mujoco.warp_batch import WarpBatch
+from envs.mujoco.warp_pool import WarpConfig, WarpPool
 from envs.views.gymnasium_api import gymnasium_id
 
 TASK = "pick_place"
@@ -55,6 +60,10 @@ class Sizes:
     """Control steps before the first measure."""
     rounds: int = 9
     """Rounds that count, see measure.py."""
+    warp_envs: int = 64
+    """Envs of MuJoCo Warp, which is slow on a CPU."""
+    warp_steps: int = 16
+    """Control steps per env in one measure of MuJoCo Warp."""
     rss: int = 4096
     """Envs for the memory."""
     envpool_envs: int = 64
@@ -67,7 +76,7 @@ class Sizes:
 
 SHORT = Sizes(
     reference=16, flatness=(8, 32), env_steps=64, preroll=2, rounds=2, rss=32, envpool_envs=4, async_envs=2,
-    async_steps=4,
+    async_steps=4, warp_envs=2, warp_steps=2,
 )  # fmt: skip
 
 
@@ -82,6 +91,7 @@ def measure(short: bool) -> Report:
     flatness(report, sizes, reference)
     against_envpool(report, sizes)
     against_async(report, sizes)
+    against_warp(report, sizes)
     adapters.measure(report, short)
     memory(report, sizes)
     return report
@@ -93,26 +103,30 @@ class Replay:
     count: control steps per env in one measure. chunk: actions per step of the pool.
     """
 
-    def __init__(self, pool: MujocoPool, count: int, chunk: int) -> None:
+    def __init__(self, pool: MujocoPool | WarpPool, count: int, chunk: int) -> None:
         self.pool, self.count, self.chunk = pool, count, chunk
-        self.start = pool.batch.state.copy()
-        self.controls: list[np.ndarray] = []
+        self.start: Any = None
+        self.controls: list[Any] = []
 
     def pool_speed(self) -> float:
         """Step the pool and record its controls; return its speed."""
         self.controls.clear()
-        self.start[:] = self.pool.batch.state
-        self.pool.on_control_step = lambda pool: self.controls.append(pool.batch.bind("ctrl").copy())
+        self.start = copy.deepcopy(self.pool.batch.state)
+        self.pool.on_control_step = lambda _: self.controls.append(copy.deepcopy(self.pool.batch.bind("ctrl")))
         speed = _speed(self.pool, self.count, self.chunk)
         self.pool.on_control_step = None
         return speed
 
-    def engine_speed(self, batch: Batch) -> float:
+    def engine_speed(self, batch: Batch | WarpBatch) -> float:
         """Replay the recorded controls in ``batch``; return its speed."""
-        batch.state[:] = self.start
+        if isinstance(batch, WarpBatch):
+            batch.load_state(self.start)
+            batch.forward()
+        else:
+            batch.state[:] = self.start
         return len(self.controls) * self.pool.num_envs / timed(lambda: self._loop(batch))
 
-    def _loop(self, batch: Batch) -> None:
+    def _loop(self, batch: Batch | WarpBatch) -> None:
         ctrl = batch.bind("ctrl")
         for control in self.controls:
             ctrl[:] = control
@@ -226,6 +240,29 @@ def against_async(report: Report, sizes: Sizes) -> None:
     report.ratio("pool_over_async_vector_env", paired(results["native"], results["async"]))
 
 
+def against_warp(report: Report, sizes: Sizes) -> None:
+    """Compare the pool of ``sim=warp`` with ``WarpBatch.step`` alone, on the same states and controls (``Replay``)."""
+    task = TASKS[TASK]
+    try:
+        pool = WarpPool(task.build(task.config()), num_envs=sizes.warp_envs)
+    except UserError as error:
+        note(f"warp is left out: {error}")
+        return
+    pool.reset(UniformSampler(pool.spec, UniformConfig(), SamplerSetup(pool.num_envs, stagger=True)))
+    engine = WarpBatch(pool.model, pool.num_envs, pool.device, WarpConfig.max_contacts, WarpConfig.max_constraints)
+    replay = Replay(pool, sizes.warp_steps, chunk=1)
+    measures: dict[str, Callable[[], float]] = {
+        "pool": replay.pool_speed,
+        "engine": partial(replay.engine_speed, engine),
+    }
+    results = in_turns(measures, sizes.rounds)
+    settings = {"task": TASK, "num_envs": pool.num_envs, "device": pool.device.type}
+    settings |= {"control_steps": replay.count, "rounds": sizes.rounds}
+    for name, speeds in results.items():
+        report.add(f"warp_{name}", float(np.median(speeds)), "control steps/s", **settings)
+    report.ratio("warp_pool_over_engine", paired(results["pool"], results["engine"]))
+
+
 MEMORY = """
 import sys, torch
 from envs import make_pool, make_sampler
@@ -255,7 +292,7 @@ def _pool(task: str, num_envs: int) -> MujocoPool:
     return pool
 
 
-def _walk(pool: MujocoPool, count: int, chunk: int = CHUNK) -> int:
+def _walk(pool: MujocoPool | WarpPool, count: int, chunk: int = CHUNK) -> int:
     """Execute at least ``count`` random actions per env; return the control steps of all envs that were executed."""
     executed = 0
     for _ in range(-(-count // chunk)):
@@ -264,7 +301,7 @@ def _walk(pool: MujocoPool, count: int, chunk: int = CHUNK) -> int:
     return executed
 
 
-def _speed(pool: MujocoPool, count: int, chunk: int = CHUNK) -> float:
+def _speed(pool: MujocoPool | WarpPool, count: int, chunk: int = CHUNK) -> float:
     executed: list[int] = []
     seconds = timed(lambda: executed.append(_walk(pool, count, chunk)))
     return executed[0] / seconds

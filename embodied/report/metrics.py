@@ -27,14 +27,8 @@ class MetricsWriter:
         self._open(last_iteration)
 
     def rewind(self, last_iteration: int) -> None:
-        """Remove the rows after an iteration, which will be repeated.
-
-        TensorBoard reads its files in the order of their names, which begin with the second of their creation. So the
-        next file must be of a later second than the one before.
-        """
+        """Remove the rows after an iteration, which will be repeated."""
         self.close()
-        while int(time.time()) <= self._opened_s:
-            time.sleep(0.01)
         self._open(last_iteration)
 
     def _open(self, last_iteration: int | None) -> None:
@@ -44,9 +38,9 @@ class MetricsWriter:
         if last_iteration is not None:
             kept = truncate_metrics(self._path, last_iteration)
             purge_step = int(kept[-1].get("env_steps", kept[-1]["iteration"])) + 1 if kept else 0
+            _leave_the_second_of_the_newest_events(self._path.parent)
         self._file = self._path.open("a", encoding="utf-8")
         self._tensorboard = SummaryWriter(str(self._path.parent), purge_step=purge_step, flush_secs=30)
-        self._opened_s = int(time.time())  # the file was created in this second or before
 
     def write(
         self, row: Mapping[str, float | int], histograms: Mapping[str, Mapping[int, int]] = MappingProxyType({})
@@ -118,6 +112,16 @@ def read_last_metrics(path: Path, num: int) -> list[dict[str, Any]]:
         except ValueError:  # the first line may be cut, and the last one is not whole while it is written
             continue
     return rows[-num:]
+
+
+def _leave_the_second_of_the_newest_events(run_dir: Path) -> None:
+    """Wait until no file of events was created in the present second.
+
+    TensorBoard reads its files in the order of their names, which begin with the second of their creation.
+    """
+    seconds = {int(path.name.split(".")[3]) for path in run_dir.glob("events.out.tfevents.*")}
+    while int(time.time()) in seconds:
+        time.sleep(0.01)
 
 
 def truncate_metrics(path: Path, last_iteration: int) -> list[dict[str, Any]]:

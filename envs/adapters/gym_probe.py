@@ -150,7 +150,8 @@ def _probe(id: str, kwargs: str, success_key: str | None) -> Probe:
         success = success_key or (keys[0] if keys else None)
         if success_key and not any(success_key in info for info in infos):
             said = ", ".join(sorted(set().union(*infos))) or "nothing"
-            log.warning(f"task {name}: no info of its first {PROBE_STEPS} steps has '{success_key}'; they have: {said}")
+            unseen = "task %s: no info of its first %d steps has '%s'; they have: %s"
+            log.warning(unseen, name, PROBE_STEPS, success_key, said)
         has_mask = mask_of(env, infos[0]) is not None
         modes = env.metadata.get("render_modes") or ()
         return Probe(

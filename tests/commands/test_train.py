@@ -280,6 +280,10 @@ def test_groups_stay_as_they_are_when_a_run_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            ["num_envs=12", "runtime.groups_per_worker=2"],
+            "algo.group_size=4 does not divide the envs of a group of the runtime: num_envs must be a multiple of 8 ",
+        ),
         (["num_envs=10"], "algo.group_size=4 does not divide the envs of a group of the runtime: num_envs must be a "),
         (["runtime.decisions=7"], "must be the 40 steps of task reach, got 7 * 4: set runtime.decisions=10"),
         (["policy.horizon=3", "policy.execute=3"], "must be the 40 steps of task reach, got 13 * 3"),

@@ -42,7 +42,7 @@ def build(
     **options: Any,
 ) -> Runtime:
     """A runtime on one core; options are those of the runtime."""
-    defaults = {"decisions": DECISIONS, "device": "cpu", "eval_episodes": 5, "watchdog_s": 0.0}
+    defaults = {"decisions": DECISIONS, "device": "cpu", "eval_episodes": 5, "watchdog_s": 0.0, "groups_per_worker": 2}
     threads = {"sim_threads": 1, "actor_threads": 1, "learner_threads": 1}
     return build_runtime(
         RUNTIMES[options.get("name", "sync")].config(**(defaults | threads | options)),

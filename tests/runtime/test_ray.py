@@ -219,7 +219,7 @@ def test_late_env_workers_need_staleness_and_cannot_be_more_than_all() -> None:
 
 
 def test_only_ray_goes_on_without_env_workers_that_a_checkpoint_lacks() -> None:
-    with build(name="sync", groups_per_worker=2) as runtime:
+    with build(name="sync") as runtime:
         state = runtime.state_dict()
         state["runtime"]["groups"][1] = None
         with pytest.raises(UserError, match="resume it with runtime=ray"):

@@ -54,8 +54,7 @@ def activities(events: list[dict[str, Any]]) -> set[str]:
 
 @pytest.mark.parametrize(("name", "max_staleness"), [("sync", 0), ("local", 1)])
 def test_every_part_has_a_track_with_what_it_did(name: str, max_staleness: int, tmp_path: Path) -> None:
-    options = {"num_env_workers": 2, "groups_per_worker": 2, "eval_every": 2}
-    with build(name=name, max_staleness=max_staleness, trace=True, **options) as runtime:
+    with build(name=name, max_staleness=max_staleness, trace=True, num_env_workers=2, eval_every=2) as runtime:
         iterate(runtime, 30)  # enough for every group to have its turn, on busy cores too
     assert runtime.trace is not None
     runtime.trace.write(tmp_path / "trace.json.gz")
