@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import atanh, log, sqrt
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+
+LayerT = TypeVar("LayerT", nn.Linear, nn.Conv2d)
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "elu": nn.ELU,
@@ -18,9 +21,13 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 def linear(inputs: int, outputs: int, gain: float = sqrt(2.0), bias: bool = True) -> nn.Linear:
     """Build a linear layer with orthogonal weights scaled by ``gain`` and zero bias."""
-    layer = nn.Linear(inputs, outputs, bias=bias)
+    return orthogonal(nn.Linear(inputs, outputs, bias=bias), gain)
+
+
+def orthogonal(layer: LayerT, gain: float = sqrt(2.0)) -> LayerT:
+    """Give a layer orthogonal weights scaled by ``gain`` and zero bias; return it."""
     nn.init.orthogonal_(layer.weight, gain)
-    if bias:
+    if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return layer
 

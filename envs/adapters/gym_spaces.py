@@ -119,13 +119,11 @@ def images_alone(task: str, cameras: Iterable[str], has_choices: bool) -> UserEr
 
     cameras: names of its images. has_choices: whether its actions are choices.
     """
-    seeing = f"policy=vla_tiny policy.cameras=[{','.join(cameras)}]"
-    if has_choices:
-        return UserError(
-            f"task {task} observes images alone and its actions are choices, which no policy combines: it cannot be "
-            f"trained, but checked (python -m embodied.tasks check={task} {seeing})"
-        )
-    return UserError(f"task {task} observes images alone: choose a policy that sees them, {seeing}")
+    policy = "categorical" if has_choices else "vla_tiny"
+    return UserError(
+        f"task {task} observes images alone: choose a policy that sees them, "
+        f"policy={policy} policy.cameras=[{','.join(cameras)}]"
+    )
 
 
 def resized(image: Any, width: int, height: int) -> Pixels:

@@ -149,8 +149,8 @@ def test_images_alone_need_a_policy_that_sees() -> None:
         assert env.step(torch.zeros(2, 3, 2)).obs["state"].tolist() == [[0.25], [0.25]]
 
 
-def test_images_and_choices_cannot_be_trained_together() -> None:
-    with pytest.raises(UserError, match=r"images alone and its actions are choices.* check=gym/.*Choice-v0 policy="):
+def test_images_with_choices_need_the_categorical_policy() -> None:
+    with pytest.raises(UserError, match=r"images alone: .* policy=categorical policy.cameras=\[observation\]"):
         spec("PixelChoice")
 
 

@@ -134,6 +134,24 @@ class PixelChoice(Pixels):
     action_space = spaces.Discrete(3)
 
 
+class Sides(Toy):
+    """Shows an image whose left or right half is bright. Choosing that side gives the reward 1."""
+
+    observation_space = spaces.Box(0, 255, (36, 36), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def observation(self) -> Any:
+        self.side = int(self.np_random.integers(2))
+        image = np.zeros((36, 36), np.uint8)
+        image[:, 18 * self.side : 18 * (self.side + 1)] = 255
+        return image
+
+    def step(self, action: Any) -> Any:
+        reward = float(action == self.side)
+        observation, _, *rest = super().step(action)
+        return observation, reward, *rest
+
+
 class Bits(Toy):
     """Actions of bits."""
 
@@ -190,7 +208,7 @@ class Stack(Toy):
 
 
 CLASSES = (
-    Toy, Ending, Nested, Pixels, PixelChoice, Masked, MaskedChoice, Bits, Raising, Infinite,
+    Toy, Ending, Nested, Pixels, PixelChoice, Sides, Masked, MaskedChoice, Bits, Raising, Infinite,
     Dying, Words, Unbounded, Agents, Stack,
 )  # fmt: skip
 for each in CLASSES:

@@ -57,6 +57,15 @@ def test_policies_learn_on_the_spaces_that_they_are_for(tmp_path: Path, words: l
     assert trained(tmp_path / "run", *words).result["eval"]["episodes"] == 4
 
 
+def test_choices_are_learned_from_images(tmp_path: Path) -> None:
+    words = ["policy.cameras=[observation]", "policy.image_size=36", "policy.grey=true", "num_envs=16"]
+    length = ["runtime.decisions=16", "total_steps=4000", "eval_episodes=20"]
+    length += ["algo.schedule=fixed", "algo.gamma=0.5", "algo.epochs=4", "algo.num_minibatches=4"]
+    sides = f"task=gym/{TOY}:Sides-v0"
+    result = trained(tmp_path / "run", sides, "policy=categorical", *words, *length).result
+    assert result["eval"]["return_mean"] > 11  # of 12; chance is 6
+
+
 @pytest.mark.slow(reason="builds vla_tiny")
 def test_policies_that_see_get_images(tmp_path: Path) -> None:
     words = [f"task=gym/{TOY}:Nested-v0", "policy=vla_tiny", "policy.cameras=[front,render]", "policy.image_size=16"]

@@ -1,0 +1,65 @@
+"""Images for policies with small networks: the options, and the convolutions that read them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from embodied.core.errors import UserError
+from embodied.core.options import config_dataclass
+from embodied.core.spec import CameraSpec
+from embodied.core.types import Obs
+from policies.base import ActorCriticConfig
+from policies.networks import ACTIVATIONS, orthogonal
+
+CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, size of the kernel, stride
+SMALLEST = 36  # pixels per side that these convolutions need
+
+
+@config_dataclass
+class PixelConfig(ActorCriticConfig):
+    """Options of policies that may have cameras."""
+
+    cameras: tuple[str, ...] = ()
+    """Cameras whose images the policy observes, in this order; none: the state vector alone."""
+    image_size: Annotated[int, Field(ge=SMALLEST)] = 64
+    """Pixels of the square images."""
+    grey: bool = False
+    """Whether images are averaged over their colours, which makes the first convolution cheaper."""
+
+    @property
+    def observed_cameras(self) -> tuple[CameraSpec, ...]:
+        return tuple(CameraSpec.square(name, self.image_size) for name in self.cameras)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(set(self.cameras)) < len(self.cameras):
+            raise UserError(f"cameras: got {list(self.cameras)}, allowed: each camera once")
+
+
+class PixelEncoder(nn.Module):
+    """The convolutions of Mnih et al. (2015) over the stacked images.
+
+    size: D, the number of features.
+    """
+
+    def __init__(self, config: PixelConfig) -> None:
+        super().__init__()
+        self.cameras, self.grey = config.cameras, config.grey
+        channels, side = len(config.cameras) * (1 if config.grey else 3), config.image_size
+        layers: list[nn.Module] = []
+        for filters, kernel, stride in CONVOLUTIONS:
+            layers += [orthogonal(nn.Conv2d(channels, filters, kernel, stride)), ACTIVATIONS[config.activation]()]
+            channels, side = filters, (side - kernel) // stride + 1
+        self.layers = nn.Sequential(*layers, nn.Flatten())
+        self.size = channels * side * side
+
+    def forward(self, obs: Obs) -> Tensor:
+        """Return the features [N, D] of images uint8 [N, h, w, 3] of all cameras."""
+        images = torch.stack([obs[f"images.{camera}"] for camera in self.cameras], 3)  # [N, h, w, cameras, 3]
+        pixels = images.sum(-1, dtype=torch.int16).float().div_(3) if self.grey else images.flatten(3).float()
+        features: Tensor = self.layers(pixels.div_(255).movedim(-1, 1))
+        return features
