@@ -75,13 +75,17 @@ class ActorCritic(nn.Module):
         state: Tensor = self.state_normalizer(obs["state"])
         return state
 
+    def inputs(self, obs: Obs) -> Tensor:
+        """Return what actor and critic get, [N, I]: the standardised state, unless a subclass adds to it."""
+        return self.normalized_state(obs)
+
     def value(self, obs: Obs) -> Tensor:
         """Return the critic's value of each row of obs, [N]."""
-        return self.state_value(self.normalized_state(obs), obs)
+        return self.state_value(self.inputs(obs), obs)
 
-    def state_value(self, state: Tensor, obs: Obs) -> Tensor:
-        """Return the critic's value for a state [N, S] that is already normalised, [N]."""
-        value: Tensor = self.critic(state, obs.get("privileged"))
+    def state_value(self, inputs: Tensor, obs: Obs) -> Tensor:
+        """Return the critic's value for its inputs [N, I], without the privileged observation, [N]."""
+        value: Tensor = self.critic(inputs, obs.get("privileged"))
         return value
 
     def kl_divergence(self, p: Tensor, q: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
 from embodied.core.types import Evaluation, Obs, PolicySample
 from policies.base import ActorCritic
 from policies.networks import mlp
-from policies.pixels import PixelConfig, PixelEncoder
+from policies.pixels import PixelConfig, encoder_of, with_images
 
 IMPOSSIBLE = float("-inf")
 
@@ -53,8 +53,7 @@ class CategoricalPolicy(ActorCritic):
 
     def __init__(self, spec: EnvSpec, config: CategoricalConfig) -> None:
         """Build the networks. UserError also for a chunk of several actions where masks hold for one."""
-        encoder = PixelEncoder(config) if config.cameras else None
-        inputs = spec.state_dim + (encoder.size if encoder else 0)
+        encoder, inputs = encoder_of(spec, config)
         super().__init__(spec, config, inputs)
         assert not isinstance(spec.action, Box)
         if spec.action_mask and config.horizon > 1:
@@ -77,51 +76,45 @@ class CategoricalPolicy(ActorCritic):
         """[H, A, M]."""
         return self.noise_shape
 
-    def features(self, obs: Obs) -> Tensor:
-        """Return what actor and critic get: the normalised state and the features of images, [N, F]."""
-        state = self.normalized_state(obs)
-        return state if self.encoder is None else torch.cat((state, self.encoder(obs)), -1)
+    def inputs(self, obs: Obs) -> Tensor:
+        return with_images(self.encoder, self.normalized_state(obs), obs)
 
-    def value(self, obs: Obs) -> Tensor:
-        """Return the critic's value of each row of obs, [N]."""
-        return self.state_value(self.features(obs), obs)
-
-    def log_probs(self, features: Tensor, mask_NC: Tensor | None = None) -> Tensor:
-        """Return the log-probability of every choice at features [N, F], [N, H, A, M].
+    def log_probs(self, inputs: Tensor, mask_NC: Tensor | None = None) -> Tensor:
+        """Return the log-probability of every choice for inputs [N, I], [N, H, A, M].
 
         mask_NC: bool, the allowed choices; None allows all.
         """
-        logits_NHC: Tensor = self.actor(features).view(len(features), self.horizon, -1)
+        logits_NHC: Tensor = self.actor(inputs).view(len(inputs), self.horizon, -1)
         if mask_NC is not None:
             logits_NHC = logits_NHC.masked_fill(~mask_NC[:, None], IMPOSSIBLE)
-        logits = logits_NHC.new_full((len(features), *self.noise_shape), IMPOSSIBLE)
+        logits = logits_NHC.new_full((len(inputs), *self.noise_shape), IMPOSSIBLE)
         logits[..., self.exists_AM] = logits_NHC
         return logits.log_softmax(-1)
 
     @torch.no_grad()
     def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
         """Return the likeliest choices, or with noise [N, H, A, M] drawn ones, int64 [N, H, A]."""
-        return _choose(self.log_probs(self.features(obs), obs.get("action_mask")), noise)
+        return _choose(self.log_probs(self.inputs(obs), obs.get("action_mask")), noise)
 
     @torch.no_grad()
     def act(self, obs: Obs, noise: Tensor) -> PolicySample:
         """Draw a chunk for each row with noise [N, H, A, M]."""
-        features = self.features(obs)
-        log_probs = self.log_probs(features, obs.get("action_mask"))
+        inputs = self.inputs(obs)
+        log_probs = self.log_probs(inputs, obs.get("action_mask"))
         choice = _choose(log_probs, noise)
         log_prob = _of_choice(log_probs, choice)[:, : self.execute].sum((1, 2))
-        value = self.state_value(features, obs)
+        value = self.state_value(inputs, obs)
         version = torch.full(value.shape, -1, dtype=torch.int64, device=value.device)
         return PolicySample(choice, log_prob, value, choice.float().unsqueeze(1), version)
 
     def evaluate(self, obs: Obs, chain: Tensor) -> Evaluation:
         """Return log-probability and entropy of the executed choices, and the value; chain: [B, 1, H, A]."""
-        features = self.features(obs)
-        log_probs = self.log_probs(features, obs.get("action_mask"))[:, : self.execute]
+        inputs = self.inputs(obs)
+        log_probs = self.log_probs(inputs, obs.get("action_mask"))[:, : self.execute]
         log_prob_BE = _of_choice(log_probs, chain[:, 0, : self.execute].long()).sum(-1)
         entropy_B = -(log_probs.exp() * _finite(log_probs)).sum((1, 2, 3))
         terms = self.execute * len(self.exists_AM)
-        return Evaluation.of(log_prob_BE, entropy_B, self.state_value(features, obs), log_probs, terms)
+        return Evaluation.of(log_prob_BE, entropy_B, self.state_value(inputs, obs), log_probs, terms)
 
     def kl_divergence(self, p: Tensor, q: Tensor) -> Tensor:
         """Return KL(p || q) of choices with log-probabilities [B, E, A, M] under the same masks, [B]."""

@@ -63,9 +63,9 @@ class DSRLPolicy(GaussianChunk):
         stds = (config.noise_std_min, config.noise_std_max, config.noise_std)
         self.bounded_std = BoundedStd((config.horizon, spec.action_dim), *stds)
 
-    def mean(self, state: Tensor) -> Tensor:
-        """Return the mean of the noise [N, H, A] at a normalised state [N, S]."""
-        raw: Tensor = self.actor(state)
+    def mean(self, inputs: Tensor) -> Tensor:
+        """Return the mean of the noise [N, H, A] for a normalised state [N, S]."""
+        raw: Tensor = self.actor(inputs)
         return self.noise_bound * torch.tanh(raw).view(-1, self.horizon, self.spec.action_dim)
 
     def decode(self, obs: Obs, drawn: Tensor) -> Tensor:

@@ -9,13 +9,14 @@ from embodied.core.errors import UserError
 from embodied.core.options import Positive, Widths, config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Evaluation, Obs, PolicySample
-from policies.base import ActorCritic, ActorCriticConfig
+from policies.base import ActorCritic
 from policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_by_action, sum_executed
 from policies.networks import BoundedStd, mlp
+from policies.pixels import PixelConfig, encoder_of, with_images
 
 
 @config_dataclass
-class GaussianConfig(ActorCriticConfig):
+class GaussianConfig(PixelConfig):
     """Options of GaussianPolicy; standard deviations are in action units ([-1, 1])."""
 
     actor_hidden: Widths = (128, 128)
@@ -53,8 +54,8 @@ class GaussianChunk(ActorCritic):
         std: Tensor = self.bounded_std()
         return std
 
-    def mean(self, state: Tensor) -> Tensor:
-        """Return the mean of the drawn numbers [N, H, A] at a normalised state [N, S]."""
+    def mean(self, inputs: Tensor) -> Tensor:
+        """Return the mean of the drawn numbers [N, H, A] for inputs [N, I]."""
         raise NotImplementedError
 
     def decode(self, obs: Obs, drawn: Tensor) -> Tensor:
@@ -74,15 +75,15 @@ class GaussianChunk(ActorCritic):
     @torch.no_grad()
     def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
         """Return the chunk for the mean, or with noise [N, H, A] for a draw, [N, H, A]."""
-        mean = self.mean(self.normalized_state(obs))
+        mean = self.mean(self.inputs(obs))
         return self.decode(obs, mean if noise is None else mean + self.std * noise.to(mean))
 
     @torch.no_grad()
     def act(self, obs: Obs, noise: Tensor) -> PolicySample:
         """Draw a chunk for each row with noise [N, 1, H, A]."""
-        state = self.normalized_state(obs)
-        mean = self.mean(state)
-        value = self.state_value(state, obs)
+        inputs = self.inputs(obs)
+        mean = self.mean(inputs)
+        value = self.state_value(inputs, obs)
         std = self.std
         drawn = mean + std * noise[:, 0].to(mean)
         log_prob = sum_executed(gaussian_log_prob(drawn, mean, std).unsqueeze(1), self.scored_actions)
@@ -91,34 +92,41 @@ class GaussianChunk(ActorCritic):
 
     def evaluate(self, obs: Obs, chain: Tensor) -> Evaluation:
         """Return log-probability and entropy of the scored rows, and the value; chain: [B, 1, H, A]."""
-        state = self.normalized_state(obs)
-        mean, std = self.mean(state).unsqueeze(1), self.std
+        inputs = self.inputs(obs)
+        mean, std = self.mean(inputs).unsqueeze(1), self.std
         log_prob_BE = sum_by_action(gaussian_log_prob(chain, mean, std), self.scored_actions)
         entropy_B = sum_executed(gaussian_entropy(std)[None, None], self.scored_actions).expand(len(chain))
         distribution = torch.stack((mean, std.expand_as(mean)), 1)[..., : self.scored_actions, :]
         terms = self.scored_actions * self.spec.action_dim
-        return Evaluation.of(log_prob_BE, entropy_B, self.state_value(state, obs), distribution, terms)
+        return Evaluation.of(log_prob_BE, entropy_B, self.state_value(inputs, obs), distribution, terms)
 
 
 class GaussianPolicy(GaussianChunk):
     """Actions ~ N(mean(state), std^2), with a learned std per action dimension that does not depend on the state.
 
-    The mean is unbounded: the environment clips actions.
+    The mean is unbounded: the environment clips actions. With cameras, actor and critic share the features of their
+    images (``images.<camera>`` uint8 [N, h, w, 3]), and the losses of both train the convolutions.
     """
 
+    must_match = ("activation", "cameras", "grey")
     not_imitated = ("critic.", "bounded_std.")
 
     def __init__(self, spec: EnvSpec, config: GaussianConfig) -> None:
-        super().__init__(spec, config)
+        encoder, inputs = encoder_of(spec, config)
+        super().__init__(spec, config, inputs)
+        self.encoder = encoder
         self.scored_actions = config.execute
         chunk = config.horizon * spec.action_dim
-        self.actor = mlp(spec.state_dim, config.actor_hidden, chunk, config.activation, gain=0.01)
+        self.actor = mlp(inputs, config.actor_hidden, chunk, config.activation, gain=0.01)
         stds = (config.min_std, config.max_std, config.init_std)
         self.bounded_std = BoundedStd((config.horizon, spec.action_dim), *stds)
 
-    def mean(self, state: Tensor) -> Tensor:
-        """Return the mean chunk [N, H, A] at a normalised state [N, S]."""
-        mean: Tensor = self.actor(state)
+    def inputs(self, obs: Obs) -> Tensor:
+        return with_images(self.encoder, self.normalized_state(obs), obs)
+
+    def mean(self, inputs: Tensor) -> Tensor:
+        """Return the mean chunk [N, H, A] for inputs [N, I]."""
+        mean: Tensor = self.actor(inputs)
         return mean.view(-1, self.horizon, self.spec.action_dim)
 
     def decode(self, obs: Obs, drawn: Tensor) -> Tensor:
@@ -127,4 +135,4 @@ class GaussianPolicy(GaussianChunk):
 
     def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
         """Return the mean squared error of the mean chunk, a scalar; the generator is not used."""
-        return (self.mean(self.normalized_state(obs)) - action_NHA).square().mean()
+        return (self.mean(self.inputs(obs)) - action_NHA).square().mean()

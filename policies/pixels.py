@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass
-from embodied.core.spec import CameraSpec
+from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.core.types import Obs
 from policies.base import ActorCriticConfig
 from policies.networks import ACTIVATIONS, orthogonal
@@ -38,6 +38,27 @@ class PixelConfig(ActorCriticConfig):
         super().__post_init__()
         if len(set(self.cameras)) < len(self.cameras):
             raise UserError(f"cameras: got {list(self.cameras)}, allowed: each camera once")
+
+
+def encoder_of(spec: EnvSpec, config: PixelConfig) -> tuple[PixelEncoder | None, int]:
+    """Return the convolutions (None without cameras) and the size I of what actor and critic then get.
+
+    UserError for cameras in a task whose instruction decides what to do: these policies read none.
+    """
+    if not config.cameras:
+        return None, spec.state_dim
+    if len({instruction.goal for instruction in spec.instructions}) > 1:
+        raise UserError(
+            f"policy.cameras: task {spec.task} has instructions, which only a policy that reads observes beside "
+            "images: policy=vla or vla_tiny"
+        )
+    encoder = PixelEncoder(config)
+    return encoder, spec.state_dim + encoder.size
+
+
+def with_images(encoder: PixelEncoder | None, state: Tensor, obs: Obs) -> Tensor:
+    """Return the state [N, S] and the features of the images side by side, [N, I]; without encoder the state."""
+    return state if encoder is None else torch.cat((state, encoder(obs)), -1)
 
 
 class PixelEncoder(nn.Module):

@@ -119,7 +119,7 @@ def images_alone(task: str, cameras: Iterable[str], has_choices: bool) -> UserEr
 
     cameras: names of its images. has_choices: whether its actions are choices.
     """
-    policy = "categorical" if has_choices else "vla_tiny"
+    policy = "categorical" if has_choices else "gaussian"
     return UserError(
         f"task {task} observes images alone: choose a policy that sees them, "
         f"policy={policy} policy.cameras=[{','.join(cameras)}]"

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.distributions import Categorical, kl_divergence
 
 from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
-from embodied.core.spec import CameraSpec, Discrete, EnvSpec, MultiDiscrete
+from embodied.core.spec import Discrete, EnvSpec, MultiDiscrete
 from embodied.core.types import Obs
 from policies import POLICIES, CategoricalConfig, CategoricalPolicy
 from tests.algos import fragments
@@ -160,70 +159,3 @@ def test_the_first_ratio_is_one_with_masks() -> None:
 def test_masks_hold_for_one_action() -> None:
     with pytest.raises(UserError, match=r"policy.horizon: got 2, allowed: 1, because the action masks of task masked"):
         CategoricalPolicy(MANY, CategoricalConfig(horizon=2))
-
-
-SIZE = 40
-SEEN = replace(SPEC, cameras=(CameraSpec.square("left", SIZE), CameraSpec.square("right", SIZE)))
-
-
-def seeing(**options: bool) -> tuple[CategoricalPolicy, Obs]:
-    """Return a policy with two cameras, and observations with images."""
-    torch.manual_seed(0)
-    widths = {"actor_hidden": (16,), "critic_hidden": (16,)}
-    policy = CategoricalPolicy(
-        SEEN, CategoricalConfig(cameras=("left", "right"), image_size=SIZE, **widths, **options)
-    )
-    with torch.no_grad():
-        policy.actor[-1].weight.normal_(0.0, 0.5)
-    generator = torch.Generator().manual_seed(3)
-    images = {
-        f"images.{camera.name}": torch.randint(0, 256, (64, SIZE, SIZE, 3), dtype=torch.uint8, generator=generator)
-        for camera in SEEN.cameras
-    }
-    return policy, observe(64) | images
-
-
-@pytest.mark.parametrize("grey", [False, True])
-def test_likelihood_and_value_with_images(grey: bool) -> None:
-    policy, obs = seeing(grey=grey)
-    sample = policy.act(obs, noise(policy, 64))
-    evaluation = policy.evaluate(obs, sample.chain)
-    torch.testing.assert_close(evaluation.log_prob_B, sample.log_prob_N, atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(evaluation.value_B, sample.value_N, atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(policy.value(obs), sample.value_N, atol=1e-6, rtol=1e-5)
-    for key in ("state", "images.left", "images.right"):
-        other = policy.evaluate(obs | {key: obs[key].flip(0)}, sample.chain)
-        assert (other.log_prob_B - sample.log_prob_N).abs().max() > 1e-4, key
-        assert (other.value_B - sample.value_N).abs().max() > 1e-4, key
-
-
-@pytest.mark.parametrize("grey", [False, True])
-def test_features_are_the_state_and_convolutions_of_scaled_pixels(grey: bool) -> None:
-    policy, obs = seeing(grey=grey)
-    images = [obs[f"images.{camera.name}"] / 255 for camera in SEEN.cameras]
-    pixels = torch.cat([image.mean(-1, keepdim=True) if grey else image for image in images], -1).movedim(-1, 1)
-    for layer in (0, 2, 4):
-        convolution = policy.encoder.layers[layer]
-        pixels = F.conv2d(pixels, convolution.weight, convolution.bias, convolution.stride).relu()
-    expected = torch.cat((policy.normalized_state(obs), pixels.flatten(1)), -1)
-    torch.testing.assert_close(policy.features(obs), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_policy_and_value_loss_both_train_the_convolutions() -> None:
-    policy, obs = seeing()
-    evaluation = policy.evaluate(obs, policy.act(obs, noise(policy, 64)).chain)
-    weights = list(policy.encoder.parameters())
-    for loss in (evaluation.log_prob_B.sum(), evaluation.value_B.sum()):
-        assert all(grad.abs().sum() > 0 for grad in torch.autograd.grad(loss, weights, retain_graph=True))
-
-
-def test_the_first_ratio_is_one_with_images() -> None:
-    policy, rows = seeing()
-    algorithm = PPO(policy, PPOConfig(learning_rate=0.0, epochs=1), seed=0, device=torch.device("cpu"))
-    metrics = algorithm.update([fragments.rollout(policy, seed=0, version=0, rows=rows)], 0)
-    assert metrics["train/ratio_first"] == pytest.approx(1.0, abs=1e-5)
-
-
-def test_cameras_are_named_once() -> None:
-    with pytest.raises(UserError, match=r"cameras: got \['left', 'left'\], allowed: each camera once"):
-        CategoricalConfig(cameras=("left", "left"))
