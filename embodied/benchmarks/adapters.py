@@ -1,6 +1,7 @@
 """What an adapter costs: its speed over that of the bare simulator, stepped through the simulator's own interface.
 
     envpool_adapter_over_bare      task=envpool/HalfCheetah-v5 / EnvPool's own ``step``, 64 envs each
+    envpool_adapter_over_paused    the same, where both loops pause for 0.1 ms after every step, as a policy would
     gym_adapter_over_bare          task=gym/HalfCheetah-v5 / gymnasium's SyncVectorEnv, 64 envs each, one process
     gym_light_adapter_over_bare    the same for task=gym/CartPole-v1, 64 envs, whose step takes 8 microseconds
     maniskill_adapter_over_bare    task=maniskill/PickCube-v1 in one process / ManiSkill's own, 4 envs each, in turn
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from importlib.util import find_spec
+from time import perf_counter
 from typing import Any
 
 import gymnasium
@@ -29,6 +31,8 @@ from embodied.runtime import threads
 from envs import FAMILIES
 from envs.common.actions import random_actions
 from envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
+
+PAUSE_S = 1e-4  # long enough for EnvPool's idle threads to fall asleep, so that its next step has to wake them
 
 
 def measure(report: Report, short: bool) -> None:
@@ -71,6 +75,11 @@ def compare(
             "adapted": partial(_step_all, env, ours.unbind(1)),
             "bare": partial(_step_all, bare, theirs),
         }
+        if family == "envpool":
+            loops |= {
+                "adapted_paused": partial(_step_all, env, ours.unbind(1), PAUSE_S),
+                "bare_paused": partial(_step_all, bare, theirs, PAUSE_S),
+            }
         count = num_envs * steps
         results = in_turns({key: partial(_speed, loop, count) for key, loop in loops.items()}, rounds)
     settings = {
@@ -80,15 +89,22 @@ def compare(
     for key, speeds in results.items():
         report.add(f"{name}_{key}", float(np.median(speeds)), "control steps/s", **settings)
     report.ratio(f"{name}_adapter_over_bare", paired(results["adapted"], results["bare"]))
+    if "bare_paused" in results:
+        ratio = paired(results["adapted_paused"], results["bare_paused"])
+        report.ratio(f"{name}_adapter_over_paused", ratio)
 
 
 def _speed(loop: Callable[[], None], count: int) -> float:
     return count / timed(loop)
 
 
-def _step_all(env: Any, actions: Any) -> None:
+def _step_all(env: Any, actions: Any, pause_s: float = 0.0) -> None:
     for action in actions:
         env.step(action)
+        if pause_s:
+            end = perf_counter() + pause_s
+            while perf_counter() < end:
+                pass
 
 
 def _bare_actions(space: Any, action_NTA: torch.Tensor, theirs: Any) -> list[Any]:

@@ -24,9 +24,12 @@ from tests.commands.helpers import SMALL, run
 SIM_RATIOS = {
     "pool_over_engine_1024", "pool_flatness_256_8192", "pool_over_envpool", "pool_over_async_vector_env", "rss_gb_4096",
     "envpool_adapter_over_bare", "gym_adapter_over_bare", "gym_light_adapter_over_bare", "maniskill_adapter_over_bare",
+    "warp_pool_over_engine", "envpool_adapter_over_paused",
+}  # fmt: skip
+OF_OTHERS = {
+    "pool_over_envpool", "envpool_adapter_over_bare", "envpool_adapter_over_paused", "maniskill_adapter_over_bare",
     "warp_pool_over_engine",
 }  # fmt: skip
-OF_OTHERS = {"pool_over_envpool", "envpool_adapter_over_bare", "maniskill_adapter_over_bare", "warp_pool_over_engine"}
 
 
 @pytest.mark.slow(reason="starts processes for AsyncVectorEnv and for the memory of a pool")
