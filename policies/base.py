@@ -76,7 +76,7 @@ class ActorCritic(nn.Module):
         return state
 
     def inputs(self, obs: Obs) -> Tensor:
-        """Return what actor and critic get, [N, I]: the standardised state, unless a subclass adds to it."""
+        """Return the inputs of a small network, [N, I]: the standardised state; subclasses add features of images."""
         return self.normalized_state(obs)
 
     def value(self, obs: Obs) -> Tensor:
@@ -84,7 +84,7 @@ class ActorCritic(nn.Module):
         return self.state_value(self.inputs(obs), obs)
 
     def state_value(self, inputs: Tensor, obs: Obs) -> Tensor:
-        """Return the critic's value for its inputs [N, I], without the privileged observation, [N]."""
+        """Return the critic's value, [N], for inputs [N, I] and the privileged observation in ``obs``."""
         value: Tensor = self.critic(inputs, obs.get("privileged"))
         return value
 

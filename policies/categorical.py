@@ -40,8 +40,8 @@ class CategoricalPolicy(ActorCritic):
     ``counts[i]``, and one that ``obs["action_mask"]`` [N, C] forbids, has log-probability -inf. It is never drawn, and
     it has no part in log-probability, entropy and KL.
 
-    With cameras, actor and critic share the features of their images (``images.<camera>`` uint8 [N, h, w, 3]), and the
-    losses of both train the convolutions.
+    With cameras, actor and critic share convolutions over the images (``images.<camera>`` uint8 [N, h, w, 3]), which
+    learn from the losses of both.
     """
 
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete)

@@ -12,24 +12,24 @@ from policies.normalizer import RunningNormalizer
 
 
 class Critic(nn.Module):
-    """V(state, privileged) with a trunk of its own (Pinto et al. 2018, asymmetric actor critic).
+    """V(inputs, privileged) with hidden layers of its own (Pinto et al. 2018, asymmetric actor critic).
 
     It contains the normaliser of the privileged observation, so that a deployed policy does not need that either.
     """
 
-    def __init__(self, state_dim: int, privileged_dim: int, hidden: Sequence[int], activation: str) -> None:
+    def __init__(self, inputs: int, privileged_dim: int, hidden: Sequence[int], activation: str) -> None:
         super().__init__()
         self.normalizer = RunningNormalizer(privileged_dim) if privileged_dim else None
-        self.network = mlp(state_dim + privileged_dim, hidden, 1, activation, gain=1.0)
+        self.network = mlp(inputs + privileged_dim, hidden, 1, activation, gain=1.0)
 
-    def forward(self, state: Tensor, privileged: Tensor | None) -> Tensor:
-        """Return the value [...] of a normalised state [..., S] and a raw privileged observation [..., P].
+    def forward(self, inputs: Tensor, privileged: Tensor | None) -> Tensor:
+        """Return the value [...] of inputs [..., I] (a normalised state) and a raw privileged observation [..., P].
 
         privileged: None if P is 0. ValueError if it is None otherwise.
         """
         if self.normalizer is not None:
             if privileged is None:
                 raise ValueError("the critic needs obs['privileged'], which this observation lacks")
-            state = torch.cat((state, self.normalizer(privileged)), dim=-1)
-        value: Tensor = self.network(state).squeeze(-1)
+            inputs = torch.cat((inputs, self.normalizer(privileged)), dim=-1)
+        value: Tensor = self.network(inputs).squeeze(-1)
         return value

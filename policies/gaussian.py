@@ -104,8 +104,8 @@ class GaussianChunk(ActorCritic):
 class GaussianPolicy(GaussianChunk):
     """Actions ~ N(mean(state), std^2), with a learned std per action dimension that does not depend on the state.
 
-    The mean is unbounded: the environment clips actions. With cameras, actor and critic share the features of their
-    images (``images.<camera>`` uint8 [N, h, w, 3]), and the losses of both train the convolutions.
+    The mean is unbounded: the environment clips actions. With cameras, actor and critic share convolutions over the
+    images (``images.<camera>`` uint8 [N, h, w, 3]), which learn from the losses of both.
     """
 
     must_match = ("activation", "cameras", "grey")

@@ -17,6 +17,7 @@ from policies.networks import ACTIVATIONS, orthogonal
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, size of the kernel, stride
 SMALLEST = 36  # pixels per side that these convolutions need
+PERIOD = 8  # they reach the last pixel of images with SMALLEST pixels, or a multiple of PERIOD more
 
 
 @config_dataclass
@@ -28,7 +29,7 @@ class PixelConfig(ActorCriticConfig):
     image_size: Annotated[int, Field(ge=SMALLEST)] = 64
     """Pixels of the square images."""
     grey: bool = False
-    """Whether images are averaged over their colours, which makes the first convolution cheaper."""
+    """Whether the colours of an image are averaged, which makes the first convolution cheaper."""
 
     @property
     def observed_cameras(self) -> tuple[CameraSpec, ...]:
@@ -41,16 +42,16 @@ class PixelConfig(ActorCriticConfig):
 
 
 def encoder_of(spec: EnvSpec, config: PixelConfig) -> tuple[PixelEncoder | None, int]:
-    """Return the convolutions (None without cameras) and the size I of what actor and critic then get.
+    """Return the convolutions (None without cameras) and the size I of the inputs of actor and critic.
 
-    UserError for cameras in a task whose instruction decides what to do: these policies read none.
+    UserError for cameras in a task of several goals: its instructions name the goal, and these policies read none.
     """
     if not config.cameras:
         return None, spec.state_dim
     if len({instruction.goal for instruction in spec.instructions}) > 1:
         raise UserError(
-            f"policy.cameras: task {spec.task} has instructions, which only a policy that reads observes beside "
-            "images: policy=vla or vla_tiny"
+            f"policy.cameras: the instructions of task {spec.task} name one of several goals, and this policy cannot "
+            "read them: use policy=vla or vla_tiny"
         )
     encoder = PixelEncoder(config)
     return encoder, spec.state_dim + encoder.size
@@ -64,14 +65,17 @@ def with_images(encoder: PixelEncoder | None, state: Tensor, obs: Obs) -> Tensor
 class PixelEncoder(nn.Module):
     """The convolutions of Mnih et al. (2015) over the stacked images.
 
+    Zeros are added at the right and the lower edge where the strides would otherwise leave out the last pixels.
+
     size: D, the number of features.
     """
 
     def __init__(self, config: PixelConfig) -> None:
         super().__init__()
         self.cameras, self.grey = config.cameras, config.grey
-        channels, side = len(config.cameras) * (1 if config.grey else 3), config.image_size
-        layers: list[nn.Module] = []
+        padding = (SMALLEST - config.image_size) % PERIOD
+        channels, side = len(config.cameras) * (1 if config.grey else 3), config.image_size + padding
+        layers: list[nn.Module] = [nn.ZeroPad2d((0, padding, 0, padding))]
         for filters, kernel, stride in CONVOLUTIONS:
             layers += [orthogonal(nn.Conv2d(channels, filters, kernel, stride)), ACTIVATIONS[config.activation]()]
             channels, side = filters, (side - kernel) // stride + 1

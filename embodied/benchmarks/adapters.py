@@ -1,7 +1,7 @@
 """What an adapter costs: its speed over that of the bare simulator, stepped through the simulator's own interface.
 
     envpool_adapter_over_bare      task=envpool/HalfCheetah-v5 / EnvPool's own ``step``, 64 envs each
-    envpool_adapter_over_paused    the same, where both loops pause for 0.1 ms after every step, as a policy would
+    envpool_adapter_over_paused    the same, if both loops pause for 0.1 ms after every step; the pauses do not count
     gym_adapter_over_bare          task=gym/HalfCheetah-v5 / gymnasium's SyncVectorEnv, 64 envs each, one process
     gym_light_adapter_over_bare    the same for task=gym/CartPole-v1, 64 envs, whose step takes 8 microseconds
     maniskill_adapter_over_bare    task=maniskill/PickCube-v1 in one process / ManiSkill's own, 4 envs each, in turn
@@ -80,8 +80,13 @@ def compare(
                 "adapted_paused": partial(_step_all, env, ours.unbind(1), PAUSE_S),
                 "bare_paused": partial(_step_all, bare, theirs, PAUSE_S),
             }
-        count = num_envs * steps
-        results = in_turns({key: partial(_speed, loop, count) for key, loop in loops.items()}, rounds)
+        results = in_turns(
+            {
+                key: partial(_speed, loop, num_envs * steps, steps * PAUSE_S if key.endswith("_paused") else 0.0)
+                for key, loop in loops.items()
+            },
+            rounds,
+        )
     settings = {
         "task": env.spec.task, "num_envs": num_envs, "num_threads": num_threads, "control_steps": steps,
         "rounds": rounds,
@@ -90,12 +95,11 @@ def compare(
         report.add(f"{name}_{key}", float(np.median(speeds)), "control steps/s", **settings)
     report.ratio(f"{name}_adapter_over_bare", paired(results["adapted"], results["bare"]))
     if "bare_paused" in results:
-        ratio = paired(results["adapted_paused"], results["bare_paused"])
-        report.ratio(f"{name}_adapter_over_paused", ratio)
+        report.ratio(f"{name}_adapter_over_paused", paired(results["adapted_paused"], results["bare_paused"]))
 
 
-def _speed(loop: Callable[[], None], count: int) -> float:
-    return count / timed(loop)
+def _speed(loop: Callable[[], None], count: int, pauses_s: float) -> float:
+    return count / (timed(loop) - pauses_s)
 
 
 def _step_all(env: Any, actions: Any, pause_s: float = 0.0) -> None:

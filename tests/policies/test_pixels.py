@@ -14,6 +14,7 @@ from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec, Discrete, EnvSpec, Instruction
 from embodied.core.types import Obs
 from policies import CategoricalConfig, CategoricalPolicy, GaussianConfig, GaussianPolicy
+from policies.pixels import PixelEncoder
 from tests.algos import fragments
 
 NUM, SIZE = 64, 40
@@ -74,11 +75,25 @@ def test_inputs_are_the_state_and_convolutions_of_scaled_pixels(name: str, grey:
     assert policy.encoder is not None
     images = [obs[f"images.{camera.name}"] / 255 for camera in CAMERAS]
     pixels = torch.cat([image.mean(-1, keepdim=True) if grey else image for image in images], -1).movedim(-1, 1)
-    for layer in (0, 2, 4):
-        convolution = policy.encoder.layers[layer]
+    pixels = F.pad(pixels, (0, 4, 0, 4))  # 44 is the next size that the strides cover
+    for convolution in (layer for layer in policy.encoder.layers if isinstance(layer, torch.nn.Conv2d)):
         pixels = F.conv2d(pixels, convolution.weight, convolution.bias, convolution.stride).relu()
     expected = torch.cat((policy.normalized_state(obs), pixels.flatten(1)), -1)
     torch.testing.assert_close(policy.inputs(obs), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [36, 37, 42, 43, 44, 64, 84])
+def test_every_pixel_counts(size: int) -> None:
+    """The strides leave none out at the right and the lower edge: the paddle of Pong is there."""
+    encoder = PixelEncoder(GaussianConfig(cameras=("eye",), image_size=size))
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (1, size, size, 3), dtype=torch.uint8, generator=generator)
+    seen = encoder({"images.eye": images})
+    assert seen.shape == (1, encoder.size)
+    for row, column in ((size - 1, 0), (0, size - 1), (size - 1, size - 1), (size // 2, size - 1)):
+        changed = images.clone()
+        changed[0, row, column] = 255 - changed[0, row, column]
+        assert (encoder({"images.eye": changed}) - seen).abs().max() > 0, (row, column)
 
 
 @both
@@ -116,5 +131,5 @@ def test_cameras_are_named_once() -> None:
 def test_tasks_of_several_goals_need_a_policy_that_reads(name: str) -> None:
     goals = Instruction("red", goal="red"), Instruction("blue", goal="blue")
     spec = replace(ARM if name == "gaussian" else GAME, instructions=goals)
-    with pytest.raises(UserError, match=r"task arm has instructions, which only a policy that reads"):
+    with pytest.raises(UserError, match=r"instructions of task arm name one of several goals.* use policy=vla"):
         build(name, spec)
