@@ -165,7 +165,7 @@ def test_envpool_batches_are_received_and_sent_as_they_come() -> None:
     for _ in range(9):
         obs, _, _, _, info = env.recv()
         ids = info["env_id"]
-        assert rows(obs) == [[i, 0, steps[i]] for i in ids]
+        assert rows(obs) == [[i, *divmod(steps[i], LIMIT + 1)] for i in ids]  # a batch may come more often than others
         for i in ids:
             steps[int(i)] += 1
         env.send(np.full((2, 1), GO), ids)
