@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from embodied.core.errors import UserError
@@ -14,6 +15,9 @@ from policies.critic import Critic
 from policies.likelihood import gaussian_kl
 from policies.networks import ACTIVATIONS
 from policies.normalizer import RunningNormalizer
+
+if TYPE_CHECKING:
+    from policies.pixels import PixelEncoder
 
 
 @config_dataclass
@@ -39,6 +43,25 @@ class ActorCriticConfig:
         return ()
 
 
+@config_dataclass
+class SeeingConfig(ActorCriticConfig):
+    """Options of policies with cameras."""
+
+    cameras: tuple[str, ...] = ()
+    """Cameras whose images the policy observes, in this order; none: the state vector alone."""
+    image_size: Count = 64
+    """Pixels of the square images."""
+
+    @property
+    def observed_cameras(self) -> tuple[CameraSpec, ...]:
+        return tuple(CameraSpec.square(name, self.image_size) for name in self.cameras)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(set(self.cameras)) < len(self.cameras):
+            raise UserError(f"cameras: got {list(self.cameras)}, allowed: each camera once")
+
+
 SPACE_NAMES = {
     Box: "continuous actions (policy=gaussian, flow or vla)",
     Discrete: "choices between discrete actions (policy=categorical)",
@@ -47,17 +70,27 @@ SPACE_NAMES = {
 
 
 class ActorCritic(nn.Module):
-    """A normaliser of the state vector and an asymmetric critic; subclasses add the actor."""
+    """A normaliser of the state vector and an asymmetric critic; subclasses add the actor.
+
+    With an encoder of images, actor and critic share its features, and it learns from the losses of both.
+    """
 
     action_spaces: ClassVar[tuple[type, ...]] = (Box,)
     """Classes of the action spaces that the policy supports."""
     must_match: tuple[str, ...] = ("activation",)
     optional_suffixes: tuple[str, ...] = ()
 
-    def __init__(self, spec: EnvSpec, config: ActorCriticConfig, critic_inputs: int | None = None) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        config: ActorCriticConfig,
+        critic_inputs: int | None = None,
+        encoder: PixelEncoder | None = None,
+    ) -> None:
         """Build normaliser and critic. UserError if the policy does not support the task's action space.
 
-        critic_inputs: size of the critic's input without the privileged observation; None: size of the state.
+        critic_inputs: size of the critic's input without the privileged observation; None: that of ``inputs``.
+        encoder: reads the images.
         """
         super().__init__()
         if not isinstance(spec.action, self.action_spaces):
@@ -67,7 +100,9 @@ class ActorCritic(nn.Module):
         self.horizon = config.horizon
         self.execute = config.execute
         self.state_normalizer = RunningNormalizer(spec.state_dim)
-        inputs = spec.state_dim if critic_inputs is None else critic_inputs
+        self.encoder = encoder
+        self.num_inputs = spec.state_dim + (encoder.size if encoder else 0)
+        inputs = self.num_inputs if critic_inputs is None else critic_inputs
         self.critic = Critic(inputs, spec.privileged_dim, config.critic_hidden, config.activation)
 
     def normalized_state(self, obs: Obs) -> Tensor:
@@ -76,8 +111,9 @@ class ActorCritic(nn.Module):
         return state
 
     def inputs(self, obs: Obs) -> Tensor:
-        """Return the inputs of a small network, [N, I]: the standardised state; subclasses add features of images."""
-        return self.normalized_state(obs)
+        """Return the standardised state and the features of the images, if any, side by side, [N, I]."""
+        state = self.normalized_state(obs)
+        return state if self.encoder is None else torch.cat((state, self.encoder(obs)), -1)
 
     def value(self, obs: Obs) -> Tensor:
         """Return the critic's value of each row of obs, [N]."""

@@ -13,7 +13,7 @@ from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
 from embodied.core.types import Evaluation, Obs, PolicySample
 from policies.base import ActorCritic
 from policies.networks import mlp
-from policies.pixels import PixelConfig, encoder_of, with_images
+from policies.pixels import PixelConfig, encoder_of
 
 IMPOSSIBLE = float("-inf")
 
@@ -40,8 +40,7 @@ class CategoricalPolicy(ActorCritic):
     ``counts[i]``, and one that ``obs["action_mask"]`` [N, C] forbids, has log-probability -inf. It is never drawn, and
     it has no part in log-probability, entropy and KL.
 
-    With cameras, actor and critic share convolutions over the images (``images.<camera>`` uint8 [N, h, w, 3]), which
-    learn from the losses of both.
+    With cameras, the logits also depend on their images (``images.<camera>`` uint8 [N, h, w, 3]).
     """
 
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete)
@@ -53,8 +52,7 @@ class CategoricalPolicy(ActorCritic):
 
     def __init__(self, spec: EnvSpec, config: CategoricalConfig) -> None:
         """Build the networks. UserError also for a chunk of several actions where masks hold for one."""
-        encoder, inputs = encoder_of(spec, config)
-        super().__init__(spec, config, inputs)
+        super().__init__(spec, config, encoder=encoder_of(spec, config))
         assert not isinstance(spec.action, Box)
         if spec.action_mask and config.horizon > 1:
             raise UserError(
@@ -63,8 +61,8 @@ class CategoricalPolicy(ActorCritic):
             )
         counts = torch.tensor(spec.action.counts)
         self.register_buffer("exists_AM", torch.arange(int(counts.max())) < counts[:, None], persistent=False)
-        self.encoder = encoder
-        self.actor = mlp(inputs, config.actor_hidden, config.horizon * int(counts.sum()), config.activation, 0.01)
+        chunk = config.horizon * int(counts.sum())
+        self.actor = mlp(self.num_inputs, config.actor_hidden, chunk, config.activation, 0.01)
 
     @property
     def noise_shape(self) -> tuple[int, ...]:
@@ -75,9 +73,6 @@ class CategoricalPolicy(ActorCritic):
     def plan_noise_shape(self) -> tuple[int, ...]:
         """[H, A, M]."""
         return self.noise_shape
-
-    def inputs(self, obs: Obs) -> Tensor:
-        return with_images(self.encoder, self.normalized_state(obs), obs)
 
     def log_probs(self, inputs: Tensor, mask_NC: Tensor | None = None) -> Tensor:
         """Return the log-probability of every choice for inputs [N, I], [N, H, A, M].

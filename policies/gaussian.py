@@ -12,7 +12,7 @@ from embodied.core.types import Evaluation, Obs, PolicySample
 from policies.base import ActorCritic
 from policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_by_action, sum_executed
 from policies.networks import BoundedStd, mlp
-from policies.pixels import PixelConfig, encoder_of, with_images
+from policies.pixels import PixelConfig, encoder_of
 
 
 @config_dataclass
@@ -104,25 +104,20 @@ class GaussianChunk(ActorCritic):
 class GaussianPolicy(GaussianChunk):
     """Actions ~ N(mean(state), std^2), with a learned std per action dimension that does not depend on the state.
 
-    The mean is unbounded: the environment clips actions. With cameras, actor and critic share convolutions over the
-    images (``images.<camera>`` uint8 [N, h, w, 3]), which learn from the losses of both.
+    The mean is unbounded: the environment clips actions. With cameras, the mean also depends on their images
+    (``images.<camera>`` uint8 [N, h, w, 3]).
     """
 
     must_match = ("activation", "cameras", "grey")
     not_imitated = ("critic.", "bounded_std.")
 
     def __init__(self, spec: EnvSpec, config: GaussianConfig) -> None:
-        encoder, inputs = encoder_of(spec, config)
-        super().__init__(spec, config, inputs)
-        self.encoder = encoder
+        super().__init__(spec, config, encoder=encoder_of(spec, config))
         self.scored_actions = config.execute
         chunk = config.horizon * spec.action_dim
-        self.actor = mlp(inputs, config.actor_hidden, chunk, config.activation, gain=0.01)
+        self.actor = mlp(self.num_inputs, config.actor_hidden, chunk, config.activation, gain=0.01)
         stds = (config.min_std, config.max_std, config.init_std)
         self.bounded_std = BoundedStd((config.horizon, spec.action_dim), *stds)
-
-    def inputs(self, obs: Obs) -> Tensor:
-        return with_images(self.encoder, self.normalized_state(obs), obs)
 
     def mean(self, inputs: Tensor) -> Tensor:
         """Return the mean chunk [N, H, A] for inputs [N, I]."""

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass
-from embodied.core.spec import CameraSpec, EnvSpec
+from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from policies.base import ActorCriticConfig
+from policies.base import SeeingConfig
 from policies.networks import ACTIVATIONS, orthogonal
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, size of the kernel, stride
@@ -21,45 +21,28 @@ PERIOD = 8  # they reach the last pixel of images with SMALLEST pixels, or a mul
 
 
 @config_dataclass
-class PixelConfig(ActorCriticConfig):
-    """Options of policies that may have cameras."""
+class PixelConfig(SeeingConfig):
+    """Options of policies with small networks, which need no cameras."""
 
-    cameras: tuple[str, ...] = ()
-    """Cameras whose images the policy observes, in this order; none: the state vector alone."""
     image_size: Annotated[int, Field(ge=SMALLEST)] = 64
     """Pixels of the square images."""
     grey: bool = False
     """Whether the colours of an image are averaged, which makes the first convolution cheaper."""
 
-    @property
-    def observed_cameras(self) -> tuple[CameraSpec, ...]:
-        return tuple(CameraSpec.square(name, self.image_size) for name in self.cameras)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(set(self.cameras)) < len(self.cameras):
-            raise UserError(f"cameras: got {list(self.cameras)}, allowed: each camera once")
-
-
-def encoder_of(spec: EnvSpec, config: PixelConfig) -> tuple[PixelEncoder | None, int]:
-    """Return the convolutions (None without cameras) and the size I of the inputs of actor and critic.
+def encoder_of(spec: EnvSpec, config: PixelConfig) -> PixelEncoder | None:
+    """Return the convolutions for the images of the cameras; None without cameras.
 
     UserError for cameras in a task of several goals: its instructions name the goal, and these policies read none.
     """
     if not config.cameras:
-        return None, spec.state_dim
+        return None
     if len({instruction.goal for instruction in spec.instructions}) > 1:
         raise UserError(
             f"policy.cameras: the instructions of task {spec.task} name one of several goals, and this policy cannot "
             "read them: use policy=vla or vla_tiny"
         )
-    encoder = PixelEncoder(config)
-    return encoder, spec.state_dim + encoder.size
-
-
-def with_images(encoder: PixelEncoder | None, state: Tensor, obs: Obs) -> Tensor:
-    """Return the state [N, S] and the features of the images side by side, [N, I]; without encoder the state."""
-    return state if encoder is None else torch.cat((state, encoder(obs)), -1)
+    return PixelEncoder(config)
 
 
 class PixelEncoder(nn.Module):

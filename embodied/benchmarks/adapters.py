@@ -13,7 +13,7 @@ observations. Our own pool over its bare engine is ``pool_over_engine_1024`` (si
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from importlib.util import find_spec
@@ -63,6 +63,7 @@ def compare(
 ) -> None:
     """Add ``<name>_adapter_over_bare`` and both speeds. make_bare: builds the bare envs, given id, number, threads."""
     name, built = name or family, FAMILIES[family].build()
+    pauses = {"": 0.0, "_paused": PAUSE_S} if family == "envpool" else {"": 0.0}
     sim = FAMILIES[family].config(**({"processes": 0} if family == "gym" else {}))
     task = built.task_config(id)()
     env = built.make(id, task, num_envs=num_envs, num_threads=num_threads, sim=sim)
@@ -72,37 +73,29 @@ def compare(
         ours = random_actions(env.spec.action, num_envs, steps, seed=0)
         theirs = _bare_actions(env.spec.action, ours, bare.action_space)
         loops = {
-            "adapted": partial(_step_all, env, ours.unbind(1)),
-            "bare": partial(_step_all, bare, theirs),
+            f"{side}{suffix}": partial(_speed, stepped, actions, num_envs, pause_s)
+            for suffix, pause_s in pauses.items()
+            for side, stepped, actions in (("adapted", env, ours.unbind(1)), ("bare", bare, theirs))
         }
-        if family == "envpool":
-            loops |= {
-                "adapted_paused": partial(_step_all, env, ours.unbind(1), PAUSE_S),
-                "bare_paused": partial(_step_all, bare, theirs, PAUSE_S),
-            }
-        results = in_turns(
-            {
-                key: partial(_speed, loop, num_envs * steps, steps * PAUSE_S if key.endswith("_paused") else 0.0)
-                for key, loop in loops.items()
-            },
-            rounds,
-        )
+        results = in_turns(loops, rounds)
     settings = {
         "task": env.spec.task, "num_envs": num_envs, "num_threads": num_threads, "control_steps": steps,
         "rounds": rounds,
     }  # fmt: skip
     for key, speeds in results.items():
         report.add(f"{name}_{key}", float(np.median(speeds)), "control steps/s", **settings)
-    report.ratio(f"{name}_adapter_over_bare", paired(results["adapted"], results["bare"]))
-    if "bare_paused" in results:
-        report.ratio(f"{name}_adapter_over_paused", paired(results["adapted_paused"], results["bare_paused"]))
+    for suffix in pauses:
+        ratio = paired(results[f"adapted{suffix}"], results[f"bare{suffix}"])
+        report.ratio(f"{name}_adapter_over{suffix or '_bare'}", ratio)
 
 
-def _speed(loop: Callable[[], None], count: int, pauses_s: float) -> float:
-    return count / (timed(loop) - pauses_s)
+def _speed(env: Any, actions: Sequence[Any], num_envs: int, pause_s: float) -> float:
+    """Return the control steps per second of ``num_envs`` envs; pauses do not count."""
+    seconds = timed(lambda: _step_all(env, actions, pause_s)) - len(actions) * pause_s
+    return num_envs * len(actions) / seconds
 
 
-def _step_all(env: Any, actions: Any, pause_s: float = 0.0) -> None:
+def _step_all(env: Any, actions: Sequence[Any], pause_s: float) -> None:
     for action in actions:
         env.step(action)
         if pause_s:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from embodied.core.errors import UserError
 from embodied.core.options import Count, Natural, config_dataclass
-from embodied.core.spec import CameraSpec
+from policies.base import SeeingConfig
 from policies.flow.chains import ChainConfig
 
 Part = Literal["vision", "language"]
@@ -18,7 +18,7 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 
 @config_dataclass
-class VLAConfig(ChainConfig):
+class VLAConfig(ChainConfig, SeeingConfig):
     """Options of VLAPolicy."""
 
     cameras: Annotated[tuple[str, ...], Field(min_length=1)] = ("front", "wrist")
@@ -47,14 +47,8 @@ class VLAConfig(ChainConfig):
     """The actor passes the outputs of the frozen part to the learner in place of the images. For vla_tiny they take
     34 kB per decision, the images 25 kB."""
 
-    @property
-    def observed_cameras(self) -> tuple[CameraSpec, ...]:
-        return tuple(CameraSpec.square(name, self.image_size) for name in self.cameras)
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(set(self.cameras)) < len(self.cameras):
-            raise UserError(f"cameras: got {list(self.cameras)}, allowed: each camera once")
         if self.dtype != "float32" and set(self.freeze) != set(PARTS):
             raise UserError(f"dtype: got {self.dtype}, allowed: float32 unless freeze={list(PARTS)}")
 
