@@ -5,6 +5,7 @@
     gym_adapter_over_bare          task=gym/HalfCheetah-v5 / gymnasium's SyncVectorEnv, 64 envs each, one process
     gym_light_adapter_over_bare    the same for task=gym/CartPole-v1, 64 envs, whose step takes 8 microseconds
     maniskill_adapter_over_bare    task=maniskill/PickCube-v1 in one process / ManiSkill's own, 4 envs each, in turn
+    <name>_1024_...                the same with 1,024 envs each: most of what an adapter costs is a cost per step
 
 Both loops have the same actions, threads and number of envs, and speeds are control steps/s. Ours also checks actions,
 counts episodes, resets in the step in which an episode ends with the seed of the next one, and keeps the last
@@ -38,12 +39,15 @@ PAUSE_S = 1e-4  # long enough for EnvPool's idle threads to fall asleep, so that
 def measure(report: Report, short: bool) -> None:
     """Add a ratio and the speeds of each family that is installed."""
     cores, rounds, steps = threads.available_cores(), *((2, 4) if short else (25, 100))
+    few, many, fewer = (4, 8, 2) if short else (64, 1024, 9)
     if find_spec("envpool") is None:
         note("envpool is not installed: left out (pip install -c constraints.txt -e '.[envpool]')")
     else:
-        compare(report, "envpool", "HalfCheetah-v5", _envpool, 4 if short else 64, cores, rounds, steps)
-    compare(report, "gym", "HalfCheetah-v5", _gym, 2 if short else 64, 1, rounds, steps)
-    compare(report, "gym", "CartPole-v1", _gym, 2 if short else 64, 1, rounds, steps, "gym_light")
+        compare(report, "envpool", "HalfCheetah-v5", _envpool, few, cores, rounds, steps)
+        compare(report, "envpool", "HalfCheetah-v5", _envpool, many, cores, fewer, steps, "envpool_1024")
+    compare(report, "gym", "HalfCheetah-v5", _gym, few, 1, rounds, steps)
+    compare(report, "gym", "CartPole-v1", _gym, few, 1, rounds, steps, "gym_light")
+    compare(report, "gym", "CartPole-v1", _gym, many, 1, fewer, steps, "gym_light_1024")
     try:
         compare(report, "maniskill", "PickCube-v1", _maniskill, 1 if short else 4, 1, min(rounds, 9), steps)
     except UserError as error:

@@ -25,6 +25,7 @@ from envs.adapters.gym_probe import Probe, known_ids, probe
 from envs.adapters.gym_processes import ProcessRows, is_portable
 from envs.adapters.gym_rows import Layout, LocalRows, Rows
 from envs.adapters.gym_spaces import RENDER, TIME, Pixels, cameras_of, images_alone, terms_of
+from envs.adapters.gym_vector import VectorRows
 from envs.common.episodic import Advance, EpisodicEnv
 from envs.common.seeding import EpisodeRng
 from envs.registry import FAMILIES
@@ -60,7 +61,7 @@ class GymSimConfig:
 
     processes: Natural | None = None
     """Processes that step a group of envs; 0 steps them in this process. null is one for each thread of the group's
-    budget if a step takes longer than 0.1 ms, else 0."""
+    budget if a step takes longer than 0.1 ms, else 0. Always 0 for an environment's own vector environment."""
 
 
 class GymEnv(EpisodicEnv):
@@ -152,7 +153,9 @@ class Gym:
         layout = _layout(spec, bool(terms_of(found.leaves)))
         processes = _processes(found, num_threads, sim)
         rows: Rows
-        if processes:
+        if found.is_vector:
+            rows = VectorRows(found.source, layout.arrays(num_envs), spec.max_episode_steps, found.can_render)
+        elif processes:
             rows = ProcessRows(found.source, layout, num_envs, processes, found.can_render)
         else:
             rows = LocalRows(found.source, layout.arrays(num_envs), range(num_envs), found.can_render)
@@ -182,6 +185,13 @@ def _layout(spec: EnvSpec, has_state: bool) -> Layout:
 def _processes(found: Probe, num_threads: int, sim: GymSimConfig | None) -> int:
     """Return the number of processes; UserError if the environment cannot be built in others than this one."""
     wanted = None if sim is None else sim.processes
+    if found.is_vector:
+        if wanted:
+            raise UserError(
+                f"sim.processes: got {wanted}, allowed: 0, because task {found.source.name} steps all its environments "
+                "together"
+            )
+        return 0
     portable = is_portable(found.source)
     if wanted is None:
         slow = found.step_s > SLOW_STEP_S

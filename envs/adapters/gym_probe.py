@@ -21,6 +21,7 @@ from embodied.core.errors import UserError, one_line
 from embodied.core.spec import ActionSpace
 from envs.adapters.gym_rows import Source
 from envs.adapters.gym_spaces import ActionCodec, Leaf, action_space_of, leaves_of, mask_of
+from envs.adapters.gym_vector import First, build_vector, resets_by_mask
 
 log = logging.getLogger(__name__)
 SUCCESS_KEYS = ("is_success", "success")  # of infos
@@ -74,6 +75,8 @@ class Probe:
     """Whether it gives pixels."""
     step_s: float
     """Seconds that a control step takes."""
+    is_vector: bool
+    """Whether its own vector environment is used, which steps all environments together."""
 
 
 def known_ids() -> list[str]:
@@ -107,8 +110,6 @@ def find(id: str) -> tuple[Registration, str | None]:
         hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
         where = f"after the import of '{module}'" if module else "in gymnasium; one of a package is gym/<module>:<id>"
         raise UserError(f"unknown environment '{name}' of the family gym.{hint} Not registered {where}")
-    if registration.entry_point is None:
-        raise UserError(f"task gym/{id} is only a vector environment, whose episodes cannot be seeded one by one")
     return registration, module or (package.module if package is not None else None)
 
 
@@ -142,7 +143,7 @@ def _probe(id: str, kwargs: str, success_key: str | None) -> Probe:
     registration, module = find(id)
     name = f"gym/{id}"
     source = Source(name, registration, module, json.loads(kwargs))
-    env = source.build(render=False)
+    env, is_vector = _built(source)
     try:
         leaves, action = tuple(leaves_of(env.observation_space)), action_space_of(env.action_space)
         infos, seconds = zip(*_rollout(env, name), strict=True)
@@ -162,12 +163,40 @@ def _probe(id: str, kwargs: str, success_key: str | None) -> Probe:
             registration.max_episode_steps,
             "rgb_array" in modes,
             min(seconds[1:]),
+            is_vector,
         )
     except UserError as error:
         named = str(error).startswith("task ")
         raise UserError(f"{error}" if named else f"task {name} cannot be served: {error}") from error
     finally:
         env.close()
+
+
+def _built(source: Source) -> tuple[gymnasium.Env[Any, Any], bool]:
+    """Build an environment; return it, and whether it is the first of its own vector environment.
+
+    That one is taken if it leaves resets to us and has the spaces of the single environment.
+    """
+    registration = source.registration
+    single = None if registration.entry_point is None else source.build(render=False)
+    if registration.vector_entry_point is None:
+        assert single is not None  # gymnasium registers nothing without either
+        return single, False
+    vector = build_vector(source, 1, registration.max_episode_steps, render=False)
+    first = First(vector)
+    if single is None:
+        if not resets_by_mask(vector):
+            vector.close()
+            raise UserError(
+                f"task {source.name} is only a vector environment, and resets its environments itself: its metadata "
+                f"say autoreset_mode={vector.metadata.get('autoreset_mode')}, needed is AutoresetMode.DISABLED with "
+                'reset(seed=[...], options={"reset_mask": ...})'
+            )
+        return first, True
+    spaces = [(env.observation_space, env.action_space) for env in (first, single)]
+    is_vector = resets_by_mask(vector) and spaces[0] == spaces[1]
+    (single if is_vector else vector).close()
+    return (first if is_vector else single), is_vector
 
 
 def _rollout(env: gymnasium.Env[Any, Any], name: str) -> Iterator[tuple[dict[str, Any], float]]:

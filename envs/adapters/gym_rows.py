@@ -111,18 +111,14 @@ class Rows(Protocol):
         ...
 
 
-class LocalRows:
-    """Environments of this process. UserError, with the env, step and seed, for whatever goes wrong in one."""
+class EncodedRows:
+    """The way of observations into arrays, and errors. Subclasses build the environments and step them."""
 
-    def __init__(self, source: Source, arrays: Arrays, ids: Sequence[int], render: bool) -> None:
-        """Build the envs ``ids`` of those that ``arrays`` are for."""
-        self.source, self.arrays, self.ids = source, arrays, list(ids)
-        self.envs: dict[int, gymnasium.Env[Any, Any]] = {}
-        for i in self.ids:
-            self.envs[i] = source.build(render)
-        first = self.envs[self.ids[0]]
-        leaves = list(leaves_of(first.observation_space))
-        self.codec = ActionCodec(first.action_space)
+    def __init__(self, source: Source, arrays: Arrays, observation: Any, action: Any) -> None:
+        """observation, action: spaces of one environment."""
+        self.source, self.arrays = source, arrays
+        leaves = list(leaves_of(observation))
+        self.codec = ActionCodec(action)
         self.parts: list[tuple[Leaf, slice]] = []
         begin = 0
         for leaf in leaves:
@@ -132,11 +128,62 @@ class LocalRows:
         wanted = {key.removeprefix("images."): array for key, array in arrays.items() if key.startswith("images.")}
         self.images = [(leaf, wanted[name]) for name, leaf in cameras_of(leaves).items() if name in wanted]
         self.rendered = wanted.get(RENDER)
-        whole = len(leaves) == 1 and isinstance(leaves[0].space, Box) and leaves[0].space.shape == (leaves[0].size,)
-        self.is_vector = whole and not leaves[0].path and not wanted and not source.has_mask
-        """Whether an observation is the state as it is, which saves time."""
         self.seed_N = np.zeros(len(arrays["reward"]), np.int64)
         self.step_N = np.zeros(len(arrays["reward"]), np.int64)
+
+    def write_mask(self, i: int, mask: NDArray[np.bool_] | None) -> None:
+        """Write the allowed choices of env ``i``, all without a mask. ValueError if there is none."""
+        row = self.arrays["action_mask"][i]
+        row[:] = True
+        if mask is None:
+            return
+        if mask.shape != row.shape:
+            raise ValueError(f"action_mask: got shape {list(mask.shape)}, needed {list(row.shape)}")
+        row[:] = mask
+        begin = 0
+        for count in self.codec.counts:
+            if not mask[begin : begin + count].any():
+                raise ValueError("action_mask allows no choice, and the episode has not ended")
+            begin += count
+
+    def check_finite(self, ids: Ints) -> None:
+        """Raise UserError for a state or a reward of envs ``ids`` that is not finite."""
+        for key in ("state", "reward") if self.parts else ("reward",):
+            if np.isfinite(self.arrays[key]).all():
+                continue
+            finite = np.isfinite(self.arrays[key][ids].reshape(len(ids), -1)).all(-1)
+            if not finite.all():
+                raise self.error(int(ids[~finite][0]), f"gave a value of {key} that is not finite")
+
+    def failure(self, i: int, error: Exception) -> UserError:
+        """Return the error for an exception of env ``i``, and print its traceback."""
+        traceback.print_exception(error)
+        return self.error(i, f"raised {type(error).__name__}: {one_line(error)}")
+
+    def error(self, i: int, what: str) -> UserError:
+        """Return the error for what env ``i`` did, with its control step and its seed."""
+        step = f"control step {self.step_N[i]}" if self.step_N[i] else "reset"
+        return UserError(f"task {self.source.name}: env {i} {what} ({step} of the episode with seed {self.seed_N[i]})")
+
+
+class LocalRows(EncodedRows):
+    """Environments of this process. UserError, with the env, step and seed, for whatever goes wrong in one."""
+
+    def __init__(self, source: Source, arrays: Arrays, ids: Sequence[int], render: bool) -> None:
+        """Build the envs ``ids`` of those that ``arrays`` are for."""
+        self.ids = list(ids)
+        self.envs: dict[int, gymnasium.Env[Any, Any]] = {}
+        for i in self.ids:
+            self.envs[i] = source.build(render)
+        first = self.envs[self.ids[0]]
+        super().__init__(source, arrays, first.observation_space, first.action_space)
+        self.is_vector = (
+            isinstance(first.observation_space, Box)
+            and [leaf.space.shape for leaf, _ in self.parts] == [first.observation_space.shape[:1]]
+            and self.rendered is None
+            and not source.has_mask
+        )
+        """Whether an observation is the state as it is, which saves time."""
 
     def start(self, ids: Ints, seeds: Ints) -> None:
         self.seed_N[ids], self.step_N[ids] = seeds, 0
@@ -146,8 +193,8 @@ class LocalRows:
                 observation, info = self.envs[i].reset(seed=seed)
                 self._observe(i, observation, info, ended=False)
         except Exception as error:  # an environment of others may raise anything
-            raise self._failure(i, error) from error
-        self._check_finite(ids)
+            raise self.failure(i, error) from error
+        self.check_finite(ids)
 
     def step(self, ids: Ints) -> None:
         self.step_N[ids] += 1
@@ -167,8 +214,8 @@ class LocalRows:
                 else:
                     self._observe(i, observation, info, ended=bool(terminated_N[i] or truncated_N[i]))
         except Exception as error:  # an environment of others may raise anything
-            raise self._failure(i, error) from error
-        self._check_finite(ids)
+            raise self.failure(i, error) from error
+        self.check_finite(ids)
 
     def render(self, width: int, height: int) -> Pixels:
         i = self.ids[0]
@@ -177,7 +224,7 @@ class LocalRows:
             for i in self.ids:
                 frames.append(resized(self._frame(i), width, height))
         except Exception as error:  # an environment of others may raise anything
-            raise self._failure(i, error) from error
+            raise self.failure(i, error) from error
         return np.stack(frames)
 
     def close(self) -> None:
@@ -200,44 +247,10 @@ class LocalRows:
         if self.parts:
             row = self.arrays["state"][i]
             for leaf, where in self.parts:
-                leaf.encode(observation, row[where])
+                leaf.encode(leaf.value(observation), row[where])
         for leaf, images in self.images:
             images[i] = resized(leaf.value(observation), *images.shape[2:0:-1])
         if self.rendered is not None:
             self.rendered[i] = resized(self._frame(i), *self.rendered.shape[2:0:-1])
         if self.source.has_mask:
-            self._write_mask(i, info, ended)
-
-    def _write_mask(self, i: int, info: Any, ended: bool) -> None:
-        """Write the allowed choices of env ``i``; where the episode has ended, all. ValueError if there is none."""
-        row = self.arrays["action_mask"][i]
-        mask = None if ended else mask_of(self.envs[i], info)
-        row[:] = True
-        if mask is None:
-            return
-        if mask.shape != row.shape:
-            raise ValueError(f"action_mask: got shape {list(mask.shape)}, needed {list(row.shape)}")
-        row[:] = mask
-        begin = 0
-        for count in self.codec.counts:
-            if not mask[begin : begin + count].any():
-                raise ValueError("action_mask allows no choice, and the episode has not ended")
-            begin += count
-
-    def _check_finite(self, ids: Ints) -> None:
-        for key in ("state", "reward") if self.parts else ("reward",):
-            if np.isfinite(self.arrays[key]).all():
-                continue
-            finite = np.isfinite(self.arrays[key][ids].reshape(len(ids), -1)).all(-1)
-            if not finite.all():
-                raise self._error(int(ids[~finite][0]), f"gave a value of {key} that is not finite")
-
-    def _failure(self, i: int, error: Exception) -> UserError:
-        """Return the error for an exception of env ``i``, and print its traceback."""
-        traceback.print_exception(error)
-        return self._error(i, f"raised {type(error).__name__}: {one_line(error)}")
-
-    def _error(self, i: int, what: str) -> UserError:
-        """Return the error for what env ``i`` did, with its control step and its seed."""
-        step = f"control step {self.step_N[i]}" if self.step_N[i] else "reset"
-        return UserError(f"task {self.source.name}: env {i} {what} ({step} of the episode with seed {self.seed_N[i]})")
+            self.write_mask(i, None if ended else mask_of(self.envs[i], info))  # an episode that ended allows all

@@ -65,9 +65,9 @@ class Leaf:
             observation = observation[key]
         return observation
 
-    def encode(self, observation: Any, out: NDArray[np.float32]) -> None:
-        """Write its entries of the state [size]. ValueError for a value of another size."""
-        value = np.asarray(self.value(observation))
+    def encode(self, value: Any, out: NDArray[np.float32]) -> None:
+        """Write a value of it as entries of the state [size]. ValueError for a value of another size."""
+        value = np.asarray(value)
         if isinstance(self.space, spaces.Discrete):
             out[:] = 0.0
             out[int(value) - int(self.space.start)] = 1.0
@@ -175,17 +175,21 @@ class ActionCodec:
         self.counts = () if isinstance(ours, Box) else ours.counts
         """Number of choices in each dimension; none for a Box."""
 
-    def decode(self, action_nA: NDArray[Any]) -> Sequence[Any]:
-        """Return the environment's actions for n actions [n, A] of ours, float32 in [-1, 1] or int64."""
+    def decode(self, action_nA: NDArray[Any]) -> NDArray[Any]:
+        """Return the environment's actions [n, ...] for n actions [n, A] of ours, float32 in [-1, 1] or int64."""
         space = self.space
+        decoded: NDArray[Any]
         if isinstance(space, spaces.Discrete):
-            return list((action_nA[:, 0] + space.start).astype(space.dtype))
+            decoded = action_nA[:, 0] + space.start
+            return decoded.astype(space.dtype)
         action = action_nA.reshape(-1, *space.shape)
         if isinstance(space, spaces.MultiDiscrete):
-            return list((action + space.start).astype(space.dtype))
-        if isinstance(space, spaces.MultiBinary):
-            return list(action.astype(space.dtype))
-        return list((self.offset + self.scale * action).clip(space.low, space.high).astype(space.dtype))
+            decoded = action + space.start
+        elif isinstance(space, spaces.MultiBinary):
+            decoded = action
+        else:
+            decoded = (self.offset + self.scale * action).clip(space.low, space.high)
+        return decoded.astype(space.dtype)
 
 
 def mask_of(env: Any, info: Mapping[str, Any]) -> NDArray[np.bool_] | None:
@@ -195,5 +199,10 @@ def mask_of(env: Any, info: Mapping[str, Any]) -> NDArray[np.bool_] | None:
         if not env.has_wrapper_attr("action_masks"):
             return None
         mask = env.get_wrapper_attr("action_masks")()
+    return flat_mask(mask)
+
+
+def flat_mask(mask: Any) -> NDArray[np.bool_]:
+    """Return the allowed choices, bool [C], of a mask or of one mask for each entry of an action."""
     parts = mask if isinstance(mask, (tuple, list)) else [mask]
     return np.concatenate([np.asarray(part, dtype=np.bool_).ravel() for part in parts])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
 
 
 class Toy(gymnasium.Env[Any, Any]):
@@ -213,3 +216,27 @@ CLASSES = (
 )  # fmt: skip
 for each in CLASSES:
     gymnasium.register(f"{each.__name__}-v0", entry_point=f"{__name__}:{each.__name__}", max_episode_steps=12)
+
+
+def together(cls: type[Toy]) -> Any:
+    """Return what builds a vector environment of ``cls`` in any mode of autoreset."""
+
+    def build(
+        num_envs: int, max_episode_steps: int, autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP, **kwargs: Any
+    ) -> SyncVectorEnv:
+        one = partial(TimeLimit, max_episode_steps=max_episode_steps)
+        return SyncVectorEnv([lambda: one(cls(**kwargs)) for _ in range(num_envs)], autoreset_mode=autoreset_mode)
+
+    return build
+
+
+def resetting(num_envs: int, **kwargs: Any) -> SyncVectorEnv:
+    """Return a vector environment that resets its environments itself."""
+    return together(Toy)(num_envs, **kwargs)
+
+
+for each in (Toy, Ending, Nested, Masked, MaskedChoice, Bits, Raising, Infinite):
+    gymnasium.register(f"Vector{each.__name__}-v0", vector_entry_point=together(each), max_episode_steps=12)
+gymnasium.register("Both-v0", f"{__name__}:Ending", vector_entry_point=together(Ending), max_episode_steps=12)
+gymnasium.register("Unlike-v0", f"{__name__}:Ending", vector_entry_point=together(Nested), max_episode_steps=12)
+gymnasium.register("Resetting-v0", vector_entry_point=resetting, max_episode_steps=12)

@@ -28,7 +28,6 @@ def trained(out: Path, *words: str) -> Outcome:
 
 
 def test_returns_are_reported_where_there_is_no_success_and_videos_show_the_environment(tmp_path: Path) -> None:
-    pytest.importorskip("pygame")
     out = tmp_path / "run"
     outcome = trained(out, "task=gym/CartPole-v1", "policy=categorical", "task.max_episode_steps=12")
     assert outcome.result["eval"]["return_mean"] > 5

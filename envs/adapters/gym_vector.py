@@ -1,0 +1,189 @@
+"""Environments of gymnasium that step all together: the vector environment that a registration names.
+
+    start(ids, seeds) ─► env.reset(seed=[...], options={"reset_mask": ...}) ─┐
+    step(ids)         ─► env.step(...)                                       ├─► arrays, see ``gym_rows``
+                                                                             ┘
+It must leave resets to us (``AutoresetMode.DISABLED``), so that every episode begins where its plan says.
+"""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import load_env_creator
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from embodied.core.errors import UserError, one_line
+from envs.adapters.gym_rows import Arrays, EncodedRows, Ints, Source
+from envs.adapters.gym_spaces import Pixels, flat_mask, resized
+
+Vector = VectorEnv[Any, Any, Any]
+
+
+def build_vector(source: Source, num_envs: int, max_episode_steps: int | None, render: bool) -> Vector:
+    """Build the vector environment of a registration. render: it can give pixels. UserError if that fails.
+
+    max_episode_steps: its own time limit, control steps; only for one whose registration has a time limit.
+    """
+    registration, options = source.registration, dict(source.kwargs)
+    try:
+        if source.module is not None:
+            import_module(source.module)
+        creator: Any = registration.vector_entry_point
+        parameters = inspect.signature(load_env_creator(creator) if isinstance(creator, str) else creator).parameters
+        if "autoreset_mode" in parameters:
+            options["autoreset_mode"] = AutoresetMode.DISABLED
+        if registration.max_episode_steps is not None and max_episode_steps is not None:
+            options["max_episode_steps"] = max_episode_steps
+        if render:
+            options["render_mode"] = "rgb_array"
+        return gymnasium.make_vec(registration, num_envs, vectorization_mode="vector_entry_point", **options)
+    except Exception as error:  # an environment of others may raise anything
+        traceback.print_exc()
+        raise UserError(f"task {source.name} cannot be built: {type(error).__name__}: {one_line(error)}") from error
+
+
+def resets_by_mask(env: Vector) -> bool:
+    """Return whether it leaves all resets to its user."""
+    return bool(env.metadata.get("autoreset_mode") == AutoresetMode.DISABLED)
+
+
+class First(gymnasium.Env[Any, Any]):
+    """The first environment of a vector environment as a single one, for those who only look at it."""
+
+    def __init__(self, env: Vector) -> None:
+        self.vector, self.metadata = env, env.metadata
+        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        seeds: Any = None if seed is None else [seed] * self.vector.num_envs
+        observation, infos = self.vector.reset(seed=seeds)
+        return _row(observation, 0), _info(infos, 0)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        actions = np.stack([action] * self.vector.num_envs)
+        observation, reward, terminated, truncated, infos = self.vector.step(actions)
+        return _row(observation, 0), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _info(infos, 0)
+
+    def close(self) -> None:
+        self.vector.close()
+
+
+class VectorRows(EncodedRows):
+    """Rows of a vector environment; see ``envs.adapters.gym_rows.Rows``. UserError for whatever goes wrong in it."""
+
+    def __init__(self, source: Source, arrays: Arrays, max_episode_steps: int, render: bool) -> None:
+        """max_episode_steps: longest time limit of a plan."""
+        num_envs = len(arrays["reward"])
+        self.env = build_vector(source, num_envs, max_episode_steps, render)
+        super().__init__(source, arrays, self.env.single_observation_space, self.env.single_action_space)
+        self.over_N = np.zeros(num_envs, np.bool_)  # the environment itself has ended the episode
+
+    def start(self, ids: Ints, seeds: Ints) -> None:
+        self.seed_N[ids], self.step_N[ids] = seeds, 0
+        seed_N: list[int | None] = [None] * len(self.seed_N)
+        for i, seed in zip(ids.tolist(), seeds.tolist(), strict=True):
+            seed_N[i] = seed
+        try:
+            self._observe(ids, *self._reset(ids, seed_N))
+        except Exception as error:  # an environment of others may raise anything
+            raise self.failure(int(ids[0]), error) from error
+        self.check_finite(ids)
+
+    def step(self, ids: Ints) -> None:
+        self.step_N[ids] += 1
+        over_N = self.over_N.copy()
+        over_N[ids] = False
+        try:
+            if over_N.any():  # it cannot step these, and nobody reads them before ``start``
+                self._reset(np.flatnonzero(over_N), [None] * len(over_N))
+            actions = self.codec.decode(self.arrays["action"])
+            observations, reward_N, terminated_N, truncated_N, infos = self.env.step(actions)
+            self.over_N = np.logical_or(terminated_N, truncated_N)
+            results = {"reward": reward_N, "terminated": terminated_N, "truncated": truncated_N}
+            if self.source.success is not None:
+                success = infos.get(self.source.success, np.zeros(len(over_N)))
+                results["success"] = np.asarray(success).astype(np.bool_)
+            for key, values in results.items():
+                self.arrays[key][ids] = values[ids]
+            self._observe(ids, observations, infos)
+        except Exception as error:  # an environment of others may raise anything
+            raise self.failure(int(ids[0]), error) from error
+        self.check_finite(ids)
+
+    def render(self, width: int, height: int) -> Pixels:
+        try:
+            return np.stack([resized(frame, width, height) for frame in self._frames()])
+        except Exception as error:  # an environment of others may raise anything
+            raise self.failure(0, error) from error
+
+    def close(self) -> None:
+        self.env.close()
+
+    def failure(self, i: int, error: Exception) -> UserError:
+        traceback.print_exception(error)
+        what = f"raised {type(error).__name__}: {one_line(error)}"
+        steps = int(self.step_N.max())
+        return UserError(f"task {self.source.name}: its vector environment {what} (after {steps} control steps)")
+
+    def _reset(self, ids: Ints, seed_N: list[int | None]) -> tuple[Any, Mapping[str, Any]]:
+        """Begin an episode in each of envs ``ids``; return the observations and infos of all."""
+        mask_N = np.zeros(len(seed_N), np.bool_)
+        mask_N[ids] = True
+        self.over_N[ids] = False
+        options = None if mask_N.all() else {"reset_mask": mask_N}
+        seed: Any = None if seed_N[ids[0]] is None else seed_N
+        return self.env.reset(seed=seed, options=options)
+
+    def _frames(self) -> Any:
+        """Return what every env shows people. TypeError if that are no images."""
+        frames = self.env.render()
+        if frames is None or len(frames) != self.env.num_envs:
+            raise TypeError(f"render() gave no image of each of {self.env.num_envs} environments")
+        return frames
+
+    def _observe(self, ids: Ints, observations: Any, infos: Mapping[str, Any]) -> None:
+        """Write the observations of envs ``ids``."""
+        for leaf, where in self.parts:
+            values = leaf.value(observations)
+            if isinstance(leaf.space, Box):
+                self.arrays["state"][ids, where] = np.asarray(values)[ids].reshape(len(ids), -1)
+            else:
+                for i in ids.tolist():
+                    leaf.encode(values[i], self.arrays["state"][i, where])
+        for leaf, images in self.images:
+            values = leaf.value(observations)
+            for i in ids.tolist():
+                images[i] = resized(values[i], *images.shape[2:0:-1])
+        if self.rendered is not None:
+            frames = self._frames()
+            for i in ids.tolist():
+                self.rendered[i] = resized(frames[i], *self.rendered.shape[2:0:-1])
+        if self.source.has_mask:
+            for i in ids.tolist():
+                self.write_mask(i, None if self.over_N[i] else flat_mask(_info(infos, i)["action_mask"]))
+
+
+def _row(observations: Any, i: int) -> Any:
+    """Return the observation of env ``i``."""
+    if isinstance(observations, Mapping):
+        return {key: _row(value, i) for key, value in observations.items()}
+    if isinstance(observations, tuple):
+        return tuple(_row(value, i) for value in observations)
+    return observations[i]
+
+
+def _info(infos: Mapping[str, Any], i: int) -> dict[str, Any]:
+    """Return the info of env ``i``: what those of the vector environment say of it (``_<key>`` says whether)."""
+    return {
+        key: values[i]
+        for key, values in infos.items()
+        if not key.startswith("_") and not isinstance(values, Mapping) and bool(infos.get(f"_{key}", {i: True})[i])
+    }
