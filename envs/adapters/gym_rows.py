@@ -177,7 +177,7 @@ class LocalRows(EncodedRows):
             self.envs[i] = source.build(render)
         first = self.envs[self.ids[0]]
         super().__init__(source, arrays, first.observation_space, first.action_space)
-        self.is_vector = (
+        self.is_state = (
             isinstance(first.observation_space, Box)
             and [leaf.space.shape for leaf, _ in self.parts] == [first.observation_space.shape[:1]]
             and self.rendered is None
@@ -202,7 +202,7 @@ class LocalRows(EncodedRows):
             self.arrays[key] for key in ("action", "reward", "terminated", "truncated", "success")
         )
         envs, success = self.envs, self.source.success
-        state_NS = self.arrays["state"] if self.is_vector else None
+        state_NS = self.arrays["state"] if self.is_state else None
         i = 0
         try:
             for i, action in zip(ids.tolist(), self.codec.decode(action_NA[ids]), strict=True):
@@ -241,7 +241,7 @@ class LocalRows(EncodedRows):
 
     def _observe(self, i: int, observation: Any, info: Any, ended: bool) -> None:
         """Write the observation of env ``i``."""
-        if self.is_vector:
+        if self.is_state:
             self.arrays["state"][i] = observation
             return
         if self.parts:

@@ -24,12 +24,10 @@ from tests.commands.helpers import SMALL, run
 SIM_RATIOS = {
     "pool_over_engine_1024", "pool_flatness_256_8192", "pool_over_envpool", "pool_over_async_vector_env", "rss_gb_4096",
     "envpool_adapter_over_bare", "gym_adapter_over_bare", "gym_light_adapter_over_bare", "maniskill_adapter_over_bare",
-    "warp_pool_over_engine", "envpool_adapter_over_paused",
+    "warp_pool_over_engine", "envpool_adapter_over_paused", "gym_light_1024_adapter_over_bare",
+    "envpool_1024_adapter_over_bare", "envpool_1024_adapter_over_paused",
 }  # fmt: skip
-OF_OTHERS = {
-    "pool_over_envpool", "envpool_adapter_over_bare", "envpool_adapter_over_paused", "maniskill_adapter_over_bare",
-    "warp_pool_over_engine",
-}  # fmt: skip
+OF_OTHERS = {name for name in SIM_RATIOS if any(other in name for other in ("envpool", "maniskill", "warp"))}
 
 
 @pytest.mark.slow(reason="starts processes for AsyncVectorEnv and for the memory of a pool")
