@@ -21,7 +21,7 @@ from embodied.core.errors import UserError, one_line
 from embodied.core.spec import ActionSpace
 from envs.adapters.gym_rows import Source
 from envs.adapters.gym_spaces import ActionCodec, Leaf, action_space_of, leaves_of, mask_of
-from envs.adapters.gym_vector import First, build_vector, resets_by_mask
+from envs.adapters.gym_vector import Only, build_vector, resets_by_mask
 
 log = logging.getLogger(__name__)
 SUCCESS_KEYS = ("is_success", "success")  # of infos
@@ -173,7 +173,7 @@ def _probe(id: str, kwargs: str, success_key: str | None) -> Probe:
 
 
 def _built(source: Source) -> tuple[gymnasium.Env[Any, Any], bool]:
-    """Build an environment; return it, and whether it is the first of its own vector environment.
+    """Build an environment; return it, and whether it is that of its own vector environment.
 
     That one is taken if it leaves resets to us and has the spaces of the single environment.
     """
@@ -183,7 +183,7 @@ def _built(source: Source) -> tuple[gymnasium.Env[Any, Any], bool]:
         assert single is not None  # gymnasium registers nothing without either
         return single, False
     vector = build_vector(source, 1, registration.max_episode_steps, render=False)
-    first = First(vector)
+    only = Only(vector)
     if single is None:
         if not resets_by_mask(vector):
             vector.close()
@@ -192,11 +192,11 @@ def _built(source: Source) -> tuple[gymnasium.Env[Any, Any], bool]:
                 f"say autoreset_mode={vector.metadata.get('autoreset_mode')}, needed is AutoresetMode.DISABLED with "
                 'reset(seed=[...], options={"reset_mask": ...})'
             )
-        return first, True
-    spaces = [(env.observation_space, env.action_space) for env in (first, single)]
+        return only, True
+    spaces = [(env.observation_space, env.action_space) for env in (only, single)]
     is_vector = resets_by_mask(vector) and spaces[0] == spaces[1]
     (single if is_vector else vector).close()
-    return (first if is_vector else single), is_vector
+    return (only if is_vector else single), is_vector
 
 
 def _rollout(env: gymnasium.Env[Any, Any], name: str) -> Iterator[tuple[dict[str, Any], float]]:

@@ -10,7 +10,8 @@ The arrays may lie in memory that processes share. Imports neither torch nor oth
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
@@ -48,13 +49,19 @@ class Source:
 
     def build(self, render: bool) -> gymnasium.Env[Any, Any]:
         """Build one, without a time limit. render: it can give pixels. UserError if that fails."""
-        try:
-            if self.module is not None:
-                import_module(self.module)
+        with self.building():
             mode = {"render_mode": "rgb_array"} if render else {}
             return gymnasium.make(
                 self.registration, max_episode_steps=-1, disable_env_checker=True, **mode, **self.kwargs
             )
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Import what registers them, and turn whatever is raised in the block into UserError."""
+        try:
+            if self.module is not None:
+                import_module(self.module)
+            yield
         except gymnasium.error.DependencyNotInstalled as error:
             raise UserError(f"task {self.name} cannot be built: {one_line(error)}") from error
         except Exception as error:  # an environment of others may raise anything
@@ -155,10 +162,10 @@ class EncodedRows:
             if not finite.all():
                 raise self.error(int(ids[~finite][0]), f"gave a value of {key} that is not finite")
 
-    def failure(self, i: int, error: Exception) -> UserError:
-        """Return the error for an exception of env ``i``, and print its traceback."""
+    def raised(self, error: Exception) -> str:
+        """Print the traceback of an exception; return its words for an error."""
         traceback.print_exception(error)
-        return self.error(i, f"raised {type(error).__name__}: {one_line(error)}")
+        return f"raised {type(error).__name__}: {one_line(error)}"
 
     def error(self, i: int, what: str) -> UserError:
         """Return the error for what env ``i`` did, with its control step and its seed."""
@@ -193,7 +200,7 @@ class LocalRows(EncodedRows):
                 observation, info = self.envs[i].reset(seed=seed)
                 self._observe(i, observation, info, ended=False)
         except Exception as error:  # an environment of others may raise anything
-            raise self.failure(i, error) from error
+            raise self.error(i, self.raised(error)) from error
         self.check_finite(ids)
 
     def step(self, ids: Ints) -> None:
@@ -214,7 +221,7 @@ class LocalRows(EncodedRows):
                 else:
                     self._observe(i, observation, info, ended=bool(terminated_N[i] or truncated_N[i]))
         except Exception as error:  # an environment of others may raise anything
-            raise self.failure(i, error) from error
+            raise self.error(i, self.raised(error)) from error
         self.check_finite(ids)
 
     def render(self, width: int, height: int) -> Pixels:
@@ -224,7 +231,7 @@ class LocalRows(EncodedRows):
             for i in self.ids:
                 frames.append(resized(self._frame(i), width, height))
         except Exception as error:  # an environment of others may raise anything
-            raise self.failure(i, error) from error
+            raise self.error(i, self.raised(error)) from error
         return np.stack(frames)
 
     def close(self) -> None:

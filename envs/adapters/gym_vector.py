@@ -9,9 +9,7 @@ It must leave resets to us (``AutoresetMode.DISABLED``), so that every episode b
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 import gymnasium
@@ -20,7 +18,7 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from embodied.core.errors import UserError, one_line
+from embodied.core.errors import UserError
 from envs.adapters.gym_rows import Arrays, EncodedRows, Ints, Source
 from envs.adapters.gym_spaces import Pixels, flat_mask, resized
 
@@ -33,9 +31,7 @@ def build_vector(source: Source, num_envs: int, max_episode_steps: int | None, r
     max_episode_steps: its own time limit, control steps; only for one whose registration has a time limit.
     """
     registration, options = source.registration, dict(source.kwargs)
-    try:
-        if source.module is not None:
-            import_module(source.module)
+    with source.building():
         creator: Any = registration.vector_entry_point
         parameters = inspect.signature(load_env_creator(creator) if isinstance(creator, str) else creator).parameters
         if "autoreset_mode" in parameters:
@@ -45,9 +41,6 @@ def build_vector(source: Source, num_envs: int, max_episode_steps: int | None, r
         if render:
             options["render_mode"] = "rgb_array"
         return gymnasium.make_vec(registration, num_envs, vectorization_mode="vector_entry_point", **options)
-    except Exception as error:  # an environment of others may raise anything
-        traceback.print_exc()
-        raise UserError(f"task {source.name} cannot be built: {type(error).__name__}: {one_line(error)}") from error
 
 
 def resets_by_mask(env: Vector) -> bool:
@@ -55,21 +48,20 @@ def resets_by_mask(env: Vector) -> bool:
     return bool(env.metadata.get("autoreset_mode") == AutoresetMode.DISABLED)
 
 
-class First(gymnasium.Env[Any, Any]):
-    """The first environment of a vector environment as a single one, for those who only look at it."""
+class Only(gymnasium.Env[Any, Any]):
+    """The only environment of a vector environment as a single one, for those who only look at it."""
 
     def __init__(self, env: Vector) -> None:
         self.vector, self.metadata = env, env.metadata
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        seeds: Any = None if seed is None else [seed] * self.vector.num_envs
+        seeds: Any = None if seed is None else [seed]
         observation, infos = self.vector.reset(seed=seeds)
         return _row(observation, 0), _info(infos, 0)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        actions = np.stack([action] * self.vector.num_envs)
-        observation, reward, terminated, truncated, infos = self.vector.step(actions)
+        observation, reward, terminated, truncated, infos = self.vector.step(np.stack([action]))
         return _row(observation, 0), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _info(infos, 0)
 
     def close(self) -> None:
@@ -94,7 +86,7 @@ class VectorRows(EncodedRows):
         try:
             self._observe(ids, *self._reset(ids, seed_N))
         except Exception as error:  # an environment of others may raise anything
-            raise self.failure(int(ids[0]), error) from error
+            raise self._failure(error) from error
         self.check_finite(ids)
 
     def step(self, ids: Ints) -> None:
@@ -115,23 +107,23 @@ class VectorRows(EncodedRows):
                 self.arrays[key][ids] = values[ids]
             self._observe(ids, observations, infos)
         except Exception as error:  # an environment of others may raise anything
-            raise self.failure(int(ids[0]), error) from error
+            raise self._failure(error) from error
         self.check_finite(ids)
 
     def render(self, width: int, height: int) -> Pixels:
         try:
             return np.stack([resized(frame, width, height) for frame in self._frames()])
         except Exception as error:  # an environment of others may raise anything
-            raise self.failure(0, error) from error
+            raise self._failure(error) from error
 
     def close(self) -> None:
         self.env.close()
 
-    def failure(self, i: int, error: Exception) -> UserError:
-        traceback.print_exception(error)
-        what = f"raised {type(error).__name__}: {one_line(error)}"
+    def _failure(self, error: Exception) -> UserError:
+        """Return the error for an exception, of which nobody knows the environment."""
         steps = int(self.step_N.max())
-        return UserError(f"task {self.source.name}: its vector environment {what} (after {steps} control steps)")
+        what = f"{self.raised(error)} (after {steps} control steps)"
+        return UserError(f"task {self.source.name}: its vector environment {what}")
 
     def _reset(self, ids: Ints, seed_N: list[int | None]) -> tuple[Any, Mapping[str, Any]]:
         """Begin an episode in each of envs ``ids``; return the observations and infos of all."""
@@ -168,7 +160,7 @@ class VectorRows(EncodedRows):
                 self.rendered[i] = resized(frames[i], *self.rendered.shape[2:0:-1])
         if self.source.has_mask:
             for i in ids.tolist():
-                self.write_mask(i, None if self.over_N[i] else flat_mask(_info(infos, i)["action_mask"]))
+                self.write_mask(i, None if self.over_N[i] else flat_mask(infos["action_mask"][i]))
 
 
 def _row(observations: Any, i: int) -> Any:
