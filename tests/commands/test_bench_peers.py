@@ -34,19 +34,22 @@ def episodes(returns: list[float], limit: int) -> EpisodeStats:
 @NEEDS
 @pytest.mark.slow(reason="imports and trains with three libraries")
 def test_all_trainers_are_timed_on_the_same_task() -> None:
-    words = ["task=reach", "peers=sb3,rsl_rl,torchrl", "ours=local,sync,recipe", "short=true", "threads=1", "level=1"]
-    outcome = run(bench.main, ["train", *words])
+    trainers = ["peers=sb3,rsl_rl,torchrl", "ours=local,sync,recipe"]
+    outcome = run(bench.main, ["train", "task=reach", *trainers, "short=true", "threads=1", "level=1", "seeds=2"])
     assert outcome.code == 0, outcome.stderr
     result = outcome.result
     ratios = {f"{ours}_over_{peer}" for ours in ("local", "sync") for peer in PEERS}
     assert set(result["ratios"]) == ratios | {"local_over_sync"}  # nobody reached the level
     rows = {row["name"]: row for row in result["rows"]}
     assert "train_recipe" not in rows
-    assert rows["time_recipe"]["settings"]["env_steps"] > 256  # an iteration of its own size
+    runs = {name: rows[f"time_{name}"]["settings"]["runs"] for name in ("recipe", "local", "sync", *PEERS)}
+    assert all([one["seed"] for one in of_name] == [0, 1] for of_name in runs.values())
+    assert runs["recipe"][0]["env_steps"] > 256  # an iteration of its own size
     for name in ("local", "sync", *PEERS):
         assert rows[f"train_{name}"]["value"] > 0
-        assert rows[f"time_{name}"]["settings"]["env_steps"] == 256
-        assert not rows[f"time_{name}"]["settings"]["reached"]
+        assert [one["env_steps"] for one in runs[name]] == [256, 256]
+        assert not any(one["reached"] for one in runs[name])
+        assert rows[f"time_{name}"]["value"] == pytest.approx(sum(one["seconds"] for one in runs[name]) / 2, abs=0.1)
 
 
 @NEEDS

@@ -7,8 +7,9 @@
 
 All but ``recipe`` have the same settings (``PPOSettings``): the rows hold them. Every trainer steps the same pool, with
 all cores for simulation and network alike. A peer's iteration is one rollout and one update of its own training loop;
-ours overlap in ``local``. Times exclude building. With ``level=`` every trainer then trains once until its latest
-episodes succeed as often, or for tasks without success return as much, as ``level`` says, or until ``total_steps``.
+ours overlap in ``local``. Times exclude building. With ``level=`` every trainer then trains until its latest episodes
+succeed as often, or for tasks without success return as much, as ``level`` says, or until ``total_steps``: ``seeds``
+times, of which the median of the seconds counts. Ratios are of trainers that reached the level every time.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class CompareOptions:
     """Success, or return for a task without success, that trainers are timed to; null: only throughput."""
     total_steps: Count = 2_000_000
     """Env steps after which a training that has not reached the level ends."""
+    seeds: Count = 1
+    """Trainings of each to the level, with the seeds ppo.seed, ppo.seed + 1, ..."""
     threads: Natural = 0
     """Threads of torch in every trainer; 0: all cores, and in ``local`` its own choice. On cores that other programs
     also use, only 1 compares: torch slows down sharply where its threads share cores."""
@@ -133,31 +136,43 @@ def throughput(report: Report, options: CompareOptions, spec: EnvSpec, names: Se
 
 
 def time_to_level(report: Report, options: CompareOptions, spec: EnvSpec, names: Sequence[str]) -> None:
-    """Add the seconds and env steps of one training of each, to the level or to ``total_steps``, with its curve."""
-    seconds: dict[str, float] = {}
-    for name in names:
-        meter = Meter(spec, env_steps=options.total_steps, level=options.level)
-        train(name, options, meter)
-        last = meter.marks[-1]
-        note(f"{name}: {meter.quality:.4g} after {last.env_steps:,} env steps, {last.wall_s:.0f} s")
-        every = max(1, len(meter.marks) // 40)
-        curve = [
-            [mark.env_steps, round(mark.wall_s, 2), round(mark.success if spec.has_success else mark.return_mean, 4)]
-            for mark in [*meter.marks[:-1:every], last]
-            if mark.return_mean == mark.return_mean  # not NaN: there are enough episodes
-        ]
-        quality = None if math.isnan(meter.quality) else round(meter.quality, 4)
-        facts = {"level": options.level, "reached": meter.reached, "of": "success" if spec.has_success else "return"}
-        facts |= {"quality": quality, "env_steps": last.env_steps, "load_1min": round(os.getloadavg()[0], 2)}
+    """Add the seconds to the level of every trainer, the median over its trainings, and what each of them showed."""
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for seed in range(options.ppo.seed, options.ppo.seed + options.seeds):
+        for name in names:
+            meter = Meter(spec, env_steps=options.total_steps, level=options.level)
+            train(name, replace(options, ppo=replace(options.ppo, seed=seed)), meter)
+            last = meter.marks[-1]
+            note(f"{name}: {meter.quality:.4g} after {last.env_steps:,} env steps, {last.wall_s:.0f} s (seed {seed})")
+            runs[name].append({"seed": seed, **_course(meter)})
+    seconds = {name: median(run["seconds"] for run in of_name) for name, of_name in runs.items()}
+    for name, of_name in runs.items():
         same = {} if name == "recipe" else describe(options.ppo)
-        settings = {"task": options.task, **same, "curve_steps_seconds_quality": curve}
-        report.add(f"time_{name}", last.wall_s, "s", **facts, **settings)
-        if meter.reached:
-            seconds[name] = last.wall_s
+        facts = {"level": options.level, "of": "success" if spec.has_success else "return", "runs": of_name}
+        report.add(f"time_{name}", seconds[name], "s", task=options.task, **same, **facts)
+    reached = {name for name, of_name in runs.items() if all(run["reached"] for run in of_name)}
     for mine in ("local", "recipe"):
         for peer in options.peers:
-            if {mine, peer} <= seconds.keys():
+            if {mine, peer} <= reached:
                 report.ratio(f"{peer}_time_over_{mine}", seconds[peer] / seconds[mine])
+
+
+def _course(meter: Meter) -> dict[str, Any]:
+    """Return where a training ended, and its curve of at most some 40 points."""
+    last = meter.marks[-1]
+    curve = [
+        [mark.env_steps, round(mark.wall_s, 2), round(mark.success if meter.spec.has_success else mark.return_mean, 4)]
+        for mark in [*meter.marks[: -1 : max(1, len(meter.marks) // 40)], last]
+        if mark.return_mean == mark.return_mean  # not NaN: there are enough episodes
+    ]
+    return {
+        "reached": meter.reached,
+        "quality": None if math.isnan(meter.quality) else round(meter.quality, 4),
+        "seconds": round(last.wall_s, 2),
+        "env_steps": last.env_steps,
+        "load_1min": round(os.getloadavg()[0], 2),
+        "curve_steps_seconds_quality": curve,
+    }
 
 
 def train(name: str, options: CompareOptions, meter: Meter) -> None:
