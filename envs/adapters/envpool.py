@@ -78,6 +78,8 @@ class EnvpoolEnv(EpisodicEnv):
             camera.name: np.zeros((num_envs, camera.height, camera.width, 3), dtype=np.uint8)
             for camera in layout.spec.cameras
         }
+        choices = layout.spec.action.n if isinstance(layout.spec.action, Discrete) else 0
+        self._mask = np.ones((num_envs, choices), dtype=np.bool_)
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         seed_n, number_n = envpool_seeds(plans), plans.number_n % INCARNATION
@@ -114,6 +116,8 @@ class EnvpoolEnv(EpisodicEnv):
             seen["privileged"] = self._privileged
         if self.spec.cameras:
             seen["instruction"] = self.plans.instruction_n
+        if self.spec.action_mask:
+            seen["action_mask"] = self._mask
         obs = {key: torch.from_numpy(value.copy() if ids is None else value[ids]) for key, value in seen.items()}
         if not self.layout.state:
             obs["state"] = self.time_passed_N()[slice(None) if ids is None else ids, None]
@@ -178,6 +182,10 @@ class EnvpoolEnv(EpisodicEnv):
             images = self._images[name][rows]
             frame.write(arrays[frame.key], images)
             self._images[name][rows] = images
+        if self.layout.mask is not None:
+            mask = arrays[self.layout.mask]
+            # An episode that EnvPool ended allows all, and so does a state without any choice, as some mazes begin in.
+            self._mask[rows] = mask | (arrays["done"] | ~mask.any(-1))[:, None]
 
 
 class FilmedEnvpoolEnv(EnvpoolEnv):

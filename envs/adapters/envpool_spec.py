@@ -22,6 +22,7 @@ from envs.adapters.gym_spaces import TIME, images_alone
 
 INSTALL = "pip install -c constraints.txt -e '.[envpool]'"
 SUCCESS_KEYS = ("info:is_success", "info:success")
+MASK_KEYS = ("obs:action_mask", "info:action_mask", "info:legal_action_mask")
 PRIVILEGED_KEY = "obs:privileged_state"  # of MuJoCo Playground: for critics alone
 MODEL_FOLDERS = ("mujoco/assets_gym", "mujoco/robotics/assets")  # of the models that ``xml_file`` names
 NO_LIMIT = 10**6  # control steps; EnvPool has larger ones, and 0, where there is no time limit
@@ -62,6 +63,8 @@ class Layout:
     """Where the image of each camera of the spec is."""
     success: str | None
     """EnvPool's name of the array that tells success."""
+    mask: str | None
+    """EnvPool's name of the array that tells which choices the next action has."""
     scale_A: NDArray[np.float64]
     """EnvPool's action = offset + scale * ours, for a ``Box``."""
     offset_A: NDArray[np.float64]
@@ -113,6 +116,9 @@ def read_layout(id: str, task: EnvpoolTaskConfig, cameras: Sequence[CameraSpec] 
     }
     frames, images = _frames(id, config, arrays, shapes)
     action, scale_A, offset_A = _action(id, found)
+    mask = next((key for key in MASK_KEYS if key in arrays and _masks(action, arrays[key].shape)), None)
+    if mask is not None:
+        shapes.pop(mask, None)
     if len(images) == len(shapes) and not cameras:
         raise images_alone(f"envpool/{id}", [next(iter(frames))], not isinstance(action, Box))
     _check_cameras(id, cameras, frames)
@@ -132,9 +138,15 @@ def read_layout(id: str, task: EnvpoolTaskConfig, cameras: Sequence[CameraSpec] 
         cameras=tuple(cameras),
         instructions=(Instruction(text, goal=text),),
         outcomes=(SUCCESS,) if success else (),
+        action_mask=mask is not None,
     )
     shown = {camera.name: frames[camera.name] for camera in cameras}
-    return Layout(id, options, spec, tuple(state), tuple(privileged), shown, success, scale_A, offset_A)
+    return Layout(id, options, spec, tuple(state), tuple(privileged), shown, success, mask, scale_A, offset_A)
+
+
+def _masks(action: ActionSpace, shape: Sequence[int]) -> bool:
+    """Return whether an array of this shape has an entry for each choice of ``action``."""
+    return isinstance(action, Discrete) and [length for length in shape if length != -1] == [action.n]
 
 
 def _frames(

@@ -95,7 +95,7 @@ def leaves_of(space: Any, name: str = "", path: tuple[Any, ...] = ()) -> Iterato
             "allowed: Dict and Tuple of Box, Discrete, MultiDiscrete and MultiBinary"
         )
     shape = space.shape or ()
-    if space.dtype == np.uint8 and len(shape) > 2 and min(shape) > 3 and not leaf.is_image:
+    if space.dtype == np.uint8 and sum(side >= SMALLEST_IMAGE for side in shape) > 1 and not leaf.is_image:
         raise UserError(
             f"its observation '{leaf.name}' is an array of bytes {list(shape)}; images must be [height, width, 3], "
             "[height, width, 1] or [height, width]"

@@ -118,13 +118,22 @@ class Simulations:
         return list(registered())
 
     def describe(self, request: Request) -> Description:
-        """Build an environment and describe it. UserError for a control mode that it does not have."""
-        limit = _entry(request.id).max_episode_steps
-        if request.control_mode is not None:
-            allowed = agents(Simulation(replace(request, control_mode=None)).env)[0].supported_control_modes
-            if request.control_mode not in allowed:
-                raise unknown_name("task.control_mode", request.control_mode, allowed)
-        return describe(Simulation(request).env, limit)
+        """Build an environment and describe it. UserError for a robot or a control mode that it cannot use."""
+        entry = _entry(request.id)
+        made_for = entry.cls.SUPPORTED_ROBOTS or (request.robot_uids,)
+        try:
+            if request.control_mode is not None:
+                allowed = agents(Simulation(replace(request, control_mode=None)).env)[0].supported_control_modes
+                if request.control_mode not in allowed:
+                    raise unknown_name("task.control_mode", request.control_mode, allowed)
+            return describe(Simulation(request).env, entry.max_episode_steps)
+        except Exception as error:
+            if isinstance(error, UserError) or request.robot_uids is None or request.robot_uids in made_for:
+                raise
+            raise UserError(
+                f"task.robot_uids: {request.id} does not work with '{request.robot_uids}' ({type(error).__name__}); "
+                f"it is made for {', '.join(map(str, made_for))}"
+            ) from error
 
     @torch.inference_mode()
     def build(self, request: Request, num_envs: int, state: tuple[str, ...], privileged: tuple[str, ...]) -> None:

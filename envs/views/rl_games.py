@@ -82,8 +82,9 @@ class RlGamesVecEnv(IVecEnv):
 
 
 def _gym_space(space: gymnasium.Space[Any]) -> Any:
-    """Return a Box or Discrete of gymnasium as gym's."""
+    """Return a Box or Discrete of gymnasium as gym's. UserError for several choices."""
     if isinstance(space, gymnasium.spaces.Discrete):
         return gym.spaces.Discrete(int(space.n))
-    assert isinstance(space, gymnasium.spaces.Box)
+    if not isinstance(space, gymnasium.spaces.Box):
+        raise UserError(f"this view serves a Box or Discrete, got {space}")
     return gym.spaces.Box(space.low, space.high, dtype=np.float32)

@@ -63,6 +63,22 @@ def test_peers_learn_choices(peer: str) -> None:
 
 
 @NEEDS
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["task=gym/CartPole-v1", "peers=sb3,rsl_rl"], "rsl_rl has no discrete actions, as task gym/CartPole-v1 needs"),
+        (["task=reach", "peers=sb3", "ours=recipe"], "ours=recipe and seeds= are of the time to a level: give level="),
+        (["task=reach", "peers=sb3", "seeds=2"], "ours=recipe and seeds= are of the time to a level: give level="),
+    ],
+)
+def test_bad_requests_are_errors_before_anything_trains(words: list[str], message: str) -> None:
+    outcome = run(bench.main, ["train", *words, "short=true"])
+    assert outcome.code == 2
+    assert message in outcome.stderr
+    assert "round 1" not in outcome.stderr
+
+
+@NEEDS
 def test_masks_are_refused_because_no_peer_reads_them() -> None:
     outcome = run(bench.main, ["train", "task=gym/tests.envs.toy_gym:MaskedChoice-v0", "peers=sb3", "short=true"])
     assert outcome.code == 2

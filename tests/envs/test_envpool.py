@@ -43,10 +43,31 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting:U
 
 @pytest.mark.parametrize(
     ("id", "steps"),
-    [("HalfCheetah-v5", 6), ("CartPole-v1", 30), ("FetchPickAndPlaceDense-v1", 6), ("Hopper-v5", 40)],
+    [("HalfCheetah-v5", 6), ("CartPole-v1", 30), ("FetchPickAndPlaceDense-v1", 6), ("Hopper-v5", 40), ("Maze-v0", 20)],
 )
 def test_it_keeps_the_contract_of_an_environment(id: str, steps: int) -> None:
     check_env(lambda num_envs: make(id, num_envs, max_episode_steps=steps))
+
+
+def test_masks_are_those_of_envpool() -> None:
+    """``TSP-v1`` forbids cities that were visited, and ends when all were."""
+    env = make("TSP-v1", 8)
+    assert env.spec.action_mask
+    assert "action_mask" not in [term.name for term in env.spec.state]
+    plans = first_episodes(env.spec, 8, seed=5)
+    peer = envpool.make_gymnasium("TSP-v1", num_envs=8, num_threads=1, seed=envpool_seeds(plans).tolist())
+    obs = env.reset(make_sampler(env, seed=5))
+    theirs, _ = peer.reset()
+    for t in range(20):
+        assert np.array_equal(obs["action_mask"], theirs["action_mask"])
+        assert obs["action_mask"].sum(-1).tolist() == [20 - t] * 8
+        action = torch.multinomial(obs["action_mask"].float(), 1, generator=torch.Generator().manual_seed(t))
+        step = env.step(action)
+        theirs, _, terminated, _, _ = peer.step(action[:, 0].numpy())
+        assert step.terminated_N.tolist() == terminated.tolist() == [t == 19] * 8
+        obs = step.obs
+    assert not theirs["action_mask"].any()
+    assert step.final_obs["action_mask"].all()  # no choice is left after the end, so all are allowed
 
 
 def test_rewards_ends_and_states_are_those_of_envpool() -> None:

@@ -170,6 +170,8 @@ REFUSED = {
     "Unbounded": "its actions have no limits .*RescaleAction",
     "Agents": "its actions are a Tuple; allowed: a Box",
     "Stack": r"is an array of bytes \[4, 84, 84\]; images must be",
+    "ChannelFirst": r"is an array of bytes \[3, 64, 64\]; images must be",
+    "Film": r"is an array of bytes \[4, 84, 84, 3\]; images must be",
 }
 
 

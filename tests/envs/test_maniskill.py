@@ -133,6 +133,7 @@ def test_converted_demonstrations_fit(mode: Any, family: Any, tmp_path: Path) ->
         (Request("PickCub-v1"), r"unknown task of the family maniskill 'PickCub-v1'. Did you mean 'PickCube-v1'\?"),
         (Request(ID, control_mode="pd_ee_delta"), r"task.control_mode 'pd_ee_delta'. Did you mean 'pd_ee_delta_pos'\?"),
         (Request(ID, robot_uids="pnda"), r"task.robot_uids 'pnda'. Did you mean 'panda'\?"),
+        (Request(ID, robot_uids="panda_stick"), r"does not work with 'panda_stick' .*it is made for panda, fetch, "),
         (Request("PickSingleYCB-v1"), r"needs assets .*mani_skill.utils.download_asset PickSingleYCB-v1$"),
         (Request("AnymalC-Reach-v1"), r"needs assets .*mani_skill.utils.download_asset anymal_c$"),
     ],

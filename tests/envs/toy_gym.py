@@ -210,9 +210,21 @@ class Stack(Toy):
     observation_space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
 
 
+class ChannelFirst(Toy):
+    """Observes an image whose channels come first."""
+
+    observation_space = spaces.Box(0, 255, (3, 64, 64), np.uint8)
+
+
+class Film(Toy):
+    """Observes four images with colours."""
+
+    observation_space = spaces.Box(0, 255, (4, 84, 84, 3), np.uint8)
+
+
 CLASSES = (
     Toy, Ending, Nested, Pixels, PixelChoice, Sides, Masked, MaskedChoice, Bits, Raising, Infinite,
-    Dying, Words, Unbounded, Agents, Stack,
+    Dying, Words, Unbounded, Agents, Stack, ChannelFirst, Film,
 )  # fmt: skip
 for each in CLASSES:
     gymnasium.register(f"{each.__name__}-v0", entry_point=f"{__name__}:{each.__name__}", max_episode_steps=12)

@@ -33,7 +33,7 @@ from embodied.benchmarks.peers import ours
 from embodied.benchmarks.peers.meter import Meter, MeteredEnv, PPOSettings, describe
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Count, Natural, config_dataclass
-from embodied.core.spec import EnvSpec, MultiDiscrete
+from embodied.core.spec import Box, EnvSpec, MultiDiscrete
 from embodied.run import config as run_config
 from embodied.run import factories
 from embodied.runtime import threads
@@ -79,6 +79,8 @@ class CompareOptions:
             names = getattr(self, key)
             if len(set(names)) < len(names):
                 raise UserError(f"{key}: got {','.join(names)}, allowed: each name once")
+        if self.level is None and ("recipe" in self.ours or self.seeds > 1):
+            raise UserError("ours=recipe and seeds= are of the time to a level: give level=<success or return>")
 
 
 SHORT: dict[str, Any] = {"rounds": 1, "iterations": 1, "warmup": 1, "total_steps": 256}
@@ -100,6 +102,8 @@ def compare(options: CompareOptions, short: bool) -> Report:
         raise UserError(f"task {options.task} makes several choices at once, which the peers are not set up for")
     if spec.action_mask:
         raise UserError(f"task {options.task} forbids some choices by masks, which the peers do not read")
+    if "rsl_rl" in options.peers and not isinstance(spec.action, Box):
+        raise UserError(f"peers=rsl_rl: rsl_rl has no discrete actions, as task {options.task} needs them")
     names = (*options.ours, *options.peers)
     report = Report("train")
     throughput(report, options, spec, [name for name in names if name != "recipe"])
