@@ -22,7 +22,7 @@ from envs.adapters.gym_spaces import TIME, images_alone
 
 INSTALL = "pip install -c constraints.txt -e '.[envpool]'"
 SUCCESS_KEYS = ("info:is_success", "info:success")
-MASK_KEYS = ("obs:action_mask", "info:action_mask", "info:legal_action_mask")
+MASK_KEYS = ("obs:action_mask", "info:legal_action_mask")
 PRIVILEGED_KEY = "obs:privileged_state"  # of MuJoCo Playground: for critics alone
 MODEL_FOLDERS = ("mujoco/assets_gym", "mujoco/robotics/assets")  # of the models that ``xml_file`` names
 NO_LIMIT = 10**6  # control steps; EnvPool has larger ones, and 0, where there is no time limit

@@ -120,15 +120,17 @@ class Simulations:
     def describe(self, request: Request) -> Description:
         """Build an environment and describe it. UserError for a robot or a control mode that it cannot use."""
         entry = _entry(request.id)
-        made_for = entry.cls.SUPPORTED_ROBOTS or (request.robot_uids,)
         try:
             if request.control_mode is not None:
                 allowed = agents(Simulation(replace(request, control_mode=None)).env)[0].supported_control_modes
                 if request.control_mode not in allowed:
                     raise unknown_name("task.control_mode", request.control_mode, allowed)
             return describe(Simulation(request).env, entry.max_episode_steps)
-        except Exception as error:
-            if isinstance(error, UserError) or request.robot_uids is None or request.robot_uids in made_for:
+        except UserError:
+            raise
+        except Exception as error:  # of the task's own code, which relies on its robots
+            made_for = entry.cls.SUPPORTED_ROBOTS
+            if request.robot_uids is None or not made_for or request.robot_uids in made_for:
                 raise
             raise UserError(
                 f"task.robot_uids: {request.id} does not work with '{request.robot_uids}' ({type(error).__name__}); "

@@ -10,9 +10,8 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Dict
 
-from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
-from envs.views.stepper import action_space, pixels, unbounded
+from envs.views.stepper import action_space, box_or_discrete, pixels, unbounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +79,7 @@ def _flat(space: Dict) -> dict[str, gymnasium.Space[Any]]:
 
 def _array(space: gymnasium.Space[Any]) -> ArraySpec:
     """Return the description of a Box or Discrete. UserError for several choices."""
+    space = box_or_discrete(space)
     if isinstance(space, gymnasium.spaces.Discrete):
         return ArraySpec(np.int64, [], 0, int(space.n) - 1, True)
-    if not isinstance(space, gymnasium.spaces.Box):
-        raise UserError(f"this view serves a Box or Discrete, got {space}")
     return ArraySpec(space.dtype.type, list(space.shape), space.low.min(), space.high.max())

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from embodied.core.errors import UserError
 from envs.views import isaac_gym
-from envs.views.stepper import Stepper, missing_package, open_task
+from envs.views.stepper import Stepper, box_or_discrete, missing_package, open_task
 
 try:
     import gym  # rl_games compares spaces with those of gym, the predecessor of gymnasium
@@ -83,8 +83,7 @@ class RlGamesVecEnv(IVecEnv):
 
 def _gym_space(space: gymnasium.Space[Any]) -> Any:
     """Return a Box or Discrete of gymnasium as gym's. UserError for several choices."""
+    space = box_or_discrete(space)
     if isinstance(space, gymnasium.spaces.Discrete):
         return gym.spaces.Discrete(int(space.n))
-    if not isinstance(space, gymnasium.spaces.Box):
-        raise UserError(f"this view serves a Box or Discrete, got {space}")
     return gym.spaces.Box(space.low, space.high, dtype=np.float32)

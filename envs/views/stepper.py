@@ -239,6 +239,13 @@ def action_space(spec: EnvSpec) -> gymnasium.Space[Any]:
     return gymnasium.spaces.Discrete(spec.action.n)
 
 
+def box_or_discrete(space: gymnasium.Space[Any]) -> gymnasium.spaces.Box | gymnasium.spaces.Discrete:
+    """Return a space. UserError for several choices, which the library of the view does not have."""
+    if not isinstance(space, (gymnasium.spaces.Box, gymnasium.spaces.Discrete)):
+        raise UserError(f"this view serves a Box or Discrete, got {space}")
+    return space
+
+
 def unbounded(size: int) -> gymnasium.spaces.Box:
     """Return the space of a vector of ``size`` numbers without bounds."""
     return gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)

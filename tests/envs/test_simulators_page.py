@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "simulators.md").read_text()
 
 
+@pytest.mark.slow(reason="runs two commands, one of which trains")
 def test_the_environment_of_the_page_runs(tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n( +# my_module.py\n.*?)```", TEXT, re.DOTALL)
     (tmp_path / "my_module.py").write_text(re.sub(r"^   ", "", program, flags=re.MULTILINE))

@@ -165,9 +165,9 @@ def _course(meter: Meter) -> dict[str, Any]:
     """Return where a training ended, and its curve of at most some 40 points."""
     last = meter.marks[-1]
     curve = [
-        [mark.env_steps, round(mark.wall_s, 2), round(mark.success if meter.spec.has_success else mark.return_mean, 4)]
+        [mark.env_steps, round(mark.wall_s, 2), round(meter.quality_of(mark), 4)]
         for mark in [*meter.marks[: -1 : max(1, len(meter.marks) // 40)], last]
-        if mark.return_mean == mark.return_mean  # not NaN: there are enough episodes
+        if not math.isnan(meter.quality_of(mark))
     ]
     return {
         "reached": meter.reached,

@@ -125,7 +125,11 @@ class Meter:
     @property
     def quality(self) -> float:
         """What ``level`` is compared with, at the last boundary."""
-        return self.marks[-1].success if self.spec.has_success else self.marks[-1].return_mean
+        return self.quality_of(self.marks[-1])
+
+    def quality_of(self, mark: Mark) -> float:
+        """What ``level`` is compared with, at a boundary; NaN before there are enough episodes."""
+        return mark.success if self.spec.has_success else mark.return_mean
 
     @property
     def reached(self) -> bool:

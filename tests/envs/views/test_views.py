@@ -36,15 +36,6 @@ def rows(values: Any) -> Any:
     return values.tolist()
 
 
-@pytest.mark.parametrize("name", ["rl_games", "envpool"])
-def test_several_choices_are_refused_by_views_without_them(name: str) -> None:
-    if name == "rl_games":
-        pytest.importorskip("rl_games", reason=f"needs the trainers: {INSTALL}")
-    view = importlib.import_module(f"envs.views.{name}")
-    with pytest.raises(UserError, match=r"this view serves a Box or Discrete, got MultiDiscrete"):
-        _ = view.make("gym/tests.envs.toy_gym:Masked-v0", num_envs=2).spec.action_array_spec
-
-
 # -- what all share ----------------------------------------------------------------------------------------------------
 def test_an_episode_counts_from_its_beginning_and_next_ones_follow() -> None:
     stepper = toy()
@@ -57,6 +48,16 @@ def test_an_episode_counts_from_its_beginning_and_next_ones_follow() -> None:
     assert rows(stepper.reset()["state"]) == [[7, 2, 0], [8, 2, 0]]
     assert rows(stepper.reset(20)["state"]) == [[20, 0, 0], [21, 0, 0]]
     assert rows(stepper.reset([5, 3])["state"]) == [[5, 0, 0], [3, 0, 0]]
+
+
+@pytest.mark.parametrize("name", ["rl_games", "envpool"])
+def test_several_choices_are_refused_by_views_without_them(name: str) -> None:
+    if name == "rl_games":
+        pytest.importorskip("rl_games", reason=f"needs the trainers: {INSTALL}")
+    view = importlib.import_module(f"envs.views.{name}")
+    refused = pytest.raises(UserError, match=r"this view serves a Box or Discrete, got MultiDiscrete")
+    with refused, contextlib.closing(view.make("gym/tests.envs.toy_gym:Masked-v0", num_envs=2)) as pool:
+        _ = pool.spec.action_array_spec
 
 
 def test_an_episode_that_begins_late_ends_early() -> None:
