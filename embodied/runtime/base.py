@@ -31,7 +31,7 @@ from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment
 from embodied.runtime import threads
 from embodied.runtime.actor_server import ActorServer
-from embodied.runtime.api import Iteration, Runtime, RuntimeConfig
+from embodied.runtime.api import Iteration, LearnerLost, Runtime, RuntimeConfig
 from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.evaluator import Evaluator
 from embodied.runtime.learner import Learner
@@ -120,6 +120,7 @@ class LoopRuntime(Runtime):
         self.trace = Trace() if config.trace else None
         self._rollout: Metrics = {}
         self._closed = False
+        self._failure: Exception | None = None  # of the update, whose batch is lost
 
     @property
     def policy(self) -> Policy:
@@ -152,6 +153,8 @@ class LoopRuntime(Runtime):
         deadline_s: float | None = None,
         stop_event: threading.Event | None = None,
     ) -> Iterator[Iteration]:
+        if self._failure is not None:
+            raise self._failure
         stop = stop_event or threading.Event()
         self._start()
         meter, previous_end = Meter(self), running_s()
@@ -166,7 +169,13 @@ class LoopRuntime(Runtime):
             consumed = self.env_steps
             with self.learner.track.during("wait_fragments"):
                 batch = self.collect()
-            metrics = self.learn(batch)
+            try:
+                metrics = self.learn(batch)
+            except LearnerLost:
+                raise
+            except Exception as error:
+                self._failure = error
+                raise
             if self.config.max_staleness > 0:
                 self._consume()
             now = running_s()

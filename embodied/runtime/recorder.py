@@ -94,7 +94,11 @@ class Recorder:
         self.final_index.append(torch.stack(at, dim=-1))
 
     def fragment(self, last_obs: Obs, bootstrap_value_N: Tensor, ticket: Ticket) -> Fragment:
-        """Return the fragment of all decisions. last_obs: observations [N, ...] after the last decision."""
+        """Return the fragment of all decisions. last_obs: observations [N, ...] after the last decision.
+
+        FloatingPointError if a number that the learner would learn from is not finite.
+        """
+        self._check_finite(bootstrap_value_N, ticket)
         ends = self.final_obs
         return Fragment(
             obs=self.obs,
@@ -118,6 +122,21 @@ class Recorder:
             incarnation=ticket.incarnation,
             sequence=ticket.sequence,
         )
+
+    def _check_finite(self, bootstrap_value_N: Tensor, ticket: Ticket) -> None:
+        """An observation that is not finite is seen here too, by its value."""
+        numbers = {
+            "rewards": self.reward_TNE.isfinite().all(-1).all(0),
+            "log-probabilities": self.log_prob_TN.isfinite().all(0),
+            "values": (self.value_TN + self.final_value_TN).isfinite().all(0) & bootstrap_value_N.isfinite(),
+        }
+        broken = [name for name, finite_N in numbers.items() if not bool(finite_N.all())]
+        if broken:
+            envs = (~torch.stack([*numbers.values()]).all(0)).nonzero().squeeze(-1)[:5].tolist()
+            raise FloatingPointError(
+                f"{' and '.join(broken)} of env {', '.join(map(str, envs))} in group {ticket.group} of env worker "
+                f"{ticket.worker} are not finite: the simulation or the policy has diverged; nothing is learned from it"
+            )
 
     def _rows(self, like: Tensor) -> Tensor:
         """Return a buffer [T, N, ...] for rows as those of ``like``."""

@@ -29,7 +29,7 @@ from embodied.runtime.api import LearnerLost
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.ray.cluster import Cluster
 from envs.common.sampler import INCARNATION
-from tests.runtime.builders import DECISIONS, build, iterate
+from tests.runtime.builders import build, iterate
 from tests.runtime.point_env import PointEnv
 from tests.runtime.test_runtimes import assert_same
 
@@ -41,9 +41,7 @@ pytestmark = [
 
 
 class SlowEnv(PointEnv):
-    """A fragment takes long enough to be interrupted. Once a file exists, one of its first decisions leads to NaN."""
-
-    steps = 0
+    """A fragment takes long enough to be interrupted. Once a file exists, the next decision leads to NaN."""
 
     def __init__(self, num_envs: int, diverges: Path | None = None) -> None:
         super().__init__(num_envs)
@@ -51,8 +49,7 @@ class SlowEnv(PointEnv):
 
     def step(self, action: Tensor) -> Timestep:
         time.sleep(0.02)
-        self.steps += 1
-        if self.steps % DECISIONS == 1 and self.diverges is not None and self.diverges.exists():
+        if self.diverges is not None and self.diverges.exists():
             self.diverges.unlink(missing_ok=True)
             self.position_N2[0] = torch.nan
         return super().step(action)
@@ -169,7 +166,7 @@ def test_a_part_that_dies_or_hangs_in_mid_fragment_is_replaced(run: Any, part: s
 
 
 def test_an_env_that_turns_nan_is_replaced_and_nothing_is_learned_from_it(run: Any, flags: Path) -> None:
-    """The policy's action is NaN then, which an environment refuses."""
+    """Environments refuse the next action, which is NaN; a fragment that ends there is refused itself."""
     restarts = run.controller.supervision.restarts
     (flags / "diverges").touch()
     while run.controller.supervision.restarts == restarts:

@@ -28,7 +28,7 @@ from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment, Obs, PolicySample, Timestep
 from embodied.runtime import checkpoint
 from policies import GaussianPolicy
-from tests.runtime.builders import build, make_policy, runtime_threads
+from tests.runtime.builders import DECISIONS, build, make_policy, runtime_threads
 from tests.runtime.point_env import PointEnv
 
 LOCAL = {"name": "local", "max_staleness": 1, "num_env_workers": 2}
@@ -123,6 +123,39 @@ def test_nan_actions_are_a_clear_error() -> None:
     assert runtime_threads() == []
 
 
+@pytest.mark.parametrize("number", ["reward", "observation"])
+def test_an_env_that_diverges_after_the_last_action_of_a_fragment_teaches_nothing(number: str) -> None:
+    """No later action is drawn from that observation, so only the fragment itself can show it."""
+
+    class Diverging(PointEnv):
+        steps = 0
+
+        def step(self, action: Tensor) -> Timestep:
+            timestep = super().step(action)
+            self.steps += 1
+            if self.steps == 5 * DECISIONS:
+                broken = timestep.reward_NE if number == "reward" else timestep.obs["state"]
+                broken[2] = torch.nan
+            return timestep
+
+    words = "rewards" if number == "reward" else "values"
+    options: dict[str, Any] = {"name": "sync", "groups_per_worker": 1}
+    with build(lambda num_envs, _: Diverging(num_envs), **options) as runtime:
+        with pytest.raises(FloatingPointError, match=f"{words} of env 2 in group 0 of env worker 0 are not finite"):
+            list(runtime.iterations(max_env_steps=10_000))
+        assert runtime.iteration == 4
+        for name, value in runtime.policy.state_dict().items():
+            assert value.isfinite().all(), name
+
+
+@pytest.mark.parametrize("options", [{"name": "sync"}, LOCAL], ids=["sync", "local"])
+def test_a_run_whose_update_failed_fails_again_and_does_not_wait_for_the_lost_batch(options: dict[str, Any]) -> None:
+    with build(**PARTS["learner"], **options) as runtime:
+        for _ in range(2):
+            with pytest.raises(Death, match="learner"):
+                list(runtime.iterations())
+
+
 def test_a_state_cannot_be_had_from_a_dead_run_but_does_not_hang() -> None:
     with build(**PARTS["env"], **LOCAL) as runtime:
         with pytest.raises(Death):
@@ -155,7 +188,7 @@ def test_watchdog_says_who_waits_for_whom(caplog: pytest.LogCaptureFixture) -> N
 CTRL_C = """
 import signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
-from tests.runtime.builders import build, runtime_threads
+from tests.runtime.builders import DECISIONS, build, runtime_threads
 try:
     with build(name="local", max_staleness=1, num_env_workers=2, eval_every=1) as runtime:
         for iteration in runtime.iterations():
