@@ -4,7 +4,7 @@ Without options: for each task observations, actions, instructions and time limi
 object on stdout. Of families with many environments only the names are listed.
 
   check=<task>     check that a task, ours or another's, keeps the contract of an environment: one line per check on
-                   stderr, {"task", "passed", "checks": {<check>: {"passed", "why"}}} on stdout; exit code 1 if one
+                   stderr, {"task", "passed", "checks": {<check>: {"passed", "why"}}} on stdout; exit code 2 if one
                    fails
   num_envs=4       environments of the check
   resets=10000     resets after which nothing may have leaked
@@ -108,9 +108,10 @@ def check(values: dict[str, Any]) -> dict[str, Any]:
         why = f": {result.why}" if result.why else ""
         print(f"{result.name:14} {'ok' if result.passed else 'failed'}{why}", file=sys.stderr)
         checks[result.name] = {"passed": result.passed, "why": result.why}
-    verdict = {"task": options.check, "passed": all(c["passed"] for c in checks.values()), "checks": checks}
-    if not verdict["passed"]:
-        raise Failed(verdict)
+    failed = [name for name, found in checks.items() if not found["passed"]]
+    verdict = {"task": options.check, "passed": not failed, "checks": checks}
+    if failed:
+        raise Failed(f"task {options.check} breaks the contract of an environment: {', '.join(failed)} failed", verdict)
     return verdict
 
 

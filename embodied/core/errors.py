@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 SYNONYMS = {"gpu": "cuda"}  # words for names that look like another one
 
@@ -15,6 +17,19 @@ class UserError(ValueError):
 def one_line(error: BaseException) -> str:
     """Return the message of an error of another library as one line."""
     return " ".join(str(error).split())
+
+
+def described(error: BaseException) -> str:
+    """Return type, place and message of an error of someone else's code: ``ValueError in maze.py, line 12: no exit``.
+
+    The place is the innermost one in a file that pip has not installed, so that it is in code of the user if any is.
+    """
+    package = str(Path(__file__).parents[2])
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith((f"{package}/embodied/", f"{package}/envs/"))]
+    own = [frame for frame in theirs if "site-packages" not in frame.filename]
+    places = [f" in {Path(frame.filename).name}, line {frame.lineno}" for frame in own or theirs]
+    return f"{type(error).__name__}{places[-1] if places else ''}: {one_line(error)}"
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str | None:

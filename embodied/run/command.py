@@ -1,7 +1,7 @@
 """Shared by all commands: one JSON line on stdout, all other output on stderr, exit codes.
 
-0 success, 1 a crash (traceback) or a negative verdict (with its result), 2 bad input (message only), 130 stopped by
-Ctrl-C or SIGTERM, 141 nobody reads the output any more, as of ``| head`` (nothing said).
+0 success, 1 a crash (traceback), 2 bad input (message only; with the result where the input was examined), 130 stopped
+by Ctrl-C or SIGTERM, 141 nobody reads the output any more, as of ``| head`` (nothing said).
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def check_installation() -> str | None:
 
 
 class Failed(Exception):
-    """Raised by a command whose verdict is negative; ``result`` is still printed, and the exit code is 1."""
+    """Raised by a command that finds its input bad, with the reason; ``result`` says what was found and is printed."""
 
-    def __init__(self, result: dict[str, Any]) -> None:
-        super().__init__("the verdict is negative")
+    def __init__(self, reason: str, result: dict[str, Any]) -> None:
+        super().__init__(reason)
         self.result = result
 
 
@@ -120,7 +120,8 @@ def _run(command: Callable[[Sequence[str]], dict[str, Any]], usage: str | None, 
     except Stopped as stopped:
         result, code = stopped.result, INTERRUPTED
     except Failed as failed:
-        result, code = failed.result, 1
+        print(f"error: {failed}", file=sys.stderr)
+        result, code = failed.result, 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

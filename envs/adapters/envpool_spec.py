@@ -139,6 +139,7 @@ def read_layout(id: str, task: EnvpoolTaskConfig, cameras: Sequence[CameraSpec] 
         instructions=(Instruction(text, goal=text),),
         outcomes=(SUCCESS,) if success else (),
         action_mask=mask is not None,
+        repeats="first",
     )
     shown = {camera.name: frames[camera.name] for camera in cameras}
     return Layout(id, options, spec, tuple(state), tuple(privileged), shown, success, mask, scale_A, offset_A)

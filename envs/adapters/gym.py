@@ -143,6 +143,7 @@ class Gym:
             instructions=(Instruction(text, goal=text),),
             action_mask=found.source.has_mask and not isinstance(found.action, Box),
             outcomes=(SUCCESS,) if found.source.success else (),
+            repeats="none" if found.source.registration.nondeterministic else "all",
         )
 
     def make(

@@ -17,11 +17,10 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from embodied.core.errors import UserError, one_line
+from embodied.core.errors import UserError, described
 from embodied.core.spec import ActionSpace
-from envs.adapters.gym_rows import Source
+from envs.adapters.gym_source import Only, Source, resets_by_mask
 from envs.adapters.gym_spaces import ActionCodec, Leaf, action_space_of, leaves_of, mask_of
-from envs.adapters.gym_vector import Only, build_vector, resets_by_mask
 
 log = logging.getLogger(__name__)
 SUCCESS_KEYS = ("is_success", "success")  # of infos
@@ -126,8 +125,7 @@ def _import(module: str, id: str) -> None:
             ) from error
         raise UserError(f"task gym/{id}: importing '{module}' needs '{missing}': pip install {missing}") from error
     except Exception as error:  # a module of others may raise anything
-        what = f"{type(error).__name__}: {one_line(error)}"
-        raise UserError(f"task gym/{id}: importing '{module}' failed: {what}") from error
+        raise UserError(f"task gym/{id}: importing '{module}' failed: {described(error)}") from error
 
 
 def probe(id: str, kwargs: dict[str, Any], success_key: str | None) -> Probe:
@@ -182,19 +180,18 @@ def _built(source: Source) -> tuple[gymnasium.Env[Any, Any], bool]:
     if registration.vector_entry_point is None:
         assert single is not None  # gymnasium registers nothing without either
         return single, False
-    vector = build_vector(source, 1, registration.max_episode_steps, render=False)
-    only = Only(vector)
+    vector = source.build_vector(1, registration.max_episode_steps, render=False)
+    only, by_mask = Only(vector), resets_by_mask(vector)
     if single is None:
-        if not resets_by_mask(vector):
-            vector.close()
-            raise UserError(
-                f"task {source.name} is only a vector environment, and resets its environments itself: its metadata "
-                f"say autoreset_mode={vector.metadata.get('autoreset_mode')}, needed is AutoresetMode.DISABLED with "
-                'reset(seed=[...], options={"reset_mask": ...})'
+        if not by_mask:
+            log.warning(
+                "task %s is only a vector environment, and resets its environments itself. So each is stepped alone, "
+                "which is slow; with AutoresetMode.DISABLED all would be stepped together",
+                source.name,
             )
-        return only, True
-    spaces = [(env.observation_space, env.action_space) for env in (only, single)]
-    is_vector = resets_by_mask(vector) and spaces[0] == spaces[1]
+        return only, by_mask
+    alike = (only.observation_space, only.action_space) == (single.observation_space, single.action_space)
+    is_vector = by_mask and alike
     (single if is_vector else vector).close()
     return (only if is_vector else single), is_vector
 
@@ -215,7 +212,7 @@ def _rollout(env: gymnasium.Env[Any, Any], name: str) -> Iterator[tuple[dict[str
     except UserError:
         raise
     except Exception as error:  # an environment of others may raise anything
-        raise UserError(f"task {name} fails in its first steps: {type(error).__name__}: {one_line(error)}") from error
+        raise UserError(f"task {name} fails in its first steps: {described(error)}") from error
 
 
 def _allowed_action(env: gymnasium.Env[Any, Any], info: dict[str, Any]) -> Any:

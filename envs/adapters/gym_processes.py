@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from embodied.core.errors import UserError
-from envs.adapters.gym_rows import Ints, Layout, Source
+from envs.adapters.gym_rows import Ints, Layout
+from envs.adapters.gym_source import Source
 from envs.adapters.gym_spaces import Pixels
 
 WORKER = Path(__file__).with_name("gym_worker.py")
@@ -38,7 +39,8 @@ def is_portable(source: Source) -> bool:
         pickle.dumps(source)
     except (pickle.PicklingError, AttributeError, TypeError):
         return False
-    return getattr(source.registration.entry_point, "__module__", "") != "__main__"
+    creator = source.registration.entry_point or source.registration.vector_entry_point
+    return getattr(creator, "__module__", "") != "__main__"
 
 
 class ProcessRows:

@@ -4,69 +4,27 @@
     step(ids)         ─► env.step(...)        ├─► arrays: state, images, action_mask, reward, terminated, truncated, ...
                                               ┘
 The arrays may lie in memory that processes share. Imports neither torch nor other modules of ``envs`` but
-``gym_spaces``, because the processes of ``gym_processes`` need it.
+``gym_spaces`` and ``gym_source``, because the processes of ``gym_processes`` need it.
 """
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
-from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
-from embodied.core.errors import UserError, one_line
+from embodied.core.errors import UserError, described
+from envs.adapters.gym_source import Source
 from envs.adapters.gym_spaces import RENDER, ActionCodec, Leaf, Pixels, cameras_of, leaves_of, mask_of, resized
 
 Ints = NDArray[np.int64]
 Arrays = dict[str, NDArray[Any]]
 ALIGNMENT = 64  # bytes
-
-
-@dataclass(frozen=True)
-class Source:
-    """How environments are built, and what is read from them."""
-
-    name: str
-    """Name of the task, for messages."""
-    registration: Registration
-    """What gymnasium knows of it."""
-    module: str | None
-    """Module that registers it; None: gymnasium itself."""
-    kwargs: dict[str, Any]
-    """Arguments of its constructor."""
-    success: str | None = None
-    """Key of ``info`` that says whether the episode succeeded; None: nothing does."""
-    has_mask: bool = False
-    """Whether it says which choices are allowed."""
-
-    def build(self, render: bool) -> gymnasium.Env[Any, Any]:
-        """Build one, without a time limit. render: it can give pixels. UserError if that fails."""
-        with self.building():
-            mode = {"render_mode": "rgb_array"} if render else {}
-            return gymnasium.make(
-                self.registration, max_episode_steps=-1, disable_env_checker=True, **mode, **self.kwargs
-            )
-
-    @contextmanager
-    def building(self) -> Iterator[None]:
-        """Import what registers them, and turn whatever is raised in the block into UserError."""
-        try:
-            if self.module is not None:
-                import_module(self.module)
-            yield
-        except gymnasium.error.DependencyNotInstalled as error:
-            raise UserError(f"task {self.name} cannot be built: {one_line(error)}") from error
-        except Exception as error:  # an environment of others may raise anything
-            traceback.print_exc()
-            raise UserError(f"task {self.name} cannot be built: {type(error).__name__}: {one_line(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -162,11 +120,6 @@ class EncodedRows:
             if not finite.all():
                 raise self.error(int(ids[~finite][0]), f"gave a value of {key} that is not finite")
 
-    def raised(self, error: Exception) -> str:
-        """Print the traceback of an exception; return its words for an error."""
-        traceback.print_exception(error)
-        return f"raised {type(error).__name__}: {one_line(error)}"
-
     def error(self, i: int, what: str) -> UserError:
         """Return the error for what env ``i`` did, with its control step and its seed."""
         step = f"control step {self.step_N[i]}" if self.step_N[i] else "reset"
@@ -200,7 +153,7 @@ class LocalRows(EncodedRows):
                 observation, info = self.envs[i].reset(seed=seed)
                 self._observe(i, observation, info, ended=False)
         except Exception as error:  # an environment of others may raise anything
-            raise self.error(i, self.raised(error)) from error
+            raise self.error(i, f"raised {described(error)}") from error
         self.check_finite(ids)
 
     def step(self, ids: Ints) -> None:
@@ -221,7 +174,7 @@ class LocalRows(EncodedRows):
                 else:
                     self._observe(i, observation, info, ended=bool(terminated_N[i] or truncated_N[i]))
         except Exception as error:  # an environment of others may raise anything
-            raise self.error(i, self.raised(error)) from error
+            raise self.error(i, f"raised {described(error)}") from error
         self.check_finite(ids)
 
     def render(self, width: int, height: int) -> Pixels:
@@ -231,7 +184,7 @@ class LocalRows(EncodedRows):
             for i in self.ids:
                 frames.append(resized(self._frame(i), width, height))
         except Exception as error:  # an environment of others may raise anything
-            raise self.error(i, self.raised(error)) from error
+            raise self.error(i, f"raised {described(error)}") from error
         return np.stack(frames)
 
     def close(self) -> None:

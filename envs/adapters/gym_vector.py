@@ -8,64 +8,16 @@ It must leave resets to us (``AutoresetMode.DISABLED``), so that every episode b
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
-import gymnasium
 import numpy as np
-from gymnasium.envs.registration import load_env_creator
 from gymnasium.spaces import Box
-from gymnasium.vector import AutoresetMode, VectorEnv
 
-from embodied.core.errors import UserError
-from envs.adapters.gym_rows import Arrays, EncodedRows, Ints, Source
+from embodied.core.errors import UserError, described
+from envs.adapters.gym_rows import Arrays, EncodedRows, Ints
+from envs.adapters.gym_source import Source
 from envs.adapters.gym_spaces import Pixels, flat_mask, resized
-
-Vector = VectorEnv[Any, Any, Any]
-
-
-def build_vector(source: Source, num_envs: int, max_episode_steps: int | None, render: bool) -> Vector:
-    """Build the vector environment of a registration. render: it can give pixels. UserError if that fails.
-
-    max_episode_steps: its own time limit, control steps; only for one whose registration has a time limit.
-    """
-    registration, options = source.registration, dict(source.kwargs)
-    with source.building():
-        creator: Any = registration.vector_entry_point
-        parameters = inspect.signature(load_env_creator(creator) if isinstance(creator, str) else creator).parameters
-        if "autoreset_mode" in parameters:
-            options["autoreset_mode"] = AutoresetMode.DISABLED
-        if registration.max_episode_steps is not None and max_episode_steps is not None:
-            options["max_episode_steps"] = max_episode_steps
-        if render:
-            options["render_mode"] = "rgb_array"
-        return gymnasium.make_vec(registration, num_envs, vectorization_mode="vector_entry_point", **options)
-
-
-def resets_by_mask(env: Vector) -> bool:
-    """Return whether it leaves all resets to its user."""
-    return bool(env.metadata.get("autoreset_mode") == AutoresetMode.DISABLED)
-
-
-class Only(gymnasium.Env[Any, Any]):
-    """The only environment of a vector environment as a single one, for those who only look at it."""
-
-    def __init__(self, env: Vector) -> None:
-        self.vector, self.metadata = env, env.metadata
-        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        seeds: Any = None if seed is None else [seed]
-        observation, infos = self.vector.reset(seed=seeds)
-        return _row(observation, 0), _info(infos, 0)
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, infos = self.vector.step(np.stack([action]))
-        return _row(observation, 0), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _info(infos, 0)
-
-    def close(self) -> None:
-        self.vector.close()
 
 
 class VectorRows(EncodedRows):
@@ -74,7 +26,7 @@ class VectorRows(EncodedRows):
     def __init__(self, source: Source, arrays: Arrays, max_episode_steps: int, render: bool) -> None:
         """max_episode_steps: longest time limit of a plan."""
         num_envs = len(arrays["reward"])
-        self.env = build_vector(source, num_envs, max_episode_steps, render)
+        self.env = source.build_vector(num_envs, max_episode_steps, render)
         super().__init__(source, arrays, self.env.single_observation_space, self.env.single_action_space)
         self.over_N = np.zeros(num_envs, np.bool_)  # the environment itself has ended the episode
 
@@ -122,8 +74,8 @@ class VectorRows(EncodedRows):
     def _failure(self, error: Exception) -> UserError:
         """Return the error for an exception, of which nobody knows the environment."""
         steps = int(self.step_N.max())
-        what = f"{self.raised(error)} (after {steps} control steps)"
-        return UserError(f"task {self.source.name}: its vector environment {what}")
+        when = f"(after {steps} control steps)"
+        return UserError(f"task {self.source.name}: its vector environment raised {described(error)} {when}")
 
     def _reset(self, ids: Ints, seed_N: list[int | None]) -> tuple[Any, Mapping[str, Any]]:
         """Begin an episode in each of envs ``ids``; return the observations and infos of all."""
@@ -161,21 +113,3 @@ class VectorRows(EncodedRows):
         if self.source.has_mask:
             for i in ids.tolist():
                 self.write_mask(i, None if self.over_N[i] else flat_mask(infos["action_mask"][i]))
-
-
-def _row(observations: Any, i: int) -> Any:
-    """Return the observation of env ``i``."""
-    if isinstance(observations, Mapping):
-        return {key: _row(value, i) for key, value in observations.items()}
-    if isinstance(observations, tuple):
-        return tuple(_row(value, i) for value in observations)
-    return observations[i]
-
-
-def _info(infos: Mapping[str, Any], i: int) -> dict[str, Any]:
-    """Return the info of env ``i``: what those of the vector environment say of it (``_<key>`` says whether)."""
-    return {
-        key: values[i]
-        for key, values in infos.items()
-        if not key.startswith("_") and not isinstance(values, Mapping) and bool(infos.get(f"_{key}", {i: True})[i])
-    }

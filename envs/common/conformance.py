@@ -8,12 +8,11 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from embodied.core.errors import UserError, one_line
+from embodied.core.errors import UserError, described, one_line
 from envs.common import conformance_rules as rules
 from envs.common.conformance_trial import Make, NotClaimed, Trial
 
@@ -71,7 +70,7 @@ def run_checks(make: Make, num_envs: int = 4, seed: int = 0, resets: int = 10_00
 
     make: builds an env of so many copies. resets: those of the check of leaks. steps: control steps to which the time
     limits of episodes are cut, so that slow simulators reach the ends of episodes. An exception of the environment is a
-    failure of the check; its traceback goes to stderr.
+    failure of the check.
     """
     with ExitStack() as opened:
         trial = Trial(make, opened, num_envs, seed, steps, resets)
@@ -88,7 +87,6 @@ def run_checks(make: Make, num_envs: int = 4, seed: int = 0, resets: int = 10_00
             except UserError as error:
                 yield Result(name, False, one_line(error))
             except Exception as error:  # an environment of others may raise anything
-                traceback.print_exc()
-                yield Result(name, False, f"raised {type(error).__name__}: {one_line(error)}")
+                yield Result(name, False, f"raised {described(error)}")
             else:
                 yield Result(name, True)

@@ -173,14 +173,17 @@ class Trial:
         return [t for t, moment in enumerate(self.rollout) if k in moment.step.final_ids.tolist()]
 
     @cached_property
-    def second_episodes(self) -> list[tuple[int, int]]:
-        """For each env the chunks in which its second episode began and ended. UserError if there is none."""
+    def repeated_episodes(self) -> list[tuple[int, int]]:
+        """For each env the chunks in which an episode began and ended that must come again. UserError if there is none.
+
+        It is the second one, so that the first may leave nothing behind, or the first if no later ones repeat.
+        """
         found = []
         for k in range(self.num_envs):
             ends = self.ends_of(k)
             steps = len(self.rollout) * self.executed
             require(self.env, len(ends) >= 2, f"no two episodes of an env ended in {steps} control steps")
-            found.append((ends[0] + 1, ends[1]))
+            found.append((ends[0] + 1, ends[1]) if self.spec.repeats == "all" else (0, ends[0]))
         return found
 
     def plan_of_end(self, t: int, k: int) -> EpisodePlans:

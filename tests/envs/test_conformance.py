@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -72,6 +73,34 @@ def test_an_episode_must_follow_from_its_plan() -> None:
 
     with pytest.raises(UserError, match="must be a function of its plan and actions"):
         check_env(lambda num_envs: Random(num_envs, max_episode_steps=7))
+
+
+def test_an_env_may_claim_that_first_episodes_alone_repeat() -> None:
+    class OnceSeeded(PointEnv):
+        """Later episodes begin where random numbers say."""
+
+        claims: Literal["all", "first", "none"] = "first"
+        first = True
+
+        def __init__(self, num_envs: int, max_episode_steps: int = 7) -> None:
+            super().__init__(num_envs, spec=replace(point_spec(max_episode_steps), repeats=self.claims))
+
+        def start(self, ids: Any, plans: Any) -> None:
+            super().start(ids, plans)
+            if not (plans.number_n == 0).all() or not self.first:
+                self.position_N2[ids] += 0.1 * torch.rand(len(ids), 2)
+
+    class Random(OnceSeeded):
+        first = False
+
+    class Claimless(Random):
+        claims = "none"
+
+    assert results(OnceSeeded)["seeding"] == Result("seeding", True)
+    fails(Random, "must be a function of its plan and actions")
+    found = results(Claimless)
+    assert found["seeding"] == Result("seeding", True, "not claimed: its simulator says that it is not deterministic")
+    assert found["partial_reset"].passed
 
 
 def test_a_state_must_be_whole() -> None:
@@ -303,6 +332,7 @@ def test_an_exception_of_the_env_is_a_failure() -> None:
             raise RuntimeError("out of order")
 
     found = results(Raising)
-    assert found["spaces"] == Result("spaces", False, "raised RuntimeError: out of order")
+    assert re.fullmatch(r"raised RuntimeError in test_conformance.py, line \d+: out of order", found["spaces"].why)
+    assert not found["spaces"].passed
     others = [name for name in CHECKS if name != "spaces"]
     assert [found[name] for name in others] == [Result(name, False, "not reached: see spaces") for name in others]

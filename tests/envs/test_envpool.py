@@ -43,7 +43,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting:U
 
 @pytest.mark.parametrize(
     ("id", "steps"),
-    [("HalfCheetah-v5", 6), ("CartPole-v1", 30), ("FetchPickAndPlaceDense-v1", 6), ("Hopper-v5", 40), ("Maze-v0", 20)],
+    [
+        ("HalfCheetah-v5", 6), ("CartPole-v1", 30), ("FetchPickAndPlaceDense-v1", 6), ("Hopper-v5", 40),
+        ("Maze-v0", 20), ("LunarLander-v3", 20), ("Go1JoystickFlatTerrain-v1", 6),
+    ],
 )
 def test_it_keeps_the_contract_of_an_environment(id: str, steps: int) -> None:
     check_env(lambda num_envs: make(id, num_envs, max_episode_steps=steps))

@@ -198,7 +198,7 @@ def test_unknown_environments_are_named(id: str) -> None:
 
 def test_wrong_arguments_of_the_constructor_are_named() -> None:
     assert spec("Toy", kwargs={"offset": 2.0}).state_dim == 2
-    with pytest.raises(UserError, match=r"cannot be built: TypeError: .*unexpected keyword argument 'mass'"):
+    with pytest.raises(UserError, match=r"cannot be built: TypeError in .*: .*unexpected keyword argument 'mass'"):
         spec("Toy", kwargs={"mass": 2.0})
     with pytest.raises(UserError, match="render_mode is set where it is needed"):
         GymConfig(kwargs={"render_mode": "human"})
@@ -207,7 +207,10 @@ def test_wrong_arguments_of_the_constructor_are_named() -> None:
 @pytest.mark.parametrize("processes", [0, 2])
 @pytest.mark.parametrize(
     ("name", "what"),
-    [("Raising", "raised RuntimeError: the simulator is broken"), ("Infinite", "gave a value of state that is not")],
+    [
+        ("Raising", "raised RuntimeError in toy_gym.py, line .*: the simulator is broken"),
+        ("Infinite", "gave a value of state that is not"),
+    ],
 )
 def test_an_environment_that_fails_is_named(name: str, what: str, processes: int) -> None:
     with started(name, 2, processes=processes) as (env, _):

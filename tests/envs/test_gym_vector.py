@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from embodied.core.errors import UserError
+from embodied.core.protocols import Filmed, VecEnv
 from embodied.core.spec import CameraSpec
 from envs.adapters import gym
 from envs.adapters.gym import GymConfig, GymSimConfig
 from envs.common.actions import random_actions
 from envs.common.conformance import check_env
-from tests.envs.test_gym import FAMILY, MODULE, make, spec, started
+from tests.envs.test_gym import FAMILY, MODULE, make, started
 
 CAMERAS = (CameraSpec("front", 24, 32), CameraSpec.square("gray", 8), CameraSpec("render", 20, 30))
 
@@ -33,17 +34,24 @@ def test_a_vector_environment_gives_what_single_ones_give(name: str) -> None:
         assert gym.probe(f"{MODULE}:Vector{name}-v0", {}, None).is_vector
         assert obs.keys() == other.keys()
         assert all(torch.equal(obs[key], other[key]) for key in obs)
-        for t in range(9):
-            action = random_actions(single.spec.action, 5, 3 if name != "Masked" else 1, t)
-            if single.spec.action_mask:
-                action[:] = 0  # always allowed
-            mine, theirs = single.step(action), vector.step(action)
-            for key in mine.obs:
-                assert torch.equal(mine.obs[key], theirs.obs[key]), key
-                assert torch.equal(mine.final_obs[key], theirs.final_obs[key]), key
-            for part in ("reward_NE", "terminated_N", "truncated_N", "num_steps_N"):
-                assert torch.equal(getattr(mine, part), getattr(theirs, part)), part
-            assert torch.equal(mine.episodes.return_M, theirs.episodes.return_M)
+        assert_alike(single, vector)
+
+
+def assert_alike(one: VecEnv, other: VecEnv) -> None:
+    """Both give the same for some random actions; masks allow the first choice."""
+    for t in range(9):
+        action = random_actions(one.spec.action, one.num_envs, 1 if one.spec.action_mask else 3, t)
+        if one.spec.action_mask:
+            action[:] = 0
+        mine, theirs = one.step(action), other.step(action)
+        for key in mine.obs:
+            assert torch.equal(mine.obs[key], theirs.obs[key]), key
+            assert torch.equal(mine.final_obs[key], theirs.final_obs[key]), key
+        for part in ("reward_NE", "terminated_N", "truncated_N", "num_steps_N"):
+            assert torch.equal(getattr(mine, part), getattr(theirs, part)), part
+        assert torch.equal(mine.episodes.return_M, theirs.episodes.return_M)
+        for name, once_M in mine.episodes.once.items():
+            assert torch.equal(once_M, theirs.episodes.once[name]), name
 
 
 def test_the_time_limit_of_a_vector_environment_is_that_of_the_plan() -> None:
@@ -53,9 +61,24 @@ def test_the_time_limit_of_a_vector_environment_is_that_of_the_plan() -> None:
         assert step.episodes.length_M.tolist() == [30, 30]
 
 
-def test_a_vector_environment_that_resets_itself_is_refused() -> None:
-    with pytest.raises(UserError, match=r"resets its environments itself: .*NEXT_STEP, needed is Autoreset.*DISABLED"):
-        spec("Resetting")
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("name", ["Ending", "Nested", "MaskedChoice"])
+def test_a_vector_environment_that_resets_itself_gives_what_single_ones_give(
+    name: str, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever its mode: final observations, ends, success and masks are those of the episode that ended."""
+    cameras = CAMERAS if name == "Nested" and mode == "NextStep" else CAMERAS[:2] if name == "Nested" else ()
+    gym.probe.__globals__["_probe"].cache_clear()
+    with started(name, 5, cameras=cameras) as (one, _), started(f"{name}{mode}", 5, cameras=cameras) as (other, _):
+        assert f"{name}{mode}-v0 is only a vector environment, and resets its environments itself" in caplog.text
+        assert isinstance(other, Filmed) == (mode == "NextStep")
+        assert_alike(one, other)
+    check_env(lambda num_envs: make(f"{name}{mode}", num_envs, cameras=cameras))
+
+
+def test_a_vector_environment_that_resets_itself_runs_in_processes() -> None:
+    with started("EndingSameStep", 4) as (one, _), started("EndingSameStep", 4, processes=2) as (other, _):
+        assert_alike(one, other)
 
 
 @pytest.mark.parametrize("id", ["CartPole-v1", f"{MODULE}:Unlike-v0"])
@@ -73,7 +96,7 @@ def test_processes_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("VectorRaising", r"its vector environment raised RuntimeError: the simulator is broken \(.* 8 control step"),
+        ("VectorRaising", r"its vector environment raised RuntimeError in toy_gym.py, .* broken \(.* 8 control step"),
         ("VectorInfinite", r"env 0 gave a value of state that is not finite \(control step 8 of .* with seed \d+\)"),
     ],
 )

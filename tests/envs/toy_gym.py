@@ -242,13 +242,21 @@ def together(cls: type[Toy]) -> Any:
     return build
 
 
-def resetting(num_envs: int, **kwargs: Any) -> SyncVectorEnv:
-    """Return a vector environment that resets its environments itself."""
-    return together(Toy)(num_envs, **kwargs)
+class Resetting:
+    """Builds vector environments that reset their environments themselves."""
+
+    def __init__(self, cls: type[Toy], mode: AutoresetMode) -> None:
+        self.cls, self.mode = cls, mode
+
+    def __call__(self, num_envs: int, max_episode_steps: int, **kwargs: Any) -> SyncVectorEnv:
+        return together(self.cls)(num_envs, max_episode_steps, self.mode, **kwargs)
 
 
 for each in (Toy, Ending, Nested, Masked, MaskedChoice, Bits, Raising, Infinite):
     gymnasium.register(f"Vector{each.__name__}-v0", vector_entry_point=together(each), max_episode_steps=12)
 gymnasium.register("Both-v0", f"{__name__}:Ending", vector_entry_point=together(Ending), max_episode_steps=12)
 gymnasium.register("Unlike-v0", f"{__name__}:Ending", vector_entry_point=together(Nested), max_episode_steps=12)
-gymnasium.register("Resetting-v0", vector_entry_point=resetting, max_episode_steps=12)
+for each in (Ending, Nested, MaskedChoice):
+    for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+        name = f"{each.__name__}{mode.value}-v0"
+        gymnasium.register(name, vector_entry_point=Resetting(each, mode), max_episode_steps=12)

@@ -1,0 +1,146 @@
+"""How environments of gymnasium are built: single ones, or the vector environment that a registration names.
+
+Imports neither torch nor other modules of ``envs``, because the processes of ``gym_processes`` need it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec as Registration
+from gymnasium.envs.registration import load_env_creator
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from embodied.core.errors import UserError, described, one_line
+
+Vector = VectorEnv[Any, Any, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """How environments are built, and what is read from them."""
+
+    name: str
+    """Name of the task."""
+    registration: Registration
+    """What gymnasium knows of it."""
+    module: str | None
+    """Module that registers it; None: gymnasium itself."""
+    kwargs: dict[str, Any]
+    """Arguments of its constructor."""
+    success: str | None = None
+    """Key of ``info`` that says whether the episode succeeded; None: nothing does."""
+    has_mask: bool = False
+    """Whether it says which choices are allowed."""
+
+    def build(self, render: bool) -> gymnasium.Env[Any, Any]:
+        """Build one, without a time limit where it has single environments. UserError if that fails.
+
+        render: it can give pixels.
+        """
+        if self.registration.entry_point is None:
+            return Only(self.build_vector(1, None, render))
+        with self.building():
+            mode = {"render_mode": "rgb_array"} if render else {}
+            return gymnasium.make(
+                self.registration, max_episode_steps=-1, disable_env_checker=True, **mode, **self.kwargs
+            )
+
+    def build_vector(self, num_envs: int, max_episode_steps: int | None, render: bool) -> Vector:
+        """Build the vector environment, one that leaves resets to us if it can. UserError if that fails.
+
+        max_episode_steps: its own time limit if it has one; None is that of the registration. render: see ``build``.
+        """
+        options = dict(self.kwargs)
+        with self.building():
+            creator: Any = self.registration.vector_entry_point
+            creator = load_env_creator(creator) if isinstance(creator, str) else creator
+            if "autoreset_mode" in inspect.signature(creator).parameters:
+                options["autoreset_mode"] = AutoresetMode.DISABLED
+            if self.registration.max_episode_steps is not None and max_episode_steps is not None:
+                options["max_episode_steps"] = max_episode_steps
+            if render:
+                options["render_mode"] = "rgb_array"
+            return gymnasium.make_vec(
+                self.registration, num_envs, vectorization_mode="vector_entry_point", **options
+            )
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Import what registers them, and turn whatever is raised in the block into UserError."""
+        try:
+            if self.module is not None:
+                import_module(self.module)
+            yield
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise UserError(f"task {self.name} cannot be built: {one_line(error)}") from error
+        except Exception as error:  # an environment of others may raise anything
+            raise UserError(f"task {self.name} cannot be built: {described(error)}") from error
+
+
+def resets_by_mask(env: Vector) -> bool:
+    """Return whether it leaves all resets to its user."""
+    return bool(env.metadata.get("autoreset_mode") == AutoresetMode.DISABLED)
+
+
+class Only(gymnasium.Env[Any, Any]):
+    """The only environment of a vector environment as a single one, whatever the mode of its resets.
+
+    NEXT_STEP and DISABLED: an episode that has ended stays as it is until ``reset``. SAME_STEP: its last observation
+    and info are those that the vector environment has kept, and ``reset`` begins yet another episode. It gives no
+    pictures then, because the one after the last step would show the wrong episode.
+    """
+
+    def __init__(self, env: Vector) -> None:
+        self.vector, self.metadata = env, dict(env.metadata)
+        self.keeps_last = env.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP
+        if self.keeps_last:
+            self.metadata["render_modes"] = []
+        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        seeds: Any = None if seed is None else [seed]
+        observations, infos = self.vector.reset(seed=seeds)
+        return self._row(observations), _info(infos)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observations, reward, terminated, truncated, infos = self.vector.step(np.stack([action]))
+        if self.keeps_last and (terminated[0] or truncated[0]):
+            observations, infos = infos["final_obs"], infos["final_info"]
+        return self._row(observations), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _info(infos)
+
+    def render(self) -> Any:
+        frames = self.vector.render()
+        return None if frames is None else frames[0]
+
+    def close(self) -> None:
+        self.vector.close()
+
+    def _row(self, observations: Any) -> Any:
+        return _first(self.observation_space, observations)
+
+
+def _first(space: Any, observations: Any) -> Any:
+    """Return the first observation of ``space`` in a batch, or in a list of last observations."""
+    if isinstance(space, spaces.Dict) and isinstance(observations, Mapping):
+        return {key: _first(part, observations[key]) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple) and isinstance(observations, tuple):
+        return tuple(_first(part, values) for part, values in zip(space.spaces, observations, strict=True))
+    return observations[0]
+
+
+def _info(infos: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the infos of a vector environment say of its first one (``_<key>`` says whether they do)."""
+    return {
+        key: values[0]
+        for key, values in infos.items()
+        if not key.startswith("_") and not isinstance(values, Mapping) and bool(infos.get(f"_{key}", [True])[0])
+    }
