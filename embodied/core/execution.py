@@ -14,6 +14,8 @@ from embodied.core.protocols import Policy, VecEnv
 from embodied.core.spec import Box
 from embodied.core.types import Obs, Timestep
 
+CPU = torch.device("cpu")
+
 
 def executed(env: VecEnv, chunk_NHA: Tensor, num_actions: int) -> Tensor:
     """Return the actions of a chunk [N, H, A] that ``env`` gets, those of a ``Box`` clipped to [-1, 1]; see below."""
@@ -21,15 +23,15 @@ def executed(env: VecEnv, chunk_NHA: Tensor, num_actions: int) -> Tensor:
     return action.clamp(-1, 1) if isinstance(env.spec.action, Box) else action
 
 
-def execute(env: VecEnv, chunk_NHA: Tensor, num_actions: int) -> tuple[Tensor, Timestep]:
+def execute(env: VecEnv, chunk_NHA: Tensor, num_actions: int, device: torch.device = CPU) -> tuple[Tensor, Timestep]:
     """Execute the first ``num_actions`` actions of a chunk [N, H, A]; return them as executed, and the result.
 
-    Actions of a ``Box`` are clipped to [-1, 1]. A ``Delayed`` env also gets the later actions of the chunk. What is
-    returned is on the CPU, whatever the devices of policy and env.
+    Actions of a ``Box`` are clipped to [-1, 1]. A ``Delayed`` env also gets the later actions of the chunk. device: of
+    the returned actions and observations, whatever the devices of policy and env; all else is on the CPU.
     """
     action = executed(env, chunk_NHA, num_actions)
     step = env.step(action.to(env.device))
-    return action[:, :num_actions].cpu(), on_cpu(step)
+    return action[:, :num_actions].to(device), moved(step, device)
 
 
 def is_delayed(env: VecEnv) -> bool:
@@ -43,7 +45,7 @@ class Deployment:
     def __init__(self, policy: Policy, env: VecEnv, plans: EpisodePlans, seeded: bool) -> None:
         """Start the first episodes. seeded: draw ``plan_noise`` for each decision instead of none."""
         self.policy, self.env, self.seeded = policy, env, seeded
-        self._device = next(policy.parameters()).device if isinstance(policy, nn.Module) else torch.device("cpu")
+        self._device = next(policy.parameters()).device if isinstance(policy, nn.Module) else CPU
         self._sampler = PlanList(plans, env.num_envs)
         self._decision_n = np.zeros(env.num_envs, dtype=np.int64)
         self._ended, self._num_plans = 0, len(plans)
@@ -82,22 +84,22 @@ def plan_noise(plans: EpisodePlans, decision_n: NDArray[np.int64], shape: tuple[
     return torch.from_numpy(np.stack(rows))
 
 
-def on_cpu(step: Timestep) -> Timestep:
-    """Return a result with the tensors of every row on the CPU. ``episodes`` are there already."""
-    if step.reward_NE.device.type == "cpu":
+def moved(step: Timestep, device: torch.device) -> Timestep:
+    """Return a result with its observations on ``device``, and all else on the CPU, where ``episodes`` are already."""
+    if step.reward_NE.device.type == device.type == "cpu":
         return step
     return replace(
         step,
-        obs=obs_on_cpu(step.obs),
-        final_obs=obs_on_cpu(step.final_obs),
-        info=obs_on_cpu(step.info),
+        obs=moved_obs(step.obs, device),
+        final_obs=moved_obs(step.final_obs, device),
+        info=moved_obs(step.info, CPU),
         **{name: getattr(step, name).cpu() for name in ROWS},
     )
 
 
-def obs_on_cpu(obs: Obs) -> Obs:
-    """Return observations on the CPU."""
-    return {key: value.cpu() for key, value in obs.items()}
+def moved_obs(obs: Obs, device: torch.device) -> Obs:
+    """Return observations on ``device``."""
+    return {key: value.to(device) for key, value in obs.items()}
 
 
 ROWS = ("reward_NE", "terminated_N", "truncated_N", "num_steps_N", "final_ids")

@@ -126,6 +126,7 @@ class Transitions:
 class Fragment:
     """T decisions of one env group, in order: the unit that travels from workers to the learner.
 
+    Observations, chain and actions are on the simulator's device if the learner has the same, all else is on the CPU.
     Observations may hold the outputs of the frozen part of a policy in place of its inputs. In a fragment either all
     observations do or none.
     """

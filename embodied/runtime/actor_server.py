@@ -5,8 +5,11 @@
 Requests are merged into one batch, because the cost of a forward pass hardly depends on the batch size. With
 max_staleness=0, where results must not depend on timing, each request is a batch of its own: a matrix product may
 round differently for another batch size. Weights are pulled between two batches; ``version_N`` is the version that
-drew the actions. On a GPU the server has a stream of its own. Inputs go through pinned memory, and results come back
-with one synchronisation.
+drew the actions.
+
+On a GPU the server has a stream of its own. Inputs go through pinned memory, and results come back with one
+synchronisation. Not if the simulator is on the same device (``resident``): all parts then use the default stream, which
+keeps their order, and only noise and the numbers of decisions travel between device and CPU.
 """
 
 from __future__ import annotations
@@ -28,10 +31,19 @@ class ActorServer:
     """Draws actions and values for the requests of env groups.
 
     policy: a copy that no other part uses; it is moved to ``device``. merge: put all requests into one batch.
-    index: of the server. ``track`` also counts how many requests were served together (``requests/<n>``).
+    index: of the server. resident: observations come from ``device``, and actions, chains and observations stay on it.
+    ``track`` also counts how many requests were served together (``requests/<n>``).
     """
 
-    def __init__(self, policy: Policy, store: WeightSource, device: torch.device, merge: bool, index: int = 0) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        store: WeightSource,
+        device: torch.device,
+        merge: bool,
+        index: int = 0,
+        resident: bool = False,
+    ) -> None:
         assert isinstance(policy, nn.Module)
         policy.to(device).eval()
         self.policy: Policy = policy
@@ -44,11 +56,11 @@ class ActorServer:
         self.merge = merge
         self.version = -1
         self.track = Track(f"actor server {index}", "wait_requests")
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" and not resident else None
 
     @torch.no_grad()
     def act(self, requests: Sequence[ActRequest]) -> list[ActReply]:
-        """Return one reply per request, in order, with CPU tensors. RuntimeError before the first publication."""
+        """Return one reply per request, in order. RuntimeError before the first publication."""
         self.track.add(f"requests/{len(requests)}")
         stream = torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()
         with self.track.during("infer"), stream:
@@ -98,19 +110,24 @@ class ActorServer:
         noise = self._to_device([request.noise for request in requests if request.noise is not None])
         obs, computed = self._prepare([request.obs for request in requests])
         sample = self.policy.act(obs, noise)
-        drawn = [sample.action_NHA, sample.log_prob_N, sample.value_N, sample.chain]
-        columns = self._to_host([*drawn, *computed.values()])
-        columns.insert(len(drawn), torch.full((len(noise),), self.version, dtype=torch.int64))
+        numbers, tensors = self._returned(
+            [sample.log_prob_N, sample.value_N], [sample.action_NHA, sample.chain, *computed.values()]
+        )
+        version = torch.full((len(noise),), self.version, dtype=torch.int64)
         sizes = [_rows(request.obs) for request in requests]
-        rows = zip(*(column.split(sizes) for column in columns), strict=True)
-        return [(PolicySample(*parts[:5]), dict(zip(computed, parts[5:], strict=True)) or None) for parts in rows]
+        rows = zip(*(column.split(sizes) for column in [*numbers, version, *tensors]), strict=True)
+        return [
+            (PolicySample(action, log_prob, value, chain, drawn_by), dict(zip(computed, kept, strict=True)) or None)
+            for log_prob, value, drawn_by, action, chain, *kept in rows
+        ]
 
     def _values(self, parts: Sequence[Obs]) -> list[tuple[Tensor, Obs | None]]:
         """Return the values of each part, and its observations for the learner if they are precomputed here."""
         if not parts:
             return []
         obs, computed = self._prepare(parts)
-        columns = self._to_host([self.policy.value(obs), *computed.values()])
+        numbers, tensors = self._returned([self.policy.value(obs)], [*computed.values()])
+        columns = [*numbers, *tensors]
         sizes = [_rows(part) for part in parts]
         rows = zip(*(column.split(sizes) for column in columns), strict=True)
         return [(value, dict(zip(computed, kept, strict=True)) or None) for value, *kept in rows]
@@ -128,16 +145,18 @@ class ActorServer:
 
     def _to_device(self, parts: Sequence[Tensor]) -> Tensor:
         rows = parts[0] if len(parts) == 1 else torch.cat(list(parts))
-        return rows if self._stream is None else rows.pin_memory().to(self.device, non_blocking=True)
+        return rows.to(self.device) if self._stream is None else rows.pin_memory().to(self.device, non_blocking=True)
 
-    def _to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def _returned(self, numbers: Sequence[Tensor], tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return numbers of decisions on the CPU, and other tensors as well unless they stay on the device."""
         if self._stream is None:
-            return list(tensors)
-        host = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in tensors]
-        for destination, source in zip(host, tensors, strict=True):
+            return [number.cpu() for number in numbers], list(tensors)
+        sources = [*numbers, *tensors]
+        host = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in sources]
+        for destination, source in zip(host, sources, strict=True):
             destination.copy_(source, non_blocking=True)
         self._stream.synchronize()
-        return host
+        return host[: len(numbers)], host[len(numbers) :]
 
 
 def _rows(obs: Obs) -> int:

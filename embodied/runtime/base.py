@@ -25,6 +25,7 @@ from torch import nn
 from embodied.core.clock import running_s
 from embodied.core.episodes import EpisodeStats
 from embodied.core.errors import UserError
+from embodied.core.execution import CPU
 from embodied.core.protocols import Metrics, Policy
 from embodied.core.registry import Registry
 from embodied.core.spec import EnvSpec
@@ -64,7 +65,10 @@ class LoopRuntime(Runtime):
 
     @classmethod
     def assemble(cls, recipe: Recipe) -> Self:
-        """Build the parts of a run in this process, and the runtime of them."""
+        """Build the parts of a run in this process, and the runtime of them.
+
+        If the simulator is on the learner's device, observations and actions stay there from simulator to learner.
+        """
         config = recipe.config
         with ExitStack() as opened:  # closes the envs if anything is refused
             envs = []
@@ -77,6 +81,7 @@ class LoopRuntime(Runtime):
             acting, evaluated = copy.deepcopy(policy), copy.deepcopy(policy)
             assert isinstance(policy, nn.Module)
             policy.to(recipe.device)
+            resident = all(env.device == recipe.device for groups in envs for env in groups)
             store = WeightStore()
             runtime = cls(
                 config,
@@ -84,10 +89,12 @@ class LoopRuntime(Runtime):
                 spec=spec,
                 evaluator=recipe.evaluator(evaluated, spec),
                 workers=[
-                    recipe.env_worker(worker, groups, policy.execute, policy.noise_shape)
+                    recipe.env_worker(
+                        worker, groups, policy.execute, policy.noise_shape, device=recipe.device if resident else CPU
+                    )
                     for worker, groups in enumerate(envs)
                 ],
-                actor=ActorServer(acting, store, recipe.device, merge=config.max_staleness > 0),
+                actor=ActorServer(acting, store, recipe.device, merge=config.max_staleness > 0, resident=resident),
                 learner=Learner(recipe.make_algorithm(policy), store, recipe.relabel, config.mask_above),
                 ledger=Ledger(recipe.num_groups, config.max_staleness),
                 store=store,

@@ -11,7 +11,7 @@ import torch
 from embodied.core.contract import check_obs, check_timestep
 from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
-from embodied.core.execution import execute, obs_on_cpu
+from embodied.core.execution import CPU, execute, moved_obs
 from embodied.core.protocols import ExactResume, VecEnv
 from embodied.core.types import Fragment, Obs, Timestep
 from embodied.runtime.ledger import Ticket
@@ -33,6 +33,7 @@ class Cursor:
         noise_shape: tuple[int, ...],
         seed: int,
         worker_track: Track,
+        device: torch.device = CPU,
     ) -> None:
         self.env = env
         self.sampler = sampler
@@ -40,6 +41,7 @@ class Cursor:
         self.decisions = decisions
         self.execute = execute
         self.noise_shape = noise_shape
+        self.device = device  # of the observations and actions that it records
         self.generator = torch.Generator().manual_seed(int(np.random.SeedSequence((seed, *key)).generate_state(1)[0]))
         self.obs: Obs | None = None
         self.ticket: Ticket | None = None
@@ -53,7 +55,7 @@ class Cursor:
     def start(self, ticket: Ticket) -> ActRequest:
         assert self.ticket is None, "the group is in the middle of a fragment"
         if self.obs is None:
-            self.obs = obs_on_cpu(self.env.reset(self.sampler))
+            self.obs = self._reset()
             check_obs(self.env, self.obs, self.env.num_envs, "reset()")
         self.ticket, self._t = ticket, 0
         self._recorder = Recorder(self.decisions, self.env.num_envs)
@@ -73,7 +75,7 @@ class Cursor:
             return fragment
         self._recorder.observe(self._t, obs)
         self.enter("step")
-        action_NEA, step = execute(self.env, reply.sample.action_NHA, self.execute)
+        action_NEA, step = execute(self.env, reply.sample.action_NHA, self.execute, self.device)
         self.enter("record")
         if not self._checked:
             check_timestep(self.env, step, self.execute)
@@ -106,7 +108,7 @@ class Cursor:
         """
         assert self.ticket is None, "a group can be saved between its fragments only"
         if self.obs is None:
-            self.obs = obs_on_cpu(self.env.reset(self.sampler))
+            self.obs = self._reset()
         state: dict[str, Any] = {
             "num_envs": self.env.num_envs,
             "sampler": self.sampler.state_dict(),
@@ -114,7 +116,7 @@ class Cursor:
         }
         if isinstance(self.env, ExactResume):
             state["env"] = {key: tensor.clone() for key, tensor in self.env.state_dict().items()}
-            state["obs"] = {key: tensor.clone() for key, tensor in self.obs.items()}
+            state["obs"] = {key: tensor.to(CPU, copy=True) for key, tensor in self.obs.items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -132,9 +134,12 @@ class Cursor:
         self.generator.set_state(state["generator"])
         if isinstance(self.env, ExactResume):
             self.env.load_state_dict(state["env"], self.sampler)
-            self.obs = {key: tensor.clone() for key, tensor in state["obs"].items()}
+            self.obs = {key: tensor.to(self.device, copy=True) for key, tensor in state["obs"].items()}
         else:
-            self.obs = obs_on_cpu(self.env.reset(self.sampler))
+            self.obs = self._reset()
+
+    def _reset(self) -> Obs:
+        return moved_obs(self.env.reset(self.sampler), self.device)
 
     def _request(self) -> ActRequest:
         """Request the next decision, or after the last decision values alone."""

@@ -20,7 +20,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from embodied.core.episodes import EpisodeSampler
+from embodied.core.execution import CPU
 from embodied.core.protocols import ExactResume, RowByRow, VecEnv
 from embodied.core.types import Fragment
 from embodied.runtime.cursor import Cursor
@@ -35,6 +38,7 @@ class EnvWorker:
 
     groups: envs with the samplers of their episodes. decisions: T of a fragment. execute: E of a chunk. noise_shape:
     that of the policy. seed: that of the run. incarnation: how often the worker was replaced; each draws other noise.
+    device: of the observations and actions of its fragments.
     Only one thread at a time may call it. ``track``: it steps, records, or between two calls waits, for the actor if a
     group is in the middle of a fragment, and otherwise for a ticket.
     """
@@ -48,13 +52,14 @@ class EnvWorker:
         noise_shape: tuple[int, ...],
         seed: int,
         incarnation: int = 0,
+        device: torch.device = CPU,
     ) -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
         self.track = Track(f"env worker {worker_id}", "wait_ticket")
         self.cursors = [
             (RowCursor if isinstance(env, RowByRow) else Cursor)(
-                env, sampler, (worker_id, group, incarnation), decisions, execute, noise_shape, seed, self.track
+                env, sampler, (worker_id, group, incarnation), decisions, execute, noise_shape, seed, self.track, device
             )
             for group, (env, sampler) in enumerate(groups)
         ]

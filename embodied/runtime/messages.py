@@ -27,7 +27,7 @@ class ActRequest:
 
 @dataclass(frozen=True, slots=True)
 class ActReply:
-    """Reply to a request, on the CPU."""
+    """Reply to a request: its actions, chain and observations on the device of the request's, all else on the CPU."""
 
     worker: int
     """Index of the env worker."""

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from embodied.core.episodes import EpisodePlans, EpisodeSampler
+from embodied.core.execution import CPU
 from embodied.core.protocols import Algorithm, Policy, VecEnv
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import EnvSpec
@@ -80,18 +81,24 @@ class Recipe:
             return envs
 
     def env_worker(
-        self, worker: int, envs: list[VecEnv], execute: int, noise_shape: tuple[int, ...], incarnation: int = 0
+        self,
+        worker: int,
+        envs: list[VecEnv],
+        execute: int,
+        noise_shape: tuple[int, ...],
+        incarnation: int = 0,
+        device: torch.device = CPU,
     ) -> EnvWorker:
         """Build one worker of the envs of ``open_envs``. All groups of a run have consecutive env seeds.
 
-        execute, noise_shape: those of the policy.
+        execute, noise_shape: those of the policy. device: see ``EnvWorker``.
         """
         seed = first_env_seed(Purpose.TRAINING, self.seed) + sum(map(sum, self.sizes[:worker]))
         groups = []
         for env in envs:
             groups.append((env, self.make_sampler(env.spec, env.num_envs, seed, incarnation)))
             seed += env.num_envs
-        return EnvWorker(groups, worker, self.config.decisions, execute, noise_shape, self.seed, incarnation)
+        return EnvWorker(groups, worker, self.config.decisions, execute, noise_shape, self.seed, incarnation, device)
 
     def initial_policy(self, spec: EnvSpec) -> Policy:
         """Build the policy on the CPU from the run's seed, which it sets in torch's global generator."""

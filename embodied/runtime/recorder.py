@@ -38,7 +38,8 @@ class Ends:
 class Recorder:
     """Buffers [T, N, ...] of one fragment, filled for all envs at once or for some.
 
-    Every fragment has new ones, because the learner keeps them.
+    Every fragment has new ones, because the learner keeps them. Observations, actions and chains are on the device that
+    they come from, the numbers of decisions on the CPU.
     """
 
     def __init__(self, decisions: int, num_envs: int) -> None:
@@ -140,4 +141,4 @@ class Recorder:
 
     def _rows(self, like: Tensor) -> Tensor:
         """Return a buffer [T, N, ...] for rows as those of ``like``."""
-        return torch.empty((self.decisions, self.num_envs, *like.shape[1:]), dtype=like.dtype)
+        return torch.empty((self.decisions, self.num_envs, *like.shape[1:]), dtype=like.dtype, device=like.device)

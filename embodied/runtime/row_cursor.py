@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from embodied.core.execution import executed, on_cpu
+from embodied.core.execution import CPU, executed, moved
 from embodied.core.protocols import RowByRow
 from embodied.core.types import Fragment, Obs
 from embodied.runtime.cursor import Cursor
@@ -71,7 +71,7 @@ class RowCursor(Cursor):
             self.enter("step")
             rows, step = self.env.receive()
             self.enter("record")
-            step = on_cpu(step)
+            step = moved(step, CPU)
             at = self._t_N[rows], rows
             self._recorder.result(at, step)
             if len(step.final_ids):

@@ -1,0 +1,98 @@
+"""A device that is none: its tensors are on the CPU, but torch treats them as on an accelerator.
+
+Every operation runs on the CPU tensor behind. One that mixes devices raises, as on a GPU, and every transfer is kept in
+``TRANSFERS``. So what a GPU needs of the code can be tested without one: that tensors are where they must be. torch
+allows one such device per process, and libraries may pick it, so tests start a process for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import backend_registration
+from torch.utils._pytree import tree_map
+
+NAME = "other"
+INDEXING = ("aten::index", "aten::_index_put_impl_")  # as on a GPU, these take indices of the CPU
+_behind: dict[int, Tensor] = {}  # by storage: autograd makes tensors that share it
+
+
+class Transfer(NamedTuple):
+    """Copy of a tensor between CPU and device."""
+
+    shape: tuple[int, ...]
+    to: str
+
+
+TRANSFERS: list[Transfer] = []
+
+
+def behind(tensor: Tensor) -> Tensor:
+    """Return the CPU tensor behind one of the device."""
+    found = _behind[tensor.untyped_storage()._cdata]
+    viewed = found.shape != tensor.shape and found.numel() == tensor.numel()  # by torch, which makes some views itself
+    return found.view(tensor.shape) if viewed else found
+
+
+def start() -> torch.device:
+    """Make the device known to torch, and return it."""
+    backend_registration._setup_privateuseone_for_python_backend(NAME)
+    library.fallback(_run, dispatch_key="PrivateUse1")
+    return torch.device(NAME, 0)
+
+
+library = torch.library.Library("_", "IMPL")
+
+
+def _run(operation: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operation on the tensors behind; one that works in place returns its own argument."""
+    if operation._schema.name == "aten::_copy_from":
+        return _copy(*args)
+    if operation._schema.name == "aten::as_strided":
+        return _as_strided(*args)
+    given: dict[int, tuple[Tensor, Tensor]] = {}  # by the identity of the tensor behind: this, and that of the device
+
+    def inner(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.device.type == NAME:
+            tensor = behind(value)
+            if operation._schema.name == "aten::_fused_adam_":
+                tensor = tensor.contiguous()  # it trusts the strides that autograd sees
+            given[id(tensor)] = tensor, value
+            return tensor
+        if isinstance(value, Tensor) and value.dim() and operation._schema.name not in INDEXING:
+            raise RuntimeError(f"{operation} got tensors of two devices")
+        return torch.device("cpu") if isinstance(value, torch.device) and value.type == NAME else value
+
+    def outer(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return given[id(value)][1] if id(value) in given else _wrapped(value)
+
+    moved = tree_map(inner, (args, kwargs))
+    result = operation(*moved[0], **moved[1])
+    for tensor, outside in given.values():
+        if tensor.shape != outside.shape:  # an output that was resized
+            outside.data = _wrapped(tensor)
+    return tree_map(outer, result)
+
+
+def _copy(source: Tensor, destination: Tensor, non_blocking: bool = False) -> Tensor:
+    inner = [behind(tensor) if tensor.device.type == NAME else tensor for tensor in (source, destination)]
+    inner[1].copy_(inner[0])
+    if source.device != destination.device:
+        TRANSFERS.append(Transfer(tuple(source.shape), destination.device.type))
+    return destination
+
+
+def _as_strided(tensor: Tensor, size: Any, stride: Any, offset: int | None = None) -> Tensor:
+    """Torch takes every tensor of the device for contiguous, with a storage of its own."""
+    inner = behind(tensor).contiguous()
+    return _wrapped(inner.as_strided(size, stride, inner.storage_offset() + (offset or 0)))
+
+
+def _wrapped(tensor: Tensor) -> Tensor:
+    outer: Tensor = torch._C._acc.create_empty_tensor(tensor.shape, tensor.dtype)  # type: ignore[attr-defined]
+    _behind[outer.untyped_storage()._cdata] = tensor
+    return outer

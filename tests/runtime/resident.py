@@ -1,0 +1,105 @@
+"""Train on a device that is none: ``python -m tests.runtime.resident <policy> <runtime> <max_staleness>``.
+
+Prints as JSON where the tensors of the learner's fragments were, what travelled between device and CPU, and how far the
+weights are from those of the same training on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from algos.ppo import PPO
+from algos.ppo_config import PPOConfig
+from embodied.core.episodes import EpisodePlans, Ints
+from embodied.core.protocols import Metrics, Policy
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Fragment, Obs
+from embodied.runtime import build as building
+from envs.common.advance import Advance
+from envs.common.episodic import EpisodicEnv
+from policies import FlowPolicy
+from policies.flow.policy import FlowConfig
+from tests.runtime import other_device
+from tests.runtime.builders import build, iterate, make_policy
+from tests.runtime.point_env import PointEnv, point_spec
+
+
+class DevicePointEnv(PointEnv):
+    """Point masses on a device."""
+
+    def __init__(self, num_envs: int, device: torch.device) -> None:
+        EpisodicEnv.__init__(self, point_spec(), num_envs, device)
+        self.position_N2 = torch.zeros(num_envs, 2, device=device)
+        self.closed = False
+
+    def start(self, ids: Ints, plans: EpisodePlans) -> None:
+        there = PointEnv(self.num_envs)
+        there.start(ids, plans)
+        self.position_N2[ids] = there.position_N2[ids].to(self.device)
+
+    def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
+        return super().advance(action_NA, None)  # nobody reads rows that have ended
+
+    def observe(self, ids: Ints | None = None) -> Obs:
+        obs = super().observe()
+        return obs if ids is None else {key: value[ids] for key, value in obs.items()}
+
+
+def make_flow(spec: EnvSpec) -> Policy:
+    return FlowPolicy(spec, FlowConfig(horizon=3, execute=2, actor_hidden=(16,), head_hidden=(8,), critic_hidden=(16,)))
+
+
+class Watching(PPO):
+    """Keeps where the tensors of fragments are."""
+
+    seen: set[tuple[str, str]]
+
+    def update(self, fragments: Sequence[Fragment], version: int) -> Metrics:
+        for fragment in fragments:
+            tensors = {"obs": fragment.obs["state"], "last_obs": fragment.last_obs["state"], "chain": fragment.chain}
+            if fragment.final_obs:
+                tensors["final_obs"] = fragment.final_obs["state"]
+            tensors |= {"action": fragment.action_TNEA, "value": fragment.value_TN, "reward": fragment.reward_TNE}
+            self.seen |= {(name, tensor.device.type) for name, tensor in tensors.items()}
+        return super().update(fragments, version)
+
+
+def train(device: torch.device, policy: str, name: str, max_staleness: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Train on a device; return what was seen of it, and the weights."""
+    seen: set[tuple[str, str]] = set()
+
+    def make_algorithm(policy: Policy) -> PPO:
+        algorithm = Watching(policy, PPOConfig(epochs=2, num_minibatches=2), seed=3, device=device)
+        algorithm.seen = seen
+        return algorithm
+
+    building.resolve_device = lambda *_: device
+    with build(
+        lambda num_envs, _: DevicePointEnv(num_envs, device),
+        make_algorithm,
+        make_flow if policy == "flow" else make_policy,
+        name=name,
+        max_staleness=max_staleness,
+        eval_every=0,
+    ) as runtime:
+        iterate(runtime, 6)
+        found = {"places": sorted(seen), "transfers": [transfer._asdict() for transfer in other_device.TRANSFERS]}
+        return found, {key: value.cpu().double() for key, value in runtime.policy.state_dict().items()}
+
+
+def main() -> None:
+    policy, name, max_staleness = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    found, there = train(other_device.start(), policy, name, max_staleness)
+    _, here = train(torch.device("cpu"), policy, name, max_staleness)
+    difference = max(float((there[key] - here[key]).abs().max()) for key in here)
+    print(json.dumps(found | {"difference": difference}))
+
+
+if __name__ == "__main__":
+    main()

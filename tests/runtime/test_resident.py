@@ -1,0 +1,39 @@
+"""If simulator and learner have one device, observations, actions and chains stay on it.
+
+There is no GPU where these tests run, so the device is one that is none (``tests.runtime.other_device``).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.builders import NUM_ENVS
+
+
+@pytest.mark.parametrize(
+    ("policy", "runtime", "max_staleness"),
+    [("gaussian", "sync", 0), ("flow", "sync", 0), ("gaussian", "local", 0), ("gaussian", "local", 1)],
+)
+def test_what_the_policy_reads_and_writes_never_leaves_the_device(
+    root: Path, policy: str, runtime: str, max_staleness: int
+) -> None:
+    command = [sys.executable, "-m", "tests.runtime.resident", policy, runtime, str(max_staleness)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    stay = {"obs", "last_obs", "final_obs", "chain", "action"}
+    assert {tuple(place) for place in found["places"]} == {(name, "other") for name in stay} | {
+        ("value", "cpu"),
+        ("reward", "cpu"),
+    }
+    to_cpu = [tuple(transfer["shape"]) for transfer in found["transfers"] if transfer["to"] == "cpu"]
+    assert len(to_cpu) > 100
+    larger = {shape for shape in to_cpu if len(shape) > 1}
+    assert larger == {(NUM_ENVS // 2, 2)}, "rewards of the two actions of each env in a group"
+    if max_staleness == 0:
+        assert found["difference"] < 1e-5
