@@ -41,7 +41,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing the pinned dependencies, development tools, other simulators, trainers and Ray" >&2
-	@$(PIP) --editable '.[dev,envpool,maniskill,ray,trainers,warp]' 1>&2
+	@$(PIP) --editable '.[dev,domains,envpool,maniskill,ray,trainers,warp]' 1>&2
 	@touch $(VENV)/.installed $@
 
 # LeRobot needs an older torch than ours, so its tools have an environment of their own. It is without torch: what it

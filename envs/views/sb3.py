@@ -69,6 +69,13 @@ class Sb3VecEnv(VecEnv):
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         return self._seen(obs)
 
+    def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
+        """Raise UserError for options: an episode follows from its seed alone. None and empty ones change nothing."""
+        super().set_options(options)
+        if any(self._options):
+            self._reset_options()
+            raise UserError("set_options: got options of a reset, allowed: none; an episode follows from its seed")
+
     def step_async(self, actions: NDArray[Any]) -> None:
         """Keep the actions [N, A] for ``step_wait``."""
         self._actions = np.asarray(actions)

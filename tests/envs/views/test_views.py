@@ -308,6 +308,18 @@ def test_stable_baselines3_infos_of_ends() -> None:
     env.close()
 
 
+def test_options_of_a_reset_are_refused_by_the_view_of_stable_baselines3() -> None:
+    pytest.importorskip("stable_baselines3", reason=INSTALL)
+    from envs.views import sb3
+
+    env = sb3.Sb3VecEnv(toy())
+    env.set_options()
+    env.set_options({})
+    with pytest.raises(UserError, match="set_options: got options of a reset, allowed: none"):
+        env.set_options({"difficulty": 2})
+    env.reset()
+
+
 def test_stable_baselines3_masks() -> None:
     """They are what MaskablePPO of sb3-contrib asks for."""
     pytest.importorskip("stable_baselines3", reason=INSTALL)
