@@ -23,7 +23,7 @@ from torch import Tensor
 from embodied.core.episodes import EpisodePlans, EpisodeStats
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import from_mapping
-from embodied.core.protocols import Filmed, VecEnv
+from embodied.core.protocols import Filmed, RowByRow, VecEnv
 from embodied.core.spec import TRAIN, Box, CameraSpec, EnvSpec, MultiDiscrete
 from embodied.core.types import Obs, Timestep
 from envs.common.episodic import EpisodicEnv
@@ -227,6 +227,9 @@ def open_task(
         sim=sim_options(name, sim or {}),
         cameras=seen,
     )
+    if isinstance(env, RowByRow):
+        env.close()
+        raise UserError("sim.batch_size: a view steps all its environments together; allowed: null")
     return Stepper(env, seed=seed, splits=splits, stagger=stagger, stages=stages, autoreset=autoreset)
 
 

@@ -182,6 +182,18 @@ def test_skrl_learns_through_gymnasium() -> None:
     check_learned(before, mean_return(policy))
 
 
+def test_torchrl_takes_one_environment_by_its_id() -> None:
+    pytest.importorskip("torchrl", reason=INSTALL)
+    from torchrl.envs import GymEnv, check_env_specs
+
+    env = GymEnv(REACH, max_episode_steps=5)
+    check_env_specs(env)
+    rollout = env.rollout(11, break_when_any_done=False)
+    assert rollout["next", "truncated"].flatten().nonzero().flatten().tolist() == [4, 9]
+    assert rollout["observation"].shape == (11, 29)
+    env.close()
+
+
 def test_torchrl_learns_through_gymnasium() -> None:
     pytest.importorskip("torchrl", reason=INSTALL)
     from tensordict.nn import TensorDictModule

@@ -198,6 +198,12 @@ def test_an_error_of_a_batch_comes_out_of_recv() -> None:
     env.close()
 
 
+def test_a_view_refuses_environments_that_are_not_stepped_together() -> None:
+    pytest.importorskip("envpool", reason="pip install -c constraints.txt -e '.[envpool]'")
+    with pytest.raises(UserError, match="sim.batch_size: a view steps all its environments together"):
+        open_task("envpool/CartPole-v1", 4, sim={"batch_size": 2})
+
+
 def test_envpool_behaves_as_envpool_itself() -> None:
     real_envpool = pytest.importorskip("envpool", reason="pip install -c constraints.txt -e '.[envpool]'")
     real = real_envpool.make("HalfCheetah-v5", env_type="gymnasium", num_envs=2, max_episode_steps=LIMIT)
