@@ -200,7 +200,7 @@ def test_an_error_of_a_batch_comes_out_of_recv() -> None:
 
 def test_a_view_refuses_environments_that_are_not_stepped_together() -> None:
     pytest.importorskip("envpool", reason="pip install -c constraints.txt -e '.[envpool]'")
-    with pytest.raises(UserError, match="sim.batch_size: a view steps all its environments together"):
+    with pytest.raises(UserError, match=r"sim\.batch_size: a view steps all its environments together"):
         open_task("envpool/CartPole-v1", 4, sim={"batch_size": 2})
 
 
