@@ -6,6 +6,8 @@ import torch
 
 from embodied.core.errors import UserError
 
+CPU = torch.device("cpu")
+
 
 def resolve_device(name: str, key: str = "device") -> torch.device:
     """Return the device of that name; auto is CUDA if there is one. UserError for cuda without a CUDA device.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
+PYTHON = f"{sysconfig.get_path('stdlib')}/"
 SYNONYMS = {"gpu": "cuda"}  # words for names that look like another one
 
 
@@ -22,13 +24,14 @@ def one_line(error: BaseException) -> str:
 def described(error: BaseException) -> str:
     """Return type, place and message of an error of someone else's code: ``ValueError in maze.py, line 12: no exit``.
 
-    The place is the innermost one in a file that pip has not installed, so that it is in code of the user if any is.
+    The place is the innermost one in code of the user if there is any, else in a package, else in this project.
     """
-    package = str(Path(__file__).parents[2])
+    project = str(Path(__file__).parents[2])
+    ours = (f"{project}/embodied/", f"{project}/envs/")
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not frame.filename.startswith((f"{package}/embodied/", f"{package}/envs/"))]
-    own = [frame for frame in theirs if "site-packages" not in frame.filename]
-    places = [f" in {Path(frame.filename).name}, line {frame.lineno}" for frame in own or theirs]
+    theirs = [frame for frame in frames if not frame.filename.startswith((*ours, PYTHON, "<"))]
+    own = [frame for frame in theirs if "-packages" not in frame.filename]
+    places = [f" in {Path(frame.filename).name}, line {frame.lineno}" for frame in own or theirs or frames]
     return f"{type(error).__name__}{places[-1] if places else ''}: {one_line(error)}"
 
 

@@ -9,12 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from embodied.core.device import CPU
 from embodied.core.episodes import EpisodePlans, PlanList
 from embodied.core.protocols import Policy, VecEnv
 from embodied.core.spec import Box
 from embodied.core.types import Obs, Timestep
-
-CPU = torch.device("cpu")
 
 
 def executed(env: VecEnv, chunk_NHA: Tensor, num_actions: int) -> Tensor:

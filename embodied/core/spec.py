@@ -277,9 +277,9 @@ class EnvSpec:
     outcomes: tuple[str, ...] = (SUCCESS,)
     """Names of predicates of a state that are recorded for every episode; empty for a simulator without any."""
     repeats: Literal["all", "first", "none"] = "all"
-    """Which episodes are functions of their plans and actions. first: the first one of each env seed, in an env that is
-    built for it, as evaluations do; for simulators that are seeded only when they are built. none: says the simulator.
-    """
+    """Which episodes are functions of their plans and actions. first: of each env seed the first episode, in an env
+    that is built for it, as in evaluations; for simulators that are seeded only when they are built. none: where the
+    simulator says that it is not deterministic."""
     robot: str = ""
     """Manufacturer and model of the robot that acts, as data sets name it; empty where there is none."""
     arm: ArmSpec | None = None

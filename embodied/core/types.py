@@ -104,7 +104,10 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """B decisions with their results, as off-policy algorithms and replay buffers read them."""
+    """B decisions with their results, as off-policy algorithms and replay buffers read them.
+
+    Observations and actions are on the device of the fragment's, all else is on the CPU.
+    """
 
     obs: Obs
     """Observation of each decision, [B, ...]."""

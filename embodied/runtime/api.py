@@ -58,7 +58,7 @@ class RuntimeConfig:
     learner_threads: Natural = 0
     """Threads of the learner; 0 lets ``threads.plan`` choose."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of actor and learner; auto is CUDA if there is one. Simulation stays on the CPU."""
+    """Device of actor and learner; auto is CUDA if there is one."""
     watchdog_s: NonNegative = 60.0
     """Seconds without progress after which a local run logs which part waits for which; 0 is never."""
     trace: bool = False

@@ -23,10 +23,10 @@ import torch
 from torch import nn
 
 from embodied.core.clock import running_s
+from embodied.core.device import CPU
 from embodied.core.episodes import EpisodeStats
 from embodied.core.errors import UserError
-from embodied.core.execution import CPU
-from embodied.core.protocols import Metrics, Policy
+from embodied.core.protocols import Metrics, Policy, RowByRow, VecEnv
 from embodied.core.registry import Registry
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment
@@ -81,7 +81,7 @@ class LoopRuntime(Runtime):
             acting, evaluated = copy.deepcopy(policy), copy.deepcopy(policy)
             assert isinstance(policy, nn.Module)
             policy.to(recipe.device)
-            resident = all(env.device == recipe.device for groups in envs for env in groups)
+            resident = all(_is_resident(env, recipe.device) for groups in envs for env in groups)
             store = WeightStore()
             runtime = cls(
                 config,
@@ -311,3 +311,9 @@ def _means(prefix: str, episodes: EpisodeStats) -> Metrics:
         **{f"{prefix}/{name}_at_end": float(held_M.float().mean()) for name, held_M in episodes.at_end.items()},
         f"{prefix}/episode_length_mean": float(episodes.length_M.float().mean()),
     }
+
+
+def _is_resident(env: VecEnv, device: torch.device) -> bool:
+    """Return whether what is observed of an env can stay on ``device``."""
+    same = env.device.type == device.type and (env.device.index or 0) == (device.index or 0)
+    return same and not isinstance(env, RowByRow)

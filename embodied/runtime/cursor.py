@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from embodied.core.contract import check_obs, check_timestep
+from embodied.core.device import CPU
 from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
-from embodied.core.execution import CPU, execute, moved_obs
+from embodied.core.execution import execute, moved_obs
 from embodied.core.protocols import ExactResume, VecEnv
 from embodied.core.types import Fragment, Obs, Timestep
 from embodied.runtime.ledger import Ticket

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
+from embodied.core.device import CPU
 from embodied.core.episodes import EpisodeSampler
-from embodied.core.execution import CPU
 from embodied.core.protocols import ExactResume, RowByRow, VecEnv
 from embodied.core.types import Fragment
 from embodied.runtime.cursor import Cursor

@@ -2,7 +2,7 @@
 
     batch of version v ──► mask what is too old ──► relabel ──► algorithm.update(fragments, v) ──► publish(v + 1)
 
-Fragments stay on the CPU; the algorithm moves their tensors to the device of its policy.
+The algorithm moves the tensors of fragments to the device of its policy, unless they are there.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from embodied.core.device import CPU
 from embodied.core.episodes import EpisodePlans, EpisodeSampler
-from embodied.core.execution import CPU
 from embodied.core.protocols import Algorithm, Policy, VecEnv
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import EnvSpec

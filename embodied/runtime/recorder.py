@@ -11,6 +11,8 @@ from embodied.core.episodes import EpisodeStats
 from embodied.core.types import Fragment, Obs, PolicySample, Timestep
 from embodied.runtime.ledger import Ticket
 
+NUMBERS = {"state", "privileged"}
+"""Keys of observations that are numbers; others are images, indices and what a policy has made of them."""
 At = int | tuple[Tensor, Tensor]
 """Decisions of a fragment: t, for all envs, or decisions [n] of envs [n]."""
 
@@ -99,7 +101,7 @@ class Recorder:
 
         FloatingPointError if a number that the learner would learn from is not finite.
         """
-        self._check_finite(bootstrap_value_N, ticket)
+        self._check_finite(last_obs, bootstrap_value_N, ticket)
         ends = self.final_obs
         return Fragment(
             obs=self.obs,
@@ -124,9 +126,10 @@ class Recorder:
             sequence=ticket.sequence,
         )
 
-    def _check_finite(self, bootstrap_value_N: Tensor, ticket: Ticket) -> None:
-        """An observation that is not finite is seen here too, by its value."""
+    def _check_finite(self, last_obs: Obs, bootstrap_value_N: Tensor, ticket: Ticket) -> None:
+        """Raise FloatingPointError for numbers that are not finite."""
         numbers = {
+            "observations": self._finite_obs_N(last_obs),
             "rewards": self.reward_TNE.isfinite().all(-1).all(0),
             "log-probabilities": self.log_prob_TN.isfinite().all(0),
             "values": (self.value_TN + self.final_value_TN).isfinite().all(0) & bootstrap_value_N.isfinite(),
@@ -138,6 +141,15 @@ class Recorder:
                 f"{' and '.join(broken)} of env {', '.join(map(str, envs))} in group {ticket.group} of env worker "
                 f"{ticket.worker} are not finite: the simulation or the policy has diverged; nothing is learned from it"
             )
+
+    def _finite_obs_N(self, last_obs: Obs) -> Tensor:
+        """Return whether all numbers that were observed of each env are finite, also those at ends of episodes."""
+        finite_N = torch.ones(self.num_envs, dtype=torch.bool)
+        for key in NUMBERS & self.obs.keys():
+            finite_N &= (self.obs[key].isfinite().all(-1).all(0) & last_obs[key].isfinite().all(-1)).cpu()
+            for index, obs in zip(self.final_index, self.final_obs, strict=True):
+                finite_N[index[~obs[key].isfinite().all(-1).cpu(), 1]] = False
+        return finite_N
 
     def _rows(self, like: Tensor) -> Tensor:
         """Return a buffer [T, N, ...] for rows as those of ``like``."""

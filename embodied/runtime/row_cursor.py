@@ -13,7 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from embodied.core.execution import CPU, executed, moved
+from embodied.core.device import CPU
+from embodied.core.execution import executed, moved
 from embodied.core.protocols import RowByRow
 from embodied.core.types import Fragment, Obs
 from embodied.runtime.cursor import Cursor

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -153,13 +153,14 @@ class Gym:
         found = probe(id, task.kwargs, task.success_key)
         layout = _layout(spec, bool(terms_of(found.leaves)))
         processes = _processes(found, num_threads, sim)
+        source = replace(found.source, max_episode_steps=spec.max_episode_steps)
         rows: Rows
         if found.is_vector:
-            rows = VectorRows(found.source, layout.arrays(num_envs), spec.max_episode_steps, found.can_render)
+            rows = VectorRows(source, layout.arrays(num_envs), found.can_render)
         elif processes:
-            rows = ProcessRows(found.source, layout, num_envs, processes, found.can_render)
+            rows = ProcessRows(source, layout, num_envs, processes, found.can_render)
         else:
-            rows = LocalRows(found.source, layout.arrays(num_envs), range(num_envs), found.can_render)
+            rows = LocalRows(source, layout.arrays(num_envs), range(num_envs), found.can_render)
         kind = FilmedGymEnv if found.can_render else GymEnv
         return kind(spec, rows, spec.has_success)
 

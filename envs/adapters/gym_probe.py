@@ -16,6 +16,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec as Registration
+from gymnasium.vector import AutoresetMode
 
 from embodied.core.errors import UserError, described
 from embodied.core.spec import ActionSpace
@@ -180,9 +181,16 @@ def _built(source: Source) -> tuple[gymnasium.Env[Any, Any], bool]:
     if registration.vector_entry_point is None:
         assert single is not None  # gymnasium registers nothing without either
         return single, False
-    vector = source.build_vector(1, registration.max_episode_steps, render=False)
+    vector = source.build_vector(1, render=False)
     only, by_mask = Only(vector), resets_by_mask(vector)
     if single is None:
+        mode = vector.metadata.get("autoreset_mode")
+        if not isinstance(mode, AutoresetMode):
+            vector.close()
+            raise UserError(
+                f"task {source.name} is only a vector environment, and its metadata do not say how it resets: "
+                f"autoreset_mode is {mode!r}, needed is one of gymnasium.vector.AutoresetMode"
+            )
         if not by_mask:
             log.warning(
                 "task %s is only a vector environment, and resets its environments itself. So each is stepped alone, "

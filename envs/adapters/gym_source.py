@@ -40,6 +40,8 @@ class Source:
     """Key of ``info`` that says whether the episode succeeded; None: nothing does."""
     has_mask: bool = False
     """Whether it says which choices are allowed."""
+    max_episode_steps: int | None = None
+    """Time limit of a vector environment that has one; None is that of the registration."""
 
     def build(self, render: bool) -> gymnasium.Env[Any, Any]:
         """Build one, without a time limit where it has single environments. UserError if that fails.
@@ -47,17 +49,17 @@ class Source:
         render: it can give pixels.
         """
         if self.registration.entry_point is None:
-            return Only(self.build_vector(1, None, render))
+            return Only(self.build_vector(1, render))
         with self.building():
             mode = {"render_mode": "rgb_array"} if render else {}
             return gymnasium.make(
                 self.registration, max_episode_steps=-1, disable_env_checker=True, **mode, **self.kwargs
             )
 
-    def build_vector(self, num_envs: int, max_episode_steps: int | None, render: bool) -> Vector:
+    def build_vector(self, num_envs: int, render: bool) -> Vector:
         """Build the vector environment, one that leaves resets to us if it can. UserError if that fails.
 
-        max_episode_steps: its own time limit if it has one; None is that of the registration. render: see ``build``.
+        render: see ``build``.
         """
         options = dict(self.kwargs)
         with self.building():
@@ -65,8 +67,8 @@ class Source:
             creator = load_env_creator(creator) if isinstance(creator, str) else creator
             if "autoreset_mode" in inspect.signature(creator).parameters:
                 options["autoreset_mode"] = AutoresetMode.DISABLED
-            if self.registration.max_episode_steps is not None and max_episode_steps is not None:
-                options["max_episode_steps"] = max_episode_steps
+            if self.registration.max_episode_steps is not None and self.max_episode_steps is not None:
+                options["max_episode_steps"] = self.max_episode_steps
             if render:
                 options["render_mode"] = "rgb_array"
             return gymnasium.make_vec(
@@ -107,14 +109,13 @@ class Only(gymnasium.Env[Any, Any]):
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        seeds: Any = None if seed is None else [seed]
-        observations, infos = self.vector.reset(seed=seeds)
+        observations, infos = self.vector.reset(seed=seed)
         return self._row(observations), _info(infos)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observations, reward, terminated, truncated, infos = self.vector.step(np.stack([action]))
         if self.keeps_last and (terminated[0] or truncated[0]):
-            observations, infos = infos["final_obs"], infos["final_info"]
+            observations, infos = infos["final_obs"], infos.get("final_info", {})
         return self._row(observations), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _info(infos)
 
     def render(self) -> Any:
@@ -142,5 +143,5 @@ def _info(infos: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: values[0]
         for key, values in infos.items()
-        if not key.startswith("_") and not isinstance(values, Mapping) and bool(infos.get(f"_{key}", [True])[0])
+        if not key.startswith("_") and np.ndim(values) and bool(infos.get(f"_{key}", [True])[0])
     }

@@ -23,10 +23,9 @@ from envs.adapters.gym_spaces import Pixels, flat_mask, resized
 class VectorRows(EncodedRows):
     """Rows of a vector environment; see ``envs.adapters.gym_rows.Rows``. UserError for whatever goes wrong in it."""
 
-    def __init__(self, source: Source, arrays: Arrays, max_episode_steps: int, render: bool) -> None:
-        """max_episode_steps: longest time limit of a plan."""
+    def __init__(self, source: Source, arrays: Arrays, render: bool) -> None:
         num_envs = len(arrays["reward"])
-        self.env = source.build_vector(num_envs, max_episode_steps, render)
+        self.env = source.build_vector(num_envs, render)
         super().__init__(source, arrays, self.env.single_observation_space, self.env.single_action_space)
         self.over_N = np.zeros(num_envs, np.bool_)  # the environment itself has ended the episode
 

@@ -17,9 +17,18 @@ from embodied.core.protocols import Delayed, ExactResume, Filmed
 from embodied.core.spec import Box, EnvSpec
 from envs.common import held
 from envs.common.actions import random_actions
-from envs.common.conformance_trial import NotClaimed, Recording, Trial, alike, difference, require, row_of
+from envs.common.conformance_trial import (
+    NotClaimed,
+    Recording,
+    Trial,
+    alike,
+    difference,
+    require,
+    reset,
+    row_of,
+    step_of,
+)
 
-RANDOM = "its simulator says that it is not deterministic"
 FUNCTION_OF_ITS_PLAN = "an episode must be a function of its plan and actions, whatever the other envs do"
 FILM_SIZE = (64, 48)  # width and height, pixels
 LEAK_BYTES = 32e6  # growth over all resets that no allocator causes
@@ -76,7 +85,7 @@ def check_bad_actions(trial: Trial) -> None:
     assert trial.rollout
     for fault, action in bad.items():
         try:
-            env.step(action)
+            step_of(env, action)
         except ValueError:
             continue
         require(env, False, f"step must raise a ValueError for an action with {fault}")
@@ -162,11 +171,11 @@ def check_partial_reset(trial: Trial) -> None:
         return
     for k, (begin, end) in enumerate(trial.repeated_episodes):
         alone = trial.alone
-        alone.reset(PlanList(trial.plan_of_end(end, k), 1))
+        reset(alone, PlanList(trial.plan_of_end(end, k), 1))
         for t in range(begin, end + 1):
             action, theirs = trial.rollout[t].action[k : k + 1], trial.rollout[t].step
             for e in range(int(theirs.num_steps_N[k])):
-                mine = alone.step(action[:, e : e + 1])
+                mine = step_of(alone, action[:, e : e + 1])
                 same = bool((mine.reward_NE[0, 0] - theirs.reward_NE[k, e]).abs() <= 1e-3)
                 last = t == end and e == int(theirs.num_steps_N[k]) - 1
                 same &= bool(mine.terminated_N[0] | mine.truncated_N[0]) == last
@@ -177,9 +186,9 @@ def check_seeding(trial: Trial) -> None:
     """An episode of each env comes again when it runs alone: the second one, if later episodes repeat at all."""
     env, alone = trial.env, trial.alone
     if env.spec.repeats == "none":
-        raise NotClaimed(RANDOM)
+        raise NotClaimed("its simulator says that it is not deterministic")
     for k, (begin, end) in enumerate(trial.repeated_episodes):
-        obs = alone.reset(PlanList(trial.plan_of_end(end, k), 1))
+        obs = reset(alone, PlanList(trial.plan_of_end(end, k), 1))
         for t in range(begin, end + 1):
             moment = trial.rollout[t]
             there = row_of(moment.obs, k)
@@ -187,7 +196,7 @@ def check_seeding(trial: Trial) -> None:
             if not alike(obs, there):
                 when = f"after {first} control steps" if first else "after the reset"
                 require(env, False, f"{FUNCTION_OF_ITS_PLAN}; {when} {difference(obs, there)}")
-            mine, theirs = alone.step(moment.action[k : k + 1]), moment.step
+            mine, theirs = step_of(alone, moment.action[k : k + 1]), moment.step
             same = torch.allclose(mine.reward_NE[0], theirs.reward_NE[k], atol=1e-4)
             for name in ("terminated_N", "truncated_N", "num_steps_N"):
                 same &= bool(getattr(mine, name)[0] == getattr(theirs, name)[k])
@@ -206,14 +215,14 @@ def check_exact_resume(trial: Trial) -> None:
     assert isinstance(other, ExactResume)
     half = trial.num_chunks // 2
     drawing, resumed = trial.recording(), trial.recording()
-    obs = env.reset(drawing)
+    obs = reset(env, drawing)
     for t in range(half):
-        obs = env.step(trial.actions(obs, t)).obs
+        obs = step_of(env, trial.actions(obs, t)).obs
     resumed.load_state_dict(drawing.state_dict())
     other.load_state_dict(env.state_dict(), resumed)
     for t in range(half, 2 * half):
         action = trial.actions(obs, t)
-        mine, theirs = env.step(action), other.step(action)
+        mine, theirs = step_of(env, action), step_of(other, action)
         same = torch.equal(mine.reward_NE, theirs.reward_NE) and alike(mine.obs, theirs.obs, tolerance=0.0)
         require(env, same, "an env that has loaded a state must go on exactly")
         obs = mine.obs
@@ -226,10 +235,10 @@ def check_rendering(trial: Trial) -> None:
         raise NotClaimed("it cannot be rendered")
     width, height = FILM_SIZE
     render = env.film(width, height)
-    obs = env.reset(trial.recording())
+    obs = reset(env, trial.recording())
     frames = [render()]
     env.on_control_step = lambda stepped: frames.append(render())
-    step = env.step(trial.actions(obs, 0))
+    step = step_of(env, trial.actions(obs, 0))
     env.on_control_step = None
     require(
         env,
@@ -253,7 +262,7 @@ def check_closing(trial: Trial) -> None:
     before = held.counts()
     env = trial.make(trial.num_envs)
     with closing(env):
-        env.step(trial.actions(env.reset(trial.recording()), 0))
+        step_of(env, trial.actions(reset(env, trial.recording()), 0))
     env.close()
     name = env.spec.task
     del env
@@ -269,11 +278,11 @@ def check_leaks(trial: Trial) -> None:
     """Memory, processes, threads and files do not grow with the number of episodes."""
     env = trial.build(trial.num_envs)
     sampler = Recording(env.spec, env.num_envs, trial.seed, limit=1)
-    obs, resets, before, warm = env.reset(sampler), 0, held.counts(), 0
+    obs, resets, before, warm = reset(env, sampler), 0, held.counts(), 0
     memory = held.memory_bytes()
     t = 0
     while resets < trial.resets:
-        step = env.step(trial.actions(obs, t)[:, :1] if not isinstance(env, Delayed) else trial.actions(obs, t))
+        step = step_of(env, trial.actions(obs, t)[:, :1] if not isinstance(env, Delayed) else trial.actions(obs, t))
         obs, resets, t = step.obs, resets + len(step.final_ids), t + 1
         require(env, len(step.final_ids) > 0, "episodes of one control step did not end")
         if not warm and resets >= trial.resets // 5:  # caches are full

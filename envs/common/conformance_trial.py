@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.core.episodes import EpisodePlans, EpisodeStats, Ints
+from embodied.core.device import CPU
+from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, Ints
 from embodied.core.errors import UserError
+from embodied.core.execution import moved, moved_obs
 from embodied.core.protocols import Delayed, VecEnv
 from embodied.core.spec import Box, EnvSpec
 from embodied.core.types import Obs, Timestep
@@ -156,13 +158,13 @@ class Trial:
 
     def _record(self) -> list[Moment]:
         env, sampler = self.env, self.recording()
-        obs = copy(env.reset(sampler))
+        obs = copy(reset(env, sampler))
         moments = []
         for t in range(self.num_chunks):
             given = EpisodePlans.concatenate([sampler.given])
             sampler.heard = []
             action = self.actions(obs, t)
-            step = env.step(action)
+            step = step_of(env, action)
             after = EpisodePlans.concatenate([sampler.given])
             moments.append(Moment(obs, action, step, given, sampler.heard, after))
             obs = copy(step.obs)
@@ -194,6 +196,16 @@ class Trial:
         """Return the last observation of the episode of env ``k`` that ended in chunk ``t``, one row."""
         step = self.rollout[t].step
         return row_of(step.final_obs, step.final_ids.tolist().index(k))
+
+
+def reset(env: VecEnv, sampler: EpisodeSampler) -> Obs:
+    """Begin episodes; return the observations on the CPU."""
+    return moved_obs(env.reset(sampler), CPU)
+
+
+def step_of(env: VecEnv, action: Tensor) -> Timestep:
+    """Execute chunks; return the result on the CPU."""
+    return moved(env.step(action.to(env.device)), CPU)
 
 
 def alike(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tolerance: float = TOLERANCE) -> bool:

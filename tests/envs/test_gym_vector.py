@@ -12,7 +12,7 @@ from envs.adapters import gym
 from envs.adapters.gym import GymConfig, GymSimConfig
 from envs.common.actions import random_actions
 from envs.common.conformance import check_env
-from tests.envs.test_gym import FAMILY, MODULE, make, started
+from tests.envs.test_gym import FAMILY, MODULE, make, spec, started
 
 CAMERAS = (CameraSpec("front", 24, 32), CameraSpec.square("gray", 8), CameraSpec("render", 20, 30))
 
@@ -74,6 +74,18 @@ def test_a_vector_environment_that_resets_itself_gives_what_single_ones_give(
         assert isinstance(other, Filmed) == (mode == "NextStep")
         assert_alike(one, other)
     check_env(lambda num_envs: make(f"{name}{mode}", num_envs, cameras=cameras))
+
+
+def test_the_time_limit_of_a_vector_environment_that_resets_itself_is_that_of_the_plan() -> None:
+    with started("NestedSameStep", 2, max_episode_steps=30) as (env, _):
+        step = env.step(random_actions(env.spec.action, 2, 31, 0))
+        assert step.truncated_N.all()
+        assert step.episodes.length_M.tolist() == [30, 30]
+
+
+def test_a_vector_environment_that_does_not_say_how_it_resets_is_refused() -> None:
+    with pytest.raises(UserError, match=r"is only a vector environment, .*autoreset_mode is None, needed is one of"):
+        spec("Modeless")
 
 
 def test_a_vector_environment_that_resets_itself_runs_in_processes() -> None:

@@ -249,13 +249,29 @@ class Resetting:
         self.cls, self.mode = cls, mode
 
     def __call__(self, num_envs: int, max_episode_steps: int, **kwargs: Any) -> SyncVectorEnv:
-        return together(self.cls)(num_envs, max_episode_steps, self.mode, **kwargs)
+        env = together(self.cls)(num_envs, max_episode_steps, self.mode, **kwargs)
+        reset = env.reset
+
+        def reset_with_one_seed(*, seed: int | None = None, options: Any = None) -> Any:
+            assert seed is None or isinstance(seed, int)  # as vector environments of gymnasium itself
+            return reset(seed=seed, options=options)
+
+        env.reset = reset_with_one_seed  # type: ignore[method-assign]
+        return env
+
+
+def modeless(num_envs: int, **kwargs: Any) -> SyncVectorEnv:
+    """Return a vector environment that does not say how it resets."""
+    env = together(Toy)(num_envs, **kwargs)
+    env.metadata = {key: value for key, value in env.metadata.items() if key != "autoreset_mode"}
+    return env
 
 
 for each in (Toy, Ending, Nested, Masked, MaskedChoice, Bits, Raising, Infinite):
     gymnasium.register(f"Vector{each.__name__}-v0", vector_entry_point=together(each), max_episode_steps=12)
 gymnasium.register("Both-v0", f"{__name__}:Ending", vector_entry_point=together(Ending), max_episode_steps=12)
 gymnasium.register("Unlike-v0", f"{__name__}:Ending", vector_entry_point=together(Nested), max_episode_steps=12)
+gymnasium.register("Modeless-v0", vector_entry_point=modeless, max_episode_steps=12)
 for each in (Ending, Nested, MaskedChoice):
     for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
         name = f"{each.__name__}{mode.value}-v0"

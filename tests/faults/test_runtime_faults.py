@@ -29,7 +29,7 @@ from embodied.core.types import Fragment, Obs, PolicySample, Timestep
 from embodied.runtime import checkpoint
 from policies import GaussianPolicy
 from tests.runtime.builders import DECISIONS, build, make_policy, runtime_threads
-from tests.runtime.point_env import PointEnv
+from tests.runtime.point_env import LIMIT, PointEnv
 
 LOCAL = {"name": "local", "max_staleness": 1, "num_env_workers": 2}
 
@@ -123,7 +123,7 @@ def test_nan_actions_are_a_clear_error() -> None:
     assert runtime_threads() == []
 
 
-@pytest.mark.parametrize("number", ["reward", "observation"])
+@pytest.mark.parametrize("number", ["reward", "nan", "inf", "last observation"])
 def test_an_env_that_diverges_after_the_last_action_of_a_fragment_teaches_nothing(number: str) -> None:
     """No later action is drawn from that observation, so only the fragment itself can show it."""
 
@@ -135,13 +135,29 @@ def test_an_env_that_diverges_after_the_last_action_of_a_fragment_teaches_nothin
             self.steps += 1
             if self.steps == 5 * DECISIONS:
                 broken = timestep.reward_NE if number == "reward" else timestep.obs["state"]
-                broken[2] = torch.nan
+                broken[2] = torch.inf if number == "inf" else torch.nan
             return timestep
 
-    words = "rewards" if number == "reward" else "values"
+    class DivergingAtItsEnd(PointEnv):
+        """It terminates there, so that nobody asks for a value of the observation."""
+
+        steps = 0
+
+        def step(self, action: Tensor) -> Timestep:
+            self.steps += 1
+            if self.steps == 5 * DECISIONS:
+                self.position_N2[2] = 2 * LIMIT
+            timestep = super().step(action)
+            if self.steps == 5 * DECISIONS:
+                assert timestep.terminated_N[2]
+                timestep.final_obs["state"][timestep.final_ids == 2] = torch.nan
+            return timestep
+
+    words = {"reward": "rewards", "nan": "observations and values"}.get(number, "observations")
+    make = DivergingAtItsEnd if number == "last observation" else Diverging
     options: dict[str, Any] = {"name": "sync", "groups_per_worker": 1}
-    with build(lambda num_envs, _: Diverging(num_envs), **options) as runtime:
-        with pytest.raises(FloatingPointError, match=f"{words} of env 2 in group 0 of env worker 0 are not finite"):
+    with build(lambda num_envs, _: make(num_envs), **options) as runtime:
+        with pytest.raises(FloatingPointError, match=f"^{words} of env 2 in group 0 of env worker 0 are not finite"):
             list(runtime.iterations(max_env_steps=10_000))
         assert runtime.iteration == 4
         for name, value in runtime.policy.state_dict().items():

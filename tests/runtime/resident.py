@@ -1,4 +1,6 @@
-"""Train on a device that is none: ``python -m tests.runtime.resident <policy> <runtime> <max_staleness>``.
+"""Check an environment on a device that is none, and train there.
+
+    python -m tests.runtime.resident <policy> <runtime> <max_staleness>
 
 Prints as JSON where the tensors of the learner's fragments were, what travelled between device and CPU, and how far the
 weights are from those of the same training on the CPU.
@@ -22,6 +24,7 @@ from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment, Obs
 from embodied.runtime import build as building
 from envs.common.advance import Advance
+from envs.common.conformance import check_env
 from envs.common.episodic import EpisodicEnv
 from policies import FlowPolicy
 from policies.flow.policy import FlowConfig
@@ -95,7 +98,10 @@ def train(device: torch.device, policy: str, name: str, max_staleness: int) -> t
 
 def main() -> None:
     policy, name, max_staleness = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    found, there = train(other_device.start(), policy, name, max_staleness)
+    device = other_device.start()
+    check_env(lambda num_envs: DevicePointEnv(num_envs, device))
+    other_device.TRANSFERS.clear()
+    found, there = train(device, policy, name, max_staleness)
     _, here = train(torch.device("cpu"), policy, name, max_staleness)
     difference = max(float((there[key] - here[key]).abs().max()) for key in here)
     print(json.dumps(found | {"difference": difference}))
