@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
-PYTHON = f"{sysconfig.get_path('stdlib')}/"
+PYTHON = f"{Path(traceback.__file__).parent}/"  # the standard library
 SYNONYMS = {"gpu": "cuda"}  # words for names that look like another one
 
 
