@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.errors import UserError
+from embodied.core.execution import moved_obs
 from embodied.core.options import Count, Natural, NonNegative, Positive, ShareBelow1, config_dataclass
 from embodied.core.protocols import Fitted
 from embodied.core.types import Obs
@@ -113,7 +114,7 @@ class Supervised:
 
     def to_device(self, obs: Obs) -> Obs:
         """Move observations to the device of the policy."""
-        return {key: value.to(self.device) for key, value in obs.items()}
+        return moved_obs(obs, self.device)
 
     def _set_learning_rate(self) -> None:
         """Set learning rate and weight decay of the next update from the configuration, not from a checkpoint."""

@@ -56,7 +56,7 @@ class Deployment:
         noise = None
         if self.seeded:
             noise = plan_noise(self._sampler.present, self._decision_n, self.policy.plan_noise_shape)
-        chunk = self.policy.plan({key: value.to(self._device) for key, value in self.obs.items()}, noise)
+        chunk = self.policy.plan(moved_obs(self.obs, self._device), noise)
         _, step = execute(self.env, chunk, self.policy.execute)
         self.obs = step.obs
         self._decision_n += 1

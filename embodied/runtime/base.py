@@ -180,7 +180,7 @@ class LoopRuntime(Runtime):
                 metrics = self.learn(batch)
             except LearnerLost:
                 raise
-            except Exception as error:
+            except Exception as error:  # of any kind: it is raised again, here and at every later call
                 self._failure = error
                 raise
             if self.config.max_staleness > 0:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.contract import check_state
+from embodied.core.device import CPU
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, Ints
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs, Timestep
@@ -43,7 +44,7 @@ class EpisodicEnv(ABC):
         """device: of observations, rewards, outcomes and actions; None is the CPU. Statistics are on the CPU."""
         if num_envs < 1:
             raise ValueError(f"num_envs: got {num_envs}, allowed: 1 or more")
-        self.spec, self.num_envs, self.device = spec, num_envs, device or torch.device("cpu")
+        self.spec, self.num_envs, self.device = spec, num_envs, device or CPU
         self.plans = EpisodePlans.empty(num_envs)
         self.on_control_step: Callable[[Any], None] | None = None  # called after every control step, for videos
         self.sampler: EpisodeSampler | None = None

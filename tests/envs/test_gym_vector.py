@@ -8,7 +8,7 @@ import torch
 from embodied.core.errors import UserError
 from embodied.core.protocols import Filmed, VecEnv
 from embodied.core.spec import CameraSpec
-from envs.adapters import gym
+from envs.adapters import gym, gym_probe
 from envs.adapters.gym import GymConfig, GymSimConfig
 from envs.common.actions import random_actions
 from envs.common.conformance import check_env
@@ -67,8 +67,8 @@ def test_a_vector_environment_that_resets_itself_gives_what_single_ones_give(
     name: str, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever its mode: final observations, ends, success and masks are those of the episode that ended."""
-    cameras = CAMERAS if name == "Nested" and mode == "NextStep" else CAMERAS[:2] if name == "Nested" else ()
-    gym.probe.__globals__["_probe"].cache_clear()
+    cameras = CAMERAS[: 3 if mode == "NextStep" else 2] if name == "Nested" else ()
+    gym_probe._probe.cache_clear()
     with started(name, 5, cameras=cameras) as (one, _), started(f"{name}{mode}", 5, cameras=cameras) as (other, _):
         assert f"{name}{mode}-v0 is only a vector environment, and resets its environments itself" in caplog.text
         assert isinstance(other, Filmed) == (mode == "NextStep")

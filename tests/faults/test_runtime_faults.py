@@ -204,7 +204,7 @@ def test_watchdog_says_who_waits_for_whom(caplog: pytest.LogCaptureFixture) -> N
 CTRL_C = """
 import signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
-from tests.runtime.builders import DECISIONS, build, runtime_threads
+from tests.runtime.builders import build, runtime_threads
 try:
     with build(name="local", max_staleness=1, num_env_workers=2, eval_every=1) as runtime:
         for iteration in runtime.iterations():

@@ -15,7 +15,7 @@ from torch.utils import backend_registration
 from torch.utils._pytree import tree_map
 
 NAME = "other"
-INDEXING = ("aten::index", "aten::_index_put_impl_")  # as on a GPU, these take indices of the CPU
+INDEXING = ("aten::index", "aten::_index_put_impl_")  # as on a GPU, the second argument may be indices of the CPU
 _behind: dict[int, Tensor] = {}  # by storage: autograd makes tensors that share it
 
 
@@ -52,6 +52,7 @@ def _run(operation: Any, *args: Any, **kwargs: Any) -> Any:
         return _copy(*args)
     if operation._schema.name == "aten::as_strided":
         return _as_strided(*args)
+    indices = [id(index) for index in args[1]] if operation._schema.name in INDEXING else []
     given: dict[int, tuple[Tensor, Tensor]] = {}  # by the identity of the tensor behind: this, and that of the device
 
     def inner(value: Any) -> Any:
@@ -61,7 +62,7 @@ def _run(operation: Any, *args: Any, **kwargs: Any) -> Any:
                 tensor = tensor.contiguous()  # it trusts the strides that autograd sees
             given[id(tensor)] = tensor, value
             return tensor
-        if isinstance(value, Tensor) and value.dim() and operation._schema.name not in INDEXING:
+        if isinstance(value, Tensor) and value.dim() and id(value) not in indices:
             raise RuntimeError(f"{operation} got tensors of two devices")
         return torch.device("cpu") if isinstance(value, torch.device) and value.type == NAME else value
 

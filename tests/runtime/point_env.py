@@ -32,14 +32,21 @@ class PointEnv(EpisodicEnv):
     Success within 0.3 of the origin; terminates outside ``LIMIT``, truncates after ``max_episode_steps``.
     """
 
-    def __init__(self, num_envs: int, max_episode_steps: int = 20, spec: EnvSpec | None = None) -> None:
-        super().__init__(spec or point_spec(max_episode_steps), num_envs)
-        self.position_N2 = torch.zeros(num_envs, 2)
+    def __init__(
+        self,
+        num_envs: int,
+        max_episode_steps: int = 20,
+        spec: EnvSpec | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__(spec or point_spec(max_episode_steps), num_envs, device)
+        self.position_N2 = torch.zeros(num_envs, 2, device=device)
         self.closed = False
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         phase = torch.from_numpy(plans.seed_n * 7 + plans.number_n * 13).double()
-        self.position_N2[torch.from_numpy(ids)] = torch.stack([phase.mul(0.7).sin(), phase.mul(1.3).cos()], -1).float()
+        start_n2 = torch.stack([phase.mul(0.7).sin(), phase.mul(1.3).cos()], -1).float()
+        self.position_N2[torch.from_numpy(ids)] = start_n2.to(self.device)
 
     def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
         rows = slice(None) if ids is None else torch.from_numpy(ids)

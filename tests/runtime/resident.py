@@ -18,40 +18,17 @@ from torch import Tensor
 
 from algos.ppo import PPO
 from algos.ppo_config import PPOConfig
-from embodied.core.episodes import EpisodePlans, Ints
+from embodied.core.device import CPU
 from embodied.core.protocols import Metrics, Policy
 from embodied.core.spec import EnvSpec
-from embodied.core.types import Fragment, Obs
+from embodied.core.types import Fragment
 from embodied.runtime import build as building
-from envs.common.advance import Advance
 from envs.common.conformance import check_env
-from envs.common.episodic import EpisodicEnv
 from policies import FlowPolicy
 from policies.flow.policy import FlowConfig
 from tests.runtime import other_device
 from tests.runtime.builders import build, iterate, make_policy
-from tests.runtime.point_env import PointEnv, point_spec
-
-
-class DevicePointEnv(PointEnv):
-    """Point masses on a device."""
-
-    def __init__(self, num_envs: int, device: torch.device) -> None:
-        EpisodicEnv.__init__(self, point_spec(), num_envs, device)
-        self.position_N2 = torch.zeros(num_envs, 2, device=device)
-        self.closed = False
-
-    def start(self, ids: Ints, plans: EpisodePlans) -> None:
-        there = PointEnv(self.num_envs)
-        there.start(ids, plans)
-        self.position_N2[ids] = there.position_N2[ids].to(self.device)
-
-    def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
-        return super().advance(action_NA, None)  # nobody reads rows that have ended
-
-    def observe(self, ids: Ints | None = None) -> Obs:
-        obs = super().observe()
-        return obs if ids is None else {key: value[ids] for key, value in obs.items()}
+from tests.runtime.point_env import PointEnv
 
 
 def make_flow(spec: EnvSpec) -> Policy:
@@ -84,7 +61,7 @@ def train(device: torch.device, policy: str, name: str, max_staleness: int) -> t
 
     building.resolve_device = lambda *_: device
     with build(
-        lambda num_envs, _: DevicePointEnv(num_envs, device),
+        lambda num_envs, _: PointEnv(num_envs, device=device),
         make_algorithm,
         make_flow if policy == "flow" else make_policy,
         name=name,
@@ -99,10 +76,10 @@ def train(device: torch.device, policy: str, name: str, max_staleness: int) -> t
 def main() -> None:
     policy, name, max_staleness = sys.argv[1], sys.argv[2], int(sys.argv[3])
     device = other_device.start()
-    check_env(lambda num_envs: DevicePointEnv(num_envs, device))
+    check_env(lambda num_envs: PointEnv(num_envs, device=device))
     other_device.TRANSFERS.clear()
     found, there = train(device, policy, name, max_staleness)
-    _, here = train(torch.device("cpu"), policy, name, max_staleness)
+    _, here = train(CPU, policy, name, max_staleness)
     difference = max(float((there[key] - here[key]).abs().max()) for key in here)
     print(json.dumps(found | {"difference": difference}))
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import envs as envs
 from envs.views.stepper import open_task
+from tests.envs.views.toy import INSTALL
 
-INSTALL = "pip install -c constraints.txt -e '.[trainers]'"
 EASY: dict[str, Any] = {"max_episode_steps": 20, "success_m": 0.05, "num_threads": 1}
 NUM_ENVS = 32
 REACH = "embodied/Reach-v0"

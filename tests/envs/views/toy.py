@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,9 +12,15 @@ from embodied.core.episodes import EpisodePlans, Ints
 from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.types import Obs
 from envs.common.episodic import Advance, EpisodicEnv
+from envs.views.stepper import Stepper
 
 LIMIT = 3  # control steps
 FAIL, SOLVE, GO = 1.0, -1.0, 0.0  # actions
+INSTALL = "pip install -c constraints.txt -e '.[trainers]'"
+# Env 0 fails in the second step, env 1 runs to its time limit and is then solved.
+ACTIONS = [[[GO], [GO]], [[FAIL], [GO]], [[GO], [SOLVE]]]
+FIRST, FAILED = [[7, 0, 0], [8, 0, 0]], [7, 0, 2]
+SECOND = [7, 1, 0]
 
 
 class Toy(EpisodicEnv):
@@ -38,3 +46,11 @@ class Toy(EpisodicEnv):
 
     def close(self) -> None:
         self.closed = True
+
+
+def toy(autoreset: bool = True) -> Stepper:
+    return Stepper(Toy(2), seed=7, autoreset=autoreset)
+
+
+def rows(values: Any) -> Any:
+    return values.tolist()
