@@ -74,12 +74,13 @@ def compare(
     with closing(env), closing(make_bare(id, num_envs, num_threads)) as bare:
         env.reset(UniformSampler(env.spec, UniformConfig(), SamplerSetup(num_envs, stagger=True)))
         bare.reset(seed=0)
-        ours = random_actions(env.spec.action, num_envs, steps, seed=0)
-        theirs = _bare_actions(env.spec.action, ours, bare.action_space)
+        action_NTA = random_actions(env.spec.action, num_envs, steps, seed=0)
+        ours = list(action_NTA.transpose(0, 1).contiguous())
+        theirs = _bare_actions(env.spec.action, action_NTA, bare.action_space)
         loops = {
             f"{side}{suffix}": partial(_speed, stepped, actions, num_envs, pause_s)
             for suffix, pause_s in pauses.items()
-            for side, stepped, actions in (("adapted", env, ours.unbind(1)), ("bare", bare, theirs))
+            for side, stepped, actions in (("adapted", env, ours), ("bare", bare, theirs))
         }
         results = in_turns(loops, rounds)
     settings = {

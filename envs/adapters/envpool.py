@@ -70,7 +70,7 @@ class EnvpoolEnv(EpisodicEnv):
         self._pool_N = np.zeros(num_envs, dtype=np.int64)  # index into _pools of each row
         self._env_N = np.zeros(num_envs, dtype=np.int32)  # env_id of each row in its pool
         self._all = np.arange(num_envs)
-        self._seed_N = np.full(num_envs, -1, dtype=np.int64)  # seed that each row was built with
+        self._seed_N = np.full(num_envs, -1, dtype=np.int64)  # env seed that each row was built for
         self._next_N = np.zeros(num_envs, dtype=np.int64)  # number of the episode that its next reset begins
         self._state = np.zeros((num_envs, layout.spec.state_dim), dtype=np.float32)
         self._privileged = np.zeros((num_envs, layout.spec.privileged_dim), dtype=np.float32)
@@ -82,12 +82,11 @@ class EnvpoolEnv(EpisodicEnv):
         self._mask = np.ones((num_envs, choices), dtype=np.bool_)
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
-        seed_n, number_n = envpool_seeds(plans), plans.number_n % INCARNATION
-        follows = (self._seed_N[ids] == seed_n) & (self._next_N[ids] == number_n)
+        follows = (self._seed_N[ids] == plans.seed_n) & (self._next_N[ids] == plans.number_n)
         again = plans.repeat_n & (self._seed_N[ids] >= 0)  # only fills time: any episode does
         fresh = ~(follows | again)
         if fresh.any():
-            self._build(ids[fresh], seed_n[fresh], number_n[fresh])
+            self._build(ids[fresh], plans.rows(fresh))
         for pool, rows in self._parts(ids):
             self._reset(pool, rows)
         self._next_N[ids] += 1
@@ -159,19 +158,20 @@ class EnvpoolEnv(EpisodicEnv):
         pool_n = self._pool_N[ids]
         return [(self._pools[index], ids[pool_n == index]) for index in np.unique(pool_n)]
 
-    def _build(self, ids: Ints, seed_n: Ints, number_n: Ints) -> None:
-        """Build envs for rows ``ids`` [n] with their seeds, and make their next resets begin episodes ``number_n``."""
+    def _build(self, ids: Ints, plans: EpisodePlans) -> None:
+        """Build envs for rows ``ids`` [n], and make their next resets begin the episodes of ``plans``."""
         in_use = np.unique(np.delete(self._pool_N, ids)) if self._pools else np.zeros(0, dtype=np.int64)
         self._pools = [self._pools[index] for index in in_use]  # frees the others before new ones are built
         self._pool_N = np.searchsorted(in_use, self._pool_N)
         self._pool_N[ids], self._env_N[ids] = len(self._pools), np.arange(len(ids))
-        pool = Pool(self.layout.id, self.layout.options, seed_n, self.num_threads, self.one_by_one)
+        pool = Pool(self.layout.id, self.layout.options, envpool_seeds(plans), self.num_threads, self.one_by_one)
+        number_n = plans.number_n % INCARNATION
         for number in range(int(number_n.max())):
             later = np.flatnonzero(number_n > number).astype(np.int32)
             pool.reset(later)
             pool.receive(len(later))
         self._pools.append(pool)
-        self._seed_N[ids], self._next_N[ids] = seed_n, number_n
+        self._seed_N[ids], self._next_N[ids] = plans.seed_n, plans.number_n
 
     def _store(self, arrays: Arrays, rows: Ints | slice) -> None:
         """Keep the observations of ``rows``."""

@@ -20,8 +20,8 @@ class Advance:
     failed_N: Tensor | None = None
     """Whether the episode ends here as a termination, bool [N]; None: no episode does."""
     broken_n: Tensor | None = None
-    """Ids of envs whose simulation diverged, int64 [n]. Their episodes are truncated and their decisions count for
-    nothing (``Timestep.num_steps_N`` is 0), because no episode has the state that they lead to."""
+    """Ids of envs whose simulation diverged, int64 [n]; None: none. Their episodes are truncated and their decisions
+    count for nothing (``Timestep.num_steps_N`` is 0), because no episode has the state that they lead to."""
     truncated_N: Tensor | None = None
     """Whether the simulator itself cuts the episode here, bool [N]; None: it cuts none. If the episode also failed, it
     ends as a termination. Time limits of plans need nothing here."""

@@ -52,7 +52,6 @@ class EpisodicEnv(ABC):
         self.waiting_N = torch.zeros(num_envs, dtype=torch.bool, device=device)  # not stepped until ``begin``
         self.steps_left_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self._soonest = 0  # at most the smallest of steps_left_N: no time limit is reached in fewer control steps
-        self._length_N = torch.zeros_like(self.steps_left_N)
         self._return_N = torch.zeros(num_envs, device=device)
         self._once = {name: torch.zeros_like(self.waiting_N) for name in spec.outcomes}
         self._no_obs: Obs | None = None  # observations of no env
@@ -76,6 +75,10 @@ class EpisodicEnv(ABC):
     @abstractmethod
     def observe(self, ids: Ints | None = None) -> Obs:
         """Return the present observation of envs ``ids`` (None: all), new tensors with one row per env."""
+
+    def steps_made_N(self) -> Ints:
+        """Return the control steps of each env's present episode so far, [N]."""
+        return self.plans.time_limit_n - self.steps_left_N.cpu().numpy()
 
     def time_passed_N(self) -> Tensor:
         """Return the share of the time limit that has passed of each env's present episode, float32 [N]."""
@@ -159,7 +162,6 @@ class EpisodicEnv(ABC):
         return {
             **self.plans.state_dict(),
             "steps_left": self.steps_left_N.clone(),
-            "length": self._length_N.clone(),
             "return": self._return_N.clone(),
             **{f"once/{name}": outcome_N.clone() for name, outcome_N in self._once.items()},
         }
@@ -174,7 +176,6 @@ class EpisodicEnv(ABC):
         self.plans = EpisodePlans.from_state_dict(state)
         self.steps_left_N.copy_(state["steps_left"])
         self._soonest = int(self.steps_left_N.min())
-        self._length_N.copy_(state["length"])
         self._return_N.copy_(state["return"])
         for name, outcome_N in self._once.items():
             outcome_N.copy_(state[f"once/{name}"])
@@ -188,7 +189,6 @@ class EpisodicEnv(ABC):
         """
         stepped: int | Tensor = 1 if alive_N is None else alive_N.long()
         self.steps_left_N -= stepped
-        self._length_N += stepped
         self._soonest -= 1
         failed_N, cut_N, broken_n = result.failed_N, result.truncated_N, result.broken_n
         if self._soonest > 0 and failed_N is None and cut_N is None and broken_n is None:
@@ -255,8 +255,9 @@ class EpisodicEnv(ABC):
         """Return the statistics of the present episodes of envs ``ended`` [M]."""
         at_end = {name: outcome_N[ended].cpu() for name, outcome_N in latest.items()}
         once = {name: outcome_N[ended].cpu() for name, outcome_N in self._once.items()}
-        return_M, length_M, ids = self._return_N[ended].cpu(), self._length_N[ended].cpu(), ended.cpu()
-        return EpisodeStats(ids, return_M, length_M, self.plans.rows(ids.numpy()), once, at_end)
+        ids, return_M, left_M = ended.cpu(), self._return_N[ended].cpu(), self.steps_left_N[ended].cpu()
+        plans = self.plans.rows(ids.numpy())
+        return EpisodeStats(ids, return_M, torch.from_numpy(plans.time_limit_n) - left_M, plans, once, at_end)
 
     def begin(self, ids: Ints, plans: EpisodePlans) -> None:
         """Start episodes with these plans in envs ``ids`` [n]; others go on. ValueError for plans beyond the spec."""
@@ -275,6 +276,6 @@ class EpisodicEnv(ABC):
         self.plans.put(ids, plans)
         self.steps_left_N.index_copy_(0, rows, torch.from_numpy(plans.time_limit_n).to(self.device))
         self._soonest = int(self.steps_left_N.min())
-        for counted_N in (self.waiting_N, self._length_N, self._return_N, *self._once.values()):
+        for counted_N in (self.waiting_N, self._return_N, *self._once.values()):
             counted_N.index_fill_(0, rows, 0)
         self.start(ids, plans)

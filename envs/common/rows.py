@@ -90,7 +90,6 @@ class RowByRowEnv(EpisodicEnv):
         """Count a control step of envs ``rows``, and begin the next step, the next episode, or nothing."""
         self._reward_NE[rows, self._at_N[rows]] = result.reward_N
         self._return_N[rows] += result.reward_N
-        self._length_N[rows] += 1
         self.steps_left_N[rows] -= 1
         self._soonest = 0  # so that ``step`` looks
         self._at_N[rows] += 1

@@ -61,18 +61,19 @@ class NanGuard(StateDumps):
         """Copy the state that the next step starts from."""
         np.copyto(self.before, self.batch.state)
 
-    def check(self, raised: np.ndarray | None = None) -> Tensor:
-        """Return the ids of envs that broke in the last step, int64 [n], after writing and resetting them.
+    def check(self, raised: np.ndarray | None = None) -> Tensor | None:
+        """Return the ids of envs that broke in the last step, int64 [n], after writing and resetting them; None: none.
 
         raised: ids of the envs in which the engine raised an error.
         """
-        counts = self.batch.warning[:, _BAD[0] : _BAD[-1] + 1, 1]
-        broken = counts.any(axis=1) | (np.abs(self.qvel) > MAX_SPEED).any(axis=1)
+        counts, speed = self.batch.warning[:, _BAD[0] : _BAD[-1] + 1, 1], np.abs(self.qvel)
+        if raised is None and speed.max() <= MAX_SPEED and not counts.any():
+            return None
+        broken = counts.any(axis=1) | ~(speed <= MAX_SPEED).all(axis=1)  # a comparison with NaN is false
         if raised is not None:
             broken[raised] = True
         ids = np.flatnonzero(broken)
-        if len(ids):
-            self.dump(ids, self.before[ids], self.batch.state[ids])
-            self.batch.warning[ids] = 0
-            self.batch.reset(ids)
+        self.dump(ids, self.before[ids], self.batch.state[ids])
+        self.batch.warning[ids] = 0
+        self.batch.reset(ids)
         return torch.from_numpy(ids)

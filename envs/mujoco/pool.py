@@ -42,6 +42,7 @@ from envs.rendering.vision import CameraRig
 from envs.tasks.base import Task, task_spec
 
 _CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)  # after this stage observations are current
+_RESET_FIELDS = ("qpos0", "body_pos", "body_quat", "eq_active0")  # of the model, which a reset copies to the state
 
 
 @config_dataclass
@@ -85,6 +86,7 @@ class MujocoPool(EpisodicEnv):
         self.model = spec.compile()
         self.substeps = task.config.substeps(self.model.opt.timestep)
         self.batch = Batch(self.model, num_envs, num_threads, persistent=True)
+        initial = self.batch.state[0].copy()
         self.arm = task.robot.attach(self.batch)
         self.view = View(self.batch, self.arm)
         task.instruction_N = torch.zeros(num_envs, dtype=torch.int64)
@@ -102,6 +104,8 @@ class MujocoPool(EpisodicEnv):
         self.observe_images = True  # if False, nothing is rendered, and observations have no images
         self.observe_segmentation = False  # if True, also ``segmentation.<camera>``, ids of ``rig.model``'s geoms
         self._model_seed_N = np.full(num_envs, -1, dtype=np.int64)  # env seed that each model was randomised with
+        varies = terms or any(self.batch.expanded(name) is not None for name in _RESET_FIELDS)
+        self._initial = None if varies else initial  # state of every env after a reset; None: they may differ
 
     # -- of EpisodicEnv ------------------------------------------------------------------------------------------------
 
@@ -111,7 +115,10 @@ class MujocoPool(EpisodicEnv):
         self.randomizer.apply(ids, rng, first=plans.seed_n != self._model_seed_N[ids])
         self._model_seed_N[ids] = plans.seed_n
         self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)
-        self.batch.reset(ids, stage=int(mujoco.mjtStage.mjSTAGE_NONE))
+        if self._initial is None:
+            self.batch.reset(ids, stage=int(mujoco.mjtStage.mjSTAGE_NONE))
+        else:
+            self.batch.state[ids] = self._initial  # all of what a reset does that ``forward`` does not do again
         held = plans.stage_n == 1
         self.arm.reset(ids, self.task.robot.start_qpos(rng, held))
         rows = torch.from_numpy(ids)
@@ -123,7 +130,7 @@ class MujocoPool(EpisodicEnv):
             self.task.put_in_hand(rows[torch.from_numpy(held)])
             self.batch.forward(ids[held], stage=_CURRENT)
         self.view.changed()
-        self.hardware.start(ids, self._rng, self._length_N.numpy())
+        self.hardware.start(ids, self._rng, self.steps_made_N())
         if self.rig is not None:
             self.rig.start(ids, rng)
 
@@ -131,7 +138,7 @@ class MujocoPool(EpisodicEnv):
         """Make one control step. A simulation that diverged is then in the model's initial state."""
         if self.randomizer.has_intervals:
             assert self._rng is not None
-            changed = self.randomizer.step(self._rng, self._length_N.numpy(), ids)
+            changed = self.randomizer.step(self._rng, self.steps_made_N(), ids)
             if len(changed):
                 self.batch.forward(changed, stage=_CURRENT)
         self.guard.remember()
@@ -186,7 +193,7 @@ class MujocoPool(EpisodicEnv):
         self._model_seed_N[:] = state["model_seed"].numpy()
         self.batch.state[:] = state["physics"].numpy()
         self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)
-        self.hardware.load_state_dict(state, self._rng, self._length_N.numpy())
+        self.hardware.load_state_dict(state, self._rng, self.steps_made_N())
         self.task.instruction_N.copy_(torch.from_numpy(self.plans.instruction_n))
         with self.hardware.resizing(np.arange(self.num_envs)):
             self.task.load_state_dict(state)
@@ -221,7 +228,7 @@ def spec_of(task: Task, cameras: Sequence[Camera] = ()) -> EnvSpec:
     return task_spec(task, [CameraSpec(camera.name, camera.height, camera.width) for camera in cameras])
 
 
-def judged(task: Task, broken_n: Tensor) -> Advance:
+def judged(task: Task, broken_n: Tensor | None) -> Advance:
     """Return the result of a control step: reward, outcomes and failures of the present state."""
     success_N = task.success()
     reward_N = torch.stack(list(task.rewards(success_N).values())).sum(0).float()

@@ -176,15 +176,17 @@ class WarpGuard(StateDumps):
         """Copy the state that the next step starts from."""
         self.before = self.batch.state
 
-    def check(self) -> Tensor:
-        """Return the ids of envs that broke in the last step, int64 [n], after writing and resetting them."""
+    def check(self) -> Tensor | None:
+        """Return the ids of envs that broke in the last step, int64 [n], after writing and resetting them; None: none.
+        """
         full_N = self.batch.without_room()
         broken_N = full_N | ~(self.qvel.abs() <= MAX_SPEED).all(-1)  # a comparison with NaN is false
+        if not bool(broken_N.any()):
+            return None
+        if bool(full_N.any()):
+            log.warning("no memory for all contacts: raise sim.max_contacts or sim.max_constraints")
         rows = broken_N.nonzero().squeeze(-1)
-        if len(rows):
-            if bool(full_N.any()):
-                log.warning("no memory for all contacts: raise sim.max_contacts or sim.max_constraints")
-            self.dump(*(x.cpu().numpy() for x in (rows, self.before[rows], self.batch.state[rows])))
-            self.batch.reset(rows)
-            self.batch.forward()
+        self.dump(*(x.cpu().numpy() for x in (rows, self.before[rows], self.batch.state[rows])))
+        self.batch.reset(rows)
+        self.batch.forward()
         return rows

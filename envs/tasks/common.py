@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from embodied.core.spec import Difference, Term
 from envs.common.seeding import EpisodeRng
@@ -92,10 +93,11 @@ def grasp_move(view: View, name: str, hover_m: float = 0.08) -> tuple[Tensor, Te
     """
     cube = view.body_qpos(name)[:, :3]
     offset = cube - view.tcp_pos
-    aligned = offset[:, :2].norm(dim=-1) < 0.012
+    beside_m = vector_norm(offset[:, :2], dim=-1)
+    aligned = beside_m < 0.012
     around = aligned & (offset[:, 2].abs() < 0.012)
     target = cube.clone()
-    target[:, 2] += torch.where(aligned | (offset[:, :2].norm(dim=-1) < 0.02) & (offset[:, 2] > -0.03), 0.0, hover_m)
+    target[:, 2] += torch.where((beside_m < 0.02) & (offset[:, 2] > -0.03) | aligned, 0.0, hover_m)
     closing = around | view.grasped(name)
     return target, torch.where(closing, -1.0, 1.0)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import mujoco
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from embodied.core.options import Count, Positive, config_dataclass
 from embodied.core.spec import Difference, Term
@@ -109,8 +110,8 @@ class Detour(Task):
         tcp, goal = self.view.tcp_pos, self.goal
         aside = self.config.keep_out_m + CLEARANCE_M
         beside = self._point(0, aside), self._point(0, -aside)
-        around = [(point - tcp).norm(dim=-1) + (goal - point).norm(dim=-1) for point in beside]
-        return torch.where(self._from_post()[0] > 0, (goal - tcp).norm(dim=-1), torch.minimum(*around))
+        around = [vector_norm(point - tcp, dim=-1) + vector_norm(goal - point, dim=-1) for point in beside]
+        return torch.where(self._from_post()[0] > 0, vector_norm(goal - tcp, dim=-1), torch.minimum(*around))
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
         way = self._way()
@@ -121,12 +122,12 @@ class Detour(Task):
         }
 
     def success(self) -> Tensor:
-        distance: Tensor = (self.goal - self.view.tcp_pos).norm(dim=-1)
+        distance: Tensor = vector_norm(self.goal - self.view.tcp_pos, dim=-1)
         return distance < self.config.success_m
 
     def failure(self) -> Tensor:
         """Return whether the tool is in the column around the post."""
-        distance: Tensor = (self.view.tcp_pos - self.post)[:, :2].norm(dim=-1)
+        distance: Tensor = vector_norm((self.view.tcp_pos - self.post)[:, :2], dim=-1)
         return distance < self.config.keep_out_m
 
     def outcomes(self) -> dict[str, Tensor]:

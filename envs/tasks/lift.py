@@ -5,6 +5,7 @@ from __future__ import annotations
 import mujoco
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from embodied.core.options import Count, Share, config_dataclass
 from embodied.core.spec import Difference, StartStage, Term
@@ -102,14 +103,14 @@ class Lift(Task):
 
     def _goal_distance(self) -> Tensor:
         """Return the distance of the cube from the goal, [N]."""
-        distance: Tensor = (self.goal - self.cube).norm(dim=-1)
+        distance: Tensor = vector_norm(self.goal - self.cube, dim=-1)
         return distance
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
         grasped, distance = self.view.grasped("cube"), self._goal_distance()
         height = ((self.cube[:, 2] - self.config.cube_half_m) / 0.08).clamp(0, 1)
         return {
-            "reach": 0.1 * near((self.cube - self.view.tcp_pos).norm(dim=-1), 0.15),
+            "reach": 0.1 * near(vector_norm(self.cube - self.view.tcp_pos, dim=-1), 0.15),
             "grasp": 0.1 * grasp_reward(self.view, "cube"),
             "lift": 0.15 * grasped * height,
             "carry": 0.35 * grasped * (0.5 * progress(distance, 0.4) + 0.5 * near(distance, 0.06)),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from embodied.core.options import Count, Share, config_dataclass
 from embodied.core.spec import StartStage, Term
@@ -85,10 +86,10 @@ class Placing(Task):
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
         config, above, inside = self.config, self._above(), self._inside()
         grasped = self.view.grasped(self.object_name)
-        reach = near((self.object - self.view.tcp_pos).norm(dim=-1), 0.15)
+        reach = near(vector_norm(self.object - self.view.tcp_pos, dim=-1), 0.15)
         height = ((self.object[:, 2] - self.half_height_m) / (config.carry_m - self.half_height_m)).clamp(0, 1)
         height = torch.where(above, 1.0, height)
-        horizontal = (self.object - self.tray)[:, :2].norm(dim=-1)
+        horizontal = vector_norm((self.object - self.tray)[:, :2], dim=-1)
         vertical = torch.where(above, 0.0, self.object[:, 2] - config.carry_m)
         distance = torch.hypot(horizontal, vertical)
         across = 0.5 * progress(distance, 0.6) + 0.5 * near(distance, 0.1)
@@ -104,7 +105,7 @@ class Placing(Task):
         }
 
     def success(self) -> Tensor:
-        resting: Tensor = self.object_vel.norm(dim=-1) < self.config.rest_speed_m_s
+        resting: Tensor = vector_norm(self.object_vel, dim=-1) < self.config.rest_speed_m_s
         return self._inside() & resting & ~self.view.touched(self.object_name)
 
     def failure(self) -> Tensor | None:
@@ -118,7 +119,7 @@ class Placing(Task):
         ready = (self.object[:, 2] > config.carry_m - 0.02) | above
         way = torch.where(ready.unsqueeze(-1), over_tray, torch.cat([self.object[:, :2], over_tray[:, 2:]], -1))
         target = torch.where(grasped.unsqueeze(-1), tcp + way - self.object, target)
-        centred = (self.object - self.tray)[:, :2].norm(dim=-1) < 0.03
+        centred = vector_norm((self.object - self.tray)[:, :2], dim=-1) < 0.03
         let_go = centred & above
         retreat = torch.cat([tcp[:, :2], torch.full_like(tcp[:, 2:], 0.2)], dim=-1)
         target = torch.where(let_go.unsqueeze(-1) | self._inside().unsqueeze(-1), retreat, target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mujoco
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from embodied.core.options import Count, config_dataclass
 from embodied.core.spec import Difference, Term
@@ -91,7 +92,7 @@ class Push(Task):
 
     def _goal_distance(self) -> Tensor:
         """Return the horizontal distance of the cube from the goal, [N]."""
-        distance: Tensor = (self.goal - self.cube)[:, :2].norm(dim=-1)
+        distance: Tensor = vector_norm((self.goal - self.cube)[:, :2], dim=-1)
         return distance
 
     def _behind(self) -> Tensor:
@@ -102,7 +103,7 @@ class Push(Task):
         return torch.cat([back, torch.full_like(self.cube[:, 2:], 0.02)], dim=-1)
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
-        behind, distance = near((self._behind() - self.view.tcp_pos).norm(dim=-1), 0.15), self._goal_distance()
+        behind, distance = near(vector_norm(self._behind() - self.view.tcp_pos, dim=-1), 0.15), self._goal_distance()
         return {
             "behind": 0.2 * torch.where(success, 1.0, behind),
             "push": 0.5 * (0.5 * near(distance, 0.15) + 0.5 * near(distance, 0.04)),

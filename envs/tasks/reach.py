@@ -5,6 +5,7 @@ from __future__ import annotations
 import mujoco
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from embodied.core.options import Count, config_dataclass
 from embodied.core.spec import Difference, Term
@@ -64,7 +65,7 @@ class Reach(Task):
         return {"distance": self._distance().unsqueeze(-1)}
 
     def _distance(self) -> Tensor:
-        distance: Tensor = (self.goal - self.view.tcp_pos).norm(dim=-1)
+        distance: Tensor = vector_norm(self.goal - self.view.tcp_pos, dim=-1)
         return distance
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:

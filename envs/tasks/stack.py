@@ -5,6 +5,7 @@ from __future__ import annotations
 import mujoco
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from embodied.core.options import Count, Share, config_dataclass
 from embodied.core.spec import Difference, StartStage, Term
@@ -114,17 +115,17 @@ class Stack(Task):
         """Return whether the red cube stands on the blue one, which is on the table, bool [N]."""
         offset = self.cube - self._top()
         on_table = (self.base[:, 2] - self.config.base_half_m).abs() < 0.01
-        above: Tensor = (offset[:, :2].norm(dim=-1) < self.config.base_half_m) & (offset[:, 2].abs() < 0.008)
+        above: Tensor = (vector_norm(offset[:, :2], dim=-1) < self.config.base_half_m) & (offset[:, 2].abs() < 0.008)
         return above & on_table
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
         on_base, grasped = self._on_base(), self.view.grasped("cube")
-        reach = near((self.cube - self.view.tcp_pos).norm(dim=-1), 0.15)
+        reach = near(vector_norm(self.cube - self.view.tcp_pos, dim=-1), 0.15)
         offset = self.cube - self._top()
-        over = offset[:, :2].norm(dim=-1) < self.config.base_half_m
+        over = vector_norm(offset[:, :2], dim=-1) < self.config.base_half_m
         height = ((self.cube[:, 2] - self.config.cube_half_m) / (2 * self.config.base_half_m + 0.02)).clamp(0, 1)
         height = torch.where(over, 1.0, height)
-        across = progress(offset.norm(dim=-1), 0.4)
+        across = progress(vector_norm(offset, dim=-1), 0.4)
         return {
             "reach": 0.1 * torch.where(on_base, 1.0, reach),
             "grasp": 0.1 * torch.where(on_base, 1.0, grasp_reward(self.view, "cube")),
@@ -135,7 +136,7 @@ class Stack(Task):
         }
 
     def success(self) -> Tensor:
-        resting: Tensor = self.cube_vel.norm(dim=-1) < 0.05
+        resting: Tensor = vector_norm(self.cube_vel, dim=-1) < 0.05
         return self._on_base() & resting & ~self.view.touched("cube")
 
     def failure(self) -> Tensor | None:
@@ -144,7 +145,7 @@ class Stack(Task):
     def expert(self) -> Tensor:
         target, gripper = grasp_move(self.view, "cube")
         carried, tcp, top, cube = firmly_grasped(self.view, "cube"), self.view.tcp_pos, self._top(), self.cube
-        horizontal = (top - cube)[:, :2].norm(dim=-1)
+        horizontal = vector_norm((top - cube)[:, :2], dim=-1)
         # up first, then across, and down into a funnel over the blue cube
         height = top[:, 2] + ((horizontal - 0.004) * 4).clamp(-0.004, 0.05)
         low = cube[:, 2] < height - 0.02
