@@ -78,7 +78,8 @@ class EpisodicEnv(ABC):
 
     def steps_made_N(self) -> Ints:
         """Return the control steps of each env's present episode so far, [N]."""
-        return self.plans.time_limit_n - self.steps_left_N.cpu().numpy()
+        made_N: Ints = self.plans.time_limit_n - self.steps_left_N.cpu().numpy()
+        return made_N
 
     def time_passed_N(self) -> Tensor:
         """Return the share of the time limit that has passed of each env's present episode, float32 [N]."""
