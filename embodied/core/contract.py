@@ -37,17 +37,20 @@ def check_obs(env: VecEnv, obs: Obs, rows: int, what: str) -> None:
             raise _contract_error(env, f"{what}['{key}'] has values that are not finite")
 
 
-def check_timestep(env: VecEnv, step: Timestep, num_actions: int) -> None:
-    """Raise UserError unless ``step`` is a result of executing chunks of ``num_actions`` actions in all envs."""
-    check_types(env, step, num_actions)
-    check_ends(env, step)
+def check_timestep(env: VecEnv, step: Timestep, num_actions: int, rows: Tensor | None = None) -> None:
+    """Raise UserError unless ``step`` is a result of executing chunks of ``num_actions`` actions.
+
+    rows: envs [n] that it is of, in order (``RowByRow.receive``); None: all.
+    """
+    check_types(env, step, num_actions, rows)
+    check_ends(env, step, rows)
     check_executed(env, step, num_actions)
     check_outcomes(env, step)
 
 
-def check_types(env: VecEnv, step: Timestep, num_actions: int) -> None:
+def check_types(env: VecEnv, step: Timestep, num_actions: int, rows: Tensor | None = None) -> None:
     """Raise UserError unless all tensors of ``step`` have their shapes and types, and finite values."""
-    num = env.num_envs
+    num = env.num_envs if rows is None else len(rows)
     check_obs(env, step.obs, num, "step().obs")
     _check_tensor(env, "reward_NE", step.reward_NE, (num, num_actions), torch.float32)
     for name in ("terminated_N", "truncated_N"):
@@ -57,7 +60,7 @@ def check_types(env: VecEnv, step: Timestep, num_actions: int) -> None:
         raise _contract_error(env, "reward_NE has values that are not finite")
 
 
-def check_ends(env: VecEnv, step: Timestep) -> None:
+def check_ends(env: VecEnv, step: Timestep, rows: Tensor | None = None) -> None:
     """Raise UserError unless the ends of episodes and the last observations of these belong together."""
     if bool((step.terminated_N & step.truncated_N).any()):
         raise _contract_error(env, "an episode cannot be terminated and truncated at once")
@@ -67,7 +70,8 @@ def check_ends(env: VecEnv, step: Timestep) -> None:
     check_obs(env, step.final_obs, len(step.final_ids), "step().final_obs")
     if len(step.final_ids) and set(step.final_obs) != set(step.obs):
         raise _contract_error(env, f"final_obs has {sorted(step.final_obs)}, must have the keys of obs")
-    if step.episodes.env_id_M.tolist() != step.final_ids.tolist():
+    ended = step.final_ids if rows is None else rows[step.final_ids]
+    if step.episodes.env_id_M.tolist() != ended.tolist():
         raise _contract_error(env, "episodes must have one row for each of final_ids")
 
 

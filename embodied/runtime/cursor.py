@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from embodied.core.contract import check_obs, check_timestep
 from embodied.core.device import CPU
@@ -78,9 +79,7 @@ class Cursor:
         self.enter("step")
         action_NEA, step = execute(self.env, reply.sample.action_NHA, self.execute, self.device)
         self.enter("record")
-        if not self._checked:
-            check_timestep(self.env, step, self.execute)
-            self._checked = len(step.final_ids) > 0
+        self._check(step)
         self._recorder.decide(self._t, reply.sample, action_NEA)
         self._recorder.result(self._t, step)
         self.obs = step.obs
@@ -92,6 +91,12 @@ class Cursor:
         """Begin an activity of the group and its worker."""
         self.track.enter(activity)
         self._worker_track.enter(activity)
+
+    def _check(self, step: Timestep, rows: Tensor | None = None) -> None:
+        """Check the contract of the env until a step in which episodes end has passed. rows: envs of ``step``."""
+        if not self._checked:
+            check_timestep(self.env, step, self.execute, rows)
+            self._checked = len(step.final_ids) > 0
 
     def _record_end(self, step: Timestep, reply: ActReply) -> None:
         """Keep the last observations of the episodes that ended in ``step``, and the value of truncated ones."""

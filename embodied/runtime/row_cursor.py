@@ -73,6 +73,7 @@ class RowCursor(Cursor):
             rows, step = self.env.receive()
             self.enter("record")
             step = moved(step, CPU)
+            self._check(step, rows)
             at = self._t_N[rows], rows
             self._recorder.result(at, step)
             if len(step.final_ids):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from embodied import train
 from embodied.core.errors import UserError
 from embodied.core.protocols import RowByRow
-from embodied.core.types import Fragment
+from embodied.core.types import Fragment, Timestep
 from embodied.runtime.actor_server import ActorServer
 from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.ledger import Ticket
@@ -159,6 +159,20 @@ def test_each_decision_has_the_version_of_the_weights_that_drew_it() -> None:
         evaluated = actor.evaluate({"state": result.obs["state"][drawn_TN]}, result.chain[drawn_TN])
         torch.testing.assert_close(evaluated.log_prob_B.detach(), result.log_prob_TN[drawn_TN])
         torch.testing.assert_close(evaluated.value_B.detach(), result.value_TN[drawn_TN])
+
+
+def test_results_that_break_the_contract_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make("CartPole-v1", N, 30, 3)
+    assert isinstance(env, RowByRowEnvpoolEnv)
+    receive = env.receive
+
+    def without_ends() -> tuple[torch.Tensor, Timestep]:
+        rows, step = receive()
+        return rows, replace(step, final_ids=step.final_ids[:0])
+
+    monkeypatch.setattr(env, "receive", without_ends)
+    with pytest.raises(UserError, match="final_ids must be the rows that terminated"):
+        list(sampled(env, "categorical"))
 
 
 def test_groups_of_equal_episodes_are_refused() -> None:
