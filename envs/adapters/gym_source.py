@@ -5,7 +5,10 @@ Imports neither torch nor other modules of ``envs``, because the processes of ``
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +25,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from embodied.core.errors import UserError, described, one_line
 
 Vector = VectorEnv[Any, Any, Any]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,11 +85,31 @@ class Source:
         try:
             if self.module is not None:
                 import_module(self.module)
-            yield
+            with _each_warning_once():
+                yield
         except gymnasium.error.DependencyNotInstalled as error:
             raise UserError(f"task {self.name} cannot be built: {one_line(error)}") from error
         except Exception as error:  # an environment of others may raise anything
             raise UserError(f"task {self.name} cannot be built: {described(error)}") from error
+
+
+@contextmanager
+def _each_warning_once() -> Iterator[None]:
+    """Log each warning of MuJoCo once in a process: its compiler repeats them for every environment that is built."""
+    mujoco = sys.modules.get("mujoco")
+    if mujoco is None or mujoco.get_mju_user_warning() is not None:
+        yield
+        return
+    mujoco.set_mju_user_warning(_warn_once)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(None)
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    log.warning("MuJoCo: %s", message)
 
 
 def resets_by_mask(env: Vector) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mujoco
 import numpy as np
 import pytest
 import torch
@@ -21,7 +22,7 @@ from embodied.core.episodes import EpisodePlans, PlanList
 from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec, EnvSpec, MultiDiscrete
 from envs import FAMILIES, first_episodes
-from envs.adapters import gym
+from envs.adapters import gym, gym_source
 from envs.adapters.gym import GymConfig, GymEnv, GymSimConfig
 from envs.common.actions import random_actions
 from envs.common.conformance import check_env
@@ -269,6 +270,17 @@ def test_only_slow_environments_get_processes_by_themselves() -> None:
     assert gym._processes(replace(found, step_s=1e-5), 2, None) == 0
     assert gym._processes(replace(found, step_s=1e-2), 2, None) == 2
     assert gym._processes(found, 2, GymSimConfig(processes=5)) == 5
+
+
+def test_a_warning_of_mujoco_is_logged_once(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    gym_source._warn_once.cache_clear()
+    before = mujoco.get_mju_user_warning()
+    make("HalfCheetah-v5", 3).close()  # the compiler warns of its model file
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["MuJoCo"]
+    assert "WARNING" not in capfd.readouterr().err
+    assert mujoco.get_mju_user_warning() is before
 
 
 def test_pictures_for_people() -> None:
