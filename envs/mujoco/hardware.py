@@ -157,13 +157,13 @@ class Hardware:
         sizes = {"joint_delay": 1, "object_delay": 1, "object_noise": 1, "object_offset": 3}
         return self._values.setdefault(field, Value(num_envs, sizes.get(field, len(joints))))
 
-    def start(self, ids: np.ndarray, rng: EpisodeRng, step_N: np.ndarray) -> None:
-        """Begin episodes in envs ``ids``, whose state is current. rng, step_N: see ``Sensing.start``."""
+    def start(self, ids: np.ndarray, rng: EpisodeRng, limit_N: np.ndarray, left_N: np.ndarray) -> None:
+        """Begin episodes in envs ``ids``, whose state is current. rng, limit_N, left_N: see ``Sensing.start``."""
         for started in (self._delay, self._friction):
             if started is not None:
                 started.start(ids)
         if self.sensing is not None:
-            self.sensing.start(ids, rng, step_N)
+            self.sensing.start(ids, rng, limit_N, left_N)
 
     @contextmanager
     def resizing(self, ids: np.ndarray) -> Iterator[None]:
@@ -199,14 +199,16 @@ class Hardware:
         state = {f"hardware/{name}": torch.from_numpy(value.copy()) for name, value in values.items()}
         return state if self.sensing is None else {**state, **self.sensing.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Tensor], rng: EpisodeRng, step_N: np.ndarray) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Tensor], rng: EpisodeRng, limit_N: np.ndarray, left_N: np.ndarray
+    ) -> None:
         """Continue from ``state_dict``, whose entries ``state`` contains; otherwise as in ``start``."""
         for name, value in self._values.items():
             value.value_NE[:] = state[f"hardware/{name}"].numpy()
         if self.sizes is not None:
             self.sizes.factor_NB[:] = state["hardware/object_size"].numpy()
         if self.sensing is not None:
-            self.sensing.load_state_dict(state, rng, step_N)
+            self.sensing.load_state_dict(state, rng, limit_N, left_N)
 
 
 def prepare(spec: mujoco.MjSpec, terms: Terms) -> None:

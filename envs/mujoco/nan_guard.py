@@ -46,7 +46,7 @@ class StateDumps:
 class NanGuard(StateDumps):
     """Find envs whose simulation diverged in a batch whose model has the engine's own autoreset disabled.
 
-    It diverged if the engine raised an error or warned, or if a velocity exceeds ``MAX_SPEED``.
+    It diverged if the engine raised an error or warned, or if a velocity exceeds ``MAX_SPEED`` or is NaN.
     The state of a broken env, before and after the step, is written to a file: rows of ``Batch.state``, whose ``ctrl``
     was applied. Then the env is set to the model's initial state, so that observations are finite until its reset.
     """

@@ -42,7 +42,10 @@ from envs.rendering.vision import CameraRig
 from envs.tasks.base import Task, task_spec
 
 _CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)  # after this stage observations are current
-_RESET_FIELDS = ("qpos0", "body_pos", "body_quat", "eq_active0")  # of the model, which a reset copies to the state
+# Fields of the model that the engine's reset makes the state from.
+_RESET_FIELDS = (
+    "qpos0", "qpos_spring", "body_pos", "body_quat", "eq_active0", "sensor_interval", "opt.timestep",
+)  # fmt: skip
 
 
 @config_dataclass
@@ -104,8 +107,9 @@ class MujocoPool(EpisodicEnv):
         self.observe_images = True  # if False, nothing is rendered, and observations have no images
         self.observe_segmentation = False  # if True, also ``segmentation.<camera>``, ids of ``rig.model``'s geoms
         self._model_seed_N = np.full(num_envs, -1, dtype=np.int64)  # env seed that each model was randomised with
-        varies = terms or any(self.batch.expanded(name) is not None for name in _RESET_FIELDS)
-        self._initial = None if varies else initial  # state of every env after a reset; None: they may differ
+        # State of every env after a reset; None if a reset does more: states differ between envs, or sensors that are
+        # computed after velocities, such as forces, are set to 0.
+        self._initial = None if terms or (self.model.sensor_needstage > _CURRENT).any() else initial
 
     # -- of EpisodicEnv ------------------------------------------------------------------------------------------------
 
@@ -115,10 +119,10 @@ class MujocoPool(EpisodicEnv):
         self.randomizer.apply(ids, rng, first=plans.seed_n != self._model_seed_N[ids])
         self._model_seed_N[ids] = plans.seed_n
         self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)
-        if self._initial is None:
+        if self._initial is None or any(self.batch.expanded(name) is not None for name in _RESET_FIELDS):
             self.batch.reset(ids, stage=int(mujoco.mjtStage.mjSTAGE_NONE))
         else:
-            self.batch.state[ids] = self._initial  # all of what a reset does that ``forward`` does not do again
+            self.batch.state[ids] = self._initial  # faster; ``forward`` then computes what follows
         held = plans.stage_n == 1
         self.arm.reset(ids, self.task.robot.start_qpos(rng, held))
         rows = torch.from_numpy(ids)
@@ -130,7 +134,7 @@ class MujocoPool(EpisodicEnv):
             self.task.put_in_hand(rows[torch.from_numpy(held)])
             self.batch.forward(ids[held], stage=_CURRENT)
         self.view.changed()
-        self.hardware.start(ids, self._rng, self.steps_made_N())
+        self.hardware.start(ids, self._rng, self.plans.time_limit_n, self.steps_left_N.numpy())
         if self.rig is not None:
             self.rig.start(ids, rng)
 
@@ -193,7 +197,7 @@ class MujocoPool(EpisodicEnv):
         self._model_seed_N[:] = state["model_seed"].numpy()
         self.batch.state[:] = state["physics"].numpy()
         self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)
-        self.hardware.load_state_dict(state, self._rng, self.steps_made_N())
+        self.hardware.load_state_dict(state, self._rng, self.plans.time_limit_n, self.steps_left_N.numpy())
         self.task.instruction_N.copy_(torch.from_numpy(self.plans.instruction_n))
         with self.hardware.resizing(np.arange(self.num_envs)):
             self.task.load_state_dict(state)

@@ -79,15 +79,18 @@ class Sensing:
         late = [name for name in sizes if name in longest_s]
         self.lags = {name: Lag(num_envs, sizes[name], longest_s[name], control_dt_s) for name in late}
         self.rng: EpisodeRng | None = None
-        self.step_N = np.zeros(num_envs, np.int64)
+        self.limit_N, self.left_N = np.zeros((2, num_envs), np.int64)
         self._measured: Measurement | None = None
 
-    def start(self, ids: np.ndarray, rng: EpisodeRng, step_N: np.ndarray) -> None:
-        """Begin episodes in envs ``ids``. rng: of all envs' episodes. step: their control steps, [N], live."""
-        self.rng, self.step_N = rng, step_N
+    def start(self, ids: np.ndarray, rng: EpisodeRng, limit_N: np.ndarray, left_N: np.ndarray) -> None:
+        """Begin episodes in envs ``ids``.
+
+        rng: of all envs' episodes. limit_N, left_N: their time limits and the control steps to these, [N], live.
+        """
+        self.rng, self.limit_N, self.left_N = rng, limit_N, left_N
         for name, lag in self.lags.items():
             lag.fill(ids, self._signal(name))
-        if self._measured is not None and len(ids) < len(step_N):
+        if self._measured is not None and len(ids) < len(limit_N):
             self._measured.put(ids, self._measure(ids))
         else:
             self._measured = None
@@ -141,9 +144,11 @@ class Sensing:
         """Return the past of delayed signals, copies."""
         return {f"sensing/{name}": torch.from_numpy(lag.past.copy()) for name, lag in self.lags.items()}
 
-    def load_state_dict(self, state: Mapping[str, Tensor], rng: EpisodeRng, step_N: np.ndarray) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Tensor], rng: EpisodeRng, limit_N: np.ndarray, left_N: np.ndarray
+    ) -> None:
         """Continue from ``state_dict``, whose entries ``state`` contains; otherwise as in ``start``."""
-        self.rng, self.step_N, self._measured = rng, step_N, None
+        self.rng, self.limit_N, self.left_N, self._measured = rng, limit_N, left_N, None
         for name, lag in self.lags.items():
             lag.past[:] = state[f"sensing/{name}"].numpy()
 
@@ -155,7 +160,7 @@ class Sensing:
         """Return standard normals of the present control step, [n, size]."""
         assert self.rng is not None
         rng = self.rng if isinstance(rows, slice) else self.rng.rows(rows)
-        return rng.normal(stream, self.step_N[rows], size)
+        return rng.normal(stream, (self.limit_N - self.left_N)[rows], size)
 
     def _late(self, delay: str, rows: Rows) -> np.ndarray:
         """Return the true signal as old as its delay says, [n, D]."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import mujoco
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ from embodied.core.errors import UserError
 from embodied.core.protocols import VecEnv
 from embodied.core.types import Timestep
 from envs import MujocoPool, make_pool, make_sampler
+from envs.tasks.lift import Lift, LiftConfig
 from tests.envs.helpers import actions, assert_same, pool, restart
 
 FRICTION = {"field": "geom_friction", "names": ["left_pad", "right_pad"], "range": [0.5, 1.5], "column": 0}
@@ -176,7 +178,30 @@ def test_an_episode_begins_as_after_a_reset_by_the_engine(task: str) -> None:
         ended += len(a.episodes)
     torch.testing.assert_close(copied.state_dict(), engine.state_dict(), rtol=0, atol=0)
     assert ended > 10
+
+
+def test_the_engine_resets_what_a_copied_state_lacks() -> None:
+    """Values of the model's own, fields that a task varies later, and sensors of accelerations."""
     assert pool("lift", 2, sim=RANDOMIZATION)._initial is None
+
+    env = pool("pick_place", 2, 1)
+    env.batch.expand("body_pos")[1, env.model.body("tray").id, 2] += 0.05
+    before = env.task.tray[:, 2].clone()
+    env.step(torch.zeros(2, 1, 4))
+    torch.testing.assert_close(env.task.tray[:, 2] - before, torch.tensor([0.0, 0.05], dtype=torch.float64))
+
+    class Felt(Lift):
+        def build_scene(self, spec: mujoco.MjSpec) -> None:
+            super().build_scene(spec)
+            site = mujoco.mjtObj.mjOBJ_SITE
+            spec.add_sensor(name="felt", type=mujoco.mjtSensor.mjSENS_ACCELEROMETER, objtype=site, objname="tcp")
+
+    felt = MujocoPool(Felt(LiftConfig()), num_envs=1)
+    restart(felt, 0)
+    felt.step(torch.ones(1, 8, 4))
+    assert felt.view.sensor("felt").abs().max() > 0
+    restart(felt)
+    assert felt.view.sensor("felt").abs().max() == 0
 
 
 def test_a_foreign_state_is_refused_whole() -> None:

@@ -104,6 +104,15 @@ def test_noise_has_the_stated_size_and_leaves_the_truth_alone() -> None:
     torch.testing.assert_close(obs["privileged"], pool("pick_place", 400).observe()["privileged"], rtol=0, atol=0)
 
 
+def test_noise_is_new_in_every_control_step() -> None:
+    env = with_terms("reach", 1, joint_noise=0.01)
+    errors = []
+    for _ in range(6):
+        step = env.step(torch.zeros(1, 1, 4))
+        errors.append(tuple((part(env, step.obs, "joint_pos") - env.arm.joint_pos.numpy())[0].round(6)))
+    assert len(set(errors)) == 6
+
+
 def test_derived_terms_follow_from_the_measured_ones() -> None:
     errors = {"joint_noise": 0.01, "encoder_offset": (-0.02, 0.02), "object_noise": 0.02, "joint_delay": 0.03}
     env = with_terms("pick_place", 3, **errors)
