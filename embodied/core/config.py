@@ -47,6 +47,8 @@ def parse_overrides(argv: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for word in argv:
         key, equals, text = word.partition("=")
+        if equals and word.startswith("-"):
+            raise UserError(f"'{word}' is not key=value: write {word.lstrip('-')}")
         if not equals or not key:
             raise UserError(f"'{word}' is not key=value: write for instance num_envs=64, without spaces around '='")
         try:

@@ -32,7 +32,11 @@ def check_new_dir(path: Path, otherwise: str = "") -> None:
 def new_run_dir(config: RunConfig) -> Path:
     """Choose the directory of a new run, without making it. UserError if ``out=`` exists or cannot be written."""
     if config.out is not None:
-        check_new_dir(Path(config.out), f", or go on with that run: resume={config.out}")
+        saved = any(Path(config.out).glob("checkpoints/*"))
+        check_new_dir(
+            Path(config.out),
+            f", or go on with that run: resume={config.out}" if saved else "; it has no checkpoint to go on from",
+        )
         return Path(config.out)
     base = Path("runs") / str(config.task["name"]) / f"{config.title}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = [base, *(base.with_name(f"{base.name}-{number}") for number in range(2, 100))]
@@ -64,7 +68,8 @@ def save_checkpoint(run_dir: Path, steps: int, state: Mapping[str, Any], after: 
     try:
         checkpoint.save(run_dir, steps, state, after=after)
     except OSError as error:
+        before = "There is none before it" if after is None else "The checkpoint before it is whole"
         raise UserError(
-            f"cannot write a checkpoint in {run_dir}: {error.strerror or error}. The checkpoint before it is "
-            f"whole; make room, then go on with resume={run_dir}"
+            f"cannot write a checkpoint in {run_dir}: {error.strerror or error}. {before}; make room, then go on with "
+            f"resume={run_dir}"
         ) from error

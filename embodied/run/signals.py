@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from embodied.core.interrupts import INTERRUPTED
+
+HANGS_S = 10.0  # how long the parts of an interrupted run may take to end
 
 
 @contextmanager
@@ -37,3 +42,20 @@ def stop_on_signals() -> Iterator[threading.Event]:
         yield stop
     finally:
         restore()
+
+
+@contextmanager
+def ending_in_time() -> Iterator[None]:
+    """End the process if the block takes longer than ``HANGS_S``: a part that it waits for hangs."""
+    last_resort = threading.Timer(HANGS_S, _end)
+    last_resort.daemon = True
+    last_resort.start()
+    try:
+        yield
+    finally:
+        last_resort.cancel()
+
+
+def _end() -> None:
+    os.write(2, b"interrupted; a part of the run hangs and was not waited for\n")
+    os._exit(INTERRUPTED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ from embodied.core.errors import UserError
 from embodied.core.protocols import Policy
 from embodied.run.config import RunConfig
 from embodied.run.evaluation import evaluate_policy
+from embodied.run.signals import ending_in_time
 from embodied.runtime.api import EvalNoise
 
 
@@ -154,4 +156,5 @@ class Trainer(ABC):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        with ending_in_time() if kind is KeyboardInterrupt else nullcontext():
+            self.close()

@@ -207,13 +207,15 @@ def _built(source: Source) -> tuple[gymnasium.Env[Any, Any], bool]:
 def _rollout(env: gymnasium.Env[Any, Any], name: str) -> Iterator[tuple[dict[str, Any], float]]:
     """Yield infos and durations (s) of a reset and of ``PROBE_STEPS`` random steps."""
     try:
-        _, info = env.reset(seed=0)
+        _, info = _unpacked(env.reset(seed=0), 2, name, "reset() must return an observation and an info")
         yield info, 0.0
         env.action_space.seed(0)
         for _ in range(PROBE_STEPS):
             action = _allowed_action(env, info)
             began = time.perf_counter()
-            _, _, terminated, truncated, info = env.step(action)
+            result = env.step(action)
+            what = "step() must return observation, reward, terminated, truncated and info"
+            _, _, terminated, truncated, info = _unpacked(result, 5, name, what)
             yield info, time.perf_counter() - began
             if terminated or truncated:
                 _, info = env.reset()
@@ -221,6 +223,14 @@ def _rollout(env: gymnasium.Env[Any, Any], name: str) -> Iterator[tuple[dict[str
         raise
     except Exception as error:  # an environment of others may raise anything
         raise UserError(f"task {name} fails in its first steps: {described(error)}") from error
+
+
+def _unpacked(result: Any, count: int, name: str, what: str) -> Any:
+    """Return what a method gave, a tuple of ``count``. UserError otherwise."""
+    if not isinstance(result, tuple) or len(result) != count:
+        got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+        raise UserError(f"task {name}: {what}, got {got}")
+    return result
 
 
 def _allowed_action(env: gymnasium.Env[Any, Any], info: dict[str, Any]) -> Any:

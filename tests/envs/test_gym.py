@@ -205,6 +205,18 @@ def test_wrong_arguments_of_the_constructor_are_named() -> None:
         GymConfig(kwargs={"render_mode": "human"})
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("OldStep", "step.. must return observation, reward, terminated, truncated and info, got a tuple of 4"),
+        ("OldReset", "reset.. must return an observation and an info, got ndarray"),
+    ],
+)
+def test_an_environment_of_the_old_interface_is_told_what_to_return(name: str, what: str) -> None:
+    with pytest.raises(UserError, match=f"task gym/{MODULE}:{name}-v0: {what}"):
+        spec(name)
+
+
 @pytest.mark.parametrize("processes", [0, 2])
 @pytest.mark.parametrize(
     ("name", "what"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 from typing import Any
 
@@ -186,6 +187,33 @@ class Dying(Toy):
         return super().observation()
 
 
+class Hanging(Toy):
+    """Hangs in one of its first steps after those of the probe."""
+
+    total = 0
+
+    def observation(self) -> Any:
+        self.total += 1
+        if self.total > 30:
+            time.sleep(1e6)
+        return super().observation()
+
+
+class OldStep(Toy):
+    """Its step returns what gym's did."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
+
+
+class OldReset(Toy):
+    """Its reset returns what gym's did."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)[0]
+
+
 class Words(Toy):
     """Observes a text."""
 
@@ -224,7 +252,7 @@ class Film(Toy):
 
 CLASSES = (
     Toy, Ending, Nested, Pixels, PixelChoice, Sides, Masked, MaskedChoice, Bits, Raising, Infinite,
-    Dying, Words, Unbounded, Agents, Stack, ChannelFirst, Film,
+    Dying, Hanging, OldStep, OldReset, Words, Unbounded, Agents, Stack, ChannelFirst, Film,
 )  # fmt: skip
 for each in CLASSES:
     gymnasium.register(f"{each.__name__}-v0", entry_point=f"{__name__}:{each.__name__}", max_episode_steps=12)

@@ -68,6 +68,7 @@ from tests.commands.helpers import SMALL, checkpoint_of, run_eval, run_train
         ("task.control_dt_s=0.0333", "control_dt_s: got 0.0333, allowed: multiples of the physics step"),
         ("task.held_starts=0.5", "held_starts: reach has no object to hold, allowed: 0"),
         ("num_envs", "'num_envs' is not key=value"),
+        ("--task=lift", "'--task=lift' is not key=value: write task=lift"),
         ("--num_envs=4", "num_envs"),
         ("seed=1,2", "only plain key=value"),
         ("out=a=b", "cannot read the value of out"),
