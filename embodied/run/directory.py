@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +15,29 @@ from embodied.run.config import PRETRAINED, RunConfig
 from embodied.runtime import checkpoint
 
 
-def check_new_dir(path: Path, otherwise: str = "") -> None:
+def check_new_dir(path: Path, otherwise: Callable[[Path], str] = lambda path: "") -> None:
     """Raise UserError if ``out=path`` exists or cannot be made. Nothing is left behind.
 
-    otherwise: end of the message for a path that exists.
+    otherwise: returns the end of the message for a path that exists.
     """
     try:
         if path.exists():
-            raise UserError(f"out={path} exists; give a new directory{otherwise}")
+            raise UserError(f"out={path} exists; give a new directory{otherwise(path)}")
         parent = next(folder for folder in path.parents if folder.exists())
         os.rmdir(tempfile.mkdtemp(prefix=".", dir=parent))
     except OSError as error:
         raise UserError(f"out={path} cannot be written: {error.strerror or error}") from error
 
 
+def _go_on(path: Path) -> str:
+    saved = any(path.glob("checkpoints/*"))
+    return f", or go on with that run: resume={path}" if saved else "; it has no checkpoint to go on from"
+
+
 def new_run_dir(config: RunConfig) -> Path:
     """Choose the directory of a new run, without making it. UserError if ``out=`` exists or cannot be written."""
     if config.out is not None:
-        saved = any(Path(config.out).glob("checkpoints/*"))
-        check_new_dir(
-            Path(config.out),
-            f", or go on with that run: resume={config.out}" if saved else "; it has no checkpoint to go on from",
-        )
+        check_new_dir(Path(config.out), _go_on)
         return Path(config.out)
     base = Path("runs") / str(config.task["name"]) / f"{config.title}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = [base, *(base.with_name(f"{base.name}-{number}") for number in range(2, 100))]

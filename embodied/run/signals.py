@@ -12,7 +12,7 @@ from types import FrameType
 
 from embodied.core.interrupts import INTERRUPTED
 
-HANGS_S = 10.0  # how long the parts of an interrupted run may take to end
+HANGS_S = 8.0  # how long the parts of an interrupted run may take to end
 
 
 @contextmanager

@@ -98,19 +98,18 @@ def test_a_stop_is_no_time_of_training(tmp_path: Path) -> None:
     assert sum(made / rate for made, rate in zip(steps, rates, strict=True)) <= most_s
 
 
-@pytest.mark.slow(reason="imports torch, and waits 10 s for an environment that hangs")
+@pytest.mark.slow(reason="imports torch, and waits 8 s for an environment that hangs")
 def test_a_second_signal_ends_a_run_whose_environment_hangs(tmp_path: Path) -> None:
     words = ["policy=gaussian", "num_envs=2", "policy.horizon=1", "policy.execute=1", f"out={tmp_path / 'run'}"]
     process = start("embodied.train", "task=gym/tests.envs.toy_gym:Hanging-v0", *words)
     assert process.stderr is not None
     lines = iter(process.stderr.readline, "")
-    assert any(line.startswith("training ") for line in lines)
-    time.sleep(3)  # for the steps before that
+    assert "hanging\n" in lines
     os.killpg(process.pid, signal.SIGINT)
     assert any(line.startswith("stopping: ") for line in lines)
     os.killpg(process.pid, signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
-    assert stderr.endswith("interrupted; a part of the run hangs and was not waited for\n")
+    assert "interrupted; a part of the run hangs and was not waited for\n" in stderr
     assert (process.returncode, stdout) == (command.INTERRUPTED, "")
 
 

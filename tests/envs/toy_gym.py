@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from functools import partial
 from typing import Any
@@ -195,6 +196,7 @@ class Hanging(Toy):
     def observation(self) -> Any:
         self.total += 1
         if self.total > 30:
+            print("hanging", file=sys.stderr, flush=True)
             time.sleep(1e6)
         return super().observation()
 

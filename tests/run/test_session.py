@@ -206,8 +206,11 @@ def test_the_evaluation_that_is_shown_is_of_instructions_that_are_trained_on() -
 
 
 def test_a_new_run_takes_no_directory_of_another(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="exists; give a new directory"):
+    with pytest.raises(UserError, match="exists; give a new directory; it has no checkpoint to go on from"):
         new(tmp_path)
+    (tmp_path / "old" / "checkpoints" / "0000000010").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"exists; give a new directory, or go on with that run: resume=.*old"):
+        new(tmp_path / "old")
     session = new(tmp_path / "run")
     (tmp_path / "run").mkdir()  # meanwhile
     with pytest.raises(UserError, match="cannot make the run directory"):
