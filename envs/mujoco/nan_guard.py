@@ -62,7 +62,7 @@ class NanGuard(StateDumps):
         np.copyto(self.before, self.batch.state)
 
     def check(self, raised: np.ndarray | None = None) -> Tensor | None:
-        """Return the ids of envs that broke in the last step, int64 [n], after writing and resetting them; None: none.
+        """Write and reset the envs that broke in the last step; return their ids, int64 [n], or None if none did.
 
         raised: ids of the envs in which the engine raised an error.
         """

@@ -177,8 +177,7 @@ class WarpGuard(StateDumps):
         self.before = self.batch.state
 
     def check(self) -> Tensor | None:
-        """Return the ids of envs that broke in the last step, int64 [n], after writing and resetting them; None: none.
-        """
+        """Write and reset the envs that broke in the last step; return their ids, int64 [n], or None if none did."""
         full_N = self.batch.without_room()
         broken_N = full_N | ~(self.qvel.abs() <= MAX_SPEED).all(-1)  # a comparison with NaN is false
         if not bool(broken_N.any()):
