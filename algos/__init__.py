@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from algos import grounding as grounding
-from algos import grpo as grpo
-from algos import ppo as ppo
-from algos import sft as sft
-from algos.registry import ALGORITHMS
+from embodied.algos import grounding as grounding
+from embodied.algos import grpo as grpo
+from embodied.algos import ppo as ppo
+from embodied.algos import sft as sft
+from embodied.algos.registry import ALGORITHMS
 
 __all__ = ["ALGORITHMS"]

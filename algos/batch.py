@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from algos import losses
-from algos.share import Share
+from embodied.algos import losses
+from embodied.algos.share import Share
 from embodied.core.episodes import EpisodeStats
 from embodied.core.learners import Learners
 from embodied.core.protocols import Policy

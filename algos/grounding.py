@@ -13,8 +13,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from algos.registry import ALGORITHMS
-from algos.supervised import Supervised, SupervisedConfig
+from embodied.algos.registry import ALGORITHMS
+from embodied.algos.supervised import Supervised, SupervisedConfig
 from embodied.core.errors import UserError
 from embodied.core.options import Count, Positive, Share, config_dataclass
 from embodied.core.protocols import Fitted, Policy

@@ -7,10 +7,10 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from algos import returns
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
-from algos.registry import ALGORITHMS
+from embodied.algos import returns
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
+from embodied.algos.registry import ALGORITHMS
 from embodied.core.errors import UserError
 from embodied.core.options import NonNegative, config_dataclass
 from embodied.core.types import Fragment

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from algos import losses, returns
-from algos.adam import adapt_learning_rate, begin_slowly, build_adam, update_average
-from algos.batch import (
+from embodied.algos import losses, returns
+from embodied.algos.adam import adapt_learning_rate, begin_slowly, build_adam, update_average
+from embodied.algos.batch import (
     Batch,
     behaviour_sample_size,
     evaluate_in_pieces,
@@ -22,9 +22,9 @@ from algos.batch import (
     flatten_obs,
     share_of,
 )
-from algos.ppo_config import PPOConfig
-from algos.registry import ALGORITHMS
-from algos.share import Share, join_normalized, sum_gradients
+from embodied.algos.ppo_config import PPOConfig
+from embodied.algos.registry import ALGORITHMS
+from embodied.algos.share import Share, join_normalized, sum_gradients
 from embodied.core.errors import UserError
 from embodied.core.learners import ALONE, Learners
 from embodied.core.protocols import Metrics, Policy, Precomputing

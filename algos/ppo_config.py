@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from algos.losses import Correction, Reduction
+from embodied.algos.losses import Correction, Reduction
 from embodied.core.errors import UserError
 from embodied.core.options import Count, Natural, NonNegative, Positive, Share, ShareBelow1, config_dataclass
 

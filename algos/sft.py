@@ -8,9 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from algos.grounding import Groundable
-from algos.registry import ALGORITHMS
-from algos.supervised import Supervised, SupervisedConfig
+from embodied.algos.grounding import Groundable
+from embodied.algos.registry import ALGORITHMS
+from embodied.algos.supervised import Supervised, SupervisedConfig
 from embodied.core.errors import UserError
 from embodied.core.options import Count, NonNegative, config_dataclass
 from embodied.core.protocols import Imitator, Policy

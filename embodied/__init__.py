@@ -11,8 +11,10 @@ embodied.<command>``, ``sys.argv`` is ``-m``. Ctrl-C then ends the process quiet
 import sys
 
 from embodied.core.interrupts import end_on_interrupt
+from embodied.core.old_names import answer_old_names
 
 __distribution__ = "embodied-rl"
 
+answer_old_names()
 if sys.argv[:1] == ["-m"]:
     end_on_interrupt()

@@ -44,13 +44,13 @@ from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import SUCCESS, TRAIN, Box, CameraSpec, EnvSpec
 from embodied.core.types import Obs
 from embodied.data import Episode, write
+from embodied.envs import first_episodes
 from embodied.report.progress import duration
 from embodied.run.command import run_command
 from embodied.run.config import RunConfig, compose_run
 from embodied.run.directory import check_new_dir
 from embodied.run.factories import make_env, make_spec
 from embodied.runtime import threads
-from envs import first_episodes
 
 MAX_TRIES = 20  # episodes tried per requested episode before the command gives up
 Expert = Callable[[Mapping[str, Tensor]], Tensor]

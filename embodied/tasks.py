@@ -29,13 +29,13 @@ from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.core.options import Count, Seed, config_dataclass, from_mapping
 from embodied.core.protocols import VecEnv
 from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
+from embodied.envs import FAMILIES, TASKS
+from embodied.envs.common.conformance import run_checks
+from embodied.envs.registry import DEFAULT_FAMILY
 from embodied.run.command import Failed, run_command
 from embodied.run.config import SHORTHANDS, compose_run
 from embodied.run.factories import make_env, make_spec
 from embodied.runtime import threads
-from envs import FAMILIES, TASKS
-from envs.common.conformance import run_checks
-from envs.registry import DEFAULT_FAMILY
 
 MANY = 20  # environments of a family beyond which they are not described
 OVERRIDES = tuple({*GROUPS, *PRESETS, *SHORTHANDS} - {"task"})

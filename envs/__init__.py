@@ -7,16 +7,16 @@ from typing import Any
 
 from embodied.core.options import from_mapping
 from embodied.core.spec import CameraSpec
-from envs.adapters import envpool as envpool
-from envs.adapters import gym as gym
-from envs.adapters import maniskill as maniskill
-from envs.common.sampler import SAMPLERS, SamplerSetup, UniformConfig, UniformSampler, first_episodes
-from envs.mujoco import family
-from envs.mujoco.pool import MujocoPool, SimConfig
-from envs.registry import FAMILIES, TASKS
-from envs.rendering.cameras import Camera
-from envs.tasks import detour, lift, pick_place, push, reach, stack, tabletop
-from envs.views.gymnasium_api import register_tasks
+from embodied.envs.adapters import envpool as envpool
+from embodied.envs.adapters import gym as gym
+from embodied.envs.adapters import maniskill as maniskill
+from embodied.envs.common.sampler import SAMPLERS, SamplerSetup, UniformConfig, UniformSampler, first_episodes
+from embodied.envs.mujoco import family
+from embodied.envs.mujoco.pool import MujocoPool, SimConfig
+from embodied.envs.registry import FAMILIES, TASKS
+from embodied.envs.rendering.cameras import Camera
+from embodied.envs.tasks import detour, lift, pick_place, push, reach, stack, tabletop
+from embodied.envs.views.gymnasium_api import register_tasks
 
 __all__ = [
     "FAMILIES", "SAMPLERS", "TASKS", "MujocoPool", "SamplerSetup", "SimConfig", "UniformConfig", "UniformSampler",

@@ -1,4 +1,4 @@
-"""The registries of environments. Import ``envs`` to fill them.
+"""The registries of environments. Import ``embodied.envs`` to fill them.
 
 A family is a simulator with its environments; ``task=<family>/<id>`` names one of them. A name without ``/`` is one of
 our own tasks, in the family ``mujoco``. Other distributions add families and tasks by entry points in the groups
@@ -15,7 +15,7 @@ from embodied.core.options import from_mapping
 from embodied.core.protocols import VecEnv
 from embodied.core.registry import Registry
 from embodied.core.spec import CameraSpec, EnvSpec
-from envs.tasks.base import Task
+from embodied.envs.tasks.base import Task
 
 TASKS: Registry[type[Task]] = Registry("task", group="embodied.tasks")
 DEFAULT_FAMILY = "mujoco"

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from embodied.core.protocols import Policy
 from embodied.core.registry import Registry
 from embodied.core.spec import EnvSpec
-from policies.categorical import CategoricalConfig, CategoricalPolicy
-from policies.dsrl import DSRLConfig, DSRLPolicy
-from policies.flow import FlowConfig, FlowPolicy
-from policies.gaussian import GaussianConfig, GaussianPolicy
-from policies.vla.config import VLAConfig
+from embodied.policies.categorical import CategoricalConfig, CategoricalPolicy
+from embodied.policies.dsrl import DSRLConfig, DSRLPolicy
+from embodied.policies.flow import FlowConfig, FlowPolicy
+from embodied.policies.gaussian import GaussianConfig, GaussianPolicy
+from embodied.policies.vla.config import VLAConfig
 
 POLICIES: Registry[Callable[..., Policy]] = Registry("policy")
 """Builders, called as ``build(spec, config)`` with an EnvSpec and an instance of the entry's config dataclass."""
@@ -17,7 +17,7 @@ POLICIES: Registry[Callable[..., Policy]] = Registry("policy")
 
 def build_vla(spec: EnvSpec, config: VLAConfig) -> Policy:
     """Build a VLAPolicy. transformers is imported only here, because importing it takes seconds."""
-    from policies.vla.policy import VLAPolicy
+    from embodied.policies.vla.policy import VLAPolicy
 
     return VLAPolicy(spec, config)
 

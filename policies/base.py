@@ -11,13 +11,13 @@ from embodied.core.errors import UserError
 from embodied.core.options import Count, Widths, config_dataclass, one_of
 from embodied.core.spec import Box, CameraSpec, Discrete, EnvSpec, MultiDiscrete
 from embodied.core.types import Obs
-from policies.critic import Critic
-from policies.likelihood import gaussian_kl
-from policies.networks import ACTIVATIONS
-from policies.normalizer import RunningNormalizer
+from embodied.policies.critic import Critic
+from embodied.policies.likelihood import gaussian_kl
+from embodied.policies.networks import ACTIVATIONS
+from embodied.policies.normalizer import RunningNormalizer
 
 if TYPE_CHECKING:
-    from policies.pixels import PixelEncoder
+    from embodied.policies.pixels import PixelEncoder
 
 
 @config_dataclass

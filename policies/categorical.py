@@ -11,9 +11,9 @@ from embodied.core.errors import UserError
 from embodied.core.options import Count, Widths, config_dataclass
 from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
 from embodied.core.types import Evaluation, Obs, PolicySample
-from policies.base import ActorCritic
-from policies.networks import mlp
-from policies.pixels import PixelConfig, encoder_of
+from embodied.policies.base import ActorCritic
+from embodied.policies.networks import mlp
+from embodied.policies.pixels import PixelConfig, encoder_of
 
 IMPOSSIBLE = float("-inf")
 

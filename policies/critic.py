@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from policies.networks import mlp
-from policies.normalizer import RunningNormalizer
+from embodied.policies.networks import mlp
+from embodied.policies.normalizer import RunningNormalizer
 
 
 class Critic(nn.Module):

@@ -9,9 +9,9 @@ from embodied.core.errors import UserError
 from embodied.core.options import Positive, Widths, config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from policies.flow.policy import FlowConfig, FlowPolicy
-from policies.gaussian import GaussianChunk
-from policies.networks import BoundedStd, mlp
+from embodied.policies.flow.policy import FlowConfig, FlowPolicy
+from embodied.policies.gaussian import GaussianChunk
+from embodied.policies.networks import BoundedStd, mlp
 
 
 @config_dataclass

@@ -9,10 +9,10 @@ from embodied.core.errors import UserError
 from embodied.core.options import Positive, Widths, config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Evaluation, Obs, PolicySample
-from policies.base import ActorCritic
-from policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_by_action, sum_executed
-from policies.networks import BoundedStd, mlp
-from policies.pixels import PixelConfig, encoder_of
+from embodied.policies.base import ActorCritic
+from embodied.policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_by_action, sum_executed
+from embodied.policies.networks import BoundedStd, mlp
+from embodied.policies.pixels import PixelConfig, encoder_of
 
 
 @config_dataclass

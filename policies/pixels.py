@@ -12,8 +12,8 @@ from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from policies.base import SeeingConfig
-from policies.networks import ACTIVATIONS, orthogonal
+from embodied.policies.base import SeeingConfig
+from embodied.policies.networks import ACTIVATIONS, orthogonal
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, size of the kernel, stride
 SMALLEST = 36  # pixels per side that these convolutions need

@@ -84,7 +84,7 @@ class Side:
     def __init__(self, name: str, folder: Path, cache: Path | None) -> None:
         self.name, self.code, self.kept = name, folder / "code", folder / "kept"
         if Path(name).is_dir():
-            shutil.copytree(name, self.code, ignore=shutil.ignore_patterns(*NOT_COPIED))
+            shutil.copytree(name, self.code, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
         else:
             self.name = git("rev-parse", "--verify", f"{name}^{{commit}}").decode().strip()
             with tarfile.open(fileobj=io.BytesIO(git("archive", self.name))) as tar:

@@ -33,12 +33,12 @@ def test_import_rules_hold(root: Path) -> None:
 @pytest.mark.parametrize(
     ("importer", "imported"),
     [
-        ("policies.base", "envs"),
+        ("embodied.policies.base", "envs"),
         ("embodied.core.types", "embodied.runtime"),
         ("embodied.run.session", "embodied.training"),
         ("embodied.runtime.learner", "mujoco"),
-        ("envs.rendering.painter", "envs.mujoco"),
-        ("envs.tasks.lift", "envs.mujoco.robots.panda"),
+        ("embodied.envs.rendering.painter", "embodied.envs.mujoco"),
+        ("embodied.envs.tasks.lift", "embodied.envs.mujoco.robots.panda"),
     ],
 )
 def test_import_rules_notice_a_violation(root: Path, tmp_path: Path, importer: str, imported: str) -> None:

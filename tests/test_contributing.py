@@ -63,7 +63,7 @@ def test_worked_example(root: Path, tmp_path: Path, heading: str, files: int) ->
     for name in COPIED:
         source, target = root / name, tmp_path / name
         target.parent.mkdir(exist_ok=True)
-        shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+        shutil.copytree(source, target, symlinks=True) if source.is_dir() else shutil.copy(source, target)
     matches = list(BLOCK.finditer(section))
     paths = [apply_block(tmp_path, match) for match in matches]
     assert len(matches) == files, "one file, one YAML where it has a group, one registration, one test"

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from envs import MujocoPool, make_pool, make_sampler
-from envs.rendering.vision import CAMERAS
+from embodied.envs import MujocoPool, make_pool, make_sampler
+from embodied.envs.rendering.vision import CAMERAS
 
 MOMENTS, EVERY, SCALE, GAP = 6, 9, 3, 2  # control steps, pixels
 VARIED = {

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import torch
 
-from algos.grounding import Groundable
+from embodied.algos.grounding import Groundable
 from embodied.core.spec import TRAIN
+from embodied.envs import MujocoPool, make_sampler
+from embodied.envs.tasks.tabletop import SLOTS, Tabletop
 from embodied.report.metrics import write_json
 from embodied.run.config import read_run
 from embodied.run.evaluation import load_checkpoint, load_policy
 from embodied.run.factories import make_env
-from envs import MujocoPool, make_sampler
-from envs.tasks.tabletop import SLOTS, Tabletop
 
 NUM_ENVS, SEED = 256, 5
 APPROACH = 10  # control steps: the hand is at the object and has not lifted it

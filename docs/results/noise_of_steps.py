@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 
+from embodied.envs import MujocoPool, make_sampler
+from embodied.policies.flow.chains import FlowChains
+from embodied.policies.flow.sampler import sample_one_step
 from embodied.report.metrics import write_json
 from embodied.run.config import read_run
 from embodied.run.evaluation import load_checkpoint, load_policy
 from embodied.run.factories import make_env
-from envs import MujocoPool, make_sampler
-from policies.flow.chains import FlowChains
-from policies.flow.sampler import sample_one_step
 
 NUM_ENVS, DRAWS, SEED = 64, 24, 1000
 DECISION = 2  # the hand is on its way to the object

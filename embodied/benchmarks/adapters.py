@@ -28,10 +28,10 @@ import torch
 from embodied.benchmarks.measure import Report, in_turns, note, paired, timed
 from embodied.core.errors import UserError
 from embodied.core.spec import Box
+from embodied.envs import FAMILIES
+from embodied.envs.common.actions import random_actions
+from embodied.envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
 from embodied.runtime import threads
-from envs import FAMILIES
-from envs.common.actions import random_actions
-from envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
 
 PAUSE_S = 1e-4  # long enough for EnvPool's idle threads to fall asleep, so that its next step has to wake them
 

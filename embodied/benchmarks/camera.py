@@ -31,12 +31,12 @@ import numpy as np
 import torch
 
 from embodied.benchmarks.measure import Report, in_turns, note, paired, timed
+from embodied.envs import MujocoPool, make_pool, make_sampler
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.mujoco.pool import coarse_of
+from embodied.envs.rendering.camera_randomization import CameraRandomization
+from embodied.envs.rendering.vision import CameraRig, find_camera
 from embodied.runtime import threads
-from envs import MujocoPool, make_pool, make_sampler
-from envs.common.seeding import EpisodeRng
-from envs.mujoco.pool import coarse_of
-from envs.rendering.camera_randomization import CameraRandomization
-from envs.rendering.vision import CameraRig, find_camera
 
 TASK = "pick_place"
 DECISION = 4  # control steps

@@ -23,14 +23,14 @@ from typing import Any
 
 import torch
 
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
 from embodied.benchmarks.fragments import fragment_of
 from embodied.benchmarks.measure import Report, in_turns, paired, timed
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment, Obs
+from embodied.policies import FlowConfig, FlowPolicy
 from embodied.runtime import threads
-from policies import FlowConfig, FlowPolicy
 
 SPEC = EnvSpec.of_sizes("bench", state=40, privileged=8, action=4, max_episode_steps=80)
 DECISIONS, ENVS = 4, 512

@@ -20,19 +20,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from algos import ALGORITHMS
-from algos.ppo import PPO
+from embodied.algos import ALGORITHMS
+from embodied.algos.ppo import PPO
 from embodied.core.episodes import EpisodeSampler
 from embodied.core.options import from_mapping
 from embodied.core.protocols import Algorithm, Metrics, Policy, VecEnv
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment, Obs, PolicySample, Timestep
+from embodied.policies.gaussian import GaussianPolicy
 from embodied.run import config as run_config
 from embodied.run import factories
 from embodied.run.config import RunConfig, options_of
 from embodied.runtime import build_runtime
 from embodied.runtime.base import LoopRuntime
-from policies.gaussian import GaussianPolicy
 
 ONE_THREAD = {"runtime.sim_threads": 1, "runtime.actor_threads": 1, "runtime.learner_threads": 1}
 LIGHT = {

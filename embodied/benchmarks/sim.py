@@ -35,11 +35,11 @@ from torch import Tensor
 from embodied.benchmarks import adapters
 from embodied.benchmarks.measure import Report, in_turns, note, paired, timed
 from embodied.core.errors import UserError
+from embodied.envs import TASKS, MujocoPool, SamplerSetup, UniformConfig, UniformSampler, make_pool, make_sampler
+from embodied.envs.mujoco.warp_batch import WarpBatch
+from embodied.envs.mujoco.warp_pool import WarpConfig, WarpPool
+from embodied.envs.views.gymnasium_api import gymnasium_id
 from embodied.runtime import threads
-from envs import TASKS, MujocoPool, SamplerSetup, UniformConfig, UniformSampler, make_pool, make_sampler
-from envs.mujoco.warp_batch import WarpBatch
-from envs.mujoco.warp_pool import WarpConfig, WarpPool
-from envs.views.gymnasium_api import gymnasium_id
 
 TASK = "pick_place"
 ENVPOOL_ID, ENVPOOL_PEER = "PandaPickCube-v1", "lift"
@@ -265,7 +265,7 @@ def against_warp(report: Report, sizes: Sizes) -> None:
 
 MEMORY = """
 import sys, torch
-from envs import make_pool, make_sampler
+from embodied.envs import make_pool, make_sampler
 torch.set_num_threads(1)
 num_envs, num_threads = map(int, sys.argv[2:])
 pool = make_pool(sys.argv[1], {}, num_envs=num_envs, num_threads=num_threads)

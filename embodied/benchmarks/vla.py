@@ -26,19 +26,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
 from embodied.benchmarks.fragments import fragment_of
 from embodied.benchmarks.measure import Report, in_turns, paired, timed
 from embodied.core.options import from_mapping
 from embodied.core.spec import CameraSpec, EnvSpec, Instruction
 from embodied.core.types import Obs
+from embodied.policies import POLICIES
 from embodied.run.config import compose_run, options_of
 from embodied.runtime import threads
-from policies import POLICIES
 
 if TYPE_CHECKING:  # it imports transformers, which takes seconds that other benchmarks should not cost
-    from policies.vla.policy import VLAPolicy
+    from embodied.policies.vla.policy import VLAPolicy
 
 INSTRUCTIONS = tuple(
     f"{words} the {colour} {shape}" for colour in ("red", "green", "blue", "yellow") for shape in ("cube", "ball")
@@ -72,7 +72,7 @@ def measure(short: bool) -> Report:
 
 def make_policy(**options: Any) -> VLAPolicy:
     """Build the policy of the recipe with other ``options``, for a task with two cameras."""
-    from policies.vla.policy import VLAPolicy
+    from embodied.policies.vla.policy import VLAPolicy
 
     found = compose_run(RECIPE).policy
     name, size = str(found["name"]), int(found["image_size"])

@@ -25,10 +25,9 @@ def described(error: BaseException) -> str:
 
     The place is the innermost one in code of the user if there is any, else in a package, else in this project.
     """
-    project = str(Path(__file__).parents[2])
-    ours = (f"{project}/embodied/", f"{project}/envs/")
+    ours = f"{Path(__file__).parents[1]}/"
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not frame.filename.startswith((*ours, PYTHON, "<"))]
+    theirs = [frame for frame in frames if not frame.filename.startswith((ours, PYTHON, "<"))]
     own = [frame for frame in theirs if "-packages" not in frame.filename]
     places = [f" in {Path(frame.filename).name}, line {frame.lineno}" for frame in own or theirs or frames]
     return f"{type(error).__name__}{places[-1] if places else ''}: {one_line(error)}"

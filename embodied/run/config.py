@@ -17,19 +17,19 @@ from pydantic import Field
 from yaml import YAMLError
 
 import embodied
-from algos import ALGORITHMS
+from embodied.algos import ALGORITHMS
 from embodied.core.config import GROUPS, PRESETS, apply_values, compose, read_preset
 from embodied.core.device import resolve_device
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Count, Natural, NonNegative, Positive, Seed, Text, config_dataclass, from_mapping
+from embodied.envs import SAMPLERS
+from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, simulators, split_name
+from embodied.policies import POLICIES
 from embodied.run.files import CONFIG_FILE, check_run_dir
 from embodied.runtime import RUNTIMES, RuntimeConfig
 from embodied.runtime.build import groups_per_worker
-from envs import SAMPLERS
-from envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, simulators, split_name
-from policies import POLICIES
 
-CONFIG_DIR = Path(embodied.__file__).resolve().parents[1] / "configs"
+CONFIG_DIR = Path(embodied.__file__).parent / "configs"
 PRETRAINED = "pretrained"  # folder of a run whose policy wraps another library's model
 SHORTHANDS = {"max_staleness": "runtime.max_staleness", "device": "runtime.device", "trace": "runtime.trace"}
 DEFAULT_SIM = DEFAULT_FAMILY  # sim= in configs/train.yaml, whatever the task

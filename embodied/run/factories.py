@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from algos import ALGORITHMS
+from embodied.algos import ALGORITHMS
 from embodied.core.device import resolve_device
 from embodied.core.episodes import EpisodePlans, EpisodeSampler
 from embodied.core.errors import UserError
@@ -17,11 +17,11 @@ from embodied.core.options import from_mapping
 from embodied.core.protocols import Policy, VecEnv
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import TRAIN, CameraSpec, EnvSpec
+from embodied.envs import SAMPLERS, SamplerSetup, first_episodes
+from embodied.envs.common.delayed import delayed
+from embodied.envs.registry import FAMILIES, sim_options, split_name
+from embodied.policies import POLICIES
 from embodied.run.config import RunConfig, options_of
-from envs import SAMPLERS, SamplerSetup, first_episodes
-from envs.common.delayed import delayed
-from envs.registry import FAMILIES, sim_options, split_name
-from policies import POLICIES
 
 
 def make_spec(config: RunConfig, cameras: Sequence[CameraSpec] | None = None) -> EnvSpec:

@@ -29,9 +29,9 @@ from embodied.core.protocols import Imitator, Policy, Pretrained
 from embodied.deployment.bundle import OPTIONS_FILE, POLICY_FILE, STATISTICS_FILE, read_bundle
 from embodied.deployment.onnx import PhysicalPlan
 from embodied.deployment.runner import InputSpec, check_finite
+from embodied.policies import POLICIES
 from embodied.run.config import options_of
 from embodied.run.recording import spec_of
-from policies import POLICIES
 
 MERGED: dict[str, Any] = {"pretrained": None, "lora_rank": 0, "model": {}}
 """Options of a policy that ``save_pretrained`` has carried out: adaptations are merged, config.json has all sizes."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from algos import ALGORITHMS
+from embodied.algos import ALGORITHMS
 from embodied.core.errors import UserError
 from embodied.core.protocols import Imitator, Policy, Startable, Wrapper
 from embodied.core.spec import EnvSpec

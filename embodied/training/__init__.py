@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from algos import ALGORITHMS
+from embodied.algos import ALGORITHMS
 from embodied.core.errors import unknown_name
 from embodied.run.config import RunConfig
 from embodied.run.trainer import Trainer

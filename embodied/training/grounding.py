@@ -12,17 +12,17 @@ from typing import Any
 
 import torch
 
-from algos.grounding import Groundable, Grounding
+from embodied.algos.grounding import Groundable, Grounding
 from embodied.core.errors import UserError
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.types import Obs
 from embodied.data.scenes import FRAMES_PER_SCENE, SceneDataset, Scenes
+from embodied.envs import SamplerSetup, UniformConfig, UniformSampler
+from embodied.envs.mujoco.labels import LabeledPool
 from embodied.run import factories
 from embodied.run.config import RunConfig
 from embodied.runtime import threads
 from embodied.training.supervised import SupervisedTrainer
-from envs import SamplerSetup, UniformConfig, UniformSampler
-from envs.mujoco.labels import LabeledPool
 
 CAPACITY = 16384  # observations to draw from
 VALIDATION_SCENES = 64  # FRAMES_PER_SCENE observations of each

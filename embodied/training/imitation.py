@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from algos.sft import SFT
+from embodied.algos.sft import SFT
 from embodied.core.errors import UserError
 from embodied.core.protocols import Precomputing
 from embodied.core.spec import EnvSpec

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from algos.supervised import Supervised
+from embodied.algos.supervised import Supervised
 from embodied.core.clock import running_s
 from embodied.core.device import resolve_device
 from embodied.core.protocols import Policy
@@ -23,12 +23,12 @@ from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
 from embodied.data.scenes import SceneDataset, Scenes
+from embodied.envs.mujoco.labels import LabeledPool
 from embodied.run import factories
 from embodied.run.config import RunConfig
 from embodied.run.trainer import Limits, Report, Trainer
 from embodied.run.warm_start import make_initial_policy
 from embodied.runtime import threads
-from envs.mujoco.labels import LabeledPool
 
 
 class SupervisedTrainer(Trainer):

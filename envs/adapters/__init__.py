@@ -1,1 +1,1 @@
-"""Other simulators as families of environments, one file each (see ``envs.registry.Family``)."""
+"""Other simulators as families of environments, one file each (see ``embodied.envs.registry.Family``)."""

@@ -1,6 +1,6 @@
 """A Python process for a simulator that is slow in Python, or that can crash.
 
-    parent: Child("package.module:Class")          child: python -m envs.adapters.child 3 package.module:Class
+    parent: Child("package.module:Class")          child: python -m embodied.envs.adapters.child 3 package.module:Class
             send("method", arguments) ───────────►        Class().method(*arguments)
             receive()                 ◄───────────        its result, or its UserError
 
@@ -45,7 +45,7 @@ class Child:
         environ = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "envs.adapters.child", str(theirs.fileno()), target],
+                [sys.executable, "-m", "embodied.envs.adapters.child", str(theirs.fileno()), target],
                 stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, pass_fds=[theirs.fileno()], env=environ,
             )  # fmt: skip
         self._connection = Connection(ours.detach())

@@ -27,14 +27,14 @@ from embodied.core.episodes import EpisodePlans, Ints
 from embodied.core.options import Count, config_dataclass
 from embodied.core.spec import SUCCESS, CameraSpec, Discrete, EnvSpec
 from embodied.core.types import Obs
-from envs.adapters.envpool_pool import Arrays, Pool, can_render
-from envs.adapters.envpool_spec import EnvpoolTaskConfig, Layout, known, read_layout
-from envs.adapters.gym_spaces import Pixels
-from envs.common.episodic import Advance, EpisodicEnv
-from envs.common.rows import RowByRowEnv
-from envs.common.sampler import INCARNATION
-from envs.common.seeding import EpisodeRng
-from envs.registry import FAMILIES
+from embodied.envs.adapters.envpool_pool import Arrays, Pool, can_render
+from embodied.envs.adapters.envpool_spec import EnvpoolTaskConfig, Layout, known, read_layout
+from embodied.envs.adapters.gym_spaces import Pixels
+from embodied.envs.common.episodic import Advance, EpisodicEnv
+from embodied.envs.common.rows import RowByRowEnv
+from embodied.envs.common.sampler import INCARNATION
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.registry import FAMILIES
 
 LISTED = (
     "Ant-v5", "CartPole-v1", "FetchPickAndPlaceDense-v1", "FetchReachDense-v4", "Go1JoystickFlatTerrain-v1",
@@ -246,7 +246,7 @@ def envpool_seeds(plans: EpisodePlans) -> Ints:
 
 @FAMILIES.register("envpool", config=EnvpoolConfig)
 class EnvpoolFamily:
-    """See ``envs.registry.Family``. ``task=envpool/<id>`` takes every id of EnvPool; ``ids`` has those tried here."""
+    """See ``registry.Family``. ``task=envpool/<id>`` takes every id of EnvPool; ``ids`` has those tried here."""
 
     def ids(self) -> Sequence[str]:
         return LISTED if find_spec("envpool") else ()

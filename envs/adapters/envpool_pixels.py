@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from embodied.core.errors import UserError
-from envs.adapters.gym_spaces import SMALLEST_IMAGE, Pixels, resized
+from embodied.envs.adapters.gym_spaces import SMALLEST_IMAGE, Pixels, resized
 
 
 @dataclass(frozen=True, slots=True)

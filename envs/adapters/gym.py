@@ -21,14 +21,14 @@ from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Count, Natural, Positive, Text, config_dataclass
 from embodied.core.spec import SUCCESS, Box, CameraSpec, EnvSpec, Instruction
 from embodied.core.types import Obs
-from envs.adapters.gym_probe import Probe, known_ids, probe
-from envs.adapters.gym_processes import ProcessRows, is_portable
-from envs.adapters.gym_rows import Layout, LocalRows, Rows
-from envs.adapters.gym_spaces import RENDER, TIME, Pixels, cameras_of, images_alone, terms_of
-from envs.adapters.gym_vector import VectorRows
-from envs.common.episodic import Advance, EpisodicEnv
-from envs.common.seeding import EpisodeRng
-from envs.registry import FAMILIES
+from embodied.envs.adapters.gym_probe import Probe, known_ids, probe
+from embodied.envs.adapters.gym_processes import ProcessRows, is_portable
+from embodied.envs.adapters.gym_rows import Layout, LocalRows, Rows
+from embodied.envs.adapters.gym_spaces import RENDER, TIME, Pixels, cameras_of, images_alone, terms_of
+from embodied.envs.adapters.gym_vector import VectorRows
+from embodied.envs.common.episodic import Advance, EpisodicEnv
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.registry import FAMILIES
 
 DEFAULT_STEPS = 1000
 SLOW_STEP_S = 1e-4  # an env whose step takes longer gets processes of its own
@@ -111,7 +111,7 @@ class FilmedGymEnv(GymEnv):
 
 @FAMILIES.register("gym", config=GymSimConfig)
 class Gym:
-    """See ``envs.registry.Family``. The first ``spec`` of an environment builds one, to read its spaces."""
+    """See ``embodied.envs.registry.Family``. The first ``spec`` of an environment builds one, to read its spaces."""
 
     def ids(self) -> Sequence[str]:
         return known_ids()

@@ -20,8 +20,8 @@ from gymnasium.vector import AutoresetMode
 
 from embodied.core.errors import UserError, described
 from embodied.core.spec import ActionSpace
-from envs.adapters.gym_source import Only, Source, resets_by_mask
-from envs.adapters.gym_spaces import ActionCodec, Leaf, action_space_of, leaves_of, mask_of
+from embodied.envs.adapters.gym_source import Only, Source, resets_by_mask
+from embodied.envs.adapters.gym_spaces import ActionCodec, Leaf, action_space_of, leaves_of, mask_of
 
 log = logging.getLogger(__name__)
 SUCCESS_KEYS = ("is_success", "success")  # of infos

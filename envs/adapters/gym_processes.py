@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from embodied.core.errors import UserError
-from envs.adapters.gym_rows import Ints, Layout
-from envs.adapters.gym_source import Source
-from envs.adapters.gym_spaces import Pixels
+from embodied.envs.adapters.gym_rows import Ints, Layout
+from embodied.envs.adapters.gym_source import Source
+from embodied.envs.adapters.gym_spaces import Pixels
 
 WORKER = Path(__file__).with_name("gym_worker.py")
 PATIENCE_S = 10.0  # for the envs of a process to close
@@ -44,7 +44,7 @@ def is_portable(source: Source) -> bool:
 
 
 class ProcessRows:
-    """Rows of several processes; see ``envs.adapters.gym_rows.Rows``. UserError for what goes wrong in one of them."""
+    """Rows of several processes; see ``gym_rows.Rows``. UserError for what goes wrong in one of them."""
 
     def __init__(self, source: Source, layout: Layout, num_envs: int, processes: int, render: bool) -> None:
         """Start the processes, and wait until each has built its envs."""

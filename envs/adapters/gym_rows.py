@@ -19,8 +19,8 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, described
-from envs.adapters.gym_source import Source
-from envs.adapters.gym_spaces import RENDER, ActionCodec, Leaf, Pixels, cameras_of, leaves_of, mask_of, resized
+from embodied.envs.adapters.gym_source import Source
+from embodied.envs.adapters.gym_spaces import RENDER, ActionCodec, Leaf, Pixels, cameras_of, leaves_of, mask_of, resized
 
 Ints = NDArray[np.int64]
 Arrays = dict[str, NDArray[Any]]

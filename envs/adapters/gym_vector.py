@@ -15,13 +15,13 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from embodied.core.errors import UserError, described
-from envs.adapters.gym_rows import Arrays, EncodedRows, Ints
-from envs.adapters.gym_source import Source
-from envs.adapters.gym_spaces import Pixels, flat_mask, resized
+from embodied.envs.adapters.gym_rows import Arrays, EncodedRows, Ints
+from embodied.envs.adapters.gym_source import Source
+from embodied.envs.adapters.gym_spaces import Pixels, flat_mask, resized
 
 
 class VectorRows(EncodedRows):
-    """Rows of a vector environment; see ``envs.adapters.gym_rows.Rows``. UserError for whatever goes wrong in it."""
+    """Rows of a vector environment; see ``gym_rows.Rows``. UserError for whatever goes wrong in it."""
 
     def __init__(self, source: Source, arrays: Arrays, render: bool) -> None:
         num_envs = len(arrays["reward"])

@@ -1,7 +1,8 @@
 """A process that steps environments of gymnasium: ``python -P gym_worker.py <fd> <fd> <fd>``, for ``gym_processes``.
 
-It imports ``envs.adapters`` without ``envs``, which would load MuJoCo and torch. It ends when its parent does, however
-that ends: it waits for orders on one pipe, and a thread of it watches another one that only the parent holds open.
+It imports ``embodied.envs.adapters`` without ``embodied.envs``, which would load MuJoCo and torch. It ends when its
+parent does, however that ends: it waits for orders on one pipe, and a thread of it watches another one that only the
+parent holds open.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ def watch(descriptor: int) -> None:
 
 def serve(orders: Any, memory_descriptor: int) -> None:
     """Build the environments of the first message, then do what messages ``(method, *arguments)`` order."""
-    package = ModuleType("envs")
+    package = ModuleType("embodied.envs")
     package.__path__ = [str(Path(__file__).resolve().parents[1])]
-    sys.modules["envs"] = package
+    sys.modules["embodied.envs"] = package
     from embodied.core.errors import UserError
-    from envs.adapters.gym_rows import LocalRows
+    from embodied.envs.adapters.gym_rows import LocalRows
 
     source, layout, num_envs, ids, render = orders.recv()
-    del sys.modules["envs"]  # an environment may import the real one
+    del sys.modules["embodied.envs"]  # an environment may import the real one
     memory = mmap.mmap(memory_descriptor, layout.offsets(num_envs)[1])
     rows = None
     try:

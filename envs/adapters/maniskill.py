@@ -18,12 +18,12 @@ import torch
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Count, Text, config_dataclass
 from embodied.core.spec import ActionTerm, Box, CameraSpec, EnvSpec, Instruction, Term
-from envs.adapters.child import Child, ChildDied
-from envs.adapters.maniskill_describe import Description
-from envs.adapters.maniskill_pool import FLAT, SIMULATIONS, ManiSkillEnv, ManiSkillProcesses, ManiSkillScene
-from envs.adapters.maniskill_request import INSTALL, VULKAN, Request
-from envs.adapters.maniskill_sim import is_installed
-from envs.registry import FAMILIES
+from embodied.envs.adapters.child import Child, ChildDied
+from embodied.envs.adapters.maniskill_describe import Description
+from embodied.envs.adapters.maniskill_pool import FLAT, SIMULATIONS, ManiSkillEnv, ManiSkillProcesses, ManiSkillScene
+from embodied.envs.adapters.maniskill_request import INSTALL, VULKAN, Request
+from embodied.envs.adapters.maniskill_sim import is_installed
+from embodied.envs.registry import FAMILIES
 
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)  # ends of a process by a bad driver
 TERMINATE_ON = {"none": (), "fail": ("fail",), "success": ("success",), "success_or_fail": ("success", "fail")}
@@ -63,7 +63,7 @@ class ManiSkillConfig:
 
 @FAMILIES.register("maniskill", config=ManiSkillConfig)
 class ManiSkill:
-    """See ``envs.registry.Family``. A child process describes an environment, some seconds for the first time."""
+    """See ``registry.Family``. A child process describes an environment, some seconds for the first time."""
 
     def ids(self) -> Sequence[str]:
         return _ids()

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from embodied.core.errors import UserError
-from envs.adapters.maniskill_request import OUTCOMES
+from embodied.envs.adapters.maniskill_request import OUTCOMES
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,13 @@ from torch.nn.functional import interpolate
 from embodied.core.episodes import EpisodePlans, Ints
 from embodied.core.spec import Box, EnvSpec
 from embodied.core.types import Obs
-from envs.adapters.child import Child
-from envs.adapters.maniskill_request import Request
-from envs.adapters.maniskill_sim import Simulation
-from envs.common.episodic import Advance, EpisodicEnv
-from envs.common.seeding import EpisodeRng
+from embodied.envs.adapters.child import Child
+from embodied.envs.adapters.maniskill_request import Request
+from embodied.envs.adapters.maniskill_sim import Simulation
+from embodied.envs.common.episodic import Advance, EpisodicEnv
+from embodied.envs.common.seeding import EpisodeRng
 
-SIMULATIONS = "envs.adapters.maniskill_sim:Simulations"
+SIMULATIONS = "embodied.envs.adapters.maniskill_sim:Simulations"
 FLAT = "state"  # the one term of a state that ManiSkill itself flattens
 
 

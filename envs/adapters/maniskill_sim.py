@@ -1,7 +1,7 @@
 """ManiSkill itself: one simulation of n environments, its description, and the part that runs in child processes.
 
 Only this file imports mani_skill, and only when something is built: its renderer needs a Vulkan device and can crash a
-process whose driver is too old. So ``Simulations`` lives in a child (see ``envs.adapters.child``).
+process whose driver is too old. So ``Simulations`` lives in a child (see ``embodied.envs.adapters.child``).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.errors import UserError, one_line, unknown_name
-from envs.adapters.maniskill_describe import Description, agents, describe
-from envs.adapters.maniskill_request import OUTCOMES, VULKAN, Request
+from embodied.envs.adapters.maniskill_describe import Description, agents, describe
+from embodied.envs.adapters.maniskill_request import OUTCOMES, VULKAN, Request
 
 Pixels = NDArray[np.uint8]
 Floats = NDArray[np.float32]

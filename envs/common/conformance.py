@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from embodied.core.errors import UserError, described, one_line
-from envs.common import conformance_rules as rules
-from envs.common.conformance_trial import Make, NotClaimed, Trial
+from embodied.envs.common import conformance_rules as rules
+from embodied.envs.common.conformance_trial import Make, NotClaimed, Trial
 
 CHECKS: dict[str, Callable[[Trial], None]] = {
     "spaces": rules.check_spaces,

@@ -1,4 +1,4 @@
-"""The checks of ``envs.common.conformance``. Each raises UserError with the rule that the environment breaks."""
+"""The checks of ``conformance``. Each raises UserError with the rule that the environment breaks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from embodied.core import contract
 from embodied.core.episodes import PlanList
 from embodied.core.protocols import Delayed, ExactResume, Filmed
 from embodied.core.spec import Box, EnvSpec
-from envs.common import held
-from envs.common.actions import random_actions
-from envs.common.conformance_trial import (
+from embodied.envs.common import held
+from embodied.envs.common.actions import random_actions
+from embodied.envs.common.conformance_trial import (
     NotClaimed,
     Recording,
     Trial,

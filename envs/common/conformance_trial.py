@@ -18,8 +18,8 @@ from embodied.core.execution import moved, moved_obs
 from embodied.core.protocols import Delayed, VecEnv
 from embodied.core.spec import Box, EnvSpec
 from embodied.core.types import Obs, Timestep
-from envs.common.actions import random_actions
-from envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
+from embodied.envs.common.actions import random_actions
+from embodied.envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
 
 Make = Callable[[int], VecEnv]
 """Builds an env of so many copies."""

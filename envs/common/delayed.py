@@ -26,7 +26,7 @@ from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, I
 from embodied.core.protocols import Demonstrating, ExactResume, Filmed, VecEnv, Watchable
 from embodied.core.spec import Box
 from embodied.core.types import Obs, Timestep
-from envs.common.seeding import EpisodeRng
+from embodied.envs.common.seeding import EpisodeRng
 
 STATE = "delayed/"  # prefix of the wrapper's own keys in the state
 

@@ -23,8 +23,8 @@ from embodied.core.device import CPU
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, Ints
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs, Timestep
-from envs.common.actions import checked_chunk
-from envs.common.advance import Advance, only, without_results
+from embodied.envs.common.actions import checked_chunk
+from embodied.envs.common.advance import Advance, only, without_results
 
 __all__ = ["Advance", "EpisodicEnv"]
 

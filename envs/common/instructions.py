@@ -8,7 +8,7 @@ import numpy as np
 
 from embodied.core.errors import unknown_name
 from embodied.core.spec import Instruction
-from envs.common.seeding import EpisodeRng
+from embodied.envs.common.seeding import EpisodeRng
 
 
 def single_instruction(text: str) -> tuple[Instruction, ...]:

@@ -16,8 +16,8 @@ from embodied.core.episodes import EpisodeStats, Ints
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs, Timestep
-from envs.common.actions import checked_chunk
-from envs.common.episodic import Advance, EpisodicEnv
+from embodied.envs.common.actions import checked_chunk
+from embodied.envs.common.episodic import Advance, EpisodicEnv
 
 
 class RowByRowEnv(EpisodicEnv):

@@ -18,8 +18,8 @@ from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, I
 from embodied.core.options import config_dataclass
 from embodied.core.registry import Registry
 from embodied.core.spec import EnvSpec
-from envs.common.instructions import InstructionDraw
-from envs.common.seeding import EpisodeRng
+from embodied.envs.common.instructions import InstructionDraw
+from embodied.envs.common.seeding import EpisodeRng
 
 INCARNATION = 1_000_000  # episode numbers between a worker and the one that replaces it
 

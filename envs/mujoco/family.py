@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from embodied.core.spec import CameraSpec, EnvSpec
-from envs.mujoco.pool import MujocoPool, SimConfig, spec_of
-from envs.mujoco.warp_pool import WarpConfig, WarpPool
-from envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS
-from envs.rendering.cameras import Camera
-from envs.rendering.vision import find_camera
+from embodied.envs.mujoco.pool import MujocoPool, SimConfig, spec_of
+from embodied.envs.mujoco.warp_pool import WarpConfig, WarpPool
+from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS
+from embodied.envs.rendering.cameras import Camera
+from embodied.envs.rendering.vision import find_camera
 
 
 @FAMILIES.register(DEFAULT_FAMILY, config=SimConfig)
 class MujocoFamily:
-    """See ``envs.registry.Family``."""
+    """See ``embodied.envs.registry.Family``."""
 
     simulators: Mapping[str, type[Any]] = {DEFAULT_FAMILY: SimConfig, "warp": WarpConfig}
 

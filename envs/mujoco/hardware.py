@@ -16,14 +16,14 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from embodied.core.errors import UserError
-from envs.common.seeding import EpisodeRng
-from envs.mujoco.groups import free_bodies, members
-from envs.mujoco.object_sizes import SIZE_FIELDS, ObjectSizes
-from envs.mujoco.randomization import RandomizationTerm
-from envs.mujoco.randomizer import Fields, Target
-from envs.mujoco.robots.base import Arm, EncodedArm
-from envs.mujoco.sensing import JOINT_QUANTITIES, OBJECT_QUANTITIES, Sensing
-from envs.tasks.base import Task
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.mujoco.groups import free_bodies, members
+from embodied.envs.mujoco.object_sizes import SIZE_FIELDS, ObjectSizes
+from embodied.envs.mujoco.randomization import RandomizationTerm
+from embodied.envs.mujoco.randomizer import Fields, Target
+from embodied.envs.mujoco.robots.base import Arm, EncodedArm
+from embodied.envs.mujoco.sensing import JOINT_QUANTITIES, OBJECT_QUANTITIES, Sensing
+from embodied.envs.tasks.base import Task
 
 Terms = Mapping[str, RandomizationTerm]
 PRESLIDING = 0.001  # rad or m that a joint moves before its dry friction is overcome

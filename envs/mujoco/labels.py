@@ -12,14 +12,14 @@ from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
 from embodied.core.protocols import VecEnv
 from embodied.core.types import Obs
-from envs.mujoco.pool import MujocoPool
-from envs.tasks.ground_truth import ROLE_NAMES, GroundTruth
+from embodied.envs.mujoco.pool import MujocoPool
+from embodied.envs.tasks.ground_truth import ROLE_NAMES, GroundTruth
 
 
 class LabeledPool:
     """Label the observations of a pool with cameras whose task has ``GroundTruth``.
 
-    ``algos.grounding.Groundable`` lists the labels.
+    ``embodied.algos.grounding.Groundable`` lists the labels.
 
     sampler: draws the plans of the episodes, so the scenes. masks: whether pixels are labelled (``masks.<camera>``,
     ``described.<camera>``) or ``target_positions`` is the only label.

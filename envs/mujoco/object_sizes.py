@@ -8,7 +8,7 @@ import torch
 from mujoco.batch import Batch
 from torch import Tensor
 
-from envs.mujoco.groups import free_bodies
+from embodied.envs.mujoco.groups import free_bodies
 
 # by field: power of the factor; geoms' frames, bounds and bounding volumes grow with the size
 _POWERS = {"geom_size": 1, "geom_pos": 1, "geom_rbound": 1, "geom_aabb": 1, "bvh_aabb": 1, "body_ipos": 1,

@@ -27,19 +27,19 @@ from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass
 from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Term
 from embodied.core.types import Obs
-from envs.common.episodic import Advance, EpisodicEnv
-from envs.common.seeding import EpisodeRng
-from envs.mujoco.hardware import Hardware, prepare
-from envs.mujoco.nan_guard import NanGuard
-from envs.mujoco.randomization import RandomizationTerm
-from envs.mujoco.randomizer import Fields, Randomizer
-from envs.mujoco.robots.base import Robot
-from envs.mujoco.view import View
-from envs.mujoco.viewer import FRONT, Viewer
-from envs.rendering.camera_randomization import CameraRandomization
-from envs.rendering.cameras import Camera
-from envs.rendering.vision import CameraRig
-from envs.tasks.base import Task, task_spec
+from embodied.envs.common.episodic import Advance, EpisodicEnv
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.mujoco.hardware import Hardware, prepare
+from embodied.envs.mujoco.nan_guard import NanGuard
+from embodied.envs.mujoco.randomization import RandomizationTerm
+from embodied.envs.mujoco.randomizer import Fields, Randomizer
+from embodied.envs.mujoco.robots.base import Robot
+from embodied.envs.mujoco.view import View
+from embodied.envs.mujoco.viewer import FRONT, Viewer
+from embodied.envs.rendering.camera_randomization import CameraRandomization
+from embodied.envs.rendering.cameras import Camera
+from embodied.envs.rendering.vision import CameraRig
+from embodied.envs.tasks.base import Task, task_spec
 
 _CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)  # after this stage observations are current
 # Fields of the model that the engine's reset makes the state from.

@@ -19,7 +19,7 @@ from mujoco.batch import MODEL_FIELDS
 
 from embodied.core.errors import UserError
 from embodied.core.options import Positive, config_dataclass, one_of
-from envs.common.seeding import EpisodeRng
+from embodied.envs.common.seeding import EpisodeRng
 
 OBJECT_OF_PREFIX = {"geom": "geom", "body": "body", "actuator": "actuator", "dof": "joint", "jnt": "joint"}
 """Kind of the objects that a model field belongs to, by the prefix of its name."""

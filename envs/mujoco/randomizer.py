@@ -16,9 +16,9 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from embodied.core.errors import UserError, unknown_name
-from envs.common.seeding import EpisodeRng
-from envs.mujoco.groups import members
-from envs.mujoco.randomization import OBJECT_OF_PREFIX, RandomizationTerm
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.mujoco.groups import members
+from embodied.envs.mujoco.randomization import OBJECT_OF_PREFIX, RandomizationTerm
 
 _DEPENDENT_FIELDS = {"body_mass": "body_inertia", "actuator_gainprm": "actuator_biasprm"}
 

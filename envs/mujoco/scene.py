@@ -12,7 +12,7 @@ import mujoco
 
 from embodied.core.errors import UserError
 from embodied.core.options import Positive, config_dataclass, one_of
-from envs.mujoco.robots.base import Robot
+from embodied.envs.mujoco.robots.base import Robot
 
 WORLD_BITS = {"contype": 2, "conaffinity": 3}
 GREY, RED, GREEN, BLUE = (0.55, 0.57, 0.6, 1), (0.85, 0.2, 0.15, 1), (0.2, 0.7, 0.3, 1), (0.2, 0.4, 0.8, 1)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from embodied.core.terms import difference
-from envs.common.seeding import EpisodeRng
-from envs.mujoco.robots.base import EncodedArm, Measurement
-from envs.tasks.base import Task
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.mujoco.robots.base import EncodedArm, Measurement
+from embodied.envs.tasks.base import Task
 
 JOINT_QUANTITIES = ("encoder_offset", "joint_noise", "velocity_noise", "joint_delay")
 OBJECT_QUANTITIES = ("object_noise", "object_offset", "object_delay")

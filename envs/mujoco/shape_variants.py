@@ -8,7 +8,7 @@ import mujoco
 import numpy as np
 from mujoco.batch import MODEL_FIELDS, Batch
 
-from envs.mujoco.scene import Shape, add_object
+from embodied.envs.mujoco.scene import Shape, add_object
 
 
 class ShapeVariants:

@@ -9,13 +9,13 @@ import numpy as np
 from mujoco.batch import Batch
 from numpy.typing import NDArray
 
-from envs.rendering.appearance import Twin, add_visuals
-from envs.rendering.cameras import FAST, VIDEO, Camera, RenderStyle, render
-from envs.rendering.vision import CameraRig
+from embodied.envs.rendering.appearance import Twin, add_visuals
+from embodied.envs.rendering.cameras import FAST, VIDEO, Camera, RenderStyle, render
+from embodied.envs.rendering.vision import CameraRig
 
 if TYPE_CHECKING:
-    from envs.mujoco.pool import MujocoPool
-    from envs.tasks.base import Task
+    from embodied.envs.mujoco.pool import MujocoPool
+    from embodied.envs.tasks.base import Task
 
 SOLVED = np.array([46, 160, 67], np.uint8)  # colour of the border of solved envs
 FRONT = Camera("front", width=640, height=480, fovy_deg=36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0.0, 0.22))

@@ -34,7 +34,7 @@ _TURN = threading.Lock()  # held by the thread that uses Warp
 
 
 class WarpBatch:
-    """Simulations of one model, float32 on ``device``; see ``envs.mujoco.arrays.Simulations``.
+    """Simulations of one model, float32 on ``device``; see ``embodied.envs.mujoco.arrays.Simulations``.
 
     max_contacts: of an env on average. max_constraints: rows of constraints of an env at most. UserError if MuJoCo Warp
     is not installed or cannot simulate the model. The first use compiles kernels unless they are in Warp's cache, which

@@ -27,15 +27,15 @@ from embodied.core.errors import UserError
 from embodied.core.options import Count, config_dataclass
 from embodied.core.spec import CameraSpec
 from embodied.core.types import Obs
-from envs.common.episodic import Advance, EpisodicEnv
-from envs.common.seeding import EpisodeRng
-from envs.mujoco.nan_guard import MAX_SPEED, StateDumps
-from envs.mujoco.pool import judged, spec_of, vector
-from envs.mujoco.robots.base import TensorRobot
-from envs.mujoco.view import View
-from envs.mujoco.viewer import FRONT, Viewer
-from envs.mujoco.warp_batch import WarpBatch
-from envs.tasks.base import Task
+from embodied.envs.common.episodic import Advance, EpisodicEnv
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.mujoco.nan_guard import MAX_SPEED, StateDumps
+from embodied.envs.mujoco.pool import judged, spec_of, vector
+from embodied.envs.mujoco.robots.base import TensorRobot
+from embodied.envs.mujoco.view import View
+from embodied.envs.mujoco.viewer import FRONT, Viewer
+from embodied.envs.mujoco.warp_batch import WarpBatch
+from embodied.envs.tasks.base import Task
 
 log = logging.getLogger(__name__)
 

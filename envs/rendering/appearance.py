@@ -14,7 +14,7 @@ import numpy as np
 from mujoco.batch import Batch
 from numpy.typing import NDArray
 
-from envs.rendering.cameras import DEFAULT_RGBA
+from embodied.envs.rendering.cameras import DEFAULT_RGBA
 
 COLLISION_GROUP = 3  # geoms of this group and above are not shown
 SYNCED_FIELDS = ("geom_type", "geom_size", "geom_rgba", "geom_rbound", "geom_aabb")  # may differ by simulation

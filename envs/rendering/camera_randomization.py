@@ -15,8 +15,8 @@ from pydantic import Field
 
 from embodied.core.errors import UserError
 from embodied.core.options import Share, config_dataclass
-from envs.common.seeding import EpisodeRng
-from envs.rendering.cameras import FAST, Array, Camera, Ids, look_at, mounted_camera
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.rendering.cameras import FAST, Array, Camera, Ids, look_at, mounted_camera
 
 Array32 = NDArray[np.float32]
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.rendering.camera_randomization import Lens
-from envs.rendering.cameras import Array, Ids
-from envs.rendering.culling import Grid
+from embodied.envs.rendering.camera_randomization import Lens
+from embodied.envs.rendering.cameras import Array, Ids
+from embodied.envs.rendering.culling import Grid
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.rendering.appearance import Twin
-from envs.rendering.camera_randomization import Scenery
-from envs.rendering.cameras import Array, Ids, field_values
-from envs.rendering.culling import TILE, Array32, Grid, Outlines
-from envs.rendering.frames import RenderTarget
-from envs.rendering.mesh_rays import RayCastGeom
-from envs.rendering.shading import shade, to_uint8
-from envs.rendering.solids import SOLIDS, Hit, Vector
+from embodied.envs.rendering.appearance import Twin
+from embodied.envs.rendering.camera_randomization import Scenery
+from embodied.envs.rendering.cameras import Array, Ids, field_values
+from embodied.envs.rendering.culling import TILE, Array32, Grid, Outlines
+from embodied.envs.rendering.frames import RenderTarget
+from embodied.envs.rendering.mesh_rays import RayCastGeom
+from embodied.envs.rendering.shading import shade, to_uint8
+from embodied.envs.rendering.solids import SOLIDS, Hit, Vector
 
 _SHAPE_FIELDS = ("geom_type", "geom_size", "geom_rbound")
 

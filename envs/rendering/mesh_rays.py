@@ -1,13 +1,13 @@
-"""Geoms of shapes that ``envs.rendering.solids`` lacks, such as meshes: MuJoCo casts rays at them."""
+"""Geoms of shapes that ``embodied.envs.rendering.solids`` lacks, such as meshes: MuJoCo casts rays at them."""
 
 from __future__ import annotations
 
 import mujoco
 import numpy as np
 
-from envs.rendering.appearance import Twin
-from envs.rendering.cameras import Array, Ids
-from envs.rendering.solids import MISSED, Hit, Vector
+from embodied.envs.rendering.appearance import Twin
+from embodied.envs.rendering.cameras import Array, Ids
+from embodied.envs.rendering.solids import MISSED, Hit, Vector
 
 
 class RayCastGeom:

@@ -19,12 +19,12 @@ import numpy as np
 from mujoco.batch import Batch
 from numpy.typing import NDArray
 
-from envs.rendering.appearance import Twin
-from envs.rendering.camera_randomization import Lens, Scenery
-from envs.rendering.cameras import Array, Ids, geom_colors
-from envs.rendering.frames import Frame, RenderTarget
-from envs.rendering.layers import Layer
-from envs.rendering.shading import Ground, frame_rays
+from embodied.envs.rendering.appearance import Twin
+from embodied.envs.rendering.camera_randomization import Lens, Scenery
+from embodied.envs.rendering.cameras import Array, Ids, geom_colors
+from embodied.envs.rendering.frames import Frame, RenderTarget
+from embodied.envs.rendering.layers import Layer
+from embodied.envs.rendering.shading import Ground, frame_rays
 
 GROUND = 5  # group of the twin's geoms that ``Ground`` computes, see assets/franka/coarse.xml
 BLOCK = 128  # simulations that are rendered together

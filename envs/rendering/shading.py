@@ -1,7 +1,7 @@
 """Colours in the images of policies' cameras, in single precision: geoms that rays hit, and the ground behind them.
 
-The light is that of ``envs.rendering.cameras.render`` without gloss and shadows. Only operations that IEEE 754 defines
-exactly are used, element by element, so a pixel does not depend on the pixels computed with it.
+The light is that of ``embodied.envs.rendering.cameras.render`` without gloss and shadows. Only operations that IEEE 754
+defines exactly are used, element by element, so a pixel does not depend on the pixels computed with it.
 
 Suffixes: n simulations, h and w pixels, m hits, g geoms; names ending in _3m have x, y and z first.
 """
@@ -12,9 +12,9 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.rendering.cameras import CHECKER_M, EXTENT_M, FAST, Array
-from envs.rendering.culling import Grid
-from envs.rendering.solids import Vector, dot
+from embodied.envs.rendering.cameras import CHECKER_M, EXTENT_M, FAST, Array
+from embodied.envs.rendering.culling import Grid
+from embodied.envs.rendering.solids import Vector, dot
 
 Array32 = NDArray[np.float32]
 # light on a surface: everywhere, if it faces upwards, if it faces the camera, if it faces the sun

@@ -3,9 +3,9 @@
     Lens: pose of the camera ─► Ground: table, floor and sky ─► still layer ─► moving layer ─► translucent layer
         in each layer   Outlines: tiles that may show a geom ─► solids: ray hits ─► shading of the nearest
 
-``envs.rendering.cameras.render`` renders better images for videos and takes longer. Here the robot has only a few
-geoms (such as ``assets/franka/coarse.xml``) and there are no shadows. Rays are cast only where they can hit a geom, all
-rays of one type of geom at once.
+``embodied.envs.rendering.cameras.render`` renders better images for videos and takes longer. Here the robot has only a
+few geoms (such as ``assets/franka/coarse.xml``) and there are no shadows. Rays are cast only where they can hit a geom,
+all rays of one type of geom at once.
 
 Suffixes: n simulations, h and w pixels.
 """
@@ -23,12 +23,12 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from embodied.core.errors import UserError, unknown_name
-from envs.common.seeding import EpisodeRng
-from envs.rendering.appearance import COLLISION_GROUP, add_geoms
-from envs.rendering.camera_randomization import CameraRandomization, Lens, Scenery
-from envs.rendering.cameras import GROUPS, Camera, Ids
-from envs.rendering.frames import Frame
-from envs.rendering.painter import GROUND, Painter
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.rendering.appearance import COLLISION_GROUP, add_geoms
+from embodied.envs.rendering.camera_randomization import CameraRandomization, Lens, Scenery
+from embodied.envs.rendering.cameras import GROUPS, Camera, Ids
+from embodied.envs.rendering.frames import Frame
+from embodied.envs.rendering.painter import GROUND, Painter
 
 CAMERAS = {
     "front": Camera("front", fovy_deg=32.0, pos=(1.2, -0.15, 0.8), lookat=(0.5, 0.0, 0.05)),

@@ -18,13 +18,13 @@ from torch import Tensor
 from embodied.core.errors import UserError
 from embodied.core.options import Count, Share, config_dataclass, from_mapping
 from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Instruction, StartStage, Term
-from envs.common.instructions import single_instruction
-from envs.common.seeding import EpisodeRng
-from envs.mujoco.robots import ROBOTS
-from envs.mujoco.robots.base import Robot
-from envs.mujoco.scene import on_table
-from envs.mujoco.view import View
-from envs.tasks.ground_truth import GroundTruth
+from embodied.envs.common.instructions import single_instruction
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.mujoco.robots import ROBOTS
+from embodied.envs.mujoco.robots.base import Robot
+from embodied.envs.mujoco.scene import on_table
+from embodied.envs.mujoco.view import View
+from embodied.envs.tasks.ground_truth import GroundTruth
 
 
 @config_dataclass

@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from embodied.core.spec import Difference, Term
-from envs.common.seeding import EpisodeRng
-from envs.mujoco.view import View
-from envs.tasks.base import ObjectTaskConfig, Task, column
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.mujoco.view import View
+from embodied.envs.tasks.base import ObjectTaskConfig, Task, column
 
 
 def cube_terms(name: str) -> tuple[Term, ...]:

@@ -15,12 +15,12 @@ from torch.linalg import vector_norm
 
 from embodied.core.options import Count, Positive, config_dataclass
 from embodied.core.spec import Difference, Term
-from envs.common.seeding import EpisodeRng
-from envs.mujoco.scene import RED, add_goal, add_post
-from envs.mujoco.view import View
-from envs.registry import TASKS
-from envs.tasks.base import Task, TaskConfig, column, near, progress
-from envs.tasks.common import move_towards
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.mujoco.scene import RED, add_goal, add_post
+from embodied.envs.mujoco.view import View
+from embodied.envs.registry import TASKS
+from embodied.envs.tasks.base import Task, TaskConfig, column, near, progress
+from embodied.envs.tasks.common import move_towards
 
 LEFT, RIGHT = "passed_left", "passed_right"
 BESIDE_M = 0.04  # a tool that is this near the post along the way is beside it

@@ -9,12 +9,12 @@ from torch.linalg import vector_norm
 
 from embodied.core.options import Count, Share, config_dataclass
 from embodied.core.spec import Difference, StartStage, Term
-from envs.common.seeding import EpisodeRng
-from envs.mujoco.scene import RED, add_cube, add_goal
-from envs.mujoco.view import View
-from envs.registry import TASKS
-from envs.tasks.base import ObjectTaskConfig, Task, near, progress
-from envs.tasks.common import (
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.mujoco.scene import RED, add_cube, add_goal
+from embodied.envs.mujoco.view import View
+from embodied.envs.registry import TASKS
+from embodied.envs.tasks.base import ObjectTaskConfig, Task, near, progress
+from embodied.envs.tasks.common import (
     cube_privileged,
     cube_privileged_terms,
     cube_state,

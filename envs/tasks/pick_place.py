@@ -10,12 +10,12 @@ from torch import Tensor
 
 from embodied.core.options import config_dataclass
 from embodied.core.spec import Difference, Term
-from envs.common.seeding import EpisodeRng
-from envs.mujoco.scene import BLUE, RED, add_cube, add_tray
-from envs.mujoco.view import View
-from envs.registry import TASKS
-from envs.tasks.common import cube_state, cube_terms, place_cube
-from envs.tasks.placing import Placing, PlacingConfig
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.mujoco.scene import BLUE, RED, add_cube, add_tray
+from embodied.envs.mujoco.view import View
+from embodied.envs.registry import TASKS
+from embodied.envs.tasks.common import cube_state, cube_terms, place_cube
+from embodied.envs.tasks.placing import Placing, PlacingConfig
 
 
 @config_dataclass

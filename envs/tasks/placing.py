@@ -11,9 +11,9 @@ from torch.linalg import vector_norm
 
 from embodied.core.options import Count, Share, config_dataclass
 from embodied.core.spec import StartStage, Term
-from envs.mujoco.view import View
-from envs.tasks.base import ObjectTaskConfig, Task, near, progress
-from envs.tasks.common import (
+from embodied.envs.mujoco.view import View
+from embodied.envs.tasks.base import ObjectTaskConfig, Task, near, progress
+from embodied.envs.tasks.common import (
     cube_privileged,
     cube_privileged_terms,
     grasp_move,

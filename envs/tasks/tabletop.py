@@ -24,15 +24,15 @@ from torch.nn.functional import one_hot
 from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass
 from embodied.core.spec import Difference, Instruction, Term
-from envs.common.seeding import EpisodeRng
-from envs.mujoco.scene import GREY, add_object, add_object_sensors, add_tray
-from envs.mujoco.shape_variants import ShapeVariants
-from envs.mujoco.view import View
-from envs.registry import TASKS
-from envs.tasks.common import cube_state, cube_terms, stand
-from envs.tasks.ground_truth import Role
-from envs.tasks.placing import Placing, PlacingConfig
-from envs.tasks.words import Words, default_words
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.mujoco.scene import GREY, add_object, add_object_sensors, add_tray
+from embodied.envs.mujoco.shape_variants import ShapeVariants
+from embodied.envs.mujoco.view import View
+from embodied.envs.registry import TASKS
+from embodied.envs.tasks.common import cube_state, cube_terms, stand
+from embodied.envs.tasks.ground_truth import Role
+from embodied.envs.tasks.placing import Placing, PlacingConfig
+from embodied.envs.tasks.words import Words, default_words
 
 SLOTS = ("target", "distractor_1", "distractor_2")
 UPRIGHT = 0.2  # share of the reward that is paid for not tipping the target over

@@ -12,12 +12,13 @@ from typing import Annotated
 import yaml
 from pydantic import Field
 
+import embodied
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Share, config_dataclass, from_mapping
 from embodied.core.spec import TRAIN, Instruction
-from envs.mujoco.scene import Shape
+from embodied.envs.mujoco.scene import Shape
 
-CONFIG_FILE = Path(__file__).resolve().parents[2] / "configs" / "task" / "tabletop.yaml"
+CONFIG_FILE = Path(embodied.__file__).parent / "configs" / "task" / "tabletop.yaml"
 HELD_OUT = "held_out"
 PLACEHOLDERS = ("color", "shape", "tray")
 

@@ -1,6 +1,6 @@
 """Our environments with EnvPool's API for gymnasium: numpy arrays, ``send`` and ``recv``, NEXT_STEP autoreset.
 
-    envs = envs.views.envpool.make("lift", num_envs=64, batch_size=32)
+    envs = embodied.envs.views.envpool.make("lift", num_envs=64, batch_size=32)
     envs.async_reset()
     while True:
         obs, reward, terminated, truncated, info = envs.recv()       of the 32 envs info["env_id"]
@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from envs.views.envpool_spec import Spec
-from envs.views.stepper import Stepper, open_task
+from embodied.envs.views.envpool_spec import Spec
+from embodied.envs.views.stepper import Stepper, open_task
 
 Batch = tuple[Any, NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 """Observations, rewards, terminated, truncated and infos of some envs."""
@@ -40,7 +40,7 @@ Batch = tuple[Any, NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_], di
 def make(
     task: str, num_envs: int, *, batch_size: int = 0, seed: int = 0, num_threads: int = 0, **options: Any
 ) -> EnvPoolView:
-    """Return ``num_envs`` environments of ``task=<task>``; options: see ``envs.views.stepper.open_task``.
+    """Return ``num_envs`` environments of ``task=<task>``; options: see ``embodied.envs.views.stepper.open_task``.
 
     batch_size: envs of one ``recv``, a divisor of ``num_envs`` (0: all). num_threads: threads that step all simulations
     (0: all cores).

@@ -1,16 +1,17 @@
-"""The tasks as gymnasium environments ``embodied/Reach-v0``, ``embodied/PickPlace-v0``, ...; ``envs`` registers them.
+"""The tasks as gymnasium environments ``embodied/Reach-v0``, ``embodied/PickPlace-v0``, ..., which ``embodied.envs``
+registers.
 
     gymnasium.make(id)                   one env; the time limit is gymnasium's TimeLimit wrapper, as everywhere
     gymnasium.make_vec(id, num_envs=n)   the native pool; ``autoreset_mode`` is SAME_STEP unless chosen otherwise
 
-gymnasium 1.x has no plugin entry points: write ``import envs`` first, or name the module in the id, as in
-``gymnasium.make("envs:embodied/Reach-v0")``.
+gymnasium 1.x has no plugin entry points: write ``import embodied.envs`` first, or name the module in the id, as in
+``gymnasium.make("embodied.envs:embodied/Reach-v0")``.
 
 Observations are the state, float32 [S], so that ``PPO("MlpPolicy", id)`` works. Their bounds are those beyond which the
-engine calls a state diverged. With ``cameras=["front", "wrist"]``, names in ``envs.rendering.vision.CAMERAS``, they are
-``{"state": ..., "images_front": uint8 [h, w, 3], ...}``, with ``image_size`` pixels in width and height. ``state`` then
-has only the terms that the robot measures; the others are in ``info["privileged"]``. ``flat=False`` gives a dictionary
-without cameras too.
+engine calls a state diverged. With ``cameras=["front", "wrist"]``, names in ``embodied.envs.rendering.vision.CAMERAS``,
+they are ``{"state": ..., "images_front": uint8 [h, w, 3], ...}``, with ``image_size`` pixels in width and height.
+``state`` then has only the terms that the robot measures; the others are in ``info["privileged"]``. ``flat=False``
+gives a dictionary without cameras too.
 
 ``info`` describes the state that it is returned with:
 
@@ -40,11 +41,11 @@ from numpy.typing import NDArray
 from embodied.core.episodes import Ints
 from embodied.core.errors import UserError
 from embodied.core.spec import TRAIN
-from envs.registry import TASKS
-from envs.rendering.cameras import Camera
-from envs.views.gymnasium_pool import TaskVectorEnv
-from envs.views.observations import Form, Observation, action_space, check_shape, take_row
-from envs.views.simulated import (
+from embodied.envs.registry import TASKS
+from embodied.envs.rendering.cameras import Camera
+from embodied.envs.views.gymnasium_pool import TaskVectorEnv
+from embodied.envs.views.observations import Form, Observation, action_space, check_shape, take_row
+from embodied.envs.views.simulated import (
     METADATA,
     OVERVIEW,
     Copyable,
@@ -149,7 +150,7 @@ def gymnasium_id(task: str) -> str:
 
 
 def register_tasks() -> None:
-    """Register every task of ours with gymnasium. Called when ``envs`` is imported."""
+    """Register every task of ours with gymnasium. Called when ``embodied.envs`` is imported."""
     for task in TASKS.registered():
         gymnasium.register(
             gymnasium_id(task),

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.spec import TRAIN
 from embodied.core.types import Timestep
-from envs.rendering.cameras import Camera
-from envs.views.observations import Form, Observation, action_space, check_shape, take_row
-from envs.views.simulated import (
+from embodied.envs.rendering.cameras import Camera
+from embodied.envs.views.observations import Form, Observation, action_space, check_shape, take_row
+from embodied.envs.views.simulated import (
     METADATA,
     OVERVIEW,
     Copyable,

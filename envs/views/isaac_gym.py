@@ -1,6 +1,6 @@
 """Our environments with the API of Isaac Gym's tasks (``VecTask`` of IsaacGymEnvs): torch buffers.
 
-    env = envs.views.isaac_gym.make("lift", num_envs=64)
+    env = embodied.envs.views.isaac_gym.make("lift", num_envs=64)
     obs_dict = env.reset()                                          {"obs": [N, S], "states": [N, S + P]}
     obs_dict, rew_buf, reset_buf, extras = env.step(actions)        extras["time_outs"]: which ends are truncations
 
@@ -17,11 +17,19 @@ import torch
 from torch import Tensor
 
 from embodied.core.types import Obs, Timestep
-from envs.views.stepper import Stepper, action_space, episode_means, no_cameras, open_task, success_of, unbounded
+from embodied.envs.views.stepper import (
+    Stepper,
+    action_space,
+    episode_means,
+    no_cameras,
+    open_task,
+    success_of,
+    unbounded,
+)
 
 
 def make(task: str, num_envs: int, **options: Any) -> IsaacGymTask:
-    """Return ``num_envs`` environments of ``task=<task>``; options: see ``envs.views.stepper.open_task``."""
+    """Return ``num_envs`` environments of ``task=<task>``; options: see ``embodied.envs.views.stepper.open_task``."""
     return IsaacGymTask(open_task(task, num_envs, **options))
 
 

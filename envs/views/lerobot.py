@@ -1,6 +1,6 @@
 """Our environments as LeRobot evaluates policies in them: a gymnasium vector env with LeRobot's keys and attributes.
 
-    env = envs.views.lerobot.make("tabletop", num_envs=10, cameras=["front", "wrist"])
+    env = embodied.envs.views.lerobot.make("tabletop", num_envs=10, cameras=["front", "wrist"])
     lerobot.scripts.lerobot_eval.eval_policy(env, policy, ..., n_episodes=50)
 
     observation   {"agent_pos": state [N, S], "pixels": {"front": uint8 [N, h, w, 3], ...}}
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs, Timestep
-from envs.views.stepper import (
+from embodied.envs.views.stepper import (
     RENDER_MODES,
     Stepper,
     action_space,
@@ -43,7 +43,7 @@ NEW_ROLLOUT = "lerobot_new_rollout"  # option of reset that says that the episod
 
 
 def make(task: str, num_envs: int, *, render_mode: str | None = "rgb_array", **options: Any) -> LeRobotVectorEnv:
-    """Return ``num_envs`` environments of ``task=<task>``; options: see ``envs.views.stepper.open_task``."""
+    """Return ``num_envs`` environments of ``task=<task>``; options: see ``embodied.envs.views.stepper.open_task``."""
     check_render_mode(render_mode)
     return LeRobotVectorEnv(open_task(task, num_envs, **options), render_mode)
 

@@ -1,12 +1,13 @@
 """Our environments as an ``IVecEnv`` of rl_games, with torch tensors.
 
-    from envs.views import rl_games
+    from embodied.envs.views import rl_games
     rl_games.register()                                     once, before the Runner
 
     config: {env_name: embodied, num_actors: 64, env_config: {task: lift, ...}, ...}       in the Runner's configuration
 
-``env_config`` takes the options of ``envs.views.stepper.open_task``; rl_games adds ``seed``. Set ``value_bootstrap:
-True``, so that truncated episodes are bootstrapped. A central value network gets the privileged observations.
+``env_config`` takes the options of ``embodied.envs.views.stepper.open_task``; rl_games adds ``seed``. Set
+``value_bootstrap: True``, so that truncated episodes are bootstrapped. A central value network gets the privileged
+observations.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import numpy as np
 from torch import Tensor
 
 from embodied.core.errors import UserError
-from envs.views import isaac_gym
-from envs.views.stepper import Stepper, box_or_discrete, missing_package, open_task
+from embodied.envs.views import isaac_gym
+from embodied.envs.views.stepper import Stepper, box_or_discrete, missing_package, open_task
 
 try:
     import gym  # rl_games compares spaces with those of gym, the predecessor of gymnasium
@@ -32,7 +33,7 @@ NAME = "embodied"
 
 
 def make(task: str, num_envs: int, **options: Any) -> RlGamesVecEnv:
-    """Return ``num_envs`` environments of ``task=<task>``; options: see ``envs.views.stepper.open_task``."""
+    """Return ``num_envs`` environments of ``task=<task>``; options: see ``embodied.envs.views.stepper.open_task``."""
     return RlGamesVecEnv(open_task(task, num_envs, **options))
 
 

@@ -1,4 +1,4 @@
-"""A simulated arm in a process of its own: ``python -m envs.views.robot_process <socket> <options as JSON>``.
+"""A simulated arm in a process of its own: ``python -m embodied.envs.views.robot_process <socket> <options as JSON>``.
 
     parent ── {"call": ...} ──► this process ── {"ok": ...} ──► parent          a length and JSON each, images after it
               act, observe, reset, outcome, advance, frames, describe
@@ -28,8 +28,8 @@ from embodied.core.frames import receive, send
 from embodied.core.options import NonNegative, Positive, config_dataclass, from_mapping
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import CameraSpec
-from envs import first_episodes, make_pool
-from envs.common.play import play
+from embodied.envs import first_episodes, make_pool
+from embodied.envs.common.play import play
 
 CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)
 FILM_SIZE = (320, 240)

@@ -1,6 +1,6 @@
 """Our environments as a ``VecEnv`` of rsl_rl (rsl-rl-lib 5), with observations in a TensorDict.
 
-    env = envs.views.rsl_rl.make("lift", num_envs=64)
+    env = embodied.envs.views.rsl_rl.make("lift", num_envs=64)
     runner = rsl_rl.runners.OnPolicyRunner(env, train_cfg, log_dir=None, device="cpu")
 
 Observation groups, for ``obs_groups`` of the runner's configuration:
@@ -23,7 +23,7 @@ from torch import Tensor
 from embodied.core.errors import UserError
 from embodied.core.spec import Box
 from embodied.core.types import Obs
-from envs.views.stepper import Stepper, episode_means, missing_package, open_task
+from embodied.envs.views.stepper import Stepper, episode_means, missing_package, open_task
 
 try:
     from rsl_rl.env import VecEnv
@@ -33,7 +33,7 @@ except ModuleNotFoundError as error:
 
 
 def make(task: str, num_envs: int, **options: Any) -> RslRlVecEnv:
-    """Return ``num_envs`` environments of ``task=<task>``; options: see ``envs.views.stepper.open_task``."""
+    """Return ``num_envs`` environments of ``task=<task>``; options: see ``embodied.envs.views.stepper.open_task``."""
     return RslRlVecEnv(open_task(task, num_envs, **options), {"task": task, "num_envs": num_envs, **options})
 
 

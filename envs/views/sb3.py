@@ -1,6 +1,6 @@
 """Our environments as a ``VecEnv`` of stable-baselines3, in one batch of simulations.
 
-    env = envs.views.sb3.make("lift", num_envs=64)
+    env = embodied.envs.views.sb3.make("lift", num_envs=64)
     stable_baselines3.PPO("MlpPolicy", env).learn(1_000_000)
 
 An observation is the state vector. With ``cameras=["front"]`` it is a dictionary for ``MultiInputPolicy``: ``state``,
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs, Timestep
-from envs.views.stepper import (
+from embodied.envs.views.stepper import (
     Stepper,
     action_space,
     check_render_mode,
@@ -41,7 +41,7 @@ Observation = NDArray[Any] | dict[str, NDArray[Any]]
 
 
 def make(task: str, num_envs: int, *, render_mode: str | None = None, **options: Any) -> Sb3VecEnv:
-    """Return ``num_envs`` environments of ``task=<task>``; options: see ``envs.views.stepper.open_task``."""
+    """Return ``num_envs`` environments of ``task=<task>``; options: see ``embodied.envs.views.stepper.open_task``."""
     check_render_mode(render_mode)
     return Sb3VecEnv(open_task(task, num_envs, **options), render_mode)
 

@@ -15,12 +15,12 @@ from embodied.core.episodes import Ints
 from embodied.core.errors import UserError, nearest, unknown_name
 from embodied.core.options import from_mapping
 from embodied.core.types import Obs
-from envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
-from envs.mujoco.pool import MujocoPool, SimConfig
-from envs.mujoco.viewer import FRONT, QuickViewer
-from envs.registry import TASKS
-from envs.rendering.cameras import Camera
-from envs.rendering.vision import CAMERAS, find_camera
+from embodied.envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
+from embodied.envs.mujoco.pool import MujocoPool, SimConfig
+from embodied.envs.mujoco.viewer import FRONT, QuickViewer
+from embodied.envs.registry import TASKS
+from embodied.envs.rendering.cameras import Camera
+from embodied.envs.rendering.vision import CAMERAS, find_camera
 
 METADATA: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}
 OVERVIEW = "overview"  # name of the view of ``render`` that shows the whole arm

@@ -26,9 +26,9 @@ from embodied.core.options import from_mapping
 from embodied.core.protocols import Filmed, RowByRow, VecEnv
 from embodied.core.spec import TRAIN, Box, CameraSpec, EnvSpec, MultiDiscrete
 from embodied.core.types import Obs, Timestep
-from envs.common.episodic import EpisodicEnv
-from envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
-from envs.registry import FAMILIES, sim_options, split_name
+from embodied.envs.common.episodic import EpisodicEnv
+from embodied.envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
+from embodied.envs.registry import FAMILIES, sim_options, split_name
 
 RENDER_MODES = ("rgb_array",)
 
@@ -286,7 +286,8 @@ def check_render_mode(mode: str | None) -> str | None:
 def no_cameras(stepper: Stepper, view: str) -> None:
     """Raise UserError if the environments have cameras; ``view`` has no images."""
     if stepper.spec.cameras:
-        raise UserError(f"cameras: {view} has no images here; envs.views.sb3, rsl_rl, envpool and lerobot have them")
+        others = "embodied.envs.views.sb3, rsl_rl, envpool and lerobot"
+        raise UserError(f"cameras: {view} has no images here; {others} have them")
 
 
 def missing_package(package: str) -> UserError:

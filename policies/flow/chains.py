@@ -17,12 +17,12 @@ from embodied.core.errors import UserError
 from embodied.core.options import Count, Natural, Positive, config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Evaluation, Obs, PolicySample
-from policies.base import ActorCritic, ActorCriticConfig
-from policies.flow.network import NoiseNetwork
-from policies.flow.prefix import fixed_rows, free, hold, prefix_features, put_prefix
-from policies.flow.sampler import Transition, integrate, one_step_chain, sample_chain, sample_one_step
-from policies.flow.step import flow_noise, flow_sde, sde_sigma, time_grid
-from policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_by_action, sum_executed
+from embodied.policies.base import ActorCritic, ActorCriticConfig
+from embodied.policies.flow.network import NoiseNetwork
+from embodied.policies.flow.prefix import fixed_rows, free, hold, prefix_features, put_prefix
+from embodied.policies.flow.sampler import Transition, integrate, one_step_chain, sample_chain, sample_one_step
+from embodied.policies.flow.step import flow_noise, flow_sde, sde_sigma, time_grid
+from embodied.policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_by_action, sum_executed
 
 
 @config_dataclass

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from policies.networks import ACTIVATIONS, StdBounds, linear, trunk
+from embodied.policies.networks import ACTIVATIONS, StdBounds, linear, trunk
 
 TIME_FEATURES = 16
 

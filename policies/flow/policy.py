@@ -10,10 +10,10 @@ from torch import Tensor
 from embodied.core.options import Widths, config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from policies.flow.chains import ChainConfig, FlowChains
-from policies.flow.network import Denoiser, StateEncoding, time_features
-from policies.flow.prefix import clean_rows, draw_prefix, mean_of_free
-from policies.flow.step import interpolate, time_grid, velocity_to
+from embodied.policies.flow.chains import ChainConfig, FlowChains
+from embodied.policies.flow.network import Denoiser, StateEncoding, time_features
+from embodied.policies.flow.prefix import clean_rows, draw_prefix, mean_of_free
+from embodied.policies.flow.step import interpolate, time_grid, velocity_to
 
 MIN_LOSS_TIME = 0.05  # lower bound of t in the 1/t weight of the imitation loss, as in Li & He (2025)
 

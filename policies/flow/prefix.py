@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from embodied.core.types import Obs
-from policies.flow.sampler import Transition
+from embodied.policies.flow.sampler import Transition
 
 
 def fixed_rows(obs: Obs, rows: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from policies.flow.step import euler
+from embodied.policies.flow.step import euler
 
 
 class Transition(NamedTuple):

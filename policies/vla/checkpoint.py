@@ -22,9 +22,9 @@ from transformers.utils import logging as transformers_logging
 
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
-from policies.vla.config import VLAConfig
-from policies.vla.lora import merge_adaptations
-from policies.vla.text import image_token_id, train_tokenizer
+from embodied.policies.vla.config import VLAConfig
+from embodied.policies.vla.lora import merge_adaptations
+from embodied.policies.vla.text import image_token_id, train_tokenizer
 
 REQUIRED_FILES = {
     "config.json": ("config.json",),

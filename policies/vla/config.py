@@ -10,8 +10,8 @@ from pydantic import Field
 
 from embodied.core.errors import UserError
 from embodied.core.options import Count, Natural, config_dataclass
-from policies.base import SeeingConfig
-from policies.flow.chains import ChainConfig
+from embodied.policies.base import SeeingConfig
+from embodied.policies.flow.chains import ChainConfig
 
 Part = Literal["vision", "language"]
 PARTS: tuple[Part, ...] = get_args(Part)

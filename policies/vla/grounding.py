@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from embodied.core.types import Obs
-from policies.vla.pi0 import ImageTokens
-from policies.vla.roles import Role
+from embodied.policies.vla.pi0 import ImageTokens
+from embodied.policies.vla.roles import Role
 
 NUM_ROLES = len(Role) - 1  # all but NONE
 POSITION_SIZE = 9  # numbers of ``target_positions``

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from policies.flow.chains import FlowChains
-from policies.flow.prefix import clean_rows, draw_prefix, mean_of_free
-from policies.flow.step import interpolate
-from policies.normalizer import RunningNormalizer
-from policies.vla import checkpoint, lora, pi0
-from policies.vla.config import PARTS, VLAConfig
-from policies.vla.grounding import POSITION_SIZE, POSITION_WEIGHT, GroundingHeads
-from policies.vla.roles import ROLE_NAMES
-from policies.vla.text import tokenize
+from embodied.policies.flow.chains import FlowChains
+from embodied.policies.flow.prefix import clean_rows, draw_prefix, mean_of_free
+from embodied.policies.flow.step import interpolate
+from embodied.policies.normalizer import RunningNormalizer
+from embodied.policies.vla import checkpoint, lora, pi0
+from embodied.policies.vla.config import PARTS, VLAConfig
+from embodied.policies.vla.grounding import POSITION_SIZE, POSITION_WEIGHT, GroundingHeads
+from embodied.policies.vla.roles import ROLE_NAMES
+from embodied.policies.vla.text import tokenize
 
 PREFIX = "prefix."  # of the keys that ``precompute`` puts into observations in place of images and instruction
 DRAWS_PER_OBSERVATION = 4  # draws of noise and time for each observation in the imitation loss

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from algos import ALGORITHMS
+from embodied.algos import ALGORITHMS
 from embodied.core.options import from_mapping
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from algos import ALGORITHMS
-from algos.grpo import GRPO, GRPOConfig
-from algos.returns import group_relative
+from embodied.algos import ALGORITHMS
+from embodied.algos.grpo import GRPO, GRPOConfig
+from embodied.algos.returns import group_relative
 from embodied.core.errors import UserError
 from embodied.core.protocols import Algorithm, Policy
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment
-from envs import SamplerSetup, UniformConfig, UniformSampler
+from embodied.envs import SamplerSetup, UniformConfig, UniformSampler
 from tests.numerics.tiny_policy import TinyPolicy, make_fragment
 from tests.runtime.builders import build, iterate, make_policy
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from algos import ALGORITHMS
-from algos.losses import CORRECTIONS
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
+from embodied.algos import ALGORITHMS
+from embodied.algos.losses import CORRECTIONS
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.core.protocols import Algorithm, Policy
 from embodied.core.types import Evaluation, Fragment, Obs

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
 from embodied.core.protocols import Policy
-from policies import POLICIES
+from embodied.policies import POLICIES
 from tests.algos.fragments import SIZES, SPEC, rollout
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from algos.sft import SFT, SFTConfig
+from embodied.algos.sft import SFT, SFTConfig
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from policies import POLICIES
+from embodied.policies import POLICIES
 
 SPEC = EnvSpec.of_sizes("none", state=4, privileged=2, action=2)
 SIZES = {"actor_hidden": (32, 32), "critic_hidden": (8,)}

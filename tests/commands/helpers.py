@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from algos.sft import SFT
 from embodied import collect, tasks, train
 from embodied import eval as eval_command
+from embodied.algos.sft import SFT
 from embodied.run import session
 from embodied.runtime import checkpoint
 

@@ -18,7 +18,7 @@ from embodied.benchmarks.broadcast import Difference
 from embodied.benchmarks.measure import in_turns, paired
 from embodied.benchmarks.sim import Replay
 from embodied.benchmarks.train import Bound, Costs, Shared
-from envs import make_pool, make_sampler
+from embodied.envs import make_pool, make_sampler
 from tests.commands.helpers import SMALL, run
 
 SIM_RATIOS = {

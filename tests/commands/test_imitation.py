@@ -13,11 +13,11 @@ import torch
 from embodied.collect import CollectConfig, cut, disturbances, record, shares
 from embodied.core.spec import ActionTerm, Box, EnvSpec
 from embodied.data import read
+from embodied.envs.tasks.words import default_words
 from embodied.report.metrics import read_metrics
 from embodied.run.config import compose_run
 from embodied.run.factories import make_env
 from embodied.runtime import checkpoint
-from envs.tasks.words import default_words
 from tests.commands.helpers import (
     SMALL,
     Outcome,

@@ -14,10 +14,10 @@ from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embodied.core.errors import UserError
+from embodied.envs.tasks.words import default_words
 from embodied.report.metrics import read_metrics
 from embodied.run.config import compose_run, read_run, resolve, resume_run
 from embodied.runtime import checkpoint, evaluate, evaluator
-from envs.tasks.words import default_words
 from tests.commands.helpers import SMALL, Outcome, checkpoint_of, run_train
 
 METRICS = {

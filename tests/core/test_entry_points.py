@@ -11,13 +11,13 @@ import pytest
 
 from embodied import tasks
 from embodied.core.errors import UserError
-from envs import FAMILIES, TASKS
+from embodied.envs import FAMILIES, TASKS
 from tests.commands.helpers import run
 
 FAMILY = '''
 from dataclasses import replace
 from embodied.core.options import config_dataclass
-from envs.registry import FAMILIES
+from embodied.envs.registry import FAMILIES
 from tests.runtime.point_env import PointEnv, point_spec
 
 
@@ -46,8 +46,8 @@ class Dots:
         return Points(num_envs, self.spec(id, task))
 '''
 TASK = '''
-from envs.registry import TASKS
-from envs.tasks.reach import Reach, ReachConfig
+from embodied.envs.registry import TASKS
+from embodied.envs.tasks.reach import Reach, ReachConfig
 
 
 @TASKS.register("touch", config=ReachConfig)

@@ -8,9 +8,9 @@ from torch import Tensor
 from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.core.types import Obs
 from embodied.data.scenes import FRAMES_PER_SCENE, Buffer, SceneDataset, Scenes
-from envs import make_pool, make_sampler
-from envs.mujoco.labels import LabeledPool
-from envs.tasks.ground_truth import Role
+from embodied.envs import make_pool, make_sampler
+from embodied.envs.mujoco.labels import LabeledPool
+from embodied.envs.tasks.ground_truth import Role
 
 STEPS, ENVS = 4, 16
 

@@ -13,8 +13,8 @@ from embodied.deployment.bundle import read_bundle
 from embodied.deployment.controller import ArmController
 from embodied.deployment.observation import StateBuilder
 from embodied.deployment.robots.base import joint_names
-from envs import make_pool, make_sampler
-from envs.mujoco.pool import MujocoPool
+from embodied.envs import make_pool, make_sampler
+from embodied.envs.mujoco.pool import MujocoPool
 from tests.deployment.exports import flow_bundle
 
 CONTROLS = [{}, {"rotation": True}, {"mode": "joint_delta"}]

@@ -30,9 +30,9 @@ from embodied.deployment.robots.base import Robot
 from embodied.deployment.robots.sim import PERTURBATIONS, SimRobot
 from embodied.deployment.runner import PolicyRunner
 from embodied.deployment.safety import Limits, Safety
+from embodied.envs.common.play import play
+from embodied.envs.views.robot_process import Perturbation, RobotOptions, SimulatedArm
 from embodied.run.factories import evaluation_plans, make_env
-from envs.common.play import play
-from envs.views.robot_process import Perturbation, RobotOptions, SimulatedArm
 from tests.commands.helpers import run
 from tests.deployment.builders import make_bundle
 from tests.deployment.exports import flow_bundle, random_policy, small_config

@@ -23,7 +23,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
     for name in BUILT_FROM:
         path = root / name
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(path, source / name, ignore=ignored) if path.is_dir() else shutil.copy(path, source)
+        shutil.copytree(path, source / name, symlinks=True, ignore=ignored) if path.is_dir() else shutil.copy(path, source)
     out = tmp_path_factory.mktemp("wheel")
     options = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
     subprocess.run([sys.executable, "-m", "pip", "wheel", *options, "-w", out, source], check=True)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from embodied.core.types import Obs, Timestep
-from envs import MujocoPool, SamplerSetup, make_pool, make_sampler
-from envs.mujoco.robots.gripper_arm import ControlConfig
-from envs.mujoco.robots.panda import Panda
+from embodied.envs import MujocoPool, SamplerSetup, make_pool, make_sampler
+from embodied.envs.mujoco.robots.gripper_arm import ControlConfig
+from embodied.envs.mujoco.robots.panda import Panda
 
 PANDA = Panda(ControlConfig())
 TASK_NAMES = ("reach", "detour", "push", "lift", "pick_place", "stack", "tabletop")

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from envs import MujocoPool
-from envs.mujoco.pool import coarse_of
-from envs.rendering.cameras import Camera
-from envs.rendering.vision import CAMERAS, CameraRig
+from embodied.envs import MujocoPool
+from embodied.envs.mujoco.pool import coarse_of
+from embodied.envs.rendering.cameras import Camera
+from embodied.envs.rendering.vision import CAMERAS, CameraRig
 from tests.envs.helpers import actions, pool
 
 FRONT, WRIST = (replace(CAMERAS[name], width=40, height=40) for name in ("front", "wrist"))

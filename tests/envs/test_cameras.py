@@ -11,10 +11,10 @@ import pytest
 import torch
 from mujoco.batch import Batch
 
+from embodied.envs import MujocoPool, first_episodes
+from embodied.envs.mujoco.viewer import SOLVED, Viewer
+from embodied.envs.rendering.cameras import FAST, STILL, VIDEO, Camera, render
 from embodied.report.video import grid, open_mp4, record
-from envs import MujocoPool, first_episodes
-from envs.mujoco.viewer import SOLVED, Viewer
-from envs.rendering.cameras import FAST, STILL, VIDEO, Camera, render
 from tests.envs.helpers import pool as make_small
 
 SCENE = """

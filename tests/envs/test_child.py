@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from embodied.core.errors import UserError
-from envs.adapters.child import Child, ChildDied
+from embodied.envs.adapters.child import Child, ChildDied
 
 ANSWERS = "tests.envs.children:Answers"
 

@@ -17,11 +17,11 @@ from embodied.core.episodes import PlanList
 from embodied.core.errors import UserError
 from embodied.core.spec import SUCCESS, Term
 from embodied.core.types import Timestep
-from envs import first_episodes
-from envs.common.actions import random_actions
-from envs.common.conformance import CHECKS, Result, check_env, run_checks
-from envs.common.episodic import Advance
-from envs.mujoco.pool import MujocoPool
+from embodied.envs import first_episodes
+from embodied.envs.common.actions import random_actions
+from embodied.envs.common.conformance import CHECKS, Result, check_env, run_checks
+from embodied.envs.common.episodic import Advance
+from embodied.envs.mujoco.pool import MujocoPool
 from tests.envs.helpers import TASK_NAMES, pool
 from tests.runtime.point_env import PointEnv, point_spec
 

@@ -14,12 +14,12 @@ from embodied.core.execution import execute
 from embodied.core.protocols import Delayed, Demonstrating, ExactResume, Filmed, VecEnv, Watchable
 from embodied.core.spec import Discrete
 from embodied.core.types import Obs, Timestep
-from envs import first_episodes
-from envs.common.actions import random_actions
-from envs.common.conformance import check_env
-from envs.common.delayed import DelayedEnv, delayed
-from envs.common.episodic import Advance
-from envs.common.seeding import EpisodeRng
+from embodied.envs import first_episodes
+from embodied.envs.common.actions import random_actions
+from embodied.envs.common.conformance import check_env
+from embodied.envs.common.delayed import DelayedEnv, delayed
+from embodied.envs.common.episodic import Advance
+from embodied.envs.common.seeding import EpisodeRng
 from tests.envs.helpers import pool
 from tests.runtime.point_env import PointEnv, point_sampler, point_spec
 

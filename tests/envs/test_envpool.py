@@ -18,10 +18,10 @@ from embodied.core.episodes import EpisodePlans, PlanList
 from embodied.core.errors import UserError
 from embodied.core.protocols import Filmed
 from embodied.core.spec import Box, CameraSpec, Discrete
-from envs import FAMILIES, first_episodes, make_sampler
-from envs.adapters.envpool import EnvpoolEnv, envpool_seeds
-from envs.adapters.envpool_spec import EnvpoolTaskConfig
-from envs.common.conformance import check_env, run_checks
+from embodied.envs import FAMILIES, first_episodes, make_sampler
+from embodied.envs.adapters.envpool import EnvpoolEnv, envpool_seeds
+from embodied.envs.adapters.envpool_spec import EnvpoolTaskConfig
+from embodied.envs.common.conformance import check_env, run_checks
 from tests.commands.helpers import run
 
 envpool = pytest.importorskip("envpool", reason="needs EnvPool: pip install -c constraints.txt -e '.[envpool]'")

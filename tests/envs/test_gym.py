@@ -21,11 +21,11 @@ import torch
 from embodied.core.episodes import EpisodePlans, PlanList
 from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec, EnvSpec, MultiDiscrete
-from envs import FAMILIES, first_episodes
-from envs.adapters import gym, gym_source
-from envs.adapters.gym import GymConfig, GymEnv, GymSimConfig
-from envs.common.actions import random_actions
-from envs.common.conformance import check_env
+from embodied.envs import FAMILIES, first_episodes
+from embodied.envs.adapters import gym, gym_source
+from embodied.envs.adapters.gym import GymConfig, GymEnv, GymSimConfig
+from embodied.envs.common.actions import random_actions
+from embodied.envs.common.conformance import check_env
 
 MODULE = "tests.envs.toy_gym"
 FAMILY = FAMILIES["gym"].build()

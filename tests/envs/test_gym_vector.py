@@ -8,10 +8,10 @@ import torch
 from embodied.core.errors import UserError
 from embodied.core.protocols import Filmed, VecEnv
 from embodied.core.spec import CameraSpec
-from envs.adapters import gym, gym_probe
-from envs.adapters.gym import GymConfig, GymSimConfig
-from envs.common.actions import random_actions
-from envs.common.conformance import check_env
+from embodied.envs.adapters import gym, gym_probe
+from embodied.envs.adapters.gym import GymConfig, GymSimConfig
+from embodied.envs.common.actions import random_actions
+from embodied.envs.common.conformance import check_env
 from tests.envs.test_gym import FAMILY, MODULE, make, spec, started
 
 CAMERAS = (CameraSpec("front", 24, 32), CameraSpec.square("gray", 8), CameraSpec("render", 20, 30))
@@ -126,6 +126,6 @@ def test_pictures_of_a_vector_environment() -> None:
 
 def test_our_own_pool_comes_back_through_its_vector_environment() -> None:
     """A pool that gymnasium registers is served like any other vector environment."""
-    id = "envs.views.gymnasium_api:embodied/Reach-v0"
+    id = "embodied.envs.views.gymnasium_api:embodied/Reach-v0"
     assert gym.probe(id, {}, None).is_vector
     check_env(lambda num_envs: FAMILY.make(id, GymConfig(), num_envs=num_envs, num_threads=1, sim=GymSimConfig()))

@@ -18,9 +18,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as wrappers
 
 from embodied.core.errors import UserError
-from envs import make_pool, make_sampler
-from envs.rendering.vision import find_camera
-from envs.views.gymnasium_api import TaskVectorEnv
+from embodied.envs import make_pool, make_sampler
+from embodied.envs.rendering.vision import find_camera
+from embodied.envs.views.gymnasium_api import TaskVectorEnv
 
 REACH = "embodied/Reach-v0"
 DETOUR = "embodied/Detour-v0"

@@ -11,9 +11,9 @@ import torch
 
 from embodied.core.errors import UserError
 from embodied.core.spec import Instruction
-from envs.common.instructions import InstructionDraw
-from envs.common.seeding import EpisodeRng
-from envs.tasks.words import default_words
+from embodied.envs.common.instructions import InstructionDraw
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.tasks.words import default_words
 from tests.envs.helpers import pool, restart
 
 # three goals, one of them said in two ways, another held out in one of its two phrases

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from embodied.data.scenes import FRAMES_PER_SCENE, Scenes
-from envs import MujocoPool, make_pool, make_sampler
-from envs.mujoco.labels import LabeledPool
-from envs.rendering.vision import CAMERAS
-from envs.tasks.ground_truth import GroundTruth, Role
-from envs.tasks.words import default_words
+from embodied.envs import MujocoPool, make_pool, make_sampler
+from embodied.envs.mujoco.labels import LabeledPool
+from embodied.envs.rendering.vision import CAMERAS
+from embodied.envs.tasks.ground_truth import GroundTruth, Role
+from embodied.envs.tasks.words import default_words
 
 
 def scenes_of(env: MujocoPool, seed: int) -> Scenes:

@@ -13,8 +13,8 @@ from torch import Tensor
 from embodied.core.errors import UserError
 from embodied.core.protocols import VecEnv
 from embodied.core.types import Timestep
-from envs import MujocoPool, make_pool, make_sampler
-from envs.tasks.lift import Lift, LiftConfig
+from embodied.envs import MujocoPool, make_pool, make_sampler
+from embodied.envs.tasks.lift import Lift, LiftConfig
 from tests.envs.helpers import actions, assert_same, pool, restart
 
 FRICTION = {"field": "geom_friction", "names": ["left_pad", "right_pad"], "range": [0.5, 1.5], "column": 0}

@@ -15,11 +15,11 @@ from mujoco.batch import Batch
 
 from embodied.core.errors import UserError
 from embodied.core.options import from_mapping
-from envs import SimConfig
-from envs.common.seeding import EpisodeRng
-from envs.mujoco.randomization import RandomizationTerm
-from envs.mujoco.randomizer import Randomizer
-from envs.mujoco.scene import RED, add_cube, on_table
+from embodied.envs import SimConfig
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.mujoco.randomization import RandomizationTerm
+from embodied.envs.mujoco.randomizer import Randomizer
+from embodied.envs.mujoco.scene import RED, add_cube, on_table
 from tests.envs.helpers import PANDA, pool, restart
 
 N = 400

@@ -10,9 +10,9 @@ import pytest
 from mujoco.batch import Batch
 
 from embodied.core.kinematics import damped_least_squares, solve_spd
-from envs.mujoco.robots.gripper_arm import ControlConfig
-from envs.mujoco.robots.panda import Panda
-from envs.mujoco.scene import on_table
+from embodied.envs.mujoco.robots.gripper_arm import ControlConfig
+from embodied.envs.mujoco.robots.panda import Panda
+from embodied.envs.mujoco.scene import on_table
 
 SUBSTEPS = 5  # 20 Hz
 FINGER_OPEN_M, HOME_QPOS, NUM_ARM = Panda.finger_open_m, Panda.home_qpos, len(Panda.home_qpos)

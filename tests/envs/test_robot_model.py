@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from mujoco.batch import Batch
 
-from envs.mujoco.scene import RED, add_cube, on_table
-from envs.rendering.appearance import COLLISION_GROUP, add_visuals
+from embodied.envs.mujoco.scene import RED, add_cube, on_table
+from embodied.envs.rendering.appearance import COLLISION_GROUP, add_visuals
 from tests.envs.helpers import PANDA
 
 HOME = np.array([0.0, 0.0, 0.0, -np.pi / 2, 0.0, np.pi / 2, np.pi / 4])

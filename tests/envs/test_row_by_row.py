@@ -14,17 +14,17 @@ from embodied import train
 from embodied.core.errors import UserError
 from embodied.core.protocols import RowByRow
 from embodied.core.types import Fragment, Timestep
+from embodied.envs import FAMILIES, make_sampler
+from embodied.envs.adapters.envpool import EnvpoolConfig, EnvpoolEnv, RowByRowEnvpoolEnv
+from embodied.envs.adapters.envpool_spec import EnvpoolTaskConfig
+from embodied.envs.common.actions import random_actions
+from embodied.envs.common.conformance import check_env
+from embodied.policies import POLICIES
 from embodied.runtime.actor_server import ActorServer
 from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActRequest
 from embodied.runtime.weight_store import WeightStore
-from envs import FAMILIES, make_sampler
-from envs.adapters.envpool import EnvpoolConfig, EnvpoolEnv, RowByRowEnvpoolEnv
-from envs.adapters.envpool_spec import EnvpoolTaskConfig
-from envs.common.actions import random_actions
-from envs.common.conformance import check_env
-from policies import POLICIES
 from tests.commands.helpers import run
 
 pytest.importorskip("envpool", reason="needs EnvPool: pip install -c constraints.txt -e '.[envpool]'")

@@ -14,11 +14,11 @@ from embodied.core.config import parse_overrides, read_preset
 from embodied.core.errors import UserError
 from embodied.core.kinematics import Chain
 from embodied.deployment.robots.sim import PERTURBATIONS
+from embodied.envs import MujocoPool, make_sampler
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.mujoco.object_sizes import SIZE_FIELDS
+from embodied.envs.mujoco.scene import Shape, add_object
 from embodied.run.config import CONFIG_DIR, compose_run, with_preset
-from envs import MujocoPool, make_sampler
-from envs.common.seeding import EpisodeRng
-from envs.mujoco.object_sizes import SIZE_FIELDS
-from envs.mujoco.scene import Shape, add_object
 from tests.envs.helpers import TASK_NAMES, actions, assert_same, pool, restart
 
 SIM2REAL = read_preset(CONFIG_DIR, "randomization", "sim2real")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from mujoco.batch import Batch
 
-from envs.mujoco.pool import coarse_of
-from envs.mujoco.scene import on_table
-from envs.rendering.appearance import Twin
-from envs.rendering.cameras import render
-from envs.rendering.solids import MISSED, SOLIDS, Vector, dot
-from envs.rendering.vision import CameraRig
+from embodied.envs.mujoco.pool import coarse_of
+from embodied.envs.mujoco.scene import on_table
+from embodied.envs.rendering.appearance import Twin
+from embodied.envs.rendering.cameras import render
+from embodied.envs.rendering.solids import MISSED, SOLIDS, Vector, dot
+from embodied.envs.rendering.vision import CameraRig
 from tests.envs.helpers import PANDA
 from tests.envs.pictures import EVERYTHING, FRONT
 

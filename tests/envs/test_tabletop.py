@@ -12,11 +12,11 @@ from mujoco.batch import MODEL_FIELDS, Batch
 from torch import Tensor
 
 from embodied.core.spec import TRAIN
-from envs import MujocoPool, make_sampler
-from envs.mujoco.scene import RED, Shape, add_object, cube, on_table
-from envs.mujoco.shape_variants import ShapeVariants
-from envs.rendering.vision import CAMERAS
-from envs.tasks.tabletop import SLOTS, UPRIGHT
+from embodied.envs import MujocoPool, make_sampler
+from embodied.envs.mujoco.scene import RED, Shape, add_object, cube, on_table
+from embodied.envs.mujoco.shape_variants import ShapeVariants
+from embodied.envs.rendering.vision import CAMERAS
+from embodied.envs.tasks.tabletop import SLOTS, UPRIGHT
 from tests.envs.helpers import PANDA, actions, assert_same, pool, restart
 
 SHAPES = (cube(0.02), Shape("cylinder", (0.02, 0.035)), Shape("sphere", (0.025,)))

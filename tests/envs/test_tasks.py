@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from envs import MujocoPool
-from envs.tasks.base import near, progress
+from embodied.envs import MujocoPool
+from embodied.envs.tasks.base import near, progress
 from tests.envs.helpers import TASK_NAMES, actions, pool, restart
 
 WITHOUT_OBJECTS = ("reach", "detour")

@@ -12,11 +12,11 @@ import torch
 
 from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec
-from envs import MujocoPool
-from envs.mujoco.viewer import Viewer
-from envs.rendering.appearance import Twin
-from envs.rendering.cameras import FAST, Camera, render
-from envs.rendering.vision import CameraRig, find_camera
+from embodied.envs import MujocoPool
+from embodied.envs.mujoco.viewer import Viewer
+from embodied.envs.rendering.appearance import Twin
+from embodied.envs.rendering.cameras import FAST, Camera, render
+from embodied.envs.rendering.vision import CameraRig, find_camera
 from tests.envs.helpers import actions, pool, restart
 from tests.envs.pictures import EVERYTHING, FRONT, WRIST, assert_equal, moved, rig_of
 
@@ -90,7 +90,7 @@ def test_translucent_geoms_show_what_is_behind() -> None:
 
 
 def test_a_picture_does_not_depend_on_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envs.rendering.vision.MIN_SIMS_PER_THREAD", 8)
+    monkeypatch.setattr("embodied.envs.rendering.vision.MIN_SIMS_PER_THREAD", 8)
     env = moved(num_envs=37)
     rig = rig_of(env, num_threads=1)
     together = rig.render(**EVERYTHING)

@@ -18,12 +18,12 @@ from embodied.core.errors import UserError
 from embodied.core.protocols import Demonstrating, ExactResume, Filmed, VecEnv
 from embodied.core.spec import CameraSpec
 from embodied.core.types import Timestep
-from envs import FAMILIES, MujocoPool, make_sampler
-from envs.common.conformance import check_env
-from envs.mujoco.warp_batch import INSTALL
-from envs.mujoco.warp_pool import WarpConfig, WarpPool
-from envs.registry import sim_options
-from envs.views.stepper import open_task
+from embodied.envs import FAMILIES, MujocoPool, make_sampler
+from embodied.envs.common.conformance import check_env
+from embodied.envs.mujoco.warp_batch import INSTALL
+from embodied.envs.mujoco.warp_pool import WarpConfig, WarpPool
+from embodied.envs.registry import sim_options
+from embodied.envs.views.stepper import open_task
 from tests.envs.helpers import actions, assert_same, pool
 
 N, BROKEN = 4, 2

@@ -20,15 +20,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
 from embodied.core.types import Timestep
+from embodied.envs.common.sampler import INCARNATION
 from embodied.report.metrics import read_metrics
 from embodied.runtime import checkpoint
 from embodied.runtime.api import LearnerLost
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.ray.cluster import Cluster
-from envs.common.sampler import INCARNATION
 from tests.runtime.builders import build, iterate
 from tests.runtime.point_env import PointEnv
 from tests.runtime.test_runtimes import assert_same

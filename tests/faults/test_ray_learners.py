@@ -12,9 +12,9 @@ import psutil
 import pytest
 import torch
 
-from algos.losses import MinibatchLoss
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
+from embodied.algos.losses import MinibatchLoss
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.runtime.api import LearnerLost
 from embodied.runtime.ray.cluster import Cluster

@@ -23,13 +23,13 @@ import psutil
 import pytest
 import torch
 
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec, Term
 from embodied.core.types import Obs
+from embodied.policies import GaussianConfig, GaussianPolicy
 from embodied.runtime.ray import cluster as own
-from policies import GaussianConfig, GaussianPolicy
 from tests.runtime.builders import build, iterate
 from tests.runtime.point_env import PointEnv, point_spec
 
@@ -114,7 +114,7 @@ def two_nodes(folder: str) -> None:
     found: dict[str, Any] = {}
     options: dict[str, Any] = {"address": "auto", "num_env_workers": 3, "groups_per_worker": 1}
     found["large"] = refusal(make_policy=make_large, **options)
-    for name in ("algos", "only_here"):
+    for name in ("embodied.algos", "only_here"):
         with elsewhere(name, folder):
             found[name] = refusal(**options)
     options |= {"env_worker": {"resources": {"sim": 1.0}}, "learner": {"resources": {"head": 1.0}}}
@@ -182,7 +182,7 @@ def test_a_node_is_lost_and_another_one_joins(ray_installed: None, root: Path) -
     assert set(Path("/dev/shm").iterdir()) <= shared
     assert "100 MB of weights" in found["large"]
     assert "84 MB" in found["large"]
-    assert "another version of this project" in found["algos"]
+    assert "another version of this project" in found["embodied.algos"]
     assert "lacks this project" in found["only_here"]
     assert "too little sim" in found["too_few"]
     assert found["workers_alone"] == sum(found["saved_alone"]) == 1, "the others fit on no other node"

@@ -19,15 +19,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
 from embodied.core.clock import running_s
 from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics, Policy
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment, Obs, PolicySample, Timestep
+from embodied.policies import GaussianPolicy
 from embodied.runtime import checkpoint
-from policies import GaussianPolicy
 from tests.runtime.builders import DECISIONS, build, make_policy, runtime_threads
 from tests.runtime.point_env import LIMIT, PointEnv
 

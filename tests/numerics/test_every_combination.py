@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from algos.losses import CORRECTIONS, REDUCTIONS
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
+from embodied.algos.losses import CORRECTIONS, REDUCTIONS
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
 from embodied.core.protocols import Policy
+from embodied.policies import POLICIES
 from embodied.runtime.weight_store import WeightStore
-from policies import POLICIES
 from tests.algos.fragments import SIZES, SPEC, rollout
 
 CPU = torch.device("cpu")

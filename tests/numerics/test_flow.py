@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from policies.flow import step
-from policies.flow.sampler import Transition, integrate, sample_chain, sample_one_step
+from embodied.policies.flow import step
+from embodied.policies.flow.sampler import Transition, integrate, sample_chain, sample_one_step
 from tests.policies.builders import SMALL, build, generator, observe
 
 MU, S = 0.7, 0.3  # data N(MU, S^2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from policies.likelihood import gaussian_entropy, gaussian_kl, gaussian_log_prob
+from embodied.policies.likelihood import gaussian_entropy, gaussian_kl, gaussian_log_prob
 from tests.policies.builders import build, generator, observe
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from algos import losses
+from embodied.algos import losses
 from embodied.core.errors import UserError
 from embodied.core.types import Evaluation
 

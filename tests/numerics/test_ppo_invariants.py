@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from algos.batch import evaluate_in_pieces, flatten, flatten_obs, merge_fragments
-from algos.losses import CORRECTIONS
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
+from embodied.algos.batch import evaluate_in_pieces, flatten, flatten_obs, merge_fragments
+from embodied.algos.losses import CORRECTIONS
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
 from tests.numerics.tiny_policy import TinyPolicy, make_fragment
 
 CPU = torch.device("cpu")

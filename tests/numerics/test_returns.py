@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from algos.returns import decision_reward, gae, next_value, vtrace
+from embodied.algos.returns import decision_reward, gae, next_value, vtrace
 from embodied.core.episodes import EpisodeStats
 from embodied.core.types import Fragment
 

@@ -15,16 +15,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algos.grpo import GRPO, GRPOConfig
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
+from embodied.algos.grpo import GRPO, GRPOConfig
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics, Policy
 from embodied.core.types import Fragment
+from embodied.policies import POLICIES
 from embodied.runtime.collective import Collective, PeerLost, open_store
 from embodied.runtime.learner import Learner
 from embodied.runtime.weight_store import WeightStore
-from policies import POLICIES
 from tests.algos.fragments import SIZES, SPEC, rollout
 
 CPU = torch.device("cpu")

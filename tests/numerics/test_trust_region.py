@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal, kl_divergence
 
-from algos import losses
-from algos.batch import flatten
-from algos.losses import CORRECTIONS
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
+from embodied.algos import losses
+from embodied.algos.batch import flatten
+from embodied.algos.losses import CORRECTIONS
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from policies.flow.chains import ChainConfig, FlowChains
+from embodied.policies.flow.chains import ChainConfig, FlowChains
 from tests.algos.fragments import rollout
 from tests.numerics.test_every_combination import build
 from tests.numerics.tiny_policy import TinyPolicy, make_fragment

@@ -11,7 +11,7 @@ from embodied.core.protocols import Policy
 from embodied.core.registry import Entry
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from policies import POLICIES, DSRLPolicy, FlowPolicy, GaussianPolicy
+from embodied.policies import POLICIES, DSRLPolicy, FlowPolicy, GaussianPolicy
 
 SPEC = EnvSpec.of_sizes("test", state=6, privileged=3, action=2)
 FLOW: dict[str, Any] = {

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.distributions import Categorical, kl_divergence
 
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.core.spec import Discrete, EnvSpec, MultiDiscrete
 from embodied.core.types import Obs
-from policies import POLICIES, CategoricalConfig, CategoricalPolicy
+from embodied.policies import POLICIES, CategoricalConfig, CategoricalPolicy
 from tests.algos import fragments
 
 SPEC = replace(EnvSpec.of_sizes("choices", state=5, privileged=3, action=1), action=Discrete(("a", "b", "c")))

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from embodied.core.errors import UserError
 from embodied.core.types import Obs
-from policies import POLICIES
-from policies.flow.chains import FlowChains
-from policies.flow.step import time_grid
+from embodied.policies import POLICIES
+from embodied.policies.flow.chains import FlowChains
+from embodied.policies.flow.step import time_grid
 from tests.algos.fragments import DELAYS, prefixes
 from tests.policies import builders, vla_builders
 from tests.policies.builders import generator

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
-from policies import POLICIES, DSRLConfig, DSRLPolicy
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
+from embodied.policies import POLICIES, DSRLConfig, DSRLPolicy
 from tests.algos import fragments
 from tests.policies.builders import build, generator, observe
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from policies import FlowConfig, FlowPolicy
+from embodied.policies import FlowConfig, FlowPolicy
 from tests.algos.fragments import SPEC
 
 SMALL: dict[str, Any] = {"actor_hidden": (16,), "critic_hidden": (16,), "head_hidden": (64, 64)}

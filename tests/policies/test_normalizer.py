@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from policies.normalizer import RunningNormalizer
+from embodied.policies.normalizer import RunningNormalizer
 
 
 def batches(offset=0.0):

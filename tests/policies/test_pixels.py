@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec, Discrete, EnvSpec, Instruction
 from embodied.core.types import Obs
-from policies import CategoricalConfig, CategoricalPolicy, GaussianConfig, GaussianPolicy
-from policies.pixels import PixelEncoder
+from embodied.policies import CategoricalConfig, CategoricalPolicy, GaussianConfig, GaussianPolicy
+from embodied.policies.pixels import PixelEncoder
 from tests.algos import fragments
 
 NUM, SIZE = 64, 40

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.core.protocols import Imitator, Instructable, Policy, Precomputing, Pretrained, Startable
 from embodied.core.spec import CameraSpec, EnvSpec, Instruction, Term
 from embodied.core.types import Obs
-from policies.vla.grounding import centres
-from policies.vla.policy import DRAWS_PER_OBSERVATION, VLAPolicy
-from policies.vla.roles import Role
-from policies.vla.text import tokenize, train_tokenizer
+from embodied.policies.vla.grounding import centres
+from embodied.policies.vla.policy import DRAWS_PER_OBSERVATION, VLAPolicy
+from embodied.policies.vla.roles import Role
+from embodied.policies.vla.text import tokenize, train_tokenizer
 from tests.algos.fragments import rollout
 from tests.policies.vla_builders import FROZEN, MODEL, SPEC, TEXTS, build, observe, plain_loss, plain_sample
 
@@ -44,7 +44,7 @@ def draw(policy: VLAPolicy, obs: Obs, seed: int = 0) -> Any:
 @pytest.mark.parametrize("short", [0, 128], ids=["long prefix", "short prefix"])
 def test_the_ode_is_that_of_transformers(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever way attention is computed."""
-    monkeypatch.setattr("policies.vla.pi0.MAX_UNFUSED_TOKENS", short)
+    monkeypatch.setattr("embodied.policies.vla.pi0.MAX_UNFUSED_TOKENS", short)
     policy, obs = build(), observe(NUM)
     policy.update_normalizer(obs)
     start = torch.randn(NUM, 3, policy.width, generator=torch.Generator().manual_seed(3))
@@ -84,7 +84,7 @@ def test_evaluate_repeats_the_sampler(name: str) -> None:
 
 @pytest.mark.parametrize("short", [0, 128], ids=["long prefix", "short prefix"])
 def test_steps_side_by_side_do_not_see_each_other(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policies.vla.pi0.MAX_UNFUSED_TOKENS", short)
+    monkeypatch.setattr("embodied.policies.vla.pi0.MAX_UNFUSED_TOKENS", short)
     policy, obs = build(), observe(NUM)
     x = torch.randn(NUM, 4, 3, policy.width, generator=torch.Generator().manual_seed(1))
     side_by_side = policy.velocity(policy.encode(obs), x, slice(None))

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, PI0ForConditionalGeneration
 
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
-from policies.vla.policy import VLAPolicy
+from embodied.policies.vla.policy import VLAPolicy
 from tests.algos.fragments import rollout
 from tests.policies.vla_builders import MODEL, SPEC, build, config, observe, plain_sample
 

@@ -14,8 +14,8 @@ from embodied import collect, train
 from embodied import eval as eval_command
 from embodied.core.options import config_dataclass
 from embodied.core.spec import CameraSpec, EnvSpec
-from envs import FAMILIES
-from envs.common.episodic import Advance
+from embodied.envs import FAMILIES
+from embodied.envs.common.episodic import Advance
 from tests.runtime.point_env import PointEnv, point_spec
 
 SMALL = [
@@ -56,7 +56,7 @@ def plain_spec() -> EnvSpec:
 
 
 class PlainFamily:
-    """See ``envs.registry.Family``."""
+    """See ``embodied.envs.registry.Family``."""
 
     def ids(self) -> Sequence[str]:
         return ["point"]

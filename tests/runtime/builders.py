@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
 from embodied.core.protocols import Algorithm, Policy, VecEnv
 from embodied.core.spec import EnvSpec
+from embodied.envs import first_episodes
+from embodied.policies import GaussianConfig, GaussianPolicy
 from embodied.runtime import RUNTIMES, Iteration, Runtime, build_runtime
 from embodied.runtime.recipe import Relabel, SamplerFactory
-from envs import first_episodes
-from policies import GaussianConfig, GaussianPolicy
 from tests.runtime.point_env import PointEnv, point_sampler
 
 NUM_ENVS = 12

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
 from embodied.core.device import CPU
 from embodied.core.protocols import Metrics, Policy
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment
+from embodied.envs.common.conformance import check_env
+from embodied.policies import FlowPolicy
+from embodied.policies.flow.policy import FlowConfig
 from embodied.runtime import build as building
-from envs.common.conformance import check_env
-from policies import FlowPolicy
-from policies.flow.policy import FlowConfig
 from tests.runtime import other_device
 from tests.runtime.builders import build, iterate, make_policy
 from tests.runtime.point_env import PointEnv

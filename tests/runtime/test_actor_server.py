@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from embodied.policies.vla.policy import VLAPolicy
 from embodied.runtime.actor_server import ActorServer
 from embodied.runtime.messages import ActReply, ActRequest
 from embodied.runtime.weight_store import WeightStore
-from policies.vla.policy import VLAPolicy
 from tests.policies.vla_builders import FROZEN, build, observe
 
 

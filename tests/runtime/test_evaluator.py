@@ -17,12 +17,12 @@ from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import SUCCESS, Instruction
 from embodied.core.statistics import wilson_interval
 from embodied.core.types import Obs, Timestep
+from embodied.envs import first_episodes
 from embodied.runtime import evaluate
 from embodied.runtime.api import EvalNoise, RuntimeConfig
 from embodied.runtime.aside import Aside
 from embodied.runtime.evaluator import Evaluator, summary
 from embodied.runtime.supervisor import Supervisor
-from envs import first_episodes
 from tests.runtime.builders import make_policy
 from tests.runtime.point_env import PointEnv, point_sampler, point_spec
 

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from algos.batch import merge_fragments
-from algos.returns import gae
+from embodied.algos.batch import merge_fragments
+from embodied.algos.returns import gae
 from embodied.core.episodes import PlanList
 from embodied.core.types import Fragment, Transitions
+from embodied.envs import first_episodes
+from embodied.envs.common.episodic import Advance
 from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActRequest
 from embodied.runtime.weight_store import WeightStore
-from envs import first_episodes
-from envs.common.episodic import Advance
 from tests.runtime.builders import build, iterate
 from tests.runtime.point_env import LIMIT, PointEnv, point_sampler
 from tests.runtime.test_env_worker import SEED, N, T, make_env, make_server, make_worker, sample

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from algos import returns
-from algos.ppo import PPO
-from algos.ppo_config import PPOConfig
+from embodied.algos import returns
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
 from embodied.core.protocols import Metrics, Policy
 from embodied.core.types import Fragment
 from embodied.runtime.channel import Channel

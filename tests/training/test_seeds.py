@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from embodied.core.seeds import Purpose, first_env_seed
+from embodied.envs import UniformSampler
 from embodied.run import factories
 from embodied.run.config import compose_run
 from embodied.runtime.base import LoopRuntime
 from embodied.training import grounding
 from embodied.training.grounding import GroundingTrainer
 from embodied.training.reinforcement import build
-from envs import UniformSampler
 
 TINY = {"policy.critic_hidden": [4], "device": "cpu", "num_envs": 6, "runtime": "sync"}
 VLA = {

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from algos import ALGORITHMS
+from embodied.algos import ALGORITHMS
 from embodied.core.errors import UserError
+from embodied.envs.tasks import ground_truth
+from embodied.policies.vla import roles
 from embodied.run import factories
 from embodied.run.config import compose_run
 from embodied.training import TRAINERS, trainer_of
 from embodied.training.grounding import GroundingTrainer
-from envs.tasks import ground_truth
-from policies.vla import roles
 
 VLA = {"task": "tabletop", "policy": "vla_tiny", "policy.image_size": 16}
 

@@ -1,4 +1,4 @@
-"""``robot=sim``: the arm of training, simulated in a process of its own (envs.views.robot_process).
+"""``robot=sim``: the arm of training, simulated in a process of its own (embodied.envs.views.robot_process).
 
     with SimRobot(bundle, simulation) as robot:
         robot.reset(seed=0, episode=3)
@@ -39,7 +39,7 @@ PERTURBATIONS: dict[str, dict[str, float]] = {
         "velocity_noise_rad_s": 0.01, "object_noise_m": 0.002,
     },
 }  # fmt: skip
-"""Perturbations by name; the options are those of ``envs.views.robot_process.Perturbation``."""
+"""Perturbations by name; the options are those of ``embodied.envs.views.robot_process.Perturbation``."""
 
 
 class SimRobot:
@@ -89,7 +89,8 @@ class SimRobot:
         """Start the process and wait until it is ready. UserError if it refuses its options."""
         ours, theirs = socket.socketpair()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by disconnect
-        command = [sys.executable, "-m", "envs.views.robot_process", str(theirs.fileno()), json.dumps(self._options)]
+        module, options = "embodied.envs.views.robot_process", json.dumps(self._options)
+        command = [sys.executable, "-m", module, str(theirs.fileno()), options]
         self._process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=self._errors, stderr=self._errors
         )

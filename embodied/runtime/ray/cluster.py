@@ -30,7 +30,7 @@ REACH_S = 8.0
 """Seconds in which an address must be reached; the cluster there must answer in twice as many."""
 LOOK_S = 25.0
 """Seconds in which every node must run a first task."""
-PACKAGES = ("embodied", "envs", "policies", "algos")
+PACKAGES = ("embodied",)
 """What this project installs; all nodes must have the same files of it."""
 LABEL_OPERATORS = ("!", "in(", "!in(")  # of Ray's label selectors; Ray checks those itself
 
@@ -210,6 +210,7 @@ def _sources(packages: Sequence[str]) -> Callable[[], str | None]:
     """
 
     def digest() -> str | None:
+        import glob
         import hashlib
         import importlib.util
         from pathlib import Path
@@ -220,8 +221,8 @@ def _sources(packages: Sequence[str]) -> Callable[[], str | None]:
             if spec is None or not spec.submodule_search_locations:
                 return None
             folder = Path(next(iter(spec.submodule_search_locations)))
-            for path in sorted(folder.rglob("*.py")):
-                found.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+            for path in sorted(glob.glob("**/*.py", root_dir=folder, recursive=True)):  # follows links, unlike rglob
+                found.update(path.encode() + (folder / path).read_bytes())
         return found.hexdigest()
 
     return digest

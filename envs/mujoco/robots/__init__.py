@@ -1,6 +1,6 @@
 """Robots, one a file. Importing this fills the registry."""
 
-from envs.mujoco.robots import panda
-from envs.mujoco.robots.base import ROBOTS
+from embodied.envs.mujoco.robots import panda
+from embodied.envs.mujoco.robots.base import ROBOTS
 
 __all__ = ["ROBOTS", "panda"]

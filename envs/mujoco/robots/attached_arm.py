@@ -14,16 +14,16 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from embodied.core.kinematics import cross, damped_least_squares
-from envs.common.play import play
-from envs.mujoco.robots.base import Measurement
-from envs.mujoco.robots.gripper_state import GripperState
+from embodied.envs.common.play import play
+from embodied.envs.mujoco.robots.base import Measurement
+from embodied.envs.mujoco.robots.gripper_state import GripperState
 
 if TYPE_CHECKING:
-    from envs.mujoco.robots.gripper_arm import GripperArm
+    from embodied.envs.mujoco.robots.gripper_arm import GripperArm
 
 
 class AttachedArm(GripperState):
-    """Turn actions into ``ctrl`` of a batch; see ``envs.mujoco.robots.base.EncodedArm``."""
+    """Turn actions into ``ctrl`` of a batch; see ``embodied.envs.mujoco.robots.base.EncodedArm``."""
 
     def __init__(self, batch: Batch, robot: GripperArm) -> None:
         super().__init__(batch, robot)

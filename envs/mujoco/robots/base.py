@@ -22,12 +22,13 @@ import numpy as np
 from mujoco.batch import Batch
 from torch import Tensor
 
+import embodied
 from embodied.core.registry import Registry
 from embodied.core.spec import ArmSpec, Box, Term
-from envs.common.seeding import EpisodeRng
-from envs.mujoco.arrays import Simulations
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.mujoco.arrays import Simulations
 
-ASSETS = Path(__file__).resolve().parents[3] / "assets"
+ASSETS = Path(embodied.__file__).parent / "assets"
 
 
 class ArmState(Protocol):
@@ -179,4 +180,4 @@ class TensorRobot(Robot, Protocol):
 
 
 ROBOTS: Registry[Any] = Registry("robot")
-"""Classes of robots (``Robot``), built as ``build(control)``. Import ``envs.mujoco.robots`` to have it filled."""
+"""Classes of robots (``Robot``), built as ``build(control)``. ``import embodied.envs.mujoco.robots`` fills it."""

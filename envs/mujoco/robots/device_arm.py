@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from envs.mujoco.arrays import Simulations, live
-from envs.mujoco.robots.gripper_state import GripperState
+from embodied.envs.mujoco.arrays import Simulations, live
+from embodied.envs.mujoco.robots.gripper_state import GripperState
 
 if TYPE_CHECKING:
-    from envs.mujoco.robots.gripper_arm import GripperArm
+    from embodied.envs.mujoco.robots.gripper_arm import GripperArm
 
 
 class DeviceArm(GripperState):
-    """Turn actions into ``ctrl`` of a batch; see ``envs.mujoco.robots.base.TensorArm``."""
+    """Turn actions into ``ctrl`` of a batch; see ``embodied.envs.mujoco.robots.base.TensorArm``."""
 
     def __init__(self, batch: Simulations, robot: GripperArm) -> None:
         super().__init__(batch, robot)

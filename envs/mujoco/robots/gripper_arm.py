@@ -1,6 +1,7 @@
 """An arm with a parallel gripper and position actuators, before it is simulated.
 
-``GripperArm`` is a robot (``envs.mujoco.robots.base``); a subclass gives the MJCF and a few numbers, as ``Panda`` does.
+``GripperArm`` is a robot (``embodied.envs.mujoco.robots.base``); a subclass gives the MJCF and a few numbers, as
+``Panda`` does.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from embodied.core.errors import UserError
 from embodied.core.kinematics import Chain
 from embodied.core.options import config_dataclass
 from embodied.core.spec import ActionTerm, ArmSpec, Box, GripperSpec, Term
-from envs.common.seeding import EpisodeRng
-from envs.mujoco.arrays import Simulations
-from envs.mujoco.robots.arm_spec import joint_specs
-from envs.mujoco.robots.attached_arm import AttachedArm
-from envs.mujoco.robots.device_arm import DeviceArm
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.mujoco.arrays import Simulations
+from embodied.envs.mujoco.robots.arm_spec import joint_specs
+from embodied.envs.mujoco.robots.attached_arm import AttachedArm
+from embodied.envs.mujoco.robots.device_arm import DeviceArm
 
 
 @config_dataclass
@@ -53,8 +54,8 @@ class ControlConfig:
 class GripperArm:
     """A robot whose first J joints are the arm's and whose next two are the fingers', each with a position actuator.
 
-    See ``envs.mujoco.robots.base.Robot``. Joints are hinges (rad) or slides (m), in the MJCF's order; the actuators are
-    in the order of the joints.
+    See ``embodied.envs.mujoco.robots.base.Robot``. Joints are hinges (rad) or slides (m), in the MJCF's order; the
+    actuators are in the order of the joints.
     """
 
     name: ClassVar[str]

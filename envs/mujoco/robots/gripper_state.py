@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from embodied.core.errors import UserError
-from envs.mujoco.arrays import Simulations, live
+from embodied.envs.mujoco.arrays import Simulations, live
 
 if TYPE_CHECKING:
-    from envs.mujoco.robots.gripper_arm import GripperArm
+    from embodied.envs.mujoco.robots.gripper_arm import GripperArm
 
 
 class GripperState:
-    """What tasks read of the arm, and how its experts move; see ``envs.mujoco.robots.base.ArmState``.
+    """What tasks read of the arm, and how its experts move; see ``embodied.envs.mujoco.robots.base.ArmState``.
 
     An arm action is relative to the present pose. So the controller's only state is the fingers' target, which is in
     ``ctrl`` and observed. With backlash the joints' last targets are state too, and they are in ``ctrl``.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.mujoco.robots.base import ASSETS, ROBOTS
-from envs.mujoco.robots.gripper_arm import ControlConfig, GripperArm
+from embodied.envs.mujoco.robots.base import ASSETS, ROBOTS
+from embodied.envs.mujoco.robots.gripper_arm import ControlConfig, GripperArm
 
 
 @ROBOTS.register("panda", config=ControlConfig)

@@ -18,7 +18,7 @@ def test_stable_baselines3_infos_of_ends() -> None:
     pytest.importorskip("stable_baselines3", reason=INSTALL)
     from stable_baselines3.common.monitor import Monitor
 
-    from envs.views import sb3
+    from embodied.envs.views import sb3
 
     env = sb3.Sb3VecEnv(toy())
     assert isinstance(env.observation_space, Box)
@@ -44,7 +44,7 @@ def test_stable_baselines3_infos_of_ends() -> None:
 
 def test_options_of_a_reset_are_refused_by_the_view_of_stable_baselines3() -> None:
     pytest.importorskip("stable_baselines3", reason=INSTALL)
-    from envs.views import sb3
+    from embodied.envs.views import sb3
 
     env = sb3.Sb3VecEnv(toy())
     env.set_options()
@@ -57,7 +57,7 @@ def test_options_of_a_reset_are_refused_by_the_view_of_stable_baselines3() -> No
 def test_stable_baselines3_masks() -> None:
     """They are what MaskablePPO of sb3-contrib asks for."""
     pytest.importorskip("stable_baselines3", reason=INSTALL)
-    from envs.views import sb3
+    from embodied.envs.views import sb3
 
     with contextlib.closing(sb3.make("gym/tests.envs.toy_gym:Masked-v0", num_envs=2)) as env:
         assert env.has_attr("action_masks")
@@ -74,7 +74,7 @@ def test_stable_baselines3_learns_from_images_and_instructions() -> None:
     pytest.importorskip("stable_baselines3", reason=INSTALL)
     from stable_baselines3 import PPO
 
-    from envs.views import sb3
+    from embodied.envs.views import sb3
 
     env = sb3.make("tabletop", num_envs=2, max_episode_steps=3, cameras=[CameraSpec.square("wrist", 36)], num_threads=1)
     model = PPO("MultiInputPolicy", env, n_steps=4, batch_size=8, n_epochs=1, device="cpu").learn(8)
@@ -84,7 +84,7 @@ def test_stable_baselines3_learns_from_images_and_instructions() -> None:
 
 def test_rsl_rl_extras_of_ends() -> None:
     pytest.importorskip("rsl_rl", reason=INSTALL)
-    from envs.views import rsl_rl
+    from embodied.envs.views import rsl_rl
 
     env = rsl_rl.RslRlVecEnv(toy())
     assert (env.num_envs, env.num_actions, env.max_episode_length) == (2, 1, LIMIT)
@@ -103,7 +103,7 @@ def test_rsl_rl_extras_of_ends() -> None:
 
 def test_rsl_rl_observes_images_and_instructions() -> None:
     pytest.importorskip("rsl_rl", reason=INSTALL)
-    from envs.views import rsl_rl
+    from embodied.envs.views import rsl_rl
 
     env = rsl_rl.make("tabletop", num_envs=2, cameras=["front"], image_size=8, num_threads=1)
     obs = env.get_observations()
@@ -117,7 +117,7 @@ def test_rl_games_finds_the_environments_by_name() -> None:
     pytest.importorskip("rl_games", reason=INSTALL)
     from rl_games.common import env_configurations, vecenv
 
-    from envs.views import rl_games
+    from embodied.envs.views import rl_games
 
     rl_games.register("toys")
     env = vecenv.create_vec_env("toys", 3, task="reach", seed=4, num_threads=1, max_episode_steps=2)

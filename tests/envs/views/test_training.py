@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import envs as envs
-from envs.views.stepper import open_task
+from embodied.envs.views.stepper import open_task
 from tests.envs.views.toy import INSTALL
 
 EASY: dict[str, Any] = {"max_episode_steps": 20, "success_m": 0.05, "num_threads": 1}
@@ -61,7 +60,7 @@ def test_stable_baselines3_learns() -> None:
     from stable_baselines3 import PPO
     from stable_baselines3.common.evaluation import evaluate_policy
 
-    from envs.views import sb3
+    from embodied.envs.views import sb3
 
     env = sb3.make("reach", num_envs=NUM_ENVS, stagger=True, **EASY)
     model = PPO(
@@ -81,7 +80,7 @@ def test_rsl_rl_learns() -> None:
     from rsl_rl.runners import OnPolicyRunner
     from tensordict import TensorDict
 
-    from envs.views import rsl_rl
+    from embodied.envs.views import rsl_rl
 
     env = rsl_rl.make("reach", num_envs=NUM_ENVS, **EASY)
     network = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "tanh", "obs_normalization": True}
@@ -110,7 +109,7 @@ def test_rl_games_learns() -> None:
     pytest.importorskip("rl_games", reason=INSTALL)
     from rl_games.torch_runner import Runner
 
-    from envs.views import rl_games
+    from embodied.envs.views import rl_games
 
     rl_games.register()
     gaussian = {

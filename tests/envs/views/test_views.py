@@ -15,8 +15,8 @@ from gymnasium.spaces import Dict
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from embodied.core.errors import UserError
-from envs.views import envpool, isaac_gym, lerobot
-from envs.views.stepper import Stepper, open_task
+from embodied.envs.views import envpool, isaac_gym, lerobot
+from embodied.envs.views.stepper import Stepper, open_task
 from tests.envs.views.toy import ACTIONS, FAILED, FIRST, GO, INSTALL, LIMIT, SECOND, Toy, rows, toy
 
 FRONT: dict[str, Any] = {"cameras": ["front"], "image_size": 8, "num_threads": 1}
@@ -40,7 +40,7 @@ def test_an_episode_counts_from_its_beginning_and_next_ones_follow() -> None:
 def test_several_choices_are_refused_by_views_without_them(name: str) -> None:
     if name == "rl_games":
         pytest.importorskip("rl_games", reason=f"needs the trainers: {INSTALL}")
-    view = importlib.import_module(f"envs.views.{name}")
+    view = importlib.import_module(f"embodied.envs.views.{name}")
     refused = pytest.raises(UserError, match=r"this view serves a Box or Discrete, got MultiDiscrete")
     with refused, contextlib.closing(view.make("gym/tests.envs.toy_gym:Masked-v0", num_envs=2)) as pool:
         _ = pool.spec.action_array_spec
@@ -101,11 +101,11 @@ def test_bad_input_is_one_line() -> None:
 def test_a_library_that_is_not_installed_is_named_with_its_command(
     view: str, module: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, f"envs.views.{view}", raising=False)
+    monkeypatch.delitem(sys.modules, f"embodied.envs.views.{view}", raising=False)
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, module.partition(".")[0], None)
     with pytest.raises(UserError, match=f"{package} is not installed: pip install -c constraints.txt"):
-        importlib.import_module(f"envs.views.{view}")
+        importlib.import_module(f"embodied.envs.views.{view}")
 
 
 # -- Isaac Gym ---------------------------------------------------------------------------------------------------------

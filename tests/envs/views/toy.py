@@ -11,8 +11,8 @@ from torch import Tensor
 from embodied.core.episodes import EpisodePlans, Ints
 from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.types import Obs
-from envs.common.episodic import Advance, EpisodicEnv
-from envs.views.stepper import Stepper
+from embodied.envs.common.episodic import Advance, EpisodicEnv
+from embodied.envs.views.stepper import Stepper
 
 LIMIT = 3  # control steps
 FAIL, SOLVE, GO = 1.0, -1.0, 0.0  # actions
