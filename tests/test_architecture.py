@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import glob
+import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import grimp
 import pytest
+from mypy.find_sources import create_source_list
+from mypy.options import Options
 
-ROOMS = ("embodied", "envs", "policies", "algos")
+ROOMS = ("envs", "policies", "algos")
+LINKS = (*ROOMS, "configs", "assets")
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Every module of the package by its name. glob follows the links in embodied/, Path.rglob does not."""
+    paths = [Path(path) for path in glob.glob("embodied/**/*.py", root_dir=root, recursive=True)]
+    names = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in paths]
+    return dict(zip(names, paths, strict=True))
 
 
 def loaded_modules(statement: str, root: Path) -> set[str]:
@@ -20,7 +34,27 @@ def loaded_modules(statement: str, root: Path) -> set[str]:
 
 
 def rooms_of(modules: set[str]) -> set[str]:
-    return {name.partition(".")[0] for name in modules} & set(ROOMS)
+    return {name.split(".")[1] for name in modules if name.startswith("embodied.")} & set(ROOMS)
+
+
+def test_embodied_has_all_rooms_and_all_data(root: Path) -> None:
+    behind = {path.relative_to(root) for room in ROOMS for path in (root / room).rglob("*.py")}
+    assert {Path("embodied") / path for path in behind} < set(modules(root).values())
+    for name in LINKS:
+        assert (root / "embodied" / name).samefile(root / name)
+        assert not Path(os.readlink(root / "embodied" / name)).is_absolute()
+
+
+def test_lint_and_types_read_every_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"]
+    graph = grimp.build_graph(*settings["importlinter"]["root_packages"], cache_dir=None)
+    assert graph.modules == set(modules(root))
+
+    options = Options()
+    options.namespace_packages = options.explicit_package_bases = True
+    typed = create_source_list(settings["mypy"]["files"], options)
+    assert {source.module for source in typed} == set(modules(root))
 
 
 def test_import_rules_hold(root: Path) -> None:
@@ -33,7 +67,7 @@ def test_import_rules_hold(root: Path) -> None:
 @pytest.mark.parametrize(
     ("importer", "imported"),
     [
-        ("embodied.policies.base", "envs"),
+        ("embodied.policies.base", "embodied.envs"),
         ("embodied.core.types", "embodied.runtime"),
         ("embodied.run.session", "embodied.training"),
         ("embodied.runtime.learner", "mujoco"),
@@ -43,11 +77,9 @@ def test_import_rules_hold(root: Path) -> None:
 )
 def test_import_rules_notice_a_violation(root: Path, tmp_path: Path, importer: str, imported: str) -> None:
     """Copy the modules without their contents and add one forbidden import."""
-    for room in ROOMS:
-        for module in (root / room).rglob("*.py"):
-            copy = tmp_path / module.relative_to(root)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.touch()
+    for module in modules(root).values():
+        (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / module).touch()
     (tmp_path / "pyproject.toml").write_text((root / "pyproject.toml").read_text())
     lint = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
 
@@ -65,23 +97,23 @@ def test_import_rules_notice_a_violation(root: Path, tmp_path: Path, importer: s
 
 def test_core_imports_nothing_of_ours(root: Path) -> None:
     loaded = loaded_modules("import embodied.core.types, embodied.core.protocols, embodied.core.registry", root)
-    assert rooms_of(loaded) == {"embodied"}
+    assert rooms_of(loaded) == set()
     ours = {name for name in loaded if name.startswith("embodied.")}
     assert all(name == "embodied.core" or name.startswith("embodied.core.") for name in ours), ours
 
 
-@pytest.mark.parametrize("room", ["policies", "algos", "embodied.runtime"])
+@pytest.mark.parametrize("room", ["policies", "algos", "runtime"])
 def test_room_needs_no_simulator(root: Path, room: str) -> None:
     """Policies and algorithms can be used, and the runtime started, where no simulator is installed."""
     everything = (
-        f"import importlib, pkgutil, {room} as room\n"
+        f"import importlib, pkgutil, embodied.{room} as room\n"
         "for module in pkgutil.walk_packages(room.__path__, room.__name__ + '.'):\n"
         "    if importlib.util.find_spec('ray') or not module.name.startswith('embodied.runtime.ray.'):\n"
         "        importlib.import_module(module.name)"
     )
     loaded = loaded_modules(everything, root)
     assert not loaded & {"mujoco", "gymnasium", "envpool"}
-    assert rooms_of(loaded) <= {"embodied", room.partition(".")[0]}
+    assert rooms_of(loaded) <= {room}
 
 
 def test_data_is_where_the_code_looks_for_it(root: Path) -> None:

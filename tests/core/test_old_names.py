@@ -1,0 +1,40 @@
+"""The names before there was one root are answered by the same modules, where a user has nothing of that name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run(code: str, folder: Path, root: Path) -> subprocess.CompletedProcess[str]:
+    code = f"import sys\nsys.path.insert(1, {str(root)!r})\nimport embodied\nsys.path.remove({str(root)!r})\n{code}"
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_old_names_are_the_same_modules_and_warn(root: Path, tmp_path: Path) -> None:
+    code = """
+import algos.losses, policies.flow.step
+from algos.registry import ALGORITHMS
+import embodied.algos.losses, embodied.algos.registry, embodied.policies.flow.step
+assert algos.losses is embodied.algos.losses and policies.flow.step is embodied.policies.flow.step
+assert ALGORITHMS is embodied.algos.registry.ALGORITHMS
+assert embodied.algos.__spec__.name == "embodied.algos"
+try:
+    import algos.nothing
+except ModuleNotFoundError as error:
+    assert error.name == "algos.nothing"
+"""
+    done = run(code, tmp_path, root)
+    assert done.returncode == 0, done.stderr
+    assert "'algos' is called 'embodied.algos' now" in done.stderr
+    assert done.stderr.count("FutureWarning") == 2
+
+
+def test_packages_of_a_user_come_first(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "envs").mkdir()
+    for name in ("envs/__init__.py", "envs/mine.py", "policies.py"):
+        (tmp_path / name).write_text("mine = True")
+    done = run("import envs.mine, policies\nassert envs.mine.mine and policies.mine", tmp_path, root)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
