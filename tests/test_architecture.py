@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import glob
 import os
 import subprocess
@@ -122,3 +123,17 @@ def test_data_is_where_the_code_looks_for_it(root: Path) -> None:
         assert not list((root / folder).rglob("*.py")), f"{folder}/ is data only"
     assert list((root / "configs").rglob("*.yaml"))
     assert list((root / "assets").rglob("*.xml"))
+
+
+def test_text_is_read_and_written_as_utf8_in_every_locale(root: Path) -> None:
+    """Without ``encoding=``, Python takes the encoding of the machine's locale."""
+    forgotten = []
+    for path in [*(root / path for path in modules(root).values()), *(root / "docs").rglob("*.py")]:
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and not any(word.arg == "encoding" for word in call.keywords):
+                function, words = ast.unparse(call.func), [word for word in call.args if isinstance(word, ast.Constant)]
+                opens = function.rpartition(".")[2] == "open" and function not in ("os.open", "Image.open")
+                opens_text = opens and not any("b" in str(word.value) for word in words)
+                if opens_text or function.endswith(("read_text", "write_text", "FileHandler")):
+                    forgotten.append(f"{path.relative_to(root)}, line {call.lineno}: {ast.unparse(call)}")
+    assert not forgotten, "\n".join(forgotten)

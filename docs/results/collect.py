@@ -20,9 +20,11 @@ CURVE = ("env_steps", "wall_s", "rollout/return_mean", "rollout/success_at_end",
 
 def collect(run: Path, command: str) -> dict[str, object]:
     """The record of a run directory that has been trained to its end."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     kept = [*rows[:: max(1, len(rows) // 100)], rows[-1]]
-    evaluations = {path.stem: json.loads(path.read_text()) for path in sorted((run / "eval").glob("*.json"))}
+    evaluations = {
+        path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((run / "eval").glob("*.json"))
+    }
     finals = [name for name in evaluations if name.startswith("final")]
     config = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
     return {
@@ -44,7 +46,7 @@ def row_value(row: dict[str, float], key: str) -> float | None:
 
 def cpu() -> str:
     """Model and number of the processors."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{len(names)} x {names[0]}"
 
@@ -52,4 +54,4 @@ def cpu() -> str:
 if __name__ == "__main__":
     if len(sys.argv) != 4:
         sys.exit(__doc__)
-    Path(sys.argv[2]).write_text(json.dumps(collect(Path(sys.argv[1]), sys.argv[3]), indent=1) + "\n")
+    Path(sys.argv[2]).write_text(json.dumps(collect(Path(sys.argv[1]), sys.argv[3]), indent=1) + "\n", encoding="utf-8")

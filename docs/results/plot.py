@@ -16,7 +16,7 @@ TASKS = ("push", "lift", "pick_place", "stack")
 
 
 def load(folder: str, name: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((HERE / folder / f"{name}.json").read_text())
+    record: dict[str, Any] = json.loads((HERE / folder / f"{name}.json").read_text(encoding="utf-8"))
     return record
 
 
@@ -49,7 +49,7 @@ def imitation_to_rl() -> None:
             axis.plot([0, *minutes], [start, *success], lw=1.6, label=f"seed {seed}")
         scratch = sorted((HERE / "learning").glob(f"{task}-flow-*.json"))
         for i, path in enumerate(scratch):
-            minutes, success = evaluations(json.loads(path.read_text()))
+            minutes, success = evaluations(json.loads(path.read_text(encoding="utf-8")))
             label = "from scratch" if i == 0 else None
             axis.plot([0, *minutes], [0, *success], lw=1, ls="--", color="gray", label=label)
         starts = [100 * load("imitation", f"{task}-{seed}-sft")["final"]["success_at_end"] for seed in seeds]

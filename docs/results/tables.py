@@ -17,7 +17,7 @@ DEPLOYED = {"plain": "trained without", "sim2real-delay": "trained with both"}
 
 def records(pattern: str) -> list[dict[str, Any]]:
     """Results whose files match, in the order of their names."""
-    return [json.loads(path.read_text()) for path in sorted(HERE.glob(pattern))]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(HERE.glob(pattern))]
 
 
 def percents(found: list[dict[str, Any]], split: str | None = None) -> list[float]:
@@ -179,7 +179,7 @@ def ways(results: list[dict[str, Any]]) -> str:
 
 def asynchronous() -> None:
     """Seconds per batch with slow parts, what the model predicts, and throughput over synchronous and the bound."""
-    record = json.loads((HERE / "bench/async.json").read_text())
+    record = json.loads((HERE / "bench/async.json").read_text(encoding="utf-8"))
     ratios, rows = record["ratios"], {row["name"]: row["settings"] for row in record["rows"]}
     row("scenario", "mode", "seconds per batch", "predicted", "over synchronous", "over the bound", "decisions masked")
     row(*["---"] * 7)
@@ -199,7 +199,7 @@ def noise() -> None:
     row("run", "zero noise", "seeded noise")
     row(*["---"] * 3)
     for path in sorted(HERE.glob("*/*.json")):
-        result = json.loads(path.read_text()).get("final", {})
+        result = json.loads(path.read_text(encoding="utf-8")).get("final", {})
         if "other_noise" in result and "success_at_end" in result:
             by_noise = {r["noise"]: f"{100 * r['success_at_end']:.1f}" for r in (result, result["other_noise"])}
             row(path.stem, by_noise["zero"], by_noise["seeded"])

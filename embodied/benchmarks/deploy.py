@@ -150,7 +150,7 @@ def closed_loop(report: Report, sizes: Sizes, path: Path) -> None:
     """Measure the missed deadlines of the flow policy at 50 Hz on the simulated arm."""
     export_random(path, POLICIES["flow"] | {"task.control_dt_s": 1 / LOOP_HZ, "task.max_episode_steps": 50})
     bundle = read_bundle(path)
-    simulation = json.loads((path / SIMULATION_FILE).read_text())
+    simulation = json.loads((path / SIMULATION_FILE).read_text(encoding="utf-8"))
     shares, rates, latencies = [], [], list[float]()
     with SimRobot(bundle, simulation) as robot:
         clock = RealClock()

@@ -105,8 +105,10 @@ def _write(path: Path, episodes: Sequence[Episode], spec: EnvSpec) -> None:
     pq.write_table(_with_features(pa.table(tables), features), path / "data" / FILE)
     pq.write_table(pa.table(rows), path / "meta" / "episodes" / FILE)
     pq.write_table(_tasks(instructions), path / "meta" / "tasks.parquet")
-    (path / "meta" / "info.json").write_text(json.dumps(info, indent=4))
-    (path / "meta" / "stats.json").write_text(json.dumps(as_json(_stats(columns, images, slice(None))), indent=4))
+    (path / "meta" / "info.json").write_text(json.dumps(info, indent=4), encoding="utf-8")
+    (path / "meta" / "stats.json").write_text(
+        json.dumps(as_json(_stats(columns, images, slice(None))), indent=4), encoding="utf-8"
+    )
 
 
 def _images(episodes: Sequence[Episode], camera: str) -> NDArray[np.uint8]:

@@ -157,7 +157,7 @@ class Bundle:
 
 def write_description(path: Path, bundle: Bundle) -> None:
     """Write ``bundle.json`` into a bundle's directory."""
-    (path / BUNDLE_FILE).write_text(json.dumps(asdict(bundle), indent=1) + "\n")
+    (path / BUNDLE_FILE).write_text(json.dumps(asdict(bundle), indent=1) + "\n", encoding="utf-8")
 
 
 def read_bundle(path: Path, with_policy: bool = True) -> Bundle:
@@ -171,7 +171,7 @@ def read_bundle(path: Path, with_policy: bool = True) -> Bundle:
     if (path / BUNDLE_FILE).stat().st_size > MAX_JSON_BYTES:
         raise UserError(f"{path / BUNDLE_FILE} is larger than {MAX_JSON_BYTES} bytes: it is no description of a bundle")
     try:
-        content = json.loads((path / BUNDLE_FILE).read_text())
+        content = json.loads((path / BUNDLE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path / BUNDLE_FILE}: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:

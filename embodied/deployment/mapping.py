@@ -162,7 +162,7 @@ def read_mapping(path: Path) -> RobotMapping:
     if path.stat().st_size > MAX_BYTES:
         raise UserError(f"{path} is larger than {MAX_BYTES} bytes: it is no mapping")
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
     return from_json(RobotMapping, content, path.name)
@@ -170,7 +170,7 @@ def read_mapping(path: Path) -> RobotMapping:
 
 def write_mapping(path: Path, mapping: RobotMapping) -> None:
     """Write a mapping."""
-    path.write_text(json.dumps(asdict(mapping), indent=1) + "\n")
+    path.write_text(json.dumps(asdict(mapping), indent=1) + "\n", encoding="utf-8")
 
 
 class MappedRobot:

@@ -75,10 +75,10 @@ class Deployment:
     def write(self, path: Path, options: Mapping[str, Any], video: str | None) -> Path:
         """Write page, result and all interventions into a directory; return the page's path."""
         result = self.result()
-        (path / RESULT).write_text(json.dumps(result | {"options": dict(options)}, indent=1) + "\n")
+        (path / RESULT).write_text(json.dumps(result | {"options": dict(options)}, indent=1) + "\n", encoding="utf-8")
         lines = [json.dumps(asdict(entry)) + "\n" for entry in self.log]
-        (path / INTERVENTIONS).write_text("".join(lines))
-        (path / PAGE).write_text(self._page(result, options, video))
+        (path / INTERVENTIONS).write_text("".join(lines), encoding="utf-8")
+        (path / PAGE).write_text(self._page(result, options, video), encoding="utf-8")
         return path / PAGE
 
     def _page(self, result: Mapping[str, Any], options: Mapping[str, Any], video: str | None) -> str:

@@ -87,7 +87,7 @@ class SimulatedStage(Stage):
 def stage_of(options: DeployOptions, path: Path, bundle: Bundle) -> Iterator[Stage]:
     """Yield the stage of the options with a connected robot. UserError for bad options."""
     if options.robot == "sim":
-        simulation = json.loads((path / SIMULATION_FILE).read_text())
+        simulation = json.loads((path / SIMULATION_FILE).read_text(encoding="utf-8"))
         simulated = SimRobot(bundle, simulation, PERTURBATIONS[options.perturbation], options.lockstep)
         with simulated:
             yield SimulatedStage(simulated, simulated)

@@ -101,9 +101,11 @@ def write_bundle(
     with torch.no_grad():
         arrays[f"{OUTPUT_PREFIX}actions"] = plan(*inputs.values()).numpy()
     np.savez(path / PARITY_FILE, **arrays)  # type: ignore[arg-type]  # keys are names of arrays
-    (path / SIMULATION_FILE).write_text(json.dumps({"task": config.task, "sim": config.sim}, indent=1) + "\n")
+    (path / SIMULATION_FILE).write_text(
+        json.dumps({"task": config.task, "sim": config.sim}, indent=1) + "\n", encoding="utf-8"
+    )
     bundle = replace(_describe(config, policy, spec, recorded, origin), files=_hashes(path))
-    (path / README_FILE).write_text(bundle_readme(bundle))
+    (path / README_FILE).write_text(bundle_readme(bundle), encoding="utf-8")
     bundle = replace(bundle, files=bundle.files | {README_FILE: sha256(path / README_FILE)})
     write_description(path, bundle)
     found = parity(PolicyRunner(path) if layout == "onnx" else TorchRunner(path), path)
@@ -125,7 +127,7 @@ def _hashes(path: Path) -> dict[str, str]:
 def origin_of(config: RunConfig, run_dir: Path, found: Checkpoint) -> Origin:
     """Return where a bundle of a run's checkpoint comes from."""
     finals = sorted((run_dir / "eval").glob(f"final_{found.env_steps}.json"))
-    success = json.loads(finals[-1].read_text()).get("success_at_end") if finals else None
+    success = json.loads(finals[-1].read_text(encoding="utf-8")).get("success_at_end") if finals else None
     versions = {name: version(name) for name in LIBRARIES}
     name, checkpoint = str(config.policy["name"]), found.path.name
     return Origin(str(config.task["name"]), name, str(run_dir), checkpoint, found.env_steps, success, versions)

@@ -42,7 +42,7 @@ def lock_run(run_dir: Path) -> TextIO:
     (flock), so it says nothing on file systems that do not support it.
     """
     try:
-        file = (run_dir / LOCK_FILE).open("a+")
+        file = (run_dir / LOCK_FILE).open("a+", encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write into the run directory {run_dir}: {error.strerror or error}") from error
     for attempt in range(LOCK_TRIES):
@@ -70,7 +70,7 @@ def lock_run(run_dir: Path) -> TextIO:
 def holder(run_dir: Path) -> str | None:
     """Return the process that trains in a directory, and its machine; None if none does, or if nobody can know."""
     try:
-        with (run_dir / LOCK_FILE).open() as file:
+        with (run_dir / LOCK_FILE).open(encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -114,7 +114,8 @@ class Journal:
 
     def __enter__(self) -> Self:
         self._write()
-        root, kept = logging.getLogger(), logging.FileHandler(self._run_dir / WARNINGS_FILE, delay=True)
+        root = logging.getLogger()
+        kept = logging.FileHandler(self._run_dir / WARNINGS_FILE, delay=True, encoding="utf-8")
         kept.setLevel(logging.WARNING)
         kept.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         shown = [] if root.handlers or logging.lastResort is None else [logging.lastResort]  # any handler replaces it

@@ -46,7 +46,7 @@ def write_model(path: Path, policy: Policy, options: Mapping[str, Any]) -> None:
         raise UserError(f"layout=transformers: policy {options['name']} wraps no model of transformers, allowed: onnx")
     assert isinstance(policy, nn.Module)
     policy.save_pretrained(path)
-    (path / OPTIONS_FILE).write_text(json.dumps(dict(options) | MERGED, indent=1) + "\n")
+    (path / OPTIONS_FILE).write_text(json.dumps(dict(options) | MERGED, indent=1) + "\n", encoding="utf-8")
     save_file(_statistics(policy), path / STATISTICS_FILE)
 
 
@@ -73,7 +73,7 @@ class TorchRunner:
         if POLICY_FILE in self.bundle.files:
             raise UserError(f"bundle={path} is an ONNX model: PolicyRunner runs it")
         self.inputs, self.device = InputSpec(self.bundle), torch.device(device)
-        options = json.loads((path / OPTIONS_FILE).read_text())
+        options = json.loads((path / OPTIONS_FILE).read_text(encoding="utf-8"))
         entry = POLICIES[options["name"]]
         found = from_mapping(entry.config, options_of(options) | {"pretrained": str(path)}, "policy")
         spec = spec_of(self.bundle)

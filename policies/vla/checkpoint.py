@@ -229,14 +229,14 @@ def _save_processor(parts: Parts, path: Path) -> None:
         "pad_size": {"height": size, "width": size},
         "image_seq_length": (size // vision.patch_size) ** 2,
     }
-    (path / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
+    (path / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n", encoding="utf-8")
 
 
 def _pixels(path: Path) -> Pixels:
     """Read the normalisation of images from the image processor's file; what it lacks is that of π0."""
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (path / name).is_file():
-            processor = json.loads((path / name).read_text())
+            processor = json.loads((path / name).read_text(encoding="utf-8"))
             processor = processor.get("image_processor", processor)
             mean, std = (processor.get(f"image_{key}", getattr(Pixels(), key)) for key in ("mean", "std"))
             return Pixels(tuple(mean), tuple(std))
