@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,7 +78,7 @@ def open_mp4(path: Path, fps: float) -> Iterator[Callable[[Pixels], None]]:
     The file gets its name at the end of the block. If the block raises, nothing is left. ValueError for a wrong frame.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.stem}.partial.mp4")
+    partial = path.with_name(f".{path.stem}.{os.getpid()}.mp4")
     shape: tuple[int, ...] | None = None
     stream: Any = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -39,9 +40,8 @@ def new_run_dir(config: RunConfig) -> Path:
     if config.out is not None:
         check_new_dir(Path(config.out), _go_on)
         return Path(config.out)
-    base = Path("runs") / str(config.task["name"]) / f"{config.title}-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = [base, *(base.with_name(f"{base.name}-{number}") for number in range(2, 100))]
-    return next(name for name in names if not name.exists())
+    unique = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"  # others may start in the same second
+    return Path("runs") / str(config.task["name"]) / f"{config.title}-{unique}"
 
 
 def make_run_dir(run_dir: Path, exist_ok: bool) -> None:

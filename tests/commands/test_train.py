@@ -17,6 +17,7 @@ from embodied.core.errors import UserError
 from embodied.envs.tasks.words import default_words
 from embodied.report.metrics import read_metrics
 from embodied.run.config import compose_run, read_run, resolve, resume_run
+from embodied.run.directory import new_run_dir
 from embodied.runtime import checkpoint, evaluate, evaluator
 from tests.commands.helpers import SMALL, Outcome, checkpoint_of, run_train
 
@@ -214,6 +215,11 @@ def test_default_directory_is_named_after_what_is_trained(tmp_path: Path, monkey
         assert Path(name).parent == Path("runs/reach")
         assert Path(name).name.startswith("gaussian-ppo-")
         assert (tmp_path / name / "config.yaml").is_file()
+
+
+def test_runs_that_start_in_one_second_have_directories_of_their_own() -> None:
+    config = compose_run({"task": "reach"})
+    assert len({new_run_dir(config) for _ in range(8)}) == 8
 
 
 def test_shorthands_reach_the_runtime() -> None:
