@@ -64,7 +64,7 @@ def measure(short: bool) -> Report:
     """Measure all ratios and rows; ``short`` only shows that it works."""
     sizes = Sizes(batch=4, envs=2, rounds=2) if short else Sizes()
     report = Report("vla")
-    threads.use(threads.available_cores())
+    threads.use(threads.torch_cores())
     inference(report, sizes)
     updates(report, sizes)
     return report
@@ -132,7 +132,7 @@ def inference(report: Report, sizes: Sizes) -> None:
         "act_float_images": lambda: policy.act(as_floats, noise),
     }
     results = in_turns({name: partial(_speed, sizes.batch, work) for name, work in works.items()}, sizes.rounds)
-    settings = {"batch": sizes.batch, "rounds": sizes.rounds, "threads": threads.available_cores()}
+    settings = {"batch": sizes.batch, "rounds": sizes.rounds, "threads": threads.torch_cores()}
     for name, values in results.items():
         report.add(name, median(values), "decisions/s", **settings)
     report.add("image_bytes", sum(v.nbytes for k, v in obs.items() if k.startswith("images.")) / sizes.batch,

@@ -65,8 +65,8 @@ def evaluate_policy(
     def part(i: int) -> Callable[[float], None]:
         return lambda share: watch((i + share) / len(noises))
 
+    threads.use(num_threads or threads.torch_cores())
     num_threads = num_threads or threads.available_cores()
-    threads.use(num_threads)
     env = make_acting_env(config, min(episodes, MAX_EVAL_ENVS), num_threads, delay=delay)
     try:
         plans = evaluation_plans(env.spec, episodes, seed)

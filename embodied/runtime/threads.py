@@ -10,6 +10,7 @@ The budget on C cores:
   to the others. The learner has max(1, C // 2) threads, the actor server max(1, C // 4). While every env worker waits
   for the learner, the learner uses all cores (``borrowing``). With a GPU, learner and actor server have a thread each.
 - An evaluation during training has one thread if the runtime runs it in a thread of its own, otherwise C.
+- ``OMP_NUM_THREADS`` bounds the default of each number of torch's threads.
 """
 
 from __future__ import annotations
@@ -53,6 +54,13 @@ def available_cores() -> int:
     return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
 
 
+def torch_cores(cores: int | None = None) -> int:
+    """Return how many of ``cores`` torch uses by default: at most ``OMP_NUM_THREADS``. None is all of this process."""
+    cores = cores or available_cores()
+    outermost = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a list is of nested regions
+    return min(cores, int(outermost)) if outermost.isdecimal() and int(outermost) else cores
+
+
 def plan(
     config: RuntimeConfig, device: torch.device, *, overlaps: bool, evaluates_aside: bool, cores: int | None = None
 ) -> ThreadBudget:
@@ -61,16 +69,17 @@ def plan(
     overlaps, evaluates_aside: attributes of the runtime's class. cores: None is all that this process may use.
     """
     cores = cores or available_cores()
+    most = torch_cores(cores)
     overlapping = overlaps and config.max_staleness > 0
     on_gpu = device.type == "cuda"
-    learner = 1 if on_gpu else max(1, cores // 2) if overlapping else cores
-    actor = 1 if on_gpu else max(1, cores // 4) if overlapping else cores
+    learner = 1 if on_gpu else min(most, max(1, cores // 2)) if overlapping else most
+    actor = 1 if on_gpu else min(most, max(1, cores // 4)) if overlapping else most
     return ThreadBudget(
         sim=config.sim_threads or max(1, cores // config.num_env_workers),
         actor=config.actor_threads or actor,
         learner=config.learner_threads or learner,
-        learner_alone=config.learner_threads or (1 if on_gpu else cores),
-        evaluator=1 if evaluates_aside else cores,
+        learner_alone=config.learner_threads or (1 if on_gpu else most),
+        evaluator=1 if evaluates_aside else most,
     )
 
 

@@ -44,7 +44,7 @@ class SupervisedTrainer(Trainer):
 
     def __init__(self, config: RunConfig, run_dir: Path, new: bool, spec: EnvSpec) -> None:
         super().__init__(config, run_dir, new)
-        threads.use(threads.available_cores())
+        threads.use(threads.torch_cores())
         torch.manual_seed(config.seed)
         policy = (make_initial_policy if new else factories.make_policy)(config, spec)
         assert isinstance(policy, nn.Module)

@@ -13,6 +13,11 @@ from embodied.runtime.build import group_sizes, groups_per_worker
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
+@pytest.fixture(autouse=True)
+def no_bound_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
 def of(name: str) -> dict[str, bool]:
     runtime = RUNTIMES[name].build
     return {"overlaps": runtime.overlaps, "evaluates_aside": runtime.evaluates_aside}
@@ -56,6 +61,21 @@ def test_overrides_win_and_a_gpu_needs_one_thread() -> None:
     assert threads.plan(config, CPU, **of("local"), cores=2) == threads.ThreadBudget(3, 2, 5, 5, 1)
     budget = threads.plan(RuntimeConfig(name="local", max_staleness=1), CUDA, **of("local"), cores=16)
     assert (budget.actor, budget.learner) == (1, 1)
+
+
+@pytest.mark.parametrize(("variable", "most"), [("2", 2), ("3,1", 3), ("16", 8), ("", 8), ("0", 8)])
+def test_torch_has_at_most_the_threads_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, variable: str, most: int
+) -> None:
+    """``OMP_NUM_THREADS`` on 8 cores. The simulator's threads are not those of OpenMP; an option says more."""
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    assert threads.torch_cores(8) == most
+    budget = threads.plan(RuntimeConfig(name="sync"), CPU, **of("sync"), cores=8)
+    assert (budget.sim, budget.actor, budget.learner, budget.learner_alone) == (8, most, most, most)
+    budget = threads.plan(RuntimeConfig(name="local", max_staleness=1), CPU, **of("local"), cores=8)
+    assert (budget.sim, budget.actor, budget.learner, budget.learner_alone) == (8, 2, min(4, most), most)
+    config = RuntimeConfig(name="sync", learner_threads=5)
+    assert threads.plan(config, CPU, **of("sync"), cores=8).learner == 5
 
 
 def test_learner_borrows_cores_only_while_the_others_are_idle() -> None:

@@ -125,7 +125,7 @@ def throughput(report: Report, options: CompareOptions, spec: EnvSpec, names: Se
             of_cpu[name].append(speed_of_cpu)
             note(f"round {number + 1}/{options.rounds}: {name:8s} {speed:10,.0f} env steps/s")
     settings = {"task": options.task, **describe(options.ppo), "cores": threads.available_cores()}
-    settings |= {"torch_threads": options.threads or threads.available_cores()}
+    settings |= {"torch_threads": options.threads or threads.torch_cores()}
     settings |= {"warmup": options.warmup, "iterations": options.iterations}
     for name in names:
         of_rounds = [round(speed) for speed in speeds[name]]
@@ -185,7 +185,7 @@ def train(name: str, options: CompareOptions, meter: Meter) -> None:
         ours.train(options.task, meter, options.ppo, name, options.threads)
         return
     cores = threads.available_cores()
-    threads.use(options.threads or cores)
+    threads.use(options.threads or threads.torch_cores())
     config = run_config.compose_run(ours.overrides(options.task, meter.spec, options.ppo) | {"runtime": "sync"})
     learn: Callable[[MeteredEnv, PPOSettings], None]
     learn = importlib.import_module(f"embodied.benchmarks.peers.{name}").train
