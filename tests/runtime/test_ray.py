@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -130,6 +133,36 @@ def test_what_is_no_address(address: str, ray_cluster: Cluster, monkeypatch: pyt
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(UserError, match="host:port"):
         Cluster(address)
+
+
+def test_auto_is_the_cluster_of_the_environment(ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", "nonsense")
+    with pytest.raises(UserError, match=r"runtime.address=auto is RAY_ADDRESS=nonsense: allowed are host:port"):
+        Cluster("auto")
+
+
+def own_cluster(root: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Start a cluster of our own, and end it, in a process with these variables of the environment."""
+    code = "from embodied.runtime.ray.cluster import Cluster\nCluster(None).close()"
+    words, environment = [sys.executable, "-c", code], os.environ | variables
+    return subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_cluster_of_our_own_is_not_that_of_the_environment(ray_installed: None, root: Path) -> None:
+    done = own_cluster(root, RAY_ADDRESS="127.0.0.1:1")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_folder_that_holds_no_sockets_is_named(ray_installed: None, root: Path, tmp_path: Path) -> None:
+    long, missing = tmp_path / ("x" * 90), tmp_path / "missing"
+    long.mkdir()
+    for folder, reason in ((long, "path length cannot exceed 107 bytes"), (missing, "No such file or directory")):
+        error = own_cluster(root, RAY_TMPDIR=str(folder)).stderr.splitlines()[-1]
+        assert error.startswith(f"embodied.core.errors.UserError: Ray cannot start in {folder} (")
+        assert reason in error
+        assert "set RAY_TMPDIR to another folder" in error
+    assert not list(long.iterdir())
 
 
 def test_fragments_of_a_lost_node_are_left_out(ray_installed: None) -> None:

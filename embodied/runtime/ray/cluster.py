@@ -154,19 +154,28 @@ class Cluster:
             shutil.rmtree(self._folder, ignore_errors=True)  # its last process may still write a log
 
     def _start(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="ray-")
-        self._init(
-            num_cpus=threads.available_cores(),
-            include_dashboard=False,
-            _node_ip_address=LOOPBACK,
-            _temp_dir=self._folder,
-        )
+        base = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+        try:
+            self._folder = tempfile.mkdtemp(prefix="ray-", dir=base)
+            self._init(
+                address="local",  # otherwise RAY_ADDRESS decides
+                num_cpus=threads.available_cores(),
+                include_dashboard=False,
+                _node_ip_address=LOOPBACK,
+                _temp_dir=self._folder,
+            )
+        except OSError as error:
+            cure = "set RAY_TMPDIR to another folder, with a short path for its sockets, such as /tmp"
+            raise UserError(f"Ray cannot start in {base} ({one_line(error)}): {cure}") from error
         if any(node["NodeManagerAddress"] != LOOPBACK for node in self.ray.nodes()):
             self.ray.shutdown()
             raise RuntimeError("Ray listens on other interfaces than the loopback")
 
     def _connect(self, address: str) -> None:
         where = f"runtime.address={address}"
+        if address == "auto" and os.environ.get("RAY_ADDRESS"):
+            address = os.environ["RAY_ADDRESS"]
+            where += f" is RAY_ADDRESS={address}"
         start = "Start one with `ray start --head`, or leave the address out to use this machine alone"
         if address != "auto":
             host, _, port = address.rpartition(":")

@@ -34,8 +34,9 @@ class RayConfig(RuntimeConfig):
     max_staleness: Natural = 1
     """Most versions by which the weights that drew a decision may be older than the learner's. 0 is synchronous PPO."""
     address: Text | None = None
-    """Address host:port of an existing Ray cluster, or auto for the one on this machine. null starts one on this
-    machine that only listens on its loopback interface and ends with the run."""
+    """Address host:port of an existing Ray cluster, or auto for that of the variable RAY_ADDRESS, or without it the one
+    on this machine. null starts one on this machine that only listens on its loopback interface and ends with the
+    run."""
     min_env_workers: Count | None = None
     """Env workers that are enough to begin and to go on. The others join whenever the cluster has room for them, and
     may leave again. null: all of num_env_workers. Fewer than all need max_staleness >= 1."""
