@@ -247,7 +247,8 @@ class PPO:
         total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
         if self.reference is not None:
             assert batch.reference is not None
-            reference_kl_B = self.policy.kl_divergence(now.distribution, batch.reference) / now.scored_share
+            # Of the scored transitions alone, as the policy term: their balance is then that of all transitions.
+            reference_kl_B = self.policy.kl_divergence(now.distribution, batch.reference)
             total = total + config.reference_kl_coef * losses.masked_mean(reference_kl_B, weight_B, num)
         with torch.no_grad():
             kl = self.trust_region_kl(batch, now)

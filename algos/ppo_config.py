@@ -90,7 +90,8 @@ class PPOConfig:
     critic_warmup: Natural = 0
     """Number of first updates in which only the critic (parameters named critic.*) learns."""
     reference_kl_coef: NonNegative = 0.0
-    """Weight of KL(policy || policy that training started from) of a decision."""
+    """Weight of KL(policy || policy that training started from) of a decision, or of its scored share as in the policy
+    loss: the one denoise step if one is drawn at random."""
 
     # evaluation
     ema_decay: ShareBelow1 = 0.0

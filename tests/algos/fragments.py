@@ -61,4 +61,5 @@ def rollout(policy: Policy, *, seed: int, version: int, T: int = 4, N: int = 16,
         bootstrap_value_N=torch.zeros(N),
         version_TN=torch.full((T, N), version),
         episodes=EpisodeStats.concatenate([]),
+        action_TNEA=executed.unflatten(0, (T, N)),
     )

@@ -236,3 +236,46 @@ def test_the_kl_to_the_first_policy_is_that_of_the_current_policy_from_it() -> N
     expected = kl_divergence(narrow, wide)
     assert abs(float(expected - kl_divergence(wide, narrow))) > 1.0
     torch.testing.assert_close(algorithm.loss(batch).total.detach(), expected, rtol=1e-4, atol=1e-5)
+
+
+def optimal_shift(flow: LinearFlow) -> float:
+    """Shift of ``center`` at which the gradients of the action and of the KL of all steps cancel; both are linear."""
+    moved, zero, x = copy.deepcopy(flow), torch.zeros(2, 1), torch.tensor([0.0, 1.0])[:, None, None]
+    moved.center += 1.0
+    action, pull = 0.0, 0.0
+    for k in range(flow.denoise_steps):
+        old, new = flow.transition(zero, x, k), moved.transition(zero, x, k)
+        after = x - old.velocity / flow.denoise_steps if flow.one_stochastic_step else old.mean
+        force = float(new.mean[0] - old.mean[0])
+        action = action * float(after[1] - after[0]) + force
+        pull += (force / float(old.std[0])) ** 2
+    return action / pull
+
+
+@pytest.mark.parametrize("exploration", ["flow_noise", "flow_sde"])
+@pytest.mark.parametrize("steps", [4, 10])
+@pytest.mark.parametrize("mode", ["all", "one"])
+def test_the_reference_holds_as_strongly_whatever_share_of_the_steps_is_scored(
+    mode: Any, steps: int, exploration: Any
+) -> None:
+    """With reward = action the optimum is known. Were only one of the two terms divided by K, it would be K times off.
+
+    Under Flow-SDE ``one`` carries the noise of a step on by the ODE, so its optimum is 10% from that of ``all``.
+    """
+    flow = LinearFlow(
+        ChainConfig(horizon=1, execute=1, denoise_steps=steps, exploration=exploration, stochastic_steps=mode)
+    )
+    config = PPOConfig(
+        reference_kl_coef=1.0, learning_rate=0.01, schedule="fixed", epochs=1, num_minibatches=1, value_coef=0.0,
+        normalize_advantage=False, gamma=1.0,
+    )  # fmt: skip
+    algorithm, path = PPO(flow, config, seed=0, device=CPU), []
+    with torch.no_grad():
+        expected = optimal_shift(flow)
+    for version in range(80):
+        fragment = rollout(flow, seed=version, version=version, T=1, N=2048, rows={"state": torch.zeros(2048, 1)})
+        fragment.value_TN.zero_()
+        fragment.reward_TNE[:] = fragment.action_TNEA[..., 0] - 0.5
+        algorithm.update([fragment], version)
+        path.append(float(flow.center.detach()) - 0.5)
+    assert sum(path[40:]) / 40 == pytest.approx(expected, rel=0.06)
