@@ -142,6 +142,7 @@ def read_layout(id: str, task: EnvpoolTaskConfig, cameras: Sequence[CameraSpec] 
         repeats="first",
     )
     shown = {camera.name: frames[camera.name] for camera in cameras}
+    options["max_episode_steps"] = limit + 1  # at its own limit EnvPool calls a failure a truncation, so ours is first
     return Layout(id, options, spec, tuple(state), tuple(privileged), shown, success, mask, scale_A, offset_A)
 
 

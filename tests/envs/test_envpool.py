@@ -109,6 +109,23 @@ def test_a_fallen_pole_terminates_and_a_chunk_ends_with_it() -> None:
     assert (step.obs["state"].abs() < 0.06).all()
 
 
+def test_a_failure_in_the_step_of_the_time_limit_is_a_termination() -> None:
+    """EnvPool itself calls it a truncation, whose value would be bootstrapped."""
+
+    def last_step(limit: int) -> tuple[int, bool, bool]:
+        env = make("CartPole-v1", 1, max_episode_steps=limit)
+        env.reset(make_sampler(env, seed=2))
+        for made in range(1, limit + 1):
+            step = env.step(torch.zeros(1, 1, dtype=torch.int64))
+            if len(step.final_ids):
+                break
+        return made, bool(step.terminated_N), bool(step.truncated_N)
+
+    falls, *_ = last_step(100)
+    assert last_step(falls) == (falls, True, False)
+    assert last_step(falls - 1) == (falls - 1, False, True)
+
+
 def test_an_evaluation_has_the_same_episodes_again_with_any_number_of_envs() -> None:
     def first_states(num_envs: int) -> dict[int, list[float]]:
         env = make("CartPole-v1", num_envs)
