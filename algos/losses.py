@@ -17,6 +17,7 @@ On fresh data p = b; decoupled, vtrace and none are then equal.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -31,6 +32,7 @@ Reduction = Literal["sum", "mean", "action"]
 CORRECTIONS: tuple[Correction, ...] = get_args(Correction)
 REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
+KL = 2  # index of the KL in ``MinibatchLoss.statistics``
 MAX_LOG_RATIO = 20.0  # exp(20) = 5e8 is far beyond every clip range; float32 would overflow at exp(88)
 
 
@@ -51,7 +53,7 @@ class MinibatchLoss(NamedTuple):
     total: Tensor
     """Scalar to minimise."""
     statistics: Tensor
-    """Policy loss, value loss, ``trust_region_kl``, clip fraction and entropy, [5]."""
+    """Policy loss, value loss, ``trust_region_kl`` (at index KL), clip fraction and entropy, [5]."""
     log_ratio_B: Tensor
     """Log ratio to the proximal policy, around which the trust region lies."""
     log_prob_B: Tensor
@@ -72,6 +74,13 @@ def valid_mean(value_B: Tensor, weight_B: Tensor, total: Tensor) -> Tensor:
     total: sum of the weights, of all shares.
     """
     return torch.dot(value_B, weight_B) / total.clamp_min(1)
+
+
+def mean_statistics(rows: Sequence[Tensor], measured: Sequence[Tensor]) -> Tensor:
+    """Return the means of minibatches' statistics; a KL that no decision measures, ``measured`` false, is left out."""
+    means = torch.stack(tuple(rows)).mean(0)
+    means[KL] /= torch.stack(tuple(measured)).to(means).mean().clamp_min(1 / len(rows))
+    return means
 
 
 def log_ratio(log_prob_B: Tensor, reference_B: Tensor) -> Tensor:

@@ -274,7 +274,9 @@ class PPO:
         groups = self.optimizer.param_groups  # the actor, and the critic where it has its own rate
         trained = [parameter for group in groups for parameter in group["params"]]
         num_minibatches = min(config.num_minibatches, size)
+        adapts = config.schedule == "adaptive" and not warming
         rows: list[Tensor] = []  # statistics and gradient norm of each minibatch; reading them waits for the device
+        measured: list[Tensor] = []  # whether the KL of each minibatch is of any decision
         first: Tensor | None = None
         epochs = 0
         while epochs < config.epochs:
@@ -286,20 +288,27 @@ class PPO:
                 self.optimizer.zero_grad(set_to_none=True)
                 torch.autograd.backward(loss.total)
                 statistics = sum_gradients(self.learners, trained, loss.statistics)
+                measured.append(minibatch.column("kl_weight").any())
                 if first is None:  # the first minibatch, under the weights at the start of the update
                     log_ratio_B, log_prob_B = map(minibatch.share.join, (loss.log_ratio_B, loss.log_prob_B))
                     first = torch.stack([log_ratio_B.exp().mean(), behaviour_sample_size(minibatch, log_prob_B)])
-                elif config.schedule == "adaptive" and not warming and bool(minibatch.column("kl_weight").any()):
-                    adapt_learning_rate(self.optimizer, float(statistics[2]), config)
+                elif adapts and bool(measured[-1]):
+                    adapt_learning_rate(self.optimizer, float(statistics[losses.KL]), config)
                 if warming:
                     for parameter in self._actor_parameters:
                         parameter.grad = None
                 norms = [nn.utils.clip_grad_norm_(group["params"], config.max_grad_norm) for group in groups]
                 self.optimizer.step()
                 rows.append(torch.cat([statistics, norms[0][None]]))
-            epoch_kl = torch.stack(rows[-num_minibatches:])[:, 2].mean()
+            epoch_kl = losses.mean_statistics(rows[-num_minibatches:], measured[-num_minibatches:])[losses.KL]
             if config.target_kl is not None and float(epoch_kl) > config.target_kl:
                 break
+        if len(rows) == 1 and bool(measured[0]):  # no further minibatch shows how far the only step went
+            with torch.no_grad():
+                kl = self.trust_region_kl(minibatch, self.policy.evaluate(minibatch.obs, minibatch.chain))
+            rows[0][losses.KL] = self.learners.sum(kl)
+            if adapts:
+                adapt_learning_rate(self.optimizer, float(rows[0][losses.KL]), config)
         assert first is not None
-        values = torch.cat([torch.stack(rows).mean(0), first]).tolist()
+        values = torch.cat([losses.mean_statistics(rows, measured), first]).tolist()
         return dict(zip(EPOCH_METRICS, [*values, float(epochs)], strict=True))

@@ -101,8 +101,9 @@ def group_relative(fragment: Fragment, group_size: int) -> tuple[Tensor, Tensor]
 
     advantage_N = (return - group mean) / group standard deviation, of undiscounted returns (GRPO, Shao et al. 2024).
     A first episode ends with the fragment, or earlier as a termination; valid_TN is false for decisions after its end.
-    It is false for all envs of a group if its returns are all equal, if one of its first episodes has another end, or
-    if those that reach the end of the fragment differ in length. ValueError if N is not a multiple of group_size.
+    It is false for all envs of a group if its returns are all equal, if one of its first episodes diverged or has
+    another end, or if those that reach the end of the fragment differ in length. ValueError if N is not a multiple of
+    group_size.
     """
     num_decisions, num_envs = fragment.value_TN.shape
     if num_envs % group_size:
@@ -114,7 +115,8 @@ def group_relative(fragment: Fragment, group_size: int) -> tuple[Tensor, Tensor]
     length_N = (fragment.num_steps_TN * first_TN).sum(0)
     length_GM = torch.where(last_N & ~failed_N, length_N, -1).view(-1, group_size)
     whole_GM = (length_GM == length_GM.amax(1, keepdim=True)) | failed_N.view(-1, group_size)
-    whole_GM &= (last_N | failed_N).view(-1, group_size)
+    diverged_N = ((fragment.num_steps_TN == 0) & first_TN).any(0)
+    whole_GM &= ((last_N | failed_N) & ~diverged_N).view(-1, group_size)
     return_GM = (fragment.reward_TNE * first_TN.unsqueeze(-1)).sum((0, 2)).view(-1, group_size)
     centred_GM = return_GM - return_GM.mean(1, keepdim=True)
     std_G1 = centred_GM.square().mean(1, keepdim=True).sqrt()

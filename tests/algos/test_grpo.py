@@ -82,6 +82,17 @@ def test_an_episode_that_fails_early_is_compared_up_to_its_end() -> None:
     assert valid[:, 2:].all()
 
 
+def test_a_group_with_an_env_that_diverged_in_its_last_decision_does_not_count() -> None:
+    """Its decision counts for nothing, whether it is as long as the others, or they failed and have no length."""
+    fragment = with_returns(episodes(TinyPolicy()), [3.0, 2.0, 1.0, 2.0, 5.0, 7.0])
+    failed, steps = torch.zeros_like(fragment.terminated_TN), fragment.num_steps_TN.clone()
+    failed[1, 0] = True
+    steps[-1, 1] = 0
+    steps[-1, 2:4] = 0
+    _, valid_TN = group_relative(replace(fragment, terminated_TN=failed, num_steps_TN=steps), 2)
+    assert valid_TN.any(0).tolist() == [False] * 4 + [True] * 2
+
+
 def test_groups_stay_in_step_where_envs_fail() -> None:
     """A run whose point masses leave the square: every fragment still begins and ends with its groups."""
 

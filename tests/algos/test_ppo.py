@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from embodied.algos import ALGORITHMS
-from embodied.algos.losses import CORRECTIONS
+from embodied.algos.batch import Batch
+from embodied.algos.losses import CORRECTIONS, MinibatchLoss
 from embodied.algos.ppo import PPO
 from embodied.algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
@@ -146,15 +147,48 @@ def test_kl_early_stop_ends_the_epochs() -> None:
     assert stopped["train/approx_kl"] < free["train/approx_kl"]
 
 
+@pytest.mark.parametrize("options", [{}, {"epochs": 1, "num_minibatches": 1}], ids=str)
 @pytest.mark.parametrize(("desired_kl", "direction"), [(1e-6, -1), (1e3, 1)])
 def test_the_adaptive_schedule_moves_the_learning_rate_towards_the_desired_kl(
-    desired_kl: float, direction: int
+    desired_kl: float, direction: int, options: dict[str, int]
 ) -> None:
+    """Also where one minibatch is the whole update, so that no other one shows how far its step went."""
     policy = TinyPolicy()
-    algorithm = ppo(policy, learning_rate=1e-3, schedule="adaptive", desired_kl=desired_kl)
-    rate = algorithm.update([make_fragment(policy, seed=0)], 0)["train/learning_rate"]
+    algorithm = ppo(policy, learning_rate=1e-3, schedule="adaptive", desired_kl=desired_kl, **options)
+    metrics = algorithm.update([make_fragment(policy, seed=0)], 0)
+    rate = metrics["train/learning_rate"]
+    assert metrics["train/approx_kl"] > 0
     assert math.copysign(1, rate - 1e-3) == direction
     assert 1e-5 <= rate <= 1e-2
+
+
+def test_one_minibatch_per_update_leaves_the_lower_bound_after_the_warm_up() -> None:
+    policy = TinyPolicy()
+    algorithm = ppo(policy, schedule="adaptive", critic_warmup=1, epochs=1, num_minibatches=1)
+    rates = [
+        algorithm.update([make_fragment(policy, seed=version, version=version)], version)["train/learning_rate"]
+        for version in range(4)
+    ]
+    assert rates[1] > algorithm.config.min_learning_rate
+    assert rates[1:] == sorted(set(rates[1:]))
+
+
+@pytest.mark.parametrize("target_kl", [None, 0.01])
+def test_minibatches_in_which_no_decision_measures_the_kl_do_not_count_in_its_mean(target_kl: float | None) -> None:
+    """The KL is measured in 256 of 1,024 decisions; minibatches of four often have none of them."""
+
+    class Watched(PPO):
+        def loss(self, batch: Batch) -> MinibatchLoss:
+            loss = super().loss(batch)
+            if batch.column("kl_weight").any():
+                seen.append(float(loss.statistics[2]))
+            return loss
+
+    policy, seen = TinyPolicy(), []
+    config = PPOConfig(learning_rate=3e-4, schedule="fixed", epochs=2, num_minibatches=256, target_kl=target_kl)
+    metrics = Watched(policy, config, seed=0, device=CPU).update([make_fragment(policy, seed=0, T=4, N=256)], 0)
+    assert 100 < len(seen) / metrics["train/epochs"] < 200
+    assert metrics["train/approx_kl"] == pytest.approx(sum(seen) / len(seen), rel=1e-4)
 
 
 def test_the_critic_may_have_its_own_learning_rate() -> None:
