@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from embodied.policies import POLICIES
 from embodied.run.config import RunConfig, compose_run
 
 
@@ -29,6 +30,13 @@ def test_reinforcement_learning_of_a_published_vla_is_careful(algo: str) -> None
 @pytest.mark.parametrize("algo", ["sft", "grounding"])
 def test_supervised_learning_of_a_published_vla_is_careful(algo: str) -> None:
     assert composed(algo).algo["learning_rate"] == 1e-5
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES.names()))
+def test_grpo_from_another_runs_policy_begins_at_the_lower_bound_of_the_learning_rate(policy: str) -> None:
+    """It has no critic to warm up, after which PPO begins there."""
+    found = compose_run({"task": "tabletop", "policy": policy, "algo": "grpo", "init": "a run of imitation"}).algo
+    assert (found["schedule"], found["learning_rate"]) == ("adaptive", found["min_learning_rate"])
 
 
 def test_the_command_line_wins() -> None:
