@@ -115,11 +115,8 @@ def test_a_failure_in_the_step_of_the_time_limit_is_a_termination() -> None:
     def last_step(limit: int) -> tuple[int, bool, bool]:
         env = make("CartPole-v1", 1, max_episode_steps=limit)
         env.reset(make_sampler(env, seed=2))
-        for made in range(1, limit + 1):
-            step = env.step(torch.zeros(1, 1, dtype=torch.int64))
-            if len(step.final_ids):
-                break
-        return made, bool(step.terminated_N), bool(step.truncated_N)
+        step = env.step(torch.zeros(1, limit, 1, dtype=torch.int64))
+        return int(step.num_steps_N), bool(step.terminated_N), bool(step.truncated_N)
 
     falls, *_ = last_step(100)
     assert last_step(falls) == (falls, True, False)
