@@ -41,8 +41,9 @@ class RuntimeConfig:
     num_env_workers: Count = 1
     """Env workers. The envs are split evenly over num_env_workers * groups_per_worker groups, each one VecEnv."""
     groups_per_worker: Natural = 0
-    """Env groups per worker. With two, a worker steps one group while the other waits for its actions. 0 is two if the
-    actor has a GPU. Otherwise it is one: actor and simulator share the cores, and fewer, larger batches cost less."""
+    """Env groups per worker. With two, a worker steps one group while the other waits for its actions. 0 is two if
+    max_staleness is at least 1 and the actor has a GPU or, on Ray, cores of its own. Otherwise it is one. With
+    max_staleness=0 all runtimes then train the same bit for bit; on shared cores fewer, larger batches cost less."""
     decisions: Count = 32
     """Decisions T per fragment. A batch is as many fragments as there are groups; with max_staleness=0 one of each."""
     max_staleness: Natural = 0

@@ -51,6 +51,8 @@ class LoopRuntime(Runtime):
     """Whether simulation and learning overlap if ``max_staleness`` allows it."""
     workers_may_join: ClassVar[bool] = False
     """Whether a run may go on while some of its env workers are not up."""
+    separate_processes: ClassVar[bool] = False
+    """Whether actor and simulator are in processes of their own, each with cores of its own."""
     evaluates_aside: ClassVar[bool]
     """Whether evaluations run in a thread of their own during training."""
 

@@ -72,8 +72,9 @@ def thread_budget(config: RuntimeConfig, device: torch.device) -> threads.Thread
 
 def groups_per_worker(config: RuntimeConfig, device: torch.device) -> int:
     """Return the number of env groups of each worker; device: that of the actor."""
-    overlaps = RUNTIMES[config.name].build.overlaps and device.type == "cuda"
-    return config.groups_per_worker or (2 if overlaps else 1)
+    runtime = RUNTIMES[config.name].build
+    apart = runtime.separate_processes or (runtime.overlaps and device.type == "cuda")
+    return config.groups_per_worker or (2 if apart and config.max_staleness > 0 else 1)
 
 
 def group_sizes(num_envs: int, num_env_workers: int, groups_per_worker: int) -> list[list[int]]:

@@ -9,6 +9,7 @@ import torch
 
 from embodied.runtime import RUNTIMES, RuntimeConfig, threads
 from embodied.runtime.build import group_sizes, groups_per_worker
+from embodied.runtime.ray.config import RayConfig
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -103,7 +104,14 @@ def test_groups_are_even_and_never_empty() -> None:
 
 
 def test_a_worker_has_two_groups_only_where_the_actor_computes_beside_the_simulator() -> None:
-    local, sync = RuntimeConfig(name="local"), RuntimeConfig(name="sync")
+    local, ray = RuntimeConfig(name="local", max_staleness=1), RayConfig()
     assert (groups_per_worker(local, CPU), groups_per_worker(local, CUDA)) == (1, 2)
-    assert (groups_per_worker(sync, CPU), groups_per_worker(sync, CUDA)) == (1, 1)
+    assert (groups_per_worker(ray, CPU), groups_per_worker(ray, CUDA)) == (2, 2)
     assert groups_per_worker(RuntimeConfig(name="local", groups_per_worker=3), CPU) == 3
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+def test_without_staleness_all_runtimes_have_the_same_groups(device: torch.device) -> None:
+    """So that their parameters are the same bit for bit."""
+    configs = (RuntimeConfig(name="sync"), RuntimeConfig(name="local"), RayConfig(max_staleness=0))
+    assert [groups_per_worker(config, device) for config in configs] == [1, 1, 1]

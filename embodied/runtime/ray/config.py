@@ -29,8 +29,6 @@ class RayConfig(RuntimeConfig):
     """Options of a run on Ray: the cluster, the parts and their places, and how long a part may be silent."""
 
     name: str = "ray"
-    groups_per_worker: Count = 2
-    """Env groups per worker. With two, a worker steps one group while the other waits for its actions."""
     max_staleness: Natural = 1
     """Most versions by which the weights that drew a decision may be older than the learner's. 0 is synchronous PPO."""
     address: Text | None = None
@@ -68,8 +66,7 @@ class RayConfig(RuntimeConfig):
     def __post_init__(self) -> None:
         if self.min_env_workers is not None and self.min_env_workers > self.num_env_workers:
             raise UserError(
-                f"min_env_workers={self.min_env_workers} is more than "
-                f"runtime.num_env_workers={self.num_env_workers}"
+                f"min_env_workers={self.min_env_workers} is more than runtime.num_env_workers={self.num_env_workers}"
             )
         if self.min_env_workers not in (None, self.num_env_workers) and not self.max_staleness:
             raise UserError(

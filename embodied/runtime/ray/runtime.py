@@ -54,6 +54,7 @@ class RayRuntime(LoopRuntime):
     """Parts in processes of Ray, which begin in ``assemble``. Between iterations they go on sampling."""
 
     overlaps = True
+    separate_processes = True
     workers_may_join = True
     evaluates_aside = True
 
