@@ -53,8 +53,9 @@ class Inference:
     """Plans of one policy, at most one at a time.
 
     added_s: latency that is added to every inference, as of a slower machine or a network. simulated: plan at once, and
-    let the result arrive ``added_s`` later on the loop's clock; otherwise a thread plans. timeout_s: longest plan,
-    without ``added_s``; a policy that takes longer hangs. The thread is a daemon: it never keeps the process alive.
+    let the result arrive ``added_s`` later on the loop's clock, which ``take`` moves; otherwise a thread plans.
+    timeout_s: longest plan, without ``added_s``; a policy that takes longer hangs. The thread is a daemon: it never
+    keeps the process alive.
     """
 
     def __init__(
@@ -91,19 +92,22 @@ class Inference:
 
     def _plan(self, inputs: Inputs) -> Plan:
         chunk = self.planner.plan(inputs)
-        left_s = self._began_s + self.added_s - self.clock.now()
-        if left_s > 0:
-            time.sleep(left_s)
+        time.sleep(self.added_s)
         return chunk, self.clock.now()
 
     def take(self, wait_s: float = 0.0) -> tuple[NDArray[np.float32], float] | None:
         """Return the chunk [H, A] and its latency once it is there, else None. Errors of the planner are raised here.
 
-        wait_s: longest wait of this thread. The latency ends when the chunk was planned, not when it is taken.
-        ConnectionError for a policy that hangs.
+        wait_s: longest wait. The latency ends when the chunk was planned, not when it is taken. ConnectionError for a
+        policy that hangs.
         """
-        if self._future is None or (self._simulated and self.clock.now() < self._began_s + self.added_s - 1e-9):
+        if self._future is None:
             return None
+        if self._simulated:
+            arrives_s, until_s = self._began_s + self.added_s, self.clock.now() + wait_s
+            self.clock.sleep_until(min(arrives_s, until_s))
+            if arrives_s > until_s + 1e-9:
+                return None
         try:
             chunk, ended_s = self._future.result(wait_s)
         except FutureTimeout:

@@ -4,22 +4,24 @@
     control step    schedule ──► action ──► controller ──► targets        1 / control_dt_s
     inference       inputs ──► planner, in a thread of its own ──► schedule
 
-Deadlines are absolute, so errors do not add up. A tick that begins after the next one should have begun is a missed
-deadline; the ticks in between are dropped, and the robot keeps its last targets meanwhile. It also keeps them while a
-measurement is not finite, or far outside of what training saw. If the first one is outside, its unit or order is wrong,
-and the episode does not begin.
+Deadlines are absolute, so errors do not add up; where the robot waits for a chunk, they wait too. In real-time chunking
+a chunk that arrives between two ticks takes effect at once. A tick that begins after the next one should have begun is
+a missed deadline; the ticks in between are dropped, and the robot keeps its last targets meanwhile. It also keeps them
+while a measurement is not finite, or far outside of what training saw. If the first one is outside, its unit or order
+is wrong, and the episode does not begin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
 from embodied.deployment.bundle import Bundle
+from embodied.deployment.chunks import Chunks, StepStart
 from embodied.deployment.controller import ArmController
 from embodied.deployment.inference import Clock, Inference
 from embodied.deployment.observation import OutOfRange, StateBuilder, Unusable
@@ -27,7 +29,7 @@ from embodied.deployment.record import EpisodeRecord
 from embodied.deployment.robots.base import GRIPPER, Observation, Robot, age, joint_names
 from embodied.deployment.runner import InputSpec
 from embodied.deployment.safety import Safety
-from embodied.deployment.schedule import DelayEstimate, PlanRequest, Schedule
+from embodied.deployment.schedule import DelayEstimate, Schedule
 
 Array = NDArray[np.float64]
 MAX_TICKS_PER_STEP = 1000
@@ -114,14 +116,15 @@ class Episode:
 
     def __init__(self, loop: ControlLoop, instruction: int, seed: int) -> None:
         bundle = loop.bundle
-        self.loop, self.bundle, self.instruction = loop, bundle, instruction
+        self.loop, self.bundle = loop, bundle
         texts = bundle.instructions
         self.record = EpisodeRecord(instruction=texts[instruction].text if texts else "")
         self.schedule = Schedule(
             loop.schedule_kind, bundle.horizon, loop.execute, bundle.action_dim, bundle.control_dt_s, bundle.max_delay,
             delay=loop.delay,
         )  # fmt: skip
-        self.random = np.random.Generator(np.random.Philox(key=seed))
+        self.chunks = Chunks(bundle, loop.inference, self.schedule, instruction, loop.noise, seed)
+        self.start: StepStart | None = None  # of the present control step
         self.finger_m = bundle.arm.gripper.open_m
         self.step, self.phase = 0, 0  # control step, and tick within it
         self.blind_since_s: float | None = None
@@ -138,8 +141,8 @@ class Episode:
         loop, record, tick = self.loop, self.record, 0
         record.reason = "time limit"
         while self.step < steps:
-            due_s = self.began_s + tick * loop.period_s
-            loop.clock.sleep_until(due_s)
+            due_s = self.began_s + self.chunks.waited_s + tick * loop.period_s
+            self._pass_time(due_s)
             late_s = loop.clock.now() - due_s
             if late_s >= loop.period_s:
                 dropped = int(late_s / loop.period_s)
@@ -183,7 +186,8 @@ class Episode:
             return True
         self.blind_since_s = None
         if state is not None:
-            action = self._next_action(observation, state, due_s)
+            self.start = StepStart(self.step, now_s, observation, state, qpos, self.finger_m)
+            action = self.chunks.action(self.start, due_s + 0.9 * loop.period_s)
             if action is None:
                 self.record.waited_ticks += 1
                 self._send(*loop.safety.hold(), qpos, qvel, now_s, observation)
@@ -192,11 +196,9 @@ class Episode:
                 return False
             self.previous = self.goal
             self.goal, self.finger_m = loop.controller.targets(action, qpos, self.finger_m)
-            self._keep(observation, state, action, qpos, now_s)
+            self._keep(self.start, action)
         self.phase += 1
-        share = self.phase / loop.ticks_per_step if loop.interpolation == "linear" else 1.0
-        targets = self.previous + share * (self.goal - self.previous)
-        sent = self._send(targets, self.finger_m, qpos, qvel, now_s, observation)
+        sent = self._send(self._targets(), self.finger_m, qpos, qvel, now_s, observation)
         if self.phase == loop.ticks_per_step:
             self.record.targets.append(sent)
             self.phase, self.step = 0, self.step + 1
@@ -222,46 +224,42 @@ class Episode:
             return
         self._send(qpos, loop.safety.hold()[1], qpos, qvel, now_s, observation)
 
-    def _next_action(
-        self, observation: Observation, state: NDArray[np.float32], due_s: float
-    ) -> NDArray[np.float32] | None:
-        """Return the action of the present control step; None if the robot has to wait for a chunk."""
+    def _pass_time(self, due_s: float) -> None:
+        """Let time pass until ``due_s``. A chunk that arrives meanwhile commands the rest of the control step.
+
+        Not while the robot waits or is blind, and not where a person confirms every action.
+        """
         loop, schedule = self.loop, self.schedule
-        self._arrive(0.0)
-        request = schedule.request(self.step)
-        if request is not None:
-            loop.inference.submit(self._inputs(request, observation, state))
-            self._arrive(0.0)
-        if schedule.pending and schedule.waits:
-            self._arrive(max(0.0, due_s + 0.9 * loop.period_s - loop.clock.now()))
-            if schedule.pending:
-                return None
-        return schedule.action(self.step)
+        acting = schedule.pending and not schedule.waits and self.blind_since_s is None and loop.confirm is None
+        if acting and self.chunks.arrive(due_s - loop.clock.now()):
+            self._revise()
+        loop.clock.sleep_until(due_s)
 
-    def _arrive(self, wait_s: float) -> None:
-        """Hand the pending chunk to the schedule if it has arrived."""
-        found = self.loop.inference.take(wait_s)
-        if found is not None:
-            self.schedule.arrive(found[0], self.step, found[1])
+    def _revise(self) -> None:
+        """Command the rest of the present control step by the chunk that has just arrived.
 
-    def _inputs(
-        self, request: PlanRequest, observation: Observation, state: NDArray[np.float32]
-    ) -> dict[str, NDArray[Any]]:
-        """Return the inputs of the planner, one row."""
-        bundle, loop = self.bundle, self.loop
-        shape = bundle.noise_shape
-        seeded = loop.noise == "seeded"
-        noise = self.random.standard_normal(shape, np.float32) if seeded else np.zeros(shape, np.float32)
-        inputs: dict[str, NDArray[Any]] = {"state": state, "noise": noise}
-        for camera in bundle.cameras:
-            if camera.name not in observation:
-                raise UserError(f"the robot's observation lacks the image of camera '{camera.name}'")
-            inputs[f"images.{camera.name}"] = np.asarray(observation[camera.name])
-        if bundle.cameras and bundle.instructions:
-            inputs["instruction"] = np.array(self.instruction, np.int64)
-        if bundle.max_delay:
-            inputs |= {"prefix": request.prefix_DA, "delay": np.array(request.delay, np.int64)}
-        return {name: value[None] for name, value in inputs.items()}
+        In the first half of the step the chunk counts as if it had been there at the beginning: the record has its
+        action, and if the next chunk is due, it is planned at once.
+        """
+        loop, start = self.loop, self.start
+        assert start is not None
+        action = self.schedule.action(start.step)
+        self.goal, self.finger_m = loop.controller.targets(action, start.qpos, start.finger_m)
+        observation, now_s = loop.robot.get_observation(), loop.clock.now()
+        with suppress(Unusable):  # the next tick holds the robot
+            qpos, qvel = loop.builder.qpos(observation), loop.builder.qvel(observation)
+            sent = self._send(self._targets(), self.finger_m, qpos, qvel, now_s, observation)
+            if self.phase == 0:
+                self.record.targets[-1] = sent
+        if now_s - start.time_s < self.bundle.control_dt_s / 2:
+            self.record.actions[-1] = np.asarray(action, np.float32)
+            self.chunks.request(start)
+
+    def _targets(self) -> Array:
+        """Return the targets of the last tick that began."""
+        ticks = self.loop.ticks_per_step
+        share = (self.phase or ticks) / ticks if self.loop.interpolation == "linear" else 1.0
+        return self.previous + share * (self.goal - self.previous)
 
     def _send(
         self, targets: Array, finger_m: float, qpos: Array, qvel: Array, now_s: float, observation: Observation
@@ -281,17 +279,14 @@ class Episode:
             loop.safety.report("robot", f"it sent {loop.joints[i]} {sent[i]:.4f} in place of {safe[i]:.4f}", now_s)
         return sent
 
-    def _keep(
-        self, observation: Observation, state: NDArray[np.float32], action: NDArray[np.float32], qpos: Array,
-        now_s: float,
-    ) -> None:  # fmt: skip
+    def _keep(self, start: StepStart, action: NDArray[np.float32]) -> None:
         """Record a control step."""
         record = self.record
-        record.times_s.append(now_s - self.began_s)
-        record.states.append(state)
-        record.images.append({c.name: np.asarray(observation[c.name]) for c in self.bundle.cameras})
+        record.times_s.append(start.time_s - self.began_s)
+        record.states.append(start.state)
+        record.images.append({c.name: np.asarray(start.observation[c.name]) for c in self.bundle.cameras})
         record.actions.append(np.asarray(action, np.float32))
-        record.qpos.append(qpos)
+        record.qpos.append(start.qpos)
 
     def _in_words(self, action: NDArray[np.float32]) -> str:
         """Return an action with the names and units of its entries."""

@@ -5,9 +5,10 @@
     rtc           real-time chunking: plan the next chunk while the present one is executed
 
 Row i of a chunk belongs to the control step of its observation plus i, whenever the chunk arrives. So the rows that
-were really consumed meanwhile are skipped, not those that an estimate said. When a chunk runs out before the next one
-arrives, the last action is repeated, for at most E steps. After that the arm gets displacement zero and the gripper
-keeps its last target, because an action is a displacement, and repeating it for ever would go on moving.
+were really consumed meanwhile are skipped, not those that an estimate said. A chunk that arrives within a control step
+has an action for the rest of it. When a chunk runs out before the next one arrives, the last action is repeated, for at
+most E steps. After that the arm gets displacement zero and the gripper keeps its last target, because an action is a
+displacement, and repeating it for ever would go on moving.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from math import floor
 from typing import Literal
 
 import numpy as np
@@ -39,11 +40,13 @@ class PlanRequest:
     """First actions that are decided already: those that will be executed during the inference."""
     prefix_DA: Chunk
     """These actions, physical units; rows from ``delay`` on are 0."""
+    late_s: float
+    """Time from the observation to the request."""
 
 
 @dataclass(slots=True)
 class DelayEstimate:
-    """Inference delay in control steps: the largest of the last latencies, without the first, which warms up."""
+    """Latency of the next inference: the largest of the last latencies, without the first, which warms up."""
 
     control_dt_s: float
     """Seconds per control step."""
@@ -59,9 +62,18 @@ class DelayEstimate:
         self.warm = True
 
     @property
+    def longest_s(self) -> float:
+        """The estimate; 0 before there is a latency."""
+        return max(self.latencies_s, default=0.0)
+
+    @property
     def steps(self) -> int:
-        """Control steps that begin during an inference; 0 before there is a latency."""
-        return ceil(max(self.latencies_s, default=0.0) / self.control_dt_s - 1e-9)
+        """The estimate in control steps."""
+        return self.nearest(self.longest_s)
+
+    def nearest(self, time_s: float) -> int:
+        """Return a time in control steps, rounded; half a step is a whole one."""
+        return floor(time_s / self.control_dt_s + 0.5)
 
 
 class Schedule:
@@ -82,14 +94,17 @@ class Schedule:
         self.kind, self.horizon, self.execute, self.max_delay = kind, horizon, execute, max_delay
         self.action_dim, self.decay = action_dim, decay
         self.delay = DelayEstimate(control_dt_s) if delay is None else delay
-        self.padded = 0
-        """Control steps for which no chunk had an action."""
         self.beyond_max_delay = 0
         """Chunks that took longer than the policy was trained for."""
         self._chunks: deque[tuple[int, Chunk]] = deque(maxlen=horizon)
         self._pending: PlanRequest | None = None
-        self._last: Chunk | None = None
-        self._repeats = 0  # padded steps in a row
+        self._last: tuple[int, Chunk] | None = None  # the last step for which a chunk had an action, and the action
+        self._padded: set[int] = set()
+
+    @property
+    def padded(self) -> int:
+        """Control steps for which no chunk had an action."""
+        return len(self._padded)
 
     @property
     def pending(self) -> bool:
@@ -101,41 +116,45 @@ class Schedule:
         """Whether the robot holds its targets until a requested chunk arrives: always but in real-time chunking."""
         return self.kind != "rtc" or not self._chunks
 
-    def request(self, step: int) -> PlanRequest | None:
-        """Return what to plan from the observation of control step ``step``; None if nothing is due."""
+    def request(self, step: int, late_s: float = 0.0) -> PlanRequest | None:
+        """Return what to plan from the observation of control step ``step``; None if nothing is due.
+
+        late_s: time since that observation.
+        """
         if self._pending is not None or not self._due(step):
             return None
-        delay = 0 if self.waits else min(self.delay.steps, self.max_delay)
+        delay = 0 if self.waits else min(self.delay.nearest(late_s + self.delay.longest_s), self.max_delay)
         prefix = np.zeros((self.max_delay, self.action_dim), np.float32)
         for i in range(delay):
             prefix[i] = self._row(step + i)
-        self._pending = PlanRequest(step, delay, prefix)
+        self._pending = PlanRequest(step, delay, prefix, late_s)
         return self._pending
 
-    def arrive(self, chunk_HA: Chunk, step: int, latency_s: float) -> None:
-        """Take the chunk of the pending request, which arrived before the action of control step ``step`` was read."""
+    def arrive(self, chunk_HA: Chunk, latency_s: float) -> None:
+        """Take the chunk of the pending request."""
         assert self._pending is not None, "no chunk was requested"
         self.delay.add(latency_s)
-        if self.kind == "rtc" and self.max_delay and step - self._pending.step > self.max_delay:
+        delay = 0 if self.waits else self.delay.nearest(self._pending.late_s + latency_s)
+        if self.max_delay and delay > self.max_delay:
             self.beyond_max_delay += 1
         self._chunks.append((self._pending.step, np.asarray(chunk_HA, np.float32)))
         self._pending = None
 
     def action(self, step: int) -> Chunk:
-        """Return the action [A] of control step ``step``, physical units."""
+        """Return the action [A] of control step ``step``, physical units; a chunk that arrives may change it."""
         covering = [(start, chunk) for start, chunk in self._chunks if start <= step < start + len(chunk)]
-        self._repeats = 0 if covering else self._repeats + 1
         if not covering:
-            self.padded += 1
-            action = self._padding(self._repeats)
-        elif self.kind == "ensemble":
+            self._padded.add(step)
+            return self._padding(step)
+        self._padded.discard(step)
+        if self.kind == "ensemble":
             weights = np.exp(-self.decay * np.arange(len(covering)))
             rows = np.stack([chunk[step - start] for start, chunk in covering])
             action = ((weights[:, None] * rows).sum(0) / weights.sum()).astype(np.float32)
         else:
             start, chunk = covering[-1]
             action = chunk[step - start]
-        self._last = action
+        self._last = step, action
         return action
 
     def _due(self, step: int) -> bool:
@@ -153,11 +172,11 @@ class Schedule:
         row: Chunk = chunk[min(step - start, len(chunk) - 1)]
         return row
 
-    def _padding(self, repeats: int) -> Chunk:
-        """Return the action of the ``repeats``-th step in a row without one; there must have been an action."""
-        assert self._last is not None or self._chunks, "no chunk has arrived yet"
-        last = self._last if self._last is not None else self._chunks[-1][1][-1]
-        if repeats <= self.execute:
+    def _padding(self, step: int) -> Chunk:
+        """Return the action of a step for which no chunk has one."""
+        assert self._last is not None, "no chunk has arrived yet"
+        last_step, last = self._last
+        if step - last_step <= self.execute:
             return last
         padding = np.zeros(self.action_dim, np.float32)
         padding[-1] = last[-1]

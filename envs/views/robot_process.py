@@ -3,9 +3,10 @@
     parent ── {"call": ...} ──► this process ── {"ok": ...} ──► parent          a length and JSON each, images after it
               act, observe, reset, outcome, advance, frames, describe
 
-It steps the physics in real time, or as far as it is told to (``lockstep``), whatever the parent does. Commands are
-position targets; the newest one counts. ``perturbation`` makes the arm differ from the one of training. It ends when
-the parent closes the socket. Client: embodied.deployment.robots.sim.
+It steps the physics in real time, or as far as it is told to (``lockstep``), whatever the parent does. The physics is
+at the step nearest to the clock: a command takes effect at the step nearest to its arrival. Commands are position
+targets; the newest one counts. ``perturbation`` makes the arm differ from the one of training. It ends when the parent
+closes the socket. Client: embodied.deployment.robots.sim.
 """
 
 from __future__ import annotations
@@ -217,23 +218,26 @@ def serve(arm: SimulatedArm, connection: socket.socket, lockstep: bool) -> None:
     def advance(call: Mapping[str, Any]) -> dict[str, Any]:
         for _ in range(round((float(call["until_s"]) - arm.time_s) / arm.timestep_s)):
             arm.step()
-        return {"time_s": arm.time_s}
+        return {}
 
     def act(call: Mapping[str, Any]) -> dict[str, Any]:
         arm.act(call["targets"])
-        return {"time_s": arm.time_s}
+        return {}
+
+    def due_s() -> float:
+        return origin_s + arm.time_s + arm.timestep_s / 2
 
     calls: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
         "describe": lambda call: {"observed": [*arm.observe()], "timestep_s": arm.timestep_s},
         "reset": reset,
         "act": act,
-        "observe": lambda call: {"observation": arm.observe(), "time_s": arm.time_s},
+        "observe": lambda call: {"observation": arm.observe()},
         "outcome": lambda call: {"success": arm.success, "once": arm.success_once, "late": late},
         "advance": advance,
     }
     while True:
-        due_s = None if lockstep else max(0.0, origin_s + arm.time_s + arm.timestep_s - time.monotonic())
-        if select.select([connection], [], [], due_s)[0]:
+        wait_s = None if lockstep else max(0.0, due_s() - time.monotonic())
+        if select.select([connection], [], [], wait_s)[0]:
             message = receive(connection)
             if message is None:
                 return
@@ -251,9 +255,9 @@ def serve(arm: SimulatedArm, connection: socket.socket, lockstep: bool) -> None:
                 send(connection, {"ok": answer}, arrays)
             except (UserError, KeyError, TypeError, ValueError) as error:
                 send(connection, {"error": str(error)}, {})
-        if not lockstep and time.monotonic() - origin_s >= arm.time_s + arm.timestep_s:
+        if not lockstep and time.monotonic() >= due_s():
             arm.step()
-            if time.monotonic() - origin_s > arm.time_s + arm.timestep_s:
+            if time.monotonic() > due_s():
                 late += 1
             if time.monotonic() - origin_s > arm.time_s + 1.0:  # the machine was busy for a second: do not race
                 origin_s = time.monotonic() - arm.time_s

@@ -29,6 +29,7 @@ sys.meta_path.insert(0, Block())
 MODULES = [
     "api_key",
     "bundle",
+    "chunks",
     "client",
     "controller",
     "draft",

@@ -46,7 +46,8 @@ class SimRobot:
     """A ``Robot`` in its own process. ConnectionError when the process has ended.
 
     simulation: ``simulation.json`` of the bundle. perturbation: differences from training. lockstep: time passes only
-    by ``sleep_until``, so that a run is exact and as fast as the machine allows; otherwise it is real.
+    by ``sleep_until``, so that a run is exact and as fast as the machine allows; otherwise it is real. Either way the
+    physics is at the step nearest to the clock, so that a command takes effect there.
     """
 
     def __init__(
@@ -111,12 +112,11 @@ class SimRobot:
     def get_observation(self) -> Observation:
         """Return the newest measurements; with cameras, also their images."""
         found, images = self._call_with_arrays("observe", images=bool(self.bundle.cameras))
-        self._time_s = float(found["time_s"])
         return {**found["observation"], **images}
 
     def send_action(self, action: Action) -> Action:
         """Command position targets."""
-        self._time_s = float(self._call("act", targets=dict(action))["time_s"])
+        self._call("act", targets=dict(action))
         return dict(action)
 
     def disconnect(self) -> None:
@@ -155,13 +155,15 @@ class SimRobot:
     # -- the clock of the control loop ---------------------------------------------------------------------------------
 
     def now(self) -> float:
-        """Return the time, s: that of the simulation in lock-step, otherwise the machine's monotonic clock."""
+        """Return the time, s: since the reset in lock-step, otherwise the machine's monotonic clock."""
         return self._time_s if self.lockstep else time.monotonic()
 
     def sleep_until(self, time_s: float) -> None:
         """Let time pass until ``time_s`` on the clock of ``now``."""
         if self.lockstep:
-            self._time_s = float(self._call("advance", until_s=time_s)["time_s"])
+            if time_s > self._time_s:
+                self._call("advance", until_s=time_s)
+                self._time_s = time_s
         elif (left_s := time_s - time.monotonic()) > 0:
             time.sleep(left_s)
 
