@@ -53,6 +53,8 @@ class Term:
     """Where a robot's computer gets the quantity from."""
     difference: Difference | None = None
     """Terms that the quantity follows from; then ``source`` has no meaning."""
+    meaning: str = ""
+    """Quantity and order of its entries, in words; empty if the name and ``difference`` say it."""
 
     @property
     def entry_names(self) -> tuple[str, ...]:

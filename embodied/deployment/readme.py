@@ -1,4 +1,4 @@
-"""The README.md of a bundle."""
+"""What a bundle says to people: its README.md and the notes in bundle.json."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ runner = PolicyRunner(Path("<this directory>"))
 chunk = runner.plan(inputs)  # arrays by name, N rows each ─► [N, H, A], physical units
 ```
 """.splitlines()
+NOTES = (
+    "state: give numbers in their unit, as measured. Do not multiply by scale: the model does it itself.",
+    "actions: the output is in unit already. scale and offset only say its range, from offset - scale to offset + "
+    "scale. Entries but the last are displacements from the measured pose, per control step.",
+    "arm: rad, m, N m, N and seconds. A quaternion is (w, x, y, z). Poses are in the frame of the joint before.",
+    "gripper: the last action is the target of each finger, the distance from the point where the fingers meet.",
+    "noise: zeros plan deterministically; standard normals draw one of the policy's ways of acting.",
+)
+"""Notes on the entries of ``bundle.json``."""
 TORCH_RUN = """\
 python -m embodied.serve bundle=<this directory> port=8000     # needs torch and transformers; device=cuda for a GPU
 python -m embodied.deploy bundle=<this directory> robot=sim server=ws://127.0.0.1:8000
@@ -54,20 +63,24 @@ def bundle_readme(bundle: Bundle) -> str:
         "",
         "```sh",
         *(ONNX_RUN if bundle.layout == "onnx" else TORCH_RUN),
+        "",
         f"A chunk has {bundle.horizon} actions, {bundle.control_dt_s} s apart. Training executed {bundle.execute} of "
         "them before it planned again.",
         "",
+        *(f"- {note}" for note in NOTES),
+        "",
         "## Input `state`",
         "",
-        "| entries | term | unit | frame | from | recorded range |",
-        "|---|---|---|---|---|---|",
+        "| entries | term | meaning | unit | frame | from | recorded range |",
+        "|---|---|---|---|---|---|---|",
     ]
     first = 0
     for term in bundle.state:
         ranges = bundle.state_range[first : first + term.size]
         low, high = min(entry.low for entry in ranges), max(entry.high for entry in ranges)
         source = term.source if term.difference is None else f"{term.difference.of} - {term.difference.minus}"
-        cells = f"{first} to {first + term.size - 1}", term.name, term.unit or "-", term.frame or "-", source
+        entries = f"{first} to {first + term.size - 1}"
+        cells = entries, term.name, term.meaning or "-", term.unit or "-", term.frame or "-", source
         lines.append(f"| {' | '.join(cells)} | {low:.3g} to {high:.3g} |")
         first += term.size
     lines += [
@@ -86,13 +99,15 @@ def bundle_readme(bundle: Bundle) -> str:
         "",
         "## Joints",
         "",
-        "| joint | low | high | largest speed | kp | kd | default pose |",
-        "|---|---|---|---|---|---|---|",
+        "Positions in rad, of a slide in m; kp in N m/rad or N/m, kd in N m s/rad or N s/m.",
+        "",
+        "| joint | kind | low | high | largest speed | kp | kd | default pose |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for joint in bundle.arm.joints:
         lines.append(
-            f"| {joint.name} | {joint.low:.4f} | {joint.high:.4f} | {joint.max_velocity} | {joint.stiffness:g} | "
-            f"{joint.damping:g} | {joint.home:.4f} |"
+            f"| {joint.name} | {joint.kind} | {joint.low:.4f} | {joint.high:.4f} | {joint.max_velocity} | "
+            f"{joint.stiffness:g} | {joint.damping:g} | {joint.home:.4f} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -11,13 +11,15 @@ from embodied.envs.common.seeding import EpisodeRng
 from embodied.envs.mujoco.view import View
 from embodied.envs.tasks.base import ObjectTaskConfig, Task, column
 
+ROTATION = "first two columns of the rotation matrix: x axis, then y axis of the object"
+
 
 def cube_terms(name: str) -> tuple[Term, ...]:
     """Return the terms of ``cube_state``."""
     return (
-        Term(f"{name}_pos", 3, "m", "base"),
+        Term(f"{name}_pos", 3, "m", "base", meaning=f"x, y, z of the centre of {name}"),
         Term(f"{name}_from_tcp", 3, "m", "base", difference=Difference(f"{name}_pos", "tcp_pos")),
-        Term(f"{name}_rotation", 6, frame="base"),
+        Term(f"{name}_rotation", 6, frame="base", meaning=ROTATION),
     )
 
 

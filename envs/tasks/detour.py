@@ -73,9 +73,9 @@ class Detour(Task):
 
     def state_terms(self) -> tuple[Term, ...]:
         return (
-            Term("goal", 3, "m", "base"),
+            Term("goal", 3, "m", "base", meaning="x, y, z of the goal"),
             Term("goal_from_tcp", 3, "m", "base", difference=Difference("goal", "tcp_pos")),
-            Term("post_from_tcp", 2, "m", "base"),
+            Term("post_from_tcp", 2, "m", "base", meaning="x, y of the post minus those of the tool centre point"),
         )
 
     def privileged_terms(self) -> tuple[Term, ...]:

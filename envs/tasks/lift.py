@@ -86,7 +86,7 @@ class Lift(Task):
 
     def state_terms(self) -> tuple[Term, ...]:
         offset = Term("goal_from_cube", 3, "m", "base", difference=Difference("goal", "cube_pos"))
-        return (*cube_terms("cube"), Term("goal", 3, "m", "base"), offset)
+        return (*cube_terms("cube"), Term("goal", 3, "m", "base", meaning="x, y, z of the goal"), offset)
 
     def privileged_terms(self) -> tuple[Term, ...]:
         return cube_privileged_terms("cube")

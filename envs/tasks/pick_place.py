@@ -65,7 +65,7 @@ class PickPlace(Placing):
 
     def state_terms(self) -> tuple[Term, ...]:
         offset = Term("tray_from_cube", 3, "m", "base", difference=Difference("tray", "cube_pos"))
-        return (*cube_terms("cube"), Term("tray", 2, "m", "base"), offset)
+        return (*cube_terms("cube"), Term("tray", 2, "m", "base", meaning="x, y of the tray"), offset)
 
     def observe(self) -> dict[str, Tensor]:
         return {

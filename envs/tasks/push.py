@@ -75,7 +75,7 @@ class Push(Task):
 
     def state_terms(self) -> tuple[Term, ...]:
         offset = Term("goal_from_cube", 2, "m", "base", difference=Difference("goal", "cube_pos"))
-        return (*cube_terms("cube"), Term("goal", 2, "m", "base"), offset)
+        return (*cube_terms("cube"), Term("goal", 2, "m", "base", meaning="x, y of the mark"), offset)
 
     def privileged_terms(self) -> tuple[Term, ...]:
         return cube_privileged_terms("cube")

@@ -53,7 +53,7 @@ class Reach(Task):
 
     def state_terms(self) -> tuple[Term, ...]:
         offset = Term("goal_from_tcp", 3, "m", "base", difference=Difference("goal", "tcp_pos"))
-        return (Term("goal", 3, "m", "base"), offset)
+        return (Term("goal", 3, "m", "base", meaning="x, y, z of the goal"), offset)
 
     def privileged_terms(self) -> tuple[Term, ...]:
         return (Term("distance", 1, "m"),)

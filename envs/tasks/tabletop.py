@@ -177,12 +177,13 @@ class Tabletop(Placing):
         self._update_scene(torch.arange(len(self.shape_NB)))
 
     def state_terms(self) -> tuple[Term, ...]:
+        shapes = ", ".join(self.config.words.shapes)
         return (
             *cube_terms("target"),
-            Term("target_shape", len(self.config.words.shapes)),
-            Term("tray", 2, "m", "base"),
+            Term("target_shape", len(self.config.words.shapes), meaning=f"1 for its shape of {shapes}, else 0"),
+            Term("tray", 2, "m", "base", meaning="x, y of the tray"),
             Term("tray_from_target", 3, "m", "base", difference=Difference("tray", "target_pos")),
-            *(Term(f"{name}_pos", 3, "m", "base") for name in SLOTS[1:]),
+            *(Term(f"{name}_pos", 3, "m", "base", meaning=f"x, y, z of {name}") for name in SLOTS[1:]),
         )
 
     def observe(self) -> dict[str, Tensor]:

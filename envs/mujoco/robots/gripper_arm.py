@@ -22,6 +22,8 @@ from embodied.envs.mujoco.robots.arm_spec import joint_specs
 from embodied.envs.mujoco.robots.attached_arm import AttachedArm
 from embodied.envs.mujoco.robots.device_arm import DeviceArm
 
+FINGERS = "distance of each finger from the point where they meet"
+
 
 @config_dataclass
 class ControlConfig:
@@ -94,12 +96,12 @@ class GripperArm:
     def terms(self) -> tuple[Term, ...]:
         joint_vel_unit = ", ".join(f"{unit}/s" for unit in self.joint_unit.split(", "))
         return (
-            Term("joint_pos", self.num_joints, self.joint_unit, source="measured"),
-            Term("joint_vel", self.num_joints, joint_vel_unit, source="measured"),
-            Term("fingers", 2, "m", scale=self.finger_scale, source="measured"),
-            Term("finger_target", 1, "m", scale=self.finger_scale, source="command"),
-            Term("tcp_pos", 3, "m", "base", source="kinematics"),
-            Term("tcp_vel", 3, "m/s", "base", source="kinematics"),
+            Term("joint_pos", self.num_joints, self.joint_unit, source="measured", meaning="joints, base to tool"),
+            Term("joint_vel", self.num_joints, joint_vel_unit, source="measured", meaning="joints, base to tool"),
+            Term("fingers", 2, "m", scale=self.finger_scale, source="measured", meaning=FINGERS),
+            Term("finger_target", 1, "m", scale=self.finger_scale, source="command", meaning="their last target"),
+            Term("tcp_pos", 3, "m", "base", source="kinematics", meaning="x, y, z of the tool centre point"),
+            Term("tcp_vel", 3, "m/s", "base", source="kinematics", meaning="velocity of the tool centre point"),
         )
 
     @property
