@@ -21,20 +21,21 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from ipaddress import ip_address
-from typing import Any
-
-from websockets.asyncio.server import ServerConnection, serve
-from websockets.exceptions import ConnectionClosed
-from websockets.frames import CloseCode
-from websockets.http11 import Request, Response
+from typing import TYPE_CHECKING, Any
 
 from embodied.core.errors import UserError
 from embodied.deployment.api_key import SCHEME, is_authorized
 from embodied.deployment.batching import Batcher
-from embodied.deployment.request import RequestReader, max_request_bytes
+from embodied.deployment.request import ALLOWANCE_BYTES, RequestReader, max_request_bytes
 from embodied.deployment.runner import Planner
 from embodied.deployment.wire import decode, encode
 
+if TYPE_CHECKING:  # imported where it is used, so that a machine without it gets a message
+    from websockets.asyncio.server import ServerConnection
+    from websockets.http11 import Request, Response
+
+GOING_AWAY = 1001
+"""Code of websockets for a connection that the server ends."""
 HANDSHAKE_S = 5.0
 """Longest handshake."""
 SEND_S = 10.0
@@ -111,6 +112,8 @@ class PolicyServer:
         self.batcher = Batcher(planner, options.max_batch)
         self._metadata = encode(asdict(planner.bundle))
         self._max_bytes = max_request_bytes(planner.bundle)
+        chunk_bytes = 4 * planner.bundle.horizon * planner.bundle.action_dim
+        self._max_unsent = len(self._metadata) + chunk_bytes + ALLOWANCE_BYTES
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[int]:
@@ -118,11 +121,13 @@ class PolicyServer:
 
         UserError if the address cannot be had.
         """
+        from websockets.asyncio.server import serve
+
         options = self.options
         try:
             server = await serve(
                 self._converse, options.host, options.port, process_request=self._admit,
-                create_connection=_limited(options.max_clients + MAX_HANDSHAKES), compression=None,
+                create_connection=_limited(options.max_clients + MAX_HANDSHAKES, self._max_unsent), compression=None,
                 open_timeout=HANDSHAKE_S, close_timeout=CLOSE_S, max_size=self._max_bytes, max_queue=MAX_FRAMES,
             )  # fmt: skip
         except OSError as error:
@@ -164,6 +169,8 @@ class PolicyServer:
 
     async def _converse(self, connection: ServerConnection) -> None:
         """Answer the requests of one client until it goes."""
+        from websockets.exceptions import ConnectionClosed
+
         self.counts.clients += 1
         number = self.counts.clients
         print(f"client {number} connected from {connection.remote_address[0]}", file=sys.stderr)
@@ -179,7 +186,7 @@ class PolicyServer:
         except (ConnectionClosed, ConnectionAbortedError):
             pass
         except TimeoutError:
-            await connection.close(CloseCode.GOING_AWAY, f"no request for {self.options.idle_s:g} s")
+            await connection.close(GOING_AWAY, f"no request for {self.options.idle_s:g} s")
         print(f"client {number} has gone", file=sys.stderr)
 
     async def _reply(self, reader: RequestReader, message: str | bytes, previous_ms: float | None) -> str | bytes:
@@ -215,13 +222,23 @@ async def _send(connection: ServerConnection, message: str | bytes) -> None:
         raise ConnectionAbortedError from None
 
 
-def _limited(limit: int) -> type[ServerConnection]:
-    """Return a connection that is cut at once if the server has more than ``limit``, whatever their state."""
+def _limited(limit: int, max_unsent: int) -> type[ServerConnection]:
+    """Return a connection that is cut at once if the server has more than ``limit``, whatever their state.
+
+    It is also cut if more than ``max_unsent`` bytes wait for the client to read them: pongs, which answer pings without
+    waiting, and one message.
+    """
+    from websockets.asyncio.server import ServerConnection
 
     class Limited(ServerConnection):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
             if len(self.server.handler_tasks) > limit:
+                self.transport.abort()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.transport.get_write_buffer_size() > max_unsent:
                 self.transport.abort()
 
     return Limited

@@ -9,6 +9,7 @@ of elements are bounded whatever a message claims.
 
 from __future__ import annotations
 
+import importlib
 from math import prod
 from typing import Any
 
@@ -40,6 +41,18 @@ _SCALARS |= dict.fromkeys([*range(0x80), *range(0xE0, 0x100)], 0) | {0xA0 + i: i
 """Bytes after the tag of a value whose tag says all."""
 _CHILDREN = {0x80 + i: 2 * i for i in range(16)} | {0x90 + i: i for i in range(16)}
 """Values in a list or map whose tag says their count."""
+
+
+def require_packages(key: str) -> None:
+    """Raise UserError, with the command that installs them, unless the packages of the protocol are here.
+
+    key: the option or command that needs them.
+    """
+    try:
+        for name in ("websockets", "msgpack"):
+            importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(f"{key}: {one_line(error)}; pip install websockets msgpack") from error
 
 
 def encode(message: Any) -> bytes:

@@ -20,7 +20,7 @@ from torch import nn
 from transformers import AutoTokenizer, PI0Config, PI0ForConditionalGeneration
 from transformers.utils import logging as transformers_logging
 
-from embodied.core.errors import UserError
+from embodied.core.errors import UserError, one_line
 from embodied.core.spec import EnvSpec
 from embodied.policies.vla.config import VLAConfig
 from embodied.policies.vla.lora import merge_adaptations
@@ -77,23 +77,36 @@ def build(spec: EnvSpec, config: VLAConfig) -> Parts:
     if missing and not architecture_only:
         raise UserError(f"policy.pretrained={path} lacks {'; '.join(missing)}. It has: {_listing(path)}")
     with _loading_errors(path):
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        model_config = PI0Config.from_pretrained(path, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        model_config = PI0Config.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         pixels = _pixels(path)
     for key, (wanted, there) in _differences(config.model, model_config.to_dict()).items():
         raise UserError(f"policy.model.{key}={wanted} does not fit policy.pretrained={path}, where it is {there}")
+    _check_shards(path)
     with _loading_errors(path):
         if architecture_only:
             return Parts(PI0ForConditionalGeneration(model_config), tokenizer, pixels)
         loaded: Any = PI0ForConditionalGeneration.from_pretrained(
-            path, config=model_config, dtype=torch.float32, local_files_only=True, use_safetensors=True,
-            output_loading_info=True,
+            path, config=model_config, dtype=torch.float32, local_files_only=True, trust_remote_code=False,
+            use_safetensors=True, output_loading_info=True,
         )  # fmt: skip
     model, lacking = loaded[0], loaded[1]["missing_keys"]
     if lacking:
         some = ", ".join(sorted(lacking)[:3])
         raise UserError(f"policy.pretrained={path} lacks {len(lacking)} of the model's weights, for instance {some}")
     return Parts(model, tokenizer, pixels)
+
+
+def _check_shards(path: Path) -> None:
+    """Raise UserError for an index of shards that names files elsewhere, which transformers would read."""
+    index = path / "model.safetensors.index.json"
+    if not index.is_file():
+        return
+    with _loading_errors(path):
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        outside = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
+    if outside:
+        raise UserError(f"{index} names {one_line(outside[0])}: shards are *.safetensors files in the same directory")
 
 
 def _listing(path: Path) -> str:
@@ -111,7 +124,7 @@ def _loading_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except LOADING_ERRORS as error:
-        raise UserError(f"policy.pretrained={path} cannot be loaded: {error}") from error
+        raise UserError(f"policy.pretrained={path} cannot be loaded: {one_line(error)}") from error
 
 
 def _build_fresh(spec: EnvSpec, config: VLAConfig) -> Parts:

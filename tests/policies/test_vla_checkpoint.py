@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,39 @@ def test_a_damaged_checkpoint_is_refused(file: str, content: bytes, message: str
     build().save_pretrained(tmp_path / "base")
     (tmp_path / "base" / file).write_bytes(content)
     with pytest.raises(UserError, match=f"(?s)policy.pretrained=.*{message}"):
+        build(pretrained=str(tmp_path / "base"))
+
+
+def test_code_of_a_checkpoint_is_neither_run_nor_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, ran = tmp_path / "base", tmp_path / "ran"
+    build().save_pretrained(path)
+    (path / "evil.py").write_text(f"open({str(ran)!r}, 'w')\nclass Evil: ...\n")
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or "y")
+    with pytest.raises(UserError, match=r"cannot be loaded: .*custom code") as caught:
+        build(pretrained=str(path))
+    assert (asked, ran.exists(), "\n" in str(caught.value)) == ([], False, False)
+
+
+def test_every_call_of_transformers_refuses_code(root: Path) -> None:
+    for file in (path for room in ("embodied", "policies", "envs", "algos") for path in (root / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "from_pretrained":
+                given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                assert given.get("trust_remote_code") == "False", f"{file}, line {node.lineno}"
+
+
+@pytest.mark.parametrize("name", ["../other.safetensors", "/etc/passwd", "pytorch_model.bin"])
+def test_shards_are_in_the_checkpoint(tmp_path: Path, name: str) -> None:
+    build().save_pretrained(tmp_path / "base")
+    weights = load_file(tmp_path / "base" / "model.safetensors")
+    (tmp_path / "base" / "model.safetensors").rename(tmp_path / "other.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, name)}
+    (tmp_path / "base" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"names .*: shards are \*.safetensors files in the same directory"):
         build(pretrained=str(tmp_path / "base"))
 
 
