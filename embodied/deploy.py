@@ -35,7 +35,6 @@ in order: the robot moves home. Either way what happened is reported. Last line 
 
 from __future__ import annotations
 
-import importlib
 import signal
 import sys
 import threading
@@ -54,12 +53,14 @@ from embodied.deployment.home import MAX_S, move_home
 from embodied.deployment.inference import Inference
 from embodied.deployment.keys import EmergencyKey
 from embodied.deployment.loop import ControlLoop
+from embodied.deployment.notice import notice
 from embodied.deployment.options import DeployOptions, as_mapping, parse_words
 from embodied.deployment.record import EpisodeRecord
 from embodied.deployment.report import Deployment
-from embodied.deployment.runner import Planner, PolicyRunner
+from embodied.deployment.runner import Planner, PolicyRunner, check_parity
 from embodied.deployment.safety import Limits, Safety
 from embodied.deployment.stage import Stage, ask, stage_of
+from embodied.deployment.wire import require_packages
 from embodied.run.command import Stopped, run_command
 
 FILM_FPS = 10
@@ -82,6 +83,7 @@ def run_episodes(options: DeployOptions) -> dict[str, Any]:
     with ExitStack() as stack:
         stack.enter_context(interrupt_on_sigterm())
         planner = stack.enter_context(planner_of(options, path, bundle))
+        print(notice(path, bundle, safety.limits), file=sys.stderr)
         stage = stack.enter_context(stage_of(options, path, bundle))
         if options.confirm_mapping is not None or options.propose_mapping:
             return {"bundle": options.bundle, "robot": stage.robot.name, "mapping": options.mapping}
@@ -126,16 +128,12 @@ def planner_of(options: DeployOptions, path: Path, bundle: Bundle) -> Iterator[P
     """Yield the runner of the bundle, warmed up, or the client of a server with the same policy."""
     if options.server is None:
         runner = PolicyRunner(path, options.num_threads)
-        runner.parity()  # the first inference takes longer than the others
+        check_parity(runner, path)  # and the first inference takes longer than the others
         yield runner
         return
     from embodied.deployment.client import RemotePlanner
 
-    try:
-        for name in ("websockets", "msgpack"):
-            importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(f"server={options.server}: {error}; pip install websockets msgpack") from error
+    require_packages(f"server={options.server}")
     key = read_api_key(options.api_key_file)
     with RemotePlanner(options.server, api_key=key, timeout_s=options.plan_timeout_s, bundle=bundle) as client:
         yield client

@@ -26,16 +26,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.core.errors import UserError, unknown_name
+from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.deployment.api_key import read_api_key
-from embodied.deployment.bundle import read_bundle
+from embodied.deployment.bundle import BUNDLE_FILE, read_bundle
+from embodied.deployment.files import sha256
 from embodied.deployment.options import parse_words
-from embodied.deployment.runner import PolicyRunner, parity
+from embodied.deployment.runner import PolicyRunner, check_parity
 from embodied.deployment.server import PolicyServer, ServerOptions, is_loopback
+from embodied.deployment.wire import require_packages
 from embodied.run.command import Stopped, run_command
 
 if TYPE_CHECKING:  # it imports torch, which a machine with an ONNX bundle does not need
     from embodied.run.torch_runner import TorchRunner
+
+GPU_TOLERANCE = 1e-2
+"""Largest difference of a GPU's plans from the recorded ones, in units of the action's scale."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,10 @@ def run_server(argv: Sequence[str]) -> dict[str, Any]:
     """Serve until a signal comes, then raise ``Stopped`` with the command's result. UserError for bad input."""
     options = parse_words(ServeOptions, argv)
     of_server = options.of_server()
+    require_packages("embodied.serve")
     runner = runner_of(options)
-    parity(runner, runner.path)  # the first inference is slow; no client should wait for it
+    # a GPU rounds convolutions to TF32; the first inference is slow, and no client should wait for it
+    check_parity(runner, runner.path, GPU_TOLERANCE if options.device == "cuda" else None)
     raise Stopped({"bundle": options.bundle, **asyncio.run(serve_until_stopped(runner, of_server))})
 
 
@@ -89,7 +96,7 @@ def runner_of(options: ServeOptions) -> PolicyRunner | TorchRunner:
 
         from embodied.run.torch_runner import TorchRunner
     except ImportError as error:
-        raise UserError(f"bundle={path} needs torch and transformers: {error}") from error
+        raise UserError(f"bundle={path} needs torch and transformers: {one_line(error)}") from error
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device=cuda: torch finds no GPU here")
     torch.set_num_threads(options.num_threads)
@@ -119,6 +126,7 @@ def greet(runner: PolicyRunner | TorchRunner, options: ServerOptions) -> None:
     """Say on stderr what is served, where, and to whom."""
     origin = runner.bundle.origin
     print(f"serving {origin.policy} for {origin.task} from {runner.path}", file=sys.stderr)
+    print(f"{BUNDLE_FILE} has SHA-256 {sha256(runner.path / BUNDLE_FILE)}", file=sys.stderr)
     host = f"[{options.host}]" if ":" in options.host else options.host
     print(f"listening on ws://{host}:{options.port}", file=sys.stderr, flush=True)
     if is_loopback(options.host):

@@ -14,7 +14,6 @@ thread alone, without its waits.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -36,8 +35,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from embodied.benchmarks.measure import Report, in_turns, note, paired
-from embodied.deployment.bundle import PARITY_FILE, SIMULATION_FILE, Origin, load_arrays, read_bundle
+from embodied.deployment.bundle import PARITY_FILE, Origin, read_bundle, read_simulation
 from embodied.deployment.client import RemotePlanner
+from embodied.deployment.files import load_arrays
 from embodied.deployment.inference import Inference, RealClock
 from embodied.deployment.loop import ControlLoop
 from embodied.deployment.robots.sim import SimRobot
@@ -150,7 +150,7 @@ def closed_loop(report: Report, sizes: Sizes, path: Path) -> None:
     """Measure the missed deadlines of the flow policy at 50 Hz on the simulated arm."""
     export_random(path, POLICIES["flow"] | {"task.control_dt_s": 1 / LOOP_HZ, "task.max_episode_steps": 50})
     bundle = read_bundle(path)
-    simulation = json.loads((path / SIMULATION_FILE).read_text(encoding="utf-8"))
+    simulation = read_simulation(path)
     shares, rates, latencies = [], [], list[float]()
     with SimRobot(bundle, simulation) as robot:
         clock = RealClock()

@@ -15,9 +15,12 @@ class UserError(ValueError):
     """Bad input. Commands print its message without a traceback and exit with code 2."""
 
 
-def one_line(error: BaseException) -> str:
-    """Return the message of an error of another library as one line."""
-    return " ".join(str(error).split())
+def one_line(text: object) -> str:
+    """Return the message of an error of another library, or a text from a network or a file, as one line.
+
+    Control characters, which could command a terminal, are escaped.
+    """
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in " ".join(str(text).split()))
 
 
 def described(error: BaseException) -> str:

@@ -12,20 +12,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import types
-import typing
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+import re
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar, Union
+from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from embodied.core.errors import UserError, unknown_name
+from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.core.spec import ActionTerm, ArmSpec, CameraSpec, Instruction, Term
+from embodied.deployment.files import from_json, read_json, sha256
+from embodied.deployment.plausible import check_plausible
 
-FORMAT = 1
+FORMAT = 2
 """Version of the layout; a reader refuses others."""
 BUNDLE_FILE, POLICY_FILE, PARITY_FILE, README_FILE = "bundle.json", "policy.onnx", "parity.npz", "README.md"
 SIMULATION_FILE = "simulation.json"
@@ -33,9 +30,13 @@ MODEL_FILE, OPTIONS_FILE, STATISTICS_FILE = "config.json", "policy.json", "stati
 """Files of a bundle in the layout of transformers, beside weights and tokenizer."""
 BESIDE_POLICY = (PARITY_FILE, SIMULATION_FILE, README_FILE)
 """Files that are no part of the policy."""
+OF_TRANSFORMERS = re.compile(
+    r"((generation_|preprocessor_|processor_|tokenizer_)?config|policy|tokenizer|special_tokens_map|added_tokens|vocab"
+    r"|model\.safetensors\.index)\.json|(model(-\d{5}-of-\d{5})?|statistics)\.safetensors|tokenizer\.model"
+    r"|chat_template\.jinja|(merges|vocab)\.txt"
+)
+"""Files that a policy in the layout of transformers may have: no code, no pickles, nothing that points elsewhere."""
 MAX_JSON_BYTES = 8 * 2**20
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class Bundle:
     """Inputs ``images.<name>``, uint8 [N, height, width, 3], RGB."""
     instructions: tuple[Instruction, ...]
     """Instructions; the input ``instruction``, int64 [N], indexes them. Empty if the policy reads none."""
-    action_type: str
+    action_type: Literal["ee_delta", "joint_delta"]
     """``ee_delta`` or ``joint_delta``, as in ``arm.control``."""
     action: tuple[ActionTerm, ...]
     """Entries of an action, A of them. The output ``actions`` is in ``unit``: offset + scale * x, with x in [-1, 1].
@@ -111,7 +112,7 @@ class Bundle:
     float32 [N, D, A] (physical units) and ``delay`` int64 [N] are inputs too."""
     noise_shape: tuple[int, ...]
     """Shape of the input ``noise`` for one decision, float32 [N, *noise_shape]; zeros plan deterministically."""
-    noise: str
+    noise: Literal["zero", "seeded"]
     """Noise of deployment: ``zero`` or ``seeded``."""
     files: dict[str, str]
     """SHA-256 of every other file of the bundle."""
@@ -119,6 +120,8 @@ class Bundle:
     """Largest allowed difference of outputs, in units of the action's scale."""
     parity_max: float
     """Largest difference that the export found."""
+    notes: tuple[str, ...]
+    """How to read the other entries, for people (``embodied.deployment.readme.NOTES``)."""
 
     @property
     def state_dim(self) -> int:
@@ -168,92 +171,51 @@ def read_bundle(path: Path, with_policy: bool = True) -> Bundle:
     if not (path / BUNDLE_FILE).is_file():
         what = "has no bundle.json" if path.is_dir() else "is not a directory"
         raise UserError(f"bundle={path} {what}: give the directory that 'python -m embodied.export' wrote")
-    if (path / BUNDLE_FILE).stat().st_size > MAX_JSON_BYTES:
-        raise UserError(f"{path / BUNDLE_FILE} is larger than {MAX_JSON_BYTES} bytes: it is no description of a bundle")
-    try:
-        content = json.loads((path / BUNDLE_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path / BUNDLE_FILE}: {error}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        found = content.get("format") if isinstance(content, dict) else None
-        raise UserError(f"{path / BUNDLE_FILE} has format {found!r}, this version reads {FORMAT}: export the run again")
-    bundle = from_json(Bundle, content, BUNDLE_FILE)
+    content = read_json(path / BUNDLE_FILE, MAX_JSON_BYTES)
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
+        got = repr(found)[:30]
+        raise UserError(f"{path / BUNDLE_FILE} has format {got}, this version reads {FORMAT}: export the run again")
+    bundle = parse_bundle(content, BUNDLE_FILE)
+    _check_files(path, bundle, with_policy)
+    return bundle
+
+
+def parse_bundle(content: Any, where: str) -> Bundle:
+    """Return the description of a bundle from JSON values. UserError if it is malformed or not plausible."""
+    bundle = from_json(Bundle, content, where)
+    check_plausible(bundle, where)
+    return bundle
+
+
+def read_simulation(path: Path) -> dict[str, Any]:
+    """Return ``simulation.json`` of a bundle: options of a task of ours, and of the simulator. UserError otherwise."""
+    found = read_json(path / SIMULATION_FILE, MAX_JSON_BYTES)
+    task = found.get("task") if isinstance(found, dict) else None
+    name = task.get("name") if isinstance(task, dict) else None
+    if not isinstance(name, str) or not name.isidentifier():  # gym/<module>:<class> would import and run code
+        raise UserError(f"{path / SIMULATION_FILE}: task.name: got {str(name)[:60]!r}, needed the name of a task")
+    return dict(found)
+
+
+def _check_files(path: Path, bundle: Bundle, with_policy: bool) -> None:
+    """Raise UserError unless a bundle's directory has the files of its description, unchanged, and no others."""
+    onnx = bundle.layout == "onnx"
+    of_policy = (POLICY_FILE,) if onnx else (MODEL_FILE, OPTIONS_FILE, STATISTICS_FILE)
+    for name in (*of_policy, PARITY_FILE, SIMULATION_FILE):
+        if name not in bundle.files:
+            raise UserError(f"{BUNDLE_FILE}: files: lacks the hash of {name}")
+    for name in bundle.files:
+        if name not in (*of_policy, *BESIDE_POLICY) and (onnx or not OF_TRANSFORMERS.fullmatch(name)):
+            raise UserError(f"{BUNDLE_FILE}: files: got '{name[:60]}', which no bundle of this layout has")
+    for entry in path.iterdir():
+        if entry.name not in (BUNDLE_FILE, *bundle.files):
+            name = one_line(entry.name)[:60]
+            raise UserError(f"bundle={path} has '{name}', which was not exported: move it elsewhere")
     for name, expected in bundle.files.items():
-        if Path(name).name != name:
-            raise UserError(f"{BUNDLE_FILE}: files: got '{name}', allowed: names without a folder")
         if not with_policy and name not in BESIDE_POLICY:
             continue
         if not (path / name).is_file():
             raise UserError(f"bundle={path} lacks {name}: copy the whole directory")
         if sha256(path / name) != expected:
             raise UserError(f"{path / name} is not the file that was exported (its SHA-256 differs): copy it again")
-    of_policy = (POLICY_FILE,) if OPTIONS_FILE not in bundle.files else (MODEL_FILE, OPTIONS_FILE, STATISTICS_FILE)
-    for name in (*of_policy, PARITY_FILE, SIMULATION_FILE):
-        if name not in bundle.files:
-            raise UserError(f"{BUNDLE_FILE}: files: lacks the hash of {name}")
-    return bundle
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an .npz file, without loading pickles."""
-    with np.load(path, allow_pickle=False) as arrays:
-        return {name: arrays[name] for name in arrays.files}
-
-
-def from_json(cls: type[T], content: Any, where: str) -> T:
-    """Build a dataclass from JSON values by its annotations. UserError that names the key that does not fit."""
-    return typing.cast(T, _value(cls, content, where))
-
-
-def _value(kind: Any, content: Any, where: str) -> Any:
-    """Return ``content`` as ``kind``: a dataclass, tuple, dict, literal, union with None, or plain value."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (Union, types.UnionType):
-        return None if content is None else _value(inner[0], content, where)
-    if origin is tuple:
-        if not isinstance(content, list) or (inner[-1] is not Ellipsis and len(content) != len(inner)):
-            raise UserError(f"{where}: got {_short(content)}, needed a list of {len(inner)} values")
-        kinds = [inner[0]] * len(content) if inner[-1] is Ellipsis else inner
-        return tuple(_value(of, item, f"{where}[{i}]") for i, (of, item) in enumerate(zip(kinds, content, strict=True)))
-    if origin is dict:
-        if not isinstance(content, dict):
-            raise UserError(f"{where}: got {_short(content)}, needed an object")
-        return {str(key): _value(inner[1], item, f"{where}.{key}") for key, item in content.items()}
-    if origin is typing.Literal:
-        if content not in inner:
-            raise UserError(f"{where}: got {_short(content)}, allowed: {', '.join(map(str, inner))}")
-        return content
-    if is_dataclass(kind):
-        return _dataclass(typing.cast(type[Any], kind), content, where)
-    if kind is float and isinstance(content, int) and not isinstance(content, bool):
-        content = float(content)
-    if not isinstance(content, kind) or (isinstance(content, bool) and kind is not bool):
-        raise UserError(f"{where}: got {_short(content)}, needed {kind.__name__}")
-    if isinstance(content, float) and not np.isfinite(content):
-        raise UserError(f"{where}: got {content}, needed a finite number")
-    return content
-
-
-def _dataclass(cls: type[Any], content: Any, where: str) -> Any:
-    """Return an instance of ``cls`` with the fields of an object; every field must be there, and no other."""
-    if not isinstance(content, Mapping):
-        raise UserError(f"{where}: got {_short(content)}, needed an object")
-    hints = typing.get_type_hints(cls)
-    names = [field.name for field in fields(cls)]
-    missing, unknown = [name for name in names if name not in content], [key for key in content if key not in names]
-    if missing or unknown:
-        raise UserError(
-            f"{where}: lacks {', '.join(missing) or 'nothing'}; has unknown {', '.join(unknown) or 'nothing'}"
-        )
-    return cls(**{name: _value(hints[name], content[name], f"{where}.{name}") for name in names})
-
-
-def _short(content: Any) -> str:
-    text = repr(content)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, one_line
 from embodied.deployment.api_key import VARIABLE, authorization
-from embodied.deployment.bundle import MAX_JSON_BYTES, Bundle, from_json
+from embodied.deployment.bundle import MAX_JSON_BYTES, Bundle, parse_bundle
 from embodied.deployment.request import ALLOWANCE_BYTES, request_of
 from embodied.deployment.runner import InputSpec
 from embodied.deployment.wire import decode, encode
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 MAX_METADATA_ELEMENTS = 65536
 MAX_ERROR = 2000
 """Characters of a server's error that are repeated."""
-RANGE_TOLERANCE = 1e-3
-"""Largest distance of an action from its range, in units of its scale."""
 
 
 class RemotePlanner:
@@ -84,8 +82,8 @@ class RemotePlanner:
         message = encode(request_of(self.bundle, checked))
         reply = self._exchange(message, time.monotonic() + self.timeout_s)
         if isinstance(reply, str):
-            raise UserError(f"{self.url}: {reply[:MAX_ERROR]}")
-        return self._chunk(reply)[None]
+            raise UserError(f"{self.url}: {one_line(reply[:MAX_ERROR])}")
+        return self._chunk(reply)
 
     def _exchange(self, message: bytes, deadline_s: float) -> str | bytes:
         """Return the reply to a message, after one new connection if the present one is lost."""
@@ -138,7 +136,7 @@ class RemotePlanner:
         """Return the error for a refused handshake."""
         if status == 401:
             return UserError(f"{self.url}: the API key is missing or wrong: give api_key_file=<file> or set {VARIABLE}")
-        return ConnectionError(f"{self.url} refused: {status} {(body or b'')[:200].decode(errors='replace').strip()}")
+        return ConnectionError(f"{self.url} refused: {status} {one_line((body or b'')[:200].decode(errors='replace'))}")
 
     def _check_description(self, greeting: str | bytes) -> None:
         """Keep the server's description. UserError if its policy is another one than the local bundle's."""
@@ -146,9 +144,9 @@ class RemotePlanner:
             if isinstance(greeting, str):
                 raise UserError(greeting[:MAX_ERROR])
             metadata = decode(greeting, MAX_JSON_BYTES, MAX_METADATA_ELEMENTS)
-            described = from_json(Bundle, metadata, "metadata")
+            described = parse_bundle(metadata, "metadata")
         except UserError as error:
-            raise ConnectionError(f"{self.url} is no policy server of this project: {error}") from None
+            raise ConnectionError(f"{self.url} is no policy server of this project: {one_line(error)}") from None
         ours = described if self._local is None else self._local
         theirs, needed = described.digest, ours.digest
         if theirs != needed:
@@ -159,17 +157,12 @@ class RemotePlanner:
         self.metadata, self.bundle = metadata, ours
 
     def _chunk(self, reply: bytes) -> NDArray[np.float32]:
-        """Return the chunk [H, A] of a reply. ConnectionError unless it is one that the bundle's policy can plan."""
-        bundle = self.bundle
-        shape = (bundle.horizon, bundle.action_dim)
+        """Return the chunk [1, H, A] of a reply. ConnectionError unless it is one that the bundle's policy can plan."""
+        size = self.bundle.horizon * self.bundle.action_dim
         try:
-            message = decode(reply, 8 * shape[0] * shape[1] + ALLOWANCE_BYTES)
+            message = decode(reply, 8 * size + ALLOWANCE_BYTES)
+            chunk = message.get("actions") if isinstance(message, dict) else None
+            rows = chunk[None] if isinstance(chunk, np.ndarray) else chunk
+            return self._spec.check_chunk(rows, 1).astype(np.float32)  # a copy: the reply's memory is read-only
         except UserError as error:
-            raise ConnectionError(f"{self.url}: {error}") from None
-        chunk = message.get("actions") if isinstance(message, dict) else None
-        if not isinstance(chunk, np.ndarray) or chunk.dtype != np.float32 or chunk.shape != shape:
-            raise ConnectionError(f"{self.url}: the reply has no actions of float32 {list(shape)}")
-        offset, scale = (np.array([getattr(term, name) for term in bundle.action]) for name in ("offset", "scale"))
-        if not (np.abs(chunk - offset) <= (1 + RANGE_TOLERANCE) * np.abs(scale)).all():  # also if one is NaN
-            raise ConnectionError(f"{self.url}: an action is outside of its range, or no number")
-        return chunk.astype(np.float32)
+            raise ConnectionError(f"{self.url}: {one_line(error)}") from None

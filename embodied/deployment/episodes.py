@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from embodied.core.errors import UserError
-from embodied.deployment.bundle import Bundle, load_arrays
+from embodied.deployment.bundle import Bundle
+from embodied.deployment.files import load_arrays
 from embodied.deployment.record import EpisodeRecord
 from embodied.deployment.report import Deployment
 

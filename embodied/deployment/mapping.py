@@ -22,7 +22,7 @@ import numpy as np
 
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.spec import ArmSpec
-from embodied.deployment.bundle import from_json
+from embodied.deployment.files import from_json
 from embodied.deployment.robots.base import GRIPPER, Action, Observation, Robot
 
 Unit = Literal["rad", "deg", "m", "mm", "percent"]

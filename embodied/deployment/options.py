@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from embodied.core.errors import UserError, unknown_name
-from embodied.deployment.bundle import Bundle, from_json
+from embodied.deployment.bundle import Bundle
+from embodied.deployment.files import from_json
 from embodied.deployment.inference import TIMEOUT_S
 from embodied.deployment.loop import ticks_per_step
 from embodied.deployment.robots.sim import PERTURBATIONS

@@ -6,6 +6,7 @@ chunk = runner.plan({"state": state, "noise": noise})      # [N, H, A], physical
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,8 +15,9 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from embodied.core.errors import UserError, unknown_name
-from embodied.deployment.bundle import PARITY_FILE, POLICY_FILE, Bundle, load_arrays, read_bundle
+from embodied.core.errors import UserError, one_line, unknown_name
+from embodied.deployment.bundle import PARITY_FILE, POLICY_FILE, Bundle, read_bundle
+from embodied.deployment.files import load_arrays
 from embodied.deployment.observation import OutOfRange
 
 OUTPUT_PREFIX = "output/"  # of the recorded outputs in parity.npz; the other arrays are inputs
@@ -24,6 +26,11 @@ OUTPUT_PREFIX = "output/"  # of the recorded outputs in parity.npz; the other ar
 MARGIN = {"m": 0.1, "m/s": 5.0, "rad/s": 10.0, "": 2.0}
 OTHER_MARGIN = 0.5  # of entries with other units
 FATAL_ONLY = 4  # log severity of ONNX Runtime
+EXTERNAL = re.compile(rb"[\x00\x08]location")  # the key of an ONNX tensor whose numbers are in another file
+MAX_PARITY_BYTES = 2**28
+MAX_REASON = 600  # letters of ONNX Runtime's messages, whose end has the reason
+RANGE_TOLERANCE = 1e-3
+"""Largest distance of an action from its range, in units of its scale."""
 
 
 class Planner(Protocol):
@@ -55,6 +62,9 @@ class InputSpec:
         if bundle.max_delay:
             self.shapes["prefix"], self.types["prefix"] = (bundle.max_delay, bundle.action_dim), np.float32
             self.shapes["delay"], self.types["delay"] = (), np.int64
+        self._chunk_shape = (bundle.horizon, bundle.action_dim)
+        offset, scale = (np.array([getattr(term, name) for term in bundle.action]) for name in ("offset", "scale"))
+        self._offset, self._reach = offset, (1 + RANGE_TOLERANCE) * np.abs(scale)
         low, high = (np.array([getattr(entry, end) for entry in bundle.state_range]) for end in ("low", "high"))
         units = [term.unit for term in bundle.state for _ in range(term.size)]
         margin = 2 * (high - low) + np.array([MARGIN.get(unit, OTHER_MARGIN) for unit in units])
@@ -96,6 +106,17 @@ class InputSpec:
             f"{unit}: check unit, order, sign and place"
         )
 
+    def check_chunk(self, chunk_NHA: Any, rows: int) -> NDArray[np.float32]:
+        """Return what a policy planned for ``rows`` rows. UserError unless it is within the ranges of its actions."""
+        needed = (rows, *self._chunk_shape)
+        if not isinstance(chunk_NHA, np.ndarray) or chunk_NHA.dtype != np.float32 or chunk_NHA.shape != needed:
+            got = f"{chunk_NHA.dtype} {list(chunk_NHA.shape)}" if isinstance(chunk_NHA, np.ndarray) else "nothing"
+            raise UserError(f"the policy planned {got}, needed float32 {list(needed)}")
+        if not (np.abs(chunk_NHA - self._offset) <= self._reach).all():  # also if one is NaN
+            wrong = "an action outside of its range" if np.isfinite(chunk_NHA).all() else "NaN or infinite numbers"
+            raise UserError(f"the policy's output has {wrong}")
+        return chunk_NHA
+
     def _check_index(self, name: str, inputs: Mapping[str, NDArray[Any]], highest: int) -> None:
         if name in self.shapes and (inputs[name].min() < 0 or inputs[name].max() > highest):
             raise UserError(f"{name}: got {inputs[name].tolist()[:5]}, allowed: 0 to {highest}")
@@ -118,37 +139,54 @@ class PolicyRunner:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = num_threads, 1
         options.log_severity_level = FATAL_ONLY
+        model = (path / POLICY_FILE).read_bytes()
+        if EXTERNAL.search(model):
+            raise UserError(f"{path / POLICY_FILE} has numbers in another file, whose content nothing vouches for")
         try:
-            self._session = onnxruntime.InferenceSession(
-                str(path / POLICY_FILE), options, providers=["CPUExecutionProvider"]
-            )
+            self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has no common base of its errors
-            raise UserError(f"{path / POLICY_FILE} cannot be loaded: {' '.join(str(error).split())[:300]}") from error
+            raise UserError(f"{path / POLICY_FILE} cannot be loaded: {_reason(error)}") from error
         found = {value.name for value in self._session.get_inputs()}
         if found != set(self.inputs.shapes):
-            raise UserError(f"{path / POLICY_FILE} takes {sorted(found)}, the description {sorted(self.inputs.shapes)}")
+            takes = one_line(sorted(found))[:MAX_REASON]
+            raise UserError(f"{path / POLICY_FILE} takes {takes}, the description {sorted(self.inputs.shapes)}")
 
     def plan(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         """Return the chunk [N, H, A] in physical units; see ``Planner``."""
         checked = self.inputs.check(inputs)
-        return check_finite(self._session.run(None, checked)[0])
+        try:
+            chunk = self._session.run(None, checked)[0]
+        except Exception as error:  # onnxruntime has no common base of its errors
+            raise UserError(f"{self.path / POLICY_FILE} cannot be run: {_reason(error)}") from error
+        return self.inputs.check_chunk(chunk, len(checked["state"]))
 
-    def parity(self) -> float:
-        """Return the largest difference from the recorded outputs of torch, in units of the action's scale."""
-        return parity(self, self.path)
 
-
-def check_finite(chunk_NHA: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the chunks of a policy. UserError if they are not finite."""
-    if not np.isfinite(chunk_NHA).all():
-        raise UserError("the policy's output has NaN or infinite numbers: the bundle is damaged")
-    return chunk_NHA
+def _reason(error: Exception) -> str:
+    """Return the end of a message of ONNX Runtime, as one line."""
+    text = one_line(error)
+    return text if len(text) <= MAX_REASON else f"...{text[-MAX_REASON:]}"
 
 
 def parity(planner: Planner, path: Path) -> float:
-    """Return the largest difference of plans from those recorded in a bundle, in units of the action's scale."""
-    arrays = load_arrays(path / PARITY_FILE)
+    """Return the largest difference of plans from those recorded in a bundle, in units of the action's scale.
+
+    UserError if the recording is not one of the bundle's policy.
+    """
+    arrays = load_arrays(path / PARITY_FILE, MAX_PARITY_BYTES)
     inputs = {name: value for name, value in arrays.items() if not name.startswith(OUTPUT_PREFIX)}
+    chunk, recorded = planner.plan(inputs), arrays.get(f"{OUTPUT_PREFIX}actions")
+    if recorded is None or recorded.shape != chunk.shape or recorded.dtype != np.float32:
+        raise UserError(f"{path / PARITY_FILE} has no {OUTPUT_PREFIX}actions of float32 {list(chunk.shape)}")
     scale = np.array([term.scale for term in planner.bundle.action], np.float32)
-    difference = np.abs(planner.plan(inputs) - arrays[f"{OUTPUT_PREFIX}actions"]) / np.abs(scale)
-    return float(difference.max())
+    return float((np.abs(chunk - recorded) / np.abs(scale)).max())
+
+
+def check_parity(planner: Planner, path: Path, tolerance: float | None = None) -> float:
+    """Return ``parity``. UserError if it is above the tolerance; None is that of the bundle."""
+    found, allowed = parity(planner, path), planner.bundle.parity_tolerance if tolerance is None else tolerance
+    if not found <= allowed:  # also if it is NaN
+        raise UserError(
+            f"the outputs of torch and of the runner differ by {found:.2g} of the action's scale, allowed: "
+            f"{allowed:g}: the model is not the one that was recorded, or this machine computes it differently"
+        )
+    return found

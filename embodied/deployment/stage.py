@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
-from embodied.deployment.bundle import SIMULATION_FILE, Bundle
+from embodied.deployment.bundle import Bundle, read_simulation
 from embodied.deployment.draft import propose
 from embodied.deployment.inference import Clock, RealClock
 from embodied.deployment.mapping import MappedRobot, in_words, positions, read_mapping, write_mapping
@@ -87,8 +87,7 @@ class SimulatedStage(Stage):
 def stage_of(options: DeployOptions, path: Path, bundle: Bundle) -> Iterator[Stage]:
     """Yield the stage of the options with a connected robot. UserError for bad options."""
     if options.robot == "sim":
-        simulation = json.loads((path / SIMULATION_FILE).read_text(encoding="utf-8"))
-        simulated = SimRobot(bundle, simulation, PERTURBATIONS[options.perturbation], options.lockstep)
+        simulated = SimRobot(bundle, read_simulation(path), PERTURBATIONS[options.perturbation], options.lockstep)
         with simulated:
             yield SimulatedStage(simulated, simulated)
         return

@@ -23,12 +23,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from embodied.core.errors import UserError
+from embodied.core.errors import UserError, one_line
 from embodied.core.options import from_mapping
 from embodied.core.protocols import Imitator, Policy, Pretrained
-from embodied.deployment.bundle import OPTIONS_FILE, POLICY_FILE, STATISTICS_FILE, read_bundle
+from embodied.deployment.bundle import MAX_JSON_BYTES, OPTIONS_FILE, POLICY_FILE, STATISTICS_FILE, read_bundle
+from embodied.deployment.files import read_json
 from embodied.deployment.onnx import PhysicalPlan
-from embodied.deployment.runner import InputSpec, check_finite
+from embodied.deployment.runner import InputSpec
 from embodied.policies import POLICIES
 from embodied.run.config import options_of
 from embodied.run.recording import spec_of
@@ -73,7 +74,9 @@ class TorchRunner:
         if POLICY_FILE in self.bundle.files:
             raise UserError(f"bundle={path} is an ONNX model: PolicyRunner runs it")
         self.inputs, self.device = InputSpec(self.bundle), torch.device(device)
-        options = json.loads((path / OPTIONS_FILE).read_text(encoding="utf-8"))
+        options = read_json(path / OPTIONS_FILE, MAX_JSON_BYTES)
+        if not isinstance(options, dict) or not isinstance(options.get("name"), str):
+            raise UserError(f"{path / OPTIONS_FILE} is no section policy of a configuration: it has no name")
         entry = POLICIES[options["name"]]
         found = from_mapping(entry.config, options_of(options) | {"pretrained": str(path)}, "policy")
         spec = spec_of(self.bundle)
@@ -82,10 +85,11 @@ class TorchRunner:
         try:
             statistics = load_file(path / STATISTICS_FILE)
         except SafetensorError as error:
-            raise UserError(f"{path / STATISTICS_FILE} cannot be loaded: {error}") from error
-        unexpected = policy.load_state_dict(statistics, strict=False).unexpected_keys
-        if unexpected:
-            raise UserError(f"{path / STATISTICS_FILE} does not fit this version of the code: has {unexpected[0]}")
+            raise UserError(f"{path / STATISTICS_FILE} cannot be loaded: {one_line(error)}") from error
+        needed = _statistics(policy)
+        if {name: value.shape for name, value in statistics.items()} != {n: v.shape for n, v in needed.items()}:
+            raise UserError(f"{path / STATISTICS_FILE} does not fit this version of the code, or this policy")
+        policy.load_state_dict(statistics, strict=False)
         self._plan = PhysicalPlan(policy, spec, tuple(self.inputs.shapes)).eval().to(self.device)
 
     def plan(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
@@ -93,4 +97,4 @@ class TorchRunner:
         checked = self.inputs.check(inputs)
         with torch.no_grad():
             chunk = self._plan(*(torch.from_numpy(checked[name]).to(self.device) for name in self._plan.names))
-        return check_finite(chunk.float().cpu().numpy())
+        return self.inputs.check_chunk(chunk.float().cpu().numpy(), len(checked["state"]))

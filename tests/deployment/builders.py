@@ -18,9 +18,9 @@ from embodied.deployment.bundle import (
     SIMULATION_FILE,
     Bundle,
     read_bundle,
-    sha256,
     write_description,
 )
+from embodied.deployment.files import sha256
 from embodied.deployment.runner import OUTPUT_PREFIX, InputSpec, PolicyRunner
 from tests.deployment.exports import flow_bundle
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from websockets.sync.client import ClientConnection, connect
 
-from embodied.deployment.bundle import PARITY_FILE, load_arrays
+from embodied.deployment.bundle import PARITY_FILE
+from embodied.deployment.files import load_arrays
 from embodied.deployment.runner import Planner, PolicyRunner
 from embodied.deployment.server import PolicyServer, ServerOptions
 from embodied.deployment.wire import decode, encode

@@ -164,13 +164,13 @@ def test_a_server_of_something_else_is_refused(greeting: str | bytes, message: s
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
-        ({"actions": np.zeros((4, 5), np.float32)}, r"no actions of float32 \[4, 4\]"),
-        ({"actions": np.zeros((4, 4))}, "no actions of float32"),
-        ({"actions": [[0.0] * 4] * 4}, "no actions of float32"),
-        ({"action": np.zeros((4, 4), np.float32)}, "no actions of float32"),
-        ([1], "no actions of float32"),
+        ({"actions": np.zeros((4, 5), np.float32)}, r"planned float32 \[1, 4, 5\], needed float32 \[1, 4, 4\]"),
+        ({"actions": np.zeros((4, 4))}, "planned float64"),
+        ({"actions": [[0.0] * 4] * 4}, "planned nothing, needed float32"),
+        ({"action": np.zeros((4, 4), np.float32)}, "planned nothing"),
+        ([1], "planned nothing"),
         ({"actions": np.full((4, 4), 0.07, np.float32)}, "outside of its range"),
-        ({"actions": np.full((4, 4), np.nan, np.float32)}, "outside of its range"),
+        ({"actions": np.full((4, 4), np.nan, np.float32)}, "NaN or infinite"),
         (b"\xc1", "type 0xc1"),
         (bytes(100_000), "got 100000 bytes, allowed: at most"),
         (bytes(9 * 2**20), "closed the connection"),
@@ -179,7 +179,7 @@ def test_a_server_of_something_else_is_refused(greeting: str | bytes, message: s
 def test_a_reply_that_the_policy_cannot_plan_is_refused(reply: Any, message: str) -> None:
     """Ranges are those of the bundle here, also if the server describes wider ones."""
     bundle = read_bundle(flow_bundle())
-    wide = replace(bundle, action=tuple(replace(term, scale=10.0) for term in bundle.action))
+    wide = replace(bundle, action=(*(replace(term, scale=10.0) for term in bundle.action[:-1]), bundle.action[-1]))
     data = reply if isinstance(reply, bytes) else encode(reply)
     with (
         saying(encode(described(wide)), lambda: data) as address,
@@ -187,6 +187,39 @@ def test_a_reply_that_the_policy_cannot_plan_is_refused(reply: Any, message: str
         pytest.raises(ConnectionError, match=message),
     ):
         planner.plan(row())
+
+
+COLOURED = "\x1b[31mred\x1b]0;title\x07 \u202eabc\nline"
+
+
+def test_a_text_of_the_server_commands_no_terminal() -> None:
+    bundle = read_bundle(flow_bundle())
+    with saying(COLOURED, lambda: b"") as address, pytest.raises(ConnectionError) as refused:
+        RemotePlanner(address)
+    with (
+        saying(encode(described(bundle)), lambda: COLOURED) as address,
+        RemotePlanner(address) as planner,
+        pytest.raises(UserError) as replied,
+    ):
+        planner.plan(row())
+    renamed = described(bundle) | {"robot": COLOURED}
+    with saying(encode(renamed), lambda: b"") as address, pytest.raises(ConnectionError) as named:
+        RemotePlanner(address, bundle=bundle)
+    unknown = described(bundle) | {COLOURED: 1}
+    with saying(encode(unknown), lambda: b"") as address, pytest.raises(ConnectionError) as keyed:
+        RemotePlanner(address, bundle=bundle)
+    for caught in (refused, replied, named, keyed):
+        assert str(caught.value).isprintable()
+        assert "red" in str(caught.value)
+
+
+def test_a_server_that_describes_an_impossible_arm_is_refused() -> None:
+    impossible = described(replace(read_bundle(flow_bundle()), horizon=10**9))
+    with (
+        saying(encode(impossible), lambda: b"") as address,
+        pytest.raises(ConnectionError, match="horizon: got 1e\\+09"),
+    ):
+        RemotePlanner(address)
 
 
 def test_an_error_of_the_server_is_repeated_in_part() -> None:

@@ -16,9 +16,12 @@ import torch
 
 from embodied import export
 from embodied.core.errors import UserError
-from embodied.deployment.bundle import PARITY_FILE, load_arrays, read_bundle
+from embodied.core.kinematics import matrix_of
+from embodied.deployment.bundle import PARITY_FILE, read_bundle
+from embodied.deployment.files import load_arrays
 from embodied.deployment.onnx import TORCH_LOGGER
-from embodied.deployment.runner import PolicyRunner
+from embodied.deployment.runner import PolicyRunner, parity
+from embodied.envs import make_pool, make_sampler
 from embodied.run import exporting
 from embodied.run.factories import make_spec
 from tests.commands.helpers import SMALL as SMALL_RUN
@@ -76,7 +79,7 @@ def test_the_runner_plans_what_the_policy_plans(
         bundle, trained = write_small(tmp_path / "bundle", config)
     assert [note for note in notes if "torchvision" in note] == []
     runner, spec = PolicyRunner(tmp_path / "bundle"), make_spec(config)
-    assert runner.parity() <= 1e-5
+    assert parity(runner, tmp_path / "bundle") <= 1e-5
     recorded = exporting.record(config, trained, 2)  # other observations than those of the export
     rows = slice(-3, None)
     noise = torch.randn(3, *trained.plan_noise_shape)
@@ -107,6 +110,27 @@ def test_the_description_says_what_training_used() -> None:
     assert bundle.arm.gripper.open_m == 0.04
     assert [term.scale for term in bundle.action] == [0.06, 0.06, 0.06, 0.025]
     assert len(bundle.state_range) == bundle.state_dim == 40
+
+
+def test_the_description_says_what_a_stranger_cannot_guess() -> None:
+    bundle, readme = read_bundle(flow_bundle()), (flow_bundle() / "README.md").read_text(encoding="utf-8")
+    meanings = {term.name: term.meaning for term in bundle.state}
+    assert meanings["cube_rotation"] == "first two columns of the rotation matrix: x axis, then y axis of the object"
+    assert all(term.meaning or term.difference for term in bundle.state)
+    assert [term.scale for term in bundle.state if term.name == "fingers"] == [25.0]
+    assert "Do not multiply by scale" in bundle.notes[0]
+    assert set(readme.splitlines()) >= {f"- {note}" for note in bundle.notes}
+    for meaning in meanings.values():
+        assert meaning in readme
+
+
+def test_a_rotation_is_the_first_two_columns_of_its_matrix() -> None:
+    pool = make_pool("lift", {}, num_envs=4, num_threads=1)
+    step = pool.reset(make_sampler(pool, seed=0))
+    first = 7 + 7 + 2 + 1 + 3 + 3 + 3 + 3
+    assert pool.spec.state_names[first] == "cube_rotation[0]"
+    for state, pose in zip(step.obs["state"].numpy(), pool.view.body_qpos("cube").numpy(), strict=True):
+        np.testing.assert_allclose(state[first : first + 6], matrix_of(pose[3:])[:, :2].T.ravel(), atol=1e-6)
 
 
 def test_the_model_has_the_metadata_that_mjlab_writes() -> None:
@@ -171,12 +195,12 @@ def test_a_missing_file_and_a_changed_file_are_refused(bundle_dir: Path) -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d.update(format=2), "format 2, this version reads 1"),
+        (lambda d: d.update(format=1), "format 1, this version reads 2"),
         (lambda d: d.pop("arm"), "lacks arm"),
         (lambda d: d.update(arms=1), "has unknown arms"),
         (lambda d: d.update(horizon="4"), r"horizon: got '4', needed int"),
         (lambda d: d["arm"]["joints"][0].update(low=None), r"arm.joints\[0\].low: got None, needed float"),
-        (lambda d: d["files"].update({"../x": "0"}), "names without a folder"),
+        (lambda d: d["files"].update({"../x": "0"}), "got '../x', which no bundle of this layout has"),
         (lambda d: d["arm"].update(control="ee"), "allowed: ee_delta, joint_delta"),
     ],
 )

@@ -34,14 +34,17 @@ MODULES = [
     "controller",
     "draft",
     "episodes",
+    "files",
     "home",
     "inference",
     "keys",
     "loop",
     "mapping",
+    "notice",
     "observation",
     "options",
     "picture",
+    "plausible",
     "readme",
     "record",
     "report",
@@ -121,12 +124,22 @@ def test_a_server_needs_two_packages_more(root: Path) -> None:
     )
 
 
+def test_serving_needs_them_too(root: Path) -> None:
+    code = "import sys; from embodied.serve import main; sys.exit(main(sys.argv[1:] or "
+    done = run_blocked(f"{code}[{f'bundle={flow_bundle()}'!r}]))", root)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr == (
+        "error: embodied.serve: websockets is not on a robot's computer; pip install websockets msgpack\n"
+    )
+    assert run_blocked(f"{code}['--help']))", root).returncode == 0
+
+
 def test_a_bundle_runs_there(root: Path) -> None:
     code = f"""
 from pathlib import Path
-from embodied.deployment.runner import PolicyRunner
+from embodied.deployment.runner import PolicyRunner, parity
 runner = PolicyRunner(Path({str(flow_bundle())!r}))
-print(runner.parity() <= 1e-5, runner.bundle.horizon)
+print(parity(runner, runner.path) <= 1e-5, runner.bundle.horizon)
 """
     done = run_blocked(code, root)
     assert done.returncode == 0, done.stderr

@@ -18,7 +18,8 @@ from websockets.sync.client import connect
 from embodied.core.errors import UserError
 from embodied.deployment import server as server_module
 from embodied.deployment.bundle import Bundle as BundleType
-from embodied.deployment.bundle import from_json, read_bundle
+from embodied.deployment.bundle import read_bundle
+from embodied.deployment.files import from_json
 from embodied.deployment.request import max_request_bytes
 from embodied.deployment.runner import PolicyRunner
 from embodied.deployment.server import ServerOptions
@@ -222,13 +223,23 @@ def test_a_client_that_reads_nothing_is_cut_off(tmp_path: Path, monkeypatch: pyt
         assert server.counts.requests > 1
 
 
+def test_a_client_that_sends_pings_and_reads_nothing_is_cut_off(runner: PolicyRunner) -> None:
+    """Each ping is answered at once, whether or not somebody reads the answers."""
+    with serving(runner) as (_, port), socket.create_connection(("127.0.0.1", port)) as lazy:
+        lazy.sendall(HANDSHAKE)
+        assert cut_off(lazy, 64 * (b"\x89\xfd" + bytes(4 + 125)))
+        with Client(port) as client:
+            assert client.ask(request(0))["actions"].shape == (4, 4)
+
+
 def cut_off(connection: socket.socket, data: bytes) -> bool:
-    """Send without end; True once the other side has cut the connection."""
-    while True:
+    """Send up to 64 MiB; return whether the other side cuts the connection meanwhile."""
+    for _ in range(2**26 // len(data)):
         try:
             connection.sendall(data)
         except OSError:
             return True
+    return False
 
 
 HANDSHAKE = (
