@@ -303,12 +303,10 @@ class PPO:
             epoch_kl = losses.mean_statistics(rows[-num_minibatches:], measured[-num_minibatches:])[losses.KL]
             if config.target_kl is not None and float(epoch_kl) > config.target_kl:
                 break
-        if len(rows) == 1 and bool(measured[0]):  # no further minibatch shows how far the only step went
+        if adapts and len(rows) == 1:  # no further minibatch shows how far the only step went
             with torch.no_grad():
                 kl = self.trust_region_kl(minibatch, self.policy.evaluate(minibatch.obs, minibatch.chain))
-            rows[0][losses.KL] = self.learners.sum(kl)
-            if adapts:
-                adapt_learning_rate(self.optimizer, float(rows[0][losses.KL]), config)
+            adapt_learning_rate(self.optimizer, float(self.learners.sum(kl)), config)
         assert first is not None
         values = torch.cat([losses.mean_statistics(rows, measured), first]).tolist()
         return dict(zip(EPOCH_METRICS, [*values, float(epochs)], strict=True))

@@ -60,7 +60,8 @@ class PPOConfig:
     critic_learning_rate: NonNegative | None = None
     """Learning rate of parameters named critic.*; null: the same as learning_rate."""
     schedule: Literal["fixed", "adaptive"] = "adaptive"
-    """adaptive: keep the KL of a minibatch near desired_kl (rule of rsl_rl)."""
+    """adaptive: keep the KL of a minibatch near desired_kl (rule of rsl_rl). With one minibatch per update it is that
+    after its step."""
     desired_kl: Positive = 0.03
     """Target for schedule=adaptive: KL of a decision from the start of the update, in nats, mean over a minibatch."""
     min_learning_rate: Positive = 1e-5

@@ -57,8 +57,7 @@ def test_ratio_one_and_kl_zero_after_a_broadcast_and_after_a_checkpoint(
     actor.load_state_dict(store.latest().tensors)
     torch.save({"policy": learner.policy.state_dict(), "algorithm": learner.state_dict()}, tmp_path / "state.pt")
     state = torch.load(tmp_path / "state.pt", weights_only=True)
-    once: dict[str, Any] = {"epochs": 1, "num_minibatches": 1, "learning_rate": 0.0, "schedule": "fixed"}
-    resumed = algorithm_of(build(name, seed=2), correction=correction, reduction=reduction, **once)
+    resumed = algorithm_of(build(name, seed=2), correction=correction, reduction=reduction, epochs=1, num_minibatches=1)
     resumed.policy.load_state_dict(state["policy"])
     resumed.load_state_dict(state["algorithm"])
     fragment = rollout(actor, seed=7, version=2)
