@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +79,18 @@ def evaluate_policy(
 def delay_steps(config: RunConfig, delay_ms: float | None) -> int | None:
     """Return a latency of inference (ms) in control steps; None for None, which is that of training.
 
-    UserError if it is longer than a policy with ``max_delay`` was trained for.
+    UserError if it is no whole number of control steps, or longer than a policy with ``max_delay`` was trained for.
     """
     if delay_ms is None:
         return None
     dt_ms = 1000 * make_spec(config).control_dt_s
     steps = round(delay_ms / dt_ms)
+    if abs(steps * dt_ms - delay_ms) > 1e-3 * dt_ms:  # the numbers below have six digits
+        below = floor(delay_ms / dt_ms)
+        raise UserError(
+            f"delay_ms: got {delay_ms:g}, allowed: whole control steps of {dt_ms:g} ms, the nearest "
+            f"{below * dt_ms:g} and {(below + 1) * dt_ms:g}; embodied.deploy robot=sim has latency_ms of any length"
+        )
     if config.max_delay and steps > config.max_delay:
         raise UserError(
             f"delay_ms: got {delay_ms:g}, which is {steps} control steps, allowed: at most policy.max_delay="

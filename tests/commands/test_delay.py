@@ -85,17 +85,27 @@ def test_imitation_learns_with_prefixes_and_reinforcement_goes_on(tmp_path: Path
 def test_evaluation_under_a_latency(delayed: tuple[Path, Outcome]) -> None:
     run = f"run={delayed[0]}"
     trained, none, some = (
-        run_eval(run, "episodes=3", *words).result for words in ([], ["delay_ms=0"], ["delay_ms=90"])
+        run_eval(run, "episodes=3", *words).result for words in ([], ["delay_ms=0"], ["delay_ms=100"])
     )
-    assert [result["delay_ms"] for result in (trained, none, some)] == [None, 0.0, 90.0]
+    assert [result["delay_ms"] for result in (trained, none, some)] == [None, 0.0, 100.0]
     assert len({result["return_mean"] for result in (trained, none, some)}) == 3
-    written = [json.loads(path.read_text()) for path in delayed[0].glob("eval/*_delay90ms_episodes3.json")]
+    written = [json.loads(path.read_text()) for path in delayed[0].glob("eval/*_delay100ms_episodes3.json")]
     assert written == [some]
     refused = run_eval(run, "delay_ms=150")
     assert (refused.code, refused.stdout) == (2, "")
     expected = "delay_ms: got 150, which is 3 control steps, allowed: at most policy.max_delay=2, which is 100 ms"
     assert expected in refused.stderr
     assert "delay_ms: got -1" in run_eval(run, "delay_ms=-1").stderr
+
+
+@pytest.mark.parametrize(("delay_ms", "nearest"), [("74", "50 and 100"), ("100.5", "100 and 150"), ("1", "0 and 50")])
+def test_a_latency_that_is_no_whole_control_step_is_refused(
+    trained: tuple[Path, Outcome], delay_ms: str, nearest: str
+) -> None:
+    refused = run_eval(f"run={trained[0]}", f"delay_ms={delay_ms}")
+    assert (refused.code, refused.stdout) == (2, "")
+    expected = f"delay_ms: got {delay_ms}, allowed: whole control steps of 50 ms, the nearest {nearest}"
+    assert expected in refused.stderr
 
 
 def test_a_policy_that_knows_no_delay_is_evaluated_under_any(trained: tuple[Path, Outcome]) -> None:
