@@ -26,14 +26,17 @@ def one_line(text: object) -> str:
 def described(error: BaseException) -> str:
     """Return type, place and message of an error of someone else's code: ``ValueError in maze.py, line 12: no exit``.
 
-    The place is the innermost one in code of the user if there is any, else in a package, else in this project.
+    The place is the innermost one in code of the user if there is any, else in a package, else in this project. The
+    line there stands for a message that is missing, as that of ``assert cells > 0``.
     """
     ours = f"{Path(__file__).parents[1]}/"
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith((ours, PYTHON, "<"))]
     own = [frame for frame in theirs if "-packages" not in frame.filename]
-    places = [f" in {Path(frame.filename).name}, line {frame.lineno}" for frame in own or theirs or frames]
-    return f"{type(error).__name__}{places[-1] if places else ''}: {one_line(error)}"
+    place, line = "", ""
+    for frame in (own or theirs or frames)[-1:]:
+        place, line = f" in {Path(frame.filename).name}, line {frame.lineno}", frame.line or ""
+    return f"{type(error).__name__}{place}: {one_line(error) or line}"
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str | None:

@@ -29,7 +29,7 @@ from embodied.core.spec import SUCCESS, CameraSpec, Discrete, EnvSpec
 from embodied.core.types import Obs
 from embodied.envs.adapters.envpool_pool import Arrays, Pool, can_render
 from embodied.envs.adapters.envpool_spec import EnvpoolTaskConfig, Layout, known, read_layout
-from embodied.envs.adapters.gym_spaces import Pixels
+from embodied.envs.adapters.pixels import Pixels
 from embodied.envs.common.episodic import Advance, EpisodicEnv
 from embodied.envs.common.rows import RowByRowEnv
 from embodied.envs.common.sampler import INCARNATION

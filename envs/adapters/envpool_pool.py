@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from embodied.core.episodes import Ints
 from embodied.envs.adapters.envpool_spec import library
-from embodied.envs.adapters.gym_spaces import Pixels, resized
+from embodied.envs.adapters.pixels import Pixels, resized
 
 Arrays = dict[str, NDArray[Any]]
 LEAST_DRAWN = 240  # pixels; the smaller side of a picture that EnvPool draws

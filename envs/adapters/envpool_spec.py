@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.core.options import Count, Text, config_dataclass
 from embodied.core.spec import SUCCESS, ActionSpace, ActionTerm, Box, CameraSpec, Discrete, EnvSpec, Instruction, Term
-from embodied.envs.adapters.envpool_pixels import Frame, frames_of
 from embodied.envs.adapters.gym_spaces import TIME, images_alone
+from embodied.envs.adapters.pixels import Frame, frames_of
 
 INSTALL = "pip install -c constraints.txt -e '.[envpool]'"
 SUCCESS_KEYS = ("info:is_success", "info:success")

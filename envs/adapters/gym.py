@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,13 @@ from embodied.core.types import Obs
 from embodied.envs.adapters.gym_probe import Probe, known_ids, probe
 from embodied.envs.adapters.gym_processes import ProcessRows, is_portable
 from embodied.envs.adapters.gym_rows import Layout, LocalRows, Rows
-from embodied.envs.adapters.gym_spaces import RENDER, TIME, Pixels, cameras_of, images_alone, terms_of
+from embodied.envs.adapters.gym_spaces import RENDER, TIME, cameras_of, images_alone, terms_of
 from embodied.envs.adapters.gym_vector import VectorRows
+from embodied.envs.adapters.pixels import Pixels
 from embodied.envs.common.episodic import Advance, EpisodicEnv
 from embodied.envs.common.seeding import EpisodeRng
 from embodied.envs.registry import FAMILIES
 
-DEFAULT_STEPS = 1000
 SLOW_STEP_S = 1e-4  # an env whose step takes longer gets processes of its own
 
 
@@ -120,7 +120,7 @@ class Gym:
         return GymConfig
 
     def spec(self, id: str, task: Any, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
-        found = probe(id, task.kwargs, task.success_key)
+        found = probe(id, task.kwargs, task.success_key, task.max_episode_steps)
         name = f"gym/{id}"
         images = list(cameras_of(found.leaves))
         for camera in cameras:
@@ -138,7 +138,7 @@ class Gym:
             state=state or (TIME,),
             action=found.action,
             control_dt_s=task.control_dt_s or found.dt_s,
-            max_episode_steps=task.max_episode_steps or found.max_episode_steps or DEFAULT_STEPS,
+            max_episode_steps=found.source.max_episode_steps,
             cameras=tuple(cameras),
             instructions=(Instruction(text, goal=text),),
             action_mask=found.source.has_mask and not isinstance(found.action, Box),
@@ -150,10 +150,10 @@ class Gym:
         self, id: str, task: Any, *, num_envs: int, num_threads: int, sim: Any, cameras: Sequence[CameraSpec] = ()
     ) -> GymEnv:
         spec = self.spec(id, task, cameras)
-        found = probe(id, task.kwargs, task.success_key)
+        found = probe(id, task.kwargs, task.success_key, task.max_episode_steps)
         layout = _layout(spec, bool(terms_of(found.leaves)))
         processes = _processes(found, num_threads, sim)
-        source = replace(found.source, max_episode_steps=spec.max_episode_steps)
+        source = found.source
         rows: Rows
         if found.is_vector:
             rows = VectorRows(source, layout.arrays(num_envs), found.can_render)

@@ -6,9 +6,11 @@ import difflib
 import functools
 import json
 import logging
+import math
+import numbers
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -20,13 +22,15 @@ from gymnasium.vector import AutoresetMode
 
 from embodied.core.errors import UserError, described
 from embodied.core.spec import ActionSpace
-from embodied.envs.adapters.gym_source import Only, Source, resets_by_mask
-from embodied.envs.adapters.gym_spaces import ActionCodec, Leaf, action_space_of, leaves_of, mask_of
+from embodied.envs.adapters.gym_results import WrongResult, advice, mask_of, reset_of, staying, step_of
+from embodied.envs.adapters.gym_source import Only, Source, class_of, resets_by_mask
+from embodied.envs.adapters.gym_spaces import ActionCodec, Leaf, action_space_of, leaves_of
 
 log = logging.getLogger(__name__)
 SUCCESS_KEYS = ("is_success", "success")  # of infos
 PROBE_STEPS = 5
 DEFAULT_DT_S = 0.05
+DEFAULT_STEPS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +73,6 @@ class Probe:
     """Its actions."""
     dt_s: float
     """Seconds between two actions: its ``dt``, or of ``render_fps``, or ``DEFAULT_DT_S``."""
-    max_episode_steps: int | None
-    """Time limit of its registration, control steps."""
     can_render: bool
     """Whether it gives pixels."""
     step_s: float
@@ -124,49 +126,49 @@ def _import(module: str, id: str) -> None:
                 f"task gym/{id}: there is no module '{missing}': check its spelling, run in its folder, or install the "
                 "package that contains it"
             ) from error
-        raise UserError(f"task gym/{id}: importing '{module}' needs '{missing}': pip install {missing}") from error
+        package, _, rest = missing.partition(".")
+        cure = f"the '{package}' that is installed does not have it: install another version" if rest else None
+        raise UserError(
+            f"task gym/{id}: importing '{module}' needs '{missing}': {cure or f'pip install {missing}'}"
+        ) from error
     except Exception as error:  # a module of others may raise anything
         raise UserError(f"task gym/{id}: importing '{module}' failed: {described(error)}") from error
 
 
-def probe(id: str, kwargs: dict[str, Any], success_key: str | None) -> Probe:
+def probe(id: str, kwargs: dict[str, Any], success_key: str | None, max_episode_steps: int | None = None) -> Probe:
     """Build the environment once, make a few steps and return what was found.
 
-    UserError for an unknown id, an environment that cannot be built, and spaces that cannot be served.
+    max_episode_steps: time limit; None is that of its registration, or ``DEFAULT_STEPS`` if it has none. UserError for
+    an unknown id, an environment that cannot be built, spaces that cannot be served and results that cannot be used.
     """
-    return _probe(id, json.dumps(kwargs, sort_keys=True), success_key)
+    return _probe(id, json.dumps(kwargs, sort_keys=True), success_key, max_episode_steps)
 
 
 @functools.cache
-def _probe(id: str, kwargs: str, success_key: str | None) -> Probe:
+def _probe(id: str, kwargs: str, success_key: str | None, max_episode_steps: int | None) -> Probe:
     registration, module = find(id)
     name = f"gym/{id}"
-    source = Source(name, registration, module, json.loads(kwargs))
+    limit = max_episode_steps or registration.max_episode_steps or DEFAULT_STEPS
+    source = Source(name, registration, module, json.loads(kwargs), limit)
     env, is_vector = _built(source)
     try:
         leaves, action = tuple(leaves_of(env.observation_space)), action_space_of(env.action_space)
-        infos, seconds = zip(*_rollout(env, name), strict=True)
+        infos, seconds, has_mask = _first_steps(env, leaves)
         keys = [key for key in SUCCESS_KEYS if any(key in info for info in infos)]
         success = success_key or (keys[0] if keys else None)
         if success_key and not any(success_key in info for info in infos):
             said = ", ".join(sorted(set().union(*infos))) or "nothing"
             unseen = "task %s: no info of its first %d steps has '%s'; they have: %s"
             log.warning(unseen, name, PROBE_STEPS, success_key, said)
-        has_mask = mask_of(env, infos[0]) is not None
         modes = env.metadata.get("render_modes") or ()
-        return Probe(
-            Source(name, registration, module, json.loads(kwargs), success, has_mask),
-            leaves,
-            action,
-            _dt_s(env),
-            registration.max_episode_steps,
-            "rgb_array" in modes,
-            min(seconds[1:]),
-            is_vector,
-        )
+        source = replace(source, success=success, has_mask=has_mask)
+        return Probe(source, leaves, action, _dt_s(env), "rgb_array" in modes, min(seconds), is_vector)
+    except WrongResult as error:
+        raise UserError(f"task {name} cannot be served: its class {class_of(env)} {error}") from error
     except UserError as error:
-        named = str(error).startswith("task ")
-        raise UserError(f"{error}" if named else f"task {name} cannot be served: {error}") from error
+        raise UserError(f"task {name} cannot be served: {error}") from error
+    except (Exception, SystemExit) as error:  # an environment of others may raise anything
+        raise UserError(f"task {name} fails in its first steps: {described(error)}{advice(error)}") from error
     finally:
         env.close()
 
@@ -174,14 +176,20 @@ def _probe(id: str, kwargs: str, success_key: str | None) -> Probe:
 def _built(source: Source) -> tuple[gymnasium.Env[Any, Any], bool]:
     """Build an environment; return it, and whether it is that of its own vector environment.
 
-    That one is taken if it leaves resets to us and has the spaces of the single environment.
+    That one is taken if it can be built, leaves resets to us and has the spaces of the single environment.
     """
     registration = source.registration
     single = None if registration.entry_point is None else source.build(render=False)
     if registration.vector_entry_point is None:
         assert single is not None  # gymnasium registers nothing without either
         return single, False
-    vector = source.build_vector(1, render=False)
+    try:
+        vector = source.build_vector(1, render=False)
+    except UserError as error:
+        if single is None:
+            raise
+        log.info("%s; single environments are used", error)
+        return single, False
     only, by_mask = Only(vector), resets_by_mask(vector)
     if single is None:
         mode = vector.metadata.get("autoreset_mode")
@@ -204,33 +212,29 @@ def _built(source: Source) -> tuple[gymnasium.Env[Any, Any], bool]:
     return (only if is_vector else single), is_vector
 
 
-def _rollout(env: gymnasium.Env[Any, Any], name: str) -> Iterator[tuple[dict[str, Any], float]]:
-    """Yield infos and durations (s) of a reset and of ``PROBE_STEPS`` random steps."""
-    try:
-        _, info = _unpacked(env.reset(seed=0), 2, name, "reset() must return an observation and an info")
-        yield info, 0.0
-        env.action_space.seed(0)
-        for _ in range(PROBE_STEPS):
-            action = _allowed_action(env, info)
-            began = time.perf_counter()
-            result = env.step(action)
-            what = "step() must return observation, reward, terminated, truncated and info"
-            _, _, terminated, truncated, info = _unpacked(result, 5, name, what)
-            yield info, time.perf_counter() - began
-            if terminated or truncated:
-                _, info = env.reset()
-    except UserError:
-        raise
-    except Exception as error:  # an environment of others may raise anything
-        raise UserError(f"task {name} fails in its first steps: {described(error)}") from error
+@staying()
+def _first_steps(
+    env: gymnasium.Env[Any, Any], leaves: Sequence[Leaf]
+) -> tuple[list[Mapping[str, Any]], list[float], bool]:
+    """Make a reset and ``PROBE_STEPS`` random steps. WrongResult for what cannot be used.
 
-
-def _unpacked(result: Any, count: int, name: str, what: str) -> Any:
-    """Return what a method gave, a tuple of ``count``. UserError otherwise."""
-    if not isinstance(result, tuple) or len(result) != count:
-        got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
-        raise UserError(f"task {name}: {what}, got {got}")
-    return result
+    Return the infos, the durations of the steps (s), and whether a mask says which choices are allowed.
+    """
+    observation, info = reset_of(env.reset(seed=0))
+    infos, seconds, has_mask = [info], [], mask_of(env, info) is not None
+    env.action_space.seed(0)
+    for _ in range(PROBE_STEPS):
+        for leaf in leaves:
+            leaf.value(observation)
+        action = _allowed_action(env, info)
+        began = time.perf_counter()
+        result = env.step(action)
+        seconds.append(time.perf_counter() - began)
+        observation, _, terminated, truncated, info = step_of(result)
+        infos.append(info)
+        if terminated or truncated:
+            observation, info = reset_of(env.reset())
+    return infos, seconds, has_mask
 
 
 def _allowed_action(env: gymnasium.Env[Any, Any], info: dict[str, Any]) -> Any:
@@ -246,9 +250,13 @@ def _allowed_action(env: gymnasium.Env[Any, Any], info: dict[str, Any]) -> Any:
 
 def _dt_s(env: gymnasium.Env[Any, Any]) -> float:
     """Return the seconds between two actions, as far as the environment says."""
-    if env.has_wrapper_attr("dt"):
-        dt = env.get_wrapper_attr("dt")
-        if isinstance(dt, float) and dt > 0:
-            return dt
+    dt = env.get_wrapper_attr("dt") if env.has_wrapper_attr("dt") else None
+    if _is_positive(dt):
+        return float(dt)
     fps = env.metadata.get("render_fps")
-    return 1.0 / fps if fps else DEFAULT_DT_S
+    return 1.0 / float(fps) if _is_positive(fps) else DEFAULT_DT_S
+
+
+def _is_positive(value: Any) -> bool:
+    """Return whether a value, of any type, is a finite number above 0."""
+    return isinstance(value, numbers.Real) and 0 < float(value) < math.inf

@@ -27,7 +27,7 @@ import numpy as np
 from embodied.core.errors import UserError
 from embodied.envs.adapters.gym_rows import Ints, Layout
 from embodied.envs.adapters.gym_source import Source
-from embodied.envs.adapters.gym_spaces import Pixels
+from embodied.envs.adapters.pixels import Pixels
 
 WORKER = Path(__file__).with_name("gym_worker.py")
 PATIENCE_S = 10.0  # for the envs of a process to close

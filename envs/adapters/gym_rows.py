@@ -3,12 +3,13 @@
     start(ids, seeds) ─► env.reset(seed=...) ─┐
     step(ids)         ─► env.step(...)        ├─► arrays: state, images, action_mask, reward, terminated, truncated, ...
                                               ┘
-The arrays may lie in memory that processes share. Imports neither torch nor other modules of ``envs`` but
-``gym_spaces`` and ``gym_source``, because the processes of ``gym_processes`` need it.
+What an environment returns is checked here, once (``gym_results``). The arrays may lie in memory that processes share.
+Imports neither torch nor modules of ``envs`` that do, because the processes of ``gym_processes`` need it.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,8 +20,20 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, described
-from embodied.envs.adapters.gym_source import Source
-from embodied.envs.adapters.gym_spaces import RENDER, ActionCodec, Leaf, Pixels, cameras_of, leaves_of, mask_of, resized
+from embodied.envs.adapters.gym_results import (
+    NUMBERS,
+    WrongResult,
+    advice,
+    array_of,
+    mask_of,
+    reset_of,
+    staying,
+    step_of,
+    truth,
+)
+from embodied.envs.adapters.gym_source import Source, class_of
+from embodied.envs.adapters.gym_spaces import RENDER, ActionCodec, Leaf, leaves_of
+from embodied.envs.adapters.pixels import Pixels, resized, shown
 
 Ints = NDArray[np.int64]
 Arrays = dict[str, NDArray[Any]]
@@ -87,28 +100,32 @@ class EncodedRows:
         self.parts: list[tuple[Leaf, slice]] = []
         begin = 0
         for leaf in leaves:
-            if not leaf.is_image:
+            if not leaf.frames:
                 self.parts.append((leaf, slice(begin, begin + leaf.size)))
                 begin += leaf.size
         wanted = {key.removeprefix("images."): array for key, array in arrays.items() if key.startswith("images.")}
-        self.images = [(leaf, wanted[name]) for name, leaf in cameras_of(leaves).items() if name in wanted]
+        self.images = [
+            (leaf, [(frame, wanted[name]) for name, frame in leaf.frames.items() if name in wanted])
+            for leaf in leaves
+            if not wanted.keys().isdisjoint(leaf.frames)
+        ]
         self.rendered = wanted.get(RENDER)
         self.seed_N = np.zeros(len(arrays["reward"]), np.int64)
         self.step_N = np.zeros(len(arrays["reward"]), np.int64)
 
     def write_mask(self, i: int, mask: NDArray[np.bool_] | None) -> None:
-        """Write the allowed choices of env ``i``, all without a mask. ValueError if there is none."""
+        """Write the allowed choices of env ``i``, all without a mask. WrongResult if there is none."""
         row = self.arrays["action_mask"][i]
         row[:] = True
         if mask is None:
             return
         if mask.shape != row.shape:
-            raise ValueError(f"action_mask: got shape {list(mask.shape)}, needed {list(row.shape)}")
+            raise WrongResult(f"returned action_mask of shape {list(mask.shape)}, needed {list(row.shape)}")
         row[:] = mask
         begin = 0
         for count in self.codec.counts:
             if not mask[begin : begin + count].any():
-                raise ValueError("action_mask allows no choice, and the episode has not ended")
+                raise WrongResult("returned action_mask that allows no choice, and the episode has not ended")
             begin += count
 
     def check_finite(self, ids: Ints) -> None:
@@ -120,10 +137,11 @@ class EncodedRows:
             if not finite.all():
                 raise self.error(int(ids[~finite][0]), f"gave a value of {key} that is not finite")
 
-    def error(self, i: int, what: str) -> UserError:
+    def error(self, i: int, what: str, cure: str = "") -> UserError:
         """Return the error for what env ``i`` did, with its control step and its seed."""
         step = f"control step {self.step_N[i]}" if self.step_N[i] else "reset"
-        return UserError(f"task {self.source.name}: env {i} {what} ({step} of the episode with seed {self.seed_N[i]})")
+        when = f"({step} of the episode with seed {self.seed_N[i]})"
+        return UserError(f"task {self.source.name}: env {i} {what} {when}{cure}")
 
 
 class LocalRows(EncodedRows):
@@ -137,6 +155,7 @@ class LocalRows(EncodedRows):
             self.envs[i] = source.build(render)
         first = self.envs[self.ids[0]]
         super().__init__(source, arrays, first.observation_space, first.action_space)
+        self.thread = threading.get_ident()  # that has built them
         self.is_state = (
             isinstance(first.observation_space, Box)
             and [leaf.space.shape for leaf, _ in self.parts] == [first.observation_space.shape[:1]]
@@ -145,17 +164,19 @@ class LocalRows(EncodedRows):
         )
         """Whether an observation is the state as it is, which saves time."""
 
+    @staying()
     def start(self, ids: Ints, seeds: Ints) -> None:
         self.seed_N[ids], self.step_N[ids] = seeds, 0
         i = 0
         try:
             for i, seed in zip(ids.tolist(), seeds.tolist(), strict=True):
-                observation, info = self.envs[i].reset(seed=seed)
+                observation, info = reset_of(self.envs[i].reset(seed=seed))
                 self._observe(i, observation, info, ended=False)
-        except Exception as error:  # an environment of others may raise anything
-            raise self.error(i, f"raised {described(error)}") from error
+        except (Exception, SystemExit) as error:  # an environment of others may raise anything
+            raise self._failure(i, error) from error
         self.check_finite(ids)
 
+    @staying()
     def step(self, ids: Ints) -> None:
         self.step_N[ids] += 1
         action_NA, reward_N, terminated_N, truncated_N, success_N = (
@@ -163,28 +184,31 @@ class LocalRows(EncodedRows):
         )
         envs, success = self.envs, self.source.success
         state_NS = self.arrays["state"] if self.is_state else None
+        shape = () if state_NS is None else state_NS.shape[1:]
         i = 0
         try:
             for i, action in zip(ids.tolist(), self.codec.decode(action_NA[ids]), strict=True):
-                observation, reward_N[i], terminated_N[i], truncated_N[i], info = envs[i].step(action)
+                observation, reward_N[i], terminated, truncated, info = step_of(envs[i].step(action))
+                terminated_N[i], truncated_N[i] = terminated, truncated
                 if success is not None:
-                    success_N[i] = bool(info.get(success, False))
+                    success_N[i] = truth(info.get(success, False), f"info['{success}']")
                 if state_NS is not None:
-                    state_NS[i] = observation
+                    state_NS[i] = array_of(observation, shape, NUMBERS, "observation")
                 else:
-                    self._observe(i, observation, info, ended=bool(terminated_N[i] or truncated_N[i]))
-        except Exception as error:  # an environment of others may raise anything
-            raise self.error(i, f"raised {described(error)}") from error
+                    self._observe(i, observation, info, ended=terminated or truncated)
+        except (Exception, SystemExit) as error:  # an environment of others may raise anything
+            raise self._failure(i, error) from error
         self.check_finite(ids)
 
+    @staying()
     def render(self, width: int, height: int) -> Pixels:
         i = self.ids[0]
         frames = []
         try:
             for i in self.ids:
                 frames.append(resized(self._frame(i), width, height))
-        except Exception as error:  # an environment of others may raise anything
-            raise self.error(i, f"raised {described(error)}") from error
+        except (Exception, SystemExit) as error:  # an environment of others may raise anything
+            raise self._failure(i, error) from error
         return np.stack(frames)
 
     def close(self) -> None:
@@ -192,24 +216,27 @@ class LocalRows(EncodedRows):
             env.close()
         self.envs = {}
 
-    def _frame(self, i: int) -> Any:
-        """Return what env ``i`` shows people. TypeError if that is no image."""
-        frame = self.envs[i].render()
-        if not isinstance(frame, np.ndarray):
-            raise TypeError(f"render() gave {type(frame).__name__}, needed an array of pixels")
-        return frame
+    def _failure(self, i: int, error: BaseException) -> UserError:
+        """Return the error for what env ``i`` has raised or returned."""
+        if isinstance(error, WrongResult):
+            return self.error(i, f"of {class_of(self.envs[i])} {error}")
+        return self.error(i, f"raised {described(error)}", advice(error, self.thread))
+
+    def _frame(self, i: int) -> Pixels:
+        """Return what env ``i`` shows people, bytes [H, W, 1 or 3]. WrongResult if that is no image."""
+        env = self.envs[i]
+        if type(env.unwrapped).render is gymnasium.Env.render:
+            raise WrongResult("has no render(), although its metadata name the render mode rgb_array")
+        return shown(env.render())
 
     def _observe(self, i: int, observation: Any, info: Any, ended: bool) -> None:
         """Write the observation of env ``i``."""
-        if self.is_state:
-            self.arrays["state"][i] = observation
-            return
-        if self.parts:
-            row = self.arrays["state"][i]
-            for leaf, where in self.parts:
-                leaf.encode(leaf.value(observation), row[where])
-        for leaf, images in self.images:
-            images[i] = resized(leaf.value(observation), *images.shape[2:0:-1])
+        for leaf, where in self.parts:
+            leaf.encode(leaf.value(observation), self.arrays["state"][i, where])
+        for leaf, shots in self.images:
+            image = leaf.value(observation)[None]
+            for frame, images in shots:
+                frame.write(image, images[i : i + 1])
         if self.rendered is not None:
             self.rendered[i] = resized(self._frame(i), *self.rendered.shape[2:0:-1])
         if self.source.has_mask:

@@ -21,8 +21,10 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.wrappers import TimeLimit
 
 from embodied.core.errors import UserError, described, one_line
+from embodied.envs.adapters.gym_results import advice
 
 Vector = VectorEnv[Any, Any, Any]
 log = logging.getLogger(__name__)
@@ -40,44 +42,54 @@ class Source:
     """Module that registers it; None: gymnasium itself."""
     kwargs: dict[str, Any]
     """Arguments of its constructor."""
+    max_episode_steps: int
+    """Time limit, control steps."""
     success: str | None = None
     """Key of ``info`` that says whether the episode succeeded; None: nothing does."""
     has_mask: bool = False
     """Whether it says which choices are allowed."""
-    max_episode_steps: int | None = None
-    """Time limit of a vector environment that has one; None is that of the registration."""
 
     def build(self, render: bool) -> gymnasium.Env[Any, Any]:
-        """Build one, without a time limit where it has single environments. UserError if that fails.
+        """Build one. UserError if that fails.
 
+        It has the time limit only below wrappers of its registration, which may read it; plans keep that limit anyway.
         render: it can give pixels.
         """
         if self.registration.entry_point is None:
             return Only(self.build_vector(1, render))
         with self.building():
             mode = {"render_mode": "rgb_array"} if render else {}
-            return gymnasium.make(
-                self.registration, max_episode_steps=-1, disable_env_checker=True, **mode, **self.kwargs
+            env = gymnasium.make(
+                self.registration,
+                max_episode_steps=self.max_episode_steps,
+                disable_env_checker=True,
+                **mode,
+                **self.kwargs,
             )
+            return env.env if isinstance(env, TimeLimit) else env
 
     def build_vector(self, num_envs: int, render: bool) -> Vector:
         """Build the vector environment, one that leaves resets to us if it can. UserError if that fails.
 
         render: see ``build``.
         """
-        options = dict(self.kwargs)
         with self.building():
             creator: Any = self.registration.vector_entry_point
             creator = load_env_creator(creator) if isinstance(creator, str) else creator
-            if "autoreset_mode" in inspect.signature(creator).parameters:
-                options["autoreset_mode"] = AutoresetMode.DISABLED
-            if self.registration.max_episode_steps is not None and self.max_episode_steps is not None:
+            options = dict(self.kwargs)
+            if self.registration.max_episode_steps is not None:
                 options["max_episode_steps"] = self.max_episode_steps
             if render:
                 options["render_mode"] = "rgb_array"
-            return gymnasium.make_vec(
-                self.registration, num_envs, vectorization_mode="vector_entry_point", **options
+            build = functools.partial(
+                gymnasium.make_vec, self.registration, num_envs, vectorization_mode="vector_entry_point", **options
             )
+            if "autoreset_mode" in inspect.signature(creator).parameters:
+                try:
+                    return build(autoreset_mode=AutoresetMode.DISABLED)
+                except Exception as error:  # it may refuse the mode by any exception
+                    log.info("task %s does not leave resets to us: %s", self.name, described(error))
+            return build()
 
     @contextmanager
     def building(self) -> Iterator[None]:
@@ -89,8 +101,8 @@ class Source:
                 yield
         except gymnasium.error.DependencyNotInstalled as error:
             raise UserError(f"task {self.name} cannot be built: {one_line(error)}") from error
-        except Exception as error:  # an environment of others may raise anything
-            raise UserError(f"task {self.name} cannot be built: {described(error)}") from error
+        except (Exception, SystemExit) as error:  # an environment of others may raise anything
+            raise UserError(f"task {self.name} cannot be built: {described(error)}{advice(error)}") from error
 
 
 @contextmanager
@@ -136,11 +148,11 @@ class Only(gymnasium.Env[Any, Any]):
         observations, infos = self.vector.reset(seed=seed)
         return self._row(observations), _info(infos)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         observations, reward, terminated, truncated, infos = self.vector.step(np.stack([action]))
         if self.keeps_last and (terminated[0] or truncated[0]):
             observations, infos = infos["final_obs"], infos.get("final_info", {})
-        return self._row(observations), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _info(infos)
+        return self._row(observations), reward[0], terminated[0], truncated[0], _info(infos)
 
     def render(self) -> Any:
         frames = self.vector.render()
@@ -151,6 +163,12 @@ class Only(gymnasium.Env[Any, Any]):
 
     def _row(self, observations: Any) -> Any:
         return _first(self.observation_space, observations)
+
+
+def class_of(env: gymnasium.Env[Any, Any]) -> str:
+    """Return the name of an environment's class, with its module."""
+    kind = type(env.vector.unwrapped if isinstance(env, Only) else env.unwrapped)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _first(space: Any, observations: Any) -> Any:

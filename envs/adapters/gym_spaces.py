@@ -8,25 +8,25 @@ Imports neither torch nor other modules of ``envs``, because the processes of ``
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
-from PIL import Image
 
 from embodied.core.errors import UserError
-from embodied.core.spec import ActionSpace, ActionTerm, Box, CameraSpec, Discrete, MultiDiscrete, Term
+from embodied.core.spec import ActionSpace, ActionTerm, Box, Discrete, MultiDiscrete, Term
+from embodied.envs.adapters.gym_results import INTEGERS, NUMBERS, WrongResult, array_of
+from embodied.envs.adapters.pixels import SMALLEST_IMAGE, Frame, Pixels, as_bytes, by_age, frames_in
 
 RENDER = "render"  # camera that shows what the env renders for people
 TIME = Term("time", 1)  # the state of an env that observes images alone: share of the time limit that has passed
-SMALLEST_IMAGE = 16  # pixels; a smaller array of bytes is a grid of numbers
-Pixels = NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Leaf:
     """A part of an observation that is not a dictionary or a tuple."""
 
@@ -37,20 +37,12 @@ class Leaf:
     space: Any
     """Its space."""
 
-    @property
-    def is_image(self) -> bool:
-        """Whether it is an image: bytes [H, W], [H, W, 1] or [H, W, 3] of at least ``SMALLEST_IMAGE`` pixels a side."""
-        shape = self.space.shape
-        if not isinstance(self.space, spaces.Box) or self.space.dtype != np.uint8 or len(shape) not in (2, 3):
-            return False
-        return min(shape[:2]) >= SMALLEST_IMAGE and (len(shape) == 2 or shape[2] in (1, 3))
+    @cached_property
+    def frames(self) -> dict[str, Frame]:
+        """Its frames by the name of their camera, newest first; {} if it is no image. UserError for a doubtful one."""
+        return _frames(self.name, self.space)
 
-    @property
-    def camera(self) -> CameraSpec:
-        """The camera of an image, in its own size."""
-        return CameraSpec(self.name.replace(".", "_").replace("observation_", "", 1), *self.space.shape[:2])
-
-    @property
+    @cached_property
     def size(self) -> int:
         """Entries in the state; a choice is one-hot."""
         if isinstance(self.space, spaces.Discrete):
@@ -59,26 +51,90 @@ class Leaf:
             return int(self.space.nvec.sum())
         return int(np.prod(self.space.shape))
 
-    def value(self, observation: Any) -> Any:
-        """Return the part of an observation that this is."""
-        for key in self.path:
-            observation = observation[key]
-        return observation
+    def value(self, observation: Any, num: int | None = None) -> NDArray[Any]:
+        """Return the part of an observation that this is, an array of the shape of its space.
 
-    def encode(self, value: Any, out: NDArray[np.float32]) -> None:
-        """Write a value of it as entries of the state [size]. ValueError for a value of another size."""
-        value = np.asarray(value)
-        if isinstance(self.space, spaces.Discrete):
+        num: the observation is that of so many envs, and the shape begins with it. WrongResult for another shape or
+        type, for a choice that does not exist and for an image whose values are beyond the limits of its space.
+        """
+        try:
+            for key in self.path:
+                observation = observation[key]
+        except (KeyError, IndexError, TypeError):
+            raise WrongResult(f"returned an observation without its part '{self.name}'") from None
+        space, what = self.space, f"observation '{self.name}'"
+        shape = space.shape if num is None else (num, *space.shape)
+        kinds = NUMBERS if isinstance(space, spaces.Box) and not self.is_integer_image else INTEGERS
+        array = array_of(observation, shape, kinds, what)
+        if isinstance(space, spaces.Box):
+            return self._pixels(array, what) if self.frames else array
+        low, counts = (0, 2) if isinstance(space, spaces.MultiBinary) else (space.start, self.counts)
+        if ((array < low) | (array >= low + counts)).any():
+            raise WrongResult(f"returned {what} with a choice that its space {space} does not have: {array.tolist()}")
+        return array
+
+    def encode(self, value: NDArray[Any], out: NDArray[np.float32]) -> None:
+        """Write a value of one env as entries of the state [size]."""
+        if isinstance(self.space, (spaces.Discrete, spaces.MultiDiscrete)):
             out[:] = 0.0
-            out[int(value) - int(self.space.start)] = 1.0
-        elif isinstance(self.space, spaces.MultiDiscrete):
-            out[:] = 0.0
-            counts = self.space.nvec.ravel()
-            out[np.cumsum(counts) - counts + (value - self.space.start).ravel()] = 1.0
-        elif value.size != len(out):
-            raise ValueError(f"observation '{self.name}': got shape {value.shape}, its space has {self.space.shape}")
+            ends = np.cumsum(self.counts)
+            out[ends - self.counts.ravel() + (value - self.space.start).ravel()] = 1.0
         else:
             out[:] = value.ravel()
+
+    @cached_property
+    def counts(self) -> Any:
+        """Numbers of choices of a Discrete or MultiDiscrete, in its shape."""
+        return np.array(self.space.n if isinstance(self.space, spaces.Discrete) else self.space.nvec)
+
+    @cached_property
+    def is_integer_image(self) -> bool:
+        """Whether it is an image of integers, which an array of floating-point numbers does not fit."""
+        return bool(self.frames) and np.issubdtype(self.space.dtype, np.integer)
+
+    @cached_property
+    def _scale(self) -> float:
+        """The number that makes bytes of an image's values."""
+        return 255.0 if _limits(self.space) == (0, 1) else 1.0
+
+    def _pixels(self, array: NDArray[Any], what: str) -> Pixels:
+        """Return an image as bytes."""
+        try:
+            return as_bytes(array, self._scale)
+        except ValueError as error:
+            raise WrongResult(f"returned {what} with {error}") from None
+
+
+def _limits(space: spaces.Box) -> tuple[float, float] | None:
+    """Return the limits of a Box if they are those of all entries."""
+    low, high = space.low, space.high
+    return (float(low.min()), float(high.max())) if low.min() == low.max() and high.min() == high.max() else None
+
+
+def _frames(name: str, space: Any) -> dict[str, Frame]:
+    """Return the frames of an observation by the name of their camera, newest first; {} if it is no image.
+
+    An image is a Box of bytes, or of other numbers with the limits 0 and 1 or 0 and 255, in a shape that
+    ``frames_in`` knows. UserError for bytes of another shape, and for colours in other numbers with other limits.
+    """
+    if not isinstance(space, spaces.Box) or sum(side >= SMALLEST_IMAGE for side in space.shape) < 2:
+        return {}
+    shape, is_bytes = space.shape, space.dtype == np.uint8
+    frames = frames_in(name, shape)
+    if frames and (is_bytes or _limits(space) in ((0, 1), (0, 255))):
+        return by_age(name.replace(".", "_").replace("observation_", "", 1), frames)
+    if is_bytes:
+        raise UserError(
+            f"its observation '{name}' is an array of bytes {list(shape)}; images must be [height, width], with 1 or 3 "
+            "channels last or first, or a stack of frames [frames, height, width] or [frames, height, width, 1 or 3]"
+        )
+    if frames and (shape[-1] == 3 or shape[:-2] == (3,)):
+        raise UserError(
+            f"its observation '{name}' is {space.dtype} {list(shape)}, an image by its shape, but its limits are "
+            f"{space.low.min():g} and {space.high.max():g}: a Box with the limits 0 and 1, or 0 and 255, is a camera; "
+            "gymnasium.wrappers.FlattenObservation makes it a vector"
+        )
+    return {}
 
 
 def leaves_of(space: Any, name: str = "", path: tuple[Any, ...] = ()) -> Iterator[Leaf]:
@@ -94,24 +150,18 @@ def leaves_of(space: Any, name: str = "", path: tuple[Any, ...] = ()) -> Iterato
             f"its observation '{leaf.name}' is a {type(space).__name__}, which is not a vector of a fixed size; "
             "allowed: Dict and Tuple of Box, Discrete, MultiDiscrete and MultiBinary"
         )
-    shape = space.shape or ()
-    if space.dtype == np.uint8 and sum(side >= SMALLEST_IMAGE for side in shape) > 1 and not leaf.is_image:
-        raise UserError(
-            f"its observation '{leaf.name}' is an array of bytes {list(shape)}; images must be [height, width, 3], "
-            "[height, width, 1] or [height, width]"
-        )
     if leaf.size:
         yield leaf
 
 
 def terms_of(leaves: Sequence[Leaf]) -> tuple[Term, ...]:
     """Return the terms of the state: all leaves but images."""
-    return tuple(Term(leaf.name, leaf.size) for leaf in leaves if not leaf.is_image)
+    return tuple(Term(leaf.name, leaf.size) for leaf in leaves if not leaf.frames)
 
 
-def cameras_of(leaves: Sequence[Leaf]) -> dict[str, Leaf]:
-    """Return the images by the name of their camera."""
-    return {leaf.camera.name: leaf for leaf in leaves if leaf.is_image}
+def cameras_of(leaves: Sequence[Leaf]) -> dict[str, tuple[Leaf, Frame]]:
+    """Return the frames of images by the name of their camera."""
+    return {name: (leaf, frame) for leaf in leaves for name, frame in leaf.frames.items()}
 
 
 def images_alone(task: str, cameras: Iterable[str], has_choices: bool) -> UserError:
@@ -124,16 +174,6 @@ def images_alone(task: str, cameras: Iterable[str], has_choices: bool) -> UserEr
         f"task {task} observes images alone: choose a policy that sees them, "
         f"policy={policy} policy.cameras=[{','.join(cameras)}]"
     )
-
-
-def resized(image: Any, width: int, height: int) -> Pixels:
-    """Return an image [H, W], [H, W, 1] or [H, W, 3] as bytes [height, width, 3]."""
-    pixels = np.asarray(image, np.uint8)
-    if pixels.ndim == 2 or pixels.shape[2] == 1:
-        pixels = np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, -1)
-    if pixels.shape[:2] == (height, width):
-        return pixels
-    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BOX))
 
 
 def action_space_of(space: Any) -> ActionSpace:
@@ -152,7 +192,8 @@ def action_space_of(space: Any) -> ActionSpace:
     if not bool((np.isfinite(space.low) & np.isfinite(space.high)).all()):
         raise UserError(
             f"its actions have no limits (low {space.low.min():g}, high {space.high.max():g}), so [-1, 1] cannot be "
-            "scaled to them: wrap it in gymnasium.wrappers.RescaleAction"
+            "scaled to them: give its action_space finite ones, or wrap it in gymnasium.wrappers.TransformAction(env, "
+            "lambda action: action, gymnasium.spaces.Box(low, high))"
         )
     low, high = space.low.ravel().astype(float), space.high.ravel().astype(float)
     return Box(
@@ -190,19 +231,3 @@ class ActionCodec:
         else:
             decoded = (self.offset + self.scale * action).clip(space.low, space.high)
         return decoded.astype(space.dtype)
-
-
-def mask_of(env: Any, info: Mapping[str, Any]) -> NDArray[np.bool_] | None:
-    """Return the allowed choices, bool [C], from ``info["action_mask"]`` or ``env.action_masks()``; None without."""
-    mask: Any = info.get("action_mask")
-    if mask is None:
-        if not env.has_wrapper_attr("action_masks"):
-            return None
-        mask = env.get_wrapper_attr("action_masks")()
-    return flat_mask(mask)
-
-
-def flat_mask(mask: Any) -> NDArray[np.bool_]:
-    """Return the allowed choices, bool [C], of a mask or of one mask for each entry of an action."""
-    parts = mask if isinstance(mask, (tuple, list)) else [mask]
-    return np.concatenate([np.asarray(part, dtype=np.bool_).ravel() for part in parts])

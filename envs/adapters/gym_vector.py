@@ -8,6 +8,7 @@ It must leave resets to us (``AutoresetMode.DISABLED``), so that every episode b
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,9 +16,19 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from embodied.core.errors import UserError, described
+from embodied.envs.adapters.gym_results import (
+    NUMBERS,
+    WrongResult,
+    advice,
+    array_of,
+    flat_mask,
+    info_of,
+    staying,
+    truths,
+)
 from embodied.envs.adapters.gym_rows import Arrays, EncodedRows, Ints
 from embodied.envs.adapters.gym_source import Source
-from embodied.envs.adapters.gym_spaces import Pixels, flat_mask, resized
+from embodied.envs.adapters.pixels import Pixels, resized, shown
 
 
 class VectorRows(EncodedRows):
@@ -26,9 +37,11 @@ class VectorRows(EncodedRows):
     def __init__(self, source: Source, arrays: Arrays, render: bool) -> None:
         num_envs = len(arrays["reward"])
         self.env = source.build_vector(num_envs, render)
+        self.thread = threading.get_ident()  # that has built it
         super().__init__(source, arrays, self.env.single_observation_space, self.env.single_action_space)
         self.over_N = np.zeros(num_envs, np.bool_)  # the environment itself has ended the episode
 
+    @staying()
     def start(self, ids: Ints, seeds: Ints) -> None:
         self.seed_N[ids], self.step_N[ids] = seeds, 0
         seed_N: list[int | None] = [None] * len(self.seed_N)
@@ -36,10 +49,11 @@ class VectorRows(EncodedRows):
             seed_N[i] = seed
         try:
             self._observe(ids, *self._reset(ids, seed_N))
-        except Exception as error:  # an environment of others may raise anything
+        except (Exception, SystemExit) as error:  # an environment of others may raise anything
             raise self._failure(error) from error
         self.check_finite(ids)
 
+    @staying()
     def step(self, ids: Ints) -> None:
         self.step_N[ids] += 1
         over_N = self.over_N.copy()
@@ -49,32 +63,40 @@ class VectorRows(EncodedRows):
                 self._reset(np.flatnonzero(over_N), [None] * len(over_N))
             actions = self.codec.decode(self.arrays["action"])
             observations, reward_N, terminated_N, truncated_N, infos = self.env.step(actions)
-            self.over_N = np.logical_or(terminated_N, truncated_N)
-            results = {"reward": reward_N, "terminated": terminated_N, "truncated": truncated_N}
+            num = len(over_N)
+            results = {
+                "reward": array_of(reward_N, (num,), NUMBERS, "rewards"),
+                "terminated": truths(terminated_N, num, "terminated"),
+                "truncated": truths(truncated_N, num, "truncated"),
+            }
+            self.over_N = results["terminated"] | results["truncated"]
+            infos = info_of(infos)
             if self.source.success is not None:
-                success = infos.get(self.source.success, np.zeros(len(over_N)))
-                results["success"] = np.asarray(success).astype(np.bool_)
+                success = infos.get(self.source.success, np.zeros(num, np.bool_))
+                results["success"] = truths(success, num, f"infos['{self.source.success}']")
             for key, values in results.items():
                 self.arrays[key][ids] = values[ids]
             self._observe(ids, observations, infos)
-        except Exception as error:  # an environment of others may raise anything
+        except (Exception, SystemExit) as error:  # an environment of others may raise anything
             raise self._failure(error) from error
         self.check_finite(ids)
 
+    @staying()
     def render(self, width: int, height: int) -> Pixels:
         try:
-            return np.stack([resized(frame, width, height) for frame in self._frames()])
-        except Exception as error:  # an environment of others may raise anything
+            return np.stack([resized(shown(frame), width, height) for frame in self._frames()])
+        except (Exception, SystemExit) as error:  # an environment of others may raise anything
             raise self._failure(error) from error
 
     def close(self) -> None:
         self.env.close()
 
-    def _failure(self, error: Exception) -> UserError:
+    def _failure(self, error: BaseException) -> UserError:
         """Return the error for an exception, of which nobody knows the environment."""
         steps = int(self.step_N.max())
         when = f"(after {steps} control steps)"
-        return UserError(f"task {self.source.name}: its vector environment raised {described(error)} {when}")
+        what = f"{error}" if isinstance(error, WrongResult) else f"raised {described(error)}"
+        return UserError(f"task {self.source.name}: its vector environment {what} {when}{advice(error, self.thread)}")
 
     def _reset(self, ids: Ints, seed_N: list[int | None]) -> tuple[Any, Mapping[str, Any]]:
         """Begin an episode in each of envs ``ids``; return the observations and infos of all."""
@@ -86,29 +108,31 @@ class VectorRows(EncodedRows):
         return self.env.reset(seed=seed, options=options)
 
     def _frames(self) -> Any:
-        """Return what every env shows people. TypeError if that are no images."""
+        """Return what every env shows people. WrongResult if there is no image for each."""
         frames = self.env.render()
         if frames is None or len(frames) != self.env.num_envs:
-            raise TypeError(f"render() gave no image of each of {self.env.num_envs} environments")
+            raise WrongResult(f"gave no image of each of {self.env.num_envs} environments from render()")
         return frames
 
     def _observe(self, ids: Ints, observations: Any, infos: Mapping[str, Any]) -> None:
         """Write the observations of envs ``ids``."""
+        num = len(self.seed_N)
         for leaf, where in self.parts:
-            values = leaf.value(observations)
+            values = leaf.value(observations, num)
             if isinstance(leaf.space, Box):
-                self.arrays["state"][ids, where] = np.asarray(values)[ids].reshape(len(ids), -1)
+                self.arrays["state"][ids, where] = values[ids].reshape(len(ids), -1)
             else:
                 for i in ids.tolist():
                     leaf.encode(values[i], self.arrays["state"][i, where])
-        for leaf, images in self.images:
-            values = leaf.value(observations)
-            for i in ids.tolist():
-                images[i] = resized(values[i], *images.shape[2:0:-1])
+        for leaf, shots in self.images:
+            values = leaf.value(observations, num)
+            for frame, images in shots:
+                for i in ids.tolist():
+                    frame.write(values[i : i + 1], images[i : i + 1])
         if self.rendered is not None:
             frames = self._frames()
             for i in ids.tolist():
-                self.rendered[i] = resized(frames[i], *self.rendered.shape[2:0:-1])
+                self.rendered[i] = resized(shown(frames[i]), *self.rendered.shape[2:0:-1])
         if self.source.has_mask:
             for i in ids.tolist():
                 self.write_mask(i, None if self.over_N[i] else flat_mask(infos["action_mask"][i]))

@@ -26,7 +26,7 @@ def watch(descriptor: int) -> None:
 def serve(orders: Any, memory_descriptor: int) -> None:
     """Build the environments of the first message, then do what messages ``(method, *arguments)`` order."""
     package = ModuleType("embodied.envs")
-    package.__path__ = [str(Path(__file__).resolve().parents[1])]
+    package.__path__ = [str(Path(__file__).parents[1])]
     sys.modules["embodied.envs"] = package
     from embodied.core.errors import UserError
     from embodied.envs.adapters.gym_rows import LocalRows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from functools import partial
@@ -180,11 +181,11 @@ class Infinite(Toy):
 
 
 class Dying(Toy):
-    """Ends its process in its eighth step."""
+    """Kills its process in its eighth step."""
 
     def observation(self) -> Any:
         if self.steps == 8:
-            os._exit(7)
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().observation()
 
 
@@ -234,27 +235,21 @@ class Agents(Toy):
     action_space = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3)))
 
 
-class Stack(Toy):
-    """Observes four images of one channel."""
+class Channels(Toy):
+    """Observes an image of four channels: RGBA, or four frames."""
 
-    observation_space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
-
-
-class ChannelFirst(Toy):
-    """Observes an image whose channels come first."""
-
-    observation_space = spaces.Box(0, 255, (3, 64, 64), np.uint8)
+    observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
 
 
-class Film(Toy):
-    """Observes four images with colours."""
+class Colours(Toy):
+    """Observes six images, or two with colours."""
 
-    observation_space = spaces.Box(0, 255, (4, 84, 84, 3), np.uint8)
+    observation_space = spaces.Box(0, 255, (6, 84, 84), np.uint8)
 
 
 CLASSES = (
     Toy, Ending, Nested, Pixels, PixelChoice, Sides, Masked, MaskedChoice, Bits, Raising, Infinite,
-    Dying, Hanging, OldStep, OldReset, Words, Unbounded, Agents, Stack, ChannelFirst, Film,
+    Dying, Hanging, OldStep, OldReset, Words, Unbounded, Agents, Channels, Colours,
 )  # fmt: skip
 for each in CLASSES:
     gymnasium.register(f"{each.__name__}-v0", entry_point=f"{__name__}:{each.__name__}", max_episode_steps=12)
