@@ -17,9 +17,6 @@ from numpy.typing import NDArray
 
 NUMBERS = "biuf"  # kinds of numpy's types: booleans, integers and real numbers
 INTEGERS = "biu"
-REAL = frozenset((float, int, np.float64, np.float32, np.int64))  # types of a reward that need no further look
-BOOL = frozenset((bool, np.bool_))  # types of a truth value that need no further look
-
 
 _exit = os._exit
 _here = threading.local()  # .process: the process in which this thread runs code of an environment; 0: none
@@ -111,15 +108,10 @@ def info_of(info: Any) -> Mapping[str, Any]:
 
 def step_of(result: Any) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
     """Return what ``step`` gave, of which the observation is still to be checked. WrongResult if not as needed."""
-    what = "observation, reward, terminated, truncated and info"
-    observation, reward, terminated, truncated, info = _unpacked(result, 5, f"must return {what} from step()")
-    return (
-        observation,
-        reward if type(reward) in REAL else number(reward, "reward"),
-        terminated if type(terminated) in BOOL else truth(terminated, "terminated"),
-        truncated if type(truncated) in BOOL else truth(truncated, "truncated"),
-        info if type(info) is dict else info_of(info),
-    )
+    what = "must return observation, reward, terminated, truncated and info from step()"
+    observation, reward, terminated, truncated, info = _unpacked(result, 5, what)
+    terminated, truncated = truth(terminated, "terminated"), truth(truncated, "truncated")
+    return observation, number(reward, "reward"), terminated, truncated, info_of(info)
 
 
 def reset_of(result: Any) -> tuple[Any, Mapping[str, Any]]:
