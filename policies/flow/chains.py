@@ -35,7 +35,8 @@ class ChainConfig(ActorCriticConfig):
     """flow_noise: steps with a learned standard deviation. flow_sde: steps of the SDE with the ODE's marginals."""
     stochastic_steps: Literal["all", "one", "last"] = "all"
     """Denoise steps with noise; the other steps follow the ODE. all: every step. one: a step drawn at random for each
-    decision. last: the last step, which explores less the more denoise steps there are (docs/flow_rl.md)."""
+    decision; after imitation no KL then bounds how far the action moves. last: the last step, which explores less the
+    more denoise steps there are (docs/flow_rl.md)."""
     sde_noise: Positive = 0.5
     """Factor a of the diffusion a * sqrt(t / (1 - t)) of flow_sde."""
     sigma_min: Positive = 0.05

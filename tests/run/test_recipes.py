@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from embodied.core.options import from_mapping
 from embodied.policies import POLICIES
-from embodied.run.config import RunConfig, compose_run
+from embodied.run.config import RunConfig, compose_run, options_of
 
 
 def composed(algo: str, **options: Any) -> RunConfig:
@@ -37,6 +38,15 @@ def test_grpo_from_another_runs_policy_begins_at_the_lower_bound_of_the_learning
     """It has no critic to warm up, after which PPO begins there."""
     found = compose_run({"task": "tabletop", "policy": policy, "algo": "grpo", "init": "a run of imitation"}).algo
     assert (found["schedule"], found["learning_rate"]) == ("adaptive", found["min_learning_rate"])
+
+
+@pytest.mark.parametrize("policy", ["flow", "vla", "vla_tiny", "dsrl"])
+@pytest.mark.parametrize("init", [{}, {"init": "a run of imitation"}], ids=["fresh", "init"])
+def test_no_recipe_explores_in_one_random_step_whose_kl_does_not_bound_that_of_the_action(
+    policy: str, init: dict[str, str]
+) -> None:
+    config = compose_run({"task": "tabletop", "policy": policy} | init).policy
+    assert from_mapping(POLICIES[policy].config, options_of(config), "policy").stochastic_steps != "one"
 
 
 def test_the_command_line_wins() -> None:

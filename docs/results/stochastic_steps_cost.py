@@ -1,0 +1,68 @@
+"""What does each choice of ``policy.stochastic_steps`` cost ``vla_tiny`` in the actor and in the learner?
+
+python docs/results/stochastic_steps_cost.py <file to write>
+
+``act`` on 64 decisions, and an update of PPO with the recipe of docs/vla.md on 128 decisions: vision and language are
+frozen, and the actor passes their outputs on. Flow-SDE, 4 or 10 denoise steps, in turns on one thread. Ratios to
+``one`` are medians over rounds, so they are valid beside other programs; seconds are not.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from embodied.algos.ppo import PPO
+from embodied.algos.ppo_config import PPOConfig
+from embodied.benchmarks.fragments import fragment_of
+from embodied.benchmarks.measure import Report, in_turns, paired, timed
+from embodied.benchmarks.vla import RECIPE, make_policy, observe
+from embodied.core.options import from_mapping
+from embodied.report.metrics import write_json
+from embodied.run.config import compose_run, options_of
+from embodied.runtime import threads
+
+ACTED, DECISIONS, ENVS, ROUNDS = 64, 8, 16, 5
+MODES: dict[str, dict[str, Any]] = {
+    "one": {"stochastic_steps": "one"},
+    "last": {"stochastic_steps": "last"},
+    "all": {"stochastic_steps": "all"},
+    "all_checkpointed": {"stochastic_steps": "all", "checkpoint_steps": True},
+}
+
+
+def measure() -> Report:
+    report = Report("stochastic steps")
+    recipe = compose_run(RECIPE)
+    still = {"learning_rate": 0.0, "critic_learning_rate": 0.0, "schedule": "fixed", "critic_warmup": 0}
+    config = from_mapping(PPOConfig, options_of(recipe.algo) | still, "algo")
+    for k in (4, 10):
+        acts, updates = {}, {}
+        for name, options in MODES.items():
+            policy = make_policy(denoise_steps=k, **options)
+            obs = observe(policy, ACTED)
+            noise = torch.randn(ACTED, *policy.noise_shape, generator=torch.Generator().manual_seed(0))
+            acts[name] = partial(timed, partial(policy.act, obs, noise))
+            rows = policy.precompute(observe(policy, DECISIONS * ENVS))
+            fragment = fragment_of(policy, rows, DECISIONS, torch.Generator().manual_seed(0))
+            algorithm = PPO(policy, config, seed=0, device=torch.device("cpu"))
+            updates[name] = partial(timed, partial(algorithm.update, [fragment], 1))
+        settings = {"denoise_steps": k, "exploration": "flow_sde", "rounds": ROUNDS, "threads": 1}
+        for part, measures, decisions in (("act", acts, ACTED), ("update", updates, DECISIONS * ENVS)):
+            results = in_turns(measures, ROUNDS)
+            for name, values in results.items():
+                report.add(f"{part}_{name}_K{k}", 1e3 * median(values), "ms", decisions=decisions, **settings)
+                report.ratio(f"{part}_{name}_over_one_K{k}", paired(values, results["one"]))
+    return report
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    threads.use(1)
+    write_json(Path(sys.argv[1]), measure().to_mapping())
