@@ -9,6 +9,7 @@ object on stdout. Of families with many environments only the names are listed.
   num_envs=4       environments of the check
   resets=10000     resets after which nothing may have leaked
   steps=50         control steps to which episodes are cut, so that they end in slow simulators too
+  max_minutes=10   time within which all checks end; episodes and resets become fewer for it
   seed=0           seed of the episodes
   task.<option>=... sim.<option>=... policy=...   as for train; the policy's cameras are checked too
 
@@ -26,7 +27,7 @@ from rich.text import Text
 
 from embodied.core.config import GROUPS, PRESETS, parse_overrides
 from embodied.core.errors import UserError, one_line, unknown_name
-from embodied.core.options import Count, Seed, config_dataclass, from_mapping
+from embodied.core.options import Count, Positive, Seed, config_dataclass, from_mapping
 from embodied.core.protocols import VecEnv
 from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
 from embodied.envs import FAMILIES, TASKS
@@ -50,6 +51,7 @@ class CheckConfig:
     num_envs: Count = 4
     resets: Count = 10_000
     steps: Count = 50
+    max_minutes: Positive = 10.0
     seed: Seed = 0
 
 
@@ -103,10 +105,14 @@ def check(values: dict[str, Any]) -> dict[str, Any]:
     def make(num_envs: int) -> VecEnv:
         return make_env(config, num_envs, num_threads)
 
+    def note(text: str) -> None:
+        print(f"note: {text}", file=sys.stderr, flush=True)
+
     checks: dict[str, Any] = {}
-    for result in run_checks(make, options.num_envs, options.seed, options.resets, options.steps):
+    seconds = 60 * options.max_minutes
+    for result in run_checks(make, options.num_envs, options.seed, options.resets, options.steps, seconds, note):
         why = f": {result.why}" if result.why else ""
-        print(f"{result.name:14} {'ok' if result.passed else 'failed'}{why}", file=sys.stderr)
+        print(f"{result.name:14} {'ok' if result.passed else 'failed'}{why}", file=sys.stderr, flush=True)
         checks[result.name] = {"passed": result.passed, "why": result.why}
     failed = [name for name, found in checks.items() if not found["passed"]]
     verdict = {"task": options.check, "passed": not failed, "checks": checks}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import secrets
 import tempfile
-import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +39,8 @@ def new_run_dir(config: RunConfig) -> Path:
     if config.out is not None:
         check_new_dir(Path(config.out), _go_on)
         return Path(config.out)
-    unique = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"  # others may start in the same second
-    return Path("runs") / str(config.task["name"]) / f"{config.title}-{unique}"
+    task = str(config.task["name"]).replace(":", ".")  # a colon separates paths in many variables of the shell
+    return Path("runs") / task / f"{config.title}-{datetime.now():%Y%m%d-%H%M%S-%f}"  # others may start in this second
 
 
 def make_run_dir(run_dir: Path, exist_ok: bool) -> None:

@@ -1,9 +1,9 @@
 """Checks that a ``VecEnv`` keeps its contract, whatever simulator it comes from: ours or another's.
 
-    make(N) ──► Trial: records one rollout ──► CHECKS: each examines it, or runs envs of its own ──► Check results
+make(N) ──► Trial: records one rollout ──► CHECKS: each examines it, or runs envs of its own ──► Check results
 
-    check_env(make)             raises UserError with the first rule that is broken: for tests
-    run_checks(make, ...)       yields the result of every check: for ``python -m embodied.tasks check=<task>``
+check_env(make)             raises UserError with the first rule that is broken: for tests
+run_checks(make, ...)       yields the result of every check: for ``python -m embodied.tasks check=<task>``
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import inf
 
 from embodied.core.errors import UserError, described, one_line
 from embodied.envs.common import conformance_rules as rules
-from embodied.envs.common.conformance_trial import Make, NotClaimed, Trial
+from embodied.envs.common.apart import OutOfTime
+from embodied.envs.common.conformance_trial import Make, NotClaimed, Shortened, Trial
 
 CHECKS: dict[str, Callable[[Trial], None]] = {
     "spaces": rules.check_spaces,
@@ -65,15 +67,24 @@ def check_env(make: Make, num_envs: int = 4, seed: int = 0) -> None:
                 continue
 
 
-def run_checks(make: Make, num_envs: int = 4, seed: int = 0, resets: int = 10_000, steps: int = 50) -> Iterator[Result]:
+def run_checks(
+    make: Make,
+    num_envs: int = 4,
+    seed: int = 0,
+    resets: int = 10_000,
+    steps: int = 50,
+    seconds: float = inf,
+    note: Callable[[str], None] = lambda _: None,
+) -> Iterator[Result]:
     """Yield the result of every check, whatever the others find. If the env cannot be run at all, none is reached.
 
     make: builds an env of so many copies. resets: those of the check of leaks. steps: control steps to which the time
-    limits of episodes are cut, so that slow simulators reach the ends of episodes. An exception of the environment is a
-    failure of the check.
+    limits of episodes are cut, so that slow simulators reach the ends of episodes. seconds: time in which all checks
+    end; episodes and resets become fewer for it. note: takes a sentence for the user. An exception of the environment
+    is a failure of the check.
     """
     with ExitStack() as opened:
-        trial = Trial(make, opened, num_envs, seed, steps, resets)
+        trial = Trial(make, opened, num_envs, seed, steps, resets, seconds, note)
         last = ""
         for name, check in CHECKS.items():
             if trial.broken:
@@ -84,9 +95,11 @@ def run_checks(make: Make, num_envs: int = 4, seed: int = 0, resets: int = 10_00
                 check(trial)
             except NotClaimed as reason:
                 yield Result(name, True, f"not claimed: {reason}")
-            except UserError as error:
+            except Shortened as reason:
+                yield Result(name, True, str(reason))
+            except (UserError, OutOfTime) as error:
                 yield Result(name, False, one_line(error))
-            except Exception as error:  # an environment of others may raise anything
+            except (Exception, SystemExit) as error:  # an environment of others may raise anything
                 yield Result(name, False, f"raised {described(error)}")
             else:
                 yield Result(name, True)

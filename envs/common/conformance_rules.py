@@ -20,13 +20,12 @@ from embodied.envs.common.actions import random_actions
 from embodied.envs.common.conformance_trial import (
     NotClaimed,
     Recording,
+    Shortened,
     Trial,
     alike,
     difference,
     require,
-    reset,
     row_of,
-    step_of,
 )
 
 FUNCTION_OF_ITS_PLAN = "an episode must be a function of its plan and actions, whatever the other envs do"
@@ -85,7 +84,7 @@ def check_bad_actions(trial: Trial) -> None:
     assert trial.rollout
     for fault, action in bad.items():
         try:
-            step_of(env, action)
+            trial.step(env, action)
         except ValueError:
             continue
         require(env, False, f"step must raise a ValueError for an action with {fault}")
@@ -171,11 +170,11 @@ def check_partial_reset(trial: Trial) -> None:
         return
     for k, (begin, end) in enumerate(trial.repeated_episodes):
         alone = trial.alone
-        reset(alone, PlanList(trial.plan_of_end(end, k), 1))
+        trial.reset(alone, PlanList(trial.plan_of_end(end, k), 1))
         for t in range(begin, end + 1):
             action, theirs = trial.rollout[t].action[k : k + 1], trial.rollout[t].step
             for e in range(int(theirs.num_steps_N[k])):
-                mine = step_of(alone, action[:, e : e + 1])
+                mine = trial.step(alone, action[:, e : e + 1])
                 same = bool((mine.reward_NE[0, 0] - theirs.reward_NE[k, e]).abs() <= 1e-3)
                 last = t == end and e == int(theirs.num_steps_N[k]) - 1
                 same &= bool(mine.terminated_N[0] | mine.truncated_N[0]) == last
@@ -188,7 +187,7 @@ def check_seeding(trial: Trial) -> None:
     if env.spec.repeats == "none":
         raise NotClaimed("its simulator says that it is not deterministic")
     for k, (begin, end) in enumerate(trial.repeated_episodes):
-        obs = reset(alone, PlanList(trial.plan_of_end(end, k), 1))
+        obs = trial.reset(alone, PlanList(trial.plan_of_end(end, k), 1))
         for t in range(begin, end + 1):
             moment = trial.rollout[t]
             there = row_of(moment.obs, k)
@@ -196,7 +195,7 @@ def check_seeding(trial: Trial) -> None:
             if not alike(obs, there):
                 when = f"after {first} control steps" if first else "after the reset"
                 require(env, False, f"{FUNCTION_OF_ITS_PLAN}; {when} {difference(obs, there)}")
-            mine, theirs = step_of(alone, moment.action[k : k + 1]), moment.step
+            mine, theirs = trial.step(alone, moment.action[k : k + 1]), moment.step
             same = torch.allclose(mine.reward_NE[0], theirs.reward_NE[k], atol=1e-4)
             for name in ("terminated_N", "truncated_N", "num_steps_N"):
                 same &= bool(getattr(mine, name)[0] == getattr(theirs, name)[k])
@@ -215,14 +214,14 @@ def check_exact_resume(trial: Trial) -> None:
     assert isinstance(other, ExactResume)
     half = trial.num_chunks // 2
     drawing, resumed = trial.recording(), trial.recording()
-    obs = reset(env, drawing)
+    obs = trial.reset(env, drawing)
     for t in range(half):
-        obs = step_of(env, trial.actions(obs, t)).obs
+        obs = trial.step(env, trial.actions(obs, t)).obs
     resumed.load_state_dict(drawing.state_dict())
     other.load_state_dict(env.state_dict(), resumed)
     for t in range(half, 2 * half):
         action = trial.actions(obs, t)
-        mine, theirs = step_of(env, action), step_of(other, action)
+        mine, theirs = trial.step(env, action), trial.step(other, action)
         same = torch.equal(mine.reward_NE, theirs.reward_NE) and alike(mine.obs, theirs.obs, tolerance=0.0)
         require(env, same, "an env that has loaded a state must go on exactly")
         obs = mine.obs
@@ -235,10 +234,10 @@ def check_rendering(trial: Trial) -> None:
         raise NotClaimed("it cannot be rendered")
     width, height = FILM_SIZE
     render = env.film(width, height)
-    obs = reset(env, trial.recording())
-    frames = [render()]
+    obs = trial.reset(env, trial.recording())
+    frames = [trial.apart(render)]
     env.on_control_step = lambda stepped: frames.append(render())
-    step = step_of(env, trial.actions(obs, 0))
+    step = trial.step(env, trial.actions(obs, 0))
     env.on_control_step = None
     require(
         env,
@@ -262,7 +261,7 @@ def check_closing(trial: Trial) -> None:
     before = held.counts()
     env = trial.make(trial.num_envs)
     with closing(env):
-        step_of(env, trial.actions(reset(env, trial.recording()), 0))
+        trial.step(env, trial.actions(trial.reset(env, trial.recording()), 0))
     env.close()
     name = env.spec.task
     del env
@@ -278,11 +277,10 @@ def check_leaks(trial: Trial) -> None:
     """Memory, processes, threads and files do not grow with the number of episodes."""
     env = trial.build(trial.num_envs)
     sampler = Recording(env.spec, env.num_envs, trial.seed, limit=1)
-    obs, resets, before, warm = reset(env, sampler), 0, held.counts(), 0
-    memory = held.memory_bytes()
-    t = 0
-    while resets < trial.resets:
-        step = step_of(env, trial.actions(obs, t)[:, :1] if not isinstance(env, Delayed) else trial.actions(obs, t))
+    obs, before, memory = trial.reset(env, sampler), held.counts(), held.memory_bytes()
+    resets, warm, t = 0, 0, 0
+    while resets < trial.resets and not trial.is_late():
+        step = trial.step(env, trial.actions(obs, t)[:, :1] if not isinstance(env, Delayed) else trial.actions(obs, t))
         obs, resets, t = step.obs, resets + len(step.final_ids), t + 1
         require(env, len(step.final_ids) > 0, "episodes of one control step did not end")
         if not warm and resets >= trial.resets // 5:  # caches are full
@@ -297,3 +295,5 @@ def check_leaks(trial: Trial) -> None:
     for what, count in held.counts().items():
         kept = count <= before[what] + MAX_LEFT_OVER
         require(env, kept, f"{what} have grown from {before[what]} to {count} over {resets - warm} episodes")
+    if resets < trial.resets:
+        raise Shortened(f"{resets} resets instead of {trial.resets}, for lack of time (max_minutes=)")

@@ -1,11 +1,17 @@
-"""One recorded run of an environment, which several checks examine."""
+"""One recorded run of an environment, which several checks examine.
+
+this thread: builds and closes environments ─► a thread of the trial: resets, steps and renders them, as in a run
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,16 +25,23 @@ from embodied.core.protocols import Delayed, VecEnv
 from embodied.core.spec import Box, EnvSpec
 from embodied.core.types import Obs, Timestep
 from embodied.envs.common.actions import random_actions
+from embodied.envs.common.apart import Apart, OutOfTime
 from embodied.envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
 
 Make = Callable[[int], VecEnv]
 """Builds an env of so many copies."""
 CHUNK = 3  # actions per chunk
+RECORDING_SHARE = 0.6  # of the time, for the checks before that of leaks, which stops at LEAKS_SHARE
+LEAKS_SHARE = 0.9
 TOLERANCE = 1e-4  # a simulator may round differently for another number of envs
 
 
 class NotClaimed(Exception):
     """An environment does not claim what a check is about."""
+
+
+class Shortened(Exception):
+    """A check has stopped early, and found no fault until then."""
 
 
 def require(env: VecEnv, kept: bool, rule: str) -> None:
@@ -95,15 +108,47 @@ class Trial:
         seed: int,
         limit: int | None = None,
         resets: int = 0,
+        seconds: float = inf,
+        note: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """opened: closes the envs. limit: see ``Recording``. resets: those of the check of leaks."""
+        """opened: closes the envs. limit: see ``Recording``. resets: those of the check of leaks.
+
+        seconds: time of all checks. note: takes a sentence for the user.
+        """
         self.make, self.opened, self.num_envs, self.seed, self.resets = make, opened, num_envs, seed, resets
-        self.limit = limit
+        self.limit, self.seconds, self.note = limit, seconds, note
         self.broken = False  # whether the recorded run ended with an exception: no check can then say more
+        self._began = time.monotonic()
+        self._thread = opened.enter_context(closing(Apart()))
 
     def build(self, num_envs: int) -> VecEnv:
         """Build an env that is closed when the trial ends."""
         return self.opened.enter_context(closing(self.make(num_envs)))
+
+    def apart(self, call: Callable[[], Any]) -> Any:
+        """Call in the thread that steps environments. OutOfTime if the time of all checks is over before it is done."""
+        try:
+            return self._thread(call, max(0.0, self._left(1.0)))
+        except OutOfTime:
+            self.broken = True
+            minutes = f"{self.seconds / 60:g} minutes (max_minutes=)"
+            raise OutOfTime(f"not finished: {minutes} are over, within which all checks end") from None
+
+    def is_late(self) -> bool:
+        """Return whether the check of leaks must stop."""
+        return self._left(LEAKS_SHARE) <= 0
+
+    def _left(self, share: float) -> float:
+        """Return the seconds that are left of a share of the time."""
+        return share * self.seconds - (time.monotonic() - self._began)
+
+    def reset(self, env: VecEnv, sampler: EpisodeSampler) -> Obs:
+        """Begin episodes; return the observations on the CPU."""
+        return moved_obs(self.apart(lambda: env.reset(sampler)), CPU)
+
+    def step(self, env: VecEnv, action: Tensor) -> Timestep:
+        """Execute chunks; return the result on the CPU."""
+        return moved(self.apart(lambda: env.step(action.to(env.device))), CPU)
 
     @cached_property
     def env(self) -> VecEnv:
@@ -157,18 +202,39 @@ class Trial:
             raise
 
     def _record(self) -> list[Moment]:
-        env, sampler = self.env, self.recording()
-        obs = copy(reset(env, sampler))
+        env = self.env
+        if self.seconds < inf:
+            self._shorten()
+        sampler = self.recording()
+        obs = copy(self.reset(env, sampler))
         moments = []
         for t in range(self.num_chunks):
             given = EpisodePlans.concatenate([sampler.given])
             sampler.heard = []
             action = self.actions(obs, t)
-            step = step_of(env, action)
+            step = self.step(env, action)
             after = EpisodePlans.concatenate([sampler.given])
             moments.append(Moment(obs, action, step, given, sampler.heard, after))
             obs = copy(step.obs)
         return moments
+
+    def _shorten(self) -> None:
+        """Lower the limit of episodes so that the checks end in time, as far as a few steps tell."""
+        obs = self.reset(self.env, self.recording())
+        for t in range(2):  # the first may compile
+            began = time.monotonic()
+            obs = self.step(self.env, self.actions(obs, t)).obs
+        step_s = (time.monotonic() - began) / self.executed
+        limit = self.recording().limit
+        # about 8 control steps of all envs for each of the limit: 4 of the recorded run, 4 of its episodes alone
+        affordable = int((self._left(RECORDING_SHARE) / step_s - 20) / 8)
+        if affordable < limit:
+            self.limit = max(2, affordable)
+            self.note(
+                f"a control step of {self.num_envs} environments takes {step_s:.2g} s: episodes are cut to "
+                f"{self.limit} control steps instead of {limit}, so that the checks end within {self.seconds / 60:g} "
+                "minutes"
+            )
 
     def ends_of(self, k: int) -> list[int]:
         """Return the chunks in which episodes of env ``k`` ended."""
@@ -196,16 +262,6 @@ class Trial:
         """Return the last observation of the episode of env ``k`` that ended in chunk ``t``, one row."""
         step = self.rollout[t].step
         return row_of(step.final_obs, step.final_ids.tolist().index(k))
-
-
-def reset(env: VecEnv, sampler: EpisodeSampler) -> Obs:
-    """Begin episodes; return the observations on the CPU."""
-    return moved_obs(env.reset(sampler), CPU)
-
-
-def step_of(env: VecEnv, action: Tensor) -> Timestep:
-    """Execute chunks; return the result on the CPU."""
-    return moved(env.step(action.to(env.device)), CPU)
 
 
 def alike(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tolerance: float = TOLERANCE) -> bool:

@@ -21,6 +21,7 @@ from embodied.envs.mujoco.viewer import FRONT, QuickViewer
 from embodied.envs.registry import TASKS
 from embodied.envs.rendering.cameras import Camera
 from embodied.envs.rendering.vision import CAMERAS, find_camera
+from embodied.envs.views.stepper import splits_of
 
 METADATA: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}
 OVERVIEW = "overview"  # name of the view of ``render`` that shows the whole arm
@@ -53,6 +54,8 @@ class Rendering:
                 raise unknown_name("camera", camera, [OVERVIEW, *CAMERAS])
             placed = FRONT if camera == OVERVIEW else CAMERAS[camera]
             camera = replace(placed, width=self.width, height=self.height)
+        elif not isinstance(camera, Camera):
+            raise UserError(f"camera: got {camera!r}, allowed: a name or a Camera; what a policy sees is cameras=")
         return None if self.mode is None else QuickViewer(pool, camera)
 
 
@@ -70,7 +73,7 @@ class SimulatedTask:
         num_threads: int,
         sim: dict[str, Any] | None,
         rendering: Rendering,
-        splits: Sequence[str],
+        splits: str | Sequence[str],
         cameras: Sequence[Camera],
         stagger: bool = False,
     ) -> None:
@@ -81,7 +84,7 @@ class SimulatedTask:
         )  # fmt: skip
         spec = self._pool.spec
         setup = SamplerSetup(
-            num_envs, splits=tuple(splits), stagger=stagger,
+            num_envs, splits=splits_of(splits), stagger=stagger,
             stages="held_starts" in options,  # the default share is for training only
         )  # fmt: skip
         self._sampler = UniformSampler(spec, UniformConfig(), setup)
@@ -204,13 +207,16 @@ def check_options(cls: type[Any], task: str, options: dict[str, Any]) -> None:
             )
 
 
-def cameras_of(cameras: Sequence[str | Camera], image_size: int) -> list[Camera]:
-    """Return Camera objects unchanged, and for names the camera with ``image_size`` pixels in width and height."""
+def cameras_of(cameras: str | Camera | Sequence[str | Camera], image_size: int) -> list[Camera]:
+    """Return Camera objects unchanged, and for names the camera with ``image_size`` pixels in width and height.
+
+    cameras: one or several.
+    """
     if image_size < 1:
         raise UserError(f"image_size: got {image_size}, allowed: at least 1")
     return [
         camera if isinstance(camera, Camera) else replace(find_camera(camera), width=image_size, height=image_size)
-        for camera in cameras
+        for camera in ([cameras] if isinstance(cameras, (str, Camera)) else cameras)
     ]
 
 

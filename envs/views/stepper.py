@@ -10,6 +10,7 @@ Every view is made by ``make(task, num_envs, **options)`` of its module, with th
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ class Stepper:
         env: VecEnv,
         *,
         seed: int = 0,
-        splits: Sequence[str] | None = (TRAIN,),
+        splits: str | Sequence[str] | None = (TRAIN,),
         stagger: bool = False,
         stages: bool = False,
         autoreset: bool = True,
@@ -63,7 +64,7 @@ class Stepper:
         elif not autoreset:
             raise UserError(f"the environments of '{env.spec.task}' cannot wait for their reset: use another view")
         self.spec, self.num_envs, self.device = env.spec, env.num_envs, env.device
-        self._setup = SamplerSetup(env.num_envs, seed, None if splits is None else tuple(splits), stagger, stages)
+        self._setup = SamplerSetup(env.num_envs, seed, splits_of(splits), stagger, stages)
         self._sampler = _Sampler(env.spec, self._setup)
         self._film: Callable[[], NDArray[np.uint8]] | None = None
         self._running = False
@@ -198,9 +199,9 @@ def open_task(
     seed: int = 0,
     num_threads: int = 0,
     sim: dict[str, Any] | None = None,
-    cameras: Sequence[str | CameraSpec] = (),
+    cameras: str | CameraSpec | Sequence[str | CameraSpec] = (),
     image_size: int = 64,
-    splits: Sequence[str] | None = (TRAIN,),
+    splits: str | Sequence[str] | None = (TRAIN,),
     stagger: bool = False,
     stages: bool = False,
     autoreset: bool = True,
@@ -209,8 +210,8 @@ def open_task(
     """Build the environments of ``task=<task>`` and return their stepper.
 
     num_threads: threads that step the simulations (0: all cores). sim: options of the simulator, such as
-    ``{"name": "warp"}``. cameras: names, with images ``image_size`` pixels wide and high, or specs. seed, splits,
-    stagger, stages, autoreset: see ``Stepper``.
+    ``{"name": "warp"}``. cameras: one or several; names, with images ``image_size`` pixels wide and high, or specs.
+    seed, splits, stagger, stages, autoreset: see ``Stepper``.
     options: of the task, such as ``control={"mode": "joint_delta"}``. UserError for an unknown task, option or camera.
     """
     for name, value in {"num_envs": num_envs, "image_size": image_size}.items():
@@ -218,10 +219,17 @@ def open_task(
             raise UserError(f"{name}: got {value}, allowed: at least 1")
     name, id = split_name(task)
     family = FAMILIES[name].build()
+    config = family.task_config(id)
+    for key in options:
+        if key not in config.__dataclass_fields__:
+            taken = inspect.signature(open_task).parameters.values()
+            own = [one.name for one in taken if one.kind is one.KEYWORD_ONLY]
+            raise unknown_name("key", key, [*config.__dataclass_fields__, *own])
+    cameras = [cameras] if isinstance(cameras, (str, CameraSpec)) else cameras
     seen = [CameraSpec.square(camera, image_size) if isinstance(camera, str) else camera for camera in cameras]
     env = family.make(
         id,
-        from_mapping(family.task_config(id), options),
+        from_mapping(config, options),
         num_envs=num_envs,
         num_threads=num_threads,
         sim=sim_options(name, sim or {}),
@@ -231,6 +239,11 @@ def open_task(
         env.close()
         raise UserError("sim.batch_size: a view steps all its environments together; allowed: null")
     return Stepper(env, seed=seed, splits=splits, stagger=stagger, stages=stages, autoreset=autoreset)
+
+
+def splits_of(splits: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return the names of splits, of which one may be given alone; None: all."""
+    return (splits,) if isinstance(splits, str) else None if splits is None else tuple(splits)
 
 
 def action_space(spec: EnvSpec) -> gymnasium.Space[Any]:

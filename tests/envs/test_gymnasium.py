@@ -248,6 +248,13 @@ def test_cameras_by_name_are_square_and_others_as_they_are() -> None:
     env.close()
 
 
+def test_one_camera_and_one_split_need_no_list() -> None:
+    for make in (gymnasium.make, gymnasium.make_vec):
+        env = make(REACH, cameras="front", splits="train", image_size=16)
+        assert set(env.reset(seed=0)[0]) == {"state", "images_front"}
+        env.close()
+
+
 def test_an_env_that_diverged_gives_the_pictures_and_words_of_that_episode(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -292,6 +299,7 @@ def test_an_env_has_words_where_there_is_more_than_one_goal() -> None:
     [
         ({"cameras": ["frnt"]}, r"unknown camera 'frnt'\. Did you mean 'front'\? Allowed: front, wrist"),
         ({"cameras": ["front"], "image_size": 0}, "image_size: got 0"),
+        ({"camera": ["front"]}, r"camera: got \['front'\], allowed: a name or a Camera; what a policy sees is"),
     ],
 )
 def test_bad_cameras(options: dict[str, Any], message: str) -> None:

@@ -56,6 +56,14 @@ def test_an_episode_that_begins_late_ends_early() -> None:
     assert rows(stepper.step([[GO], [GO]]).truncated_N) == [False, False]
 
 
+def test_one_camera_and_one_split_need_no_list() -> None:
+    stepper = open_task("reach", 1, **FRONT | {"cameras": "front", "splits": "train"})
+    assert stepper.reset()["images.front"].shape == (1, 8, 8, 3)
+    stepper.close()
+    with pytest.raises(UserError, match=r"unknown key 'camera'. Did you mean 'cameras'\?"):
+        open_task("reach", 1, camera="front")
+
+
 def test_a_simulator_stays_usable_after_steps_in_inference_mode() -> None:
     stepper = open_task("stack", 2, num_threads=1)
     with torch.inference_mode():
