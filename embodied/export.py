@@ -10,7 +10,7 @@ rate, limits, hashes), parity.npz, simulation.json (the arm that robot=sim simul
 and leaves nothing, if the outputs of the policy and of the bundle's runner on the recorded observations differ by more
 than 1e-5 of the action's scale.
 
-Last line of stdout: {"bundle", "parity_max", "policy", "task", "layout", "bytes"}.
+Last line of stdout: {"bundle", "parity_max", "policy", "task", "layout", "bytes", "sha256"}; sha256 is of bundle.json.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from typing import Any, Literal
 
 from embodied.core.config import nest, parse_overrides
 from embodied.core.options import Count, config_dataclass, from_mapping
+from embodied.deployment.bundle import BUNDLE_FILE
+from embodied.deployment.files import sha256
 from embodied.run.command import run_command
 from embodied.run.config import read_run
 from embodied.run.directory import check_new_dir
@@ -73,6 +75,7 @@ def export(argv: Sequence[str]) -> dict[str, Any]:
         "task": bundle.origin.task,
         "layout": bundle.layout,
         "bytes": sum(file.stat().st_size for file in out.iterdir()),
+        "sha256": sha256(out / BUNDLE_FILE),
     }
 
 

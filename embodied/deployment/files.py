@@ -121,7 +121,7 @@ def _dataclass(cls: type[Any], content: Any, where: str) -> Any:
     """Return an instance of ``cls`` with the fields of an object; every field must be there, and no other."""
     if not isinstance(content, Mapping):
         raise UserError(f"{where}: got {_short(content)}, needed an object")
-    hints = _hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]  # a class is hashable
     names = [field.name for field in fields(cls)]
     missing, unknown = [name for name in names if name not in content], [key for key in content if key not in names]
     if missing or unknown:

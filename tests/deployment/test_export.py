@@ -18,7 +18,7 @@ from embodied import export
 from embodied.core.errors import UserError
 from embodied.core.kinematics import matrix_of
 from embodied.deployment.bundle import PARITY_FILE, read_bundle
-from embodied.deployment.files import load_arrays
+from embodied.deployment.files import load_arrays, sha256
 from embodied.deployment.onnx import TORCH_LOGGER
 from embodied.deployment.runner import PolicyRunner, parity
 from embodied.envs import make_pool, make_sampler
@@ -168,6 +168,7 @@ def test_the_command_exports_a_run(trained_reach: Path, tmp_path: Path) -> None:
     bundle = read_bundle(tmp_path / "a" / "bundle")
     assert (bundle.origin.task, bundle.origin.policy, bundle.robot) == ("reach", "gaussian", "franka_panda")
     assert "joint_pos" in (tmp_path / "a" / "bundle" / "README.md").read_text()
+    assert outcome.result["sha256"] == sha256(tmp_path / "a" / "bundle" / "bundle.json")
     again = run(export.main, [f"run={trained_reach}", f"out={tmp_path / 'a' / 'bundle'}"])
     assert again.code == 2
     assert "exists" in again.stderr

@@ -6,7 +6,9 @@ weights, but of a few thousand parameters.
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -14,14 +16,16 @@ from tempfile import mkdtemp
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 from torch import nn
 from transformers import PI0ForConditionalGeneration
 
 from embodied import deploy, export, serve
 from embodied.core.errors import UserError
-from embodied.deployment.bundle import read_bundle
+from embodied.deployment.bundle import read_bundle, write_description
 from embodied.deployment.client import RemotePlanner
-from embodied.deployment.runner import PolicyRunner, parity
+from embodied.deployment.files import sha256
+from embodied.deployment.runner import PolicyRunner, check_parity, parity
 from embodied.run import exporting
 from embodied.run.config import RunConfig
 from embodied.run.exporting import chosen_layout
@@ -106,6 +110,59 @@ def test_damage_is_refused(tmp_path: Path) -> None:
     (copy / "policy.json").unlink()
     with pytest.raises(UserError, match=r"lacks policy.json|model.safetensors is not"):
         TorchRunner(copy)
+
+
+def rehash(path: Path, name: str, content: bytes) -> None:
+    """Write a file and its hash."""
+    (path / name).write_bytes(content)
+    bundle = read_bundle(large()[0])
+    write_description(path, replace(bundle, files=bundle.files | {name: sha256(path / name)}))
+
+
+@pytest.mark.parametrize("name", ["special_tokens_map.json", ".architecture", "adapter_config.json", "evil.py"])
+def test_a_file_that_was_not_hashed_is_refused(tmp_path: Path, name: str) -> None:
+    copy = Path(shutil.copytree(large()[0], tmp_path / "bundle"))
+    (copy / name).write_text("{}")
+    with pytest.raises(UserError, match=f"has '{name}', which was not exported"):
+        TorchRunner(copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("adapter_config.json", b"{}", "files: got 'adapter_config.json', which no bundle of this layout has"),
+        ("evil.py", b"", "files: got 'evil.py'"),
+        ("pytorch_model.bin", b"", "files: got 'pytorch_model.bin'"),
+        ("policy.json", b"[]", "policy.json is no section policy of a configuration"),
+        ("policy.json", b"[" * 9999, "cannot read .*policy.json"),
+        ("policy.json", b'{"name": "none"}', "unknown policy 'none'"),
+        ("policy.json", b'{"name": "flow", "horizon": 4, "pretrained": 1}', "unknown key"),
+        ("statistics.safetensors", b"", "statistics.safetensors cannot be loaded"),
+        ("statistics.safetensors", save({"other": torch.zeros(2)}), "statistics.safetensors does not fit"),
+        ("tokenizer.json", b"{}", "cannot be loaded"),
+        ("config.json", b"[]", "cannot be loaded"),
+        ("model.safetensors", b"", "cannot be loaded"),
+    ],
+)
+def test_a_tampered_file_is_refused_also_with_its_hash(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    copy = Path(shutil.copytree(large()[0], tmp_path / "bundle"))
+    rehash(copy, name, content)
+    with pytest.raises(UserError, match=message) as caught:
+        TorchRunner(copy)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_tokenizer_changes_plans_and_is_refused(tmp_path: Path) -> None:
+    path = large()[0]
+    copy = Path(shutil.copytree(path, tmp_path / "bundle"))
+    content = json.loads((copy / "tokenizer.json").read_text())
+    words = content["model"]["vocab"]
+    words["red"], words["blue"] = words["blue"], words["red"]
+    rehash(copy, "tokenizer.json", json.dumps(content).encode())
+    with pytest.raises(UserError, match="the outputs of torch and of the runner differ by"):
+        check_parity(TorchRunner(copy), copy)
+    outcome = run(serve.main, [f"bundle={copy}"])
+    assert (outcome.code, "differ by" in outcome.stderr) == (2, True), outcome.stderr
 
 
 def test_layouts(tmp_path: Path) -> None:
