@@ -144,10 +144,28 @@ def deployment() -> None:
         cells = []
         for kind in DEPLOYED:
             values = [100.0 * record["success_at_end"] for record in records(f"deployment/{kind}-[0-9]-{case}.json")]
-            center, half = t_interval(values)
-            interval = f"{max(0.0, center - half):.0f} to {min(100.0, center + half):.0f}"
-            cells.append(f"{', '.join(f'{value:.0f}' for value in values)}: {center:.1f}% ({interval})")
+            cells.append(seeds_and_mean(values))
         row(label, *cells)
+    print()
+
+
+def seeds_and_mean(values: list[float]) -> str:
+    """Percents of each seed, then their mean with its 95% t interval."""
+    center, half = t_interval(values)
+    interval = f"{max(0.0, center - half):.0f} to {min(100.0, center + half):.0f}"
+    return f"{', '.join(f'{value:.0f}' for value in values)}: {center:.1f}% ({interval})"
+
+
+def latencies() -> None:
+    """The perturbed arm by real-time chunking: success of each seed and its mean, by the latency."""
+    found = {kind: records(f"deployment/latency-{kind}.json") for kind in DEPLOYED}
+    if not all(found.values()):
+        return
+    row("latency", *DEPLOYED.values())
+    row(*["---"] * (1 + len(DEPLOYED)))
+    for name in found["plain"][0]["runs"][0]["results"]:
+        runs = [[100.0 * run["results"][name]["success_at_end"] for run in found[kind][0]["runs"]] for kind in DEPLOYED]
+        row(name, *map(seeds_and_mean, runs))
     print()
 
 
@@ -221,6 +239,7 @@ if __name__ == "__main__":
     compared({f"`{step}`": f"comparison/stack-steps-{step}-*.json" for step in ("last", "all", "one")})
     compared({f"`{step}`": f"comparison/tabletop-steps-{step}-*.json" for step in ("last", "all", "one")})
     deployment()
+    latencies()
     asynchronous()
     two_ways()
     noise()
