@@ -4,8 +4,8 @@
   checkpoint=last|step_<n>    checkpoint to evaluate
   noise=zero|seeded           noise that a decision starts from: none, or random from the seed of its episode; the
                               default is the run's runtime.eval_noise
-  delay_ms=100                latency of inference from an episode's second decision on, whole control steps; the default
-                              is that of training: none without policy.max_delay
+  delay_ms=100                latency of inference from an episode's second decision on, in whole control steps; the
+                              default is that of training: none without policy.max_delay
   randomization=none          what varies between episodes: none, or sim2real; the default is that of the run
   sim=warp                    simulator, with its default options; the default is that of the run
   video=true                  also write videos/<checkpoint>_seed<seed>.mp4 in the run directory, with the instructions

@@ -124,6 +124,15 @@ class Filmed(Watchable, Protocol):
 
 
 @runtime_checkable
+class FilmedQuickly(Filmed, Protocol):
+    """A VecEnv with a second, much faster renderer, whose images look simpler."""
+
+    def film_quickly(self, width: int, height: int) -> Callable[[], NDArray[np.uint8]]:
+        """Return what ``film`` returns, with the faster renderer."""
+        ...
+
+
+@runtime_checkable
 class Demonstrating(VecEnv, Protocol):
     """A VecEnv with a scripted expert."""
 

@@ -87,12 +87,18 @@ class EnvPoolView:
         self._batches = [
             _Batch(stepper, ids) for stepper, ids in zip(batches, np.split(self.all_env_ids, len(batches)), strict=True)
         ]
+        self._given = (batches, config)
         self._threads = ThreadPoolExecutor(len(batches), "batch")
         self._done: Queue[Future[Batch]] = Queue()
         self._pending = 0  # batches that were sent and not received
 
     def __len__(self) -> int:
         return self.num_envs
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._pending:
+            raise UserError("a copy of environments with a step under way: call recv first")
+        return type(self), self._given
 
     @property
     def config(self) -> dict[str, Any]:

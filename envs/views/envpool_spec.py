@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.spaces import Dict
 
 from embodied.core.spec import EnvSpec
-from embodied.envs.views.stepper import action_space, box_or_discrete, pixels, unbounded
+from embodied.envs.views.spaces import action_space, box_or_discrete, pixels, unbounded
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,19 +13,14 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.types import Obs, Timestep
-from embodied.envs.views.stepper import (
-    Stepper,
-    action_space,
-    episode_means,
-    no_cameras,
-    open_task,
-    success_of,
-    unbounded,
-)
+from embodied.envs.views.spaces import action_space, unbounded
+from embodied.envs.views.stepper import Stepper, episode_means, no_cameras, open_task, success_of
 
 
 def make(task: str, num_envs: int, **options: Any) -> IsaacGymTask:
@@ -107,7 +102,7 @@ class IsaacGymTask:
         spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
         return {**spaces, "state_space": self.state_space, "agents": 1, "value_size": 1}
 
-    def render(self, mode: str = "rgb_array") -> Any:
+    def render(self, mode: str = "rgb_array") -> NDArray[np.uint8]:
         """Render every env, uint8 [N, 480, 640, 3]."""
         return self.stepper.frames()
 

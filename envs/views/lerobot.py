@@ -25,16 +25,8 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs, Timestep
-from embodied.envs.views.stepper import (
-    RENDER_MODES,
-    Stepper,
-    action_space,
-    check_render_mode,
-    open_task,
-    pixels,
-    success_of,
-    unbounded,
-)
+from embodied.envs.views.spaces import action_space, pixels, unbounded
+from embodied.envs.views.stepper import RENDER_MODES, Stepper, check_render_mode, open_task, success_of
 
 Observation = dict[str, Any]
 Info = dict[str, Any]

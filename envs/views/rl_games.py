@@ -16,11 +16,13 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.errors import UserError
 from embodied.envs.views import isaac_gym
-from embodied.envs.views.stepper import Stepper, box_or_discrete, missing_package, open_task
+from embodied.envs.views.spaces import box_or_discrete
+from embodied.envs.views.stepper import Stepper, missing_package, open_task
 
 try:
     import gym  # rl_games compares spaces with those of gym, the predecessor of gymnasium
@@ -76,6 +78,10 @@ class RlGamesVecEnv(IVecEnv):
         """Return the spaces, in gym's classes."""
         spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
         return {**spaces, "state_space": self.state_space, "agents": 1, "value_size": 1}
+
+    def render(self, mode: str = "rgb_array") -> NDArray[np.uint8]:
+        """Render every env, uint8 [N, 480, 640, 3]."""
+        return self.task.render(mode)
 
     def close(self) -> None:
         """Release the environments."""

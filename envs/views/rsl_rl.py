@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.errors import UserError
@@ -80,6 +82,10 @@ class RslRlVecEnv(VecEnv):
         if len(step.final_ids):
             extras["log"] = {f"/episode/{name}": mean for name, mean in episode_means(step.episodes).items()}
         return self._obs, step.reward_N, (step.terminated_N | step.truncated_N).long(), extras
+
+    def render(self) -> NDArray[np.uint8]:
+        """Render every env, uint8 [N, 480, 640, 3]."""
+        return self.stepper.frames()
 
     def close(self) -> None:
         """Release the environments."""

@@ -20,16 +20,8 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs, Timestep
-from embodied.envs.views.stepper import (
-    Stepper,
-    action_space,
-    check_render_mode,
-    missing_package,
-    open_task,
-    pixels,
-    success_of,
-    unbounded,
-)
+from embodied.envs.views.spaces import action_space, pixels, unbounded
+from embodied.envs.views.stepper import Stepper, check_render_mode, missing_package, open_task, success_of
 
 try:
     from stable_baselines3.common.monitor import Monitor

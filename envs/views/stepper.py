@@ -11,25 +11,25 @@ Every view is made by ``make(task, num_envs, **options)`` of its module, with th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium.error import ClosedEnvironmentError
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from embodied.core.episodes import EpisodePlans, EpisodeStats
+from embodied.core.episodes import EpisodeStats
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import from_mapping
-from embodied.core.protocols import Filmed, RowByRow, VecEnv
-from embodied.core.spec import TRAIN, Box, CameraSpec, EnvSpec, MultiDiscrete
+from embodied.core.protocols import ExactResume, Filmed, FilmedQuickly, RowByRow, VecEnv
+from embodied.core.spec import TRAIN, Box, CameraSpec
 from embodied.core.types import Obs, Timestep
 from embodied.envs.common.episodic import EpisodicEnv
-from embodied.envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
+from embodied.envs.common.sampler import SamplerSetup
 from embodied.envs.registry import FAMILIES, sim_options, split_name
+from embodied.envs.views.sampler import PresentSampler
 
 RENDER_MODES = ("rgb_array",)
 
@@ -41,7 +41,13 @@ class Stepper:
     stagger: cut each env's first episode short by a random time, so that not all envs are reset together. stages: start
     the share ``StartStage.share`` of the episodes from a later stage of the task. autoreset: if False, an env whose
     episode ended is not stepped until ``begin``; UserError for environments that cannot wait.
+
+    ``pickle`` and ``copy.deepcopy`` copy what ``open_task`` built by its arguments and state, if the simulator can
+    restore a state. The copy goes on exactly as the original would.
     """
+
+    arguments: dict[str, Any] | None = None
+    """Arguments of the ``open_task`` that built it."""
 
     elapsed_N: Tensor
     """Control steps since the beginning of each env's present episode, int64 [N]; an episode that was cut short by
@@ -65,7 +71,7 @@ class Stepper:
             raise UserError(f"the environments of '{env.spec.task}' cannot wait for their reset: use another view")
         self.spec, self.num_envs, self.device = env.spec, env.num_envs, env.device
         self._setup = SamplerSetup(env.num_envs, seed, splits_of(splits), stagger, stages)
-        self._sampler = _Sampler(env.spec, self._setup)
+        self._sampler = PresentSampler(env.spec, self._setup)
         self._film: Callable[[], NDArray[np.uint8]] | None = None
         self._running = False
         self.elapsed_N = torch.zeros(env.num_envs, dtype=torch.int64)
@@ -88,7 +94,7 @@ class Stepper:
             seeds_N = np.asarray(seed, dtype=np.int64) + (np.arange(self.num_envs) if np.ndim(seed) == 0 else 0)
             if seeds_N.shape != (self.num_envs,) or seeds_N.min() < 0:
                 raise UserError(f"seed: got {seed}, allowed: an integer of at least 0, or {self.num_envs} of them")
-            self._sampler = _Sampler(self.spec, self._setup)
+            self._sampler = PresentSampler(self.spec, self._setup)
             self._sampler.seed_N[:] = seeds_N
         limit = self.spec.max_episode_steps
         self._sampler.skipped_N = None if elapsed_N is None else elapsed_N.clamp(0, limit - 1).cpu().numpy()
@@ -148,11 +154,18 @@ class Stepper:
         return [texts[i] for i in self._sampler.instruction_N.tolist()]
 
     def frames(self) -> NDArray[np.uint8]:
-        """Render every env for people, uint8 [N, 480, 640, 3]. UserError for a simulator that cannot be filmed."""
+        """Render every env for people, uint8 [N, 480, 640, 3].
+
+        UserError for a simulator that cannot be filmed. ValueError before the first ``reset``.
+        """
+        env = self.env
+        if not self._running:
+            raise ValueError("render before the first reset: call reset() first")
         if self._film is None:
-            if not isinstance(self.env, Filmed):
+            if not isinstance(env, Filmed):
                 raise UserError(f"render: the simulator of '{self.spec.task}' cannot be filmed")
-            self._film = self.env.film(640, 480)
+            film = env.film_quickly if isinstance(env, FilmedQuickly) else env.film
+            self._film = film(640, 480)
         return self._film()
 
     def close(self) -> None:
@@ -161,35 +174,28 @@ class Stepper:
             self._env.close()
         self._env = self._film = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        env = self.env
+        if self.arguments is None or not isinstance(env, ExactResume):
+            raise UserError(f"the environments of '{self.spec.task}' cannot be copied: they cannot restore a state")
+        state = {"sampler": self._sampler.state_dict(), "elapsed": self.elapsed_N.clone()}
+        if self._running:
+            state |= {"env": env.state_dict(), "waiting": self.waiting_N.clone()}
+        return _rebuilt, (self.arguments, state)
 
-class _Sampler(UniformSampler):
-    """A uniform sampler that keeps the time limits and instructions of the present episodes."""
 
-    def __init__(self, spec: EnvSpec, setup: SamplerSetup) -> None:
-        super().__init__(spec, UniformConfig(), setup)
-        self.skipped_N: NDArray[np.int64] | None = None  # control steps by which ``start`` cuts the episodes short
-        self.time_limit_N = np.full(setup.num_envs, spec.max_episode_steps, dtype=np.int64)
-        self.instruction_N = np.zeros(setup.num_envs, dtype=np.int64)
-
-    def start(self) -> EpisodePlans:
-        """Return the plans of a new episode in every env."""
-        plans = super().start()
-        if self.skipped_N is not None:
-            plans.time_limit_n[:] = self.spec.max_episode_steps - self.skipped_N
-        return self._keep(np.arange(self.num_envs), plans)
-
-    def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
-        """Return the next plans of envs in ``ended``."""
-        plans = super().next(ended, steps_left_N)
-        return self._keep(ended.env_id_M.cpu().numpy(), plans)
-
-    def skip_to_next(self, ids: NDArray[np.int64]) -> EpisodePlans:
-        """Return the next plans of envs ``ids``, whether or not their present episodes have ended."""
-        return self._keep(ids, super().skip_to_next(ids))
-
-    def _keep(self, ids: NDArray[np.int64], plans: EpisodePlans) -> EpisodePlans:
-        self.time_limit_N[ids], self.instruction_N[ids] = plans.time_limit_n, plans.instruction_n
-        return plans
+def _rebuilt(arguments: Mapping[str, Any], state: Mapping[str, Any]) -> Stepper:
+    """Return the copy of a stepper."""
+    stepper = open_task(**arguments)
+    stepper._sampler.load_state_dict(state["sampler"])
+    stepper.elapsed_N = state["elapsed"]
+    if "env" in state:
+        env = stepper.env
+        assert isinstance(env, ExactResume)
+        env.load_state_dict(state["env"], stepper._sampler)
+        stepper.waiting_N.copy_(state["waiting"])
+        stepper._running = True
+    return stepper
 
 
 def open_task(
@@ -214,6 +220,8 @@ def open_task(
     seed, splits, stagger, stages, autoreset: see ``Stepper``.
     options: of the task, such as ``control={"mode": "joint_delta"}``. UserError for an unknown task, option or camera.
     """
+    given = locals()
+    arguments = {key: given[key] for key in given if key != "options"} | options
     for name, value in {"num_envs": num_envs, "image_size": image_size}.items():
         if value < 1:
             raise UserError(f"{name}: got {value}, allowed: at least 1")
@@ -238,38 +246,14 @@ def open_task(
     if isinstance(env, RowByRow):
         env.close()
         raise UserError("sim.batch_size: a view steps all its environments together; allowed: null")
-    return Stepper(env, seed=seed, splits=splits, stagger=stagger, stages=stages, autoreset=autoreset)
+    stepper = Stepper(env, seed=seed, splits=splits, stagger=stagger, stages=stages, autoreset=autoreset)
+    stepper.arguments = arguments
+    return stepper
 
 
 def splits_of(splits: str | Sequence[str] | None) -> tuple[str, ...] | None:
     """Return the names of splits, of which one may be given alone; None: all."""
     return (splits,) if isinstance(splits, str) else None if splits is None else tuple(splits)
-
-
-def action_space(spec: EnvSpec) -> gymnasium.Space[Any]:
-    """Return the space of one action, from -1 to 1 in each dimension or one choice or several."""
-    if isinstance(spec.action, Box):
-        return gymnasium.spaces.Box(-1.0, 1.0, (spec.action_dim,), np.float32)
-    if isinstance(spec.action, MultiDiscrete):
-        return gymnasium.spaces.MultiDiscrete(np.array(spec.action.counts))
-    return gymnasium.spaces.Discrete(spec.action.n)
-
-
-def box_or_discrete(space: gymnasium.Space[Any]) -> gymnasium.spaces.Box | gymnasium.spaces.Discrete:
-    """Return a space. UserError for several choices, which the library of the view does not have."""
-    if not isinstance(space, (gymnasium.spaces.Box, gymnasium.spaces.Discrete)):
-        raise UserError(f"this view serves a Box or Discrete, got {space}")
-    return space
-
-
-def unbounded(size: int) -> gymnasium.spaces.Box:
-    """Return the space of a vector of ``size`` numbers without bounds."""
-    return gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
-
-
-def pixels(camera: CameraSpec) -> gymnasium.spaces.Box:
-    """Return the space of a camera's images."""
-    return gymnasium.spaces.Box(0, 255, (camera.height, camera.width, 3), np.uint8)
 
 
 def success_of(outcomes: Any, rows: int) -> Tensor:

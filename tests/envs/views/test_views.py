@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import pickle
 import sys
+from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -73,8 +77,71 @@ def test_a_simulator_stays_usable_after_steps_in_inference_mode() -> None:
     stepper.reset()
 
 
+OF_TENSORS = ["isaac_gym", "rl_games", "rsl_rl"]  # begin their episodes when they are built
+OF_ARRAYS = ["envpool", "lerobot", "sb3"]
+
+
+def open_view(name: str, **options: Any) -> Any:
+    """Two environments of tabletop in a view, with first episodes of different lengths."""
+    packages = {"rl_games": "rl_games", "rsl_rl": "rsl_rl", "sb3": "stable_baselines3"}
+    if name in packages:
+        pytest.importorskip(packages[name], reason=f"needs the trainers: {INSTALL}")
+    module = importlib.import_module(f"embodied.envs.views.{name}")
+    view = module.make("tabletop", 2, num_threads=1, seed=4, stagger=True, max_episode_steps=4, **options)
+    if name in OF_ARRAYS:
+        view.reset()
+    return view
+
+
+@pytest.mark.parametrize("copied", [lambda view: pickle.loads(pickle.dumps(view)), deepcopy], ids=["pickle", "copy"])
+@pytest.mark.parametrize("name", OF_TENSORS + OF_ARRAYS)
+def test_a_copy_goes_on_as_the_original(name: str, copied: Callable[[Any], Any]) -> None:
+    view, ended = open_view(name), 0
+    count = 4 if name in ("envpool", "lerobot") else 3  # observations, rewards, and ends of one kind or of two
+    for action in torch.from_numpy(np.random.default_rng(0).uniform(-1, 1, (5, 2, 4)).astype(np.float32)):
+        twin = copied(view)
+        ours, theirs = (each.step(action if name in OF_TENSORS else action.numpy()) for each in (twin, view))
+        for mine, other in zip(ours[:count], theirs[:count], strict=True):
+            np.testing.assert_equal(plain(mine), plain(other))
+        ended += sum(int(each.sum()) for each in theirs[2:count])
+    assert ended
+
+
+def plain(values: Any) -> Any:
+    """Return a dictionary of arrays, or an array."""
+    return {key: plain(value) for key, value in values.items()} if hasattr(values, "items") else np.asarray(values)
+
+
+@pytest.mark.parametrize("name", [*OF_TENSORS, "lerobot", "sb3"])  # the view of EnvPool has no images
+def test_a_view_is_rendered_as_the_gymnasium_pool_is(name: str) -> None:
+    """With its fast renderer, also where the first image is asked for within an episode."""
+    pool = gymnasium.make_vec(
+        "embodied.envs:embodied/Tabletop-v0", num_envs=2, num_threads=1, max_episode_steps=4, stagger=True,
+        render_mode="rgb_array",
+    )  # fmt: skip
+    pool.reset(seed=[4, 5])
+    view = open_view(name, **({"render_mode": "rgb_array"} if name in ("sb3", "lerobot") else {}))
+    action = torch.zeros(2, 4)
+    for _ in range(2):
+        images = view.get_images() if name == "sb3" else view.render()
+        np.testing.assert_array_equal(np.stack(images), np.stack(pool.render()))
+        pool.step(action.numpy())
+        view.step(action if name in OF_TENSORS else action.numpy())
+
+
+def test_what_cannot_be_copied_says_so() -> None:
+    with pytest.raises(UserError, match="the environments of 'toy' cannot be copied: they cannot restore a state"):
+        deepcopy(toy())
+    view = open_view("envpool")
+    view.async_reset()
+    with pytest.raises(UserError, match="call recv first"):
+        pickle.dumps(view)
+
+
 def test_bad_input_is_one_line() -> None:
     stepper = toy()
+    with pytest.raises(ValueError, match="render before the first reset"):
+        stepper.frames()
     with pytest.raises(ValueError, match="step before the first reset"):
         stepper.step(ACTIONS[0])
     stepper.reset()
