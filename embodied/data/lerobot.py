@@ -177,11 +177,13 @@ def _matrix(table: pa.Table, key: str, path: Path) -> Tensor:
 def _instructions(table: pa.Table, path: Path) -> tuple[Tensor, tuple[str, ...]]:
     """Return each frame's index of its instruction, int64 [F], and all instructions.
 
-    pandas may have given the column of instructions any name.
+    They are pandas' index, which may have any name; other columns than ``task_index`` are not read.
     """
     try:
         rows = pq.read_table(path / "meta" / "tasks.parquet")
-        (name,) = [name for name in rows.column_names if name != TASK]
+        index = [*(rows.schema.pandas_metadata or {}).get("index_columns", ()), "task"]
+        others = [name for name in rows.column_names if name != TASK]
+        (name,) = [name for name in index if name in others][:1] or others
         texts = dict(zip(rows[TASK].to_pylist(), rows[name].to_pylist(), strict=True))
     except (ArrowException, OSError, KeyError, ValueError) as error:
         raise UserError(f"data set {path}: cannot read its instructions, meta/tasks.parquet: {error}") from error

@@ -278,6 +278,25 @@ def test_pictures_that_cannot_be_read(tmp_path: Path) -> None:
         read(path, cameras=["front"])
 
 
+@pytest.mark.parametrize("name", ["task", "__index_level_0__"])
+def test_further_columns_of_instructions_are_not_read(path: Path, name: str) -> None:
+    """Such as LeRobot's subtasks; with pandas' index, and without what pandas writes about it."""
+    file, expected = path / "meta" / "tasks.parquet", read(path)
+    table = pq.read_table(file)
+    pandas = table.schema.pandas_metadata | {"index_columns": [name]}
+    table = (
+        table.rename_columns(["task_index", name])
+        .append_column("subtask", pa.array(["a", "b"]))
+        .append_column("level", pa.array([1, 2]))
+    )
+    for metadata in [{"pandas": json.dumps(pandas)}] + ([{}] if name == "task" else []):
+        pq.write_table(table.replace_schema_metadata(metadata), file)
+        assert read(path).instructions == expected.instructions
+    pq.write_table(table.drop_columns([name]).replace_schema_metadata({}), file)
+    with pytest.raises(UserError, match="cannot read its instructions"):
+        read(path)
+
+
 def test_instructions_that_are_not_there(path: Path) -> None:
     rewrite(path, task_index=pa.array([0] * 14 + [7]))
     with pytest.raises(UserError, match=r"task_index 7 of its frames is not in meta/tasks\.parquet"):
