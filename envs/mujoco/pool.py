@@ -80,6 +80,8 @@ class MujocoPool(EpisodicEnv):
         sim: SimConfig | None = None,
         cameras: Sequence[Camera] = (),
     ) -> None:
+        if num_threads < 0:
+            raise UserError(f"num_threads: got {num_threads}, allowed: at least 0, which is all cores")
         sim = sim or SimConfig()
         super().__init__(spec_of(task, cameras), num_envs)
         self.task = task

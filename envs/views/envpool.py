@@ -49,7 +49,7 @@ def make(
     if size < 1 or num_envs % size:
         raise UserError(f"batch_size: got {batch_size}, allowed: divisors of num_envs, {num_envs}")
     count = num_envs // size
-    threads = num_threads if count == 1 else max(1, (num_threads or os.cpu_count() or 1) // count)
+    threads = num_threads if count == 1 or num_threads < 0 else max(1, (num_threads or os.cpu_count() or 1) // count)
     return EnvPoolView(
         [
             open_task(task, size, seed=seed + i * size, num_threads=threads, autoreset=False, **options)

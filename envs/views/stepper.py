@@ -222,9 +222,9 @@ def open_task(
     """
     given = locals()
     arguments = {key: given[key] for key in given if key != "options"} | options
-    for name, value in {"num_envs": num_envs, "image_size": image_size}.items():
-        if value < 1:
-            raise UserError(f"{name}: got {value}, allowed: at least 1")
+    for name, least in {"num_envs": 1, "num_threads": 0, "image_size": 1}.items():
+        if given[name] < least:
+            raise UserError(f"{name}: got {given[name]}, allowed: at least {least}")
     name, id = split_name(task)
     family = FAMILIES[name].build()
     config = family.task_config(id)

@@ -132,6 +132,8 @@ def test_bad_arguments_name_the_nearest() -> None:
         TaskEnv("reach", render_mode="rgb_array", camera="overvew")
     with pytest.raises(ValueError, match="num_envs"):
         gymnasium.make_vec(REACH, num_envs=0)
+    with pytest.raises(UserError, match="num_threads: got -1, allowed: at least 0"):
+        gymnasium.make_vec(REACH, num_threads=-1)
     with pytest.raises(UserError, match="reset_mask"):
         TaskEnv("reach").reset(options={"reset_mask": np.ones(1, bool)})
     with pytest.raises(UserError, match="flat: got True with the cameras front"):

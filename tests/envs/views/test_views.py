@@ -159,6 +159,9 @@ def test_bad_input_is_one_line() -> None:
         isaac_gym.make("lift", num_envs=2, max_episode_step=3)
     with pytest.raises(UserError, match="num_envs: got 0"):
         isaac_gym.make("lift", num_envs=0)
+    for view, options in ((isaac_gym, {}), (envpool, {"batch_size": 2})):
+        with pytest.raises(UserError, match="num_threads: got -1, allowed: at least 0"):
+            view.make("gym/CartPole-v1", num_envs=4, num_threads=-1, **options)
     with pytest.raises(UserError, match="cameras: Isaac Gym's API has no images"):
         isaac_gym.make("reach", num_envs=1, **FRONT)
     with pytest.raises(UserError, match="render_mode"):
