@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -20,6 +22,7 @@ from embodied.core.types import Timestep
 from embodied.envs import first_episodes
 from embodied.envs.common.actions import random_actions
 from embodied.envs.common.conformance import CHECKS, Result, check_env, run_checks
+from embodied.envs.common.conformance_trial import Trial
 from embodied.envs.common.episodic import Advance
 from embodied.envs.mujoco.pool import MujocoPool
 from tests.envs.helpers import TASK_NAMES, pool
@@ -336,3 +339,60 @@ def test_an_exception_of_the_env_is_a_failure() -> None:
     assert not found["spaces"].passed
     others = [name for name in CHECKS if name != "spaces"]
     assert [found[name] for name in others] == [Result(name, False, "not reached: see spaces") for name in others]
+
+
+# -- threads and time --------------------------------------------------------------------------------------------------
+def test_an_env_is_stepped_and_rendered_in_another_thread_than_the_one_that_builds_it() -> None:
+    class Bound(Whole):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self.built_in = threading.get_ident()
+            super().__init__(*arguments, **options)
+
+        def advance(self, action_NA: torch.Tensor, ids: Any) -> Advance:
+            if threading.get_ident() == self.built_in:
+                raise RuntimeError("stepped in the thread that has built it")
+            return super().advance(action_NA, ids)
+
+        def film(self, width: int, height: int) -> Callable[[], Any]:
+            def render() -> Any:
+                assert threading.get_ident() != self.built_in
+                return super(Bound, self).film(width, height)()
+
+            return render
+
+    assert all(result.passed for result in results(Bound, resets=20).values())
+
+
+def test_an_env_that_hangs_ends_the_checks_in_time() -> None:
+    released = threading.Event()
+
+    class Hangs(PointEnv):
+        def advance(self, action_NA: torch.Tensor, ids: Any) -> Advance:
+            released.wait()
+            return super().advance(action_NA, ids)
+
+    found = list(run_checks(lambda num_envs: Hangs(num_envs, max_episode_steps=7), 2, resets=5, seconds=0.6))
+    released.set()
+    assert [result.passed for result in found] == [False] * len(CHECKS)
+    assert found[0].why == "not finished: 0.01 minutes (max_minutes=) are over, within which all checks end"
+    assert {result.why for result in found[1:]} == {"not reached: see spaces"}
+
+
+def test_episodes_of_an_env_with_slow_steps_are_cut_and_the_user_is_told() -> None:
+    class Slow(PointEnv):
+        def advance(self, action_NA: torch.Tensor, ids: Any) -> Advance:
+            time.sleep(0.1)
+            return super().advance(action_NA, ids)
+
+    notes: list[str] = []
+    with ExitStack() as opened:
+        trial = Trial(lambda n: Slow(n, max_episode_steps=50), opened, 2, 0, 50, 100, seconds=60.0, note=notes.append)
+        trial._shorten()
+    assert trial.limit is not None
+    assert 2 <= trial.limit < 50
+    assert f" s: episodes are cut to {trial.limit} control steps instead of 50, so that the checks end" in notes[0]
+
+
+def test_resets_stop_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trial, "is_late", lambda trial: True)
+    assert results(Whole)["leaks"] == Result("leaks", True, "0 resets instead of 120, for lack of time (max_minutes=)")

@@ -9,10 +9,12 @@ import pytest
 from embodied import eval as eval_command
 from embodied import tasks, train
 from embodied.run.config import compose_run
+from embodied.run.directory import new_run_dir
 from embodied.run.factories import make_spec
 from tests.commands.helpers import Outcome, run
 
 TOY = "tests.envs.toy_gym"
+FOREIGN = "tests.envs.toy_foreign"
 SMALL = [
     "num_envs=8", "runtime=sync", "runtime.decisions=4", "runtime.eval_every=1", "runtime.eval_episodes=2",
     "eval_episodes=4", "device=cpu", "policy.actor_hidden=[8]", "policy.critic_hidden=[8]", "total_steps=64",
@@ -116,6 +118,39 @@ def test_the_check_names_what_fails() -> None:
     last = outcome.stderr.splitlines()[-1]
     assert last.startswith(f"error: task gym/{TOY}:Raising-v0 breaks the contract of an environment: spaces, dtypes")
     assert run(tasks.main, ["check=gym/CartPol-v1"]).code == 2
+
+
+def test_the_check_names_the_cure_of_an_environment_that_is_bound_to_its_thread() -> None:
+    words = [f"check=gym/{FOREIGN}:Database-v0", "resets=20"]
+    outcome = run(tasks.main, words)
+    assert outcome.code == 2
+    assert "; sim.processes=1 builds and steps it" in outcome.result["checks"]["spaces"]["why"]
+    assert run(tasks.main, [*words, "sim.processes=1"]).result["passed"]
+
+
+def test_the_check_of_an_environment_that_hangs_ends_in_the_stated_time() -> None:
+    outcome = run(tasks.main, [f"check=gym/{TOY}:Hanging-v0", "max_minutes=0.02"])
+    assert outcome.code == 2
+    assert "not finished: 0.02 minutes (max_minutes=) are over" in outcome.result["checks"]["spaces"]["why"]
+
+
+def test_the_check_names_what_the_environment_lacks_and_where() -> None:
+    outcome = run(tasks.main, [f"check=gym/{FOREIGN}:Unshown-v0", "resets=20"])
+    why = outcome.result["checks"]["rendering"]["why"]
+    assert f"of {FOREIGN}.Unshown has no render(), although its metadata name the render mode rgb_array" in why
+
+
+@pytest.mark.parametrize("words", [["runtime=sync"], ["runtime=local"]])
+def test_a_run_that_its_environment_ends_is_told_from_a_finished_one(tmp_path: Path, words: list[str]) -> None:
+    task = [f"task=gym/{FOREIGN}:Leaving-v0", "policy=gaussian", *words, f"out={tmp_path / 'run'}"]
+    outcome = run(train.main, [word for word in SMALL if "runtime=" not in word] + task)
+    assert outcome.code == 2
+    assert "raised SystemExit in toy_foreign.py" in outcome.stderr.splitlines()[-1]
+
+
+def test_the_directory_of_a_run_has_no_colon() -> None:
+    config = compose_run({"task": f"gym/{TOY}:Toy-v0", "policy": "gaussian"})
+    assert new_run_dir(config).parent == Path("runs/gym") / f"{TOY}.Toy-v0"
 
 
 def test_an_unknown_option_of_the_check_is_named() -> None:
