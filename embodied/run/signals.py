@@ -1,9 +1,15 @@
-"""Signals that end a run in good order."""
+"""Signals that end a run in good order: Ctrl-C, SIGTERM, and SIGHUP of a terminal that was closed.
+
+Shell and system may both send SIGHUP, so after the first one more of them change nothing. Under ``nohup`` it stays
+ignored.
+"""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,29 +18,32 @@ from types import FrameType
 
 from embodied.core.interrupts import INTERRUPTED
 
+SAVING = "stopping: saving a checkpoint (once more: at once, without)"
 HANGS_S = 8.0  # how long the parts of an interrupted run may take to end
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[threading.Event]:
-    """Yield an event that the first SIGINT or SIGTERM sets; a second signal has its usual effect.
+def stop_on_signals(note: str = SAVING) -> Iterator[threading.Event]:
+    """Yield an event that the first SIGINT, SIGTERM or SIGHUP sets; a second signal has its usual effect.
 
-    Signals reach the main thread only: in any other thread nothing sets the event.
+    note: said at the first one. Signals reach the main thread only: in any other thread nothing sets the event.
     """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in _ending()}
 
     def restore() -> None:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is on_signal:
+                signal.signal(number, handler)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         stop.set()
+        _hang_up(number)
         restore()
-        print("stopping: saving a checkpoint (once more: at once, without)", file=sys.stderr)
+        print(note, file=sys.stderr)
 
     for number in before:
         signal.signal(number, on_signal)
@@ -42,6 +51,49 @@ def stop_on_signals() -> Iterator[threading.Event]:
         yield stop
     finally:
         restore()
+
+
+@contextmanager
+def interrupt_on_signals() -> Iterator[None]:
+    """Take SIGTERM and SIGHUP for Ctrl-C, which raises KeyboardInterrupt; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _ending() if number != signal.SIGINT}
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        _hang_up(number)
+        raise KeyboardInterrupt
+
+    for number in before:
+        signal.signal(number, on_signal)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is on_signal:
+                signal.signal(number, handler)
+
+
+def _ending() -> list[signal.Signals]:
+    """Return the signals that end a run; SIGHUP only if it is not ignored, as under ``nohup``."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
+
+
+def _hang_up(number: int) -> None:
+    """After SIGHUP ignore more of it, and point the streams of a terminal that is gone nowhere: writes would fail."""
+    if number != signal.SIGHUP:
+        return
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        poll = select.poll()
+        poll.register(stream, 0)
+        gone = any(event & select.POLLHUP for _, event in poll.poll(0))
+        if gone and stat.S_ISCHR(os.fstat(stream).st_mode):
+            os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 @contextmanager

@@ -98,7 +98,8 @@ class Child:
 
 def serve(connection: Connection, target: str) -> None:
     """Answer the parent's calls until it closes the connection. Errors other than UserError end the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends an iteration after Ctrl-C, and closes the connection
+    for number in (signal.SIGINT, signal.SIGHUP):  # the parent ends an iteration after them, and closes the connection
+        signal.signal(number, signal.SIG_IGN)
     module, _, name = target.partition(":")
     thing = getattr(importlib.import_module(module), name)()
     while True:

@@ -1,4 +1,4 @@
-"""Ctrl-C while a command is still being imported: one line and exit code 130, whatever is being imported."""
+"""Signals: while a command is imported, Ctrl-C is one line and exit code 130; while it works, its end in good order."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from embodied.core.interrupts import INTERRUPTED
+from embodied.run.signals import interrupt_on_signals, stop_on_signals
 
 COMMANDS = ("train", "eval", "collect", "convert", "tasks", "bench")
 
@@ -68,3 +70,41 @@ def test_a_program_that_imports_the_package_keeps_its_handler(root: Path) -> Non
     code = "import signal, embodied; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
+
+
+# -- while a command works ---------------------------------------------------------------------------------------------
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """Restore what SIGHUP does."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup")
+def test_any_number_of_hangups_is_one_stop() -> None:
+    with stop_on_signals() as stop:
+        assert not stop.is_set()
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.is_set()
+    signal.raise_signal(signal.SIGHUP)
+
+
+@pytest.mark.usefixtures("hangup")
+def test_under_nohup_a_hangup_stops_nothing() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with interrupt_on_signals(), stop_on_signals() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert not stop.is_set()
+
+
+@pytest.mark.usefixtures("hangup")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_and_the_first_hangup_are_taken_for_ctrl_c(number: signal.Signals) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), interrupt_on_signals():
+        signal.raise_signal(number)
+    assert signal.getsignal(signal.SIGTERM) is before
+    if number == signal.SIGHUP:
+        signal.raise_signal(number)

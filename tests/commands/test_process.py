@@ -19,6 +19,7 @@ from embodied.run import command
 from embodied.run import config as run_config
 from embodied.runtime import threads
 from tests.commands.helpers import SMALL, checkpoint_of, run_train
+from tests.commands.terminal import start_on_terminal
 
 ROOT = Path(run_config.CONFIG_DIR).parent
 
@@ -41,7 +42,7 @@ def test_last_line_of_stdout_is_json_and_bad_input_exits_with_2(tmp_path: Path) 
     assert stderr.startswith("error: unknown task 'rech'")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
     run_dir = tmp_path / "run"
     words = [*SMALL, "runtime=local", "max_staleness=1", "total_steps=1_000_000_000", f"out={run_dir}"]
@@ -66,6 +67,21 @@ def test_a_signal_saves_and_leaves_nothing_behind(tmp_path: Path, number: signal
     assert resumed.result["env_steps"] > result["env_steps"]
     rows = read_metrics(run_dir / "metrics.jsonl")
     assert [row["iteration"] for row in rows] == list(range(1, len(rows) + 1))
+
+
+def test_a_closed_terminal_saves(tmp_path: Path) -> None:
+    """The system and the shell both send SIGHUP, and nothing can be printed any more."""
+    run_dir = tmp_path / "run"
+    words = [*SMALL, "runtime=local", "max_staleness=1", "total_steps=1_000_000_000", f"out={run_dir}"]
+    process, person = start_on_terminal("embodied.train", words, ROOT)
+    while len(read_metrics(run_dir / "metrics.jsonl")) < 3:
+        os.read(person, 4096)  # the progress line; an error if the command has ended
+    os.close(person)
+    os.killpg(process.pid, signal.SIGHUP)
+    stdout, _ = process.communicate(timeout=60)
+    assert process.returncode == command.INTERRUPTED
+    result = json.loads(stdout.splitlines()[-1])
+    assert checkpoint_of(run_dir, result["env_steps"]).is_dir()
 
 
 def test_a_stop_is_no_time_of_training(tmp_path: Path) -> None:
