@@ -9,6 +9,8 @@ It is a node of its own and a robot in LeRobot's shape, so ``embodied.deploy`` d
     PYTHONPATH=docs python -m embodied.deploy bundle=bundles/pick_place robot=ros2_robot:Ros2Robot mapping=franka.json
 
 Numbers pass unchanged, in the units and with the signs of ROS (rad, m); the mapping translates names, units and signs.
+An observation is as old as the oldest message in it, by the stamp in its header: joints that stopped, and a camera that
+died, hold the arm after 0.2 s. So perception has to publish at 10 Hz or more, with the stamp of its image.
 The controllers behind the command topics must follow position targets as the arm of training does: a joint impedance
 controller with the gains of bundle.json (arm.joints, stiffness and damping).
 """
@@ -42,7 +44,7 @@ class Ros2Config:
     """Topics of poses in the frame of the arm's base, by name. A pose named cube is observed as cube_pos[0] to [2], m,
     and cube_rotation[0] to [5]; ``external`` of the mapping gives other names, such as "tray[0]": "tray_pos[0]"."""
     lost_s: float = 2.0
-    """Seconds without /joint_states after which the robot counts as gone."""
+    """Age of the oldest message, s, after which the robot counts as gone."""
 
 
 def joint_numbers(
@@ -74,7 +76,7 @@ def command_numbers(config: Ros2Config, action: Mapping[str, float]) -> tuple[li
 
 
 class Ros2Robot:
-    """The robot. ConnectionError if nothing is measured for ``lost_s``."""
+    """The robot. ConnectionError if one of its topics is silent for ``lost_s``."""
 
     config_class = Ros2Config
     name = "ros2_robot"
@@ -82,9 +84,8 @@ class Ros2Robot:
     def __init__(self, config: Ros2Config) -> None:
         self.config = config
         self._lock = threading.Lock()
-        self._measured: dict[str, float] = {}
-        self._objects: dict[str, float] = {}
-        self._at_s = -float("inf")
+        self._measured: dict[str, dict[str, float]] = {}  # numbers by topic
+        self._at_s: dict[str, float] = {}  # when they were measured, on time.monotonic, by topic
         self._node: Any = None
         self._thread: threading.Thread | None = None
 
@@ -101,8 +102,19 @@ class Ros2Robot:
         return dict.fromkeys((f"{name}.pos" for name in (*self.config.joints, self.config.finger)), float)
 
     @property
+    def topics(self) -> list[str]:
+        """Topics of what is measured."""
+        return [self.config.joint_states, *self.config.objects.values()]
+
+    @property
     def is_connected(self) -> bool:
-        return self._node is not None and time.monotonic() - self._at_s < self.config.lost_s
+        return self._node is not None and self._silent() is None
+
+    def _silent(self) -> str | None:
+        """Return a topic whose last message is older than ``lost_s``."""
+        now_s = time.monotonic()
+        ages = {topic: now_s - self._at_s.get(topic, -float("inf")) for topic in self.topics}
+        return next((topic for topic, age_s in ages.items() if age_s >= self.config.lost_s), None)
 
     @property
     def is_calibrated(self) -> bool:
@@ -131,10 +143,10 @@ class Ros2Robot:
         self._thread = threading.Thread(target=self._executor.spin, daemon=True)
         self._thread.start()
         deadline_s = time.monotonic() + 10.0
-        while not self._measured or len(self._objects) < 9 * len(config.objects):
+        while (silent := self._silent()) is not None:
             if time.monotonic() > deadline_s:
                 self.disconnect()
-                raise ConnectionError(f"nothing on {', '.join([config.joint_states, *config.objects.values()])}")
+                raise ConnectionError(f"nothing new on {silent}")
             time.sleep(0.01)
 
     def calibrate(self) -> None: ...
@@ -142,12 +154,14 @@ class Ros2Robot:
     def configure(self) -> None: ...
 
     def get_observation(self) -> dict[str, Any]:
-        """Return the newest measurements, with the time at which the joints' arrived."""
+        """Return the newest measurements, with the time at which the oldest of them was made."""
+        if (silent := self._silent()) is not None:
+            raise ConnectionError(f"nothing new on {silent} for {self.config.lost_s:g} s")
         with self._lock:
-            found, at_s = self._measured | self._objects, self._at_s
-        if time.monotonic() - at_s > self.config.lost_s:
-            raise ConnectionError(f"nothing on {self.config.joint_states} for {self.config.lost_s:g} s")
-        return {**found, "timestamp": at_s}
+            found: dict[str, Any] = {"timestamp": min(self._at_s.values())}
+            for numbers in self._measured.values():
+                found |= numbers
+        return found
 
     def send_action(self, action: Mapping[str, float]) -> dict[str, float]:
         """Publish position targets."""
@@ -166,16 +180,21 @@ class Ros2Robot:
             rclpy.shutdown()
         self._node = None
 
-    def _on_joints(self, message: Any) -> None:
-        measured = joint_numbers(self.config, message.name, message.position, message.velocity)
+    def _keep(self, topic: str, message: Any, numbers: dict[str, float]) -> None:
+        """Keep the numbers of a message, with the time of its stamp on ``time.monotonic``."""
+        stamp = message.header.stamp
+        age_s = self._node.get_clock().now().nanoseconds * 1e-9 - (stamp.sec + stamp.nanosec * 1e-9)
         with self._lock:
-            self._measured, self._at_s = measured, time.monotonic()
+            self._measured[topic], self._at_s[topic] = numbers, time.monotonic() - age_s
+
+    def _on_joints(self, message: Any) -> None:
+        numbers = joint_numbers(self.config, message.name, message.position, message.velocity)
+        self._keep(self.config.joint_states, message, numbers)
 
     def _on_pose(self, name: str) -> Any:
         def keep(message: Any) -> None:
             at, turned = message.pose.position, message.pose.orientation
-            found = pose_numbers(name, (at.x, at.y, at.z), (turned.x, turned.y, turned.z, turned.w))
-            with self._lock:
-                self._objects |= found
+            numbers = pose_numbers(name, (at.x, at.y, at.z), (turned.x, turned.y, turned.z, turned.w))
+            self._keep(self.config.objects[name], message, numbers)
 
         return keep

@@ -1,11 +1,11 @@
 """Convert episodes to a data set: ``python -m embodied.convert source=trajectory.h5 out=demos/x [key=value ...]``
 
   instruction="..."         instruction of the episodes of ManiSkill; by default the environment's id
-  bundle=<bundle dir>       for episodes.npz: the bundle whose policy was deployed
+  bundle=<bundle dir>       for episodes of a deployment: the bundle whose policy was deployed
   keep_failures=false       also keep episodes that do not end solved
 
-source is ManiSkill's .h5 file, in a folder with its .json, or the episodes.npz that embodied.deploy writes on a robot's
-computer. out is a new LeRobotDataset v3, as embodied.collect writes it.
+source is ManiSkill's .h5 file, in a folder with its .json, or the folder episodes in a report of embodied.deploy. out
+is a new LeRobotDataset v3, as embodied.collect writes it.
 Last line of stdout: {"data", "task", "episodes", "frames", "dropped"}.
 """
 
@@ -64,7 +64,7 @@ def convert(argv: Sequence[str]) -> dict[str, Any]:
 def read_source(options: ConvertConfig) -> tuple[list[Episode], EnvSpec]:
     """Return the episodes and the spec of their environment. UserError for a file that cannot be read."""
     source = Path(options.source)
-    if source.suffix != ".npz":
+    if not source.is_dir() and source.suffix != ".npz":
         return read_trajectories(source, options.instruction)
     if options.bundle is None:
         raise UserError(f"source={source} needs bundle=<bundle dir>, which says what its numbers mean")

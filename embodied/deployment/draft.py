@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from math import pi
+
 from embodied.core.errors import UserError
 from embodied.deployment.bundle import Bundle
-from embodied.deployment.mapping import Entry, RobotMapping
+from embodied.deployment.mapping import Entry, RobotMapping, Unit
 from embodied.deployment.observation import StateBuilder
 from embodied.deployment.robots.base import GRIPPER, Robot
 
 
 def propose(bundle: Bundle, robot: Robot) -> RobotMapping:
-    """Return a draft. UserError for a robot with fewer joints than the policy's arm.
+    """Return a draft for a connected robot. UserError for a robot with fewer joints than the policy's arm.
 
     A joint gets the robot's name that ends with ours, such as ``fr3_joint1.pos`` for ``joint1.pos``. If one has none,
-    or several, all are taken in the robot's order. A gripper runs from 0 to 100, as LeRobot's do, and a finger is in
-    metres, as in ROS. A place that the robot calls ``<term>_pos`` is found for a term that it lacks.
+    or several, all are taken in the robot's order. If a joint is beyond a full turn of radians, all are in degrees. A
+    gripper runs from 0 to 100, as LeRobot's do, and a finger is in metres, as in ROS. A place that the robot calls
+    ``<term>_pos`` is found for a term that it lacks.
     """
     names, observed, arm = list(robot.action_features), robot.observation_features, bundle.arm
     grippers = [name for name in names if "gripper" in name or "finger" in name]
@@ -23,10 +26,12 @@ def propose(bundle: Bundle, robot: Robot) -> RobotMapping:
         raise UserError(f"the robot has {len(positions)} joints, the policy's arm {len(arm.joints)}")
     alike = [[name for name in positions if name.endswith(f"{joint.name}.pos")] for joint in arm.joints]
     chosen = [found[0] for found in alike] if all(len(found) == 1 for found in alike) else positions
+    now = robot.get_observation()
+    unit: Unit = "deg" if any(abs(float(now[name])) > 2 * pi for name in chosen[: len(arm.joints)]) else "rad"
     joints = {}
     for joint, name in zip(arm.joints, chosen, strict=False):
         speed = name.removesuffix(".pos") + ".vel"
-        joints[joint.name] = Entry(name, "rad", velocity=speed if speed in observed else None)
+        joints[joint.name] = Entry(name, unit, velocity=speed if speed in observed else None)
     name = grippers[0] if grippers else GRIPPER
     percent = Entry(name, "percent", low=0.0, high=arm.gripper.max_position_m)
     gripper = Entry(name, "m") if "finger" in name else percent

@@ -1,6 +1,6 @@
-"""Episodes of a deployment as plain arrays, for a robot's computer, which cannot write a data set. numpy only.
+"""Episodes of a deployment as plain arrays, one file each, written as they end. numpy only.
 
-embodied.deploy report=<dir> ──► episodes.npz ── embodied.convert bundle=<dir> ──► LeRobotDataset
+embodied.deploy report=<dir> ──► episodes/<n>.npz ── embodied.convert bundle=<dir> ──► LeRobotDataset
 """
 
 from __future__ import annotations
@@ -10,52 +10,76 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
 from embodied.deployment.bundle import Bundle
 from embodied.deployment.files import load_arrays
-from embodied.deployment.record import EpisodeRecord
+from embodied.deployment.record import EpisodeRecord, Step
 from embodied.deployment.report import Deployment
 
-EPISODES_FILE = "episodes.npz"
+EPISODES = "episodes"
+"""Folder of the files in that of a report."""
 
 
-def save_episodes(path: Path, deployment: Deployment) -> None:
-    """Write the episodes with at least one control step: states, actions (physical units), images, outcomes."""
-    arrays: dict[str, Any] = {}
-    for index, record in enumerate(deployment.records):
-        if not record.states:
-            continue
-        success = index < len(deployment.successes) and deployment.successes[index]
-        arrays |= {
-            f"{index}/state": np.stack(record.states),
-            f"{index}/action": np.stack(record.actions),
-            f"{index}/success": np.array(success),
-            f"{index}/instruction": np.array(record.instruction),
-        }
-        for camera in deployment.bundle.cameras:
-            arrays[f"{index}/images.{camera.name}"] = np.stack([step[camera.name] for step in record.images])
-    np.savez_compressed(path, **arrays)
+def save_episode(folder: Path, record: EpisodeRecord, index: int) -> None:
+    """Write an episode at once, if it has a control step.
+
+    Arrays by control step: time (s), state, action (physical units), qpos and target (rad, m), images. Beside them
+    instruction, success (False if nobody said so) and the reason of its end.
+    """
+    if not record.steps:
+        return
+    arrays: dict[str, Any] = {
+        "time_s": np.array(record.times_s),
+        "state": np.stack(record.states),
+        "action": np.stack(record.actions),
+        "qpos": np.stack(record.qpos),
+        "target": np.stack(record.targets),
+        "success": np.array(bool(record.success)),
+        "instruction": np.array(record.instruction),
+        "reason": np.array(record.reason),
+    }
+    arrays |= {f"images.{name}": np.stack([step[name] for step in record.images]) for name in record.images[0]}
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{index:04d}.part"
+    with part.open("wb") as file:
+        np.savez_compressed(file, **{f"{index}/{name}": value for name, value in arrays.items()})
+    part.replace(part.with_suffix(".npz"))
 
 
-def load_episodes(path: Path, bundle: Bundle) -> Deployment:
-    """Read what ``save_episodes`` wrote. UserError for another file, or one of another policy than the bundle's."""
+def load_episodes(source: Path, bundle: Bundle) -> Deployment:
+    """Read what a data set needs of what ``save_episode`` wrote: a folder, or one file. The rest is left empty.
+
+    UserError for something else, or for episodes of another policy than the bundle's.
+    """
     try:
-        arrays = load_arrays(path)
+        paths = sorted(source.glob("*.npz")) if source.is_dir() else [source]
+        if not paths:
+            raise UserError("it has no .npz file")
+        arrays = {name: value for path in paths for name, value in load_arrays(path).items()}
         found = Deployment(bundle, "", bundle.robot)
         for index in sorted({int(name.partition("/")[0]) for name in arrays}):
-            state, action = arrays[f"{index}/state"], arrays[f"{index}/action"]
-            images = {c.name: arrays[f"{index}/images.{c.name}"] for c in bundle.cameras}
-            wanted = {c.name: (len(state), c.height, c.width, 3) for c in bundle.cameras}
-            shapes = {name: value.shape for name, value in images.items()}
-            if (state.shape[1:], action.shape) != ((bundle.state_dim,), (len(state), bundle.action_dim)):
-                raise UserError(f"source={path} has states and actions of another policy than the bundle")
-            if shapes != wanted:
-                raise UserError(f"source={path}: images are {shapes}, the bundle's policy sees {wanted}")
-            record = EpisodeRecord(str(arrays[f"{index}/instruction"]), states=[*state], actions=[*action])
-            record.images = [{name: value[step] for name, value in images.items()} for step in range(len(state))]
-            found.records.append(record)
-            found.successes.append(bool(arrays[f"{index}/success"]))
+            parts = {name.partition("/")[2]: value for name, value in arrays.items() if name.startswith(f"{index}/")}
+            found.records.append(_record(parts, bundle))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"source={path} is not the {EPISODES_FILE} of a report: {error}") from error
+        raise UserError(f"source={source} has no {EPISODES} of a report: {error}") from error
     return found
+
+
+def _record(arrays: dict[str, NDArray[Any]], bundle: Bundle) -> EpisodeRecord:
+    """Return an episode from its arrays. UserError if their shapes are not those of the bundle's policy."""
+    state, action, count = arrays["state"], arrays["action"], len(arrays["state"])
+    images = {camera.name: arrays[f"images.{camera.name}"] for camera in bundle.cameras}
+    wanted = {camera.name: (count, camera.height, camera.width, 3) for camera in bundle.cameras}
+    shapes = {name: value.shape for name, value in images.items()}
+    if (state.shape[1:], action.shape) != ((bundle.state_dim,), (count, bundle.action_dim)):
+        raise UserError("its states and actions are of another policy than the bundle's")
+    if shapes != wanted:
+        raise UserError(f"its images are {shapes}, the bundle's policy sees {wanted}")
+    dt_s, none = bundle.control_dt_s, np.zeros(0)
+    steps = [
+        Step(i * dt_s, state[i], {name: value[i] for name, value in images.items()}, action[i], none, none)
+        for i in range(count)
+    ]
+    return EpisodeRecord(str(arrays["instruction"]), success=bool(arrays["success"]), steps=steps)

@@ -11,6 +11,7 @@ import select
 import sys
 import termios
 import tty
+from contextlib import suppress
 from typing import Any, TextIO
 
 
@@ -44,14 +45,19 @@ class EmergencyKey:
 
     def __exit__(self, *_: object) -> None:
         if self._before is not None and self._in_foreground():
-            termios.tcsetattr(self._stream, termios.TCSAFLUSH, self._before)
+            with suppress(termios.error):  # the terminal is gone
+                termios.tcsetattr(self._stream, termios.TCSAFLUSH, self._before)
         self._before = None
 
     def pressed(self) -> bool:
-        """Return whether a key has been pressed since ``__enter__``."""
+        """Return whether a key has been pressed since ``__enter__``. ConnectionError if the terminal is gone."""
         watched = self._before is not None and self._in_foreground()
         if watched and not self._pressed and select.select([self._stream], [], [], 0.0)[0]:
-            self._pressed = bool(os.read(self._stream.fileno(), 1024))
+            with suppress(OSError):
+                self._pressed = bool(os.read(self._stream.fileno(), 1024))
+            if not self._pressed:
+                self._before = None
+                raise ConnectionError("the terminal is gone, and the emergency key with it")
         return self._pressed
 
     def _in_foreground(self) -> bool:

@@ -7,8 +7,9 @@
 Deadlines are absolute, so errors do not add up; where the robot waits for a chunk, they wait too. In real-time chunking
 a chunk that arrives between two ticks takes effect at once. A tick that begins after the next one should have begun is
 a missed deadline; the ticks in between are dropped, and the robot keeps its last targets meanwhile. It also keeps them
-while a measurement is not finite, or far outside of what training saw. If the first one is outside, its unit or order
-is wrong, and the episode does not begin.
+while a measurement is old, not finite, or far outside of what training saw. If the first one is outside, its unit or
+order is wrong, and the episode does not begin. A robot that does not answer for a second ends it
+(embodied.deployment.watchdog).
 """
 
 from __future__ import annotations
@@ -25,16 +26,15 @@ from embodied.deployment.chunks import Chunks, StepStart
 from embodied.deployment.controller import ArmController
 from embodied.deployment.inference import Clock, Inference
 from embodied.deployment.observation import OutOfRange, StateBuilder, Unusable
-from embodied.deployment.record import EpisodeRecord
+from embodied.deployment.record import EpisodeRecord, Step
 from embodied.deployment.robots.base import GRIPPER, Observation, Robot, age, joint_names
 from embodied.deployment.runner import InputSpec
 from embodied.deployment.safety import Safety
 from embodied.deployment.schedule import DelayEstimate, Schedule
+from embodied.deployment.watchdog import Watchdog
 
 Array = NDArray[np.float64]
 MAX_TICKS_PER_STEP = 1000
-BLIND_S = 1.0
-"""Longest time without an observation that can be used."""
 SENT_TOLERANCE = 1e-3
 """Largest difference (rad, m) of a target from what the robot says that it sent on."""
 
@@ -81,7 +81,8 @@ class ControlLoop:
         """Run one episode of at most ``steps`` control steps (None: as in training); return what happened.
 
         seed: of the noise, if it is ``seeded``. If the robot or the planner fails, or somebody interrupts, the error is
-        raised again; ``record`` then has what happened until then, and the reason.
+        raised again; ``record`` then has what happened until then, and the reason. The first reason counts: that of a
+        person who stopped a robot stays, whatever the robot does then.
         """
         self.episodes += 1
         episode = Episode(self, self.bundle.instruction_index(instruction) if self.bundle.instructions else 0, seed)
@@ -89,7 +90,8 @@ class ControlLoop:
         try:
             episode.run(self.bundle.max_episode_steps if steps is None else steps)
         except Exception as error:  # of a driver or a bug: the record says why it ended
-            self.record.reason = str(error) or type(error).__name__
+            if self.record.reason != "stopped":
+                self.record.reason = str(error) or type(error).__name__
             raise
         except KeyboardInterrupt:
             self.record.reason = "interrupted"
@@ -127,13 +129,14 @@ class Episode:
         self.start: StepStart | None = None  # of the present control step
         self.finger_m = bundle.arm.gripper.open_m
         self.step, self.phase = 0, 0  # control step, and tick within it
-        self.blind_since_s: float | None = None
         self.first_latency = len(loop.inference.latencies_s)
         self.safety_counts = dict(loop.safety.counts)
-        observation = loop.robot.get_observation()
+        self.watchdog = Watchdog(loop.clock, loop.safety, loop.period_s)
+        observation = self._observe()
         self.began_s = loop.clock.now()
         qpos = loop.builder.qpos(observation)
-        loop.safety.start(qpos, self.finger_m, self.began_s, f"episode {loop.episodes}")
+        during = f"episode {loop.episodes}"
+        loop.safety.start(qpos, self.finger_m, self.began_s, during, age(observation, self.began_s))
         self.goal = self.previous = loop.safety.hold()[0]
 
     def run(self, steps: int) -> None:
@@ -162,65 +165,73 @@ class Episode:
     def finish(self) -> None:
         """Complete the record."""
         loop, record = self.loop, self.record
-        loop.inference.drop()
         record.duration_s = loop.clock.now() - self.began_s
         record.latencies_s = loop.inference.latencies_s[self.first_latency :]
         counts = {kind: count - self.safety_counts.get(kind, 0) for kind, count in loop.safety.counts.items()}
         record.interventions = {kind: count for kind, count in counts.items() if count}
         record.padded_steps, record.beyond_max_delay = self.schedule.padded, self.schedule.beyond_max_delay
+        loop.inference.drop()  # waits, so it comes last
 
     def _tick(self, due_s: float) -> bool:
         """Observe, choose targets and send them; False if a person refused the action."""
-        loop = self.loop
-        observation = loop.robot.get_observation()
+        loop, record = self.loop, self.record
+        observation = self._observe()
         now_s = loop.clock.now()
+        action: NDArray[np.float32] | None = None
         try:
+            loop.safety.limits.check_age(age(observation, now_s))
             qpos, qvel = loop.builder.qpos(observation), loop.builder.qvel(observation)
             state = loop.builder.state(observation, self.finger_m) if self.phase == 0 else None
             if state is not None:
                 loop.inputs.check_range(state[None])
         except Unusable as error:
-            if isinstance(error, OutOfRange) and not self.record.states:
+            if isinstance(error, OutOfRange) and not record.steps:
                 raise
-            self._hold_blind(error, now_s)
+            record.waited_ticks += 1
+            self._command(*loop.safety.hold_blind(error, now_s), now_s)
             return True
-        self.blind_since_s = None
         if state is not None:
             self.start = StepStart(self.step, now_s, observation, state, qpos, self.finger_m)
             action = self.chunks.action(self.start, due_s + 0.9 * loop.period_s)
             if action is None:
-                self.record.waited_ticks += 1
+                record.waited_ticks += 1
                 self._send(*loop.safety.hold(), qpos, qvel, now_s, observation)
                 return True
-            if loop.confirm is not None and not loop.confirm(self._in_words(action)):
-                return False
+            if loop.confirm is not None:
+                if not loop.confirm(self._in_words(action)):
+                    return False
+                self.watchdog.restart()
             self.previous = self.goal
             self.goal, self.finger_m = loop.controller.targets(action, qpos, self.finger_m)
-            self._keep(self.start, action)
         self.phase += 1
         sent = self._send(self._targets(), self.finger_m, qpos, qvel, now_s, observation)
+        if action is None:
+            record.steps[-1].target = sent
+        else:
+            assert state is not None
+            images = {camera.name: np.asarray(observation[camera.name]) for camera in self.bundle.cameras}
+            record.steps.append(Step(now_s - self.began_s, state, images, np.asarray(action, np.float32), qpos, sent))
         if self.phase == loop.ticks_per_step:
-            self.record.targets.append(sent)
             self.phase, self.step = 0, self.step + 1
         return True
 
-    def _hold_blind(self, error: Unusable, now_s: float) -> None:
-        """Keep the last targets in a tick whose observation cannot be used. ``error`` after BLIND_S of such ticks."""
-        self.record.waited_ticks += 1
-        self._command(*self.loop.safety.hold_blind(error.kind, str(error), now_s), now_s)
-        self.blind_since_s = now_s if self.blind_since_s is None else self.blind_since_s
-        if now_s - self.blind_since_s > BLIND_S:
-            raise UserError(f"{error}, for {BLIND_S:g} s")
+    def _observe(self) -> Observation:
+        """Return the newest measurements. RobotHangs if they took too long."""
+        observation = self.loop.robot.get_observation()
+        self.watchdog.answered("get_observation")
+        return observation
 
     def _halt(self) -> None:
-        """Command the measured position, where the robot stays."""
+        """Command the measured position, where the robot stays, or its last targets if it is not known."""
         loop = self.loop
-        observation, now_s = loop.robot.get_observation(), loop.clock.now()
-        loop.safety.report("stopped", "a person stopped the robot", now_s)
+        loop.safety.report("stopped", "a person stopped the robot", loop.clock.now())
+        observation = loop.robot.get_observation()
+        now_s = loop.clock.now()
         try:
+            loop.safety.limits.check_age(age(observation, now_s))
             qpos, qvel = loop.builder.qpos(observation), loop.builder.qvel(observation)
-        except Unusable as error:
-            self._hold_blind(error, now_s)
+        except Unusable:
+            self._command(*loop.safety.hold(), now_s)
             return
         self._send(qpos, loop.safety.hold()[1], qpos, qvel, now_s, observation)
 
@@ -230,7 +241,7 @@ class Episode:
         Not while the robot waits or is blind, and not where a person confirms every action.
         """
         loop, schedule = self.loop, self.schedule
-        acting = schedule.pending and not schedule.waits and self.blind_since_s is None and loop.confirm is None
+        acting = schedule.pending and not schedule.waits and not loop.safety.blind and loop.confirm is None
         if acting and self.chunks.arrive(due_s - loop.clock.now()):
             self._revise()
         loop.clock.sleep_until(due_s)
@@ -245,14 +256,13 @@ class Episode:
         assert start is not None
         action = self.schedule.action(start.step)
         self.goal, self.finger_m = loop.controller.targets(action, start.qpos, start.finger_m)
-        observation, now_s = loop.robot.get_observation(), loop.clock.now()
+        observation, now_s = self._observe(), loop.clock.now()
         with suppress(Unusable):  # the next tick holds the robot
             qpos, qvel = loop.builder.qpos(observation), loop.builder.qvel(observation)
             sent = self._send(self._targets(), self.finger_m, qpos, qvel, now_s, observation)
-            if self.phase == 0:
-                self.record.targets[-1] = sent
+            self.record.steps[-1].target = sent
         if now_s - start.time_s < self.bundle.control_dt_s / 2:
-            self.record.actions[-1] = np.asarray(action, np.float32)
+            self.record.steps[-1].action = np.asarray(action, np.float32)
             self.chunks.request(start)
 
     def _targets(self) -> Array:
@@ -273,20 +283,12 @@ class Episode:
         """Command targets that have left the safety; return those that the robot sent on."""
         loop = self.loop
         returned = loop.robot.send_action({**dict(zip(loop.joints, map(float, safe), strict=True)), GRIPPER: finger_m})
+        self.watchdog.answered("send_action")
         sent = np.array([float(returned[name]) for name in loop.joints])
         i = int(np.argmax(np.abs(sent - safe)))
         if abs(sent[i] - safe[i]) > SENT_TOLERANCE:
             loop.safety.report("robot", f"it sent {loop.joints[i]} {sent[i]:.4f} in place of {safe[i]:.4f}", now_s)
         return sent
-
-    def _keep(self, start: StepStart, action: NDArray[np.float32]) -> None:
-        """Record a control step."""
-        record = self.record
-        record.times_s.append(start.time_s - self.began_s)
-        record.states.append(start.state)
-        record.images.append({c.name: np.asarray(start.observation[c.name]) for c in self.bundle.cameras})
-        record.actions.append(np.asarray(action, np.float32))
-        record.qpos.append(start.qpos)
 
     def _in_words(self, action: NDArray[np.float32]) -> str:
         """Return an action with the names and units of its entries."""

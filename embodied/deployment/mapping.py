@@ -2,18 +2,17 @@
 
     robot's number ── unit ──► sign * number + offset ──► ours (rad, m), by name and never by order
 
-A mapping that nobody confirmed drives no robot, and a change after the confirmation undoes it.
-``embodied.deployment.draft`` makes a first draft from the names that the robot has; ``embodied.deployment.picture``
-draws the poses that a mapping means.
+``embodied.deployment.draft`` makes a first draft from the names that the robot has, ``embodied.deployment.picture``
+draws the poses that a mapping means, and by ``embodied.deployment.confirmation`` a person confirms it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from math import pi
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +27,7 @@ from embodied.deployment.robots.base import GRIPPER, Action, Observation, Robot
 Unit = Literal["rad", "deg", "m", "mm", "percent"]
 FACTORS: dict[str, float] = {"rad": 1.0, "deg": pi / 180, "m": 1.0, "mm": 1e-3}
 MAX_BYTES = 2**20
+DIFFERENCE_S = 0.04  # shortest time of a difference of positions: a bit of an encoder is no speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +83,16 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """Who confirmed a mapping."""
+    """Who confirmed a mapping, and in which poses (embodied.deployment.confirmation)."""
 
     by: str
     """Name of the person."""
     at: str
     """Date and time, UTC."""
     sha256: str
-    """Hash of the mapping that was confirmed."""
+    """Hash of what was confirmed: the mapping, the policy's arm and the robot's names."""
+    poses: tuple[str, ...]
+    """Poses in which the robot was seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +111,6 @@ class RobotMapping:
     """The robot's names of cameras, by ours; a missing one has the same name."""
     confirmed: Confirmation | None = None
     """Who confirmed it; None: nobody."""
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of everything but the confirmation."""
-        content = asdict(replace(self, confirmed=None))
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
     def entries(self) -> dict[str, Entry]:
@@ -136,23 +132,6 @@ class RobotMapping:
             raise UserError(f"mapping: {twice[0]} stands for two joints")
         for name, entry in self.entries.items():
             entry.check(f"mapping.{name}")
-
-    def check_confirmed(self) -> None:
-        """Raise UserError unless a person confirmed this very mapping."""
-        if self.confirmed is None:
-            raise UserError("nobody has confirmed this mapping: look at its picture, then confirm_mapping=<your name>")
-        if self.confirmed.sha256 != self.digest:
-            raise UserError(
-                f"the mapping was changed after {self.confirmed.by} confirmed it on {self.confirmed.at}: look at its "
-                "picture again, then confirm_mapping=<your name>"
-            )
-
-    def confirm(self, by: str) -> RobotMapping:
-        """Return the mapping with a confirmation. UserError for an empty name."""
-        if not by.strip():
-            raise UserError("confirm_mapping: give your name")
-        at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-        return replace(self, confirmed=Confirmation(by.strip(), at, self.digest))
 
 
 def read_mapping(path: Path) -> RobotMapping:
@@ -181,13 +160,13 @@ class MappedRobot:
 
     def __init__(self, robot: Robot, mapping: RobotMapping, arm: ArmSpec) -> None:
         mapping.check(arm)
-        self.robot, self.mapping, self.name = robot, mapping, mapping.robot
+        self.robot, self.mapping, self.arm, self.name = robot, mapping, arm, mapping.robot
         self._entries = mapping.entries
         _require((entry.name for entry in self._entries.values()), robot.action_features, "actions")
         observed = [entry.name for entry in self._entries.values()]
         observed += [entry.velocity for entry in self._entries.values() if entry.velocity is not None]
         _require(observed, robot.observation_features, "observations")
-        self._before: tuple[float, dict[str, float]] | None = None
+        self._before: deque[tuple[float, dict[str, float]]] = deque()
 
     @property
     def observation_features(self) -> dict[str, Any]:
@@ -210,7 +189,10 @@ class MappedRobot:
         self.robot.calibrate()
 
     def get_observation(self) -> Observation:
-        """Return the newest measurements in our names and units; velocities that the robot lacks are differences."""
+        """Return the newest measurements in our names and units.
+
+        Velocities that the robot lacks are differences over at least DIFFERENCE_S; until then they are 0.
+        """
         theirs = self.robot.get_observation()
         now_s = time.monotonic()
         ours = {name: entry.ours(float(theirs[entry.name])) for name, entry in self._entries.items()}
@@ -221,7 +203,7 @@ class MappedRobot:
                 if entry.velocity is None
                 else entry.factor * float(theirs[entry.velocity])
             )
-        self._before = now_s, ours
+        self._before.append((now_s, ours))
         return found | {self._ours(name): value for name, value in self._others(theirs).items()}
 
     def send_action(self, action: Action) -> Action:
@@ -234,10 +216,13 @@ class MappedRobot:
         self.robot.disconnect()
 
     def _difference(self, name: str, ours: Mapping[str, float], now_s: float) -> float:
-        """Return the velocity since the observation before; 0 for the first one."""
-        if self._before is None or now_s - self._before[0] < 1e-4:
+        """Return the velocity since the newest observation that is DIFFERENCE_S old; 0 without one."""
+        while len(self._before) > 1 and now_s - self._before[1][0] >= DIFFERENCE_S:
+            self._before.popleft()
+        if not self._before or now_s - self._before[0][0] < DIFFERENCE_S:
             return 0.0
-        return (ours[name] - self._before[1][name]) / (now_s - self._before[0])
+        before_s, before = self._before[0]
+        return (ours[name] - before[name]) / (now_s - before_s)
 
     def _others(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is neither a joint's nor the gripper's."""
@@ -252,17 +237,16 @@ class MappedRobot:
         return name
 
 
-def in_words(mapping: RobotMapping, arm: ArmSpec, observation: Mapping[str, Any]) -> str:
-    """Return a table: each joint with its name on the robot, its position and its default position."""
-    lines = ["joint      on the robot             sign  unit     position   default (rad, m)"]
-    for joint in arm.joints:
-        entry, position = mapping.joints[joint.name], float(observation[f"{joint.name}.pos"])
-        lines.append(
-            f"{joint.name:10} {entry.name:24} {entry.sign:+d}    {entry.unit:8} {position:+8.3f}   {joint.home:+8.3f}"
-        )
+def in_words(mapping: RobotMapping, arm: ArmSpec, now_J: np.ndarray, poses: Mapping[str, np.ndarray]) -> str:
+    """Return a table: each joint with its name on the robot, its position now and in the poses [J]; rad or m."""
+    titles = "".join(f"{title:>10}" for title in ("now", *poses))
+    lines = [f"{'joint':10} {'on the robot':24} sign  {'unit':8}{titles}  (rad, m)"]
+    for i, joint in enumerate(arm.joints):
+        entry, columns = mapping.joints[joint.name], [now_J[i], *(pose[i] for pose in poses.values())]
+        numbers = "".join(f"{value:+10.3f}" for value in columns)
+        lines.append(f"{joint.name:10} {entry.name:24} {entry.sign:+d}    {entry.unit:8}{numbers}")
     gripper = mapping.gripper
-    position = float(observation[GRIPPER])
-    lines.append(f"{'gripper':10} {gripper.name:24} {gripper.sign:+d}    {gripper.unit:8} {position:+8.4f}")
+    lines.append(f"{'gripper':10} {gripper.name:24} {gripper.sign:+d}    {gripper.unit}")
     return "\n".join(lines)
 
 

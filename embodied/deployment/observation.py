@@ -34,6 +34,12 @@ class OutOfRange(Unusable):
     kind = "range"
 
 
+class Stale(Unusable):
+    """A measurement that is too old, or whose time stamp is of another clock."""
+
+    kind = "stale"
+
+
 class StateBuilder:
     """Assemble the input ``state`` of a bundle from a robot's observation (names: embodied.deployment.robots.base).
 

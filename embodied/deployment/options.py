@@ -72,6 +72,10 @@ class DeployOptions:
             raise UserError(f"robot={self.robot} needs mapping=<file>; propose_mapping=true writes a first draft")
         if self.robot != "sim" and self.lockstep:
             raise UserError("lockstep=true is for robot=sim: the time of a real robot passes by itself")
+        if self.robot == "sim" and (self.propose_mapping or (self.mapping, self.confirm_mapping) != (None, None)):
+            raise UserError("mapping: robot=sim has the names and units of its bundle, and needs none")
+        if self.propose_mapping and self.confirm_mapping is not None:
+            raise UserError("propose_mapping and confirm_mapping: give one; between them a person looks at the picture")
         if self.perturbation not in PERTURBATIONS:
             raise unknown_name("perturbation", self.perturbation, PERTURBATIONS)
         if self.noise not in (None, "zero", "seeded"):

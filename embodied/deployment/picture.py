@@ -17,26 +17,34 @@ Array = NDArray[np.float64]
 SIZE = 360  # pixels of a view's edge
 SCALE = 250.0  # pixels per metre
 COLOURS = ((31, 119, 180), (214, 39, 40), (44, 160, 44))
-VIEWS = ((0, 2), (1, 2))  # side: x to the right; front: y to the right; z is up in both
+# What points to the right and what up, in the base frame: from its right side, from the front, and from above as its
+# base sees it.
+VIEWS = (((1, 0, 0), (0, 0, 1)), ((0, 1, 0), (0, 0, 1)), ((0, -1, 0), (1, 0, 0)))
+ORIGINS = (0.3, 0.5, 0.5)  # of each view, share of its width
+FINGERS_M, FLAG_M = 0.05, 0.1  # half the bar of the fingers, and the line of the hand's direction
 
 
 def draw_poses(arm: ArmSpec, poses: Mapping[str, Array]) -> NDArray[np.uint8]:
-    """Draw each pose (joint positions [J], by name) from the side (left) and the front (right), uint8 [h, w, 3].
+    """Draw each pose (joint positions [J], by name) from the side, the front and above, uint8 [h, 3 * h, 3].
 
-    The first pose is blue, the second red, the third green; the tool is a square, the ground a grey line.
+    The first pose is blue, the second red, the third green; a grey line is the ground, from above the base. The hand is
+    a bar along the tool's y axis, where the fingers of a Panda are, and a line with a square along its x axis.
     """
-    image = np.full((SIZE, 2 * SIZE, 3), 255, np.uint8)
+    image = np.full((SIZE, len(VIEWS) * SIZE, 3), 255, np.uint8)
     ground = round(0.85 * SIZE)
     image[ground, :] = 200
-    image[:, SIZE] = 120
+    image[:, SIZE::SIZE] = 120
     for colour, qpos in zip(COLOURS, poses.values(), strict=False):
-        points = skeleton(arm, qpos)
+        tool, frame, _ = Chain(arm).tool(qpos)
+        bar = tool + FINGERS_M * np.stack([-frame[:, 1], frame[:, 1]])
+        flag = np.stack([tool, tool + FLAG_M * frame[:, 0]])
         for view, (right, up) in enumerate(VIEWS):
-            origin = view * SIZE + SIZE // (4 if view == 0 else 2)
-            pixels = np.stack([origin + SCALE * points[:, right], ground - SCALE * points[:, up]], -1)
-            for start, end in pairwise(pixels):
-                _line(image, start, end, colour)
-            _square(image, pixels[-1], colour)
+            origin = np.array([(view + ORIGINS[view]) * SIZE, ground])
+            axes = SCALE * np.array([right, np.negative(up)], np.float64).T
+            for points in (skeleton(arm, qpos), bar, flag):
+                for start, end in pairwise(origin + points @ axes):
+                    _line(image, start, end, colour)
+            _square(image, origin + flag[1] @ axes, colour)
     return image
 
 

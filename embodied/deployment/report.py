@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import time
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,12 @@ class Deployment:
     """The robot."""
     records: list[EpisodeRecord] = field(default_factory=list)
     """What happened, by episode."""
-    successes: list[bool] = field(default_factory=list)
-    """Whether the task was solved at the end of each episode; empty if nobody said so."""
-    log: list[Intervention] = field(default_factory=list)
+    log: deque[Intervention] = field(default_factory=deque)
     """Interventions of the safety."""
+    error: str | None = None
+    """What ended the deployment before its time: the first cause."""
+    date: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
+    """When it began."""
 
     def result(self) -> dict[str, Any]:
         """Return the result of the command ``deploy``."""
@@ -50,16 +53,21 @@ class Deployment:
         interventions = sum((Counter(record.interventions) for record in records), Counter[str]())
         duration_s = sum(record.duration_s for record in records)
         ticks = sum(record.ticks for record in records)
+        periods = sum(max(0, record.ticks - 1) for record in records)
         missed = sum(record.missed_deadlines for record in records)
-        errors = [record.tracking_error for record in records if len(record.qpos) > 1]
-        found: dict[str, Any] = {"bundle": self.bundle_path, "robot": self.robot, "episodes": len(records)}
-        if self.successes:
-            interval = wilson_interval(sum(self.successes), len(self.successes))
-            found |= {"success_at_end": sum(self.successes) / len(self.successes), "success_at_end_ci95": [*interval]}
-        else:
-            found |= {"success_at_end": None, "success_at_end_ci95": None}
-        return found | {
-            "rate_hz": round((ticks - len(records)) / duration_s, 3) if duration_s else None,
+        errors = [record.tracking_error for record in records if len(record.steps) > 1]
+        judged = [record.success for record in records if record.success is not None]
+        return {
+            "bundle": self.bundle_path,
+            "policy_sha256": self.bundle.digest,
+            "robot": self.robot,
+            "date": self.date,
+            "error": self.error,
+            "episodes": len(records),
+            "failed_episodes": [index + 1 for index, record in enumerate(records) if record.success is False],
+            "success_at_end": sum(judged) / len(judged) if judged else None,
+            "success_at_end_ci95": [*wilson_interval(sum(judged), len(judged))] if judged else None,
+            "rate_hz": round(periods / duration_s, 3) if duration_s else None,
             "missed_deadlines": missed,
             "missed_share": round(missed / max(1, ticks + missed), 5),
             "latency_ms_p99": quantiles.get("p99"),
@@ -72,13 +80,18 @@ class Deployment:
             "ended": dict(Counter(record.reason for record in records)),
         }
 
-    def write(self, path: Path, options: Mapping[str, Any], video: str | None) -> Path:
-        """Write page, result and all interventions into a directory; return the page's path."""
+    def write(self, path: Path, options: Mapping[str, Any], video: str | None = None) -> Path:
+        """Write page, result and all interventions into a directory, each at once; return the page's path."""
         result = self.result()
-        (path / RESULT).write_text(json.dumps(result | {"options": dict(options)}, indent=1) + "\n", encoding="utf-8")
-        lines = [json.dumps(asdict(entry)) + "\n" for entry in self.log]
-        (path / INTERVENTIONS).write_text("".join(lines), encoding="utf-8")
-        (path / PAGE).write_text(self._page(result, options, video), encoding="utf-8")
+        texts = {
+            RESULT: json.dumps(result | {"options": dict(options)}, indent=1) + "\n",
+            INTERVENTIONS: "".join(json.dumps(asdict(entry)) + "\n" for entry in self.log),
+            PAGE: self._page(result, options, video),
+        }
+        for name, text in texts.items():
+            part = path / f"{name}.part"
+            part.write_text(text, encoding="utf-8")
+            part.replace(path / name)
         return path / PAGE
 
     def _page(self, result: Mapping[str, Any], options: Mapping[str, Any], video: str | None) -> str:
@@ -90,6 +103,11 @@ class Deployment:
         numbers = {
             "Success at the end": success,
             "Episodes": result["episodes"],
+            "Failed episodes": ", ".join(map(str, result["failed_episodes"])) or "none",
+            **({"Ended early by": self.error} if self.error else {}),
+            "Began": self.date,
+            "Bundle": self.bundle_path,
+            "SHA-256 of the policy": result["policy_sha256"],
             "Achieved rate": f"{result['rate_hz']} Hz",
             "Missed deadlines": f"{result['missed_deadlines']} ({result['missed_share']:.2%} of the ticks)",
             "Inference latency, ms": ", ".join(f"{name} {value:g}" for name, value in result["latency_ms"].items()),
@@ -104,12 +122,17 @@ class Deployment:
             f"<h1>{html.escape(f'{bundle.origin.task}: {bundle.origin.policy} on {self.robot}')}</h1>",
             _table(numbers),
             _film(video),
+            "<h2>Episodes</h2>",
+            _table({f"episode {i + 1}": _in_words(record) for i, record in enumerate(self.records)}),
             "<h2>Latency of the inferences</h2>",
             _histogram([1e3 * latency for record in self.records for latency in record.latencies_s], "ms"),
             "<h2>Last episode: commanded and measured joints</h2>",
             _tracking(last, [joint.name for joint in bundle.arm.joints]),
             "<h2>Interventions</h2>",
             _interventions(self.log),
+            "<h2>Units of states and actions</h2>",
+            _table({f"{term.name}[{term.size}]": term.unit or "1" for term in bundle.state}),
+            _table({f"action {term.name}": term.unit or "1" for term in bundle.action}),
             "<h2>Options</h2>",
             _table(options),
         ]
@@ -134,11 +157,18 @@ def _table(rows: Mapping[str, Any]) -> str:
     return f"<table>{''.join(cells)}</table>"
 
 
-def _interventions(log: Sequence[Intervention]) -> str:
+def _in_words(record: EpisodeRecord) -> str:
+    """Return how an episode went."""
+    solved = {True: "solved", False: "not solved", None: "not judged"}[record.success]
+    events = f"; interventions: {_counts(record.interventions)}" if record.interventions else ""
+    return f"{solved}; {record.reason}; {len(record.steps)} control steps in {record.duration_s:.1f} s{events}"
+
+
+def _interventions(log: Collection[Intervention]) -> str:
     """Return the last interventions as a table, and how many were left out."""
     if not log:
         return "<p>None.</p>"
-    shown = log[-SHOWN:]
+    shown = [*log][-SHOWN:]
     note = f"<p>The last {len(shown)} of {len(log)}; {INTERVENTIONS} has all.</p>" if len(shown) < len(log) else ""
     return note + _table({f"{i.during}, {i.time_s:.2f} s, {i.kind}": i.detail for i in shown})
 
@@ -172,10 +202,10 @@ def _histogram(values: Sequence[float], unit: str) -> str:
 
 def _tracking(record: EpisodeRecord, names: Sequence[str]) -> str:
     """Return the joints of an episode as SVG: measured as lines, commanded dashed, relative to the first position."""
-    count = min(len(record.qpos), len(record.targets))
+    count = len(record.steps)
     if count < 2:
         return "<p>No complete control step.</p>"
-    measured, sent = np.stack(record.qpos[:count]), np.stack(record.targets[:count])
+    measured, sent = np.stack(record.qpos), np.stack(record.targets)
     origin = measured[0]
     measured, sent = measured - origin, sent - origin
     low, high = min(measured.min(), sent.min()), max(measured.max(), sent.max())
@@ -192,7 +222,6 @@ def _tracking(record: EpisodeRecord, names: Sequence[str]) -> str:
         colour = COLOURS[i % len(COLOURS)]
         lines += [line(measured[:, i], colour, ""), line(sent[:, i], colour, "3 3")]
         legend.append(f'<text x="{10 + i * 90}" y="{height + 18}" fill="{colour}">{html.escape(name)}</text>')
-    seconds = record.times_s[count - 1] if record.times_s else 0.0
-    scale = f"rad from the first position, {low:+.2f} to {high:+.2f}; {seconds:.1f} s"
+    scale = f"rad (m for a slide) from the first position, {low:+.2f} to {high:+.2f}; {record.times_s[-1]:.1f} s"
     note = f"<p>Solid: measured, dashed: commanded; {scale}.</p>"
     return f'{note}<svg width="{width}" height="{height + 24}" font-size="12">{"".join(lines)}{"".join(legend)}</svg>'

@@ -24,12 +24,16 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError
 from embodied.core.kinematics import Chain
 from embodied.core.spec import ArmSpec
+from embodied.deployment.observation import NotFinite, Stale, Unusable
 
 Array = NDArray[np.float64]
 LOG = logging.getLogger("embodied.deployment")
 LOGGED = 100_000  # interventions that are kept; the counts go on
 MARGIN_M = 0.03  # how far outside of the box of training the tool's target may be: its position lags and swings
 RAMP_START = 0.1  # share of max_lead at the beginning
+FUTURE_S = 0.02  # how far ahead of this computer's clock a time stamp may be
+BLIND_S = 1.0
+"""Longest time without an observation that can be used."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,13 @@ class Limits:
         lead, velocity = self.max_lead_J * speed, self.max_velocity_J * speed
         return replace(self, max_lead_J=lead, max_velocity_J=velocity, max_age_s=age_s, ramp_s=ramp)
 
+    def check_age(self, age_s: float) -> None:
+        """Raise Stale for a measurement of this age: too old, in the future, or NaN."""
+        if age_s < -FUTURE_S:
+            raise Stale(f"the observation's time stamp is {-age_s:.3f} s in the future: it must be of time.monotonic()")
+        if not age_s <= self.max_age_s:
+            raise Stale(f"the observation is {age_s:.3f} s old")
+
 
 @dataclass(frozen=True, slots=True)
 class Intervention:
@@ -100,7 +111,8 @@ class Intervention:
     """When, s since then began."""
     kind: str
     """``lead``, ``position``, ``gripper``, ``workspace``, ``velocity``, ``stale``, ``not finite``, ``range`` (far from
-    what training saw), ``missed``, ``stopped`` (a person did), ``robot`` (it sent other targets on)."""
+    what training saw), ``missed``, ``hung`` (nobody answered), ``stopped`` (a person did), ``robot`` (it sent other
+    targets on)."""
     detail: str
     """What was changed, in words."""
 
@@ -117,19 +129,21 @@ class Safety:
         self._sent: tuple[Array, float] | None = None
         self._active: set[str] = set()
         self._now_s = 0.0
+        self._blind_since_s: float | None = None
 
     @property
     def interventions(self) -> int:
         """Number of interventions; one that lasts for several commands counts once."""
         return sum(self.counts.values())
 
-    def start(self, qpos_J: Array, finger_m: float, now_s: float, during: str = "episode") -> None:
-        """Begin an episode at a measured pose, which becomes the pose to hold. UserError if it is not possible.
+    def start(self, qpos_J: Array, finger_m: float, now_s: float, during: str = "episode", age_s: float = 0.0) -> None:
+        """Begin an episode at a pose measured ``age_s`` seconds ago, which becomes the pose to hold.
 
-        during: name of what begins, for the log. A pose outside of the joint limits means that units, signs or offsets
-        are wrong.
+        during: name of what begins, for the log. UserError if it is not possible. A pose outside of the joint limits
+        means that units, signs or offsets are wrong; an old one may be far from where the arm is.
         """
         limits = self.limits
+        limits.check_age(age_s)
         if not np.isfinite(qpos_J).all():
             raise UserError("the robot's joint positions are not finite")
         slack = 0.05 * (limits.high_J - limits.low_J)
@@ -138,9 +152,9 @@ class Safety:
             i = int(np.flatnonzero(outside)[0])
             raise UserError(
                 f"{self.arm.joints[i].name} is at {qpos_J[i]:.4g}, outside of its limits {limits.low_J[i]:.4g} to "
-                f"{limits.high_J[i]:.4g} rad: are these degrees, or is its sign or offset wrong?"
+                f"{limits.high_J[i]:.4g} {self._unit(i)}: are these degrees, or is its sign or offset wrong?"
             )
-        self._during, self._began_s, self._active = during, now_s, set()
+        self._during, self._began_s, self._active, self._blind_since_s = during, now_s, set(), None
         self._sent = (qpos_J.clip(limits.low_J, limits.high_J), self._finger(finger_m))
 
     @property
@@ -148,22 +162,32 @@ class Safety:
         """Whether there are targets to hold."""
         return self._sent is not None
 
+    @property
+    def blind(self) -> bool:
+        """Whether the newest measurements could not be used."""
+        return self._blind_since_s is not None
+
     def hold(self) -> tuple[Array, float]:
         """Return the last targets that left."""
         assert self._sent is not None, "start() comes first"
         return self._sent
 
-    def hold_blind(self, kind: str, detail: str, now_s: float) -> tuple[Array, float]:
-        """Return the last targets for an observation that cannot be used, for the reason ``kind``."""
+    def hold_blind(self, error: Unusable, now_s: float) -> tuple[Array, float]:
+        """Return the last targets for an observation that cannot be used. UserError after BLIND_S of such ones."""
         self._now_s = now_s
-        return self._leave(*self.hold(), self._note(kind, detail))
+        self._blind_since_s = now_s if self._blind_since_s is None else self._blind_since_s
+        if now_s - self._blind_since_s > BLIND_S:
+            raise UserError(f"{error}, for {BLIND_S:g} s")
+        return self._leave(*self.hold(), self._note(error.kind, str(error)))
 
     def filter(
         self, targets_J: Array, finger_m: float, qpos_J: Array, qvel_J: Array, now_s: float, age_s: float = 0.0
     ) -> tuple[Array, float]:
-        """Return targets within the limits. qpos, qvel: as measured ``age_s`` seconds ago."""
+        """Return targets within the limits. qpos, qvel: as measured ``age_s`` seconds ago.
+
+        UserError after BLIND_S of measurements that are old or not finite.
+        """
         assert self._sent is not None
-        assert self._began_s is not None
         self._now_s = now_s
         limits, found = self.limits, set[str]()
         held, held_finger = self._sent
@@ -171,15 +195,16 @@ class Safety:
         if not (np.isfinite(wanted).all() and np.isfinite(finger_m)):
             found |= self._note("not finite", "the command")
             wanted, finger_m = held, held_finger
-        if not (np.isfinite(qpos_J).all() and np.isfinite(qvel_J).all()):
-            found |= self._note("not finite", "the measured joints")
-            return self._leave(held, held_finger, found)
-        if age_s > limits.max_age_s:
-            found |= self._note("stale", f"the observation is {age_s:.3f} s old")
-            wanted, finger_m = held, held_finger
+        try:
+            limits.check_age(age_s)
+            if not (np.isfinite(qpos_J).all() and np.isfinite(qvel_J).all()):
+                raise NotFinite("the measured joints are not finite")
+        except Unusable as error:
+            return self.hold_blind(error, now_s)
+        self._blind_since_s = None
         if (np.abs(qvel_J) > limits.max_velocity_J).any():
             i = int(np.argmax(np.abs(qvel_J) / limits.max_velocity_J))
-            found |= self._note("velocity", f"{self.arm.joints[i].name} moves at {qvel_J[i]:.3g}")
+            found |= self._note("velocity", f"{self.arm.joints[i].name} moves at {qvel_J[i]:.3g} {self._unit(i)}/s")
             wanted = qpos_J
         passed = (now_s - self._began_s) / limits.ramp_s if limits.ramp_s > 0 else 1.0
         ramp = min(1.0, RAMP_START + (1 - RAMP_START) * passed)
@@ -220,8 +245,10 @@ class Safety:
 
     def _largest(self, excess_J: Array) -> str:
         i = int(np.argmax(np.abs(excess_J)))
-        unit = "m" if self.arm.joints[i].kind == "slide" else "rad"
-        return f"{self.arm.joints[i].name} by {excess_J[i]:+.4f} {unit}"
+        return f"{self.arm.joints[i].name} by {excess_J[i]:+.4f} {self._unit(i)}"
+
+    def _unit(self, i: int) -> str:
+        return "m" if self.arm.joints[i].kind == "slide" else "rad"
 
     def _note(self, kind: str, detail: str) -> set[str]:
         """Count and log an intervention unless it goes on from the command before."""

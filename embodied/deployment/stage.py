@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,16 +20,19 @@ from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
 from embodied.deployment.bundle import Bundle, read_simulation
+from embodied.deployment.confirmation import DEFAULT, SECOND, check_confirmed, confirm, poses
 from embodied.deployment.draft import propose
 from embodied.deployment.inference import Clock, RealClock
 from embodied.deployment.mapping import MappedRobot, in_words, positions, read_mapping, write_mapping
 from embodied.deployment.options import DeployOptions
 from embodied.deployment.picture import draw_poses, encode_png
-from embodied.deployment.robots.base import Robot
+from embodied.deployment.robots.base import Robot, age
 from embodied.deployment.robots.lerobot import load_robot
 from embodied.deployment.robots.sim import PERTURBATIONS, SimRobot
+from embodied.deployment.safety import Limits
 
 Frames = NDArray[np.uint8]
+Array = NDArray[np.float64]
 
 
 @dataclass
@@ -91,50 +95,87 @@ def stage_of(options: DeployOptions, path: Path, bundle: Bundle) -> Iterator[Sta
         with simulated:
             yield SimulatedStage(simulated, simulated)
         return
+    with connected(options) as robot:
+        yield Stage(mapped(robot, options, bundle), RealClock())
+
+
+@contextmanager
+def connected(options: DeployOptions) -> Iterator[Robot]:
+    """Yield the robot of the options, connected. What went wrong before is raised, not what goes wrong at its end."""
     robot = load_robot(options.robot, parse_options(options.robot_options))
     robot.connect()
     try:
-        yield Stage(mapped(robot, options, bundle), RealClock())
-    finally:
-        robot.disconnect()
+        yield robot
+    except BaseException:
+        try:
+            robot.disconnect()
+        except Exception as error:
+            print(f"the robot did not disconnect: {error}", file=sys.stderr)
+        raise
+    robot.disconnect()
 
 
 def mapped(robot: Robot, options: DeployOptions, bundle: Bundle) -> Robot:
-    """Return the robot behind its mapping. UserError for a mapping that nobody confirmed.
-
-    With ``propose_mapping`` the mapping is a new draft, with ``confirm_mapping`` it is confirmed.
-    """
+    """Return the robot behind its mapping. UserError, and a picture, for a mapping that nobody confirmed."""
     assert options.mapping is not None
     path = Path(options.mapping)
-    if options.propose_mapping:
-        if path.exists():
-            raise UserError(f"mapping={path} exists: give a new file")
-        write_mapping(path, propose(bundle, robot))
-    mapping = read_mapping(path)
-    found = MappedRobot(robot, mapping, bundle.arm)
-    if options.confirm_mapping is not None:
-        write_mapping(path, mapping.confirm(options.confirm_mapping))
-        return found
+    found = MappedRobot(robot, read_mapping(path), bundle.arm)
     try:
-        mapping.check_confirmed()
+        check_confirmed(found)
     except UserError as error:
-        picture = show(found, bundle, path)
-        if options.propose_mapping:
-            return found
-        raise UserError(f"{path}: {error} (picture: {picture})") from error
+        show(found, path)
+        raise UserError(f"{path}: {error}") from error
     return found
 
 
-def show(robot: MappedRobot, bundle: Bundle, path: Path) -> Path:
-    """Print the mapping as a table, and draw the robot's pose (blue) and the default pose (red); return the picture."""
+def map_robot(options: DeployOptions, bundle: Bundle) -> dict[str, Any]:
+    """Draft or confirm the mapping of a robot, and draw it; return the command's result."""
+    assert options.mapping is not None
+    path = Path(options.mapping)
+    with connected(options) as robot:
+        if options.propose_mapping:
+            if path.exists():
+                raise UserError(f"mapping={path} exists: give a new file")
+            write_mapping(path, propose(bundle, robot))
+        found = MappedRobot(robot, read_mapping(path), bundle.arm)
+        qpos = show(found, path)
+        seen: tuple[str, ...] = ()
+        if options.confirm_mapping is not None:
+            mapping = confirm(found, options.confirm_mapping, qpos)
+            write_mapping(path, mapping)
+            assert mapping.confirmed is not None
+            seen = mapping.confirmed.poses
+        lacking = [name for name in poses(bundle.arm) if name not in seen]
+        if lacking:
+            print(
+                f"next: move the arm by hand into its {lacking[0]} pose (red in {path.with_suffix('.png')}), then "
+                "confirm_mapping=<your name>",
+                file=sys.stderr,
+            )
+        return {
+            "bundle": options.bundle, "robot": found.name, "mapping": options.mapping, "confirmed_poses": [*seen],
+            "confirmed": not lacking,
+        }  # fmt: skip
+
+
+def show(robot: MappedRobot, path: Path) -> Array:
+    """Print the mapping as a table, draw the robot's pose and those of a confirmation; return the joints [J].
+
+    UserError for an old measurement.
+    """
     observation = robot.get_observation()
-    print(in_words(robot.mapping, bundle.arm, observation), file=sys.stderr)
-    home = np.array([joint.home for joint in bundle.arm.joints])
+    Limits.of(robot.arm).check_age(age(observation, time.monotonic()))
+    now, wanted = positions(robot.arm, observation), poses(robot.arm)
+    print(in_words(robot.mapping, robot.arm, now, wanted), file=sys.stderr)
     picture = path.with_suffix(".png")
-    image = draw_poses(bundle.arm, {"now": positions(bundle.arm, observation), "default": home})
-    picture.write_bytes(encode_png(image))
-    print(f"{picture}: blue is the robot's pose now, red the default pose; left from the side", file=sys.stderr)
-    return picture
+    rows = [draw_poses(robot.arm, {"now": now, name: pose}) for name, pose in wanted.items()]
+    picture.write_bytes(encode_png(np.concatenate(rows)))
+    print(
+        f"{picture}: blue is the robot now, as the mapping reads it; red is its {DEFAULT} pose in the upper row, its "
+        f"{SECOND} pose in the lower one. Seen from its right side, from the front, and from above",
+        file=sys.stderr,
+    )
+    return now
 
 
 def parse_options(text: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Shared by all commands: one JSON line on stdout, all other output on stderr, exit codes.
 
-0 success, 1 a crash (traceback), 2 bad input (message only; with the result where the input was examined), 130 stopped
-by Ctrl-C or SIGTERM, 141 nobody reads the output any more, as of ``| head`` (nothing said).
+0 success, 1 a crash (traceback) or the emergency key on a robot's way home, 2 bad input (message only; with the result
+where the input was examined), 130 stopped by Ctrl-C, SIGTERM or a closed terminal, 141 nobody reads the output any
+more, as of ``| head`` (nothing said).
 """
 
 from __future__ import annotations
@@ -44,11 +45,14 @@ def check_installation() -> str | None:
 
 
 class Failed(Exception):
-    """Raised by a command that finds its input bad, with the reason; ``result`` says what was found and is printed."""
+    """Raised by a command that failed, with the reason; ``result`` says what was found and is printed.
 
-    def __init__(self, reason: str, result: dict[str, Any]) -> None:
+    code: exit code; by default that of bad input.
+    """
+
+    def __init__(self, reason: str, result: dict[str, Any], code: int = 2) -> None:
         super().__init__(reason)
-        self.result = result
+        self.result, self.code = result, code
 
 
 class Stopped(Exception):
@@ -121,7 +125,7 @@ def _run(command: Callable[[Sequence[str]], dict[str, Any]], usage: str | None, 
         result, code = stopped.result, INTERRUPTED
     except Failed as failed:
         print(f"error: {failed}", file=sys.stderr)
-        result, code = failed.result, 2
+        result, code = failed.result, failed.code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -33,12 +33,12 @@ def episodes_of(deployment: Deployment) -> list[Episode]:
         np.array([getattr(term, name) for term in bundle.action], np.float32) for name in ("scale", "offset")
     )
     episodes = []
-    for index, record in enumerate(deployment.records):
-        if not record.states:
+    for record in deployment.records:
+        if not record.steps:
             continue
-        length = len(record.states)
+        length = len(record.steps)
         success = torch.zeros(length, dtype=torch.bool)
-        success[-1] = index < len(deployment.successes) and deployment.successes[index]
+        success[-1] = bool(record.success)
         episodes.append(
             Episode(
                 torch.from_numpy(np.stack(record.states) * state_scale),

@@ -20,6 +20,7 @@ sys.modules["lerobot.processor"] = processor
 from lerobot.robots.config import RobotConfig  # type: ignore[import-not-found]  # noqa: E402
 from lerobot.robots.robot import Robot  # type: ignore[import-not-found]  # noqa: E402
 
+from embodied.deployment.confirmation import check_confirmed  # noqa: E402
 from embodied.deployment.inference import Inference, RealClock  # noqa: E402
 from embodied.deployment.loop import ControlLoop  # noqa: E402
 from embodied.deployment.mapping import MappedRobot, read_mapping  # noqa: E402
@@ -43,9 +44,9 @@ def main(bundle: Path, mapping_file: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         arm = Arm(Config(id="a", calibration_dir=Path(folder)))
         mapping = read_mapping(mapping_file)
-        mapping.check_confirmed()
         runner, clock = PolicyRunner(bundle), RealClock()
         robot = MappedRobot(arm, mapping, runner.bundle.arm)
+        check_confirmed(robot)
         robot.connect()
         inference = Inference(runner, clock)
         arm_spec = runner.bundle.arm

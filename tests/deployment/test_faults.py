@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -37,7 +36,7 @@ from embodied.deployment.wire import encode
 from tests.commands.helpers import run
 from tests.deployment.exports import flow_bundle
 from tests.deployment.test_client import saying
-from tests.deployment.test_mapping import TOY, reach_bundle, toy_mapping
+from tests.deployment.test_mapping import TOY, confirmed, reach_bundle, toy_mapping
 from tests.deployment.toy_arm import ToyArm
 
 BUNDLE = read_bundle(flow_bundle())
@@ -221,7 +220,7 @@ def test_a_robot_whose_policy_hangs_holds_and_the_deployment_ends(
 
     monkeypatch.setattr(PolicyRunner, "plan", hang)
     monkeypatch.setattr(ToyArm, "send_action", note)
-    write_mapping(tmp_path / "toy.json", toy_mapping().confirm("A. Person"))
+    write_mapping(tmp_path / "toy.json", confirmed(toy_mapping()))
     words = [f"bundle={reach_bundle()}", TOY, f"mapping={tmp_path / 'toy.json'}", "home=false", "plan_timeout_s=0.5"]
     outcome = run(deploy_command.main, words)
     gate.set()
@@ -247,7 +246,7 @@ def test_no_server_loosens_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(ToyArm, "send_action", note)
     mapping = toy_mapping()
-    write_mapping(tmp_path / "toy.json", mapping.confirm("A. Person"))
+    write_mapping(tmp_path / "toy.json", confirmed(mapping))
     described = asdict(replace(bundle, arm=arm))
     with saying(encode(described), lambda: encode({"actions": furthest})) as address:
         words = [f"bundle={reach_bundle()}", TOY, f"mapping={tmp_path / 'toy.json'}", f"server={address}", "home=false"]
@@ -321,10 +320,3 @@ def test_a_key_on_the_terminal_stops_the_command(root: Path, tmp_path: Path) -> 
     assert (tmp_path / "report" / "report.html").is_file()
     log = [json.loads(line) for line in (tmp_path / "report" / "interventions.jsonl").read_text().splitlines()]
     assert "stopped" in {entry["kind"] for entry in log}
-
-
-def test_sigterm_is_taken_for_ctrl_c() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), deploy_command.interrupt_on_sigterm():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before

@@ -14,7 +14,7 @@ from embodied.data import read
 from embodied.deployment.mapping import write_mapping
 from tests.commands.helpers import run
 from tests.deployment.exports import flow_bundle
-from tests.deployment.test_mapping import reach_bundle, toy_mapping
+from tests.deployment.test_mapping import confirmed, reach_bundle, toy_mapping
 
 BLOCK = """
 import importlib.abc, sys
@@ -31,6 +31,7 @@ MODULES = [
     "bundle",
     "chunks",
     "client",
+    "confirmation",
     "controller",
     "draft",
     "episodes",
@@ -56,6 +57,7 @@ MODULES = [
     "safety",
     "schedule",
     "stage",
+    "watchdog",
     "wire",
 ]
 
@@ -84,17 +86,17 @@ def test_the_command_refuses_bad_input_there(root: Path) -> None:
 def test_a_robot_is_driven_and_its_episodes_become_a_data_set_elsewhere(root: Path, tmp_path: Path) -> None:
     """Page and arrays there; ``convert`` reads the arrays where the libraries of data sets are."""
     folder = str(Path(__file__).parent)
-    write_mapping(tmp_path / "toy.json", toy_mapping().confirm("A. Person"))
+    write_mapping(tmp_path / "toy.json", confirmed(toy_mapping()))
     words = [f"bundle={reach_bundle()}", "robot=toy_arm:ToyArm", f"mapping={tmp_path / 'toy.json'}", "home=false"]
     words += ["episodes=2", f"report={tmp_path / 'report'}"]
     code = f"ALLOWED.add('toy_arm'); sys.path.append({folder!r}); from embodied.deploy import main; sys.exit(main("
     done = run_blocked(f"{code}{words!r}))", root)
     assert done.returncode == 0, done.stderr
-    assert "embodied.convert source=episodes.npz" in done.stderr
+    assert "embodied.convert source=" in done.stderr
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == [
-        "episodes.npz", "interventions.jsonl", "report.html", "result.json",
+        "episodes", "interventions.jsonl", "report.html", "result.json",
     ]  # fmt: skip
-    source, out = f"source={tmp_path / 'report' / 'episodes.npz'}", tmp_path / "data"
+    source, out = f"source={tmp_path / 'report' / 'episodes'}", tmp_path / "data"
     none_solved = run(convert.main, [source, f"bundle={reach_bundle()}", f"out={out}"])
     assert "none of its 2 episodes ends solved" in none_solved.stderr  # nobody judged them
     made = run(convert.main, [source, f"bundle={reach_bundle()}", f"out={out}", "keep_failures=true"])
@@ -106,7 +108,7 @@ def test_a_robot_is_driven_and_its_episodes_become_a_data_set_elsewhere(root: Pa
     ("words", "message"),
     [
         ([], "needs bundle=<bundle dir>"),
-        ([f"bundle={flow_bundle()}"], "is not the episodes.npz of a report"),
+        ([f"bundle={flow_bundle()}"], "has no episodes of a report"),
     ],
 )
 def test_what_is_no_episodes_is_refused(tmp_path: Path, words: list[str], message: str) -> None:

@@ -21,7 +21,9 @@ from PIL import Image
 from embodied import deploy as deploy_command
 from embodied.core.errors import UserError
 from embodied.core.kinematics import Chain
+from embodied.core.spec import ArmSpec
 from embodied.deployment.bundle import read_bundle
+from embodied.deployment.confirmation import check_confirmed, confirm, poses
 from embodied.deployment.draft import propose
 from embodied.deployment.home import move_home
 from embodied.deployment.inference import RealClock
@@ -56,6 +58,14 @@ def toy_mapping() -> RobotMapping:
     return RobotMapping("toy_arm", joints, Entry("gripper.pos", "percent", low=0.0, high=0.04))
 
 
+def confirmed(mapping: RobotMapping, arm: ArmSpec | None = None) -> RobotMapping:
+    """Return a mapping of the toy arm that a person has confirmed in both poses, whatever it reads there."""
+    arm = arm or arm_of_bundle()
+    for pose in poses(arm).values():
+        mapping = confirm(MappedRobot(ToyArm(ToyConfig()), mapping, arm), "A. Person", pose)
+    return mapping
+
+
 @pytest.mark.parametrize(
     ("entry", "theirs", "ours"),
     [
@@ -88,22 +98,21 @@ def test_a_mapped_robot_speaks_our_names_whatever_the_order() -> None:
     sent = robot.robot.sent[-1]
     assert sent["gripper.pos"] == pytest.approx(25.0)
     assert sent["shoulder.pos"] == pytest.approx((22.5 + np.rad2deg(0.1) - 10.0) / -1)
-    time.sleep(0.01)
+    time.sleep(0.05)
     assert robot.get_observation()["joint1.vel"] > 0
 
 
 def test_a_mapping_needs_a_person(tmp_path: Path) -> None:
-    path, mapping = tmp_path / "mapping.json", toy_mapping()
+    path, arm = tmp_path / "mapping.json", arm_of_bundle()
     with pytest.raises(UserError, match="nobody has confirmed"):
-        mapping.check_confirmed()
-    write_mapping(path, mapping.confirm("A. Person"))
-    confirmed = read_mapping(path)
-    confirmed.check_confirmed()
+        check_confirmed(MappedRobot(ToyArm(ToyConfig()), toy_mapping(), arm))
+    write_mapping(path, confirmed(toy_mapping()))
+    check_confirmed(MappedRobot(ToyArm(ToyConfig()), read_mapping(path), arm))
     content = json.loads(path.read_text())
     content["joints"]["joint2"]["sign"] = 1
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"changed after A. Person confirmed it"):
-        read_mapping(path).check_confirmed()
+        check_confirmed(MappedRobot(ToyArm(ToyConfig()), read_mapping(path), arm))
 
 
 @pytest.mark.parametrize(
@@ -130,9 +139,12 @@ def test_a_draft_takes_joints_by_the_end_of_their_names_or_else_in_order() -> No
     mapping = propose(bundle, robot)
     mapping.check(bundle.arm)
     assert [entry.name for entry in mapping.joints.values()] == [f"{name}.pos" for name in NAMES]
-    robot._now = {f"fr3_joint{i}.pos": 0.0 for i in (3, 1, 2, 7, 6, 5, 4)} | {"gripper.pos": 0.0}
+    assert {entry.unit for entry in mapping.joints.values()} == {"deg"}  # as -112.5 can be no radians
+    robot._now = {f"fr3_joint{i}.pos": 0.5 * i for i in (3, 1, 2, 7, 6, 5, 4)} | {"gripper.pos": 0.0}
+    robot._target = dict(robot._now)
     named = propose(bundle, robot)
     assert [entry.name for entry in named.joints.values()] == [f"fr3_joint{i}.pos" for i in range(1, 8)]
+    assert {entry.unit for entry in named.joints.values()} == {"rad"}
 
 
 def test_a_class_that_is_no_robot_is_refused() -> None:
@@ -163,7 +175,7 @@ def test_pictures_are_png_and_show_both_poses() -> None:
 
 # -- the command -------------------------------------------------------------------------------------------------------
 def test_the_way_of_a_new_robot(tmp_path: Path) -> None:
-    """Draft, refusal with a picture, confirmation, episodes."""
+    """Draft, refusal with a picture, confirmation in two poses, episodes."""
     mapping = tmp_path / "toy.json"
     words = [f"bundle={reach_bundle()}", TOY, f"mapping={mapping}"]
     missing = run(deploy_command.main, words)
@@ -176,7 +188,14 @@ def test_the_way_of_a_new_robot(tmp_path: Path) -> None:
     assert refused.code == 2
     assert "nobody has confirmed this mapping" in refused.stderr
     assert "shoulder.pos" in refused.stderr
-    assert run(deploy_command.main, [*words, "confirm_mapping=A. Person"]).code == 0
+    first = run(deploy_command.main, [*words, "confirm_mapping=A. Person"])
+    assert (first.code, first.result["confirmed_poses"], first.result["confirmed"]) == (0, ["default"], False)
+    assert "move the arm by hand into its second pose" in first.stderr
+    half = run(deploy_command.main, words)
+    assert (half.code, "confirmed this mapping in one pose" in half.stderr) == (2, True)
+    options = json.dumps({"pose_deg": np.rad2deg(poses(arm_of_bundle())["second"]).tolist()})
+    second = run(deploy_command.main, [*words, "confirm_mapping=A. Person", f"robot_options={options}"])
+    assert (second.code, second.result["confirmed"]) == (0, True), second.stderr
     done = run(deploy_command.main, [*words, "home=false"])
     assert done.code == 0, done.stderr
     assert done.result["robot"] == "toy_arm"
@@ -188,7 +207,7 @@ def test_units_that_were_mixed_up_move_nothing(tmp_path: Path) -> None:
     """A mapping that says rad for an arm in degrees: refused before the first command."""
     mapping = toy_mapping()
     wrong = replace(mapping, joints={name: replace(entry, unit="rad") for name, entry in mapping.joints.items()})
-    write_mapping(tmp_path / "toy.json", wrong.confirm("A. Person"))
+    write_mapping(tmp_path / "toy.json", confirmed(wrong))
     words = [f"bundle={reach_bundle()}", TOY, f"mapping={tmp_path / 'toy.json'}"]
     outcome = run(deploy_command.main, words)
     assert outcome.code == 2
@@ -207,7 +226,7 @@ def test_units_that_were_mixed_up_move_nothing(tmp_path: Path) -> None:
 def test_a_robot_that_fails_ends_the_deployment_with_its_reason_and_a_report(
     tmp_path: Path, fault: str, code: int, reason: str
 ) -> None:
-    write_mapping(tmp_path / "toy.json", toy_mapping().confirm("A. Person"))
+    write_mapping(tmp_path / "toy.json", confirmed(toy_mapping()))
     options = json.dumps({"fails_after": 9, "fault": fault})
     words = [f"bundle={reach_bundle()}", TOY, f"mapping={tmp_path / 'toy.json'}", f"robot_options={options}"]
     outcome = run(deploy_command.main, [*words, f"report={tmp_path / 'report'}"])
@@ -224,9 +243,10 @@ def test_no_arm_is_moved_home_by_old_numbers() -> None:
     robot, safety = MappedRobot(arm, toy_mapping(), bundle.arm), Safety(bundle.arm, Limits.of(bundle.arm))
     arm.connect()
     arm._now["base.pos"] += 40.0
-    assert not move_home(robot, bundle.arm, safety, RealClock(), stop=lambda: arm.observations > 50)
+    with pytest.raises(UserError, match=r"the observation is 3\.0.* s old, for 1 s"):
+        move_home(robot, bundle.arm, safety, RealClock())
     assert safety.counts["stale"] == 1
-    assert len({sent["base.pos"] for sent in arm.sent[3:-1]}) == 1
+    assert len({sent["base.pos"] for sent in arm.sent[2:]}) == 1
 
 
 @pytest.mark.slow(reason="LeRobot's imports")
@@ -236,7 +256,7 @@ def test_a_robot_on_lerobots_own_base_class_is_driven(root: Path, tmp_path: Path
         pytest.skip(
             f"LeRobot 0.4.4 is not installed in {environment}: make VENV={sys.prefix} {environment / '.installed'}"
         )
-    write_mapping(tmp_path / "toy.json", toy_mapping().confirm("A. Person"))
+    write_mapping(tmp_path / "toy.json", confirmed(toy_mapping()))
     script = [environment / "bin" / "python", Path(__file__).with_name("lerobot_arm.py"), reach_bundle()]
     variables = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(root)}
     done = subprocess.run(
@@ -247,3 +267,20 @@ def test_a_robot_on_lerobots_own_base_class_is_driven(root: Path, tmp_path: Path
     assert result["steps"] == 20
     assert result["sent"] >= 20
     assert result["names"] == sorted([*(f"{name}.pos" for name in NAMES), "gripper.pos"])
+
+
+def test_an_encoder_s_last_digit_is_no_speed() -> None:
+    """At 1 kHz an arm that stands still reads one digit more or less; a moving one has its speed."""
+    arm = ToyArm(ToyConfig())
+    robot, speeds = MappedRobot(arm, toy_mapping(), arm_of_bundle()), []
+    arm.get_observation = lambda: dict(arm._now) | {"base.pos": 0.05 * (arm.observations % 2)}  # type: ignore[method-assign]
+    for arm.observations in range(150):
+        speeds.append(robot.get_observation()["joint1.vel"])
+        time.sleep(0.001)
+    assert np.abs(speeds).max() <= np.deg2rad(0.05) / 0.04
+    began_s = time.monotonic()
+    arm.get_observation = lambda: dict(arm._now) | {"base.pos": 30.0 * (time.monotonic() - began_s)}  # type: ignore[method-assign]
+    for _ in range(60):
+        robot.get_observation()
+        time.sleep(0.002)
+    assert robot.get_observation()["joint1.vel"] == pytest.approx(np.deg2rad(30.0), rel=0.5)

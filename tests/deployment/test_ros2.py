@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,11 +21,12 @@ import mujoco
 import numpy as np
 import pytest
 
+from embodied.core.errors import UserError
 from embodied.deployment.draft import propose
 from embodied.deployment.inference import Inference, RealClock
 from embodied.deployment.loop import ControlLoop
 from embodied.deployment.mapping import Entry, MappedRobot, RobotMapping
-from embodied.deployment.robots.base import Robot
+from embodied.deployment.robots.base import Robot, age
 from embodied.deployment.runner import PolicyRunner
 from embodied.deployment.safety import Limits, Safety
 from tests.deployment.test_mapping import reach_bundle
@@ -53,8 +55,18 @@ class Topics:
     def create_subscription(self, kind: type, topic: str, callback: Callable[[Any], None], qos: Any) -> None:
         self.callbacks[topic] = callback
 
+    def get_clock(self) -> Any:
+        """The clock of ROS, which is not this computer's."""
+        return types.SimpleNamespace(now=lambda: types.SimpleNamespace(nanoseconds=time.time_ns()))
+
     def destroy_node(self) -> None:
         self.running = False
+
+
+def stamped(age_s: float = 0.0, **fields: Any) -> Message:
+    """Return a message that was measured ``age_s`` seconds ago."""
+    sec, nanosec = divmod(time.time_ns() - round(1e9 * age_s), 10**9)
+    return Message(header=Message(stamp=Message(sec=sec, nanosec=nanosec)), **fields)
 
 
 @pytest.fixture
@@ -119,12 +131,11 @@ def test_the_template_is_driven_by_a_mapping(template: types.ModuleType, topics:
     arm, home = template.Ros2Robot(config), [joint.home for joint in bundle.arm.joints]
     names = ["fr3_finger_joint1", *reversed(config.joints)]
 
-    def measure() -> None:
-        state = Message(name=names, position=[0.04, *reversed(home)], velocity=[0.0] * 8)
+    def measure(camera_age_s: float = 0.0) -> None:
+        state = stamped(name=names, position=[0.04, *reversed(home)], velocity=[0.0] * 8)
         topics.callbacks["/joint_states"](state)
-        topics.callbacks["/goal"](
-            Message(pose=Message(position=Message(x=0.5, y=0.1, z=0.3), orientation=Message(x=0, y=0, z=0, w=1)))
-        )
+        place = Message(position=Message(x=0.5, y=0.1, z=0.3), orientation=Message(x=0, y=0, z=0, w=1))
+        topics.callbacks["/goal"](stamped(camera_age_s, pose=place))
 
     connecting = threading.Thread(target=arm.connect)
     connecting.start()
@@ -139,7 +150,7 @@ def test_the_template_is_driven_by_a_mapping(template: types.ModuleType, topics:
     mapping = RobotMapping("ros2_robot", joints, Entry("fr3_finger_joint1.pos", "m"), external)
     assert propose(bundle, arm) == mapping
     mapped = MappedRobot(arm, mapping, bundle.arm)
-    assert mapped.get_observation()["timestamp"] == arm._at_s
+    assert mapped.get_observation()["timestamp"] == min(arm._at_s.values())
     inference, clock = Inference(runner, RealClock()), RealClock()
     loop = ControlLoop(bundle, mapped, inference, Safety(bundle.arm, Limits.of(bundle.arm)), clock)
     steps: list[int] = []
@@ -151,8 +162,13 @@ def test_the_template_is_driven_by_a_mapping(template: types.ModuleType, topics:
     np.testing.assert_allclose([message.data for message in sent[-1:]], record.targets[-1:])
     [finger_m] = topics.published["/gripper_position_controller/commands"][0].data
     assert finger_m == pytest.approx(0.035, abs=0.0051)  # at most a step of 1 cm from where it was
-    arm.config.lost_s = 0.0
-    with pytest.raises(ConnectionError, match="nothing on /joint_states for 0 s"):
+    measure(camera_age_s=1.5)  # the joints are new, the camera is dead and its last pose is sent again
+    assert 1.5 <= age(mapped.get_observation(), time.monotonic()) < 2.0
+    with pytest.raises(UserError, match=r"the observation is 1\.\d+ s old"):
+        loop.run(steps=3)
+    measure(camera_age_s=2.5)
+    assert not arm.is_connected
+    with pytest.raises(ConnectionError, match="nothing new on /goal for 2 s"):
         arm.get_observation()
     arm.disconnect()
     assert not arm.is_connected

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 NAMES = ["base", "shoulder", "arm_roll", "elbow", "forearm_roll", "wrist", "flange"]
@@ -22,7 +23,20 @@ class ToyConfig:
     fails_after: int = 0
     """Observations after which the connection breaks; 0: never."""
     fault: str = "unplugged"
-    """How it breaks: ``unplugged``, ``io`` (its port fails), ``bug`` (of the driver) or ``stale`` (old numbers)."""
+    """How it breaks: ``unplugged``, ``io`` (its port fails), ``bug`` (of the driver), ``stale`` (old numbers), ``send``
+    (it can only be observed) or ``hang`` (it answers ``hang_s`` later)."""
+    hang_s: float = 2.0
+    """How long it hangs."""
+    stamp: str = ""
+    """Time stamp of its numbers: none, ``fresh``, ``old``, ``future``, ``nan`` or ``wall`` (another clock)."""
+    disconnect_fails: bool = False
+    """Whether the connection cannot be closed."""
+    pose_deg: list[float] = field(default_factory=lambda: [*HOME_DEG])
+    """Where it is, in the policy's counting."""
+    follow: float = 10.0
+    """Share of the way to its targets that it moves per second."""
+    journal: str | None = None
+    """File for all commands, JSON lines."""
 
 
 class ToyArm:
@@ -36,7 +50,7 @@ class ToyArm:
         self._open = False
         self.observations = 0
         self.sent: list[dict[str, float]] = []
-        home = zip(NAMES, SIGNS, OFFSETS_DEG, HOME_DEG, strict=True)
+        home = zip(NAMES, SIGNS, OFFSETS_DEG, config.pose_deg, strict=True)
         self._now = {f"{name}.pos": (at - offset) / sign for name, sign, offset, at in home} | {"gripper.pos": 100.0}
         self._target = dict(self._now)
         self._at_s = time.monotonic()
@@ -69,22 +83,39 @@ class ToyArm:
         if self.config.fails_after and self.observations > self.config.fails_after:
             if self.config.fault == "stale":
                 return self._observed() | {"timestamp": time.monotonic() - 3.0}
+            if self.config.fault == "send":
+                return self._observed()
+            if self.config.fault == "hang":
+                self.config.fails_after = 0
+                time.sleep(self.config.hang_s)
+                return self._observed()
             self._open = self.config.fault != "unplugged"
             raise {"io": OSError("the port of the toy arm failed"), "bug": KeyError("joint9")}.get(
                 self.config.fault, ConnectionError("the toy arm was unplugged")
             )
         passed_s, self._at_s = time.monotonic() - self._at_s, time.monotonic()
         for name, target in self._target.items():
-            self._now[name] += (target - self._now[name]) * min(1.0, 10 * passed_s)
+            self._now[name] += (target - self._now[name]) * min(1.0, self.config.follow * passed_s)
         return self._observed()
 
     def _observed(self) -> dict[str, Any]:
-        return dict(reversed(self._now.items())) | {"cube_x": 1.0, "goal[0]": 0.5, "goal[1]": 0.1, "goal[2]": 0.3}
+        now_s = time.monotonic()
+        stamps = {"fresh": now_s, "old": now_s - 1.0, "future": now_s + 1.0, "nan": float("nan"), "wall": time.time()}
+        stamp = {"timestamp": stamps[self.config.stamp]} if self.config.stamp else {}
+        measured = dict(reversed(self._now.items())) | stamp
+        return measured | {"cube_x": 1.0, "goal[0]": 0.5, "goal[1]": 0.1, "goal[2]": 0.3}
 
     def send_action(self, action: dict[str, float]) -> dict[str, float]:
+        if self.config.fault == "send" and self.observations > self.config.fails_after > 0:
+            raise OSError("the toy arm takes no command")
         self._target = {name: float(action[name]) for name in self._now}
         self.sent.append(self._target)
+        if self.config.journal is not None:
+            with open(self.config.journal, "a") as file:
+                file.write(json.dumps(self._target) + "\n")
         return dict(self._target)
 
     def disconnect(self) -> None:
         self._open = False
+        if self.config.disconnect_fails:
+            raise OSError("the toy arm cannot be disconnected")

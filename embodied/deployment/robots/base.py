@@ -6,7 +6,8 @@ Names towards a bundle (``arm.joints[i].name`` is the name of a joint):
     gripper.pos                  distance of each finger from the point where the fingers meet, m
     <term>[<i>]                  entry of a term with source ``external``: what perception or a person provides
     <camera>                     image, uint8 [height, width, 3], RGB
-    timestamp                    when it was measured, s on ``time.monotonic``; without it an observation is new
+    timestamp                    when the oldest of these numbers was measured, s on ``time.monotonic``; without it an
+                                 observation is new. A time of another clock holds the robot
 
 An action has ``<joint>.pos`` of every joint and ``gripper.pos``: position targets. A robot with other names, signs or
 units is used through a ``Mapping`` (embodied.deployment.mapping).
@@ -74,5 +75,5 @@ def joint_names(arm: ArmSpec, quantity: str = "pos") -> list[str]:
 
 
 def age(observation: Observation, now_s: float) -> float:
-    """Return the age of an observation, s; 0 without its ``timestamp``."""
+    """Return the age of an observation, s; 0 without its ``timestamp``, negative for a time in the future."""
     return now_s - float(observation["timestamp"]) if "timestamp" in observation else 0.0
