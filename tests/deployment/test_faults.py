@@ -231,9 +231,9 @@ def test_a_robot_whose_policy_hangs_holds_and_the_deployment_ends(
 
 # -- networks ----------------------------------------------------------------------------------------------------------
 def test_no_server_loosens_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that describes an arm without limits, and plans as far and as fast as a bundle allows."""
+    """A server that describes the widest limits that it may, and plans as far and as fast as a bundle allows."""
     bundle = read_bundle(reach_bundle())
-    joints = tuple(replace(joint, low=-100.0, high=100.0, max_velocity=1e3) for joint in bundle.arm.joints)
+    joints = tuple(replace(joint, low=-100.0, high=100.0, max_velocity=20.0) for joint in bundle.arm.joints)
     arm = replace(bundle.arm, joints=joints, workspace_low_m=(-9.0,) * 3, workspace_high_m=(9.0,) * 3)
     scale, offset = (np.float32([getattr(term, name) for term in bundle.action]) for name in ("scale", "offset"))
     furthest = np.tile(offset + scale, (bundle.horizon, 1))
