@@ -346,6 +346,15 @@ def test_a_simulation_of_something_else_is_refused(bundle_dir: Path, content: st
     assert problem(bundle_dir) is None
 
 
+def test_a_person_reads_hash_and_limits_before_the_robot_is_connected(bundle_dir: Path) -> None:
+    (bundle_dir / SIMULATION_FILE).write_text("{}")  # the robot cannot be connected
+    rehash(bundle_dir)
+    lines = run(deploy.main, [f"bundle={bundle_dir}", "robot=sim", "speed=0.5"]).stderr.splitlines()
+    assert lines[1].endswith(f"has SHA-256 {sha256(bundle_dir / BUNDLE_FILE)}")
+    assert ["joint1", "-2.8973", "+2.8973", "1.0875", "0.1087"] in [line.split() for line in lines]
+    assert ["tool,", "z", "-0.0180", "+0.4800"] in [line.split() for line in lines]
+
+
 def test_a_message_of_onnx_runtime_ends_with_its_reason(bundle_dir: Path) -> None:
     model = onnx.load(str(bundle_dir / POLICY_FILE))
     model.graph.node[0].name, model.graph.node[0].op_type = "node" * 200, "Evil"
