@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import mujoco
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.envs import FAMILIES
 from embodied.envs.adapters.gym import GymConfig, GymEnv, GymSimConfig
+from embodied.envs.adapters.gym_results import WrongResult, advice, flat_mask
 from tests.envs.test_gym import plans_of
 
 MODULE = "tests.envs.toy_foreign"
@@ -277,32 +280,14 @@ def test_a_vector_environment_that_refuses_a_mode_is_no_obstacle(name: str, alon
         assert steps(env, 12)[1].truncated_N.all()
 
 
-class InThread:
-    """Calls in another thread than this one."""
-
-    def __call__(self, call: Any) -> Any:
-        raised: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                call()
-            except BaseException as error:
-                raised.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        return raised
-
-
 @pytest.mark.parametrize("name", ["Database", "Alarm"])
 def test_the_cure_of_an_environment_that_is_bound_to_a_thread_is_named(name: str) -> None:
     with closing(make(name)) as env:
-        (error,) = InThread()(lambda: steps(env))
-        assert isinstance(error, UserError)
-        assert "; sim.processes=1 builds and steps it in the main thread of a process of its own" in str(error)
-    with closing(make(name, processes=1)) as env:
-        assert InThread()(lambda: steps(env)) == []
+        cure = "; sim.processes=1 builds and steps it in the main thread of a process of its own"
+        with ThreadPoolExecutor(1) as thread, pytest.raises(UserError, match=cure):
+            thread.submit(steps, env).result()
+    with closing(make(name, processes=1)) as env, ThreadPoolExecutor(1) as thread:
+        thread.submit(steps, env).result()
 
 
 @pytest.mark.parametrize("how", ["sys", "os"])
@@ -321,3 +306,26 @@ def test_an_assertion_without_a_message_shows_what_it_asserts() -> None:
         pytest.raises(UserError, match=r"raised AssertionError in toy_foreign.py, line \d+: assert self.steps < 8 \("),
     ):
         steps(env)
+
+
+def test_a_package_that_lacks_a_part_is_not_to_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needs_a_part.py").write_text("import numpy.no_such_part\n")
+    (tmp_path / "needs_a_package.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"needs 'numpy.no_such_part': the 'numpy' that is installed does not have it"):
+        FAMILY.spec("needs_a_part:X-v0", GymConfig())
+    with pytest.raises(UserError, match="needs 'no_such_package': pip install no_such_package"):
+        FAMILY.spec("needs_a_package:X-v0", GymConfig())
+
+
+def test_the_variable_that_draws_without_a_display_is_named() -> None:
+    error = mujoco.FatalError("an OpenGL platform library has not been loaded into this process")
+    assert "MUJOCO_GL=egl" in advice(error)
+    assert advice(ValueError("OpenGL")) == ""
+
+
+@pytest.mark.parametrize("mask", [[0.0, -np.inf], ["yes", "no"], [0.5, 0.5], [None, 1]])
+def test_a_mask_of_other_values_than_true_and_false_is_named(mask: list[Any]) -> None:
+    assert flat_mask(([1, 0], np.array([True]))).tolist() == [True, False, True]
+    with pytest.raises(WrongResult, match="returned action_mask"):
+        flat_mask(np.array(mask))
