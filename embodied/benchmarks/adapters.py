@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
-from importlib.util import find_spec
 from time import perf_counter
 from typing import Any
 
@@ -25,8 +24,8 @@ import gymnasium
 import numpy as np
 import torch
 
-from embodied.benchmarks.measure import Report, in_turns, note, paired, timed
-from embodied.core.errors import UserError
+from embodied.benchmarks.measure import Report, built, in_turns, paired, timed
+from embodied.core.protocols import VecEnv
 from embodied.core.spec import Box
 from embodied.envs import FAMILIES
 from embodied.envs.common.actions import random_actions
@@ -40,18 +39,12 @@ def measure(report: Report, short: bool) -> None:
     """Add a ratio and the speeds of each family that is installed."""
     cores, rounds, steps = threads.available_cores(), *((2, 4) if short else (25, 100))
     few, many, fewer = (4, 8, 2) if short else (64, 1024, 9)
-    if find_spec("envpool") is None:
-        note("envpool is not installed: left out (pip install -c constraints.txt -e '.[envpool]')")
-    else:
-        compare(report, "envpool", "HalfCheetah-v5", _envpool, few, cores, rounds, steps)
-        compare(report, "envpool", "HalfCheetah-v5", _envpool, many, cores, fewer, steps, "envpool_1024")
+    compare(report, "envpool", "HalfCheetah-v5", _envpool, few, cores, rounds, steps)
+    compare(report, "envpool", "HalfCheetah-v5", _envpool, many, cores, fewer, steps, "envpool_1024")
     compare(report, "gym", "HalfCheetah-v5", _gym, few, 1, rounds, steps)
     compare(report, "gym", "CartPole-v1", _gym, few, 1, rounds, steps, "gym_light")
     compare(report, "gym", "CartPole-v1", _gym, many, 1, fewer, steps, "gym_light_1024")
-    try:
-        compare(report, "maniskill", "PickCube-v1", _maniskill, 1 if short else 4, 1, min(rounds, 9), steps)
-    except UserError as error:
-        note(f"maniskill is left out: {error}")
+    compare(report, "maniskill", "PickCube-v1", _maniskill, 1 if short else 4, 1, min(rounds, 9), steps)
 
 
 def compare(
@@ -65,15 +58,17 @@ def compare(
     steps: int,
     name: str | None = None,
 ) -> None:
-    """Add ``<name>_adapter_over_bare`` and both speeds. make_bare: builds the bare envs, given id, number, threads."""
-    name, built = name or family, FAMILIES[family].build()
+    """Add ``<name>_adapter_over_bare`` and both speeds, if both can be built here.
+
+    make_bare: builds the bare envs, given id, number, threads.
+    """
+    name = name or family
     pauses = {"": 0.0, "_paused": PAUSE_S} if family == "envpool" else {"": 0.0}
-    sim = FAMILIES[family].config(**({"processes": 0} if family == "gym" else {}))
-    task = built.task_config(id)()
-    env = built.make(id, task, num_envs=num_envs, num_threads=num_threads, sim=sim)
-    with closing(env), closing(make_bare(id, num_envs, num_threads)) as bare:
-        env.reset(UniformSampler(env.spec, UniformConfig(), SamplerSetup(num_envs, stagger=True)))
-        bare.reset(seed=0)
+    both = built(name, partial(_both, family, id, make_bare, num_envs, num_threads))
+    if both is None:
+        return
+    env, bare = both
+    with closing(env), closing(bare):
         action_NTA = random_actions(env.spec.action, num_envs, steps, seed=0)
         ours = list(action_NTA.transpose(0, 1).contiguous())
         theirs = _bare_actions(env.spec.action, action_NTA, bare.action_space)
@@ -92,6 +87,21 @@ def compare(
     for suffix in pauses:
         ratio = paired(results[f"adapted{suffix}"], results[f"bare{suffix}"])
         report.ratio(f"{name}_adapter_over{suffix or '_bare'}", ratio)
+
+
+def _both(family: str, id: str, make_bare: Callable[..., Any], num_envs: int, num_threads: int) -> tuple[VecEnv, Any]:
+    """Return the envs of a family and the bare ones, after their first resets."""
+    ours = FAMILIES[family].build()
+    sim = FAMILIES[family].config(**({"processes": 0} if family == "gym" else {}))
+    env = ours.make(id, ours.task_config(id)(), num_envs=num_envs, num_threads=num_threads, sim=sim)
+    try:
+        env.reset(UniformSampler(env.spec, UniformConfig(), SamplerSetup(num_envs, stagger=True)))
+        bare = make_bare(id, num_envs, num_threads)
+        bare.reset(seed=0)
+    except BaseException:
+        env.close()
+        raise
+    return env, bare
 
 
 def _speed(env: Any, actions: Sequence[Any], num_envs: int, pause_s: float) -> float:

@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
+from embodied.core.errors import one_line
 from embodied.runtime import threads
 
+T = TypeVar("T")
 Rounds = dict[str, list[float]]
 PACKAGES = ("mujoco", "torch", "gymnasium", "envpool", "numpy")
 
@@ -84,6 +86,15 @@ def timed(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
+
+
+def built(name: str, make: Callable[[], T]) -> T | None:
+    """Return what ``make`` builds, or None and say why if it cannot be built here, whatever another library raises."""
+    try:
+        return make()
+    except Exception as error:
+        note(f"{name} is left out: {type(error).__name__}: {one_line(error)}")
+        return None
 
 
 def note(text: str) -> None:

@@ -22,7 +22,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
@@ -33,8 +32,7 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from embodied.benchmarks import adapters
-from embodied.benchmarks.measure import Report, in_turns, note, paired, timed
-from embodied.core.errors import UserError
+from embodied.benchmarks.measure import Report, built, in_turns, paired, timed
 from embodied.envs import TASKS, MujocoPool, SamplerSetup, UniformConfig, UniformSampler, make_pool, make_sampler
 from embodied.envs.mujoco.warp_batch import WarpBatch
 from embodied.envs.mujoco.warp_pool import WarpConfig, WarpPool
@@ -195,15 +193,11 @@ def flatness(report: Report, sizes: Sizes, reference: MujocoPool) -> None:
 
 def against_envpool(report: Report, sizes: Sizes) -> None:
     """Compare ``lift`` with EnvPool's Panda and cube: same threads, same number of envs, synchronous."""
-    if find_spec("envpool") is None:
-        note("envpool is not installed: left out (pip install -c constraints.txt -e '.[envpool]')")
-        return
     pool = _pool(ENVPOOL_PEER, sizes.envpool_envs)
     count = max(2, sizes.env_steps // pool.num_envs)
-    peer = importlib.import_module("envpool").make_gymnasium(
-        ENVPOOL_ID, num_envs=pool.num_envs, num_threads=pool.batch.nthread, seed=0
-    )
-    peer.reset()
+    peer = built("envpool", lambda: _envpool(pool.num_envs, pool.batch.nthread))
+    if peer is None:
+        return
     random = np.random.default_rng(0)
     actions = random.uniform(-1, 1, (count, pool.num_envs, *peer.action_space.shape)).astype(peer.action_space.dtype)
     peer_speed = _stepper(lambda: [peer.step(action) for action in actions], count * pool.num_envs)
@@ -217,6 +211,14 @@ def against_envpool(report: Report, sizes: Sizes) -> None:
     report.add("pool_beside_envpool", float(np.median(results["pool"])), "control steps/s", **_settings(pool))
     report.add("envpool", float(np.median(results["envpool"])), "control steps/s", **theirs)
     report.ratio("pool_over_envpool", paired(results["pool"], results["envpool"]))
+
+
+def _envpool(num_envs: int, num_threads: int) -> Any:
+    peer = importlib.import_module("envpool").make_gymnasium(
+        ENVPOOL_ID, num_envs=num_envs, num_threads=num_threads, seed=0
+    )
+    peer.reset()
+    return peer
 
 
 def against_async(report: Report, sizes: Sizes) -> None:
@@ -243,10 +245,8 @@ def against_async(report: Report, sizes: Sizes) -> None:
 def against_warp(report: Report, sizes: Sizes) -> None:
     """Compare the pool of ``sim=warp`` with ``WarpBatch.step`` alone, on the same states and controls (``Replay``)."""
     task = TASKS[TASK]
-    try:
-        pool = WarpPool(task.build(task.config()), num_envs=sizes.warp_envs)
-    except UserError as error:
-        note(f"warp is left out: {error}")
+    pool = built("warp", lambda: WarpPool(task.build(task.config()), num_envs=sizes.warp_envs))
+    if pool is None:
         return
     pool.reset(UniformSampler(pool.spec, UniformConfig(), SamplerSetup(pool.num_envs, stagger=True)))
     engine = WarpBatch(pool.model, pool.num_envs, pool.device, WarpConfig.max_contacts, WarpConfig.max_constraints)

@@ -13,9 +13,9 @@ import torch
 from mujoco.batch import Batch
 
 from embodied import bench
-from embodied.benchmarks import train, vla
+from embodied.benchmarks import adapters, train, vla
 from embodied.benchmarks.broadcast import Difference
-from embodied.benchmarks.measure import in_turns, paired
+from embodied.benchmarks.measure import Report, in_turns, paired
 from embodied.benchmarks.sim import Replay
 from embodied.benchmarks.train import Bound, Costs, Shared
 from embodied.envs import make_pool, make_sampler
@@ -42,6 +42,21 @@ def test_bench_sim_reports_every_ratio(tmp_path: Path) -> None:
     assert result["machine"]["cores"] >= 1
     assert all(set(row) == {"name", "value", "unit", "settings"} for row in result["rows"])
     assert json.loads((tmp_path / "sim.json").read_text()) == result
+
+
+def test_a_family_that_cannot_be_built_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether it is missing, does not build, or only the bare simulator beside it does not."""
+
+    def no_display(*sizes: int) -> None:
+        raise RuntimeError("no\nVulkan device")
+
+    report = Report("sim")
+    adapters.compare(report, "gym", "CartPole-v1", no_display, 2, 1, 2, 4, "gym_light")
+    adapters.compare(report, "gym", "NoSuchTask-v1", no_display, 2, 1, 2, 4)
+    assert report.ratios == {}
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "gym_light is left out: RuntimeError: no Vulkan device"
+    assert said[1].startswith("gym is left out: UserError: ")
 
 
 @pytest.mark.slow(reason="trains six times, a few steps each")
