@@ -126,10 +126,10 @@ def test_the_description_says_what_a_stranger_cannot_guess() -> None:
 
 def test_a_rotation_is_the_first_two_columns_of_its_matrix() -> None:
     pool = make_pool("lift", {}, num_envs=4, num_threads=1)
-    step = pool.reset(make_sampler(pool, seed=0))
+    obs = pool.reset(make_sampler(pool, seed=0))
     first = 7 + 7 + 2 + 1 + 3 + 3 + 3 + 3
     assert pool.spec.state_names[first] == "cube_rotation[0]"
-    for state, pose in zip(step.obs["state"].numpy(), pool.view.body_qpos("cube").numpy(), strict=True):
+    for state, pose in zip(obs["state"].numpy(), pool.view.body_qpos("cube").numpy(), strict=True):
         np.testing.assert_allclose(state[first : first + 6], matrix_of(pose[3:])[:, :2].T.ravel(), atol=1e-6)
 
 
