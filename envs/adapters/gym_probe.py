@@ -237,7 +237,7 @@ def _first_steps(
     return infos, seconds, has_mask
 
 
-def _allowed_action(env: gymnasium.Env[Any, Any], info: dict[str, Any]) -> Any:
+def _allowed_action(env: gymnasium.Env[Any, Any], info: Mapping[str, Any]) -> Any:
     """Draw a random action; where a mask says what is allowed, the first choices that are."""
     mask = mask_of(env, info)
     if mask is None:
@@ -250,13 +250,11 @@ def _allowed_action(env: gymnasium.Env[Any, Any], info: dict[str, Any]) -> Any:
 
 def _dt_s(env: gymnasium.Env[Any, Any]) -> float:
     """Return the seconds between two actions, as far as the environment says."""
-    dt = env.get_wrapper_attr("dt") if env.has_wrapper_attr("dt") else None
-    if _is_positive(dt):
-        return float(dt)
-    fps = env.metadata.get("render_fps")
-    return 1.0 / float(fps) if _is_positive(fps) else DEFAULT_DT_S
+    dt_s = _positive(env.get_wrapper_attr("dt") if env.has_wrapper_attr("dt") else None)
+    fps = _positive(env.metadata.get("render_fps"))
+    return dt_s or (1.0 / fps if fps else DEFAULT_DT_S)
 
 
-def _is_positive(value: Any) -> bool:
-    """Return whether a value, of any type, is a finite number above 0."""
-    return isinstance(value, numbers.Real) and 0 < float(value) < math.inf
+def _positive(value: Any) -> float | None:
+    """Return a value of any type if it is a finite number above 0, else None."""
+    return float(value) if isinstance(value, numbers.Real) and 0 < float(value) < math.inf else None

@@ -162,6 +162,7 @@ class LocalRows(EncodedRows):
             and not source.has_mask
         )
         """Whether an observation is the state as it is, which saves time."""
+        self.usual_states = {(first.observation_space.shape, kind) for kind in NUMBERS}
 
     @staying()
     def start(self, ids: Ints, seeds: Ints) -> None:
@@ -178,12 +179,21 @@ class LocalRows(EncodedRows):
     @staying()
     def step(self, ids: Ints) -> None:
         self.step_N[ids] += 1
+        state_NS = self.arrays["state"] if self.is_state else None
         results: list[Any] = []
         rows, i = ids.tolist(), 0
         try:
             for i, action in zip(rows, self.codec.decode(self.arrays["action"][ids]), strict=True):
-                results.append(self.envs[i].step(action))
-            if not (self.is_state and self._write_together(ids, results)):
+                result = self.envs[i].step(action)
+                if state_NS is None:
+                    self._write(i, result)
+                    continue
+                results.append(result)
+                try:
+                    state_NS[i] = result[0]  # at once, because the next env may use the same array
+                except (TypeError, ValueError, LookupError):
+                    self._write(i, result)  # says what is wrong with it
+            if state_NS is not None and not self._write_together(ids, results):
                 for i, result in zip(rows, results, strict=True):
                     self._write(i, result)
         except (Exception, SystemExit) as error:  # an environment of others may raise anything
@@ -230,25 +240,22 @@ class LocalRows(EncodedRows):
         self._observe(i, observation, info, ended=terminated or truncated)
 
     def _write_together(self, ids: Ints, results: list[Any]) -> bool:
-        """Write the results of a step of envs ``ids`` whose observations are the state, much faster than one by one.
+        """Check the results of a step of envs ``ids`` and write all but the states, much faster than one by one.
 
         Return False, and write nothing, if their types are not the usual ones.
         """
         try:
-            observations, reward, terminated, truncated, infos = zip(*results, strict=True)
-            columns: dict[str, Any] = {
-                "state": observations, "reward": reward, "terminated": terminated, "truncated": truncated
-            }  # fmt: skip
+            observations, *numbers, infos = zip(*results, strict=True)
+            found = dict(zip(("reward", "terminated", "truncated"), map(np.array, numbers), strict=True))
             if self.source.success is not None:
-                columns["success"] = [info.get(self.source.success, False) for info in infos]
-            found = {key: np.array(values) for key, values in columns.items()}
-        except (ValueError, TypeError, AttributeError):  # shapes differ, or infos are no dictionaries
+                found["success"] = np.array([info.get(self.source.success, False) for info in infos])
+            states = {(observation.shape, observation.dtype.kind) for observation in observations}
+        except (ValueError, TypeError, AttributeError):  # shapes differ, or something is no array or no dictionary
             return False
-        usual = set(map(type, infos)) == {dict} and all(
-            values.shape == (len(ids), *self.arrays[key].shape[1:])
-            and values.dtype.kind in (NUMBERS if self.arrays[key].dtype == np.float32 else "b")
-            for key, values in found.items()
-        )
+        usual = set(map(type, infos)) == {dict} and states <= self.usual_states
+        for key, values in found.items():
+            kinds = NUMBERS if key == "reward" else "b"
+            usual = usual and values.shape == ids.shape and values.dtype.kind in kinds
         if usual:
             for key, values in found.items():
                 self.arrays[key][ids] = values

@@ -70,13 +70,12 @@ class VectorRows(EncodedRows):
                 "truncated": truths(truncated_N, num, "truncated"),
             }
             self.over_N = results["terminated"] | results["truncated"]
-            infos = info_of(infos)
             if self.source.success is not None:
-                success = infos.get(self.source.success, np.zeros(num, np.bool_))
+                success = info_of(infos).get(self.source.success, np.zeros(num, np.bool_))
                 results["success"] = truths(success, num, f"infos['{self.source.success}']")
             for key, values in results.items():
                 self.arrays[key][ids] = values[ids]
-            self._observe(ids, observations, infos)
+            self._observe(ids, observations, info_of(infos))
         except (Exception, SystemExit) as error:  # an environment of others may raise anything
             raise self._failure(error) from error
         self.check_finite(ids)

@@ -109,14 +109,18 @@ def as_bytes(image: Any, scale: float = 1.0) -> Pixels:
     ValueError for a value that is then not within 0 and 255.
     """
     image = np.asarray(image)
+    pixels: Pixels
     if image.dtype == np.bool_:
-        return image.astype(np.uint8) * np.uint8(255)
+        pixels = image.astype(np.uint8) * np.uint8(255)
+        return pixels
     if image.dtype == np.uint8 and scale == 1.0:
-        return image
+        pixels = image
+        return pixels
     low, high = float(image.min()) * scale, float(image.max()) * scale
     if not (low >= 0.0 and high <= 255.0):  # a NaN is neither
         raise ValueError(f"values from {low / scale:g} to {high / scale:g}, allowed: 0 to {255.0 / scale:g}")
-    return np.rint(image * scale).astype(np.uint8)
+    pixels = np.rint(image * scale).astype(np.uint8)
+    return pixels
 
 
 def shown(frame: Any) -> Pixels:

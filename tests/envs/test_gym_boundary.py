@@ -109,6 +109,13 @@ def test_numbers_of_other_types_are_converted(returned: str) -> None:
             assert steps(env, 2)[1].obs["state"].tolist() == [expected] * 2
 
 
+def test_environments_may_return_the_same_array() -> None:
+    with closing(make("Shared")) as env:
+        for _ in range(3):
+            state = steps(env, 1)[1].obs["state"]
+            assert state[0, 0] != state[1, 0]  # each began somewhere else
+
+
 WRONG = {
     ("reward", "array"): r"the reward as float64 \[1\], needed a number: return float\(reward.item\(\)\)",
     ("reward", "text"): "the reward as '1.5', needed a number",

@@ -64,6 +64,16 @@ RETURNED: dict[str, Any] = {
 }  # fmt: skip
 
 
+class Shared(Toy):
+    """Returns the same array in all environments."""
+
+    array = np.zeros(2)
+
+    def observation(self) -> Any:
+        self.array[:] = super().observation()
+        return self.array
+
+
 class ForeignDict(Foreign):
     """The same observation in a dictionary."""
 
@@ -213,7 +223,7 @@ class Asserting(Toy):
         return super().observation()
 
 
-CLASSES = (Foreign, ForeignDict, Choices, Images, Shown, Unshown, Timed, Database, Alarm, Leaving, Asserting)
+CLASSES = (Foreign, Shared, ForeignDict, Choices, Images, Shown, Unshown, Timed, Database, Alarm, Leaving, Asserting)
 for each in CLASSES:
     gymnasium.register(f"{each.__name__}-v0", entry_point=f"{__name__}:{each.__name__}", max_episode_steps=12)
 gymnasium.register(
