@@ -242,7 +242,7 @@ class Episode:
         """
         loop, schedule = self.loop, self.schedule
         acting = schedule.pending and not schedule.waits and not loop.safety.blind and loop.confirm is None
-        if acting and self.chunks.arrive(due_s - loop.clock.now()):
+        if acting and self.chunks.arrive(due_s - loop.clock.now()) and loop.clock.now() < due_s - 1e-9:
             self._revise()
         loop.clock.sleep_until(due_s)
 

@@ -150,7 +150,7 @@ class Schedule:
         if self.kind == "ensemble":
             weights = np.exp(-self.decay * np.arange(len(covering)))
             rows = np.stack([chunk[step - start] for start, chunk in covering])
-            action = ((weights[:, None] * rows).sum(0) / weights.sum()).astype(np.float32)
+            action: Chunk = ((weights[:, None] * rows).sum(0) / weights.sum()).astype(np.float32)
         else:
             start, chunk = covering[-1]
             action = chunk[step - start]

@@ -116,6 +116,13 @@ def test_half_a_millisecond_of_latency_costs_no_control_step(served: tuple[SimRo
     assert np.abs(little - exact).max() < 0.1 * np.abs(step - exact).max()
 
 
+@pytest.mark.parametrize("latency_s", [0.05, 0.1, 0.15])
+def test_a_chunk_that_arrives_with_a_tick_belongs_to_it(served: tuple[SimRobot, Logging], latency_s: float) -> None:
+    robot, arm = served
+    record = run(robot, PolicyRunner(flow_bundle()), latency_s, steps=20, schedule="rtc")
+    assert len(arm.commands) == record.ticks
+
+
 @pytest.mark.parametrize("latency_s", [0.1, 0.1005, 0.12])
 def test_a_policy_trained_under_delays_is_told_the_nearest_one(
     served: tuple[SimRobot, Logging], tmp_path: Path, latency_s: float
