@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from embodied.core.errors import UserError, one_line
+from embodied.envs.common.forks import Builder
 
 CLOSE_S = 5.0  # how long a child may take to end
 
@@ -39,7 +40,7 @@ class Child:
 
     def __init__(self, target: str) -> None:
         ours, theirs = socket.socketpair()
-        self.target = target
+        self.target, self._builder = target, Builder()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the child)
         # its torch must not compete with that of the other children, and it imports what this process imports
         environ = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -57,6 +58,7 @@ class Child:
 
     def send(self, method: str, *arguments: Any) -> None:
         """Ask for a call of a method; ``receive`` returns its result. ChildDied if the process has ended."""
+        self._builder.check()
         try:
             self._connection.send((method, arguments))
         except OSError:
@@ -80,6 +82,8 @@ class Child:
     def close(self) -> None:
         """End the process; more calls do nothing."""
         self._connection.close()
+        if not self._builder.here:
+            return
         try:
             self._process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:

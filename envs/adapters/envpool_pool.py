@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from embodied.core.episodes import Ints
 from embodied.envs.adapters.envpool_spec import library
 from embodied.envs.adapters.pixels import Pixels, resized
+from embodied.envs.common.forks import Builder
 
 Arrays = dict[str, NDArray[Any]]
 LEAST_DRAWN = 240  # pixels; the smaller side of a picture that EnvPool draws
@@ -51,16 +52,19 @@ class Pool:
         self._pool = library().make_gymnasium(
             id, num_envs=num_envs, num_threads=threads, seed=seed_n.tolist(), **options
         )
+        self._builder = Builder()
         self._one_by_one = one_by_one
         self._keys: list[str] = self._pool._state_keys
         self._dtype = self._pool.spec.action_array_spec["action"].dtype
 
     def send(self, action: NDArray[Any], env_id: NDArray[np.int32]) -> None:
         """Begin a step of envs ``env_id`` [n] with their actions."""
+        self._builder.check()
         self._pool._send([env_id, env_id, action.astype(self._dtype, order="C")])  # the second is that of players
 
     def reset(self, env_id: NDArray[np.int32]) -> None:
         """Begin an episode in each of envs ``env_id``."""
+        self._builder.check()
         self._pool._reset(env_id)
 
     def receive(self, count: int) -> Arrays:

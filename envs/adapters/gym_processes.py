@@ -28,6 +28,7 @@ from embodied.core.errors import UserError
 from embodied.envs.adapters.gym_rows import Ints, Layout
 from embodied.envs.adapters.gym_source import Source
 from embodied.envs.adapters.pixels import Pixels
+from embodied.envs.common.forks import Builder
 
 WORKER = Path(__file__).with_name("gym_worker.py")
 PATIENCE_S = 10.0  # for the envs of a process to close
@@ -56,7 +57,8 @@ class ProcessRows:
         shares = [share.tolist() for share in np.array_split(np.arange(num_envs), min(processes, num_envs))]
         self.workers: list[_Worker] = []
         self.first_n = np.array([share[0] for share in shares])
-        self._end = weakref.finalize(self, _kill, self.workers)
+        self._builder = Builder()
+        self._end = weakref.finalize(self, _kill, self.workers, self._builder)
         try:
             for _ in shares:
                 self.workers.append(_Worker(memory))
@@ -93,6 +95,7 @@ class ProcessRows:
 
     def _order(self, orders: dict[int, tuple[Any, ...]]) -> list[Any]:
         """Give orders to processes and return their results."""
+        self._builder.check()
         for k, order in orders.items():
             try:
                 self.workers[k].orders.send(order)
@@ -170,6 +173,6 @@ class _Worker:
             self.lifeline = -1
 
 
-def _kill(workers: list[_Worker]) -> None:
-    for worker in workers:
+def _kill(workers: list[_Worker], builder: Builder) -> None:
+    for worker in workers if builder.here else ():
         worker.kill()

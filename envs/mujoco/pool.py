@@ -28,6 +28,7 @@ from embodied.core.options import config_dataclass
 from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Term
 from embodied.core.types import Obs
 from embodied.envs.common.episodic import Advance, EpisodicEnv
+from embodied.envs.common.forks import Builder
 from embodied.envs.common.seeding import EpisodeRng
 from embodied.envs.mujoco.hardware import Hardware, prepare
 from embodied.envs.mujoco.nan_guard import NanGuard
@@ -91,6 +92,7 @@ class MujocoPool(EpisodicEnv):
         self.model = spec.compile()
         self.substeps = task.config.substeps(self.model.opt.timestep)
         self.batch = Batch(self.model, num_envs, num_threads, persistent=True)
+        self._builder = Builder(can_fork=self.batch.nthread == 1)
         initial = self.batch.state[0].copy()
         self.arm = task.robot.attach(self.batch)
         self.view = View(self.batch, self.arm)
@@ -117,6 +119,7 @@ class MujocoPool(EpisodicEnv):
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         """Start episodes: randomise the models of envs ``ids`` [n], and place arm and objects."""
+        self._builder.check()
         rng = EpisodeRng(plans.seed_n, plans.number_n)
         self.randomizer.apply(ids, rng, first=plans.seed_n != self._model_seed_N[ids])
         self._model_seed_N[ids] = plans.seed_n
@@ -142,6 +145,7 @@ class MujocoPool(EpisodicEnv):
 
     def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
         """Make one control step. A simulation that diverged is then in the model's initial state."""
+        self._builder.check()
         if self.randomizer.has_intervals:
             assert self._rng is not None
             changed = self.randomizer.step(self._rng, self.steps_made_N(), ids)
