@@ -32,6 +32,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -195,7 +196,7 @@ def record(env: VecEnv, act: Callable[[Obs], Tensor], options: CollectConfig, se
     obs = env.reset(PlanList(plans, env.num_envs))
     texts = [env.spec.texts[i] if env.spec.texts else env.spec.task for i in plans.instruction_n.tolist()]
     steps, num_envs = env.spec.max_episode_steps, env.num_envs
-    disturbance = disturbances(env.spec, num_envs, options, torch.Generator().manual_seed(seed))
+    disturbance = disturbances(env.spec, num_envs, options, np.random.default_rng(seed))
     states, actions, rewards, solved = [], [], [], []
     length_N = torch.full((num_envs,), steps)  # of each env's first episode
     images: dict[str, list[Tensor]] = {camera.name: [] for camera in env.spec.cameras}
@@ -227,15 +228,15 @@ def record(env: VecEnv, act: Callable[[Obs], Tensor], options: CollectConfig, se
     return episodes
 
 
-def disturbances(spec: EnvSpec, num_envs: int, options: CollectConfig, generator: torch.Generator) -> Tensor:
+def disturbances(spec: EnvSpec, num_envs: int, options: CollectConfig, random: np.random.Generator) -> Tensor:
     """Draw actions [N, T, A] to execute instead of the expert's; NaN keeps the expert's.
 
     A disturbance is one uniformly random action for ``noise_steps`` control steps. An action called ``gripper`` stays
     the expert's, because a dropped object costs more than a detour.
     """
     blocks = -(-spec.max_episode_steps // options.noise_steps)
-    chosen = torch.rand(num_envs, blocks, generator=generator) < options.noise
-    action = 2 * torch.rand(num_envs, blocks, spec.action_dim, generator=generator) - 1
+    chosen = torch.from_numpy(random.random((num_envs, blocks)) < options.noise)
+    action = torch.from_numpy(random.uniform(-1.0, 1.0, (num_envs, blocks, spec.action_dim))).float()
     action[~chosen] = torch.nan
     action[..., [name == "gripper" for name in spec.action_names]] = torch.nan
     return action.repeat_interleave(options.noise_steps, 1)[:, : spec.max_episode_steps]

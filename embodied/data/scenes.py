@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,7 +50,7 @@ class Scenes:
 
     def __init__(self, env: LabeledEnv, steps: int, seed: int) -> None:
         self.env, self.steps = env, steps
-        self.generator = torch.Generator().manual_seed(seed)
+        self.random = np.random.default_rng(seed)  # torch would use 32 bits of the seed
         self.rendered = 0
 
     def render_next(self) -> Obs:
@@ -61,8 +62,8 @@ class Scenes:
     def _move(self) -> Obs:
         """Execute ``steps`` actions of the expert, or with some probability one random action throughout."""
         num, action_dim = self.env.num_envs, self.env.spec.action_dim
-        random_NA = 2 * torch.rand(num, action_dim, generator=self.generator, dtype=torch.float64) - 1
-        chance_N1 = torch.rand(num, 1, generator=self.generator) < RANDOM_SHARE
+        random_NA = torch.from_numpy(self.random.uniform(-1.0, 1.0, (num, action_dim)))
+        chance_N1 = torch.from_numpy(self.random.random((num, 1)) < RANDOM_SHARE)
         for _ in range(self.steps - 1):
             self.env.act(torch.where(chance_N1, random_NA, self.env.expert()))
         return self.env.act_and_render(torch.where(chance_N1, random_NA, self.env.expert()))

@@ -44,7 +44,8 @@ class Cursor:
         self.execute = execute
         self.noise_shape = noise_shape
         self.device = device  # of the observations and actions that it records
-        self.generator = torch.Generator().manual_seed(int(np.random.SeedSequence((seed, *key)).generate_state(1)[0]))
+        self._noise_key = np.random.SeedSequence((seed, *key)).generate_state(2, np.uint64)
+        self._drawn = 0  # decisions whose noise was drawn
         self.obs: Obs | None = None
         self.ticket: Ticket | None = None
         self.track = Track(f"group {self.group}", "wait_ticket")
@@ -108,7 +109,7 @@ class Cursor:
         self._recorder.end(ends, reply.final_value_M, final_obs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the states of sampler and noise generator, between fragments only.
+        """Return copies of the states of sampler and noise, between fragments only.
 
         If the env can be resumed exactly, also of env and pending observation.
         """
@@ -118,7 +119,7 @@ class Cursor:
         state: dict[str, Any] = {
             "num_envs": self.env.num_envs,
             "sampler": self.sampler.state_dict(),
-            "generator": self.generator.get_state(),
+            "noise_drawn": self._drawn,
         }
         if isinstance(self.env, ExactResume):
             state["env"] = {key: tensor.clone() for key, tensor in self.env.state_dict().items()}
@@ -127,7 +128,7 @@ class Cursor:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``; an env that cannot be resumed exactly starts new episodes."""
-        if "sampler" not in state:
+        if not {"sampler", "noise_drawn"} <= state.keys():
             raise UserError(
                 "the checkpoint is of a version of this code that kept other states of environments and cannot be "
                 "resumed; start a new run from its policy with init=<run directory>"
@@ -137,12 +138,23 @@ class Cursor:
                 f"the checkpoint has {state['num_envs']} envs in a group, this run {self.env.num_envs}: keep num_envs"
             )
         self.sampler.load_state_dict(state["sampler"])
-        self.generator.set_state(state["generator"])
+        self._drawn = state["noise_drawn"]
         if isinstance(self.env, ExactResume):
             self.env.load_state_dict(state["env"], self.sampler)
             self.obs = {key: tensor.to(self.device, copy=True) for key, tensor in state["obs"].items()}
         else:
             self.obs = self._reset()
+
+    def draw_noise(self) -> Tensor:
+        """Draw the noise of the group's next decision, standard normals [N, *noise_shape].
+
+        It is a function of the group's key and of the number of the decision. Generator: Philox (Salmon et al. 2011).
+        Its key has 128 bits. A generator of torch uses 32 bits of its seed on the CPU, so some groups would be alike.
+        """
+        philox = np.random.Philox(key=self._noise_key, counter=self._drawn << 128)
+        self._drawn += 1
+        shape = (self.env.num_envs, *self.noise_shape)
+        return torch.from_numpy(np.random.Generator(philox).standard_normal(shape, np.float32))
 
     def _reset(self) -> Obs:
         return moved_obs(self.env.reset(self.sampler), self.device)
@@ -152,6 +164,6 @@ class Cursor:
         assert self.obs is not None
         noise = None
         if self._t < self.decisions:
-            noise = torch.randn(self.env.num_envs, *self.noise_shape, generator=self.generator)
+            noise = self.draw_noise()
         final_obs = None if self._ended is None else self._ended.final_obs
         return ActRequest(self.worker, self.group, self.obs, noise, final_obs)

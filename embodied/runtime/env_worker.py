@@ -9,7 +9,7 @@ with V of the last observation. The first action of the next fragment is drawn a
 fragment, with the weights of that time. With max_staleness=0 every decision is therefore exactly on-policy.
 
 The last observations of episodes are in the next request; the values of truncated ones fill final_value_TN. Each group
-draws its noise from its own generator when it makes a request, so results do not depend on how requests are merged.
+draws its noise with a key of its own when it makes a request, so results do not depend on how requests are merged.
 
 A group whose envs need not be stepped together (``RowByRow``) has a ``RowCursor``, whose requests are for some envs.
 """

@@ -35,8 +35,7 @@ class RowCursor(Cursor):
 
     def start(self, ticket: Ticket) -> ActRequest:
         num_envs = self.env.num_envs
-        shape = (num_envs, *self.noise_shape)
-        self._noise_TN = torch.stack([torch.randn(shape, generator=self.generator) for _ in range(self.decisions)])
+        self._noise_TN = torch.stack([self.draw_noise() for _ in range(self.decisions)])
         self._t_N, self._asked = torch.zeros(num_envs, dtype=torch.int64), torch.arange(num_envs)
         self._under_way = 0
         self._ends: list[tuple[Ends, Obs]] = []  # since the latest request, with the last observations

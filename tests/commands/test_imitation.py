@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -104,14 +105,14 @@ def test_disturbances_leave_the_gripper_alone_and_last() -> None:
     arm = Box(tuple(ActionTerm(name) for name in ("dx", "dy", "dz", "gripper")))
     spec = replace(EnvSpec.of_sizes("t", state=3, privileged=1, action=4, max_episode_steps=40), action=arm)
     options = CollectConfig("x", noise=0.5, noise_steps=4)
-    action = disturbances(spec, 50, options, torch.Generator().manual_seed(0))
+    action = disturbances(spec, 50, options, np.random.default_rng(0))
     assert action.shape == (50, 40, 4)
     assert action[..., -1].isnan().all()
     noisy = ~action[..., 0].isnan()
     assert 0.4 < noisy.float().mean() < 0.6
     blocks = action[..., :3].unflatten(1, (10, 4))
     assert torch.equal(blocks.nan_to_num(9), blocks[:, :, :1].nan_to_num(9).expand_as(blocks))
-    none = disturbances(spec, 5, CollectConfig("x", noise=0.0), torch.Generator())
+    none = disturbances(spec, 5, CollectConfig("x", noise=0.0), np.random.default_rng(0))
     assert none.isnan().all()
 
 

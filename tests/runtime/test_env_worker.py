@@ -52,13 +52,15 @@ def test_two_fragments_match_a_rollout_by_hand() -> None:
     worker = make_worker(server)
     policy = server.policy
     env, sampler = make_env()
-    generator = torch.Generator().manual_seed(int(np.random.SeedSequence((SEED, 0, 0)).generate_state(1)[0]))
+    key = np.random.SeedSequence((SEED, 0, 0, 0)).generate_state(2, np.uint64)
     obs = env.reset(sampler)
     for sequence in range(2):
         fragment = sample(worker, server, sequence)
         truncations = 0
         for t in range(T):
-            drawn = policy.act(obs, torch.randn(N, *policy.noise_shape, generator=generator))
+            philox = np.random.Generator(np.random.Philox(key=key, counter=(sequence * T + t) << 128))
+            noise = philox.standard_normal((N, *policy.noise_shape), np.float32)
+            drawn = policy.act(obs, torch.from_numpy(noise))
             step = env.step(drawn.action_NHA[:, :2])
             torch.testing.assert_close(fragment.obs["state"][t], obs["state"])
             torch.testing.assert_close(fragment.chain[t], drawn.chain)
@@ -79,6 +81,20 @@ def test_two_fragments_match_a_rollout_by_hand() -> None:
         assert fragment.num_env_steps == int(fragment.num_steps_TN.sum())
         assert torch.equal(fragment.version_TN, torch.zeros(T, N, dtype=torch.int64))
         assert fragment.sequence == sequence
+
+
+def test_workers_whose_32_bit_seeds_are_equal_draw_different_noise() -> None:
+    """Of 100,000 workers a pair is expected to agree in the first 32 bits of their seed sequences. These do."""
+    first, second = (int(np.random.SeedSequence((0, n, 0, 0)).generate_state(1)[0]) for n in (50_699, 55_170))
+    assert first == second
+    policy = make_policy(PointEnv(1).spec)
+    drawn = []
+    for number in (50_699, 55_170):
+        worker = EnvWorker([make_env()], number, T, policy.execute, policy.noise_shape, seed=0)
+        request = worker.start(Ticket(0, number, 0, 0))
+        assert request.noise is not None
+        drawn.append(request.noise)
+    assert not torch.isclose(*drawn).any()
 
 
 def test_truncation_at_the_last_decision_has_its_final_value() -> None:
