@@ -20,6 +20,8 @@ from torch import Tensor
 
 from embodied.core.types import Fragment
 
+ROUNDING = 1e-5  # deviation that may be rounding of float32, in units of the summed numbers' size
+
 
 def decision_reward(reward_TNE: Tensor, num_steps_TN: Tensor, gamma: float) -> Tensor:
     """Return each decision's discounted reward, [T, N]: the sum of gamma**i * r_i over its executed control steps."""
@@ -68,11 +70,15 @@ def vtrace(
 
 
 def normalize(advantage_TN: Tensor, valid_TN: Tensor) -> Tensor:
-    """Scale advantages to zero mean and unit variance over the valid decisions of the whole batch."""
+    """Scale advantages to zero mean and unit variance over the valid decisions of the whole batch.
+
+    All are 0 if those of the valid decisions are equal, up to ROUNDING.
+    """
     kept = advantage_TN[valid_TN]
     if kept.numel() == 0:
         return advantage_TN
-    return (advantage_TN - kept.mean()) / (kept.std(correction=0) + 1e-8)
+    std = kept.std(correction=0)
+    return torch.where(std > ROUNDING * kept.abs().max(), (advantage_TN - kept.mean()) / std, 0.0)
 
 
 def _td_error(fragment: Fragment, gamma: float) -> Tensor:
@@ -117,11 +123,12 @@ def group_relative(fragment: Fragment, group_size: int) -> tuple[Tensor, Tensor]
     whole_GM = (length_GM == length_GM.amax(1, keepdim=True)) | failed_N.view(-1, group_size)
     diverged_N = ((fragment.num_steps_TN == 0) & first_TN).any(0)
     whole_GM &= ((last_N | failed_N) & ~diverged_N).view(-1, group_size)
-    return_GM = (fragment.reward_TNE * first_TN.unsqueeze(-1)).sum((0, 2)).view(-1, group_size)
+    reward_TNE = fragment.reward_TNE * first_TN.unsqueeze(-1)
+    return_GM = reward_TNE.sum((0, 2)).view(-1, group_size)
     centred_GM = return_GM - return_GM.mean(1, keepdim=True)
     std_G1 = centred_GM.square().mean(1, keepdim=True).sqrt()
-    scale_G1 = return_GM.abs().mean(1, keepdim=True).clamp_min(1.0)
-    valid_GM = (std_G1 > 1e-5 * scale_G1) & whole_GM.all(1, keepdim=True)
+    scale_G1 = reward_TNE.abs().sum((0, 2)).view(-1, group_size).mean(1, keepdim=True)
+    valid_GM = (std_G1 > ROUNDING * scale_G1) & whole_GM.all(1, keepdim=True)
     advantage_GM = torch.where(valid_GM, centred_GM / std_G1, 0.0)
     valid_N = valid_GM.expand_as(centred_GM).flatten()
     return advantage_GM.flatten(), valid_N.expand(num_decisions, -1) & first_TN

@@ -52,6 +52,14 @@ def test_the_advantage_is_the_return_standardised_in_its_group() -> None:
     assert valid.all()
 
 
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+def test_the_unit_of_the_reward_changes_no_advantage(unit: float) -> None:
+    fragment = with_returns(episodes(TinyPolicy()), [1.0, 3.0, 0.0, 0.3, 10.0, 10.0])
+    expected = group_relative(fragment, 2)
+    found = group_relative(replace(fragment, reward_TNE=fragment.reward_TNE * unit), 2)
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_group_with_an_episode_that_is_not_the_fragment_does_not_count() -> None:
     fragment = with_returns(episodes(TinyPolicy()), [1.0, 3.0, 2.0, 4.0, 5.0, 7.0])
     ended_early, goes_on = fragment.truncated_TN.clone(), fragment.truncated_TN.clone()

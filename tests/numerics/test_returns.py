@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.algos.returns import decision_reward, gae, next_value, vtrace
+from embodied.algos.returns import decision_reward, gae, next_value, normalize, vtrace
 from embodied.core.episodes import EpisodeStats
 from embodied.core.types import Fragment
 
@@ -182,3 +182,17 @@ def test_vtrace_learns_nothing_from_decisions_that_the_policy_would_never_take()
     advantage, target = vtrace(data, torch.full_like(data.value_TN, -40.0), 0.97, 0.95, rho_bar=1.0, c_bar=1.0)
     torch.testing.assert_close(advantage, torch.zeros_like(advantage))
     torch.testing.assert_close(target, data.value_TN)
+
+
+@pytest.mark.parametrize("unit", [2.0**-40, 1e-6, 1e6])
+def test_the_unit_of_the_reward_changes_no_normalised_advantage(unit: float) -> None:
+    advantage = gae(random_fragment(seed=7), 0.97, 0.95)[0]
+    valid = torch.rand(advantage.shape) < 0.8
+    torch.testing.assert_close(normalize(advantage * unit, valid), normalize(advantage, valid))
+    assert normalize(advantage, valid)[valid].std(correction=0) == pytest.approx(1.0)
+
+
+def test_equal_advantages_say_nothing() -> None:
+    for size in (0.0, 1e-6, 0.1, 1e6):
+        rounded = size * (1 + 1e-7 * torch.randn(20, 5))
+        assert not normalize(rounded, torch.ones(20, 5, dtype=torch.bool)).any()
