@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -51,11 +50,11 @@ def adapt_learning_rate(optimizer: torch.optim.Adam, kl: float, config: PPOConfi
 
 
 @torch.no_grad()
-def update_average(average: Policy, policy: Policy, parameters: Collection[str], decay: float) -> None:
-    """Fold the policy's present weights into an average of them; copy its buffers. parameters: names of the weights."""
-    now = policy.state_dict()
-    for name, mean in average.state_dict().items():
-        if name in parameters:
-            mean.lerp_(now[name], 1 - decay)
-        else:
-            mean.copy_(now[name])
+def update_average(average: Policy, policy: Policy, decay: float) -> None:
+    """Fold the policy's present weights into an average of them; copy its buffers."""
+    assert isinstance(average, nn.Module)
+    assert isinstance(policy, nn.Module)
+    for mean, now in zip(average.parameters(), policy.parameters(), strict=True):
+        mean.lerp_(now, 1 - decay)
+    for kept, now in zip(average.buffers(), policy.buffers(), strict=True):
+        kept.copy_(now)

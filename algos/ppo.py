@@ -68,7 +68,6 @@ class PPO:
         self.device = device
         self.optimizer = build_adam(policy, config)
         self._actor_parameters = [p for name, p in policy.named_parameters() if not name.startswith("critic.")]
-        self._parameter_names = {name for name, _ in policy.named_parameters()}
         self.reference = copy.deepcopy(policy).requires_grad_(False) if config.reference_kl_coef > 0 else None
         self.deployed: Policy = copy.deepcopy(policy).requires_grad_(False) if config.ema_decay > 0 else policy
         self._generator = torch.Generator().manual_seed(seed)
@@ -108,7 +107,7 @@ class PPO:
             raise FloatingPointError(f"PPO update {version} is not finite: {', '.join(broken)}")
         if self.deployed is not self.policy:
             decay = min(self.config.ema_decay, (version + 1) / (version + 10))  # lower at first, to forget the start
-            update_average(self.deployed, self.policy, self._parameter_names, decay)
+            update_average(self.deployed, self.policy, decay)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,15 +1,34 @@
-"""Running standardisation of observations, whose statistics are buffers of the policy and travel with its weights."""
+"""Running standardisation of observations, whose statistics are buffers of the policy and travel with its weights.
+
+A feature x with mean m and biased variance v is standardised as
+
+    z = clip((x - m) / sqrt(v), -10, 10)        0 if v is 0 or the rounding of float32: there is no scale yet
+
+N vectors are merged with a batch of n, mean b and variance u, as in Chan, Golub and LeVeque (1979), with weight w:
+
+    w = n / (N + n)        m' = m + w (b - m)        v' = (1 - w) v + w u + w (1 - w) (b - m)^2
+
+A feature outgrows its statistics if it has no scale, or if more than half of the batch is clipped. Then w is at least
+1/2, also in frozen statistics, whose other features have w = 0. That bounds the mean square of the batch's new z, which
+is (u + (1 - w)^2 (b - m)^2) / v' before it is clipped, by 1 / w.
+
+No constant here has a unit: a feature times c has m and sqrt(v) times c, the same outliers and the same z.
+"""
 
 from __future__ import annotations
 
 from math import ceil
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 OUTLIER_SHARE = 0.01  # largest share of a batch that can be outliers
 OUTLIER_FACTOR = 10.0  # distance of an outlier from the median, in units of the distance of all but that share
-MIN_REACH = 1.0  # distance that is never bounded, in the feature's unit: a flag may be set once in a million steps
+OUTGROWN_SHARE = 0.5  # share of a batch that is clipped when a feature has outgrown its statistics
+OUTGROWN_WEIGHT = 0.5  # least weight of that batch
+ROUNDING = 2.0**-20  # deviation that may be rounding, in units of the value: 8 times the precision of float32
+OLD_EPSILON = 1e-6  # what earlier versions, whose buffers were float32, added to the variance
 
 
 def bound_outliers(x: Tensor) -> Tensor:
@@ -17,68 +36,90 @@ def bound_outliers(x: Tensor) -> Tensor:
 
     A feature that is far from its median in less than OUTLIER_SHARE of all observations has a standardised value above
     1 / sqrt(OUTLIER_SHARE) = 10 there. The normaliser clips it with or without this bound.
+
+    A flag that is set more rarely is no outlier: the distance is at least the median of those that are not 0.
     """
     center = x.median(0).values
-    usual = (x - center).abs().kthvalue(ceil((1 - OUTLIER_SHARE) * len(x)), dim=0).values
-    reach = (OUTLIER_FACTOR * usual).clamp_min(MIN_REACH)
+    distance = (x - center).abs()
+    usual = distance.kthvalue(ceil((1 - OUTLIER_SHARE) * len(x)), dim=0).values
+    moved = distance.masked_fill(distance <= ROUNDING * center.abs(), torch.nan).nanmedian(0).values
+    reach = OUTLIER_FACTOR * torch.maximum(usual, moved.nan_to_num(0.0))
     return x.clamp(center - reach, center + reach)
 
 
 class RunningNormalizer(nn.Module):
     """Standardisation of vectors [..., D] by the mean and variance of all vectors given to ``update``.
 
-    Batches are merged as in Chan, Golub and LeVeque (1979): stable for any batch size, exact up to rounding. A merge
-    computes in float64, the buffers are float32. Before the first update the normaliser only clips.
-
     Outliers are bounded before they enter the statistics (``bound_outliers``): one observation of a simulation that
-    is about to diverge would otherwise flatten all others for ever.
+    is about to diverge would otherwise flatten all others permanently.
 
     ``fit`` replaces the statistics by those of one data set and freezes them. Otherwise reinforcement learning would
-    shift the inputs of a network that imitation trained.
+    shift the inputs of a network that imitation trained. Only features that outgrow them still learn.
 
-    clip: bound of the standardised values. epsilon: added to the variance; a constant feature maps to 0.
+    Before the first update the normaliser only clips. Statistics are float64, because steps of a mean that is 1e4
+    deviations from 0 vanish in float32. ``forward`` computes in float32 and subtracts the mean in two parts.
+
+    clip: bound of the standardised values.
     """
 
     count: Tensor
     """int64 [], number of vectors in the statistics."""
     mean: Tensor
-    """float32 [D]."""
+    """float64 [D]."""
     var: Tensor
-    """float32 [D], biased variance."""
+    """float64 [D], biased variance."""
     fixed: Tensor
     """bool [], whether the statistics are frozen."""
+    center: Tensor
+    """float32 [D], the mean rounded."""
+    rate: Tensor
+    """float32 [D], 1 / standard deviation; 0 for a feature without a scale."""
+    bias: Tensor
+    """float32 [D], standardised value of ``center``."""
 
-    def __init__(self, dim: int, clip: float = 10.0, epsilon: float = 1e-6) -> None:
+    def __init__(self, dim: int, clip: float = 10.0) -> None:
         super().__init__()
         self.clip = clip
-        self.epsilon = epsilon
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("mean", torch.zeros(dim))
-        self.register_buffer("var", torch.ones(dim))
+        self.register_buffer("mean", torch.zeros(dim, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(dim, dtype=torch.float64))
         self.register_buffer("fixed", torch.zeros((), dtype=torch.bool))
+        for name in ("center", "rate", "bias"):
+            self.register_buffer(name, torch.empty(dim), persistent=False)
+        self._prepare()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Standardise and clip x [..., D]."""
-        return ((x - self.mean) * torch.rsqrt(self.var + self.epsilon)).clamp(-self.clip, self.clip)
+        """Standardise and clip x [..., D], float32."""
+        return torch.addcmul(self.bias, x - self.center, self.rate).clamp(-self.clip, self.clip)
 
     def inverse(self, standardised: Tensor) -> Tensor:
-        """Return the x [..., D] that ``forward`` maps to ``standardised``, if it does not clip x."""
-        return standardised * torch.sqrt(self.var + self.epsilon) + self.mean
+        """Return the x [..., D], float32, that ``forward`` maps to ``standardised``, if it does not clip x."""
+        return (standardised * self.var.sqrt() + self.mean).float()
 
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
-        """Fold x [..., D] into the statistics; do nothing if x is empty or the statistics are frozen."""
-        batch = x.reshape(-1, self.mean.shape[0])
-        if batch.shape[0] == 0 or bool(self.fixed):
+        """Fold x [..., D] into the statistics; do nothing if x is empty.
+
+        Of frozen statistics only those of features that outgrow them change.
+        """
+        batch = x.reshape(-1, self.mean.shape[0]).double()
+        if batch.shape[0] == 0:
             return
-        batch_var, batch_mean = torch.var_mean(bound_outliers(batch.double()), dim=0, correction=0)
+        frozen = bool(self.fixed)
+        clipped = ((batch - self.mean).abs() > self.clip * self.var.sqrt()).double().mean(0)
+        outgrown = (self.rate == 0) | (clipped > OUTGROWN_SHARE)
+        if frozen and not bool(outgrown.any()):
+            return
+        var, mean = torch.var_mean(bound_outliers(batch), dim=0, correction=0)
         total = self.count + batch.shape[0]
-        fraction = batch.shape[0] / total.double()
-        shift = batch_mean - self.mean.double()
-        var = (1.0 - fraction) * self.var.double() + fraction * batch_var + fraction * (1.0 - fraction) * shift.square()
-        self.mean.copy_(self.mean.double() + fraction * shift)
-        self.var.copy_(var)
-        self.count.copy_(total)
+        share = batch.shape[0] / total.double()
+        weight = torch.where(outgrown, share.clamp_min(OUTGROWN_WEIGHT), 0.0 if frozen else share)
+        shift = mean - self.mean
+        self.var.copy_((1 - weight) * self.var + weight * var + weight * (1 - weight) * shift.square())
+        self.mean.add_(weight * shift)
+        if not frozen:
+            self.count.copy_(total)
+        self._prepare()
 
     @torch.no_grad()
     def fit(self, x: Tensor) -> None:
@@ -87,3 +128,19 @@ class RunningNormalizer(nn.Module):
         self.count.zero_()
         self.update(x)
         self.fixed.fill_(True)
+
+    def _prepare(self) -> None:
+        """Compute what ``forward`` needs from the statistics."""
+        std = self.var.sqrt()
+        known = std > ROUNDING * self.mean.abs() + torch.finfo(torch.float32).tiny
+        self.center.copy_(self.mean)
+        self.rate.copy_(torch.where(known, 1 / std, 0.0))
+        self.bias.copy_((self.center - self.mean) * self.rate)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Load the statistics, also those of earlier versions, and prepare ``forward``."""
+        var = state_dict.get(prefix + "var")
+        if var is not None and var.dtype == torch.float32:
+            state_dict[prefix + "var"] = var.double() + OLD_EPSILON
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._prepare()

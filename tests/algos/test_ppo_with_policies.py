@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -42,3 +44,32 @@ def test_stale_data_has_a_first_ratio_of_one_after_the_normaliser_moved(policy: 
     assert metrics["train/ratio_first"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["async/ess"] < 1.0
     assert metrics["async/staleness_max"] == 1.0
+
+
+@pytest.mark.parametrize("unit", [1e-5, 1e5])
+def test_it_learns_from_an_observation_in_any_unit(unit: float) -> None:
+    """The best action is 0.3 where the first feature is positive and -0.3 elsewhere."""
+    torch.manual_seed(0)
+    entry = POLICIES["gaussian"]
+    policy = entry.build(SPEC, entry.config(**SIZES["gaussian"]))
+    algorithm = PPO(policy, PPOConfig(learning_rate=5e-3, gamma=1.0), seed=0, device=torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    for version in range(20):
+        state = torch.randn(256, SPEC.state_dim, generator=generator)
+        obs = {"state": state * unit, "privileged": torch.zeros(256, SPEC.privileged_dim)}
+        fragment = rollout(policy, seed=version, version=version, N=64, rows=obs)
+        wanted = (0.3 * state[:, 0].sign()).view(4, 64, 1, 1)
+        error_TNEA = fragment.chain.view(4, 64, policy.execute, -1) - wanted
+        algorithm.update([replace(fragment, reward_TNE=-error_TNEA.square().sum(-1))], version)
+    assert (policy.plan(obs) - wanted.view(256, 1, 1)).abs().mean() < 0.2
+
+
+def test_the_deployed_average_normalises_as_the_policy_does() -> None:
+    entry = POLICIES["gaussian"]
+    policy = entry.build(SPEC, entry.config(**SIZES["gaussian"]))
+    algorithm = PPO(policy, PPOConfig(ema_decay=0.5), seed=0, device=torch.device("cpu"))
+    fragment = rollout(policy, seed=0, version=0)
+    algorithm.update([fragment], 0)
+    state = fragment.obs["state"]
+    assert torch.equal(algorithm.deployed.state_normalizer(state), policy.state_normalizer(state))
+    assert not torch.equal(policy.state_normalizer(state), state)

@@ -47,6 +47,20 @@ def test_the_deterministic_policy_comes_to_do_what_was_demonstrated(name: str) -
     assert (done - batch(128, 1)[1]).abs().mean() < 0.1
 
 
+@pytest.mark.parametrize("factor", [1e-5, 1e5])
+def test_the_unit_of_the_observation_does_not_matter(factor: float) -> None:
+    found = []
+    for unit in (1.0, factor):
+        algorithm = make(updates=100, learning_rate=3e-3, ema_decay=0.9)
+        obs, action = batch(512)
+        obs = {"state": obs["state"] * unit}
+        algorithm.fit_normalizer(obs)
+        for _ in range(100):
+            algorithm.update(obs, action)
+        found.append(algorithm.validate(obs, action))
+    assert found[1] == pytest.approx(found[0], rel=0.02)
+
+
 def test_average_by_hand() -> None:
     algorithm = make(ema_decay=0.5, learning_rate=1e-2)
     weights = [dict(algorithm.policy.named_parameters())["denoiser.output.weight"]]
@@ -80,12 +94,12 @@ def test_statistics_are_those_of_the_data_and_stay() -> None:
     obs, _ = batch(1000)
     algorithm.fit_normalizer(obs)
     normalizer = algorithm.policy.state_normalizer
-    torch.testing.assert_close(normalizer.mean, obs["state"].mean(0))
-    torch.testing.assert_close(normalizer.var, obs["state"].var(0, correction=0))
+    torch.testing.assert_close(normalizer.mean.float(), obs["state"].mean(0))
+    torch.testing.assert_close(normalizer.var.float(), obs["state"].var(0, correction=0))
     algorithm.policy.update_normalizer({"state": torch.zeros(500, 4), "privileged": torch.ones(500, 2)})
-    torch.testing.assert_close(normalizer.mean, obs["state"].mean(0))
-    torch.testing.assert_close(algorithm.policy.critic.normalizer.mean, torch.ones(2))
-    torch.testing.assert_close(algorithm.average.state_normalizer.mean, obs["state"].mean(0))
+    torch.testing.assert_close(normalizer.mean.float(), obs["state"].mean(0))
+    torch.testing.assert_close(algorithm.policy.critic.normalizer.mean.float(), torch.ones(2))
+    torch.testing.assert_close(algorithm.average.state_normalizer.mean.float(), obs["state"].mean(0))
 
 
 def test_rates_of_the_configuration_win_when_going_on() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 
@@ -22,6 +23,7 @@ from embodied.deployment.files import load_arrays, sha256
 from embodied.deployment.onnx import TORCH_LOGGER
 from embodied.deployment.runner import PolicyRunner, parity
 from embodied.envs import make_pool, make_sampler
+from embodied.policies.normalizer import RunningNormalizer
 from embodied.run import exporting
 from embodied.run.factories import make_spec
 from tests.commands.helpers import SMALL as SMALL_RUN
@@ -257,3 +259,15 @@ def test_wrong_observations_are_refused(
     change(inputs)  # type: ignore[operator]
     with pytest.raises(UserError, match=message):
         runner.plan(inputs)
+
+
+def test_an_observation_far_from_0_is_normalised_in_float32_as_exactly_in_onnx(tmp_path: Path) -> None:
+    state = torch.randn(500, 2, generator=torch.Generator().manual_seed(0)) + torch.tensor([1.0, 12_345.678])
+    normalizer = RunningNormalizer(2)
+    normalizer.update(state)
+    torch.onnx.export(normalizer.eval(), (state,), str(tmp_path / "normalizer.onnx"), dynamo=True, verbose=False)
+    model = onnx.load(tmp_path / "normalizer.onnx")
+    assert {weight.data_type for weight in model.graph.initializer} <= {onnx.TensorProto.FLOAT}
+    (found,) = onnxruntime.InferenceSession(tmp_path / "normalizer.onnx").run(None, {"x": state.numpy()})
+    exact = (state.double() - normalizer.mean) / normalizer.var.sqrt()
+    np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-6)

@@ -70,9 +70,9 @@ def test_an_observation_of_another_shape_or_type_is_named(name: str, returned: s
     part = "observation 'arm'" if name == "ForeignDict" else "observation"
     with pytest.raises(UserError, match=rf"cannot be served: .* returned {part}.* as {NAMED[returned]}"):
         spec(name, observation=returned)
-    with closing(make(name, observation=returned, since=7)) as env:
-        with pytest.raises(UserError, match=rf"returned {part}.* as {NAMED[returned]}.*control step"):
-            steps(env)
+    message = rf"returned {part}.* as {NAMED[returned]}.*control step"
+    with closing(make(name, observation=returned, since=7)) as env, pytest.raises(UserError, match=message):
+        steps(env)
 
 
 WRONG_TOGETHER = {
@@ -89,16 +89,16 @@ WRONG_TOGETHER = {
 
 @pytest.mark.parametrize(("part", "value"), WRONG_TOGETHER)
 def test_wrong_results_of_a_vector_environment_are_named(part: str, value: str) -> None:
-    with closing(make("ForeignVector", **{part: value})) as env:
-        with pytest.raises(UserError, match=f"its vector environment returned {WRONG_TOGETHER[part, value]}"):
-            steps(env)
+    message = f"its vector environment returned {WRONG_TOGETHER[part, value]}"
+    with closing(make("ForeignVector", **{part: value})) as env, pytest.raises(UserError, match=message):
+        steps(env)
 
 
 @pytest.mark.parametrize("processes", [0, 1])
 def test_the_class_that_returned_it_is_named(processes: int) -> None:
-    with closing(make("Foreign", processes, observation="one", since=7)) as env:
-        with pytest.raises(UserError, match=rf"env 0 of {MODULE}.Foreign returned .* \(control step 7 of the episode"):
-            steps(env)
+    message = rf"env 0 of {MODULE}.Foreign returned .* \(control step 7 of the episode"
+    with closing(make("Foreign", processes, observation="one", since=7)) as env, pytest.raises(UserError, match=message):
+        steps(env)
 
 
 @pytest.mark.parametrize("returned", ["list", "float64", "int"])

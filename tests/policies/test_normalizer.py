@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
+from torch import Tensor
 
 from embodied.policies.normalizer import RunningNormalizer
 
@@ -72,7 +74,7 @@ def test_one_outlier_among_many_observations_does_not_flatten_the_others():
             if batch == (0 if first else 20):
                 x[7, 0] = 3e5
             normalizer.update(x)
-        torch.testing.assert_close(normalizer.var, torch.ones(2), rtol=0.05, atol=0)
+        torch.testing.assert_close(normalizer.var.float(), torch.ones(2), rtol=0.05, atol=0)
 
 
 def test_fitting_ignores_an_outlier_too():
@@ -83,19 +85,20 @@ def test_fitting_ignores_an_outlier_too():
     assert 0.9 < float(normalizer.var) < 1.3
 
 
-def test_rare_flags_and_features_that_begin_to_vary_enter_the_statistics():
-    """A contact that is set once in a thousand steps, and a feature that is constant at first."""
-    normalizer, seen = RunningNormalizer(2), []
-    for batch in range(20):
-        x = torch.zeros(1000, 2)
-        x[batch, 0] = 1.0
-        if batch >= 10:
-            x[:, 1] = 50 * torch.randn(1000, generator=torch.Generator().manual_seed(batch))
-        normalizer.update(x)
-        seen.append(x)
-    expected = torch.cat(seen)
-    torch.testing.assert_close(normalizer.mean, expected.mean(0), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(normalizer.var, expected.var(0, correction=0), rtol=1e-4, atol=1e-6)
+def test_rare_flags_enter_the_statistics():
+    """A contact that is set once in a thousand steps, at any size, beside one that a diverging simulation reports."""
+    for size in (1e-6, 1.0, 1e6):
+        normalizer, seen = RunningNormalizer(2), []
+        for batch in range(20):
+            x = torch.zeros(1000, 2)
+            x[batch, 0] = size
+            x[:3, 1] = torch.tensor([1.0, 1.0, 1e9]) * size
+            normalizer.update(x)
+            seen.append(x[:, :1])
+        expected = torch.cat(seen).double()
+        torch.testing.assert_close(normalizer.mean[:1], expected.mean(0))
+        torch.testing.assert_close(normalizer.var[:1], expected.var(0, correction=0))
+        assert float(normalizer.var[1].sqrt()) < size
 
 
 def test_a_rare_large_feature_is_clipped_as_it_would_be_without_the_bound():
@@ -105,3 +108,119 @@ def test_a_rare_large_feature_is_clipped_as_it_would_be_without_the_bound():
     normalizer.update(x)
     assert float(normalizer(torch.tensor([[200.0]]))) == normalizer.clip
     assert (200.0 - float(x.mean())) / float(x.std()) > normalizer.clip
+
+
+SIZES = [1e-6, 1.0, 1e6]
+
+
+def difficult(batch: int) -> Tensor:
+    """One batch of features that are normal, heavy-tailed, with outliers, flags, far from 0, and constant at first."""
+    g = torch.Generator().manual_seed(batch)
+    x = torch.randn(1000, 8, generator=g)
+    x[:, 1] = x[:, 1] ** 5
+    x[batch, 2] = 3e5
+    x[:, 3] = (x[:, 3] > 2.5).float()
+    x[:, 4] += 1000.0
+    x[:, 5] *= batch >= 3
+    x[:, 6] = 5.0 + (batch >= 3) * x[:, 6]
+    x[:, 7] = 0.7
+    return x
+
+
+def normalised(factor: float, fitted: bool) -> Tensor:
+    """All values of a stream of batches times a factor, each batch after it has entered the statistics."""
+    normalizer, found = RunningNormalizer(8), []
+    if fitted:
+        normalizer.fit(difficult(0) * factor)
+    for batch in range(6):
+        normalizer.update(difficult(batch) * factor)
+        found.append(normalizer(difficult(batch) * factor))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("fitted", [False, True])
+def test_the_unit_of_a_feature_changes_no_normalised_value(fitted):
+    expected = normalised(1.0, fitted)
+    for factor in (2.0**20, 2.0**-20):  # float32 rounds nothing
+        assert torch.equal(normalised(factor, fitted), expected)
+    for factor in (1e6, 1e-6):
+        torch.testing.assert_close(normalised(factor, fitted), expected, rtol=1e-5, atol=2e-4)
+    assert expected[0, :, :5].std(0).min() > 0.1
+
+
+@pytest.mark.parametrize("fitted", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("constant", [0.0, 5.0, "rounding"])
+def test_a_constant_feature_is_0_until_it_varies_and_then_has_the_scale_of_the_variation(constant, size, fitted):
+    rows = torch.randn(1000, 1, generator=torch.Generator().manual_seed(0)) * size
+    before = torch.full((1000, 1), 5.0) + 1e-6 * torch.rand(1000, 1) if constant == "rounding" else constant + 0 * rows
+    before = before * size
+    normalizer = RunningNormalizer(1)
+    if fitted:
+        normalizer.fit(before)
+    for _ in range(50):
+        normalizer.update(before)
+    assert normalizer(before + rows).abs().max() == 0.0
+    normalizer.update(before + rows)
+    z = normalizer(before + rows)
+    assert 0.7 < float(z.square().mean().sqrt()) < 1.5
+    assert z.abs().max() < normalizer.clip
+
+
+def test_a_flag_that_no_demonstration_had_is_seen_from_its_first_update_on():
+    normalizer = RunningNormalizer(1)
+    normalizer.fit(torch.zeros(1000, 1))
+    x = torch.zeros(1000, 1)
+    x[3] = 1.0
+    normalizer.update(x)
+    assert normalizer(x).unique().tolist() == pytest.approx([-float(normalizer.mean / normalizer.var.sqrt()), 10.0])
+
+
+def test_a_feature_that_is_nearly_constant_in_demonstrations_does_not_saturate_for_ever():
+    """One feature leaves what was demonstrated, the other has a tail that does; the latter's statistics stay."""
+    g = torch.Generator().manual_seed(0)
+    shown, later = (torch.randn(1000, 2, generator=g) for _ in range(2))
+    normalizer = RunningNormalizer(2)
+    normalizer.fit(shown * torch.tensor([1e-4, 1.0]))
+    later[:300, 1] *= 100
+    assert (normalizer(later)[:, 0].abs() == normalizer.clip).float().mean() > 0.9
+    kept = normalizer(shown)[:, 1]
+    for _ in range(3):
+        normalizer.update(later)
+    assert 0.5 < float(normalizer(later)[:, 0].square().mean()) < 2.5
+    assert torch.equal(normalizer(shown)[:, 1], kept)
+
+
+def test_a_mean_far_from_0_is_learned_from_many_samples():
+    """After 2e7 samples around 1e4 deviations: in float32 the steps of the mean would vanish."""
+    normalizer = RunningNormalizer(1)
+    normalizer.update(torch.randn(1000, 1, dtype=torch.float64) + 10_001)
+    normalizer.count.fill_(20_000_000)
+    before = float(normalizer.mean)
+    batch = torch.full((1000, 1), 10_000.0)
+    for _ in range(100):
+        normalizer.update(batch)
+    moved = (before - 10_000) * (1 - 20_000_000 / 20_100_000)
+    assert before - float(normalizer.mean) == pytest.approx(moved, rel=1e-6)
+
+
+def test_a_value_far_from_0_is_standardised_as_exactly_as_float32_gives_it():
+    x = (torch.randn(1000, 1, generator=torch.Generator().manual_seed(0)) + 12_345.678).float()
+    normalizer = RunningNormalizer(1)
+    normalizer.update(x)
+    exact = (x.double() - normalizer.mean) / normalizer.var.sqrt()
+    torch.testing.assert_close(normalizer(x).double(), exact, rtol=1e-6, atol=1e-7)
+
+
+def test_weights_of_an_earlier_version_normalise_as_they_did():
+    """Their buffers are float32, and 1e-6 was added to the variance."""
+    old = {"count": torch.tensor(100), "fixed": torch.tensor(True)}
+    old |= {"mean": torch.tensor([1.0, 2.0]), "var": torch.tensor([4.0, 1e-6])}
+    normalizer = RunningNormalizer(2)
+    normalizer.load_state_dict(old)
+    x = torch.tensor([[2.0, 2.002], [0.0, 1.999]])
+    torch.testing.assert_close(normalizer(x), (x - old["mean"]) * torch.rsqrt(old["var"] + 1e-6))
+    again = RunningNormalizer(2)
+    again.load_state_dict(normalizer.state_dict())
+    assert torch.equal(again(x), normalizer(x))
+    assert torch.equal(again.var, normalizer.var)
