@@ -97,7 +97,8 @@ def test_wrong_results_of_a_vector_environment_are_named(part: str, value: str) 
 @pytest.mark.parametrize("processes", [0, 1])
 def test_the_class_that_returned_it_is_named(processes: int) -> None:
     message = rf"env 0 of {MODULE}.Foreign returned .* \(control step 7 of the episode"
-    with closing(make("Foreign", processes, observation="one", since=7)) as env, pytest.raises(UserError, match=message):
+    env = make("Foreign", processes, observation="one", since=7)
+    with closing(env), pytest.raises(UserError, match=message):
         steps(env)
 
 
