@@ -50,27 +50,28 @@ class SFT(Supervised):
         """Whether updates need scenes too, so that a grounded policy does not forget how to predict positions."""
         return self.config.keep_grounding > 0 and isinstance(self.policy, Groundable) and self.policy.grounded
 
-    def pick(self, starts_W: Tensor) -> Tensor:
-        """Draw ``batch_size`` of the frames ``starts_W``, with replacement."""
-        return starts_W[torch.randint(len(starts_W), (self.config.batch_size,), generator=self.generator)]
+    def pick(self, frames_W: Tensor) -> Tensor:
+        """Draw ``batch_size`` of the frames ``frames_W``, with replacement."""
+        return frames_W[torch.randint(len(frames_W), (self.config.batch_size,), generator=self.generator)]
 
-    def update(self, obs: Obs, action_BHA: Tensor, scenes: Obs | None = None) -> float:
+    def update(self, obs: Obs, action_BHA: Tensor, valid_BH: Tensor, scenes: Obs | None = None) -> float:
         """Take one step on a batch and return its loss. FloatingPointError as in ``descend``.
 
-        scenes: observations with ``target_positions``, for a policy that ``keeps_grounding``.
+        valid_BH: which actions were demonstrated (``Imitator.imitation_loss``). scenes: observations with
+        ``target_positions``, for a policy that ``keeps_grounding``.
         """
-        action_BHA = action_BHA.to(self.device)
-        loss = self.imitator.imitation_loss(self.to_device(obs), action_BHA, self.generator)
+        action_BHA, valid_BH = action_BHA.to(self.device), valid_BH.to(self.device)
+        loss = self.imitator.imitation_loss(self.to_device(obs), action_BHA, valid_BH, self.generator)
         if scenes is not None:
             assert isinstance(self.policy, Groundable)
             loss = loss + self.config.keep_grounding * self.policy.location_loss(self.to_device(scenes))
         return self.descend(loss)
 
     @torch.no_grad()
-    def validate(self, obs: Obs, action_BHA: Tensor) -> float:
+    def validate(self, obs: Obs, action_BHA: Tensor, valid_BH: Tensor) -> float:
         """Return the loss of the average weights on held-out chunks, with the same noise and times in every call."""
         assert isinstance(self.average, Imitator)
-        obs, action_BHA = self.to_device(obs), action_BHA.to(self.device)
+        obs, action_BHA, valid_BH = self.to_device(obs), action_BHA.to(self.device), valid_BH.to(self.device)
         generator = torch.Generator().manual_seed(0)
-        draws = [self.average.imitation_loss(obs, action_BHA, generator) for _ in range(VALIDATION_DRAWS)]
+        draws = [self.average.imitation_loss(obs, action_BHA, valid_BH, generator) for _ in range(VALIDATION_DRAWS)]
         return float(torch.stack(draws).mean())

@@ -128,6 +128,6 @@ class GaussianPolicy(GaussianChunk):
         """Return ``drawn``: the numbers are the actions."""
         return drawn
 
-    def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the mean squared error of the mean chunk, a scalar; the generator is not used."""
-        return (self.mean(self.inputs(obs)) - action_NHA).square().mean()
+    def imitation_loss(self, obs: Obs, action_NHA: Tensor, valid_NH: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the mean squared error of the mean chunk where it is valid, a scalar; the generator is not used."""
+        return (self.mean(self.inputs(obs)) - action_NHA).square()[valid_NH].mean()

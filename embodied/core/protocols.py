@@ -245,8 +245,12 @@ class Imitator(Fitted, Protocol):
     not_imitated: tuple[str, ...]
     """Prefixes of the weights that imitation does not train: those of exploration and critic."""
 
-    def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the loss of demonstrated chunks [N, H, A], a differentiable scalar."""
+    def imitation_loss(self, obs: Obs, action_NHA: Tensor, valid_NH: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the loss of demonstrated chunks [N, H, A], a differentiable scalar.
+
+        valid_NH: bool, which actions were demonstrated: the first ones of every chunk, one at least. The loss is the
+        mean over them, so that each demonstrated action of a batch counts alike.
+        """
         ...
 
 

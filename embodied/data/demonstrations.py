@@ -1,6 +1,9 @@
 """Demonstrated episodes in memory, and the chunks for imitation.
 
-Episode [L] ... ──► Demonstrations: all frames [F] in order ──► starts [W] ──► chunks [B, H, A]
+Episode [L] ... ──► Demonstrations: all frames [F] in order ──► drawn frames [B] ──► chunks [B, H, A]
+
+A chunk starts at every frame, also where fewer than H actions are left of the episode. Its missing end repeats the
+episode's last action, and a mask says that nothing there was demonstrated.
 """
 
 from __future__ import annotations
@@ -59,12 +62,9 @@ class Demonstrations:
     images: dict[str, Tensor] = field(default_factory=dict)
     """Images of the cameras that were read, uint8 [F, h, w, 3]."""
 
-    def chunk_starts(self, horizon: int, episodes: Sequence[int]) -> Tensor:
-        """Return the frames of ``episodes`` at which ``horizon`` actions of one episode start, int64 [W]."""
-        frames = torch.arange(max(0, len(self.episode_F) - horizon + 1))
-        inside = self.episode_F[frames] == self.episode_F[frames + horizon - 1]
-        chosen = torch.isin(self.episode_F[frames], torch.as_tensor(list(episodes), dtype=torch.int64))
-        return frames[inside & chosen]
+    def frames(self, episodes: Sequence[int]) -> Tensor:
+        """Return all frames of ``episodes``, int64 [W]."""
+        return torch.isin(self.episode_F, torch.as_tensor(list(episodes), dtype=torch.int64)).nonzero().squeeze(1)
 
     def with_instructions(self, instructions: Sequence[str]) -> Demonstrations:
         """Index into the ``instructions`` of a task instead. UserError for a text that is not one of them."""
@@ -83,9 +83,14 @@ class Demonstrations:
         images = {f"images.{camera}": frames[rows_B] for camera, frames in self.images.items()}
         return {"state": self.state_FS[rows_B], "instruction": self.instruction_F[rows_B], **images}
 
-    def actions(self, starts_B: Tensor, horizon: int) -> Tensor:
-        """Return the chunks of ``horizon`` actions that start at frames ``starts``, [B, H, A]."""
-        return self.action_FA[starts_B[:, None] + torch.arange(horizon)]
+    def chunks(self, rows_B: Tensor, horizon: int) -> tuple[Tensor, Tensor]:
+        """Return the chunks of ``horizon`` actions that start at frames ``rows``, [B, H, A], with their mask [B, H].
+
+        Beyond the end of an episode, its last action is repeated, and the mask is false.
+        """
+        last_B = torch.searchsorted(self.episode_F, self.episode_F[rows_B], right=True) - 1
+        frames_BH = rows_B[:, None] + torch.arange(horizon)
+        return self.action_FA[frames_BH.minimum(last_B[:, None])], frames_BH <= last_B[:, None]
 
     def split(self, validation_share: float) -> tuple[list[int], list[int]]:
         """Return the episodes to train on and those to validate on (every n-th). UserError for fewer than 2."""

@@ -15,11 +15,9 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from embodied.algos.sft import SFT
-from embodied.core.errors import UserError
 from embodied.core.protocols import Precomputing
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
@@ -51,38 +49,33 @@ class ImitationTrainer(SupervisedTrainer):
         super().__init__(config, run_dir, new, spec)
         self.patience = self.algorithm.config.patience
         self.train_episodes, self.validation_episodes = self.data.split(self.algorithm.config.validation_share)
-        self.starts = self.data.chunk_starts(self.policy.horizon, self.train_episodes)
-        starts = self.data.chunk_starts(self.policy.horizon, self.validation_episodes)
-        self.validation_starts = starts[:: -(-len(starts) // VALIDATION_CHUNKS) or 1]
-        if not len(self.starts) or not len(self.validation_starts):
-            raise UserError(
-                f"data={config.data}: its episodes are shorter than a chunk of {self.policy.horizon} actions"
-            )
+        self.frames = self.data.frames(self.train_episodes)
+        frames = self.data.frames(self.validation_episodes)
+        self.validation_frames = frames[:: -(-len(frames) // VALIDATION_CHUNKS)]
         if new and config.init is None:
-            trained_on = torch.isin(self.data.episode_F, torch.tensor(self.train_episodes))
-            self.algorithm.fit_normalizer({"state": self.data.state_FS[trained_on]})
+            self.algorithm.fit_normalizer({"state": self.data.state_FS[self.frames]})
             self.kept = self.algorithm.weights()
 
     def announcement(self) -> str:
         return (
             f"imitating {self.config.task['name']}: policy {self.config.policy['name']} ({self.parameters()}), "
-            f"{len(self.train_episodes)} episodes to train on ({len(self.starts):,} chunks), "
+            f"{len(self.train_episodes)} episodes to train on ({len(self.frames):,} chunks), "
             f"{len(self.validation_episodes)} to validate on, seed {self.config.seed} → {self.run_dir}"
         )
 
     def update(self) -> float:
         algorithm = self.algorithm
-        obs, action_BHA = self.chunks(algorithm.pick(self.starts))
-        scenes = self.scenes.draw(len(action_BHA), algorithm.generator) if algorithm.keeps_grounding else None
-        return algorithm.update(obs, action_BHA, scenes)
+        rows_B = algorithm.pick(self.frames)
+        scenes = self.scenes.draw(len(rows_B), algorithm.generator) if algorithm.keeps_grounding else None
+        return algorithm.update(*self.chunks(rows_B), scenes)
 
     def validate(self) -> tuple[float, dict[str, float]]:
-        return self.algorithm.validate(*self.chunks(self.validation_starts)), {}
+        return self.algorithm.validate(*self.chunks(self.validation_frames)), {}
 
-    def chunks(self, starts_B: Tensor) -> tuple[Obs, Tensor]:
-        """Return the observations of frames ``starts`` and the chunks that start there, [B, H, A]."""
-        obs = {key: value[starts_B] for key, value in self.observed.items()}
-        return obs, self.data.actions(starts_B, self.policy.horizon)
+    def chunks(self, rows_B: Tensor) -> tuple[Obs, Tensor, Tensor]:
+        """Return the observations of frames ``rows``, and the chunks that start there with their mask."""
+        obs = {key: value[rows_B] for key, value in self.observed.items()}
+        return obs, *self.data.chunks(rows_B, self.policy.horizon)
 
     @cached_property
     def scenes(self) -> SceneDataset:

@@ -12,8 +12,8 @@ from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
 from embodied.policies.flow.chains import ChainConfig, FlowChains
 from embodied.policies.flow.network import Denoiser, StateEncoding, time_features
-from embodied.policies.flow.prefix import clean_rows, draw_prefix, mean_of_free
-from embodied.policies.flow.step import interpolate, time_grid, velocity_to
+from embodied.policies.flow.prefix import draw_prefix, learned_rows, noisy_chunk
+from embodied.policies.flow.step import time_grid, velocity_to
 
 MIN_LOSS_TIME = 0.05  # lower bound of t in the 1/t weight of the imitation loss, as in Li & He (2025)
 
@@ -91,21 +91,21 @@ class FlowPolicy(FlowChains):
         prediction = prediction.reshape(x.shape)
         return prediction if self.predicts_velocity else velocity_to(prediction, x, t[..., None, None])
 
-    def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
+    def imitation_loss(self, obs: Obs, action_NHA: Tensor, valid_NH: Tensor, generator: torch.Generator) -> Tensor:
         """Return the flow-matching loss of demonstrated chunks, a scalar.
 
-        It is the mean squared error of the velocity ``noise - action``. If the network predicts the action, the error
-        of the velocity is the error of the action divided by t. This divisor is at least MIN_LOSS_TIME, so that times
-        near 0, at which the prediction is easy, do not dominate. With ``max_delay`` a prefix of random length is given,
-        and the loss is that of the other rows.
+        It is the mean squared error of the velocity ``noise - action`` in valid rows. If the network predicts the
+        action, the error of the velocity is the error of the action divided by t. This divisor is at least
+        MIN_LOSS_TIME, so that times near 0, at which the prediction is easy, do not dominate. With ``max_delay`` a
+        prefix of random length is given, and the loss is that of the other valid rows.
         """
-        obs = draw_prefix(obs, action_NHA, self.max_delay, generator)
+        obs = draw_prefix(obs, action_NHA, valid_NH, self.max_delay, generator)
         noise, t = self.draw_path(action_NHA, generator)
         t_N11 = t[:, None, None]
         encoding = self.encode(obs)
-        x = clean_rows(interpolate(action_NHA, noise, t_N11), action_NHA, encoding.fixed)
+        x = noisy_chunk(action_NHA, noise, t_N11, valid_NH, encoding.fixed)
         velocity = self.velocity_at(encoding, x, t, time_features(t))
         error = velocity - (noise - action_NHA)
         if not self.predicts_velocity:
             error = error * (t_N11 / t_N11.clamp_min(MIN_LOSS_TIME))
-        return mean_of_free(error.square(), encoding.fixed)
+        return error.square()[learned_rows(valid_NH, encoding.fixed)].mean()

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from embodied.core.types import Obs
 from embodied.policies.flow.sampler import Transition
+from embodied.policies.flow.step import interpolate
 
 
 def fixed_rows(obs: Obs, rows: int) -> Tensor:
@@ -68,20 +69,29 @@ def prefix_features(obs: Obs, like: Tensor) -> Tensor:
 
 
 # -- imitation ---------------------------------------------------------------------------------------------------------
-def draw_prefix(obs: Obs, action_NHA: Tensor, max_delay: int, generator: torch.Generator) -> Obs:
-    """Add ``delay``, uniform from 0 to D, and ``prefix`` of demonstrated chunks to observations; not if D is 0."""
+def draw_prefix(obs: Obs, action_NHA: Tensor, valid_NH: Tensor, max_delay: int, generator: torch.Generator) -> Obs:
+    """Add ``delay`` and ``prefix`` of demonstrated chunks to observations; not if D is 0.
+
+    The delay is uniform from 0 to D, or to one less than the valid rows if these are fewer, so that one is learned.
+    """
     if not max_delay:
         return obs
-    delay_N = torch.randint(max_delay + 1, (len(action_NHA),), generator=generator).to(action_NHA.device)
+    longest_N = (valid_NH.sum(1) - 1).clamp_max(max_delay)
+    uniform_N = torch.rand(len(action_NHA), generator=generator).to(action_NHA.device)
+    delay_N = (uniform_N * (longest_N + 1)).long()
     given = fixed_rows({"delay": delay_N}, max_delay)
     return {**obs, "delay": delay_N, "prefix": action_NHA[:, :max_delay].masked_fill(~given, 0.0)}
 
 
-def clean_rows(x: Tensor, action: Tensor, fixed: Tensor | None) -> Tensor:
-    """Return x [N, H, W] with the fixed rows of ``action`` [N, H, W]."""
+def noisy_chunk(action: Tensor, noise: Tensor, t: Tensor, valid_NH: Tensor, fixed: Tensor | None) -> Tensor:
+    """Return the interpolation at times t [N, 1, 1] of actions and noise [N, H, W], without noise in fixed rows.
+
+    Rows that are not valid are noise at any time: what pads the chunk would show the network the actions to learn.
+    """
+    x = torch.where(valid_NH.unsqueeze(-1), interpolate(action, noise, t), noise)
     return x if fixed is None else torch.where(fixed, action, x)
 
 
-def mean_of_free(error: Tensor, fixed: Tensor | None) -> Tensor:
-    """Return the mean of errors [N, H, W] over the rows that are not fixed, a scalar."""
-    return error.mean() if fixed is None else free(error, fixed).sum() / ((~fixed).sum() * error.shape[-1])
+def learned_rows(valid_NH: Tensor, fixed: Tensor | None) -> Tensor:
+    """Return the rows that a chunk is learned in, bool [N, H]: the valid ones that are not fixed."""
+    return valid_NH if fixed is None else valid_NH & ~fixed.squeeze(-1)

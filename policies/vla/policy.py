@@ -14,8 +14,7 @@ from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
 from embodied.policies.flow.chains import FlowChains
-from embodied.policies.flow.prefix import clean_rows, draw_prefix, mean_of_free
-from embodied.policies.flow.step import interpolate
+from embodied.policies.flow.prefix import draw_prefix, learned_rows, noisy_chunk
 from embodied.policies.normalizer import RunningNormalizer
 from embodied.policies.vla import checkpoint, lora, pi0
 from embodied.policies.vla.config import PARTS, VLAConfig
@@ -200,25 +199,26 @@ class VLAPolicy(FlowChains):
         features = self.features(encoding, x, self.grid[k])
         return self.to_velocity(features), self.noise_network(features)
 
-    def imitation_loss(self, obs: Obs, action_NHA: Tensor, generator: torch.Generator) -> Tensor:
+    def imitation_loss(self, obs: Obs, action_NHA: Tensor, valid_NH: Tensor, generator: torch.Generator) -> Tensor:
         """Return the flow-matching loss of demonstrated chunks, a scalar.
 
-        It is the mean squared error of the velocity ``noise - action``. Actions are padded with zeros to the width of
-        the network, and the padding counts as any dimension, as in π0: it is an input of every denoise step and must
-        stay what the network was trained on. Each observation is encoded once and denoised from
+        It is the mean squared error of the velocity ``noise - action`` in valid rows. Actions are padded with zeros to
+        the width of the network, and the padding counts as any dimension, as in π0: it is an input of every denoise
+        step and must stay what the network was trained on. Each observation is encoded once and denoised from
         DRAWS_PER_OBSERVATION points, because most of the cost is in its images. With ``max_delay`` an action prefix of
-        random length is given, and the loss is that of the other rows.
+        random length is given, and the loss is that of the other valid rows.
         """
-        obs = draw_prefix(obs, action_NHA, self.max_delay, generator)
+        obs = draw_prefix(obs, action_NHA, valid_NH, self.max_delay, generator)
         encoding = self.encode(obs)
         action = F.pad(action_NHA, (0, self.width - action_NHA.shape[-1])).repeat_interleave(DRAWS_PER_OBSERVATION, 0)
+        valid = valid_NH.repeat_interleave(DRAWS_PER_OBSERVATION, 0)
         fixed = None if encoding.fixed is None else encoding.fixed.repeat_interleave(DRAWS_PER_OBSERVATION, 0)
         noise, t = self.draw_path(action, generator)
-        x = clean_rows(interpolate(action, noise, t[:, None, None]), action, fixed)
+        x = noisy_chunk(action, noise, t[:, None, None], valid, fixed)
         t = t.view(-1, DRAWS_PER_OBSERVATION)
         features = self.features(encoding, x.view(-1, DRAWS_PER_OBSERVATION, *x.shape[1:]), t)
         velocity = self.to_velocity(features).flatten(0, 1)
-        return mean_of_free((velocity - (noise - action)).square(), fixed)
+        return (velocity - (noise - action)).square()[learned_rows(valid, fixed)].mean()
 
     def fit_normalizer(self, obs: Obs) -> None:
         """Fit the statistics of ``state`` and ``target_positions`` to those in ``obs`` and freeze them.

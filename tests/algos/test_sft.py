@@ -27,21 +27,21 @@ def make(name: str = "flow", **options: object) -> SFT:
     return SFT(entry.build(SPEC, entry.config(**sizes)), SFTConfig(**options), seed=0, device=CPU)
 
 
-def batch(num: int, seed: int = 0) -> tuple[Obs, Tensor]:
-    """Chunks that are a function of the state."""
+def batch(num: int, seed: int = 0) -> tuple[Obs, Tensor, Tensor]:
+    """Chunks that are a function of the state, all valid."""
     state = 5 + 3 * torch.randn(num, 4, generator=torch.Generator().manual_seed(seed))
     action = (0.3 * (state[:, :2] - 5)).tanh()[:, None].repeat(1, 4, 1)
-    return {"state": state}, action
+    return {"state": state}, action, torch.ones(num, 4, dtype=torch.bool)
 
 
 @pytest.mark.parametrize("name", ["flow", "gaussian"])
 def test_the_deterministic_policy_comes_to_do_what_was_demonstrated(name: str) -> None:
     algorithm = make(name, updates=300, learning_rate=3e-3, ema_decay=0.98)
-    obs, action = batch(512)
+    obs, action, valid = batch(512)
     algorithm.fit_normalizer(obs)
     before = algorithm.validate(*batch(128, 1))
     for _ in range(300):
-        algorithm.update(obs, action)
+        algorithm.update(obs, action, valid)
     assert algorithm.validate(*batch(128, 1)) < 0.2 * before
     done = algorithm.average.plan({**batch(128, 1)[0], "privileged": torch.zeros(128, 2)})
     assert (done - batch(128, 1)[1]).abs().mean() < 0.1
@@ -52,13 +52,24 @@ def test_the_unit_of_the_observation_does_not_matter(factor: float) -> None:
     found = []
     for unit in (1.0, factor):
         algorithm = make(updates=100, learning_rate=3e-3, ema_decay=0.9)
-        obs, action = batch(512)
+        obs, action, valid = batch(512)
         obs = {"state": obs["state"] * unit}
         algorithm.fit_normalizer(obs)
         for _ in range(100):
-            algorithm.update(obs, action)
-        found.append(algorithm.validate(obs, action))
+            algorithm.update(obs, action, valid)
+        found.append(algorithm.validate(obs, action, valid))
     assert found[1] == pytest.approx(found[0], rel=0.02)
+
+
+def test_the_loss_is_the_mean_over_the_demonstrated_actions_of_a_batch() -> None:
+    """Each counts alike, and what stands in place of missing ones has no part in it."""
+    algorithm = make("gaussian")
+    obs, action, _ = batch(64)
+    valid = torch.arange(4) < 1 + torch.arange(64)[:, None] % 4
+    error = (algorithm.policy.mean(algorithm.policy.inputs(obs)) - action).square().mean(-1)
+    padded = action.masked_fill(~valid[..., None], 1e6)
+    loss = algorithm.imitator.imitation_loss(obs, padded, valid, algorithm.generator)
+    torch.testing.assert_close(loss, error[valid].sum() / valid.sum())
 
 
 def test_average_by_hand() -> None:
@@ -91,7 +102,7 @@ def test_validation_draws_the_same_noise_every_time() -> None:
 
 def test_statistics_are_those_of_the_data_and_stay() -> None:
     algorithm = make()
-    obs, _ = batch(1000)
+    obs = batch(1000)[0]
     algorithm.fit_normalizer(obs)
     normalizer = algorithm.policy.state_normalizer
     torch.testing.assert_close(normalizer.mean.float(), obs["state"].mean(0))
@@ -117,11 +128,11 @@ def test_rates_of_the_configuration_win_when_going_on() -> None:
 def test_going_on_from_a_state_is_exact() -> None:
     def advance(algorithm: SFT, count: int) -> list[float]:
         starts = torch.arange(512)
-        obs, action = batch(512)
+        obs, action, valid = batch(512)
         losses = []
         for _ in range(count):
             rows = algorithm.pick(starts)
-            losses.append(algorithm.update({"state": obs["state"][rows]}, action[rows]))
+            losses.append(algorithm.update({"state": obs["state"][rows]}, action[rows], valid[rows]))
         return losses
 
     options = {"updates": 12, "batch_size": 32}
@@ -153,9 +164,9 @@ def test_what_is_not_finite_stops_training_before_the_step(broken: Callable[[Ten
     for _ in range(3):
         algorithm.update(*batch(8))
     before = algorithm.state_dict()
-    obs, action = batch(8)
+    obs, action, valid = batch(8)
     with pytest.raises(FloatingPointError, match=message):
-        algorithm.descend(broken(algorithm.imitator.imitation_loss(obs, action, algorithm.generator)))
+        algorithm.descend(broken(algorithm.imitator.imitation_loss(obs, action, valid, algorithm.generator)))
     after = algorithm.state_dict()
     for name in ("policy", "average"):
         assert all(torch.equal(after[name][key], value) for key, value in before[name].items())

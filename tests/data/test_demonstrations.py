@@ -18,13 +18,18 @@ def data(*lengths: int) -> Demonstrations:
     return Demonstrations(frame, 10 * frame, episode, episode % 2, ("a", "b"), 20.0)
 
 
-def test_chunks_never_cross_the_end_of_an_episode() -> None:
-    starts = data(4, 2, 3).chunk_starts(3, [0, 1, 2])
-    assert starts.tolist() == [0, 1, 6]
-    obs, action = data(4, 2, 3).obs(starts), data(4, 2, 3).actions(starts, 3)
-    assert obs["state"][:, 0].tolist() == [0, 1, 6]
-    assert obs["instruction"].tolist() == [0, 0, 0]
-    assert action[..., 0].tolist() == [[0, 10, 20], [10, 20, 30], [60, 70, 80]]
+def test_a_chunk_starts_at_every_frame_and_never_crosses_the_end_of_an_episode() -> None:
+    frames = data(4, 2, 3).frames([0, 1, 2])
+    assert frames.tolist() == list(range(9))
+    obs, (action, valid) = data(4, 2, 3).obs(frames), data(4, 2, 3).chunks(frames, 3)
+    assert obs["state"][:, 0].tolist() == frames.tolist()
+    assert obs["instruction"].tolist() == [0, 0, 0, 0, 1, 1, 0, 0, 0]
+    assert action[..., 0].tolist() == [
+        [0, 10, 20], [10, 20, 30], [20, 30, 30], [30, 30, 30], [40, 50, 50], [50, 50, 50], [60, 70, 80], [70, 80, 80],
+        [80, 80, 80],
+    ]  # fmt: skip
+    assert valid.sum(1).tolist() == [3, 3, 2, 1, 2, 1, 3, 2, 1]
+    assert (valid == (torch.arange(3) < valid.sum(1, keepdim=True))).all()
 
 
 def test_observations_have_pictures_and_instructions_of_the_same_frames() -> None:
@@ -46,8 +51,7 @@ def test_instructions_are_found_by_their_text() -> None:
 
 
 def test_only_the_episodes_asked_for() -> None:
-    assert data(4, 2, 3).chunk_starts(2, [1, 2]).tolist() == [4, 6, 7]
-    assert data(4, 2, 3).chunk_starts(5, [0, 1, 2]).tolist() == []
+    assert data(4, 2, 3).frames([1, 2]).tolist() == [4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize(("episodes", "share", "validation"), [(20, 0.1, [9, 19]), (3, 0.1, [2]), (4, 0.5, [1, 3])])

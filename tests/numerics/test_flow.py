@@ -251,7 +251,7 @@ def test_imitation_learns_a_state_conditional_distribution(prediction):
     for _ in range(iterations):
         state, mean = demonstrations(256)
         action = mean + 0.2 * torch.randn(256, 1, 2, generator=draws)
-        loss = policy.imitation_loss({"state": state}, action, draws)
+        loss = policy.imitation_loss({"state": state}, action, torch.ones(256, 1, dtype=torch.bool), draws)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -272,14 +272,19 @@ def test_imitation_learns_a_state_conditional_distribution(prediction):
 
 @pytest.mark.parametrize("prediction", ["action", "velocity"])
 def test_imitation_loss_targets_noise_minus_action(prediction):
-    """A policy whose output is a constant has a loss that can be computed by hand, up to sampling."""
+    """A policy whose output is a constant has a loss that can be computed by hand, up to sampling.
+
+    Half of the chunks have one valid row: what stands in the others has no part in the loss.
+    """
     policy = build("flow", spread=0.0, prediction=prediction)
     with torch.no_grad():
         policy.denoiser.output.weight.zero_()
         policy.denoiser.direct.weight.zero_()
         policy.denoiser.direct.bias.fill_(0.2)
     num, a = 200_000, 0.7
-    loss = policy.imitation_loss({"state": torch.zeros(num, 6)}, torch.full((num, 3, 2), a), generator()).item()
+    valid = torch.arange(3) < torch.where(torch.arange(num) % 2 == 0, 1, 3)[:, None]
+    action = torch.where(valid[..., None], a, 50.0).expand(-1, -1, 2)
+    loss = policy.imitation_loss({"state": torch.zeros(num, 6)}, action, valid, generator()).item()
     if prediction == "velocity":  # E (0.2 - (noise - a))^2
         expected = 1.0 + (0.2 + a) ** 2
     else:  # (a - 0.2)^2 E[max(t, 0.05)^-2]

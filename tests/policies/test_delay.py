@@ -14,6 +14,7 @@ from embodied.core.errors import UserError
 from embodied.core.types import Obs
 from embodied.policies import POLICIES
 from embodied.policies.flow.chains import FlowChains
+from embodied.policies.flow.prefix import draw_prefix, fixed_rows, learned_rows
 from embodied.policies.flow.step import time_grid
 from tests.algos.fragments import DELAYS, prefixes
 from tests.policies import builders, vla_builders
@@ -220,10 +221,10 @@ def test_a_policy_that_imitates_goes_on_from_the_prefix(kind: str) -> None:
     if kind == "vla":
         seen = policy.precompute(seen)  # type: ignore[operator]
     way = torch.where(torch.arange(num) % 2 == 0, 0.5, -0.5)
-    chunk = way[:, None, None].expand(num, 5, A)
+    chunk, valid = way[:, None, None].expand(num, 5, A), torch.ones(num, 5, dtype=torch.bool)
     optimizer, draws = torch.optim.Adam(policy.parameters(), lr=3e-3), generator()
     for _ in range(400 if kind == "flow" else 100):
-        loss = policy.imitation_loss(seen, chunk, draws)  # type: ignore[operator]
+        loss = policy.imitation_loss(seen, chunk, valid, draws)  # type: ignore[operator]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -231,6 +232,30 @@ def test_a_policy_that_imitates_goes_on_from_the_prefix(kind: str) -> None:
         prefix = chunk[:, :D] * (torch.arange(D) < delay)[:, None]
         plan = policy.plan(seen | {"prefix": prefix, "delay": torch.full((num,), delay)})
         assert (plan[:, delay:].mean((1, 2)) * way.sign() > 0.15).all(), delay
+
+
+def test_delays_of_imitation_are_uniform_and_leave_a_demonstrated_row_to_learn() -> None:
+    valid = torch.arange(5) < torch.tensor([1, 2, 3, 5]).repeat(3000)[:, None]
+    chunk = torch.where(valid[..., None], 0.5, 9.0).expand(-1, -1, A)
+    obs = draw_prefix({}, chunk, valid, D, generator())
+    counts = [obs["delay"][i::4].bincount(minlength=D + 1) / 3000 for i in range(4)]
+    expected = [[1, 0, 0], [1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3], [1 / 3, 1 / 3, 1 / 3]]
+    torch.testing.assert_close(torch.stack(counts), torch.tensor(expected), atol=0.04, rtol=0)
+    assert set(obs["prefix"].unique().tolist()) == {0.0, 0.5}
+    fixed = fixed_rows(obs, 5)
+    assert (learned_rows(valid, fixed).sum(1) == valid.sum(1) - obs["delay"]).all()
+
+
+@every_policy
+def test_what_pads_a_chunk_has_no_part_in_the_loss(kind: str) -> None:
+    policy, obs = build(kind), OBSERVE[kind](16)
+    valid = torch.arange(5) < 1 + torch.arange(16)[:, None] % 5
+    chunk = torch.rand(16, 5, A, generator=generator()) * 2 - 1
+    losses = set()
+    for pad in (0.0, 1.0, 50.0):
+        padded = chunk.masked_fill(~valid[..., None], pad)
+        losses.add(policy.imitation_loss(obs, padded, valid, generator(1)).item())  # type: ignore[operator]
+    assert len(losses) == 1
 
 
 @every_policy

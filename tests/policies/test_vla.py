@@ -263,7 +263,8 @@ def test_the_imitation_loss_is_that_of_transformers() -> None:
     """With padding: a robot of 2 actions in a network for 3."""
     policy, obs = build().float(), observe(6)
     action = torch.rand(6, 3, 2, generator=torch.Generator().manual_seed(2)) * 2 - 1
-    ours = policy.imitation_loss(obs, action, torch.Generator().manual_seed(3))
+    valid = torch.ones(6, 3, dtype=torch.bool)
+    ours = policy.imitation_loss(obs, action, valid, torch.Generator().manual_seed(3))
     each = {key: value.repeat_interleave(DRAWS_PER_OBSERVATION, 0) for key, value in obs.items()}
     padded = torch.nn.functional.pad(action, (0, 1)).repeat_interleave(DRAWS_PER_OBSERVATION, 0)
     noise, t = policy.draw_path(padded, torch.Generator().manual_seed(3))
@@ -280,7 +281,7 @@ def test_imitation_learns_what_the_words_say() -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(150):
         optimizer.zero_grad()
-        policy.imitation_loss(obs, target, generator).backward()
+        policy.imitation_loss(obs, target, torch.ones(32, 3, dtype=torch.bool), generator).backward()
         optimizer.step()
     assert (policy.plan(obs) - target).abs().mean() < 0.15
 
