@@ -52,7 +52,8 @@ def imitate() -> dict[str, Tensor]:
         state = 2.0 * torch.rand(256, 1, generator=generator) - 1.0
         action = expert(state) + EXPERT_STD * torch.randn(256, 1, generator=generator)
         optimizer.zero_grad()
-        policy.imitation_loss({"state": state}, action[:, None], generator).backward()  # type: ignore[no-untyped-call]
+        valid = torch.ones(256, 1, dtype=torch.bool)
+        policy.imitation_loss({"state": state}, action[:, None], valid, generator).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
     return {name: value for name, value in policy.state_dict().items() if not name.startswith(policy.not_imitated)}
