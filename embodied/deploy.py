@@ -87,15 +87,14 @@ def run_episodes(options: DeployOptions, path: Path, bundle: Bundle) -> dict[str
         stage = parts.enter_context(stage_of(options, path, bundle))
         inference = Inference(planner, stage.clock, options.latency_ms / 1e3, options.lockstep, options.plan_timeout_s)
         parts.callback(inference.close)
-        key = EmergencyKey()
         loop = ControlLoop(
             bundle, stage.robot, inference, safety, stage.clock,
             schedule=options.schedule, execute=options.execute, rate_hz=options.rate_hz,
             interpolation=options.interpolation, noise=options.noise or bundle.noise,
-            confirm=ask_action if options.confirm else None, stop=key.pressed,
+            confirm=ask_action if options.confirm else None,
         )  # fmt: skip
         deployment = Deployment(bundle, options.bundle, stage.robot.name, log=safety.log)
-        run = DeploymentRun(options, loop, stage, deployment, key)
+        run = DeploymentRun(options, loop, stage, deployment, EmergencyKey())
         for phase in (run.episodes, run.go_home, run.keep_holding, parts.close, run.report):
             run.attempt(phase)
     return run.outcome()

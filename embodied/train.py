@@ -18,7 +18,7 @@
   <group>.<option>=...     any option of a group, such as algo.learning_rate=1e-4 (files in configs/)
 
 Last line of stdout: {"run", "env_steps", "wall_s", "iterations", "eval"}. Exit code 0, 1 (crash), 2 (bad input), 130
-(Ctrl-C or SIGTERM: the state is saved, and resume= continues).
+(Ctrl-C, SIGTERM or a closed terminal: the state is saved, and resume= continues).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Makes three pictures: ``python docs/images/deployment.py bundle=<bundle> report=<report>``
 
-    mapping.png     poses that a mapping means, with a wrong sign and with the right one
+    mapping.png     poses that a mapping means, with mistakes in it and without
     report.png      the page of a deployment in a real browser (chromium)
     deployment.png  six moments of its film
 
@@ -21,6 +21,7 @@ from PIL import Image, ImageDraw
 
 from embodied.core.config import parse_overrides
 from embodied.deployment.bundle import Bundle, read_bundle
+from embodied.deployment.confirmation import poses
 from embodied.deployment.picture import draw_poses
 
 HERE = Path(__file__).parent
@@ -29,15 +30,20 @@ PAGE = (900, 1500)  # pixels
 
 
 def mapping(bundle: Bundle) -> Image.Image:
-    """Two pictures as ``propose_mapping`` draws them: joint 2 with a wrong sign, and all joints right."""
-    home = np.array([joint.home for joint in bundle.arm.joints])
-    wrong = home.copy()
-    wrong[1] *= -1
-    texts = ("joint2 has the wrong sign: blue, the robot as the mapping reads it, is not where the robot is",
-             "all right: the robot was moved to the default pose (red), and blue agrees")  # fmt: skip
+    """Rows as ``propose_mapping`` draws them: mistakes of a mapping in both poses, and all joints right."""
+    default, second = poses(bundle.arm).values()
+    flipped = np.where(np.arange(len(default)) == 0, -1, 1)
+    turned = np.where(np.arange(len(default)) == 6, 1.0, 0.0)
+    drawings = {
+        "joint1 has the wrong sign, and the default pose looks right": (default * flipped, default),
+        "the second pose shows it: blue, the robot as the mapping reads it, is not where the robot is (red)":
+            (second * flipped, second),
+        "joint7 is off by 1 rad: the hand points elsewhere": (second + turned, second),
+        "all right": (second + 0.01, second),
+    }  # fmt: skip
     rows = []
-    for pose, text in zip((wrong, home + 0.01), texts, strict=True):
-        drawn = Image.fromarray(draw_poses(bundle.arm, {"now": pose, "default": home}))
+    for text, (now, wanted) in drawings.items():
+        drawn = Image.fromarray(draw_poses(bundle.arm, {"now": now, "wanted": wanted}))
         row = Image.new("RGB", (drawn.width, drawn.height + 18), "white")
         ImageDraw.Draw(row).text((6, 3), text, fill="black")
         row.paste(drawn, (0, 18))

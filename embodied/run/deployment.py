@@ -8,9 +8,10 @@ Every episode is written as it ends. An error ends its phase, and the phases aft
 from __future__ import annotations
 
 import sys
+import threading
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,23 @@ class DeploymentRun:
     deployment: Deployment
     key: EmergencyKey
     errors: list[BaseException] = field(default_factory=list)
+    signalled: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.loop.stop = self.stop
+
+    def stop(self) -> bool:
+        """Return whether the emergency key was pressed. KeyboardInterrupt if a signal came.
+
+        So a signal does not break into a call of the driver, which the way home still needs. A second one does.
+        """
+        signalled = self.signalled.is_set()
+        with suppress(ConnectionError) if signalled else nullcontext():  # the terminal may be gone
+            if self.key.pressed():
+                return True
+        if signalled:
+            raise KeyboardInterrupt
+        return False
 
     def attempt(self, phase: Callable[[], None]) -> None:
         """Run a phase and keep its error, so that the next one takes place all the same. The first error counts."""
@@ -69,7 +87,10 @@ class DeploymentRun:
         options, loop, key, records = self.options, self.loop, self.key, self.deployment.records
         instruction, before = self.stage.begin(options.seed, index), loop.record
         try:
-            with key if loop.confirm is None else nullcontext():  # who is asked before every action stops by an answer
+            with ExitStack() as watched:
+                if loop.confirm is None:  # who is asked before every action stops by an answer
+                    watched.enter_context(key)
+                    self.signalled = watched.enter_context(stop_on_signals("stopping; once more: at once"))
                 if key.watching:
                     print("press any key to stop the robot at once", file=sys.stderr, flush=True)
                 loop.run(options.instruction or instruction, seed=options.seed * 1_000_003 + index)
@@ -85,6 +106,8 @@ class DeploymentRun:
                 self.save()
         if key.pressed():
             raise EmergencyStop("emergency key")
+        if self.signalled.is_set():  # in the last tick
+            raise KeyboardInterrupt
         record = records[-1]
         record.success = self.stage.judge()
         self.save()

@@ -10,10 +10,9 @@ import os
 import select
 import signal
 import stat
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from embodied.core.interrupts import INTERRUPTED
@@ -43,7 +42,8 @@ def stop_on_signals(note: str = SAVING) -> Iterator[threading.Event]:
         stop.set()
         _hang_up(number)
         restore()
-        print(note, file=sys.stderr)
+        with suppress(OSError):  # print() must not be called while it may be at work
+            os.write(2, f"{note}\n".encode())
 
     for number in before:
         signal.signal(number, on_signal)

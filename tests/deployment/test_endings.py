@@ -284,3 +284,16 @@ def test_what_was_recorded_survives_the_death_of_the_program(start: Any, tmp_pat
     assert steps_of(tmp_path) == [STEPS]
     assert result_of(tmp_path)["success_at_end"] == 1.0
     assert "solved; time limit" in (tmp_path / "report" / "report.html").read_text()
+
+
+def test_ctrl_c_on_the_terminal_moves_a_simulated_arm_home(start: Any, tmp_path: Path) -> None:
+    """The terminal sends it to the process of the simulated arm as well, which goes on."""
+    driven = start(
+        [f"bundle={reach_bundle()}", "robot=sim", "episodes=9", f"report={tmp_path / 'report'}", "video=false"]
+    )
+    driven.wait_for("press any key to stop the robot at once", 2)
+    driven.type("\x03")
+    code, result = driven.ended()
+    assert (code, result["error"]) == (130, "interrupted"), driven.said
+    assert "moving home" in driven.said
+    assert "the robot stays where it is" not in driven.said

@@ -281,8 +281,9 @@ def test_a_crash_loop_ends_the_run_with_the_first_exception(ray_cluster: Cluster
     assert runtime.controller.supervision.restarts == 1
 
 
-def test_a_training_goes_on_without_its_learner_and_ctrl_c_leaves_no_process(
-    ray_installed: None, root: Path, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_training_goes_on_without_its_learner_and_a_signal_leaves_no_process(
+    ray_installed: None, root: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     """Rows after the last checkpoint are repeated. The signal goes to all processes, as from a terminal."""
     command = "task=reach policy=gaussian runtime=ray num_envs=16 runtime.eval_every=0 eval_episodes=0"
@@ -307,7 +308,7 @@ def test_a_training_goes_on_without_its_learner_and_ctrl_c_leaves_no_process(
     wait(lambda iterations: psutil.Process(process.pid).is_running() and iterations[-1] > reached + 2)
     children = psutil.Process(process.pid).children(recursive=True)
     assert any(is_host(child, "Learner") for child in children)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors[-2000:]
     assert "the learner was lost" in errors

@@ -93,7 +93,12 @@ class SimRobot:
         module, options = "embodied.envs.views.robot_process", json.dumps(self._options)
         command = [sys.executable, "-m", module, str(theirs.fileno()), options]
         self._process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=self._errors, stderr=self._errors
+            command,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._errors,
+            stderr=self._errors,
+            start_new_session=True,  # signals of the terminal are for the parent, which closes the connection
         )
         theirs.close()
         ours.settimeout(START_S)

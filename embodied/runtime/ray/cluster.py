@@ -200,12 +200,19 @@ class Cluster:
             raise UserError(f"{where}: what listens there does not answer as a Ray cluster") from None
 
     def _init(self, **options: Any) -> None:
-        """Call ``ray.init`` and keep this process's handler of SIGTERM, which Ray replaces."""
-        main = threading.current_thread() is threading.main_thread()
-        handler = signal.getsignal(signal.SIGTERM)
-        self.ray.init(logging_level="WARNING", **options)
-        if main:
-            signal.signal(signal.SIGTERM, handler)
+        """Call ``ray.init`` and keep this process's handler of SIGTERM, which Ray replaces.
+
+        Ray's processes ignore SIGHUP: a closed terminal stops this process alone, which then saves what theirs hold.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            self.ray.init(logging_level="WARNING", **options)
+            return
+        term, hangup = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            self.ray.init(logging_level="WARNING", **options)
+        finally:
+            signal.signal(signal.SIGTERM, term)
+            signal.signal(signal.SIGHUP, hangup)
 
 
 def _address(node: Mapping[str, Any]) -> str:
