@@ -7,7 +7,9 @@ more, as of ``| head`` (nothing said).
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -68,12 +70,32 @@ def run_command(command: Callable[[Sequence[str]], dict[str, Any]], usage: str |
 
     Meanwhile all output to stdout goes to stderr. usage: text that ``--help`` prints.
     """
+    _open_streams()
     try:
         return _run(command, usage, argv)
     except (BrokenPipeError, SystemExit):  # rich exits where others raise
         if not _silence_unread():
             raise
         return UNREAD
+
+
+def _open_streams() -> None:
+    """Point standard streams that are closed (``2>&-``) nowhere.
+
+    Otherwise a file that is opened later gets their number, and what libraries write to the stream. A script that the
+    shell reads has it already: a file that cannot be written counts as closed.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        with contextlib.suppress(OSError):
+            if not number or fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
+                os.fstat(number)
+                continue
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        if nowhere != number:
+            os.dup2(nowhere, number)
+            os.close(nowhere)
+        os.set_inheritable(number, True)
+        setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
 def _silence_unread() -> bool:

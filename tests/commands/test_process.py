@@ -158,6 +158,32 @@ def test_output_that_nobody_reads_ends_the_command_quietly(words: list[str], unr
     assert "Traceback" not in (done.stderr or "")
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "2</dev/null", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_no_error_and_is_no_file(closed: str, tmp_path: Path) -> None:
+    """What is written to it goes nowhere, also by a child process, and not into the file that was opened first."""
+    code = (
+        "import os, subprocess, sys\n"
+        "from embodied.run.command import run_command\n"
+        "def command(argv):\n"
+        "    with open(argv[0], 'w', encoding='utf-8') as file:\n"
+        "        os.write(2, b'noise')\n"
+        "        print('noise', file=sys.stderr)\n"
+        "        subprocess.run('echo noise >&2', shell=True, check=True)\n"
+        "    return {'file': argv[0]}\n"
+        "sys.exit(run_command(command, None, sys.argv[1:]))\n"
+    )
+    words = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code, str(tmp_path / "file")]
+    done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stdout == ("" if ">&- " in closed else json.dumps({"file": str(tmp_path / "file")}) + "\n")
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_bad_input_is_told_by_the_exit_code_where_stderr_is_closed() -> None:
+    done = subprocess.run(["sh", "-c", f"{sys.executable} -m embodied.status run=none 2>&-"], cwd=ROOT, check=False)
+    assert done.returncode == 2
+
+
 def test_a_broken_pipe_of_something_else_is_a_crash(capsys: pytest.CaptureFixture[str]) -> None:
     def crash(argv: object) -> dict[str, object]:
         raise BrokenPipeError("the cause")
