@@ -11,7 +11,8 @@
   trace=true               record what each part does in the first minute, as <run dir>/trace.json.gz for Perfetto
   stop_at_success=0.95     end early when an evaluation during training reaches this success rate
   data=<dir>               demonstrations (embodied.collect) for algo=sft, which imitates them; if their columns have
-                           other names: data_keys.state=observation.qpos data_keys.action=action.joints
+                           other names: data_keys.state=observation.qpos data_keys.action=action.joints; if they have
+                           other units: data_keys.action.scale=[...] data_keys.action.offset=[...] (docs/flow_rl.md)
   init=<run dir>           start from the policy of a run of the same task and architecture
   out=<dir>                run directory, default runs/<task>/<policy>-<algo>-<time>
   resume=<run dir>         continue a run; total_steps and max_minutes count the whole run

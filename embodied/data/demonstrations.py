@@ -59,6 +59,10 @@ class Demonstrations:
     """Names of the entries of a state; () if the data set has none."""
     action_names: tuple[str, ...] = ()
     """Names of the entries of an action; () if the data set has none."""
+    state_units: tuple[str, ...] = ()
+    """What the number 1 of each entry of a state is (``units.unit_of``); () if the data set does not say."""
+    action_units: tuple[str, ...] = ()
+    """The same of an action."""
     images: dict[str, Tensor] = field(default_factory=dict)
     """Images of the cameras that were read, uint8 [F, h, w, 3]."""
 

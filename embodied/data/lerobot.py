@@ -5,6 +5,7 @@
           meta/tasks.parquet                          instruction (the index of a pandas frame) -> task_index
           meta/episodes/chunk-000/file-000.parquet    one row per episode: length, instructions, place of its frames
           data/chunk-000/file-000.parquet             one row per frame
+          meta/units.json                             units of state and action (units.py), in data sets of our own
 
 Format: https://huggingface.co/docs/lerobot/lerobot-dataset-v3. A frame holds an observation and the action that was
 chosen for it; ``next.*`` are the results of that step. Images are columns of PNG files (feature type ``image``) or
@@ -28,48 +29,53 @@ from torch import Tensor
 
 from embodied.core.errors import UserError, nearest
 from embodied.core.spec import CameraSpec, EnvSpec
+from embodied.data.columns import NAMES, columns_of, convert
 from embodied.data.demonstrations import Demonstrations
 from embodied.data.images import decode_png
 from embodied.data.lerobot_videos import read_videos
+from embodied.data.units import action_units, check_actions, check_state, check_units, state_units
 
 VERSION = "v3.0"
 FILE = "chunk-000/file-000.parquet"
-STATE, ACTION, IMAGES, TASK = "observation.state", "action", "observation.images", "task_index"
+STATE, ACTION, IMAGES, TASK = NAMES["state"], NAMES["action"], "observation.images", "task_index"
+UNITS = "meta/units.json"
 
 
-def read(path: Path, keys: Mapping[str, str] | None = None, cameras: Sequence[str] = ()) -> Demonstrations:
+def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[str] = ()) -> Demonstrations:
     """Read state, action, instruction and images of every frame of a LeRobotDataset v3 from any source.
 
-    keys: names of ``state`` and ``action`` in the data set (by default observation.state and action). cameras: cameras
-    whose images to decode, from observation.images.<camera>.
+    keys: columns of ``state`` and ``action`` (by default observation.state and action), each a name or the options of
+    ``Column``, which also convert the numbers. cameras: cameras whose images to decode, from
+    observation.images.<camera>.
     UserError for a missing data set, another version, missing features (it lists them), numbers that are not finite,
     or images that are neither PNG files nor frames of videos, or of several sizes.
     """
-    unknown = sorted(set(keys or {}) - {"state", "action"})
-    if unknown:
-        raise UserError(f"data_keys.{unknown[0]}: state and action can have other names in a data set, nothing else")
-    keys = {"state": STATE, "action": ACTION, **(keys or {})}
+    state, action = columns_of(keys or {})
+    names = [state.name, action.name]
     images = {camera: f"{IMAGES}.{camera}" for camera in cameras}
     info = _info(path)
     features = info["features"]
-    _check_features(features, [*keys.values(), *images.values()], path)
+    _check_features(features, [*names, *images.values()], path)
     for key in images.values():
         if features[key].get("dtype") not in ("image", "video"):
             raise UserError(f"data set {path}: {key} is of type {features[key].get('dtype')}, allowed: image and video")
     stored = [key for key in images.values() if features[key]["dtype"] == "image"]
-    columns = [*keys.values(), *stored, "episode_index", TASK]
-    table = _frames(path, columns)
+    table = _frames(path, [*names, *stored, "episode_index", TASK])
     episode = torch.from_numpy(table["episode_index"].to_numpy().astype(np.int64))
     if len(episode) == 0 or bool((episode.diff() < 0).any()):
         raise UserError(f"data set {path}: frames must be there, and in the order of their episodes")
+    state_names, action_names = (_names(features[name]) for name in names)
+    units = _units(path)
     return Demonstrations(
-        _matrix(table, keys["state"], path),
-        _matrix(table, keys["action"], path),
+        convert(_matrix(table, state.name, path), state_names, state, "state"),
+        convert(_matrix(table, action.name, path), action_names, action, "action"),
         episode,
         *_instructions(table, path),
         float(info["fps"]),
-        _names(features[keys["state"]]),
-        _names(features[keys["action"]]),
+        () if state.entries else state_names,
+        () if action.entries else action_names,
+        () if state.converts else units.get(state.name, ()),
+        () if action.converts else units.get(action.name, ()),
         {
             camera: _images(table, key, path) if key in stored else read_videos(path, info, key, episode)
             for camera, key in images.items()
@@ -117,25 +123,39 @@ def _check_size(path: Path, camera: CameraSpec, found: tuple[int, int]) -> None:
         raise UserError(f"data set {path}: pictures of camera {camera.name} have {got} pixels, needed is {wanted}")
 
 
-def check_fits(data: Demonstrations, spec: EnvSpec, path: Path) -> None:
-    """Raise UserError unless the data set's sizes, names, images and control rate are those of the task."""
+def check_fits(data: Demonstrations, spec: EnvSpec, path: Path, keys: Mapping[str, Any] | None = None) -> list[str]:
+    """Return lines that name entries whose unit may be another than the task's. keys: as they were read with.
+
+    UserError unless sizes, names, images and control rate are those of the task, and actions are in its space.
+    """
     rate = 1 / spec.control_dt_s
     if not math.isclose(data.control_hz, rate, rel_tol=1e-3):
         raise UserError(f"data set {path}: recorded at {data.control_hz:g} Hz, but task {spec.task} runs at {rate:g}")
     pairs = (("state", data.state_FS, data.state_names, spec.state_dim, spec.state_names),
              ("action", data.action_FA, data.action_names, spec.action_dim, spec.action_names))  # fmt: skip
     for what, values, names, size, expected in pairs:
+        hint = f"data_keys.{what}.entries=[...] names those of its entries that are the task's, in the task's order"
         if values.shape[1] != size:
-            raise UserError(f"data set {path}: its {what} has {values.shape[1]} entries, task {spec.task} has {size}")
+            raise UserError(
+                f"data set {path}: its {what} has {values.shape[1]} entries, task {spec.task} has {size}. {hint}"
+            )
         if names and expected and names != expected:
             at = next(i for i, (a, b) in enumerate(zip(names, expected, strict=True)) if a != b)
             raise UserError(
-                f"data set {path}: entry {at} of its {what} is '{names[at]}', that of task {spec.task} '{expected[at]}'"
+                f"data set {path}: entry {at} of its {what} is '{names[at]}', that of task {spec.task} "
+                f"'{expected[at]}'. {hint}"
             )
     for camera in spec.cameras:
         if camera.name in data.images:
             height, width = data.images[camera.name].shape[1:3]
             _check_size(path, camera, (height, width))
+    state, action = columns_of(keys or {})
+    return [
+        *check_units(data.state_units, state_units(spec), spec.state_names, "state", path),
+        *check_units(data.action_units, action_units(spec), spec.action_names, "action", path),
+        *check_state(data.state_FS, spec, state, path),
+        *check_actions(data.action_FA, spec, action, path),
+    ]
 
 
 def _info(path: Path) -> dict[str, Any]:
@@ -152,6 +172,15 @@ def _info(path: Path) -> dict[str, Any]:
             "convert_dataset_v21_to_v30 converts older ones"
         )
     return dict(info)
+
+
+def _units(path: Path) -> dict[str, tuple[str, ...]]:
+    """Return the units of the entries of each column; none if the data set does not say."""
+    try:
+        found = json.loads((path / UNITS).read_text(encoding="utf-8")) if (path / UNITS).is_file() else {}
+        return {column: tuple(map(str, units)) for column, units in found.items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise UserError(f"data set {path}: cannot read {UNITS}: {error}") from error
 
 
 def _names(feature: Mapping[str, Any]) -> tuple[str, ...]:

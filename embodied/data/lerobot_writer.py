@@ -18,8 +18,9 @@ from embodied.core.errors import UserError, one_line
 from embodied.core.spec import EnvSpec
 from embodied.data.demonstrations import Episode
 from embodied.data.images import encode_png
-from embodied.data.lerobot import ACTION, FILE, IMAGES, STATE, VERSION
+from embodied.data.lerobot import ACTION, FILE, IMAGES, STATE, UNITS, VERSION
 from embodied.data.lerobot_stats import Stats, as_json, episode_columns, image_stats, number_stats
+from embodied.data.units import action_units, state_units
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
@@ -105,10 +106,13 @@ def _write(path: Path, episodes: Sequence[Episode], spec: EnvSpec) -> None:
     pq.write_table(_with_features(pa.table(tables), features), path / "data" / FILE)
     pq.write_table(pa.table(rows), path / "meta" / "episodes" / FILE)
     pq.write_table(_tasks(instructions), path / "meta" / "tasks.parquet")
-    (path / "meta" / "info.json").write_text(json.dumps(info, indent=4), encoding="utf-8")
-    (path / "meta" / "stats.json").write_text(
-        json.dumps(as_json(_stats(columns, images, slice(None))), indent=4), encoding="utf-8"
-    )
+    described = {
+        "meta/info.json": info,
+        UNITS: {STATE: state_units(spec), ACTION: action_units(spec)},
+        "meta/stats.json": as_json(_stats(columns, images, slice(None))),
+    }
+    for name, content in described.items():
+        (path / name).write_text(json.dumps(content, indent=4), encoding="utf-8")
 
 
 def _images(episodes: Sequence[Episode], camera: str) -> NDArray[np.uint8]:

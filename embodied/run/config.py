@@ -72,8 +72,9 @@ class RunConfig:
     If instructions are held out, only those that are trained on count."""
     data: str | None = None
     """Demonstrations, for an algorithm that learns from them."""
-    data_keys: dict[str, str] = field(default_factory=dict)
-    """Names of ``state`` and ``action`` in the demonstrations; by default observation.state and action."""
+    data_keys: dict[str, Any] = field(default_factory=dict)
+    """Columns ``state`` and ``action`` of the demonstrations (embodied/data/columns.py): a name, by default
+    observation.state and action, or options that also convert the numbers."""
     init: str | None = None
     """Run directory whose policy training starts from."""
 

@@ -45,7 +45,7 @@ class ImitationTrainer(SupervisedTrainer):
 
     def __init__(self, config: RunConfig, run_dir: Path, new: bool) -> None:
         spec = factories.make_spec(config)
-        self.data = read_demonstrations(config, spec)
+        self.data, self.doubts = read_demonstrations(config, spec)
         super().__init__(config, run_dir, new, spec)
         self.patience = self.algorithm.config.patience
         self.train_episodes, self.validation_episodes = self.data.split(self.algorithm.config.validation_share)
@@ -57,11 +57,12 @@ class ImitationTrainer(SupervisedTrainer):
             self.kept = self.algorithm.weights()
 
     def announcement(self) -> str:
-        return (
+        plan = (
             f"imitating {self.config.task['name']}: policy {self.config.policy['name']} ({self.parameters()}), "
             f"{len(self.train_episodes)} episodes to train on ({len(self.frames):,} chunks), "
             f"{len(self.validation_episodes)} to validate on, seed {self.config.seed} → {self.run_dir}"
         )
+        return "\n".join([*self.doubts, plan])
 
     def update(self) -> float:
         algorithm = self.algorithm
@@ -99,10 +100,12 @@ class ImitationTrainer(SupervisedTrainer):
         return obs
 
 
-def read_demonstrations(config: RunConfig, spec: EnvSpec) -> Demonstrations:
-    """Read the run's data set. UserError unless it fits the task."""
+def read_demonstrations(config: RunConfig, spec: EnvSpec) -> tuple[Demonstrations, list[str]]:
+    """Read the run's data set, with lines that name what may be in another unit. UserError unless it fits the task."""
     assert config.data is not None
     check_sizes(Path(config.data), spec)
     data = read(Path(config.data), config.data_keys, [camera.name for camera in spec.cameras])
-    check_fits(data, spec, Path(config.data))
-    return data.with_instructions(spec.texts) if spec.cameras else data  # policies with cameras read instructions
+    doubts = check_fits(data, spec, Path(config.data), config.data_keys)
+    if spec.cameras:  # policies with cameras read instructions
+        data = data.with_instructions(spec.texts)
+    return data, doubts

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -271,6 +274,34 @@ def test_train_refuses_data_that_does_not_fit(demos: Path, imitated: tuple[Path,
         assert (outcome.code, outcome.stdout) == (2, ""), words
         assert message in outcome.stderr, outcome.stderr
         assert not out.exists()
+
+
+def test_actions_in_percent_are_refused_and_learned_from_with_the_options_of_the_message(
+    demos: Path, imitated: tuple[Path, Outcome], tmp_path: Path
+) -> None:
+    data, out = tmp_path / "percent", tmp_path / "run"
+    shutil.copytree(demos, data)
+    file = data / "data" / "chunk-000" / "file-000.parquet"
+    table = pq.read_table(file)
+    action = pa.array((100 * np.stack(table["action"].to_numpy())).tolist())
+    pq.write_table(table.set_column(table.column_names.index("action"), "action", action), file)
+    refused = run_train(*SFT, f"data={data}", f"out={out}")
+    assert (refused.code, refused.stdout) == (2, "")
+    assert "its action goes beyond -1 to 1, which is all that task reach allows: dx from" in refused.stderr
+    assert not out.exists()
+    words = re.findall(r"data_keys\S+", " ".join(refused.stderr.split()))
+    outcome = run_train(*SFT, f"data={data}", f"out={out}", *words)
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.result["validation_loss"] == pytest.approx(imitated[1].result["validation_loss"], rel=1e-3)
+    assert run_eval(f"run={out}", "episodes=2", "num_threads=1").code == 0, "its configuration can be read"
+
+
+def test_demonstrations_of_larger_steps_than_the_task_has_are_named(demos: Path, tmp_path: Path) -> None:
+    words = ["task.control.delta_m=0.03", "algo.updates=1", "eval_episodes=0", f"data={demos}"]
+    outcome = run_train(*SFT, *words, f"out={tmp_path / 'run'}")
+    assert outcome.code == 0, outcome.stderr
+    line = " ".join(outcome.stderr.split())
+    assert "1 is something else in its action than in the task's: dx 0.06 m, not 0.03 m; dy 0.06 m" in line
 
 
 def test_a_task_that_its_expert_does_not_solve_is_not_demonstrated(tmp_path: Path) -> None:
