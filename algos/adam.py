@@ -54,7 +54,7 @@ def update_average(average: Policy, policy: Policy, decay: float) -> None:
     """Fold the policy's present weights into an average of them; copy its buffers."""
     assert isinstance(average, nn.Module)
     assert isinstance(policy, nn.Module)
-    for mean, now in zip(average.parameters(), policy.parameters(), strict=True):
-        mean.lerp_(now, 1 - decay)
-    for kept, now in zip(average.buffers(), policy.buffers(), strict=True):
-        kept.copy_(now)
+    for mean, weight in zip(average.parameters(), policy.parameters(), strict=True):
+        mean.lerp_(weight, 1 - decay)
+    for copy, buffer in zip(average.buffers(), policy.buffers(), strict=True):
+        copy.copy_(buffer)
