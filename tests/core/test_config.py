@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,10 @@ def test_words_that_are_not_overrides(word: str) -> None:
 
 
 def test_a_quoting_problem_says_how_to_quote() -> None:
-    with pytest.raises(UserError, match=r"""out.*'runs/a=b'.*'out="runs/a=b"'"""):
-        parse_overrides(["out=runs/a=b"])
-    assert parse_overrides(['out="runs/a=b"']) == {"out": "runs/a=b"}
+    for path in ("runs/a=b", "runs/a,b", "runs/ä", "runs/(a, b)"):
+        with pytest.raises(UserError, match=re.escape(f"'{path}'") + ".*Quote.*" + re.escape(f"""'out="{path}"'""")):
+            parse_overrides([f"out={path}"])
+        assert parse_overrides([f'out="{path}"']) == {"out": path}
 
 
 def test_precedence_is_command_line_then_tuned_then_group(config_dir: Path) -> None:
