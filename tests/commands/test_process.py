@@ -16,12 +16,11 @@ import pytest
 from embodied.core.clock import SLACK_S, TICK_S
 from embodied.report.metrics import read_metrics
 from embodied.run import command
-from embodied.run import config as run_config
 from embodied.runtime import threads
 from tests.commands.helpers import SMALL, Outcome, checkpoint_of, run_train
 from tests.commands.terminal import start_on_terminal
 
-ROOT = Path(run_config.CONFIG_DIR).parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(module: str, *words: str) -> subprocess.Popen[str]:
