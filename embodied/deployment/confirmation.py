@@ -27,7 +27,6 @@ DEFAULT, SECOND = "default", "second"
 NEAREST, SPACING = 0.4, 0.3  # smallest move of a joint between the poses, and smallest difference of two moves
 TOLERANCE = 0.2  # largest distance of the real arm from a pose
 SHARE = 3.0  # the three numbers above are rad, or less for a joint whose range is below SHARE rad
-CLEARANCE_M = 0.15  # of the second pose: height of all joints above the base's, and distance of the tool from its axis
 TRIES = 2_000
 
 
@@ -35,22 +34,23 @@ TRIES = 2_000
 def poses(arm: ArmSpec) -> dict[str, Array]:
     """Return the poses of a confirmation, joint positions [J] by name. UserError for an arm that has no second one.
 
-    Of TRIES random second poses it is the one whose tool is nearest to that of the default pose.
+    Of TRIES random second poses it is the one whose tool is nearest to that of the default pose, without a joint or the
+    tool lower than all of them are there.
     """
     home = np.array([joint.home for joint in arm.joints])
     low, high = (np.array([getattr(joint, end) for joint in arm.joints]) for end in ("low", "high"))
     unit, margin, nearest = _units(arm), 0.05 * (high - low), np.inf
     sizes = NEAREST + SPACING * np.arange((len(home) + 1) // 2)
     moves, random = np.concatenate([sizes, -sizes]), np.random.Generator(np.random.Philox(key=0))
-    found, tool = {DEFAULT: home}, skeleton(arm, home)[-1]
+    found, default = {DEFAULT: home}, skeleton(arm, home)
     for _ in range(TRIES):
         second = home + unit * random.permutation(moves)[: len(home)]
         within = (second >= low + margin) & (second <= high - margin) & (np.abs(second) >= NEAREST * unit)
         if not within.all():
             continue
         points = skeleton(arm, second)
-        distance = float(np.linalg.norm(points[-1] - tool))
-        if distance < nearest and _is_clear(points):
+        distance = float(np.linalg.norm(points[-1] - default[-1]))
+        if distance < nearest and points[2:, 2].min() >= default[2:, 2].min():
             nearest, found[SECOND] = distance, second
     if SECOND not in found:
         raise UserError("the arm's joint limits leave no second pose in which to confirm a mapping")
@@ -120,9 +120,3 @@ def _units(arm: ArmSpec) -> Array:
     """Return what the constants above count in for each joint, rad or m, [J]."""
     spans = np.array([joint.high - joint.low for joint in arm.joints]) / SHARE
     return np.where([joint.kind == "hinge" for joint in arm.joints], np.minimum(1.0, spans), spans)
-
-
-def _is_clear(points: Array) -> bool:
-    """Return whether an arm with these joints and tool (``skeleton``) is above its table and away from its base."""
-    moving = points[2:]
-    return bool((moving[:, 2] >= CLEARANCE_M).all() and np.hypot(*moving[-1, :2]) >= CLEARANCE_M)

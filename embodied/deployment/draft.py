@@ -27,7 +27,7 @@ def propose(bundle: Bundle, robot: Robot) -> RobotMapping:
     alike = [[name for name in positions if name.endswith(f"{joint.name}.pos")] for joint in arm.joints]
     chosen = [found[0] for found in alike] if all(len(found) == 1 for found in alike) else positions
     now = robot.get_observation()
-    unit: Unit = "deg" if any(abs(float(now[name])) > 2 * pi for name in chosen[: len(arm.joints)]) else "rad"
+    unit: Unit = "deg" if any(abs(float(now.get(name, 0.0))) > 2 * pi for name in chosen[: len(arm.joints)]) else "rad"
     joints = {}
     for joint, name in zip(arm.joints, chosen, strict=False):
         speed = name.removesuffix(".pos") + ".vel"

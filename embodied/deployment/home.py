@@ -43,10 +43,13 @@ def move_home(
     finger_m = safety.hold()[1] if safety.started else arm.gripper.open_m
     began_s = clock.now()
     safety.start(qpos, finger_m, began_s, "the way home", age_s)
+    target = qpos
     for tick in range(1, round(MAX_S / PERIOD_S)):
         stopped = stop()
-        held = safety.hold()[0]
-        target = qpos if stopped else held + np.clip(home - held, -step, step)
+        if stopped:
+            target = qpos
+        elif not safety.blind:
+            target = target + np.clip(home - target, -step, step)
         sent, finger = safety.filter(target, finger_m, qpos, qvel, clock.now(), age_s)
         robot.send_action({**dict(zip(names, map(float, sent), strict=True)), GRIPPER: finger})
         watchdog.answered("send_action")

@@ -209,7 +209,7 @@ class Episode:
             record.steps[-1].target = sent
         else:
             assert state is not None
-            images = {camera.name: np.asarray(observation[camera.name]) for camera in self.bundle.cameras}
+            images = {camera.name: np.array(observation[camera.name]) for camera in self.bundle.cameras}
             record.steps.append(Step(now_s - self.began_s, state, images, np.asarray(action, np.float32), qpos, sent))
         if self.phase == loop.ticks_per_step:
             self.phase, self.step = 0, self.step + 1

@@ -196,6 +196,8 @@ class MappedRobot:
         theirs = self.robot.get_observation()
         now_s = time.monotonic()
         ours = {name: entry.ours(float(theirs[entry.name])) for name, entry in self._entries.items()}
+        while len(self._before) > 1 and now_s - self._before[1][0] >= DIFFERENCE_S:
+            self._before.popleft()
         found: Observation = dict(ours)
         for joint, entry in self.mapping.joints.items():
             found[f"{joint}.vel"] = (
@@ -217,8 +219,6 @@ class MappedRobot:
 
     def _difference(self, name: str, ours: Mapping[str, float], now_s: float) -> float:
         """Return the velocity since the newest observation that is DIFFERENCE_S old; 0 without one."""
-        while len(self._before) > 1 and now_s - self._before[1][0] >= DIFFERENCE_S:
-            self._before.popleft()
         if not self._before or now_s - self._before[0][0] < DIFFERENCE_S:
             return 0.0
         before_s, before = self._before[0]

@@ -164,7 +164,7 @@ class Safety:
 
     @property
     def blind(self) -> bool:
-        """Whether the newest measurements could not be used."""
+        """Whether the last observation could not be used."""
         return self._blind_since_s is not None
 
     def hold(self) -> tuple[Array, float]:

@@ -123,7 +123,10 @@ def mapped(robot: Robot, options: DeployOptions, bundle: Bundle) -> Robot:
     try:
         check_confirmed(found)
     except UserError as error:
-        show(found, path)
+        try:
+            show(found, path)
+        except (OSError, UserError) as other:
+            print(f"there is no picture: {other}", file=sys.stderr)
         raise UserError(f"{path}: {error}") from error
     return found
 

@@ -96,9 +96,7 @@ class DeploymentRun:
                 loop.run(options.instruction or instruction, seed=options.seed * 1_000_003 + index)
         except Exception as error:
             if key.pressed():
-                raise EmergencyStop(
-                    f"emergency key; the robot may not hold, because then: {in_words(error)}"
-                ) from error
+                raise EmergencyStop(f"emergency key, but the robot may not hold: {in_words(error)}") from error
             raise
         finally:
             if loop.record is not before:
@@ -135,12 +133,13 @@ class DeploymentRun:
                 print(f"moving home; {how} to stop the robot at once", file=sys.stderr, flush=True)
                 reached = move_home(
                     robot, self.loop.bundle.arm, self.loop.safety, self.stage.clock,
-                    lambda: key.pressed() or signalled.is_set(),
+                    lambda: signalled.is_set() or key.pressed(),
                 )  # fmt: skip
         except (OSError, UserError) as error:
-            why = "" if str(error) == str(first) else f": {error}"
-            print(f"the robot stays where it is{why}", file=sys.stderr)
-            return
+            print("the robot stays where it is", file=sys.stderr)
+            if str(error) == str(first):
+                return
+            raise
         if key.pressed():
             raise StoppedOnTheWayHome("emergency key on the way home")
         if not reached:

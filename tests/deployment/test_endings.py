@@ -113,6 +113,16 @@ def test_a_driver_that_hangs_is_an_event_and_the_arm_moves_no_more(tmp_path: Pat
     assert said in (tmp_path / "report" / "report.html").read_text()
 
 
+def test_a_driver_that_hangs_on_the_way_home_is_a_failure(tmp_path: Path) -> None:
+    pose = [*HOME_DEG]
+    pose[1] += 20.0
+    outcome = drive(tmp_path, fault="hang", fails_after=60, pose_deg=pose, follow=0.2)
+    assert outcome.code == 2
+    assert "the robot did not answer for" in outcome.stderr.splitlines()[-1]
+    assert steps_of(tmp_path) == [STEPS]
+    assert "hung" in (tmp_path / "report" / "interventions.jsonl").read_text()
+
+
 # -- measurements ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("stamp", "said"),
