@@ -118,7 +118,11 @@ def record_video(env: Filmed, policy: Policy, path: Path, seed: int, noise: Eval
 
     render = env.film(*VIDEO_SIZE)
     plans = evaluation_plans(env.spec, VIDEO_ENVS, seed)
-    video.record(env, policy, path, lambda: caption(render(), env.instruction_texts), plans, seeded=noise == "seeded")
+    with closing(Line()) as line:
+        video.record(
+            env, policy, path, lambda: caption(render(), env.instruction_texts), plans, seeded=noise == "seeded",
+            watch=line.evaluating(f"{VIDEO_ENVS} episodes", "filmed"),
+        )  # fmt: skip
     return path
 
 

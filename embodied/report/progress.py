@@ -62,15 +62,15 @@ class Line:
             self._last_plain_s = time.monotonic()
             self.message(text)
 
-    def evaluating(self, size: str) -> Callable[[float], None]:
-        """Begin an evaluation; return what shows its progress, given the share that is done. size: in words."""
+    def evaluating(self, size: str, done: str = "evaluated") -> Callable[[float], None]:
+        """Begin an evaluation; return what shows its progress, given the share that is done. size, done: in words."""
         began_s = running_s()
         self._last_plain_s = time.monotonic()  # a short one needs no line
 
         def watch(share: float) -> None:
             gone_s = running_s() - began_s
             left_s = gone_s * (1 - share) / share if share > 0 else None
-            self.show(f"{share:4.0%}  of {size} evaluated  {duration(gone_s)} gone  {duration(left_s)} left")
+            self.show(f"{share:4.0%}  of {size} {done}  {duration(gone_s)} gone  {duration(left_s)} left")
 
         return watch
 

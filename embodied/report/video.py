@@ -28,16 +28,18 @@ def record(
     *,
     fps: float | None = None,
     seeded: bool = False,
+    watch: Callable[[float], None] = lambda share: None,
 ) -> int:
     """Film the policy as it is deployed, all envs in a grid; return the number of frames.
 
     render: returns images [N, h, w, 3] of the present states of all envs. It is called at the start of episodes and
     after every control step. plans: the episodes; their number must be a multiple of the number of envs. fps: frames
-    per second; None is real time. seeded: see ``Deployment``. The file appears when it is complete.
+    per second; None is real time. seeded: see ``Deployment``. watch: gets the share of frames that are
+    written, of those of full-length episodes. The file appears when it is complete.
     """
     assert len(plans) % env.num_envs == 0, f"{len(plans)} episodes in {env.num_envs} envs"
     fps = 1.0 / env.spec.control_dt_s if fps is None else fps
-    frames = 0
+    frames, most = 0, len(plans) // env.num_envs * (env.spec.max_episode_steps + 1)
     before = env.on_control_step
     with open_mp4(path, fps) as write:
 
@@ -45,6 +47,7 @@ def record(
             nonlocal frames
             write(grid(render()))
             frames += 1
+            watch(frames / most)
 
         try:
             for first in range(0, len(plans), env.num_envs):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from embodied import eval as eval_command
+from embodied.report import progress
 from embodied.report.caption import caption
 from tests.commands.helpers import Outcome, run_eval, run_tasks
 
@@ -68,8 +69,12 @@ def test_an_older_checkpoint_can_be_named(trained: tuple[Path, Outcome]) -> None
 def test_video_shows_the_evaluated_policy(trained: tuple[Path, Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eval_command, "VIDEO_ENVS", 1)
     monkeypatch.setattr(eval_command, "VIDEO_SIZE", (64, 48))
+    monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.0)
     evaluated = run_eval(f"run={trained[0]}", "episodes=2", "video=true")
     assert evaluated.code == 0, evaluated.stderr
+    shown = [line for line in evaluated.stderr.splitlines() if "of 1 episodes filmed" in line]
+    assert len(shown) == 41
+    assert shown[-1].startswith("100% ")
     path = Path(evaluated.result["video"])
     assert path.parent == trained[0] / "videos"
     reader = imageio_ffmpeg.read_frames(str(path))
