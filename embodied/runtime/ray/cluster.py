@@ -164,6 +164,8 @@ class Cluster:
                 _node_ip_address=LOOPBACK,
                 _temp_dir=self._folder,
             )
+        except (ConnectionError, TimeoutError):
+            raise
         except OSError as error:
             cure = "set RAY_TMPDIR to another folder, with a short path for its sockets, such as /tmp"
             raise UserError(f"Ray cannot start in {base} ({one_line(error)}): {cure}") from error
