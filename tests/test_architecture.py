@@ -132,7 +132,8 @@ def test_text_is_read_and_written_as_utf8_in_every_locale(root: Path) -> None:
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(call, ast.Call) and not any(word.arg == "encoding" for word in call.keywords):
                 function, words = ast.unparse(call.func), [word for word in call.args if isinstance(word, ast.Constant)]
-                opens = function.rpartition(".")[2] == "open" and function not in ("os.open", "Image.open")
+                binary = ("os.open", "Image.open", "archive.open")
+                opens = function.rpartition(".")[2] == "open" and function not in binary
                 opens_text = opens and not any("b" in str(word.value) for word in words)
                 if opens_text or function.endswith(("read_text", "write_text", "FileHandler")):
                     forgotten.append(f"{path.relative_to(root)}, line {call.lineno}: {ast.unparse(call)}")

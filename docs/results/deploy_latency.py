@@ -71,7 +71,8 @@ def main() -> None:
     }
     for run in words.run:
         record["runs"].append(measured(run, words.episodes))
-        words.file.write_text(json.dumps(record, indent=1) + "\n")  # what is there survives a later failure
+        text = json.dumps(record, indent=1) + "\n"
+        words.file.write_text(text, encoding="utf-8")  # what is there survives a later failure
 
 
 if __name__ == "__main__":

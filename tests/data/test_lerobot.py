@@ -284,7 +284,9 @@ def test_further_columns_of_instructions_are_not_read(path: Path, name: str) -> 
     file, expected = path / "meta" / "tasks.parquet", read(path)
     table = pq.read_table(file)
     pandas = table.schema.pandas_metadata | {"index_columns": [name]}
-    table = table.rename_columns(["task_index", name]).append_column("subtask", pa.array(["a", "b"]))
+    table = table.rename_columns(["task_index", name])
+    for further in ("subtask", "note"):
+        table = table.append_column(further, pa.array(["a", "b"]))
     for metadata in [{"pandas": json.dumps(pandas)}] + ([{}] if name == "task" else []):
         pq.write_table(table.replace_schema_metadata(metadata), file)
         assert read(path).instructions == expected.instructions

@@ -70,7 +70,7 @@ from tests.commands.helpers import SMALL, checkpoint_of, run_eval, run_train
         ("num_envs", "'num_envs' is not key=value"),
         ("--task=lift", "'--task=lift' is not key=value: write task=lift"),
         ("--num_envs=4", "num_envs"),
-        ("seed=1,2", "only plain key=value"),
+        ("seed=1,2", "several values, where one is allowed"),
         ("out=a=b", "cannot read the value of out"),
         ("num_envs.x=1", "'num_envs' is a value"),
         ("resume=nowhere", "'nowhere' is not a directory"),
