@@ -333,7 +333,7 @@ def test_a_wrapping_policy_takes_an_imitated_one(imitated: tuple[Path, Outcome],
 
 
 def test_pictures_are_recorded_with_the_demonstrations(tmp_path: Path) -> None:
-    words = ("task=reach", "episodes=2", "cameras=[front]", "image_size=32", "num_threads=1")
+    words = ("task=reach", "episodes=2", "cameras=[front]", "image_size=16", "num_threads=1", "noise=0.3")
     outcome = run_collect(*words, f"out={tmp_path / 'set'}")
     assert outcome.code == 0, outcome.stderr
     table = pq.read_table(tmp_path / "set" / "data" / "chunk-000" / "file-000.parquet")
