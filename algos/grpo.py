@@ -42,7 +42,7 @@ class GRPO(PPO):
     """PPO with the same advantage for all decisions of an episode: the episode's return, standardised in its group.
 
     Needs fragments of whole episodes, whose envs form groups of ``group_size`` neighbours with the same initial states;
-    embodied.run.factories arranges both. The critic is neither trained nor used.
+    embodied.session.factories arranges both. The critic is neither trained nor used.
     """
 
     config: GRPOConfig

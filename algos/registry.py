@@ -14,7 +14,7 @@ class AlgorithmClass(Protocol):
     """The class of an algorithm."""
 
     trainer: str
-    """Name of its trainer in ``embodied.training.TRAINERS``. Algorithms of the trainer ``reinforcement`` are
+    """Name of its trainer in ``embodied.trainers.TRAINERS``. Algorithms of the trainer ``reinforcement`` are
     instances of ``embodied.core.protocols.Algorithm``."""
     explores: bool
     """Whether it learns from the policy's own exploration. Only such algorithms train exploration and critic, and only

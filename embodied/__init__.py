@@ -2,7 +2,7 @@
 
 This is the import package of the distribution ``embodied-rl``. Another project on PyPI is called ``embodied`` and
 installs the same import name; pip merges the two silently. Every command first checks ``__distribution__``. It
-stops with a message unless it imported this package alone (``embodied.run.command.check_installation``).
+stops with a message unless it imported this package alone (``embodied.session.command.check_installation``).
 
 The imports of a command take seconds. Python imports this package before it, and while it looks for ``python -m
 embodied.<command>``, ``sys.argv`` is ``-m``. Ctrl-C then ends the process quietly until the command begins.

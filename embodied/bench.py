@@ -37,7 +37,7 @@ from embodied.core.config import nest, parse_overrides
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import config_dataclass, from_mapping
 from embodied.report.metrics import write_json
-from embodied.run.command import run_command
+from embodied.session.command import run_command
 
 BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "async": asynchrony.measure,

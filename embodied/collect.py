@@ -47,11 +47,11 @@ from embodied.core.types import Obs
 from embodied.data import Episode, write
 from embodied.envs import first_episodes
 from embodied.report.progress import duration
-from embodied.run.command import run_command
-from embodied.run.config import RunConfig, compose_run
-from embodied.run.directory import check_new_dir
-from embodied.run.factories import make_env, make_spec
 from embodied.runtime import threads
+from embodied.session.command import run_command
+from embodied.session.config import RunConfig, compose_run
+from embodied.session.directory import check_new_dir
+from embodied.session.factories import make_env, make_spec
 
 MAX_TRIES = 20  # episodes tried per requested episode before the command gives up
 Expert = Callable[[Mapping[str, Tensor]], Tensor]

@@ -22,11 +22,11 @@ from embodied.core.options import config_dataclass, from_mapping
 from embodied.core.spec import EnvSpec
 from embodied.data import Episode, write
 from embodied.data.maniskill import read_trajectories
-from embodied.deployment.bundle import read_bundle
-from embodied.deployment.episodes import load_episodes
-from embodied.run.command import run_command
-from embodied.run.directory import check_new_dir
-from embodied.run.recording import episodes_of, spec_of
+from embodied.deployment.bundle.format import read_bundle
+from embodied.deployment.report.episodes import load_episodes
+from embodied.session.command import run_command
+from embodied.session.directory import check_new_dir
+from embodied.session.recording import episodes_of, spec_of
 
 
 @config_dataclass

@@ -43,21 +43,21 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.errors import UserError
-from embodied.deployment.api_key import read_api_key
-from embodied.deployment.bundle import Bundle, read_bundle
-from embodied.deployment.inference import Inference
-from embodied.deployment.keys import EmergencyKey
-from embodied.deployment.loop import ControlLoop
-from embodied.deployment.notice import notice
+from embodied.deployment.bundle.format import Bundle, read_bundle
+from embodied.deployment.bundle.runner import Planner, PolicyRunner, check_parity
+from embodied.deployment.control.inference import Inference
+from embodied.deployment.control.keys import EmergencyKey
+from embodied.deployment.control.loop import ControlLoop
+from embodied.deployment.control.safety import Limits, Safety
+from embodied.deployment.control.stage import ask, map_robot, stage_of
 from embodied.deployment.options import DeployOptions, parse_words
-from embodied.deployment.report import Deployment
-from embodied.deployment.runner import Planner, PolicyRunner, check_parity
-from embodied.deployment.safety import Limits, Safety
-from embodied.deployment.stage import ask, map_robot, stage_of
-from embodied.deployment.wire import require_packages
-from embodied.run.command import run_command
-from embodied.run.deployment import DeploymentRun
-from embodied.run.signals import interrupt_on_signals
+from embodied.deployment.report.notice import notice
+from embodied.deployment.report.page import Deployment
+from embodied.deployment.serving.api_key import read_api_key
+from embodied.deployment.serving.wire import require_packages
+from embodied.session.command import run_command
+from embodied.session.deployment import DeploymentRun
+from embodied.session.signals import interrupt_on_signals
 
 
 def deploy(argv: Sequence[str]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def planner_of(options: DeployOptions, path: Path, bundle: Bundle) -> Iterator[P
         check_parity(runner, path)  # and the first inference takes longer than the others
         yield runner
         return
-    from embodied.deployment.client import RemotePlanner
+    from embodied.deployment.serving.client import RemotePlanner
 
     require_packages(f"server={options.server}")
     key = read_api_key(options.api_key_file)

@@ -31,12 +31,12 @@ from embodied.core.options import Count, Natural, NonNegative, Seed, Text, confi
 from embodied.core.protocols import Filmed, Policy
 from embodied.report.metrics import write_json
 from embodied.report.progress import Line
-from embodied.run.command import run_command
-from embodied.run.config import RunConfig, read_run, with_preset, with_simulator
-from embodied.run.evaluation import delay_steps, evaluate_policy, load_checkpoint, load_policy
-from embodied.run.factories import evaluation_plans, make_acting_env
 from embodied.runtime import threads
 from embodied.runtime.api import EvalNoise
+from embodied.session.command import run_command
+from embodied.session.config import RunConfig, read_run, with_preset, with_simulator
+from embodied.session.evaluation import delay_steps, evaluate_policy, load_checkpoint, load_policy
+from embodied.session.factories import evaluation_plans, make_acting_env
 
 VIDEO_ENVS = 4  # side by side
 VIDEO_SIZE = (320, 240)  # width and height of each, pixels

@@ -24,14 +24,14 @@ from typing import Any, Literal
 
 from embodied.core.config import nest, parse_overrides
 from embodied.core.options import Count, config_dataclass, from_mapping
-from embodied.deployment.bundle import BUNDLE_FILE
-from embodied.deployment.files import sha256
-from embodied.run.command import run_command
-from embodied.run.config import read_run
-from embodied.run.directory import check_new_dir
-from embodied.run.evaluation import load_checkpoint, load_policy
-from embodied.run.exporting import check_exportable, chosen_layout, origin_of, record, write_bundle
-from embodied.run.factories import make_spec
+from embodied.deployment.bundle.files import sha256
+from embodied.deployment.bundle.format import BUNDLE_FILE
+from embodied.session.command import run_command
+from embodied.session.config import read_run
+from embodied.session.directory import check_new_dir
+from embodied.session.evaluation import load_checkpoint, load_policy
+from embodied.session.exporting import check_exportable, chosen_layout, origin_of, record, write_bundle
+from embodied.session.factories import make_spec
 
 
 @config_dataclass

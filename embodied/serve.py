@@ -27,17 +27,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodied.core.errors import UserError, one_line, unknown_name
-from embodied.deployment.api_key import read_api_key
-from embodied.deployment.bundle import BUNDLE_FILE, read_bundle
-from embodied.deployment.files import sha256
+from embodied.deployment.bundle.files import sha256
+from embodied.deployment.bundle.format import BUNDLE_FILE, read_bundle
+from embodied.deployment.bundle.runner import PolicyRunner, check_parity
 from embodied.deployment.options import parse_words
-from embodied.deployment.runner import PolicyRunner, check_parity
-from embodied.deployment.server import PolicyServer, ServerOptions, is_loopback
-from embodied.deployment.wire import require_packages
-from embodied.run.command import Stopped, run_command
+from embodied.deployment.serving.api_key import read_api_key
+from embodied.deployment.serving.server import PolicyServer, ServerOptions, is_loopback
+from embodied.deployment.serving.wire import require_packages
+from embodied.session.command import Stopped, run_command
 
 if TYPE_CHECKING:  # it imports torch, which a machine with an ONNX bundle does not need
-    from embodied.run.torch_runner import TorchRunner
+    from embodied.session.torch_runner import TorchRunner
 
 GPU_TOLERANCE = 1e-2
 """Largest difference of a GPU's plans from the recorded ones, in units of the action's scale."""
@@ -94,7 +94,7 @@ def runner_of(options: ServeOptions) -> PolicyRunner | TorchRunner:
     try:
         import torch
 
-        from embodied.run.torch_runner import TorchRunner
+        from embodied.session.torch_runner import TorchRunner
     except ImportError as error:
         raise UserError(f"bundle={path} needs torch and transformers: {one_line(error)}") from error
     if options.device == "cuda" and not torch.cuda.is_available():

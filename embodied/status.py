@@ -28,8 +28,8 @@ from rich.table import Table
 from embodied.core.config import nest, parse_overrides
 from embodied.core.options import config_dataclass, from_mapping
 from embodied.report.progress import count, duration, percent
-from embodied.run.command import run_command
-from embodied.run.status import ALIVE, read_status
+from embodied.session.command import run_command
+from embodied.session.status import ALIVE, read_status
 
 REFRESH_S = 1.0
 

@@ -31,12 +31,12 @@ from embodied.core.options import Count, Positive, Seed, config_dataclass, from_
 from embodied.core.protocols import VecEnv
 from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
 from embodied.envs import FAMILIES, TASKS
-from embodied.envs.common.conformance import run_checks
+from embodied.envs.checks.conformance import run_checks
 from embodied.envs.registry import DEFAULT_FAMILY
-from embodied.run.command import Failed, run_command
-from embodied.run.config import SHORTHANDS, compose_run
-from embodied.run.factories import make_env, make_spec
 from embodied.runtime import threads
+from embodied.session.command import Failed, run_command
+from embodied.session.config import SHORTHANDS, compose_run
+from embodied.session.factories import make_env, make_spec
 
 MANY = 20  # environments of a family beyond which they are not described
 OVERRIDES = tuple({*GROUPS, *PRESETS, *SHORTHANDS} - {"task"})

@@ -31,9 +31,9 @@ from typing import Any
 
 from embodied.core.clock import running_s, ticking
 from embodied.core.config import parse_overrides
-from embodied.run.command import run_command
-from embodied.run.session import Session
-from embodied.training import trainer_of
+from embodied.session.command import run_command
+from embodied.session.session import Session
+from embodied.trainers import trainer_of
 
 
 def train(argv: Sequence[str]) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from typing import Any
 
 from embodied.core.options import from_mapping
 from embodied.core.spec import CameraSpec
-from embodied.envs.adapters import envpool as envpool
-from embodied.envs.adapters import gym as gym
-from embodied.envs.adapters import maniskill as maniskill
-from embodied.envs.common.sampler import SAMPLERS, SamplerSetup, UniformConfig, UniformSampler, first_episodes
+from embodied.envs.adapters.envpool import family as envpool  # noqa: F401  # registers itself
+from embodied.envs.adapters.gym import family as gym  # noqa: F401  # registers itself
+from embodied.envs.adapters.maniskill import family as maniskill  # noqa: F401  # registers itself
+from embodied.envs.episodes.sampler import SAMPLERS, SamplerSetup, UniformConfig, UniformSampler, first_episodes
 from embodied.envs.mujoco import family
 from embodied.envs.mujoco.pool import MujocoPool, SimConfig
 from embodied.envs.registry import FAMILIES, TASKS

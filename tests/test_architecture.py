@@ -70,7 +70,7 @@ def test_import_rules_hold(root: Path) -> None:
     [
         ("embodied.policies.base", "embodied.envs"),
         ("embodied.core.types", "embodied.runtime"),
-        ("embodied.run.session", "embodied.training"),
+        ("embodied.session.session", "embodied.trainers"),
         ("embodied.runtime.learner", "mujoco"),
         ("embodied.envs.rendering.painter", "embodied.envs.mujoco"),
         ("embodied.envs.tasks.lift", "embodied.envs.mujoco.robots.panda"),

@@ -20,9 +20,9 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from embodied.core.config import parse_overrides
-from embodied.deployment.bundle import Bundle, read_bundle
-from embodied.deployment.confirmation import poses
-from embodied.deployment.picture import draw_poses
+from embodied.deployment.bundle.format import Bundle, read_bundle
+from embodied.deployment.robots.confirmation import poses
+from embodied.deployment.robots.picture import draw_poses
 
 HERE = Path(__file__).parent
 MOMENTS, GAP = 6, 2

@@ -19,9 +19,9 @@ from embodied.core.spec import TRAIN
 from embodied.envs import MujocoPool, make_sampler
 from embodied.envs.tasks.tabletop import SLOTS, Tabletop
 from embodied.report.metrics import write_json
-from embodied.run.config import read_run
-from embodied.run.evaluation import load_checkpoint, load_policy
-from embodied.run.factories import make_env
+from embodied.session.config import read_run
+from embodied.session.evaluation import load_checkpoint, load_policy
+from embodied.session.factories import make_env
 
 NUM_ENVS, SEED = 256, 5
 APPROACH = 10  # control steps: the hand is at the object and has not lifted it

@@ -24,8 +24,8 @@ from embodied.benchmarks.measure import Report, in_turns, paired, timed
 from embodied.benchmarks.vla import RECIPE, make_policy, observe
 from embodied.core.options import from_mapping
 from embodied.report.metrics import write_json
-from embodied.run.config import compose_run, options_of
 from embodied.runtime import threads
+from embodied.session.config import compose_run, options_of
 
 ACTED, DECISIONS, ENVS, ROUNDS = 64, 8, 16, 5
 MODES: dict[str, dict[str, Any]] = {

@@ -16,7 +16,7 @@ from torch import Tensor
 from embodied.benchmarks.measure import in_turns, machine, paired, timed
 from embodied.core.spec import Term
 from embodied.envs import FAMILIES, MujocoPool, make_pool, make_sampler
-from embodied.envs.mujoco.warp_pool import WarpConfig, WarpPool
+from embodied.envs.mujoco.warp.pool import WarpConfig, WarpPool
 from embodied.runtime import threads
 
 TASKS = ("reach", "detour", "push", "lift", "pick_place", "stack")

@@ -28,8 +28,8 @@ from embodied.benchmarks.measure import Report, built, in_turns, paired, timed
 from embodied.core.protocols import VecEnv
 from embodied.core.spec import Box
 from embodied.envs import FAMILIES
-from embodied.envs.common.actions import random_actions
-from embodied.envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
+from embodied.envs.base.actions import random_actions
+from embodied.envs.episodes.sampler import SamplerSetup, UniformConfig, UniformSampler
 from embodied.runtime import threads
 
 PAUSE_S = 1e-4  # long enough for EnvPool's idle threads to fall asleep, so that its next step has to wake them

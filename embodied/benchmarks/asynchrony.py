@@ -35,9 +35,9 @@ from embodied.benchmarks.latency import Latency, Run, Setup, build, measured
 from embodied.benchmarks.measure import Report, note, paired
 from embodied.benchmarks.plant import Model, Plant, Prediction, Times
 from embodied.core.options import config_dataclass
-from embodied.run import config as run_config
-from embodied.run.evaluation import evaluate_policy
 from embodied.runtime import threads
+from embodied.session import config as run_config
+from embodied.session.evaluation import evaluate_policy
 
 Mode = Mapping[str, Any]
 Part = Literal["uniform", "tail", "inference", "robot", "learning"]

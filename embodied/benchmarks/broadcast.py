@@ -38,12 +38,12 @@ from embodied.benchmarks.fragments import fragment_of
 from embodied.benchmarks.measure import Report, in_turns, paired, timed
 from embodied.core.spec import EnvSpec
 from embodied.policies import FlowConfig, FlowPolicy
-from embodied.run.config import compose_run
 from embodied.runtime import threads
 from embodied.runtime.ray.cluster import Cluster
 from embodied.runtime.sync import SyncRuntime
 from embodied.runtime.weight_store import Weights, WeightStore
-from embodied.training.reinforcement import build
+from embodied.session.config import compose_run
+from embodied.trainers.reinforcement import build
 
 if TYPE_CHECKING:  # it imports Ray, which ``Cluster`` has to prepare
     from embodied.runtime.ray.weights import Publication

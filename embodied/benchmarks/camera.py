@@ -32,7 +32,7 @@ import torch
 
 from embodied.benchmarks.measure import Report, in_turns, note, paired, timed
 from embodied.envs import MujocoPool, make_pool, make_sampler
-from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.pool import coarse_of
 from embodied.envs.rendering.camera_randomization import CameraRandomization
 from embodied.envs.rendering.vision import CameraRig, find_camera

@@ -35,17 +35,17 @@ from numpy.typing import NDArray
 from torch import nn
 
 from embodied.benchmarks.measure import Report, in_turns, note, paired
-from embodied.deployment.bundle import PARITY_FILE, Origin, read_bundle, read_simulation
-from embodied.deployment.client import RemotePlanner
-from embodied.deployment.files import load_arrays
-from embodied.deployment.inference import Inference, RealClock
-from embodied.deployment.loop import ControlLoop
+from embodied.deployment.bundle.files import load_arrays
+from embodied.deployment.bundle.format import PARITY_FILE, Origin, read_bundle, read_simulation
+from embodied.deployment.bundle.runner import OUTPUT_PREFIX, Planner, PolicyRunner
+from embodied.deployment.control.inference import Inference, RealClock
+from embodied.deployment.control.loop import ControlLoop
+from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.robots.sim import SimRobot
-from embodied.deployment.runner import OUTPUT_PREFIX, Planner, PolicyRunner
-from embodied.deployment.safety import Limits, Safety
-from embodied.run.config import compose_run
-from embodied.run.exporting import record, write_bundle
-from embodied.run.factories import make_policy, make_spec
+from embodied.deployment.serving.client import RemotePlanner
+from embodied.session.config import compose_run
+from embodied.session.exporting import record, write_bundle
+from embodied.session.factories import make_policy, make_spec
 
 POLICIES: dict[str, dict[str, object]] = {
     "gaussian": {"task": "pick_place", "policy": "gaussian"},

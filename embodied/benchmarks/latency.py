@@ -28,11 +28,11 @@ from embodied.core.protocols import Algorithm, Metrics, Policy, VecEnv
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment, Obs, PolicySample, Timestep
 from embodied.policies.gaussian import GaussianPolicy
-from embodied.run import config as run_config
-from embodied.run import factories
-from embodied.run.config import RunConfig, options_of
 from embodied.runtime import build_runtime
 from embodied.runtime.base import LoopRuntime
+from embodied.session import config as run_config
+from embodied.session import factories
+from embodied.session.config import RunConfig, options_of
 
 ONE_THREAD = {"runtime.sim_threads": 1, "runtime.actor_threads": 1, "runtime.learner_threads": 1}
 LIGHT = {

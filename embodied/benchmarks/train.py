@@ -35,11 +35,11 @@ from typing import Any
 
 from embodied.benchmarks.measure import Report, note, paired
 from embodied.core.device import resolve_device
-from embodied.run import config as run_config
 from embodied.runtime import threads
 from embodied.runtime.build import thread_budget
 from embodied.runtime.sync import SyncRuntime
-from embodied.training.reinforcement import build
+from embodied.session import config as run_config
+from embodied.trainers.reinforcement import build
 
 PARTS = ("sim", "infer", "learn")
 ONE_THREAD = {"runtime.sim_threads": 1, "runtime.actor_threads": 1, "runtime.learner_threads": 1}

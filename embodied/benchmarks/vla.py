@@ -34,8 +34,8 @@ from embodied.core.options import from_mapping
 from embodied.core.spec import CameraSpec, EnvSpec, Instruction
 from embodied.core.types import Obs
 from embodied.policies import POLICIES
-from embodied.run.config import compose_run, options_of
 from embodied.runtime import threads
+from embodied.session.config import compose_run, options_of
 
 if TYPE_CHECKING:  # it imports transformers, which takes seconds that other benchmarks should not cost
     from embodied.policies.vla.policy import VLAPolicy

@@ -94,9 +94,7 @@ def apply_values(root: dict[str, Any], values: Mapping[str, Any]) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- groups → mapping
-def compose(
-    config_dir: Path, name: str, overrides: Mapping[str, Any], tasks: Sequence[str] = ()
-) -> dict[str, Any]:
+def compose(config_dir: Path, name: str, overrides: Mapping[str, Any], tasks: Sequence[str] = ()) -> dict[str, Any]:
     """Compose the configuration ``name`` with overrides; return a nested dictionary of plain values.
 
     config_dir: absolute path with ``<name>.yaml`` and one folder per config group. An override chooses from a group

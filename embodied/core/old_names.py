@@ -1,8 +1,8 @@
-"""The import names ``envs``, ``policies`` and ``algos`` of version 0.1, answered for one more version with a warning.
+"""Import names of version 0.1, answered for one more version with a warning.
 
-They are ``embodied.envs``, ``embodied.policies`` and ``embodied.algos`` now. After ``import embodied`` the old names
-and their submodules are the same module objects, so every registry exists once. A module or package that a user calls
-``envs`` is found first.
+``envs``, ``policies`` and ``algos`` are ``embodied.envs``, ``embodied.policies`` and ``embodied.algos`` now. After
+``import embodied`` the old names and their submodules are the same module objects, so every registry exists once. A
+module or package that a user calls ``envs`` is found first.
 """
 
 from __future__ import annotations
@@ -17,11 +17,23 @@ from importlib.util import find_spec, spec_from_loader
 from types import ModuleType
 
 ROOMS = ("envs", "policies", "algos")
+MOVED = {
+    "embodied.deployment.controller": "embodied.deployment.control.controller",
+    "embodied.deployment.observation": "embodied.deployment.control.observation",
+    "embodied.deployment.runner": "embodied.deployment.bundle.runner",
+    "embodied.envs.common": "embodied.envs.base",
+    "embodied.envs.common.conformance": "embodied.envs.checks.conformance",
+    "embodied.envs.common.episodic": "embodied.envs.base.episodic",
+    "embodied.envs.common.sampler": "embodied.envs.episodes.sampler",
+    "embodied.envs.common.seeding": "embodied.envs.episodes.seeding",
+}
+"""Modules of version 0.1 that the documents told users to import, and where each is now."""
 
 
 def answer_old_names() -> None:
     """Let the old names be found where nothing else has them."""
     sys.meta_path.append(_Rooms())
+    sys.meta_path.insert(0, _Moved())
 
 
 class _Rooms(MetaPathFinder):
@@ -45,11 +57,24 @@ class _Submodules(MetaPathFinder):
         return spec_from_loader(fullname, _Alias()) if find_spec(f"embodied.{fullname}") else None
 
 
+class _Moved(MetaPathFinder):
+    """Find the modules that moved."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return spec_from_loader(fullname, _Alias()) if fullname in MOVED else None
+
+
 class _Alias(Loader):
     """Put the module of the new name under the old name as well."""
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
+        if name in MOVED:
+            warnings.warn(f"'{name}' is called '{MOVED[name]}' now", FutureWarning, stacklevel=2)
+            sys.modules[name] = import_module(MOVED[name])
+            return
         if name in ROOMS:
             warnings.warn(f"'{name}' is called 'embodied.{name}' now", FutureWarning, stacklevel=2)
             if not any(isinstance(finder, _Submodules) for finder in sys.meta_path):

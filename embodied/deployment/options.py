@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from embodied.core.errors import UserError, unknown_name
-from embodied.deployment.bundle import Bundle
-from embodied.deployment.files import from_json
-from embodied.deployment.inference import TIMEOUT_S
-from embodied.deployment.loop import ticks_per_step
+from embodied.deployment.bundle.files import from_json
+from embodied.deployment.bundle.format import Bundle
+from embodied.deployment.control.inference import TIMEOUT_S
+from embodied.deployment.control.loop import ticks_per_step
+from embodied.deployment.control.schedule import Schedule
 from embodied.deployment.robots.sim import PERTURBATIONS
-from embodied.deployment.schedule import Schedule
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from embodied.core.protocols import Policy, Precomputing
 from embodied.core.types import Obs, PolicySample
 from embodied.runtime.messages import ActReply, ActRequest
-from embodied.runtime.track import Track
+from embodied.runtime.watch.track import Track
 from embodied.runtime.weight_store import WeightSource
 
 

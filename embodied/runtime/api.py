@@ -21,7 +21,7 @@ from typing import Any, Literal, Self
 from embodied.core.episodes import EpisodeStats
 from embodied.core.options import Count, Natural, NonNegative, Seed, config_dataclass
 from embodied.core.protocols import Metrics, Policy
-from embodied.runtime.trace import Trace
+from embodied.runtime.watch.trace import Trace
 
 EvalNoise = Literal["zero", "seeded"]
 """Noise that a deployed decision starts from. zero: none, the policy is deterministic. seeded: standard normals that

@@ -37,10 +37,10 @@ from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.evaluator import Evaluator
 from embodied.runtime.learner import Learner
 from embodied.runtime.ledger import Ledger
-from embodied.runtime.meter import Meter
 from embodied.runtime.recipe import Recipe
-from embodied.runtime.trace import Trace
-from embodied.runtime.track import Track
+from embodied.runtime.watch.meter import Meter
+from embodied.runtime.watch.trace import Trace
+from embodied.runtime.watch.track import Track
 from embodied.runtime.weight_store import WeightStore
 
 

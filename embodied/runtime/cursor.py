@@ -19,7 +19,7 @@ from embodied.core.types import Fragment, Obs, Timestep
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActReply, ActRequest
 from embodied.runtime.recorder import Ends, Recorder
-from embodied.runtime.track import Track
+from embodied.runtime.watch.track import Track
 
 
 class Cursor:

@@ -30,7 +30,7 @@ from embodied.runtime.cursor import Cursor
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActReply, ActRequest
 from embodied.runtime.row_cursor import RowCursor
-from embodied.runtime.track import Track
+from embodied.runtime.watch.track import Track
 
 
 class EnvWorker:

@@ -21,7 +21,7 @@ from embodied.core.protocols import Policy, VecEnv
 from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.statistics import wilson_interval
 from embodied.runtime.api import EvalNoise, RuntimeConfig
-from embodied.runtime.track import Track
+from embodied.runtime.watch.track import Track
 
 MAX_EVAL_ENVS = 512  # more envs cost memory and save no time
 

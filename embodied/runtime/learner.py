@@ -20,7 +20,7 @@ from embodied.core.learners import ALONE, Learners
 from embodied.core.protocols import Algorithm, Metrics, Policy, SharedUpdate
 from embodied.core.types import Fragment
 from embodied.runtime.recipe import Relabel
-from embodied.runtime.track import Track
+from embodied.runtime.watch.track import Track
 from embodied.runtime.weight_store import WeightStore
 
 

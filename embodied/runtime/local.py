@@ -24,13 +24,13 @@ from embodied.core.protocols import Metrics
 from embodied.core.types import Fragment
 from embodied.runtime import threads
 from embodied.runtime.api import RuntimeConfig
-from embodied.runtime.aside import Aside
+from embodied.runtime.background_evaluator import Aside
 from embodied.runtime.base import RUNTIMES, LoopRuntime
 from embodied.runtime.channel import Channel, Closed
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActReply, ActRequest
 from embodied.runtime.snapshot import Snapshot
-from embodied.runtime.supervisor import Supervisor
+from embodied.runtime.thread_group import Supervisor
 
 
 @RUNTIMES.register("local", config=RuntimeConfig)

@@ -1,8 +1,8 @@
 """Recipe of a run: the factories of its parts and what they are built with. A runtime decides where it builds which.
 
-    make_env ──► VecEnv per group ──► EnvWorker ┐
-    make_policy(spec) ──► policy ──copy──► ActorServer ├──► a runtime
-                             └► make_algorithm ► Learner ┘
+make_env ──► VecEnv per group ──► EnvWorker ┐
+make_policy(spec) ──► policy ──copy──► ActorServer ├──► a runtime
+                         └► make_algorithm ► Learner ┘
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from embodied.core.errors import UserError, one_line
-from embodied.envs.common.forks import Builder
+from embodied.envs.base.forks import Builder
 
 CLOSE_S = 5.0  # how long a child may take to end
 

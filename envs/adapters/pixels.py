@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from embodied.core.errors import UserError
-from embodied.envs.adapters.gym_results import INTEGERS, WrongResult
+from embodied.envs.adapters.gym.results import INTEGERS, WrongResult
 
 SMALLEST_IMAGE = 16  # pixels; a smaller array of bytes is a grid of numbers
 Pixels = NDArray[np.uint8]

@@ -8,7 +8,7 @@ from typing import Any
 
 from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.envs.mujoco.pool import MujocoPool, SimConfig, spec_of
-from embodied.envs.mujoco.warp_pool import WarpConfig, WarpPool
+from embodied.envs.mujoco.warp.pool import WarpConfig, WarpPool
 from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS
 from embodied.envs.rendering.cameras import Camera
 from embodied.envs.rendering.vision import find_camera

@@ -1,6 +1,6 @@
 """The vectorised environment: N copies of one task on MuJoCo's batch engine.
 
-    advance: arm.apply ─► Batch.step ─► rewards, failures, success          chunks and ends: envs/common/episodic.py
+    advance: arm.apply ─► Batch.step ─► rewards, failures, success          chunks and ends: envs/base/episodic.py
     start: randomise the model ─► place arm and objects ─► compute the sensors
 
 The batch is persistent: it has one MjData per env. So the position and velocity stages that make observations current
@@ -27,13 +27,13 @@ from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass
 from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Term
 from embodied.core.types import Obs
-from embodied.envs.common.episodic import Advance, EpisodicEnv
-from embodied.envs.common.forks import Builder
-from embodied.envs.common.seeding import EpisodeRng
-from embodied.envs.mujoco.hardware import Hardware, prepare
+from embodied.envs.base.episodic import Advance, EpisodicEnv
+from embodied.envs.base.forks import Builder
+from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.nan_guard import NanGuard
-from embodied.envs.mujoco.randomization import RandomizationTerm
-from embodied.envs.mujoco.randomizer import Fields, Randomizer
+from embodied.envs.mujoco.randomization.non_model import Hardware, prepare
+from embodied.envs.mujoco.randomization.randomizer import Fields, Randomizer
+from embodied.envs.mujoco.randomization.terms import RandomizationTerm
 from embodied.envs.mujoco.robots.base import Robot
 from embodied.envs.mujoco.view import View
 from embodied.envs.mujoco.viewer import FRONT, QuickViewer, Viewer

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from embodied.core.errors import UserError
 from embodied.core.options import Share, config_dataclass
-from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.rendering.cameras import FAST, Array, Camera, Ids, look_at, mounted_camera
 
 Array32 = NDArray[np.float32]

@@ -23,7 +23,7 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from embodied.core.errors import UserError, unknown_name
-from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.rendering.appearance import COLLISION_GROUP, add_geoms
 from embodied.envs.rendering.camera_randomization import CameraRandomization, Lens, Scenery
 from embodied.envs.rendering.cameras import GROUPS, Camera, Ids

@@ -18,8 +18,8 @@ from torch import Tensor
 from embodied.core.errors import UserError
 from embodied.core.options import Count, Share, config_dataclass, from_mapping
 from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Instruction, StartStage, Term
-from embodied.envs.common.instructions import single_instruction
-from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.episodes.instructions import single_instruction
+from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.robots import ROBOTS
 from embodied.envs.mujoco.robots.base import Robot
 from embodied.envs.mujoco.scene import on_table

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from embodied.core.spec import Difference, Term
-from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.view import View
 from embodied.envs.tasks.base import ObjectTaskConfig, Task, column
 

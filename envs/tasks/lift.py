@@ -9,7 +9,7 @@ from torch.linalg import vector_norm
 
 from embodied.core.options import Count, Share, config_dataclass
 from embodied.core.spec import Difference, StartStage, Term
-from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.scene import RED, add_cube, add_goal
 from embodied.envs.mujoco.view import View
 from embodied.envs.registry import TASKS

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from embodied.core.options import config_dataclass
 from embodied.core.spec import Difference, Term
-from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.scene import BLUE, RED, add_cube, add_tray
 from embodied.envs.mujoco.view import View
 from embodied.envs.registry import TASKS

@@ -6,8 +6,8 @@
     2      distractor_2   the same colour in another shape
 
 So neither the colour nor the shape alone identifies the target. The objects stand in any order in cells of the table.
-Slots are bodies whose shape and colour change at every reset (envs/mujoco/shape_variants.py). The vocabulary is data
-(words.py).
+Slots are bodies whose shape and colour change at every reset (shape_variants.py).
+The vocabulary is data (words.py).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch.nn.functional import one_hot
 from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass
 from embodied.core.spec import Difference, Instruction, Term
-from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.episodes.seeding import EpisodeRng
+from embodied.envs.mujoco.randomization.shape_variants import ShapeVariants
 from embodied.envs.mujoco.scene import GREY, add_object, add_object_sensors, add_tray
-from embodied.envs.mujoco.shape_variants import ShapeVariants
 from embodied.envs.mujoco.view import View
 from embodied.envs.registry import TASKS
 from embodied.envs.tasks.common import cube_state, cube_terms, stand

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from embodied.core.episodes import EpisodePlans, EpisodeStats
 from embodied.core.spec import EnvSpec
-from embodied.envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
+from embodied.envs.episodes.sampler import SamplerSetup, UniformConfig, UniformSampler
 
 
 class PresentSampler(UniformSampler):

@@ -15,7 +15,7 @@ from embodied.core.episodes import Ints
 from embodied.core.errors import UserError, nearest, unknown_name
 from embodied.core.options import from_mapping
 from embodied.core.types import Obs
-from embodied.envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
+from embodied.envs.episodes.sampler import SamplerSetup, UniformConfig, UniformSampler
 from embodied.envs.mujoco.pool import MujocoPool, SimConfig
 from embodied.envs.mujoco.viewer import FRONT, QuickViewer
 from embodied.envs.registry import TASKS

@@ -26,8 +26,8 @@ from embodied.core.options import from_mapping
 from embodied.core.protocols import ExactResume, Filmed, FilmedQuickly, RowByRow, VecEnv
 from embodied.core.spec import TRAIN, Box, CameraSpec
 from embodied.core.types import Obs, Timestep
-from embodied.envs.common.episodic import EpisodicEnv
-from embodied.envs.common.sampler import SamplerSetup
+from embodied.envs.base.episodic import EpisodicEnv
+from embodied.envs.episodes.sampler import SamplerSetup
 from embodied.envs.registry import FAMILIES, sim_options, split_name
 from embodied.envs.views.sampler import PresentSampler
 

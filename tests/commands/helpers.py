@@ -17,8 +17,8 @@ import torch
 from embodied import collect, tasks, train
 from embodied import eval as eval_command
 from embodied.algos.sft import SFT
-from embodied.run import session
 from embodied.runtime import checkpoint
+from embodied.session import session
 
 SMALL = [
     "task=reach", "policy=gaussian", "runtime=sync", "num_envs=8", "runtime.decisions=8", "device=cpu",

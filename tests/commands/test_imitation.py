@@ -19,9 +19,9 @@ from embodied.core.spec import ActionTerm, Box, EnvSpec
 from embodied.data import read
 from embodied.envs.tasks.words import default_words
 from embodied.report.metrics import read_metrics
-from embodied.run.config import compose_run
-from embodied.run.factories import make_env, make_spec
 from embodied.runtime import checkpoint
+from embodied.session.config import compose_run
+from embodied.session.factories import make_env, make_spec
 from tests.commands.helpers import (
     SMALL,
     Outcome,

@@ -19,9 +19,9 @@ import pytest
 
 from embodied import status
 from embodied.report import progress
-from embodied.run.files import Journal, holder, lock_run
-from embodied.run.status import read_status
 from embodied.runtime.evaluator import Evaluator
+from embodied.session.files import Journal, holder, lock_run
+from embodied.session.status import read_status
 from tests.commands.helpers import SMALL, Outcome, run, run_eval, run_train
 from tests.runtime.test_trace import read
 

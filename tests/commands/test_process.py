@@ -15,8 +15,8 @@ import pytest
 
 from embodied.core.clock import SLACK_S, TICK_S
 from embodied.report.metrics import read_metrics
-from embodied.run import command
 from embodied.runtime import threads
+from embodied.session import command
 from tests.commands.helpers import SMALL, Outcome, checkpoint_of, run_train
 from tests.commands.terminal import start_on_terminal
 
@@ -162,7 +162,7 @@ def test_a_closed_stream_is_no_error_and_is_no_file(closed: str, tmp_path: Path)
     """What is written to it goes nowhere, also by a child process, and not into the file that was opened first."""
     code = (
         "import os, subprocess, sys\n"
-        "from embodied.run.command import run_command\n"
+        "from embodied.session.command import run_command\n"
         "def command(argv):\n"
         "    with open(argv[0], 'w', encoding='utf-8') as file:\n"
         "        os.write(2, b'noise')\n"

@@ -16,9 +16,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from embodied.core.errors import UserError
 from embodied.envs.tasks.words import default_words
 from embodied.report.metrics import read_metrics
-from embodied.run.config import compose_run, read_run, resolve, resume_run
-from embodied.run.directory import new_run_dir
 from embodied.runtime import checkpoint, evaluate, evaluator
+from embodied.session.config import compose_run, read_run, resolve, resume_run
+from embodied.session.directory import new_run_dir
 from tests.commands.helpers import SMALL, Outcome, checkpoint_of, run_train
 
 METRICS = {

@@ -45,7 +45,7 @@ class Dots:
     def make(self, id, task, *, num_envs, num_threads, sim, cameras=()):
         return Points(num_envs, self.spec(id, task))
 '''
-TASK = '''
+TASK = """
 from embodied.envs.registry import TASKS
 from embodied.envs.tasks.reach import Reach, ReachConfig
 
@@ -53,7 +53,7 @@ from embodied.envs.tasks.reach import Reach, ReachConfig
 @TASKS.register("touch", config=ReachConfig)
 class Touch(Reach):
     name = "touch"
-'''
+"""
 ENTRY_POINTS = """
 [embodied.families]
 dots = dots_package.family

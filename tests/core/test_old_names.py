@@ -31,6 +31,22 @@ except ModuleNotFoundError as error:
     assert done.stderr.count("FutureWarning") == 2
 
 
+def test_modules_that_moved_are_the_same_and_warn(root: Path, tmp_path: Path) -> None:
+    """Their old names were in the documents: foreign robots, simulators and samplers import them."""
+    code = """
+import importlib, sys
+from embodied.core.old_names import MOVED
+for old, new in MOVED.items():
+    assert importlib.import_module(old) is importlib.import_module(new), old
+from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.episodes.seeding import EpisodeRng as Present
+assert EpisodeRng is Present
+"""
+    done = run(code, tmp_path, root)
+    assert done.returncode == 0, done.stderr
+    assert "'embodied.deployment.runner' is called 'embodied.deployment.bundle.runner' now" in done.stderr
+
+
 def test_packages_of_a_user_come_first(root: Path, tmp_path: Path) -> None:
     (tmp_path / "envs").mkdir()
     for name in ("envs/__init__.py", "envs/mine.py", "policies.py"):

@@ -12,7 +12,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from embodied.core.spec import CameraSpec, Instruction
-from embodied.deployment.bundle import (
+from embodied.deployment.bundle.files import sha256
+from embodied.deployment.bundle.format import (
     PARITY_FILE,
     POLICY_FILE,
     SIMULATION_FILE,
@@ -20,8 +21,7 @@ from embodied.deployment.bundle import (
     read_bundle,
     write_description,
 )
-from embodied.deployment.files import sha256
-from embodied.deployment.runner import OUTPUT_PREFIX, InputSpec, PolicyRunner
+from embodied.deployment.bundle.runner import OUTPUT_PREFIX, InputSpec, PolicyRunner
 from tests.deployment.exports import flow_bundle
 
 TYPES = {np.float32: TensorProto.FLOAT, np.int64: TensorProto.INT64, np.uint8: TensorProto.UINT8}

@@ -9,10 +9,10 @@ from tempfile import mkdtemp
 import torch
 from torch import nn
 
-from embodied.deployment.bundle import Bundle, Origin
-from embodied.run.config import RunConfig, compose_run
-from embodied.run.exporting import record, write_bundle
-from embodied.run.factories import make_policy, make_spec
+from embodied.deployment.bundle.format import Bundle, Origin
+from embodied.session.config import RunConfig, compose_run
+from embodied.session.exporting import record, write_bundle
+from embodied.session.factories import make_policy, make_spec
 
 SMALL = {"policy.critic_hidden": [16], "num_envs": 4, "total_steps": 100, "device": "cpu"}
 NETWORKS = {"policy.actor_hidden": [32, 32]}

@@ -20,12 +20,12 @@ sys.modules["lerobot.processor"] = processor
 from lerobot.robots.config import RobotConfig  # type: ignore[import-not-found]  # noqa: E402
 from lerobot.robots.robot import Robot  # type: ignore[import-not-found]  # noqa: E402
 
-from embodied.deployment.confirmation import check_confirmed  # noqa: E402
-from embodied.deployment.inference import Inference, RealClock  # noqa: E402
-from embodied.deployment.loop import ControlLoop  # noqa: E402
-from embodied.deployment.mapping import MappedRobot, read_mapping  # noqa: E402
-from embodied.deployment.runner import PolicyRunner  # noqa: E402
-from embodied.deployment.safety import Limits, Safety  # noqa: E402
+from embodied.deployment.bundle.runner import PolicyRunner  # noqa: E402
+from embodied.deployment.control.inference import Inference, RealClock  # noqa: E402
+from embodied.deployment.control.loop import ControlLoop  # noqa: E402
+from embodied.deployment.control.safety import Limits, Safety  # noqa: E402
+from embodied.deployment.robots.confirmation import check_confirmed  # noqa: E402
+from embodied.deployment.robots.mapping import MappedRobot, read_mapping  # noqa: E402
 
 
 @RobotConfig.register_subclass("toy_arm")

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from websockets.sync.client import ClientConnection, connect
 
-from embodied.deployment.bundle import PARITY_FILE
-from embodied.deployment.files import load_arrays
-from embodied.deployment.runner import Planner, PolicyRunner
-from embodied.deployment.server import PolicyServer, ServerOptions
-from embodied.deployment.wire import decode, encode
+from embodied.deployment.bundle.files import load_arrays
+from embodied.deployment.bundle.format import PARITY_FILE
+from embodied.deployment.bundle.runner import Planner, PolicyRunner
+from embodied.deployment.serving.server import PolicyServer, ServerOptions
+from embodied.deployment.serving.wire import decode, encode
 from tests.deployment.exports import flow_bundle
 
 LARGE = 2**23

@@ -14,10 +14,10 @@ import pytest
 from websockets.sync.server import ServerConnection, serve
 
 from embodied.core.errors import UserError
-from embodied.deployment.bundle import Bundle, read_bundle
-from embodied.deployment.client import RemotePlanner
-from embodied.deployment.runner import PolicyRunner
-from embodied.deployment.wire import encode
+from embodied.deployment.bundle.format import Bundle, read_bundle
+from embodied.deployment.bundle.runner import PolicyRunner
+from embodied.deployment.serving.client import RemotePlanner
+from embodied.deployment.serving.wire import encode
 from tests.deployment.builders import SEES_AND_READS, make_bundle
 from tests.deployment.exports import flow_bundle
 from tests.deployment.servers import Gate, rows, serving

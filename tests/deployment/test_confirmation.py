@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from embodied.core.errors import UserError
-from embodied.deployment.confirmation import TOLERANCE, check_confirmed, confirm, poses
-from embodied.deployment.mapping import Entry, MappedRobot, RobotMapping, positions
-from embodied.deployment.picture import draw_poses
+from embodied.deployment.robots.confirmation import TOLERANCE, check_confirmed, confirm, poses
+from embodied.deployment.robots.mapping import Entry, MappedRobot, RobotMapping, positions
+from embodied.deployment.robots.picture import draw_poses
 from tests.deployment.test_mapping import arm_of_bundle, confirmed, toy_mapping
 from tests.deployment.toy_arm import ToyArm, ToyConfig
 

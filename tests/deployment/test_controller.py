@@ -9,9 +9,9 @@ import torch
 from embodied.core.errors import UserError
 from embodied.core.kinematics import Chain
 from embodied.core.spec import SUCCESS
-from embodied.deployment.bundle import read_bundle
-from embodied.deployment.controller import ArmController
-from embodied.deployment.observation import StateBuilder
+from embodied.deployment.bundle.format import read_bundle
+from embodied.deployment.control.controller import ArmController
+from embodied.deployment.control.observation import StateBuilder
 from embodied.deployment.robots.base import joint_names
 from embodied.envs import make_pool, make_sampler
 from embodied.envs.mujoco.pool import MujocoPool

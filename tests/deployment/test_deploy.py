@@ -22,17 +22,17 @@ from embodied import deploy as deploy_command
 from embodied.core.errors import UserError
 from embodied.core.execution import Deployment
 from embodied.data import read
-from embodied.deployment.bundle import SIMULATION_FILE, read_bundle
-from embodied.deployment.home import move_home
-from embodied.deployment.inference import Inference, RealClock
-from embodied.deployment.loop import ControlLoop
+from embodied.deployment.bundle.format import SIMULATION_FILE, read_bundle
+from embodied.deployment.bundle.runner import PolicyRunner
+from embodied.deployment.control.home import move_home
+from embodied.deployment.control.inference import Inference, RealClock
+from embodied.deployment.control.loop import ControlLoop
+from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.robots.base import Robot
 from embodied.deployment.robots.sim import PERTURBATIONS, SimRobot
-from embodied.deployment.runner import PolicyRunner
-from embodied.deployment.safety import Limits, Safety
-from embodied.envs.common.play import play
-from embodied.envs.views.robot_process import Perturbation, RobotOptions, SimulatedArm
-from embodied.run.factories import evaluation_plans, make_env
+from embodied.envs.mujoco.robots.backlash import play
+from embodied.envs.mujoco.robots.robot_process import Perturbation, RobotOptions, SimulatedArm
+from embodied.session.factories import evaluation_plans, make_env
 from tests.commands.helpers import run
 from tests.deployment.builders import make_bundle
 from tests.deployment.exports import flow_bundle, random_policy, small_config
@@ -256,7 +256,7 @@ def test_the_process_ends_with_its_parent(root: Path) -> None:
     code = f"""
 import json, os, sys
 from pathlib import Path
-from embodied.deployment.bundle import read_bundle
+from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.robots.sim import SimRobot
 path = Path({str(flow_bundle())!r})
 robot = SimRobot(read_bundle(path), json.loads((path / "simulation.json").read_text()))

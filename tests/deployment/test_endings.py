@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from embodied import deploy as deploy_command
-from embodied.deployment.bundle import read_bundle
-from embodied.deployment.episodes import load_episodes
-from embodied.deployment.mapping import RobotMapping, write_mapping
+from embodied.deployment.bundle.format import read_bundle
+from embodied.deployment.report.episodes import load_episodes
+from embodied.deployment.robots.mapping import RobotMapping, write_mapping
 from tests.commands.helpers import Outcome, run
 from tests.commands.terminal import start_on_terminal
 from tests.deployment.test_mapping import TOY, confirmed, reach_bundle, toy_mapping

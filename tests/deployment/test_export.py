@@ -18,14 +18,14 @@ import torch
 from embodied import export
 from embodied.core.errors import UserError
 from embodied.core.kinematics import matrix_of
-from embodied.deployment.bundle import PARITY_FILE, read_bundle
-from embodied.deployment.files import load_arrays, sha256
-from embodied.deployment.onnx import TORCH_LOGGER
-from embodied.deployment.runner import PolicyRunner, parity
+from embodied.deployment.bundle.files import load_arrays, sha256
+from embodied.deployment.bundle.format import PARITY_FILE, read_bundle
+from embodied.deployment.bundle.onnx import TORCH_LOGGER
+from embodied.deployment.bundle.runner import PolicyRunner, parity
 from embodied.envs import make_pool, make_sampler
 from embodied.policies.normalizer import RunningNormalizer
-from embodied.run import exporting
-from embodied.run.factories import make_spec
+from embodied.session import exporting
+from embodied.session.factories import make_spec
 from tests.commands.helpers import SMALL as SMALL_RUN
 from tests.commands.helpers import run, run_train
 from tests.deployment.exports import flow_bundle, small_config, write_small

@@ -23,16 +23,16 @@ from numpy.typing import NDArray
 from embodied import deploy as deploy_command
 from embodied.core.errors import UserError
 from embodied.core.kinematics import Chain
-from embodied.deployment.bundle import SIMULATION_FILE, read_bundle
-from embodied.deployment.inference import Inference
-from embodied.deployment.keys import EmergencyKey
-from embodied.deployment.loop import ControlLoop
-from embodied.deployment.mapping import write_mapping
+from embodied.deployment.bundle.format import SIMULATION_FILE, read_bundle
+from embodied.deployment.bundle.runner import PolicyRunner
+from embodied.deployment.control.inference import Inference
+from embodied.deployment.control.keys import EmergencyKey
+from embodied.deployment.control.loop import ControlLoop
+from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.robots.base import Observation
+from embodied.deployment.robots.mapping import write_mapping
 from embodied.deployment.robots.sim import SimRobot
-from embodied.deployment.runner import PolicyRunner
-from embodied.deployment.safety import Limits, Safety
-from embodied.deployment.wire import encode
+from embodied.deployment.serving.wire import encode
 from tests.commands.helpers import run
 from tests.deployment.exports import flow_bundle
 from tests.deployment.test_client import saying

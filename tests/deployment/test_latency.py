@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from embodied.deployment.bundle import SIMULATION_FILE, read_bundle
-from embodied.deployment.inference import Inference
-from embodied.deployment.loop import ControlLoop
-from embodied.deployment.record import EpisodeRecord
+from embodied.deployment.bundle.format import SIMULATION_FILE, read_bundle
+from embodied.deployment.bundle.runner import PolicyRunner
+from embodied.deployment.control.inference import Inference
+from embodied.deployment.control.loop import ControlLoop
+from embodied.deployment.control.safety import Limits, Safety
+from embodied.deployment.report.record import EpisodeRecord
 from embodied.deployment.robots.sim import SimRobot
-from embodied.deployment.runner import PolicyRunner
-from embodied.deployment.safety import Limits, Safety
-from embodied.envs.views import robot_process
-from embodied.envs.views.robot_process import RobotOptions, SimulatedArm
+from embodied.envs.mujoco.robots import robot_process
+from embodied.envs.mujoco.robots.robot_process import RobotOptions, SimulatedArm
 from tests.deployment.builders import make_bundle
 from tests.deployment.exports import flow_bundle
 
@@ -188,7 +188,7 @@ def test_latency_is_added_to_what_the_policy_takes(monkeypatch: pytest.MonkeyPat
         sleep(0.02)
         return np.zeros((1, 4, 4), np.float32)
 
-    monkeypatch.setattr("embodied.deployment.inference.time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr("embodied.deployment.control.inference.time", SimpleNamespace(sleep=sleep))
     inference = Inference(SimpleNamespace(plan=plan), SimpleNamespace(now=lambda: clock.now_s), added_s=0.1)  # type: ignore[arg-type]
     inference.submit({})
     taken = inference.take(10.0)

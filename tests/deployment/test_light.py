@@ -11,7 +11,7 @@ import pytest
 
 from embodied import convert
 from embodied.data import read
-from embodied.deployment.mapping import write_mapping
+from embodied.deployment.robots.mapping import write_mapping
 from tests.commands.helpers import run
 from tests.deployment.exports import flow_bundle
 from tests.deployment.test_mapping import confirmed, reach_bundle, toy_mapping
@@ -139,7 +139,7 @@ def test_serving_needs_them_too(root: Path) -> None:
 def test_a_bundle_runs_there(root: Path) -> None:
     code = f"""
 from pathlib import Path
-from embodied.deployment.runner import PolicyRunner, parity
+from embodied.deployment.bundle.runner import PolicyRunner, parity
 runner = PolicyRunner(Path({str(flow_bundle())!r}))
 print(parity(runner, runner.path) <= 1e-5, runner.bundle.horizon)
 """

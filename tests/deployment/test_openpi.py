@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from embodied.deployment.bundle import PARITY_FILE
-from embodied.deployment.runner import PolicyRunner
+from embodied.deployment.bundle.format import PARITY_FILE
+from embodied.deployment.bundle.runner import PolicyRunner
 from tests.deployment.exports import flow_bundle
 from tests.deployment.servers import serving
 

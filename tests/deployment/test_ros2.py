@@ -22,13 +22,13 @@ import numpy as np
 import pytest
 
 from embodied.core.errors import UserError
-from embodied.deployment.draft import propose
-from embodied.deployment.inference import Inference, RealClock
-from embodied.deployment.loop import ControlLoop
-from embodied.deployment.mapping import Entry, MappedRobot, RobotMapping
+from embodied.deployment.bundle.runner import PolicyRunner
+from embodied.deployment.control.inference import Inference, RealClock
+from embodied.deployment.control.loop import ControlLoop
+from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.robots.base import Robot, age
-from embodied.deployment.runner import PolicyRunner
-from embodied.deployment.safety import Limits, Safety
+from embodied.deployment.robots.draft import propose
+from embodied.deployment.robots.mapping import Entry, MappedRobot, RobotMapping
 from tests.deployment.test_mapping import reach_bundle
 
 

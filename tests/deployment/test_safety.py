@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from embodied.core.errors import UserError
-from embodied.deployment.bundle import read_bundle
-from embodied.deployment.safety import Limits, Safety
+from embodied.deployment.bundle.format import read_bundle
+from embodied.deployment.control.safety import Limits, Safety
 from tests.deployment.exports import flow_bundle
 
 ARM = read_bundle(flow_bundle()).arm

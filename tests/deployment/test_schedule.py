@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embodied.core.errors import UserError
-from embodied.deployment.schedule import DelayEstimate, Schedule
+from embodied.deployment.control.schedule import DelayEstimate, Schedule
 
 DT = 0.05
 

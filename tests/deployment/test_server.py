@@ -16,14 +16,14 @@ from websockets.exceptions import ConnectionClosed, ConnectionClosedError, Inval
 from websockets.sync.client import connect
 
 from embodied.core.errors import UserError
-from embodied.deployment import server as server_module
-from embodied.deployment.bundle import Bundle as BundleType
-from embodied.deployment.bundle import read_bundle
-from embodied.deployment.files import from_json
-from embodied.deployment.request import max_request_bytes
-from embodied.deployment.runner import PolicyRunner
-from embodied.deployment.server import ServerOptions
-from embodied.deployment.wire import encode
+from embodied.deployment.bundle.files import from_json
+from embodied.deployment.bundle.format import Bundle as BundleType
+from embodied.deployment.bundle.format import read_bundle
+from embodied.deployment.bundle.runner import PolicyRunner
+from embodied.deployment.serving import server as server_module
+from embodied.deployment.serving.request import max_request_bytes
+from embodied.deployment.serving.server import ServerOptions
+from embodied.deployment.serving.wire import encode
 from tests.deployment.builders import SEES_AND_READS, make_bundle
 from tests.deployment.exports import flow_bundle
 from tests.deployment.servers import Client, Gate, http_get, rows, serving

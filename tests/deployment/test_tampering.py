@@ -24,11 +24,18 @@ from onnx import TensorProto, numpy_helper
 
 from embodied import deploy, serve
 from embodied.core.errors import UserError
-from embodied.deployment import runner
-from embodied.deployment.bundle import BUNDLE_FILE, PARITY_FILE, POLICY_FILE, SIMULATION_FILE, Bundle, read_bundle
-from embodied.deployment.files import sha256
-from embodied.deployment.plausible import RANGES
-from embodied.deployment.runner import OUTPUT_PREFIX
+from embodied.deployment.bundle import runner
+from embodied.deployment.bundle.files import sha256
+from embodied.deployment.bundle.format import (
+    BUNDLE_FILE,
+    PARITY_FILE,
+    POLICY_FILE,
+    SIMULATION_FILE,
+    Bundle,
+    read_bundle,
+)
+from embodied.deployment.bundle.plausible import RANGES
+from embodied.deployment.bundle.runner import OUTPUT_PREFIX
 from tests.commands.helpers import run
 from tests.deployment.builders import SEES_AND_READS, make_bundle
 from tests.deployment.exports import flow_bundle

@@ -22,15 +22,15 @@ from transformers import PI0ForConditionalGeneration
 
 from embodied import deploy, export, serve
 from embodied.core.errors import UserError
-from embodied.deployment.bundle import read_bundle, write_description
-from embodied.deployment.client import RemotePlanner
-from embodied.deployment.files import sha256
-from embodied.deployment.runner import PolicyRunner, check_parity, parity
-from embodied.run import exporting
-from embodied.run.config import RunConfig
-from embodied.run.exporting import chosen_layout
-from embodied.run.factories import make_spec
-from embodied.run.torch_runner import TorchRunner
+from embodied.deployment.bundle.files import sha256
+from embodied.deployment.bundle.format import read_bundle, write_description
+from embodied.deployment.bundle.runner import PolicyRunner, check_parity, parity
+from embodied.deployment.serving.client import RemotePlanner
+from embodied.session import exporting
+from embodied.session.config import RunConfig
+from embodied.session.exporting import chosen_layout
+from embodied.session.factories import make_spec
+from embodied.session.torch_runner import TorchRunner
 from tests.commands.helpers import SMALL, run, run_train
 from tests.deployment.exports import flow_bundle, small_config, write_small
 from tests.deployment.servers import serving

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from embodied.core.errors import UserError
-from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.rendering.camera_randomization import CameraRandomization
 from tests.envs.helpers import actions, assert_same, pool, restart
 from tests.envs.pictures import EVERYTHING, FRONT, WRIST, assert_equal, moved, rig_of

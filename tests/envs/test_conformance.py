@@ -20,10 +20,10 @@ from embodied.core.errors import UserError
 from embodied.core.spec import SUCCESS, Term
 from embodied.core.types import Timestep
 from embodied.envs import first_episodes
-from embodied.envs.common.actions import random_actions
-from embodied.envs.common.conformance import CHECKS, Result, check_env, run_checks
-from embodied.envs.common.conformance_trial import Trial
-from embodied.envs.common.episodic import Advance
+from embodied.envs.base.actions import random_actions
+from embodied.envs.base.episodic import Advance
+from embodied.envs.checks.conformance import CHECKS, Result, check_env, run_checks
+from embodied.envs.checks.trial import Trial
 from embodied.envs.mujoco.pool import MujocoPool
 from tests.envs.helpers import TASK_NAMES, pool
 from tests.runtime.point_env import PointEnv, point_spec

@@ -15,11 +15,11 @@ from embodied.core.protocols import Delayed, Demonstrating, ExactResume, Filmed,
 from embodied.core.spec import Discrete
 from embodied.core.types import Obs, Timestep
 from embodied.envs import first_episodes
-from embodied.envs.common.actions import random_actions
-from embodied.envs.common.conformance import check_env
-from embodied.envs.common.delayed import DelayedEnv, delayed
-from embodied.envs.common.episodic import Advance
-from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.base.actions import random_actions
+from embodied.envs.base.delayed import DelayedEnv, delayed
+from embodied.envs.base.episodic import Advance
+from embodied.envs.checks.conformance import check_env
+from embodied.envs.episodes.seeding import EpisodeRng
 from tests.envs.helpers import pool
 from tests.runtime.point_env import PointEnv, point_sampler, point_spec
 

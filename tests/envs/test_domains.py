@@ -7,9 +7,9 @@ from importlib.util import find_spec
 import pytest
 
 from embodied.core.protocols import VecEnv
-from embodied.envs.common.conformance import check_env
-from embodied.run.config import compose_run
-from embodied.run.factories import make_env, make_spec
+from embodied.envs.checks.conformance import check_env
+from embodied.session.config import compose_run
+from embodied.session.factories import make_env, make_spec
 
 PACKAGES = {
     "Cont-CC-PMSM-v0": "gym_electric_motor",

@@ -19,9 +19,9 @@ from embodied.core.errors import UserError
 from embodied.core.protocols import Filmed
 from embodied.core.spec import Box, CameraSpec, Discrete
 from embodied.envs import FAMILIES, first_episodes, make_sampler
-from embodied.envs.adapters.envpool import EnvpoolEnv, envpool_seeds
-from embodied.envs.adapters.envpool_spec import EnvpoolTaskConfig
-from embodied.envs.common.conformance import check_env, run_checks
+from embodied.envs.adapters.envpool.family import EnvpoolEnv, envpool_seeds
+from embodied.envs.adapters.envpool.spec import EnvpoolTaskConfig
+from embodied.envs.checks.conformance import check_env, run_checks
 from tests.commands.helpers import run
 
 envpool = pytest.importorskip("envpool", reason="needs EnvPool: pip install -c constraints.txt -e '.[envpool]'")
@@ -44,8 +44,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting:U
 @pytest.mark.parametrize(
     ("id", "steps"),
     [
-        ("HalfCheetah-v5", 6), ("CartPole-v1", 30), ("FetchPickAndPlaceDense-v1", 6), ("Hopper-v5", 40),
-        ("Maze-v0", 20), ("LunarLander-v3", 20), ("Go1JoystickFlatTerrain-v1", 6),
+        ("HalfCheetah-v5", 6),
+        ("CartPole-v1", 30),
+        ("FetchPickAndPlaceDense-v1", 6),
+        ("Hopper-v5", 40),
+        ("Maze-v0", 20),
+        ("LunarLander-v3", 20),
+        ("Go1JoystickFlatTerrain-v1", 6),
     ],
 )
 def test_it_keeps_the_contract_of_an_environment(id: str, steps: int) -> None:

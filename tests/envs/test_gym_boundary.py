@@ -16,8 +16,8 @@ from embodied.core.episodes import PlanList
 from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.envs import FAMILIES
-from embodied.envs.adapters.gym import GymConfig, GymEnv, GymSimConfig
-from embodied.envs.adapters.gym_results import WrongResult, advice, flat_mask
+from embodied.envs.adapters.gym.family import GymConfig, GymEnv, GymSimConfig
+from embodied.envs.adapters.gym.results import WrongResult, advice, flat_mask
 from tests.envs.test_gym import plans_of
 
 MODULE = "tests.envs.toy_foreign"

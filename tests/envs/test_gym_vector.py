@@ -8,10 +8,11 @@ import torch
 from embodied.core.errors import UserError
 from embodied.core.protocols import Filmed, VecEnv
 from embodied.core.spec import CameraSpec
-from embodied.envs.adapters import gym, gym_probe
-from embodied.envs.adapters.gym import GymConfig, GymSimConfig
-from embodied.envs.common.actions import random_actions
-from embodied.envs.common.conformance import check_env
+from embodied.envs.adapters.gym import family as gym
+from embodied.envs.adapters.gym import probe as gym_probe
+from embodied.envs.adapters.gym.family import GymConfig, GymSimConfig
+from embodied.envs.base.actions import random_actions
+from embodied.envs.checks.conformance import check_env
 from tests.envs.test_gym import FAMILY, MODULE, make, spec, started
 
 CAMERAS = (CameraSpec("front", 24, 32), CameraSpec.square("gray", 8), CameraSpec("render", 20, 30))

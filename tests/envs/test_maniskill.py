@@ -20,10 +20,10 @@ from embodied.data import read, write
 from embodied.data.lerobot import check_fits
 from embodied.data.maniskill import read_trajectories
 from embodied.envs import FAMILIES, make_sampler
-from embodied.envs.adapters import maniskill
-from embodied.envs.adapters.maniskill_pool import ManiSkillScene
-from embodied.envs.adapters.maniskill_request import INSTALL, VULKAN, Request
-from embodied.envs.common.conformance import check_env
+from embodied.envs.adapters.maniskill import family as maniskill
+from embodied.envs.adapters.maniskill.pool import ManiSkillScene
+from embodied.envs.adapters.maniskill.request import INSTALL, VULKAN, Request
+from embodied.envs.checks.conformance import check_env
 
 ID = "PickCube-v1"
 DEVICE = "import sapien; sapien.render.RenderSystem(sapien.Device('cpu'))"
@@ -41,7 +41,7 @@ def family() -> Any:
 @pytest.fixture(scope="module")
 def simulations(family: Any) -> Any:
     """What child processes hold, in this process."""
-    from embodied.envs.adapters.maniskill_sim import Simulations
+    from embodied.envs.adapters.maniskill.sim import Simulations
 
     return Simulations()
 

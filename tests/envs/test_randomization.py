@@ -16,9 +16,9 @@ from mujoco.batch import Batch
 from embodied.core.errors import UserError
 from embodied.core.options import from_mapping
 from embodied.envs import SimConfig
-from embodied.envs.common.seeding import EpisodeRng
-from embodied.envs.mujoco.randomization import RandomizationTerm
-from embodied.envs.mujoco.randomizer import Randomizer
+from embodied.envs.episodes.seeding import EpisodeRng
+from embodied.envs.mujoco.randomization.randomizer import Randomizer
+from embodied.envs.mujoco.randomization.terms import RandomizationTerm
 from embodied.envs.mujoco.scene import RED, add_cube, on_table
 from tests.envs.helpers import PANDA, pool, restart
 

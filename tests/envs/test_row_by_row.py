@@ -15,10 +15,10 @@ from embodied.core.errors import UserError
 from embodied.core.protocols import RowByRow
 from embodied.core.types import Fragment, Timestep
 from embodied.envs import FAMILIES, make_sampler
-from embodied.envs.adapters.envpool import EnvpoolConfig, EnvpoolEnv, RowByRowEnvpoolEnv
-from embodied.envs.adapters.envpool_spec import EnvpoolTaskConfig
-from embodied.envs.common.actions import random_actions
-from embodied.envs.common.conformance import check_env
+from embodied.envs.adapters.envpool.family import EnvpoolConfig, EnvpoolEnv, RowByRowEnvpoolEnv
+from embodied.envs.adapters.envpool.spec import EnvpoolTaskConfig
+from embodied.envs.base.actions import random_actions
+from embodied.envs.checks.conformance import check_env
 from embodied.policies import POLICIES
 from embodied.runtime.actor_server import ActorServer
 from embodied.runtime.env_worker import EnvWorker

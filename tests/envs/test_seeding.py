@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.episodes.seeding import EpisodeRng
 from tests.envs.helpers import actions, pool, restart
 
 RANDOMIZATION = {

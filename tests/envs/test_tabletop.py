@@ -13,8 +13,8 @@ from torch import Tensor
 
 from embodied.core.spec import TRAIN
 from embodied.envs import MujocoPool, make_sampler
+from embodied.envs.mujoco.randomization.shape_variants import ShapeVariants
 from embodied.envs.mujoco.scene import RED, Shape, add_object, cube, on_table
-from embodied.envs.mujoco.shape_variants import ShapeVariants
 from embodied.envs.rendering.vision import CAMERAS
 from embodied.envs.tasks.tabletop import SLOTS, UPRIGHT
 from tests.envs.helpers import PANDA, actions, assert_same, pool, restart

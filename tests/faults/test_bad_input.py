@@ -18,8 +18,8 @@ from omegaconf import OmegaConf
 
 from embodied.core.errors import UserError
 from embodied.report.metrics import read_metrics
-from embodied.run.config import read_run
-from embodied.run.evaluation import load_checkpoint, load_policy
+from embodied.session.config import read_run
+from embodied.session.evaluation import load_checkpoint, load_policy
 from tests.commands.helpers import SMALL, checkpoint_of, run_eval, run_train
 
 
@@ -161,7 +161,9 @@ def test_what_a_resumed_run_may_change(many_checkpoints: Path, word: str, messag
 def test_a_run_that_is_being_trained_is_not_resumed(many_checkpoints: Path, tmp_path: Path) -> None:
     """Two trainings would mix their rows and checkpoints in one directory."""
     run_dir = shutil.copytree(many_checkpoints, tmp_path / "run", symlinks=True)
-    code = f"from embodied.run.files import lock_run; from pathlib import Path; f = lock_run(Path({str(run_dir)!r})); "
+    code = (
+        f"from embodied.session.files import lock_run; from pathlib import Path; f = lock_run(Path({str(run_dir)!r})); "
+    )
     holder = subprocess.Popen(
         [sys.executable, "-c", code + "print('locked', flush=True); input()"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from embodied import collect, convert
-from embodied.run import command
+from embodied.session import command
 from tests.commands.helpers import SMALL, run, run_collect, run_train
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from embodied.algos.ppo import PPO
 from embodied.algos.ppo_config import PPOConfig
 from embodied.core.types import Timestep
-from embodied.envs.common.sampler import INCARNATION
+from embodied.envs.episodes.sampler import INCARNATION
 from embodied.report.metrics import read_metrics
 from embodied.runtime import checkpoint
 from embodied.runtime.api import LearnerLost

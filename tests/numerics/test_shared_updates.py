@@ -22,8 +22,8 @@ from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics, Policy
 from embodied.core.types import Fragment
 from embodied.policies import POLICIES
-from embodied.runtime.collective import Collective, PeerLost, open_store
 from embodied.runtime.learner import Learner
+from embodied.runtime.ray.collective import Collective, PeerLost, open_store
 from embodied.runtime.weight_store import WeightStore
 from tests.algos.fragments import SIZES, SPEC, rollout
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, Ints
 from embodied.core.spec import SUCCESS, ActionTerm, Box, EnvSpec, Term
 from embodied.core.types import Obs
-from embodied.envs.common.episodic import Advance, EpisodicEnv
-from embodied.envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
+from embodied.envs.base.episodic import Advance, EpisodicEnv
+from embodied.envs.episodes.sampler import SamplerSetup, UniformConfig, UniformSampler
 
 LIMIT = 1.5  # leaving this square terminates
 

@@ -22,7 +22,7 @@ from embodied.core.device import CPU
 from embodied.core.protocols import Metrics, Policy
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment
-from embodied.envs.common.conformance import check_env
+from embodied.envs.checks.conformance import check_env
 from embodied.policies import FlowPolicy
 from embodied.policies.flow.policy import FlowConfig
 from embodied.runtime import build as building

@@ -20,9 +20,9 @@ from embodied.core.types import Obs, Timestep
 from embodied.envs import first_episodes
 from embodied.runtime import evaluate
 from embodied.runtime.api import EvalNoise, RuntimeConfig
-from embodied.runtime.aside import Aside
+from embodied.runtime.background_evaluator import Aside
 from embodied.runtime.evaluator import Evaluator, summary
-from embodied.runtime.supervisor import Supervisor
+from embodied.runtime.thread_group import Supervisor
 from tests.runtime.builders import make_policy
 from tests.runtime.point_env import PointEnv, point_sampler, point_spec
 

@@ -13,7 +13,7 @@ from embodied.algos.returns import gae
 from embodied.core.episodes import PlanList
 from embodied.core.types import Fragment, Transitions
 from embodied.envs import first_episodes
-from embodied.envs.common.episodic import Advance
+from embodied.envs.base.episodic import Advance
 from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActRequest

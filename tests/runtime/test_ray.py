@@ -18,8 +18,8 @@ import torch
 
 from embodied.core.errors import UserError
 from embodied.runtime import RayConfig
-from embodied.runtime.meter import EDGES
 from embodied.runtime.ray.cluster import Cluster
+from embodied.runtime.watch.meter import EDGES
 from embodied.runtime.weight_store import WeightStore
 from tests.runtime.builders import DECISIONS, NUM_ENVS, build, iterate
 from tests.runtime.point_env import PointEnv
@@ -260,7 +260,7 @@ def test_only_ray_goes_on_without_env_workers_that_a_checkpoint_lacks() -> None:
 
 
 def test_a_configuration_names_it(tmp_path: Path) -> None:
-    from embodied.run.config import compose_run
+    from embodied.session.config import compose_run
 
     config = compose_run({"task": "lift", "runtime": "ray", "runtime.env_worker.resources.CPU": 4})
     options = config.runtime_config()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from embodied.runtime.supervision import Ask, Decision, End, Kill, Patience, Start, Supervision, Unresponsive
+from embodied.runtime.ray.supervision import Ask, Decision, End, Kill, Patience, Start, Supervision, Unresponsive
 
 PATIENCE = Patience(
     start_s=10.0, ask_s=1.0, answer_s=5.0, operation_s=5.0, max_failures=2, window_s=100.0, max_in_window=4,

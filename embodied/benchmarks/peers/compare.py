@@ -34,9 +34,9 @@ from embodied.benchmarks.peers.meter import Meter, MeteredEnv, PPOSettings, desc
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Count, Natural, config_dataclass
 from embodied.core.spec import Box, EnvSpec, MultiDiscrete
-from embodied.run import config as run_config
-from embodied.run import factories
 from embodied.runtime import threads
+from embodied.session import config as run_config
+from embodied.session import factories
 
 PEERS = {"sb3": "stable_baselines3", "rsl_rl": "rsl_rl", "torchrl": "torchrl"}
 """Names of peers and the packages that they need."""

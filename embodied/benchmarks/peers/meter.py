@@ -25,7 +25,7 @@ from embodied.core.protocols import VecEnv
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs, Timestep
-from embodied.envs.common.sampler import SamplerSetup, UniformConfig, UniformSampler
+from embodied.envs.episodes.sampler import SamplerSetup, UniformConfig, UniformSampler
 
 WINDOW = 64  # latest episodes whose mean return or success counts
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from embodied.benchmarks.peers.meter import Meter, PPOSettings
 from embodied.core.spec import Box, EnvSpec
-from embodied.run import config as run_config
-from embodied.training.reinforcement import build
+from embodied.session import config as run_config
+from embodied.trainers.reinforcement import build
 
 
 def recipe(task: str, spec: EnvSpec, settings: PPOSettings) -> dict[str, Any]:

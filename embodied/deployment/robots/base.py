@@ -10,7 +10,7 @@ Names towards a bundle (``arm.joints[i].name`` is the name of a joint):
                                  observation is new. A time of another clock holds the robot
 
 An action has ``<joint>.pos`` of every joint and ``gripper.pos``: position targets. A robot with other names, signs or
-units is used through a ``Mapping`` (embodied.deployment.mapping).
+units is used through a ``Mapping`` (embodied.deployment.robots.mapping).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``robot=sim``: the arm of training, simulated in a process of its own (embodied.envs.views.robot_process).
+"""``robot=sim``: the arm of training, simulated in a process of its own (embodied.envs.mujoco.robots.robot_process).
 
     with SimRobot(bundle, simulation) as robot:
         robot.reset(seed=0, episode=3)
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
 from embodied.core.frames import receive, send
-from embodied.deployment.bundle import Bundle
+from embodied.deployment.bundle.format import Bundle
 from embodied.deployment.robots.base import GRIPPER, Action, Observation, joint_names
 
 START_S = 120.0  # longest start of the process
@@ -39,7 +39,7 @@ PERTURBATIONS: dict[str, dict[str, float]] = {
         "velocity_noise_rad_s": 0.01, "object_noise_m": 0.002,
     },
 }  # fmt: skip
-"""Perturbations by name; the options are those of ``embodied.envs.views.robot_process.Perturbation``."""
+"""Perturbations by name; the options are those of ``embodied.envs.mujoco.robots.robot_process.Perturbation``."""
 
 
 class SimRobot:
@@ -90,7 +90,7 @@ class SimRobot:
         """Start the process and wait until it is ready. UserError if it refuses its options."""
         ours, theirs = socket.socketpair()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by disconnect
-        module, options = "embodied.envs.views.robot_process", json.dumps(self._options)
+        module, options = "embodied.envs.mujoco.robots.robot_process", json.dumps(self._options)
         command = [sys.executable, "-m", module, str(theirs.fileno()), options]
         self._process = subprocess.Popen(
             command,

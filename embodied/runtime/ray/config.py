@@ -9,7 +9,7 @@ import torch
 from embodied.core.errors import UserError
 from embodied.core.options import Count, Natural, NonNegative, Positive, Text, config_dataclass
 from embodied.runtime.api import RuntimeConfig
-from embodied.runtime.supervision import Patience
+from embodied.runtime.ray.supervision import Patience
 
 
 @config_dataclass

@@ -35,13 +35,13 @@ from embodied.runtime.ray.creation import Creator, Role, roles
 from embodied.runtime.ray.group import kill
 from embodied.runtime.ray.messages import Built, Delivery, Pulse, ServerLost, Summary
 from embodied.runtime.ray.state import Part, Slot
+from embodied.runtime.ray.supervision import Ask, Decision, End, Kill, Start, Supervision, Unresponsive
 from embodied.runtime.ray.weights import Publication, WeightsLost
 from embodied.runtime.ray.wire import own_cause
 from embodied.runtime.snapshot import Snapshot
-from embodied.runtime.supervision import Ask, Decision, End, Kill, Start, Supervision, Unresponsive
-from embodied.runtime.supervisor import Board
-from embodied.runtime.trace import Trace
-from embodied.runtime.track import Track
+from embodied.runtime.thread_group import Board
+from embodied.runtime.watch.trace import Trace
+from embodied.runtime.watch.track import Track
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import ray
 
-from embodied.runtime.meter import joined
 from embodied.runtime.ray.messages import Assisted, Learned, Pulse
+from embodied.runtime.watch.meter import joined
 
 
 class Calls:

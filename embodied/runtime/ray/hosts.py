@@ -29,12 +29,12 @@ from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.messages import ActReply, ActRequest
 from embodied.runtime.ray.messages import Built, Pulse, ServerLost, Summary
+from embodied.runtime.ray.supervision import Unresponsive
 from embodied.runtime.ray.weights import Publication, PulledWeights
 from embodied.runtime.ray.wire import nbytes, share_tensors
 from embodied.runtime.recipe import Recipe
-from embodied.runtime.supervision import Unresponsive
-from embodied.runtime.trace import take
-from embodied.runtime.track import Track
+from embodied.runtime.watch.trace import take
+from embodied.runtime.watch.track import Track
 
 P = ParamSpec("P")
 T = TypeVar("T")

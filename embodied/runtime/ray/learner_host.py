@@ -1,8 +1,8 @@
 """What runs in a learner's process of Ray: the learner, or one of several that make each update together.
 
-    controller ── learn(its fragments, by reference) ──► process 0: updates, puts weights
-        └──────── assist(its fragments, by reference) ──► process r: makes the same update     (algos/share.py)
-                                                          └── sums over all processes (embodied/runtime/collective.py)
+controller ── learn(its fragments, by reference) ──► process 0: updates, puts weights
+    └──────── assist(its fragments, by reference) ──► process r: makes the same update     (algos/share.py)
+                                                      └── sums over all processes (collective.py)
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from embodied.core.learners import ALONE, Learners
 from embodied.core.protocols import Metrics, Policy
 from embodied.core.types import Fragment
 from embodied.runtime import threads
-from embodied.runtime.collective import Collective, Rendezvous, open_store
 from embodied.runtime.learner import Learner
+from embodied.runtime.ray.collective import Collective, Rendezvous, open_store
 from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.ray.hosts import Host, node_id
 from embodied.runtime.ray.messages import Assisted, Built, Learned

@@ -9,7 +9,7 @@ from typing import Any
 from embodied.core.episodes import EpisodeStats
 from embodied.core.protocols import Metrics
 from embodied.runtime.ray.weights import Publication
-from embodied.runtime.track import Span
+from embodied.runtime.watch.track import Span
 
 
 class ServerLost(Exception):

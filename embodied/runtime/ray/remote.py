@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from embodied.core.errors import one_line
 from embodied.core.protocols import Metrics, Policy
 from embodied.runtime.api import LearnerLost
-from embodied.runtime.meter import joined
 from embodied.runtime.ray.controller import LEARNER, Controller
 from embodied.runtime.ray.messages import Delivery, Learned
 from embodied.runtime.ray.wire import is_fault, value_of
-from embodied.runtime.track import Track
+from embodied.runtime.watch.meter import joined
+from embodied.runtime.watch.track import Track
 
 Wait = Callable[[Any], Future[Any]]
 """reference -> its future, which is done; raises what ended the run meanwhile"""

@@ -6,7 +6,7 @@
     evaluator's thread: weights to deploy, when due
 
 The loop, the ledger and the parts are those of the other runtimes. With max_staleness=0 the parameters are those of
-``sync``, bit for bit. What happens when a part dies or hangs: ``embodied/runtime/supervision.py``.
+``sync``, bit for bit. What happens when a part dies or hangs: ``embodied/runtime/ray/supervision.py``.
 
 Ray is imported when a runtime is built, not with this module.
 """
@@ -26,7 +26,7 @@ from embodied.core.protocols import Metrics
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment
 from embodied.runtime.api import LearnerLost, RuntimeConfig
-from embodied.runtime.aside import Aside
+from embodied.runtime.background_evaluator import Aside
 from embodied.runtime.base import RUNTIMES, LoopRuntime
 from embodied.runtime.channel import Channel, Closed
 from embodied.runtime.ledger import Ledger
@@ -34,8 +34,8 @@ from embodied.runtime.ray.cluster import Cluster
 from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.recipe import Recipe
 from embodied.runtime.snapshot import Snapshot
-from embodied.runtime.supervisor import Supervisor
-from embodied.runtime.track import Track
+from embodied.runtime.thread_group import Supervisor
+from embodied.runtime.watch.track import Track
 
 if TYPE_CHECKING:
     from embodied.runtime.ray.creation import Creator

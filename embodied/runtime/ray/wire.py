@@ -19,7 +19,7 @@ from ray.exceptions import ObjectLostError, RayError, RayTaskError
 from torch import Tensor
 
 from embodied.core.errors import UserError
-from embodied.runtime.collective import PeerLost
+from embodied.runtime.ray.collective import PeerLost
 
 T = TypeVar("T")
 Packed = tuple[np.ndarray[Any, Any], str]

@@ -1,6 +1,6 @@
 """A ``GripperArm`` in the simulations of a batch: actions in [-1, 1] to actuator targets, for all envs at once.
 
-    action ──► pose, measured or true ──► joint targets ──► minus encoder offset ──► backlash ──► ctrl
+action ──► pose, measured or true ──► joint targets ──► minus encoder offset ──► backlash ──► ctrl
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from embodied.core.kinematics import cross, damped_least_squares
-from embodied.envs.common.play import play
+from embodied.envs.mujoco.robots.backlash import play
 from embodied.envs.mujoco.robots.base import Measurement
 from embodied.envs.mujoco.robots.gripper_state import GripperState
 

@@ -25,7 +25,7 @@ from torch import Tensor
 import embodied
 from embodied.core.registry import Registry
 from embodied.core.spec import ArmSpec, Box, Term
-from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.arrays import Simulations
 
 ASSETS = Path(embodied.__file__).parent / "assets"

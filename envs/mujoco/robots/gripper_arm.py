@@ -16,7 +16,7 @@ from embodied.core.errors import UserError
 from embodied.core.kinematics import Chain
 from embodied.core.options import config_dataclass
 from embodied.core.spec import ActionTerm, ArmSpec, Box, GripperSpec, Term
-from embodied.envs.common.seeding import EpisodeRng
+from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.arrays import Simulations
 from embodied.envs.mujoco.robots.arm_spec import joint_specs
 from embodied.envs.mujoco.robots.attached_arm import AttachedArm

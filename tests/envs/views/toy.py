@@ -11,7 +11,7 @@ from torch import Tensor
 from embodied.core.episodes import EpisodePlans, Ints
 from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.types import Obs
-from embodied.envs.common.episodic import Advance, EpisodicEnv
+from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.views.stepper import Stepper
 
 LIMIT = 3  # control steps

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from embodied.runtime.ledger import Ticket
-from embodied.runtime.supervision import Ask, Decision, Kill, Start
+from embodied.runtime.ray.supervision import Ask, Decision, Kill, Start
 from tests.runtime.protocol.parts import PATIENCE, Publication, Sampled, Violation, Weight
 from tests.runtime.protocol.world import Plan
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from embodied.runtime.channel import Channel
 from embodied.runtime.ledger import Ledger
-from embodied.runtime.supervision import Supervision
+from embodied.runtime.ray.supervision import Supervision
 from tests.runtime.protocol.parts import Components, Counting, Died, Publication, Sampled, Slot, Weight
 from tests.runtime.protocol.world import Plan, Process, World
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from embodied.runtime.channel import Channel
 from embodied.runtime.learner import Learner
 from embodied.runtime.ledger import Ledger, Ticket
-from embodied.runtime.supervision import Decision, Phase, Supervision
+from embodied.runtime.ray.supervision import Decision, Phase, Supervision
 from embodied.runtime.weight_store import Weights, WeightStore
 from tests.runtime.protocol.parts import Components
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from embodied.runtime.channel import Channel
 from embodied.runtime.learner import Learner
 from embodied.runtime.ledger import Ledger, Ticket
-from embodied.runtime.supervision import Patience, Supervision
+from embodied.runtime.ray.supervision import Patience, Supervision
 from embodied.runtime.weight_store import Weights, WeightStore
 from tests.runtime.protocol.world import Process, World
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from embodied.runtime.ledger import Ticket
-from embodied.runtime.supervision import Ask, Decision, End, Kill, Start
+from embodied.runtime.ray.supervision import Ask, Decision, End, Kill, Start
 from tests.runtime.protocol.checks import Checks
 from tests.runtime.protocol.loop import Loop
 from tests.runtime.protocol.parts import PATIENCE, UPDATE_S, Components, Ended, Sampled, Sampling, Servers, Slot

@@ -1,0 +1,117 @@
+"""From a robot's observation to the state vector of a policy, in physical units. numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.core.errors import UserError
+from embodied.core.kinematics import Chain
+from embodied.core.terms import difference
+from embodied.deployment.bundle.format import Bundle
+from embodied.deployment.robots.base import GRIPPER, joint_names
+
+Array = NDArray[np.float64]
+
+
+class Unusable(UserError):
+    """A measurement that no plan may be made from, but that may pass: the robot holds meanwhile."""
+
+    kind = "not finite"
+    """Kind of the intervention (``Intervention.kind``)."""
+
+
+class NotFinite(Unusable):
+    """A measurement that is NaN or infinite."""
+
+
+class OutOfRange(Unusable):
+    """A measurement far outside of what training saw."""
+
+    kind = "range"
+
+
+class Stale(Unusable):
+    """A measurement that is too old, or whose time stamp is of another clock."""
+
+    kind = "stale"
+
+
+class StateBuilder:
+    """Assemble the input ``state`` of a bundle from a robot's observation (names: embodied.deployment.robots.base).
+
+    Measured terms are read, those of kinematics are computed from the joints, differences from other terms.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        """Raise UserError if the bundle has a term that nothing here can provide."""
+        self.bundle, self.chain = bundle, Chain(bundle.arm)
+        self._positions, self._velocities = joint_names(bundle.arm), joint_names(bundle.arm, "vel")
+        own = {"joint_pos", "joint_vel", "fingers", "finger_target", "tcp_pos", "tcp_vel"}
+        names = {term.name for term in bundle.state}
+        self.external = [term for term in bundle.state if term.name not in own and term.difference is None]
+        for term in bundle.state:
+            inputs = () if term.difference is None else (term.difference.of, term.difference.minus)
+            lacking = [name for name in inputs if name not in names | own]
+            if lacking or (term.name not in own and term.source != "external"):
+                raise UserError(f"the bundle's term {term.name} cannot be computed from a robot's observation")
+
+    @property
+    def needed(self) -> list[str]:
+        """Names of the numbers that the observation must have."""
+        return [*self._positions, *self._velocities, GRIPPER, *self.external_names]
+
+    @property
+    def external_names(self) -> list[str]:
+        """Names of the numbers that perception or a person must provide."""
+        return [name for term in self.external for name in term.entry_names]
+
+    def qpos(self, observation: Mapping[str, Any]) -> Array:
+        """Return the joint positions [J]."""
+        return self._numbers(observation, self._positions)
+
+    def qvel(self, observation: Mapping[str, Any]) -> Array:
+        """Return the joint velocities [J]."""
+        return self._numbers(observation, self._velocities)
+
+    def tool(self, observation: Mapping[str, Any]) -> Array:
+        """Return the position of the tool centre point [3], base frame, m."""
+        return self.chain.tool(self.qpos(observation))[0]
+
+    def state(self, observation: Mapping[str, Any], finger_target_m: float) -> NDArray[np.float32]:
+        """Return the state [S], physical units. UserError for a missing entry, NotFinite for one that is not finite.
+
+        finger_target: finger position that was last commanded, m.
+        """
+        qpos, qvel = self.qpos(observation), self.qvel(observation)
+        position, _, jacobian = self.chain.tool(qpos)
+        finger = self._numbers(observation, [GRIPPER])[0]
+        parts: dict[str, Array] = {
+            "joint_pos": qpos,
+            "joint_vel": qvel,
+            "fingers": np.array([finger, finger]),
+            "finger_target": np.array([finger_target_m]),
+            "tcp_pos": position,
+            "tcp_vel": jacobian[:3] @ qvel,
+        }
+        for term in self.external:
+            parts[term.name] = self._numbers(observation, list(term.entry_names))
+        for term in self.bundle.state:
+            if term.difference is not None:
+                parts[term.name] = difference(term, parts)
+        return np.concatenate([parts[term.name] for term in self.bundle.state]).astype(np.float32)
+
+    @staticmethod
+    def _numbers(observation: Mapping[str, Any], names: list[str]) -> Array:
+        """Return the named numbers as float64; UserError for a missing one, NotFinite for one that is not finite."""
+        missing = [name for name in names if name not in observation]
+        if missing:
+            raise UserError(f"the robot's observation lacks {', '.join(missing)}; it has {', '.join(observation)}")
+        values = np.array([float(observation[name]) for name in names])
+        if not np.isfinite(values).all():
+            bad = [name for name, value in zip(names, values, strict=True) if not np.isfinite(value)]
+            raise NotFinite(f"the robot's observation is not finite in {', '.join(bad)}")
+        return values

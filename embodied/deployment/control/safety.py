@@ -1,0 +1,264 @@
+"""Limits on what leaves for a robot. No target reaches a robot except through ``Safety.filter``.
+
+    not finite, out of range, old or missing observation ─► hold the last targets
+    emergency key                          ─► hold the measured position
+    far ahead of the measured position     ─► nearer: within max_lead, less while ramping in
+    beyond joint limits                    ─► at the limit
+    tool outside of the workspace          ─► hold
+
+A position controller with gains kp and kd that is commanded a distance ahead of the measured position approaches
+the speed distance * kp / kd. So ``max_lead = max_velocity * kd / kp`` keeps the joints below their largest speed; it is
+the quantity that LeRobot calls max_relative_target. Limits come from the bundle. Options can only tighten them, and
+nothing from a network reaches this file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.core.errors import UserError
+from embodied.core.kinematics import Chain
+from embodied.core.spec import ArmSpec
+from embodied.deployment.control.observation import NotFinite, Stale, Unusable
+
+Array = NDArray[np.float64]
+LOG = logging.getLogger("embodied.deployment")
+LOGGED = 100_000  # interventions that are kept; the counts go on
+MARGIN_M = 0.03  # how far outside of the box of training the tool's target may be: its position lags and swings
+RAMP_START = 0.1  # share of max_lead at the beginning
+FUTURE_S = 0.02  # how far ahead of this computer's clock a time stamp may be
+BLIND_S = 1.0
+"""Longest time without an observation that can be used."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one robot, arrays by joint."""
+
+    low_J: Array
+    """Lowest position target."""
+    high_J: Array
+    """Highest position target."""
+    max_lead_J: Array
+    """Largest distance of a target from the measured position."""
+    max_velocity_J: Array
+    """Largest measured speed; above it the robot is told to hold."""
+    workspace_low_m: Array
+    """One corner of the box for the tool, base frame, [3]."""
+    workspace_high_m: Array
+    """The opposite corner."""
+    finger_low_m: float
+    """Lowest finger target; below 0 squeezes."""
+    finger_high_m: float
+    """Highest finger target."""
+    max_age_s: float = 0.2
+    """Age above which an observation is stale."""
+    ramp_s: float = 0.5
+    """Seconds in which ``max_lead`` grows to its full value."""
+
+    @classmethod
+    def of(cls, arm: ArmSpec) -> Limits:
+        """Return the limits of an arm."""
+        joints = arm.joints
+        speed = np.array([joint.max_velocity for joint in joints])
+        return cls(
+            np.array([joint.low for joint in joints]),
+            np.array([joint.high for joint in joints]),
+            speed * np.array([joint.damping / joint.stiffness for joint in joints]),
+            speed,
+            np.array(arm.workspace_low_m) - MARGIN_M,
+            np.array(arm.workspace_high_m) + MARGIN_M,
+            min(arm.gripper.open_m, arm.gripper.closed_m),
+            arm.gripper.max_position_m,
+        )
+
+    def tightened(self, speed: float = 1.0, max_age_s: float | None = None, ramp_s: float | None = None) -> Limits:
+        """Return limits that are at least as tight. UserError for values that would loosen them.
+
+        speed: share of the largest speed and lead, at most 1.
+        """
+        if not 0 < speed <= 1:
+            raise UserError(f"speed: got {speed}, allowed: above 0 and at most 1; limits can only be tightened")
+        age_s = self.max_age_s if max_age_s is None else max_age_s
+        if not 0 < age_s <= self.max_age_s:
+            raise UserError(f"max_age_s: got {age_s}, allowed: above 0 and at most {self.max_age_s}")
+        ramp = self.ramp_s if ramp_s is None else ramp_s
+        if ramp < self.ramp_s:
+            raise UserError(f"ramp_s: got {ramp}, allowed: at least {self.ramp_s}")
+        lead, velocity = self.max_lead_J * speed, self.max_velocity_J * speed
+        return replace(self, max_lead_J=lead, max_velocity_J=velocity, max_age_s=age_s, ramp_s=ramp)
+
+    def check_age(self, age_s: float) -> None:
+        """Raise Stale for a measurement of this age: too old, in the future, or NaN."""
+        if age_s < -FUTURE_S:
+            raise Stale(f"the observation's time stamp is {-age_s:.3f} s in the future: it must be of time.monotonic()")
+        if not age_s <= self.max_age_s:
+            raise Stale(f"the observation is {age_s:.3f} s old")
+
+
+@dataclass(frozen=True, slots=True)
+class Intervention:
+    """One change that the safety made to a command."""
+
+    during: str
+    """``episode 1``, ``episode 2``, ... or ``the way home``."""
+    time_s: float
+    """When, s since then began."""
+    kind: str
+    """``lead``, ``position``, ``gripper``, ``workspace``, ``velocity``, ``stale``, ``not finite``, ``range`` (far from
+    what training saw), ``missed``, ``hung`` (nobody answered), ``stopped`` (a person did), ``robot`` (it sent other
+    targets on)."""
+    detail: str
+    """What was changed, in words."""
+
+
+class Safety:
+    """Filter targets of one episode, and log what was changed. One filter serves one robot."""
+
+    def __init__(self, arm: ArmSpec, limits: Limits) -> None:
+        self.arm, self.limits = arm, limits
+        self.chain = Chain(arm)
+        self.counts: Counter[str] = Counter()
+        self.log: deque[Intervention] = deque(maxlen=LOGGED)
+        self._during, self._began_s = "", 0.0
+        self._sent: tuple[Array, float] | None = None
+        self._active: set[str] = set()
+        self._now_s = 0.0
+        self._blind_since_s: float | None = None
+
+    @property
+    def interventions(self) -> int:
+        """Number of interventions; one that lasts for several commands counts once."""
+        return sum(self.counts.values())
+
+    def start(self, qpos_J: Array, finger_m: float, now_s: float, during: str = "episode", age_s: float = 0.0) -> None:
+        """Begin an episode at a pose measured ``age_s`` seconds ago, which becomes the pose to hold.
+
+        during: name of what begins, for the log. UserError if it is not possible. A pose outside of the joint limits
+        means that units, signs or offsets are wrong; an old one may be far from where the arm is.
+        """
+        limits = self.limits
+        limits.check_age(age_s)
+        if not np.isfinite(qpos_J).all():
+            raise UserError("the robot's joint positions are not finite")
+        slack = 0.05 * (limits.high_J - limits.low_J)
+        outside = (qpos_J < limits.low_J - slack) | (qpos_J > limits.high_J + slack)
+        if outside.any():
+            i = int(np.flatnonzero(outside)[0])
+            raise UserError(
+                f"{self.arm.joints[i].name} is at {qpos_J[i]:.4g}, outside of its limits {limits.low_J[i]:.4g} to "
+                f"{limits.high_J[i]:.4g} {self._unit(i)}: are these degrees, or is its sign or offset wrong?"
+            )
+        self._during, self._began_s, self._active, self._blind_since_s = during, now_s, set(), None
+        self._sent = (qpos_J.clip(limits.low_J, limits.high_J), self._finger(finger_m))
+
+    @property
+    def started(self) -> bool:
+        """Whether there are targets to hold."""
+        return self._sent is not None
+
+    @property
+    def blind(self) -> bool:
+        """Whether the last observation could not be used."""
+        return self._blind_since_s is not None
+
+    def hold(self) -> tuple[Array, float]:
+        """Return the last targets that left."""
+        assert self._sent is not None, "start() comes first"
+        return self._sent
+
+    def hold_blind(self, error: Unusable, now_s: float) -> tuple[Array, float]:
+        """Return the last targets for an observation that cannot be used. UserError after BLIND_S of such ones."""
+        self._now_s = now_s
+        self._blind_since_s = now_s if self._blind_since_s is None else self._blind_since_s
+        if now_s - self._blind_since_s > BLIND_S:
+            raise UserError(f"{error}, for {BLIND_S:g} s")
+        return self._leave(*self.hold(), self._note(error.kind, str(error)))
+
+    def filter(
+        self, targets_J: Array, finger_m: float, qpos_J: Array, qvel_J: Array, now_s: float, age_s: float = 0.0
+    ) -> tuple[Array, float]:
+        """Return targets within the limits. qpos, qvel: as measured ``age_s`` seconds ago.
+
+        UserError after BLIND_S of measurements that are old or not finite.
+        """
+        assert self._sent is not None
+        self._now_s = now_s
+        limits, found = self.limits, set[str]()
+        held, held_finger = self._sent
+        wanted = np.asarray(targets_J, np.float64)
+        if not (np.isfinite(wanted).all() and np.isfinite(finger_m)):
+            found |= self._note("not finite", "the command")
+            wanted, finger_m = held, held_finger
+        try:
+            limits.check_age(age_s)
+            if not (np.isfinite(qpos_J).all() and np.isfinite(qvel_J).all()):
+                raise NotFinite("the measured joints are not finite")
+        except Unusable as error:
+            return self.hold_blind(error, now_s)
+        self._blind_since_s = None
+        if (np.abs(qvel_J) > limits.max_velocity_J).any():
+            i = int(np.argmax(np.abs(qvel_J) / limits.max_velocity_J))
+            found |= self._note("velocity", f"{self.arm.joints[i].name} moves at {qvel_J[i]:.3g} {self._unit(i)}/s")
+            wanted = qpos_J
+        passed = (now_s - self._began_s) / limits.ramp_s if limits.ramp_s > 0 else 1.0
+        ramp = min(1.0, RAMP_START + (1 - RAMP_START) * passed)
+        lead = limits.max_lead_J * ramp
+        near = np.clip(wanted, qpos_J - lead, qpos_J + lead)
+        if ramp >= 1.0 and not np.allclose(near, wanted, atol=1e-9):
+            found |= self._note("lead", self._largest(wanted - near))
+        inside = near.clip(limits.low_J, limits.high_J)
+        if not np.allclose(inside, near, atol=1e-9):
+            found |= self._note("position", self._largest(near - inside))
+        if self._outside(inside) > max(self._outside(qpos_J.clip(limits.low_J, limits.high_J)), 1e-9):
+            found |= self._note("workspace", f"the tool would be {1e3 * self._outside(inside):.1f} mm outside")
+            inside = np.clip(held, qpos_J - lead, qpos_J + lead).clip(limits.low_J, limits.high_J)
+            if self._outside(inside) > 0:
+                inside = qpos_J.clip(limits.low_J, limits.high_J)
+        finger = self._finger(finger_m)
+        if abs(finger - finger_m) > 1e-9:
+            found |= self._note("gripper", f"{finger_m:.4f} m")
+        return self._leave(inside, finger, found)
+
+    def missed(self, late_s: float, now_s: float) -> None:
+        """Log that the loop was too late for a command, during which the robot held its last targets."""
+        self.report("missed", f"{late_s * 1e3:.0f} ms late", now_s)
+
+    def report(self, kind: str, detail: str, now_s: float) -> None:
+        """Count and log what intervened elsewhere."""
+        self._now_s = now_s
+        self._active.discard(kind)
+        self._note(kind, detail)
+
+    def _outside(self, qpos_J: Array) -> float:
+        """Return how far the tool is outside of the workspace at joint positions [J], m; 0 inside."""
+        tool = self.chain.tool(qpos_J)[0]
+        return float(np.maximum(self.limits.workspace_low_m - tool, tool - self.limits.workspace_high_m).clip(0).max())
+
+    def _finger(self, finger_m: float) -> float:
+        return float(np.clip(finger_m, self.limits.finger_low_m, self.limits.finger_high_m))
+
+    def _largest(self, excess_J: Array) -> str:
+        i = int(np.argmax(np.abs(excess_J)))
+        return f"{self.arm.joints[i].name} by {excess_J[i]:+.4f} {self._unit(i)}"
+
+    def _unit(self, i: int) -> str:
+        return "m" if self.arm.joints[i].kind == "slide" else "rad"
+
+    def _note(self, kind: str, detail: str) -> set[str]:
+        """Count and log an intervention unless it goes on from the command before."""
+        if kind not in self._active:
+            self.counts[kind] += 1
+            self.log.append(Intervention(self._during, round(self._now_s - self._began_s, 4), kind, detail))
+            LOG.warning("safety: %s: %s", kind, detail)
+        return {kind}
+
+    def _leave(self, targets_J: Array, finger_m: float, found: set[str]) -> tuple[Array, float]:
+        self._active = found
+        self._sent = targets_J, finger_m
+        return self._sent

@@ -1,0 +1,227 @@
+"""What a deployment gave: numbers, and a self-contained HTML page. Standard library and numpy alone."""
+
+from __future__ import annotations
+
+import html
+import json
+import time
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embodied.core.statistics import wilson_interval
+from embodied.deployment.bundle.format import Bundle
+from embodied.deployment.control.safety import Intervention
+from embodied.deployment.control.schedule import latency_quantiles_ms
+from embodied.deployment.report.record import EpisodeRecord
+
+PAGE = "report.html"
+RESULT = "result.json"
+INTERVENTIONS = "interventions.jsonl"
+SHOWN = 50  # interventions on the page
+COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
+
+
+@dataclass
+class Deployment:
+    """Records of all episodes of a deployment."""
+
+    bundle: Bundle
+    """Description of the policy."""
+    bundle_path: str
+    """Its directory, or the server's address."""
+    robot: str
+    """The robot."""
+    records: list[EpisodeRecord] = field(default_factory=list)
+    """What happened, by episode."""
+    log: deque[Intervention] = field(default_factory=deque)
+    """Interventions of the safety."""
+    error: str | None = None
+    """What ended the deployment before its time: the first cause."""
+    date: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
+    """When it began."""
+
+    def result(self) -> dict[str, Any]:
+        """Return the result of the command ``deploy``."""
+        records = self.records
+        latencies = [latency for record in records for latency in record.latencies_s]
+        quantiles = latency_quantiles_ms(latencies)
+        interventions = sum((Counter(record.interventions) for record in records), Counter[str]())
+        duration_s = sum(record.duration_s for record in records)
+        ticks = sum(record.ticks for record in records)
+        periods = sum(max(0, record.ticks - 1) for record in records)
+        missed = sum(record.missed_deadlines for record in records)
+        errors = [record.tracking_error for record in records if len(record.steps) > 1]
+        judged = [record.success for record in records if record.success is not None]
+        return {
+            "bundle": self.bundle_path,
+            "policy_sha256": self.bundle.digest,
+            "robot": self.robot,
+            "date": self.date,
+            "error": self.error,
+            "episodes": len(records),
+            "failed_episodes": [index + 1 for index, record in enumerate(records) if record.success is False],
+            "success_at_end": sum(judged) / len(judged) if judged else None,
+            "success_at_end_ci95": [*wilson_interval(sum(judged), len(judged))] if judged else None,
+            "rate_hz": round(periods / duration_s, 3) if duration_s else None,
+            "missed_deadlines": missed,
+            "missed_share": round(missed / max(1, ticks + missed), 5),
+            "latency_ms_p99": quantiles.get("p99"),
+            "latency_ms": quantiles,
+            "interventions": sum(interventions.values()),
+            "interventions_by_kind": dict(interventions),
+            "tracking_error_rad": round(float(np.concatenate(errors).mean()), 5) if errors else None,
+            "padded_steps": sum(record.padded_steps for record in records),
+            "beyond_max_delay": sum(record.beyond_max_delay for record in records),
+            "ended": dict(Counter(record.reason for record in records)),
+        }
+
+    def write(self, path: Path, options: Mapping[str, Any], video: str | None = None) -> Path:
+        """Write page, result and all interventions into a directory, each at once; return the page's path."""
+        result = self.result()
+        texts = {
+            RESULT: json.dumps(result | {"options": dict(options)}, indent=1) + "\n",
+            INTERVENTIONS: "".join(json.dumps(asdict(entry)) + "\n" for entry in self.log),
+            PAGE: self._page(result, options, video),
+        }
+        for name, text in texts.items():
+            part = path / f"{name}.part"
+            part.write_text(text, encoding="utf-8")
+            part.replace(path / name)
+        return path / PAGE
+
+    def _page(self, result: Mapping[str, Any], options: Mapping[str, Any], video: str | None) -> str:
+        bundle, rate = self.bundle, result["success_at_end"]
+        success = "not judged"
+        if rate is not None:
+            low, high = result["success_at_end_ci95"]
+            success = f"{rate:.1%} (95% interval {low:.1%} to {high:.1%})"
+        numbers = {
+            "Success at the end": success,
+            "Episodes": result["episodes"],
+            "Failed episodes": ", ".join(map(str, result["failed_episodes"])) or "none",
+            **({"Ended early by": self.error} if self.error else {}),
+            "Began": self.date,
+            "Bundle": self.bundle_path,
+            "SHA-256 of the policy": result["policy_sha256"],
+            "Achieved rate": f"{result['rate_hz']} Hz",
+            "Missed deadlines": f"{result['missed_deadlines']} ({result['missed_share']:.2%} of the ticks)",
+            "Inference latency, ms": ", ".join(f"{name} {value:g}" for name, value in result["latency_ms"].items()),
+            "Tracking error, mean": f"{result['tracking_error_rad']} rad",
+            "Interventions of the safety in episodes": _counts(result["interventions_by_kind"]) or "none",
+            "Steps without an action": result["padded_steps"],
+            **({"Chunks that took longer than trained for": result["beyond_max_delay"]} if bundle.max_delay else {}),
+            "Episodes ended by": _counts(result["ended"]),
+        }
+        last = self.records[-1] if self.records else EpisodeRecord()
+        parts = [
+            f"<h1>{html.escape(f'{bundle.origin.task}: {bundle.origin.policy} on {self.robot}')}</h1>",
+            _table(numbers),
+            _film(video),
+            "<h2>Episodes</h2>",
+            _table({f"episode {i + 1}": _in_words(record) for i, record in enumerate(self.records)}),
+            "<h2>Latency of the inferences</h2>",
+            _histogram([1e3 * latency for record in self.records for latency in record.latencies_s], "ms"),
+            "<h2>Last episode: commanded and measured joints</h2>",
+            _tracking(last, [joint.name for joint in bundle.arm.joints]),
+            "<h2>Interventions</h2>",
+            _interventions(self.log),
+            "<h2>Units of states and actions</h2>",
+            _table({f"{term.name}[{term.size}]": term.unit or "1" for term in bundle.state}),
+            _table({f"action {term.name}": term.unit or "1" for term in bundle.action}),
+            "<h2>Options</h2>",
+            _table(options),
+        ]
+        return STYLE + "\n".join(parts) + "\n</body></html>\n"
+
+
+STYLE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Deployment report</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 860px; margin: 2em auto; padding: 0 1em; color: #222; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.1em; margin-top: 2em; }
+td { padding: .2em 1.5em .2em 0; border-bottom: 1px solid #eee; vertical-align: top; }
+svg { background: #fafafa; } video { max-width: 100%; }
+</style></head><body>
+"""
+
+
+def _table(rows: Mapping[str, Any]) -> str:
+    cells = (
+        f"<tr><td>{html.escape(str(name))}</td><td>{html.escape(str(value))}</td></tr>" for name, value in rows.items()
+    )
+    return f"<table>{''.join(cells)}</table>"
+
+
+def _in_words(record: EpisodeRecord) -> str:
+    """Return how an episode went."""
+    solved = {True: "solved", False: "not solved", None: "not judged"}[record.success]
+    events = f"; interventions: {_counts(record.interventions)}" if record.interventions else ""
+    return f"{solved}; {record.reason}; {len(record.steps)} control steps in {record.duration_s:.1f} s{events}"
+
+
+def _interventions(log: Collection[Intervention]) -> str:
+    """Return the last interventions as a table, and how many were left out."""
+    if not log:
+        return "<p>None.</p>"
+    shown = [*log][-SHOWN:]
+    note = f"<p>The last {len(shown)} of {len(log)}; {INTERVENTIONS} has all.</p>" if len(shown) < len(log) else ""
+    return note + _table({f"{i.during}, {i.time_s:.2f} s, {i.kind}": i.detail for i in shown})
+
+
+def _counts(found: Mapping[str, int]) -> str:
+    """Return counts in words."""
+    return ", ".join(f"{name}: {count}" for name, count in found.items())
+
+
+def _film(video: str | None) -> str:
+    return "" if video is None else f'<h2>First episode</h2><video controls src="{html.escape(video)}"></video>'
+
+
+def _histogram(values: Sequence[float], unit: str) -> str:
+    """Return a histogram of numbers from 0 on as SVG."""
+    if not values:
+        return "<p>No inference.</p>"
+    counts, edges = np.histogram(values, bins=40, range=(0.0, max(values) or 1.0))
+    width, height = 800, 140
+    bars = "".join(
+        f'<rect x="{i * width / 40:.1f}" y="{height - height * count / counts.max():.1f}" width="{width / 40 - 1:.1f}" '
+        f'height="{height * count / counts.max():.1f}" fill="{COLOURS[0]}"/>'
+        for i, count in enumerate(counts)
+    )
+    labels = (
+        f'<text x="0" y="{height + 16}">{edges[0]:.3g} {unit}</text>'
+        f'<text x="{width}" y="{height + 16}" text-anchor="end">{edges[-1]:.3g} {unit}</text>'
+    )
+    return f'<svg width="{width}" height="{height + 22}" font-size="12">{bars}{labels}</svg>'
+
+
+def _tracking(record: EpisodeRecord, names: Sequence[str]) -> str:
+    """Return the joints of an episode as SVG: measured as lines, commanded dashed, relative to the first position."""
+    count = len(record.steps)
+    if count < 2:
+        return "<p>No complete control step.</p>"
+    measured, sent = np.stack(record.qpos), np.stack(record.targets)
+    origin = measured[0]
+    measured, sent = measured - origin, sent - origin
+    low, high = min(measured.min(), sent.min()), max(measured.max(), sent.max())
+    width, height = 800, 260
+    x = np.arange(count) / (count - 1) * width
+
+    def line(values: np.ndarray, colour: str, dash: str) -> str:
+        y = height - (values - low) / max(high - low, 1e-9) * height
+        points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
+        return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-dasharray="{dash}"/>'
+
+    lines, legend = [], []
+    for i, name in enumerate(names):
+        colour = COLOURS[i % len(COLOURS)]
+        lines += [line(measured[:, i], colour, ""), line(sent[:, i], colour, "3 3")]
+        legend.append(f'<text x="{10 + i * 90}" y="{height + 18}" fill="{colour}">{html.escape(name)}</text>')
+    scale = f"rad (m for a slide) from the first position, {low:+.2f} to {high:+.2f}; {record.times_s[-1]:.1f} s"
+    note = f"<p>Solid: measured, dashed: commanded; {scale}.</p>"
+    return f'{note}<svg width="{width}" height="{height + 24}" font-size="12">{"".join(lines)}{"".join(legend)}</svg>'

@@ -1,0 +1,262 @@
+"""Names, units, signs and offsets of one robot, as a person confirmed them: ``mapping.json``.
+
+    robot's number ── unit ──► sign * number + offset ──► ours (rad, m), by name and never by order
+
+``draft`` makes a first draft from the names that the robot has, ``picture`` draws the poses that a mapping means, and
+by ``confirmation`` a person confirms it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from math import pi
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from embodied.core.errors import UserError, unknown_name
+from embodied.core.spec import ArmSpec
+from embodied.deployment.bundle.files import from_json
+from embodied.deployment.robots.base import GRIPPER, Action, Observation, Robot
+
+Unit = Literal["rad", "deg", "m", "mm", "percent"]
+FACTORS: dict[str, float] = {"rad": 1.0, "deg": pi / 180, "m": 1.0, "mm": 1e-3}
+MAX_BYTES = 2**20
+DIFFERENCE_S = 0.04  # shortest time of a difference of positions: a bit of an encoder is no speed
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One joint or the gripper on the robot."""
+
+    name: str
+    """Name in the robot's observations and actions."""
+    unit: Unit
+    """Unit of its numbers. ``percent`` runs from 0 at ``low`` to 100 at ``high``."""
+    sign: int = 1
+    """1, or -1 if the robot counts the other way; 1 with ``percent``, where ``low`` may be above ``high``."""
+    offset: float = 0.0
+    """Our number where the robot's is 0, rad or m."""
+    low: float | None = None
+    """With ``percent``: our number at 0."""
+    high: float | None = None
+    """With ``percent``: our number at 100."""
+    velocity: str | None = None
+    """Name of the velocity, in ``unit`` per second; None: it is computed from positions."""
+
+    def check(self, where: str) -> None:
+        """Raise UserError for values that do not fit together."""
+        allowed = (1,) if self.unit == "percent" else (1, -1)
+        if self.sign not in allowed:
+            raise UserError(f"{where}.sign: got {self.sign}, allowed: {', '.join(map(str, allowed))}")
+        ends = (self.low, self.high)
+        if self.unit == "percent" and (None in ends or self.low == self.high):
+            raise UserError(f"{where}: percent needs low and high, which differ; got {self.low} and {self.high}")
+        if self.unit != "percent" and ends != (None, None):
+            raise UserError(f"{where}: low and high are for percent only, its unit is {self.unit}")
+
+    @property
+    def factor(self) -> float:
+        """Our number per number of the robot, with the sign."""
+        if self.low is not None and self.high is not None:
+            return (self.high - self.low) / 100.0
+        return self.sign * FACTORS[self.unit]
+
+    @property
+    def zero(self) -> float:
+        """Our number where the robot's is 0."""
+        return self.offset + (self.low or 0.0)
+
+    def ours(self, value: float) -> float:
+        """Return our number for one of the robot."""
+        return self.factor * value + self.zero
+
+    def theirs(self, value: float) -> float:
+        """Return the robot's number for one of ours."""
+        return (value - self.zero) / self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """Who confirmed a mapping, and in which poses (embodied.deployment.robots.confirmation)."""
+
+    by: str
+    """Name of the person."""
+    at: str
+    """Date and time, UTC."""
+    sha256: str
+    """Hash of what was confirmed: the mapping, the policy's arm and the robot's names."""
+    poses: tuple[str, ...]
+    """Poses in which the robot was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class RobotMapping:
+    """The content of ``mapping.json``."""
+
+    robot: str
+    """Name of the robot."""
+    joints: dict[str, Entry]
+    """Entry of each joint of the bundle, by our name."""
+    gripper: Entry
+    """The gripper: distance of each finger from the centre."""
+    external: dict[str, str] = field(default_factory=dict)
+    """The robot's names of external numbers, by our name; a missing one has the same name."""
+    cameras: dict[str, str] = field(default_factory=dict)
+    """The robot's names of cameras, by ours; a missing one has the same name."""
+    confirmed: Confirmation | None = None
+    """Who confirmed it; None: nobody."""
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """Entries by our names of positions."""
+        return {f"{name}.pos": entry for name, entry in self.joints.items()} | {GRIPPER: self.gripper}
+
+    def check(self, arm: ArmSpec) -> None:
+        """Raise UserError unless it maps every joint of an arm, each to a name of its own."""
+        known = [joint.name for joint in arm.joints]
+        for name in self.joints:
+            if name not in known:
+                raise unknown_name("joint in the mapping", name, known)
+        missing = [name for name in known if name not in self.joints]
+        if missing:
+            raise UserError(f"mapping: lacks {', '.join(missing)}")
+        names = [entry.name for entry in self.entries.values()]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise UserError(f"mapping: {twice[0]} stands for two joints")
+        for name, entry in self.entries.items():
+            entry.check(f"mapping.{name}")
+
+
+def read_mapping(path: Path) -> RobotMapping:
+    """Read a mapping. UserError if it is missing or malformed; it may be unconfirmed."""
+    if not path.is_file():
+        raise UserError(f"mapping={path} is not a file: mapping=<file> propose_mapping=true writes a first draft")
+    if path.stat().st_size > MAX_BYTES:
+        raise UserError(f"{path} is larger than {MAX_BYTES} bytes: it is no mapping")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    return from_json(RobotMapping, content, path.name)
+
+
+def write_mapping(path: Path, mapping: RobotMapping) -> None:
+    """Write a mapping."""
+    path.write_text(json.dumps(asdict(mapping), indent=1) + "\n", encoding="utf-8")
+
+
+class MappedRobot:
+    """A ``Robot`` in our names and units around one of another library.
+
+    UserError for a robot without the names of the mapping.
+    """
+
+    def __init__(self, robot: Robot, mapping: RobotMapping, arm: ArmSpec) -> None:
+        mapping.check(arm)
+        self.robot, self.mapping, self.arm, self.name = robot, mapping, arm, mapping.robot
+        self._entries = mapping.entries
+        _require((entry.name for entry in self._entries.values()), robot.action_features, "actions")
+        observed = [entry.name for entry in self._entries.values()]
+        observed += [entry.velocity for entry in self._entries.values() if entry.velocity is not None]
+        _require(observed, robot.observation_features, "observations")
+        self._before: deque[tuple[float, dict[str, float]]] = deque()
+
+    @property
+    def observation_features(self) -> dict[str, Any]:
+        found: dict[str, Any] = dict.fromkeys(self._entries, float)
+        found |= {f"{name}.vel": float for name in self.mapping.joints}
+        return found | {self._ours(name): kind for name, kind in self._others(self.robot.observation_features).items()}
+
+    @property
+    def action_features(self) -> dict[str, Any]:
+        return dict.fromkeys(self._entries, float)
+
+    @property
+    def is_connected(self) -> bool:
+        return self.robot.is_connected
+
+    def connect(self, calibrate: bool = True) -> None:
+        self.robot.connect(calibrate)
+
+    def calibrate(self) -> None:
+        self.robot.calibrate()
+
+    def get_observation(self) -> Observation:
+        """Return the newest measurements in our names and units.
+
+        Velocities that the robot lacks are differences over at least DIFFERENCE_S; until then they are 0.
+        """
+        theirs = self.robot.get_observation()
+        now_s = time.monotonic()
+        ours = {name: entry.ours(float(theirs[entry.name])) for name, entry in self._entries.items()}
+        while len(self._before) > 1 and now_s - self._before[1][0] >= DIFFERENCE_S:
+            self._before.popleft()
+        found: Observation = dict(ours)
+        for joint, entry in self.mapping.joints.items():
+            found[f"{joint}.vel"] = (
+                self._difference(f"{joint}.pos", ours, now_s)
+                if entry.velocity is None
+                else entry.factor * float(theirs[entry.velocity])
+            )
+        self._before.append((now_s, ours))
+        return found | {self._ours(name): value for name, value in self._others(theirs).items()}
+
+    def send_action(self, action: Action) -> Action:
+        """Command position targets in our units; return what the robot says that it sent."""
+        theirs = {entry.name: entry.theirs(action[name]) for name, entry in self._entries.items()}
+        sent = self.robot.send_action(theirs)
+        return {name: entry.ours(float(sent[entry.name])) for name, entry in self._entries.items()}
+
+    def disconnect(self) -> None:
+        self.robot.disconnect()
+
+    def _difference(self, name: str, ours: Mapping[str, float], now_s: float) -> float:
+        """Return the velocity since the newest observation that is DIFFERENCE_S old; 0 without one."""
+        if not self._before or now_s - self._before[0][0] < DIFFERENCE_S:
+            return 0.0
+        before_s, before = self._before[0]
+        return (ours[name] - before[name]) / (now_s - before_s)
+
+    def _others(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is neither a joint's nor the gripper's."""
+        own = {entry.name for entry in self._entries.values()} | {entry.velocity for entry in self._entries.values()}
+        return {name: value for name, value in found.items() if name not in own}
+
+    def _ours(self, name: str) -> str:
+        """Return our name of an external number or a camera."""
+        for ours, theirs in (self.mapping.external | self.mapping.cameras).items():
+            if theirs == name:
+                return ours
+        return name
+
+
+def in_words(mapping: RobotMapping, arm: ArmSpec, now_J: np.ndarray, poses: Mapping[str, np.ndarray]) -> str:
+    """Return a table: each joint with its name on the robot, its position now and in the poses [J]; rad or m."""
+    titles = "".join(f"{title:>10}" for title in ("now", *poses))
+    lines = [f"{'joint':10} {'on the robot':24} sign  {'unit':8}{titles}  (rad, m)"]
+    for i, joint in enumerate(arm.joints):
+        entry, columns = mapping.joints[joint.name], [now_J[i], *(pose[i] for pose in poses.values())]
+        numbers = "".join(f"{value:+10.3f}" for value in columns)
+        lines.append(f"{joint.name:10} {entry.name:24} {entry.sign:+d}    {entry.unit:8}{numbers}")
+    gripper = mapping.gripper
+    lines.append(f"{'gripper':10} {gripper.name:24} {gripper.sign:+d}    {gripper.unit}")
+    return "\n".join(lines)
+
+
+def _require(names: Iterable[str], features: Mapping[str, Any], what: str) -> None:
+    """Raise UserError for a name that a robot's features lack."""
+    for name in names:
+        if name not in features:
+            raise unknown_name(f"name in the robot's {what}", name, features)
+
+
+def positions(arm: ArmSpec, observation: Mapping[str, Any]) -> np.ndarray:
+    """Return the joint positions of an observation in our names, [J]."""
+    return np.array([float(observation[f"{joint.name}.pos"]) for joint in arm.joints])

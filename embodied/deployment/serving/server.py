@@ -1,0 +1,244 @@
+"""A policy server with openpi's protocol over websockets, for many clients.
+
+    client                              server
+    GET / (Authorization: Api-Key ..) ► 101, or 401, 403, 404, 503
+                                      ◄ description of the bundle            one binary frame
+    request                           ► ─► batch with those of others
+                                      ◄ {"actions", "server_timing"}         one binary frame, or
+                                      ◄ message of an error                  one text frame; the next request may follow
+
+``GET /healthz`` answers 200. A connection has at most one request under way. Every wait has a limit, and none of them
+is in the way of other clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
+
+from embodied.core.errors import UserError
+from embodied.deployment.bundle.runner import Planner
+from embodied.deployment.serving.api_key import SCHEME, is_authorized
+from embodied.deployment.serving.batching import Batcher
+from embodied.deployment.serving.request import ALLOWANCE_BYTES, RequestReader, max_request_bytes
+from embodied.deployment.serving.wire import decode, encode
+
+if TYPE_CHECKING:  # imported where it is used, so that a machine without it gets a message
+    from websockets.asyncio.server import ServerConnection
+    from websockets.http11 import Request, Response
+
+GOING_AWAY = 1001
+"""Code of websockets for a connection that the server ends."""
+HANDSHAKE_S = 5.0
+"""Longest handshake."""
+SEND_S = 10.0
+"""Longest wait for a client that does not read."""
+CLOSE_S = 2.0
+"""Longest wait for the other side when a connection is closed."""
+MAX_HANDSHAKES = 64
+"""Connections beside the clients, most of all those that have not shown a key."""
+MAX_FRAMES = 4
+"""Frames that wait in a connection."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Options of a server, which check themselves."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    api_key: str | None = None
+    """Key that clients must show; None asks for none."""
+    insecure: bool = False
+    """Whether other machines may connect without a key."""
+    max_batch: int = 32
+    """Largest number of requests that are planned together."""
+    max_clients: int = 64
+    """Largest number of connected clients."""
+    idle_s: float = 1800.0
+    """A client without a request for so long is disconnected."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("port", 0, 65535), ("max_batch", 1, 4096), ("max_clients", 1, 4096)):
+            if not low <= getattr(self, name) <= high:
+                raise UserError(f"{name}: got {getattr(self, name)}, allowed: {low} to {high}")
+        if not 0 < self.idle_s <= 86400:
+            raise UserError(f"idle_s: got {self.idle_s}, allowed: above 0, at most 86400")
+        if not self.host.strip():
+            raise UserError("host: got '', allowed: an address, such as 127.0.0.1, or 0.0.0.0 for all of this machine")
+        if self.api_key is None and not self.insecure and not is_loopback(self.host):
+            raise UserError(
+                f"host={self.host} lets other machines command a robot without a key: give api_key_file=<file>, or "
+                "insecure=true if the network keeps strangers out"
+            )
+
+
+@dataclass
+class Counts:
+    """What a server did."""
+
+    requests: int = 0
+    """Requests that got a chunk."""
+    errors: int = 0
+    """Requests that got an error."""
+    clients: int = 0
+    """Clients that were connected."""
+    refused: int = 0
+    """Handshakes that were refused."""
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class PolicyServer:
+    """Serves chunks of one planner. ``listening()`` is its life; it runs in the event loop that enters it."""
+
+    def __init__(self, planner: Planner, options: ServerOptions) -> None:
+        self.planner, self.options, self.counts = planner, options, Counts()
+        self.batcher = Batcher(planner, options.max_batch)
+        self._metadata = encode(asdict(planner.bundle))
+        self._max_bytes = max_request_bytes(planner.bundle)
+        chunk_bytes = 4 * planner.bundle.horizon * planner.bundle.action_dim
+        self._max_unsent = len(self._metadata) + chunk_bytes + ALLOWANCE_BYTES
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[int]:
+        """Listen, and yield the port. At the end clients are told, and what is under way is finished.
+
+        UserError if the address cannot be had.
+        """
+        from websockets.asyncio.server import serve
+
+        options = self.options
+        try:
+            server = await serve(
+                self._converse, options.host, options.port, process_request=self._admit,
+                create_connection=_limited(options.max_clients + MAX_HANDSHAKES, self._max_unsent), compression=None,
+                open_timeout=HANDSHAKE_S, close_timeout=CLOSE_S, max_size=self._max_bytes, max_queue=MAX_FRAMES,
+            )  # fmt: skip
+        except OSError as error:
+            self.batcher.close()
+            reason = error.strerror or str(error)
+            raise UserError(f"cannot listen on host={options.host} port={options.port}: {reason}") from None
+        try:
+            yield next(iter(server.server.sockets)).getsockname()[1]
+        finally:
+            server.close()
+            await server.wait_closed()
+            await asyncio.to_thread(self.batcher.close)
+
+    def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Answer a handshake: None admits it. Nothing about the policy is told before the key was right."""
+        if request.path == "/healthz":
+            return connection.respond(HTTPStatus.OK, "OK\n")
+        refusal = self._refusal(connection, request)
+        if refusal is None:
+            return None
+        self.counts.refused += 1
+        response = connection.respond(*refusal)
+        if refusal[0] == HTTPStatus.UNAUTHORIZED:
+            response.headers["WWW-Authenticate"] = SCHEME
+        return response
+
+    def _refusal(self, connection: ServerConnection, request: Request) -> tuple[HTTPStatus, str] | None:
+        """Return why a handshake is refused, or None."""
+        if request.headers.get_all("Origin"):
+            return HTTPStatus.FORBIDDEN, "Pages in a browser may not connect.\n"
+        key = self.options.api_key
+        if key is not None and not is_authorized(request.headers.get_all("Authorization"), key):
+            return HTTPStatus.UNAUTHORIZED, "The API key is missing or wrong.\n"
+        if request.path != "/":
+            return HTTPStatus.NOT_FOUND, "The policy is at /.\n"
+        if len(connection.server.all_connections) >= self.options.max_clients:
+            return HTTPStatus.SERVICE_UNAVAILABLE, f"All {self.options.max_clients} places for clients are taken.\n"
+        return None
+
+    async def _converse(self, connection: ServerConnection) -> None:
+        """Answer the requests of one client until it goes."""
+        from websockets.exceptions import ConnectionClosed
+
+        self.counts.clients += 1
+        number = self.counts.clients
+        print(f"client {number} connected from {connection.remote_address[0]}", file=sys.stderr)
+        reader, previous_ms = RequestReader(self.planner.bundle, seed=number), None
+        try:
+            await _send(connection, self._metadata)
+            while True:
+                async with asyncio.timeout(self.options.idle_s):
+                    message = await connection.recv()
+                began_s = time.perf_counter()
+                await _send(connection, await self._reply(reader, message, previous_ms))
+                previous_ms = 1e3 * (time.perf_counter() - began_s)
+        except (ConnectionClosed, ConnectionAbortedError):
+            pass
+        except TimeoutError:
+            await connection.close(GOING_AWAY, f"no request for {self.options.idle_s:g} s")
+        print(f"client {number} has gone", file=sys.stderr)
+
+    async def _reply(self, reader: RequestReader, message: str | bytes, previous_ms: float | None) -> str | bytes:
+        """Return the reply to a message: bytes, or the text of an error."""
+        try:
+            if isinstance(message, str):
+                raise UserError("request: got a text frame, allowed: binary frames with msgpack")
+            planned = await self.batcher.plan(reader.inputs(decode(message, self._max_bytes)))
+        except UserError as error:
+            self.counts.errors += 1
+            return str(error)
+        except Exception as error:  # of the planner, whose thread has printed it
+            self.counts.errors += 1
+            return f"the server failed: {type(error).__name__}"
+        self.counts.requests += 1
+        timing = {"infer_ms": planned.infer_ms, "batch": planned.batch}
+        if previous_ms is not None:
+            timing["prev_total_ms"] = previous_ms
+        return encode({"actions": planned.chunk_HA, "server_timing": timing})
+
+    def result(self) -> dict[str, Any]:
+        """Return what the server did."""
+        return {**asdict(self.counts), "batches": self.batcher.batches, "largest_batch": self.batcher.largest_batch}
+
+
+async def _send(connection: ServerConnection, message: str | bytes) -> None:
+    """Send a message. ConnectionAbortedError for a client that does not read, which is cut off."""
+    try:
+        async with asyncio.timeout(SEND_S):
+            await connection.send(message)
+    except TimeoutError:
+        connection.transport.abort()
+        raise ConnectionAbortedError from None
+
+
+def _limited(limit: int, max_unsent: int) -> type[ServerConnection]:
+    """Return a connection that is cut at once if the server has more than ``limit``, whatever their state.
+
+    It is also cut if more than ``max_unsent`` bytes wait for the client to read them: pongs, which answer pings without
+    waiting, and one message.
+    """
+    from websockets.asyncio.server import ServerConnection
+
+    class Limited(ServerConnection):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            if len(self.server.handler_tasks) > limit:
+                self.transport.abort()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.transport.get_write_buffer_size() > max_unsent:
+                self.transport.abort()
+
+    return Limited

@@ -1,0 +1,297 @@
+"""A run's configuration: composed from overrides, read from a run directory, checked and completed.
+
+overrides ──► compose_run ──► RunConfig ──► factories.make_env, make_policy, make_algorithm ──► a runtime
+                  run directory ──► read_run ──┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import Field
+from yaml import YAMLError
+
+import embodied
+from embodied.algos import ALGORITHMS
+from embodied.core.config import GROUPS, PRESETS, apply_values, compose, read_preset
+from embodied.core.device import resolve_device
+from embodied.core.errors import UserError, unknown_name
+from embodied.core.options import Count, Natural, NonNegative, Positive, Seed, Text, config_dataclass, from_mapping
+from embodied.envs import SAMPLERS
+from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, simulators, split_name
+from embodied.policies import POLICIES
+from embodied.runtime import RUNTIMES, RuntimeConfig
+from embodied.runtime.build import groups_per_worker
+from embodied.session.files import CONFIG_FILE, check_run_dir
+
+CONFIG_DIR = Path(embodied.__file__).parent / "configs"
+PRETRAINED = "pretrained"  # folder of a run whose policy wraps another library's model
+SHORTHANDS = {"max_staleness": "runtime.max_staleness", "device": "runtime.device", "trace": "runtime.trace"}
+DEFAULT_SIM = DEFAULT_FAMILY  # sim= in configs/train.yaml, whatever the task
+DECISIONS = 4  # default of runtime.decisions; with chunks of 4 actions, 16 control steps
+CHANGEABLE = ("total_steps", "max_minutes", "stop_at_success", "eval_episodes", "checkpoint_minutes")
+
+
+@config_dataclass
+class RunConfig:
+    """All options of a run, as in ``config.yaml`` of its directory. Each section has a ``name`` and all its options."""
+
+    task: dict[str, Any]
+    """Section of the environment."""
+    policy: dict[str, Any]
+    """Section of the policy."""
+    algo: dict[str, Any]
+    """Section of the algorithm."""
+    runtime: dict[str, Any]
+    """Section of the runtime."""
+    sim: dict[str, Any]
+    """Section of the simulator."""
+    sampler: dict[str, Any]
+    """Section of the sampler of training episodes."""
+    num_envs: Count
+    """Training envs, over all workers."""
+    total_steps: Count
+    """Control steps of all envs together, across resumes."""
+    max_minutes: Positive | None = None
+    """Wall-clock minutes across resumes, including set-up, while the process is not stopped; null is no limit."""
+    seed: Seed = 0
+    """Seed of networks, envs, exploration and the final evaluation."""
+    out: Text | None = None
+    """Run directory, which must not exist yet; null is ``runs/<task>/<policy>-<algo>-<time>``."""
+    eval_episodes: Natural = 200
+    """Episodes of the evaluation at the end; 0 for none."""
+    checkpoint_minutes: NonNegative = 2.0
+    """Minutes between two checkpoints."""
+    stop_at_success: Annotated[float, Field(gt=0, le=1)] | None = None
+    """End early when an evaluation during training reaches this rate of success at the end of episodes; null is never.
+    If instructions are held out, only those that are trained on count."""
+    data: str | None = None
+    """Demonstrations, for an algorithm that learns from them."""
+    data_keys: dict[str, Any] = field(default_factory=dict)
+    """Columns ``state`` and ``action`` of the demonstrations (embodied/data/columns.py): a name, by default
+    observation.state and action, or options that also convert the numbers."""
+    init: str | None = None
+    """Run directory whose policy training starts from."""
+
+    def __post_init__(self) -> None:
+        if self.group_size > 1:
+            self._check_groups()
+
+    def _check_groups(self) -> None:
+        """Raise UserError unless groups of equal episodes fit into env groups, and fragments are whole episodes."""
+        runtime = self.runtime_config()
+        env_groups = runtime.num_env_workers * groups_per_worker(runtime, resolve_device(runtime.device))
+        if self.num_envs % (env_groups * self.group_size):
+            raise UserError(
+                f"algo.group_size={self.group_size} does not divide the envs of a group of the runtime: num_envs must "
+                f"be a multiple of {env_groups * self.group_size} (group_size * num_env_workers * groups_per_worker), "
+                f"got {self.num_envs}"
+            )
+        steps, execute = max_episode_steps(self.task), self.policy["execute"]
+        if self.runtime["decisions"] * execute != steps:
+            fits = "" if steps % execute else f": set runtime.decisions={steps // execute}"
+            raise UserError(
+                f"algo={self.algo['name']} compares whole episodes, so runtime.decisions * policy.execute must be the "
+                f"{steps} steps of task {self.task['name']}, got {self.runtime['decisions']} * {execute}{fits}"
+            )
+
+    @property
+    def group_size(self) -> int:
+        """Number of training envs with the same episodes; 1 unless the algorithm compares such groups."""
+        return int(self.algo.get("group_size", 1))
+
+    @property
+    def max_delay(self) -> int:
+        """Greatest delay of inference that the policy knows of, control steps; 0 for a policy without delays."""
+        return int(self.policy.get("max_delay", 0))
+
+    @property
+    def title(self) -> str:
+        """``<policy>-<algo>``, as in the default run directory and in ``tuned`` sections of task files."""
+        return f"{self.policy['name']}-{self.algo['name']}"
+
+    def runtime_config(self) -> RuntimeConfig:
+        """Return the section ``runtime`` as options."""
+        return runtime_config(self.runtime)
+
+
+def compose_run(overrides: Mapping[str, Any]) -> RunConfig:
+    """Compose the configuration of a new run from ``key=value`` overrides (precedence: embodied.core.config)."""
+    return resolve(compose(CONFIG_DIR, "train", _expand(overrides), TASKS.names()))
+
+
+def read_run(run_dir: Path) -> RunConfig:
+    """Read the configuration of a run. UserError if the directory is not that of a run."""
+    path = run_dir / CONFIG_FILE
+    check_run_dir(run_dir)
+    try:
+        mapping = OmegaConf.to_container(OmegaConf.load(path))
+    except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    sections = mapping if isinstance(mapping, dict) else {}
+    missing = [group for group in GROUPS if not isinstance(sections.get(group), dict)]
+    if missing == ["sampler"]:
+        raise UserError(f"{path} is of a run of an earlier version of this code, which this version cannot read")
+    if missing:
+        raise UserError(f"{path} is not the configuration of a run: it needs the sections {', '.join(GROUPS)}")
+    if "num_workers" in sections["runtime"]:  # its name in earlier versions of this code
+        sections["runtime"]["num_env_workers"] = sections["runtime"].pop("num_workers")
+    try:
+        config = resolve({str(key): value for key, value in sections.items()})
+    except UserError as error:
+        raise UserError(f"{path} does not fit this version of the code: {error}") from error
+    return with_architecture(config, run_dir)
+
+
+def with_architecture(config: RunConfig, run_dir: Path) -> RunConfig:
+    """Point ``policy.pretrained`` to the copy of model and tokenizer in a run directory, if there is one."""
+    kept = run_dir / PRETRAINED
+    if "pretrained" not in config.policy or not kept.is_dir():
+        return config
+    return replace(config, policy=config.policy | {"pretrained": str(kept)})
+
+
+def with_preset(config: RunConfig, group: str, choice: str | None) -> RunConfig:
+    """Return a configuration with the settings of a preset in place of those that any preset of the group has.
+
+    None changes nothing. UserError for an unknown preset, or settings that the section cannot have.
+    """
+    if choice is None:
+        return config
+    section = PRESETS[group]
+    settings = read_preset(CONFIG_DIR, group, choice)
+    names = [path.stem for path in (CONFIG_DIR / group).glob("*.yaml")]
+    replaced = {key for name in names for key in read_preset(CONFIG_DIR, group, name)}
+    kept = {key: value for key, value in getattr(config, section).items() if key not in replaced}
+    return resolve({**to_mapping(config), section: kept | settings})
+
+
+def with_simulator(config: RunConfig, name: str | None) -> RunConfig:
+    """Return a configuration with another simulator and its default options. None and its own change nothing.
+
+    UserError for a simulator that does not run the task.
+    """
+    if name is None or name == config.sim["name"]:
+        return config
+    return resolve({**to_mapping(config), "sim": {"name": name}})
+
+
+def resume_run(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
+    """Return a run's configuration with overrides; UserError for a key that cannot change when a run is resumed."""
+    config = to_mapping(read_run(run_dir))
+    changes = {}
+    for key, value in _expand(overrides).items():
+        if key in PRESETS:
+            raise UserError(f"{key} cannot change when a run is resumed: its options of {PRESETS[key]} stay")
+        section, _, option = key.partition(".")
+        name = option.partition(".")[0]
+        if section in GROUPS and name and name not in config[section]:
+            changes[key] = value  # an unknown option: ``resolve`` names it
+            continue
+        before = _value_at(config, key if option or section not in GROUPS else f"{section}.name")
+        if value == before:
+            continue
+        free = key in CHANGEABLE or (section in ("algo", "runtime") and option not in ("", "name", "group_size"))
+        if section in config and not free:
+            raise UserError(
+                f"{key} cannot change when a run is resumed: it is {before!r}, got {value!r}. "
+                f"Allowed: {', '.join(CHANGEABLE)} and options of algo and runtime"
+            )
+        changes[key] = value
+    apply_values(config, changes)
+    return resolve(config)
+
+
+def _value_at(config: Mapping[str, Any], key: str) -> Any:
+    """Return the value at a dotted key; None if there is none."""
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def resolve(mapping: Mapping[str, Any]) -> RunConfig:
+    """Check every name and type of a composed configuration, and fill its sections with all defaults."""
+    family, id = split_name(str(mapping["task"]["name"]))
+    simulator = FAMILIES[family]
+    sampler = mapping.get("sampler", {"name": "uniform"})
+    allowed, sim = simulators(family), str(mapping["sim"]["name"])
+    if sim not in allowed and sim != DEFAULT_SIM:
+        needed = " or ".join(allowed)
+        raise UserError(f"sim={sim} does not run task={mapping['task']['name']}: it needs {needed}")
+    sim = sim if sim in allowed else next(iter(allowed))  # the default is of our own tasks
+    sections = {
+        "task": _with_defaults(mapping["task"], simulator.build().task_config(id), "task"),
+        "policy": _with_defaults(mapping["policy"], POLICIES[mapping["policy"]["name"]].config, "policy"),
+        "algo": _with_defaults(mapping["algo"], ALGORITHMS[mapping["algo"]["name"]].config, "algo"),
+        "sim": _with_defaults({**mapping["sim"], "name": sim}, allowed[sim], "sim"),
+        "sampler": _with_defaults(sampler, SAMPLERS[sampler["name"]].config, "sampler"),
+    }
+    runtime = dict(mapping["runtime"])
+    if runtime.get("decisions") is None:
+        runtime["decisions"] = _decisions(sections)
+    entry = RUNTIMES[runtime["name"]]
+    sections["runtime"] = _with_defaults(runtime, entry.config, "runtime")
+    entry.build.check(runtime_config(sections["runtime"]))
+    known = {field.name for field in fields(RunConfig)}
+    for key in mapping:
+        if key not in known:
+            inner = [f"{group}.{key}" for group in GROUPS if key in sections[group]]
+            if inner:
+                raise UserError(f"unknown key '{key}'. Did you mean '{inner[0]}'?")
+            raise unknown_name("key", key, known | set(SHORTHANDS) | set(PRESETS) | {"resume"})
+    return from_mapping(RunConfig, {**mapping, **sections})
+
+
+def runtime_config(section: Mapping[str, Any]) -> RuntimeConfig:
+    """Return a section ``runtime`` as options of the runtime that it names."""
+    config: RuntimeConfig = from_mapping(RUNTIMES[str(section["name"])].config, section, "runtime")
+    return config
+
+
+def _decisions(sections: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return the default of runtime.decisions: a whole episode if the algorithm compares episodes, else DECISIONS."""
+    if sections["algo"].get("group_size", 1) > 1:
+        return max(1, max_episode_steps(sections["task"]) // int(sections["policy"]["execute"]))
+    return DECISIONS
+
+
+def max_episode_steps(task: Mapping[str, Any]) -> int:
+    """Return the time limit, control steps, of the environment in a section ``task``."""
+    family, id = split_name(task["name"])
+    simulator = FAMILIES[family].build()
+    return simulator.spec(id, from_mapping(simulator.task_config(id), options_of(task), "task")).max_episode_steps
+
+
+def to_mapping(config: RunConfig) -> dict[str, Any]:
+    """Return the configuration as plain values, the content of ``config.yaml``."""
+    return asdict(config)
+
+
+def to_yaml(config: RunConfig) -> str:
+    """Return the text of ``config.yaml``."""
+    return OmegaConf.to_yaml(OmegaConf.create(to_mapping(config)))
+
+
+def _expand(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    expanded = {SHORTHANDS.get(key, key): value for key, value in overrides.items()}
+    if "task" in expanded:
+        expanded["task"] = str(expanded["task"]).removeprefix(f"{DEFAULT_FAMILY}/")  # tasks of ours have a short name
+    return expanded
+
+
+def options_of(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section of the configuration without its ``name``."""
+    return {key: value for key, value in section.items() if key != "name"}
+
+
+def _with_defaults(section: Mapping[str, Any], config: type[Any], path: str) -> dict[str, Any]:
+    """Check a section against its config dataclass and fill in the defaults; ``name`` comes first."""
+    has_name = any(field.name == "name" for field in fields(config))
+    options = section if has_name else options_of(section)
+    return {"name": section.get("name"), **asdict(from_mapping(config, options, path))}

@@ -1,0 +1,220 @@
+"""The life of a deployment: its phases, and whatever goes wrong in them.
+
+    episodes ──► way home ──► hold after an emergency ──► disconnect ──► report ──► result, or the first error
+
+Every episode is written as it ends. An error ends its phase, and the phases after it still take place.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from embodied.core.errors import UserError, described
+from embodied.deployment.control.home import MAX_S, move_home
+from embodied.deployment.control.keys import EmergencyKey
+from embodied.deployment.control.loop import ControlLoop
+from embodied.deployment.control.stage import Stage
+from embodied.deployment.control.watchdog import RobotHangs
+from embodied.deployment.options import DeployOptions, as_mapping
+from embodied.deployment.report.episodes import EPISODES, save_episode
+from embodied.deployment.report.page import PAGE, Deployment
+from embodied.session.command import Failed, Stopped
+from embodied.session.signals import stop_on_signals
+
+FILM, FILM_FPS = "video.mp4", 10
+
+
+class EmergencyStop(Exception):
+    """A person pressed the emergency key."""
+
+
+class StoppedOnTheWayHome(EmergencyStop):
+    """A person pressed the emergency key while the robot moved home."""
+
+
+@dataclass
+class DeploymentRun:
+    """The phases of a deployment on a connected robot, and what went wrong in them."""
+
+    options: DeployOptions
+    loop: ControlLoop
+    stage: Stage
+    deployment: Deployment
+    key: EmergencyKey
+    errors: list[BaseException] = field(default_factory=list)
+    signalled: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.loop.stop = self.stop
+
+    def stop(self) -> bool:
+        """Return whether the emergency key was pressed. KeyboardInterrupt if a signal came.
+
+        So a signal does not break into a call of the driver, which the way home still needs. A second one does.
+        """
+        signalled = self.signalled.is_set()
+        with suppress(ConnectionError) if signalled else nullcontext():  # the terminal may be gone
+            if self.key.pressed():
+                return True
+        if signalled:
+            raise KeyboardInterrupt
+        return False
+
+    def attempt(self, phase: Callable[[], None]) -> None:
+        """Run a phase and keep its error, so that the next one takes place all the same. The first error counts."""
+        try:
+            phase()
+        except (KeyboardInterrupt, Exception) as error:  # of a bug too: what was recorded must not be lost
+            self.errors.append(error)
+            self.deployment.error = self.deployment.error or in_words(error)
+
+    def episodes(self) -> None:
+        """Run all episodes. EmergencyStop if the key was pressed."""
+        for index in range(self.options.episodes):
+            self.episode(index)
+            if index == 0 and self.options.report is not None and self.options.video:
+                self.stage.film()
+
+    def episode(self, index: int) -> None:
+        """Run one episode, keep its record however it ends, and judge it."""
+        options, loop, key, records = self.options, self.loop, self.key, self.deployment.records
+        instruction, before = self.stage.begin(options.seed, index), loop.record
+        try:
+            with ExitStack() as watched:
+                if loop.confirm is None:  # who is asked before every action stops by an answer
+                    watched.enter_context(key)
+                    self.signalled = watched.enter_context(stop_on_signals("stopping; once more: at once"))
+                if key.watching:
+                    print("press any key to stop the robot at once", file=sys.stderr, flush=True)
+                loop.run(options.instruction or instruction, seed=options.seed * 1_000_003 + index)
+        except Exception as error:
+            if key.pressed():
+                raise EmergencyStop(f"emergency key, but the robot may not hold: {in_words(error)}") from error
+            raise
+        finally:
+            if loop.record is not before:
+                records.append(loop.record)
+                self.save()
+        if key.pressed():
+            raise EmergencyStop("emergency key")
+        if self.signalled.is_set():  # in the last tick
+            raise KeyboardInterrupt
+        record = records[-1]
+        record.success = self.stage.judge()
+        self.save()
+        solved = {True: "solved", False: "not solved", None: "not judged"}[record.success]
+        print(
+            f"episode {index + 1} of {options.episodes}: {solved}, {record.reason}, {record.rate_hz:.1f} Hz, "
+            f"{record.missed_deadlines} missed deadlines, {sum(record.interventions.values())} interventions",
+            file=sys.stderr,
+        )
+
+    def go_home(self) -> None:
+        """Move the robot home if a policy has moved it. StoppedOnTheWayHome if the key was pressed.
+
+        It stays where it is after the emergency key, a crash or a silence of the driver, and if an episode was refused
+        before the first control step: its pose may not be the one that the mapping reads.
+        """
+        robot, key, first = self.stage.robot, self.key, self.errors[0] if self.errors else None
+        known = isinstance(first, KeyboardInterrupt | OSError | UserError | None) and not isinstance(first, RobotHangs)
+        moved = any(record.steps for record in self.deployment.records)
+        if not (self.options.home and known and moved and robot.is_connected):
+            return
+        try:
+            with stop_on_signals("stopping the robot on its way home") as signalled, key:
+                how = "press any key" if key.watching else "Ctrl-C"
+                print(f"moving home; {how} to stop the robot at once", file=sys.stderr, flush=True)
+                reached = move_home(
+                    robot, self.loop.bundle.arm, self.loop.safety, self.stage.clock,
+                    lambda: signalled.is_set() or key.pressed(),
+                )  # fmt: skip
+        except (OSError, UserError) as error:
+            print("the robot stays where it is", file=sys.stderr)
+            if str(error) == str(first):
+                return
+            raise
+        if key.pressed():
+            raise StoppedOnTheWayHome("emergency key on the way home")
+        if not reached:
+            why = "" if signalled.is_set() else f"it did not reach its default pose within {MAX_S:g} s: "
+            print(f"{why}the robot holds where it is", file=sys.stderr)
+
+    def keep_holding(self) -> None:
+        """Keep the connection after the emergency key until a person says so."""
+        if any(isinstance(error, EmergencyStop) for error in self.errors):
+            self.stage.keep_holding()
+
+    def save(self, video: str | None = None) -> None:
+        """Write the last episode, and the page about all of them."""
+        if self.options.report is None:
+            return
+        folder, records = Path(self.options.report), self.deployment.records
+        folder.mkdir(parents=True, exist_ok=True)
+        if records:
+            save_episode(folder / EPISODES, records[-1], len(records) - 1)
+        self.deployment.write(folder, as_mapping(self.options), video)
+
+    def report(self) -> None:
+        """Complete the report: the data set, and the film if there is one."""
+        if self.options.report is None:
+            return
+        folder, frames = Path(self.options.report), self.stage.frames
+        with stop_on_signals("writing the report; once more: at once, without"):
+            self.save()
+            write_data(folder, self.deployment)
+            if frames is not None and len(frames):
+                from embodied.report.video import open_mp4
+
+                with open_mp4(folder / FILM, FILM_FPS) as write:
+                    for frame in frames:
+                        write(frame)
+                self.save(FILM)
+
+    def outcome(self) -> dict[str, Any]:
+        """Return the command's result. Stopped or Failed with it, by the first error."""
+        result = self.deployment.result()
+        if self.options.report is not None:
+            result["report"] = str(Path(self.options.report) / PAGE)
+        if not self.errors:
+            return result
+        first, *others = self.errors
+        for error in others:
+            print(f"after that: {in_words(error)}", file=sys.stderr)
+        stopped = any(isinstance(error, StoppedOnTheWayHome) for error in self.errors)
+        if stopped and isinstance(first, KeyboardInterrupt | StoppedOnTheWayHome):
+            raise Failed("emergency key on the way home", result, code=1)
+        if isinstance(first, KeyboardInterrupt | EmergencyStop):
+            print(in_words(first), file=sys.stderr)
+            raise Stopped(result)
+        if isinstance(first, OSError | UserError):
+            raise Failed(str(first), result)
+        traceback.print_exception(first)
+        raise Failed(in_words(first), result, code=1)
+
+
+def in_words(error: BaseException) -> str:
+    """Return what a person reads of an error."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return str(error) if isinstance(error, EmergencyStop | OSError | UserError) else described(error)
+
+
+def write_data(folder: Path, deployment: Deployment) -> None:
+    """Write the data set; on a robot's computer, without its libraries, say how to make it elsewhere."""
+    try:
+        from embodied.session.recording import write_episodes
+    except ImportError as error:
+        print(
+            f"{error}, so there is no data set; where all of embodied-rl is installed, 'python -m embodied.convert "
+            f"source={folder / EPISODES} bundle=<bundle dir> out=<new dir>' makes one of the episodes",
+            file=sys.stderr,
+        )
+        return
+    write_episodes(folder / "data", deployment)

@@ -1,0 +1,140 @@
+"""Factories of the parts that a run's configuration names: environments, samplers, policy, algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from embodied.algos import ALGORITHMS
+from embodied.core.device import resolve_device
+from embodied.core.episodes import EpisodePlans, EpisodeSampler
+from embodied.core.errors import UserError
+from embodied.core.options import from_mapping
+from embodied.core.protocols import Policy, VecEnv
+from embodied.core.seeds import Purpose, first_env_seed
+from embodied.core.spec import TRAIN, CameraSpec, EnvSpec
+from embodied.envs import SAMPLERS, SamplerSetup, first_episodes
+from embodied.envs.base.delayed import delayed
+from embodied.envs.registry import FAMILIES, sim_options, split_name
+from embodied.policies import POLICIES
+from embodied.session.config import RunConfig, options_of
+
+
+def make_spec(config: RunConfig, cameras: Sequence[CameraSpec] | None = None) -> EnvSpec:
+    """Return the spec of the run's environments, without building one. cameras: None is those of the policy."""
+    family, id = split_name(config.task["name"])
+    seen = policy_options(config).observed_cameras if cameras is None else cameras
+    return FAMILIES[family].build().spec(id, task_options(config), seen)
+
+
+def make_env(
+    config: RunConfig,
+    num_envs: int,
+    num_threads: int,
+    run_dir: Path = Path(),
+    cameras: Sequence[CameraSpec] | None = None,
+) -> VecEnv:
+    """Build environments of the run's task. UserError if they are not as their family describes them.
+
+    run_dir: base of the simulator's ``dump_dir``, if it has one. A simulator with a device has that of the learner
+    unless ``sim.device`` names another one. cameras: None is those of the policy.
+    """
+    family, id = split_name(config.task["name"])
+    sim = dict(config.sim)
+    if "dump_dir" in sim:
+        sim["dump_dir"] = str(run_dir / sim["dump_dir"])
+    if sim.get("device") == "auto":
+        sim["device"] = resolve_device(config.runtime_config().device).type
+    spec = make_spec(config, cameras)
+    simulator = FAMILIES[family].build()
+    env = simulator.make(
+        id,
+        task_options(config),
+        num_envs=num_envs,
+        num_threads=num_threads,
+        sim=sim_options(family, sim),
+        cameras=spec.cameras,
+    )
+    differ = [field.name for field in fields(spec) if getattr(spec, field.name) != getattr(env.spec, field.name)]
+    if differ:
+        env.close()
+        raise UserError(
+            f"environment '{env.spec.task}' breaks the contract of a VecEnv: its spec and that of its family differ in "
+            f"{', '.join(differ)}"
+        )
+    return env
+
+
+def make_acting_env(
+    config: RunConfig, num_envs: int, num_threads: int, run_dir: Path = Path(), delay: int | None = None
+) -> VecEnv:
+    """Build the environments in which the run's policy acts: those of ``make_env``, with its delays of inference.
+
+    delay: delay of all decisions but an episode's first, control steps. None draws it for a policy with ``max_delay``;
+    for another policy it is 0.
+    """
+    env = make_env(config, num_envs, num_threads, run_dir)
+    max_delay = config.max_delay or delay or 0
+    if not max_delay:
+        return env
+    execute = max(int(config.policy["execute"]), max_delay)  # the next inference begins when this one has ended
+    return delayed(env, execute, max_delay, delay)
+
+
+def make_sampler(
+    config: RunConfig, spec: EnvSpec, num_envs: int, first_seed: int, incarnation: int = 0
+) -> EpisodeSampler:
+    """Build the sampler of the training episodes of ``num_envs`` envs. first_seed: env seed of the first one.
+
+    For an algorithm with a group_size, that many neighbouring envs have the same episodes and all envs start together.
+    Otherwise the ends of the first episodes are staggered.
+    """
+    entry = SAMPLERS[config.sampler["name"]]
+    setup = SamplerSetup(
+        num_envs,
+        first_seed,
+        splits=(TRAIN,) if spec.instructions else None,
+        stagger=config.group_size == 1,
+        stages=True,
+        group_size=config.group_size,
+        incarnation=incarnation,
+    )
+    return entry.build(spec, from_mapping(entry.config, options_of(config.sampler), "sampler"), setup)
+
+
+def evaluation_plans(spec: EnvSpec, episodes: int, seed: int, during_training: bool = False) -> EpisodePlans:
+    """Return the fixed episodes of an evaluation.
+
+    No two seeds share one. Evaluations during training, the others and training itself have none in common.
+    """
+    purpose = Purpose.VALIDATION if during_training else Purpose.EVALUATION
+    return first_episodes(spec, episodes, first_env_seed(purpose, seed))
+
+
+def task_options(config: RunConfig) -> Any:
+    """Return the options of the run's task."""
+    family, id = split_name(config.task["name"])
+    return from_mapping(FAMILIES[family].build().task_config(id), options_of(config.task), "task")
+
+
+def policy_options(config: RunConfig) -> Any:
+    """Return the options of the run's policy."""
+    return from_mapping(POLICIES[config.policy["name"]].config, options_of(config.policy), "policy")
+
+
+def make_policy(config: RunConfig, spec: EnvSpec) -> Policy:
+    """Build the run's policy on the CPU, with its initial weights."""
+    return POLICIES[config.policy["name"]].build(spec, policy_options(config))
+
+
+def make_algorithm(config: RunConfig, policy: Policy) -> Any:
+    """Build the run's algorithm on the policy's device. Its type depends on its trainer."""
+    assert isinstance(policy, nn.Module)
+    device = next(policy.parameters()).device
+    entry = ALGORITHMS[config.algo["name"]]
+    options = from_mapping(entry.config, options_of(config.algo), "algo")
+    return entry.build(policy, options, seed=config.seed, device=device)

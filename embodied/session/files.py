@@ -1,0 +1,148 @@
+"""Files of a run that tell other processes about it: its lock and its state. Imports no torch.
+
+training: lock_run, Journal ──► .lock, state.json, warnings.log ──► embodied.status: holder, read_json
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from embodied.core.errors import UserError, one_line
+from embodied.report.metrics import write_json
+from embodied.session.command import Stopped
+
+CONFIG_FILE = "config.yaml"
+LOCK_FILE = ".lock"
+STATE_FILE = "state.json"
+WARNINGS_FILE = "warnings.log"
+LOCK_TRIES, LOCK_PAUSE_S = 3, 0.1  # a reader holds the lock for an instant (``holder``)
+
+
+def check_run_dir(run_dir: Path) -> None:
+    """Raise UserError if a directory is not that of a run."""
+    if not (run_dir / CONFIG_FILE).is_file():
+        kind = "has no config.yaml, so it is not a run directory" if run_dir.is_dir() else "is not a directory"
+        raise UserError(f"'{run_dir}' {kind}: give the directory that train wrote, such as runs/reach/flow-ppo-...")
+
+
+def lock_run(run_dir: Path) -> TextIO:
+    """Lock the directory for this training; closing the returned file, or the end of the process, unlocks it.
+
+    UserError, which names the process and its machine, if another training holds the lock. The lock is advisory
+    (flock), so it says nothing on file systems that do not support it.
+    """
+    try:
+        file = (run_dir / LOCK_FILE).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write into the run directory {run_dir}: {error.strerror or error}") from error
+    for attempt in range(LOCK_TRIES):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if attempt + 1 < LOCK_TRIES:
+                time.sleep(LOCK_PAUSE_S)
+                continue
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            file.close()
+            raise UserError(f"{run_dir} is being trained by {holder}: stop it first, or wait for its end") from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # of a file system without locks
+                raise
+            break
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    return file
+
+
+def holder(run_dir: Path) -> str | None:
+    """Return the process that trains in a directory, and its machine; None if none does, or if nobody can know."""
+    try:
+        with (run_dir / LOCK_FILE).open(encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read().strip() or "another process"
+    except OSError:  # no such file, or a file system without locks
+        pass
+    return None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a file; {} if there is none, or something else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class Journal:
+    """State of a session in ``state.json``, and the warnings of all parts in ``warnings.log``; a context manager.
+
+    States: training, evaluating, and at the end finished, interrupted or failed. total_steps: where training ends.
+    """
+
+    def __init__(self, run_dir: Path, total_steps: int) -> None:
+        self._run_dir = run_dir
+        self._entry: dict[str, Any] = {
+            "state": "training",
+            "process": os.getpid(),
+            "machine": socket.gethostname(),
+            "began": _now(),
+            "ended": None,
+            "total_steps": total_steps,
+            "error": None,
+        }
+        self._opened = ExitStack()
+
+    def enter(self, state: str) -> None:
+        """Write that the session is in another state now."""
+        self._write(state=state)
+
+    def __enter__(self) -> Self:
+        self._write()
+        root = logging.getLogger()
+        kept = logging.FileHandler(self._run_dir / WARNINGS_FILE, delay=True, encoding="utf-8")
+        kept.setLevel(logging.WARNING)
+        kept.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        shown = [] if root.handlers or logging.lastResort is None else [logging.lastResort]  # any handler replaces it
+        for handler in (kept, *shown):
+            root.addHandler(handler)
+            self._opened.callback(root.removeHandler, handler)
+        self._opened.callback(kept.close)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._opened.close()
+        if error is None:
+            state, message = "finished", None
+        elif isinstance(error, Stopped | KeyboardInterrupt):
+            state, message = "interrupted", None
+        else:
+            state, message = "failed", f"{type(error).__name__}: {one_line(error)}"
+        try:
+            self._write(state=state, ended=_now(), error=message)
+        except OSError:  # a full disk, which ``error`` is about
+            if error is None:
+                raise
+
+    def _write(self, **changes: Any) -> None:
+        self._entry |= changes
+        write_json(self._run_dir / STATE_FILE, self._entry)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,67 @@
+"""What happened on a robot, as a LeRobotDataset that ``algo=sft`` reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from embodied.core.spec import Box, EnvSpec
+from embodied.data import Episode, write
+from embodied.deployment.bundle.format import Bundle
+from embodied.deployment.report.page import Deployment
+
+
+def write_episodes(path: Path, deployment: Deployment) -> int:
+    """Write the episodes with at least one control step; return their number. UserError if ``path`` exists.
+
+    States and actions are as an environment has them: scaled, and in [-1, 1]. Rewards are not known and are 0. The
+    last step has the success that was reported.
+    """
+    episodes = episodes_of(deployment)
+    if episodes:
+        write(path, episodes, spec_of(deployment.bundle))
+    return len(episodes)
+
+
+def episodes_of(deployment: Deployment) -> list[Episode]:
+    """Return the episodes with at least one control step; see ``write_episodes``."""
+    bundle = deployment.bundle
+    state_scale = np.array([term.scale for term in bundle.state for _ in range(term.size)], np.float32)
+    scale, offset = (
+        np.array([getattr(term, name) for term in bundle.action], np.float32) for name in ("scale", "offset")
+    )
+    episodes = []
+    for record in deployment.records:
+        if not record.steps:
+            continue
+        length = len(record.steps)
+        success = torch.zeros(length, dtype=torch.bool)
+        success[-1] = bool(record.success)
+        episodes.append(
+            Episode(
+                torch.from_numpy(np.stack(record.states) * state_scale),
+                torch.from_numpy((np.stack(record.actions) - offset) / scale),
+                torch.zeros(length),
+                success,
+                record.instruction,
+                {c.name: torch.from_numpy(np.stack([step[c.name] for step in record.images])) for c in bundle.cameras},
+            )
+        )
+    return episodes
+
+
+def spec_of(bundle: Bundle) -> EnvSpec:
+    """Return the spec of the environment that a bundle was trained in."""
+    return EnvSpec(
+        task=bundle.origin.task,
+        state=bundle.state,
+        action=Box(bundle.action),
+        control_dt_s=bundle.control_dt_s,
+        max_episode_steps=bundle.max_episode_steps,
+        cameras=bundle.cameras,
+        instructions=bundle.instructions,
+        robot=bundle.robot,
+        arm=bundle.arm,
+    )

@@ -1,0 +1,142 @@
+"""State of a run, read from the files of its directory alone. Imports no torch.
+
+.lock, state.json ──► who trains     metrics.jsonl ──► progress, waits, staleness     eval/ ──► last evaluation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from embodied.core.errors import UserError
+from embodied.report.metrics import METRICS_FILE, read_last_metrics
+from embodied.report.progress import share_done, time_left
+from embodied.session.files import CONFIG_FILE, STATE_FILE, WARNINGS_FILE, check_run_dir, holder, read_json
+
+ROWS = 20
+"""Rows of metrics.jsonl that rates and shares are means over."""
+ALIVE = ("starting", "training", "evaluating", "running")
+"""States in which a process works on the run; running is that of a process of an earlier version."""
+
+
+def read_status(run_dir: Path) -> dict[str, Any]:
+    """Return the state of a run; UserError if the directory is not that of a run.
+
+    state: one of ALIVE, or finished, interrupted, failed, killed (its process ended without a word), unknown. progress:
+    share of the steps or minutes. waits: by part, the share of its time in each activity (``time/*``). None stands for
+    what is not known.
+    """
+    check_run_dir(run_dir)
+    config, journal = _read_config(run_dir), read_json(run_dir / STATE_FILE)
+    rows = read_last_metrics(run_dir / METRICS_FILE, ROWS)
+    last: Mapping[str, Any] = rows[-1] if rows else {}
+    locked_by = holder(run_dir)
+    state = _state(run_dir, journal, locked_by)
+    planned = config.get("algo", {}).get("updates", config.get("total_steps"))  # of runs of earlier versions
+    steps, total, rate = _steps(last), journal.get("total_steps", planned), _rate(rows)
+    minutes, wall_s = config.get("max_minutes"), last.get("wall_s", 0.0)
+    max_s = 60 * minutes if minutes else None
+    return {
+        "run": str(run_dir),
+        "state": state,
+        "process": locked_by or (f"process {journal['process']} on {journal['machine']}" if journal else None),
+        **{key: config.get(key, {}).get("name") for key in ("task", "policy", "algo", "runtime")},
+        "iteration": last.get("iteration", 0),
+        "steps": steps,
+        "total_steps": total,
+        "wall_s": wall_s,
+        "steps_per_s": rate,
+        "progress": share_done(steps, total, wall_s, max_s),
+        "left_s": time_left(steps, total, rate, wall_s, max_s) if state == "training" else None,
+        "success": last.get("rollout/success_at_end"),
+        "return_mean": last.get("rollout/return_mean"),
+        "validation_loss": last.get("train/validation_loss"),
+        "eval": _evaluation(run_dir),
+        "waits": _shares(rows),
+        "staleness": {key: last.get(f"async/staleness_{key}") for key in ("mean", "p50", "p90", "max")},
+        "ess": last.get("async/ess"),
+        "restarts": last.get("async/restarts"),
+        "error": journal.get("error"),
+        "warning": _last_warning(run_dir),
+    }
+
+
+def _read_config(run_dir: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"cannot read {run_dir / CONFIG_FILE}: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("task"), dict):
+        raise UserError(f"{run_dir / CONFIG_FILE} is not the configuration of a run")
+    return config
+
+
+def _state(run_dir: Path, journal: Mapping[str, Any], locked_by: str | None) -> str:
+    noted = journal.get("state")
+    if locked_by is not None:
+        if noted is None:
+            return "running"
+        return str(noted) if noted in ALIVE else "starting"
+    if noted is None:
+        return "finished" if list((run_dir / "eval").glob("final_*.json")) else "unknown"
+    return "killed" if noted in ALIVE else str(noted)
+
+
+def _steps(row: Mapping[str, Any]) -> int:
+    """Return the control steps, or without a simulator the updates, of a row."""
+    return int(row.get("env_steps", row.get("iteration", 0)))
+
+
+def _rate(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return steps per second over the rows; None if there are too few."""
+    if len(rows) < 2:
+        return None
+    seconds = rows[-1]["wall_s"] - rows[0]["wall_s"]
+    return float((_steps(rows[-1]) - _steps(rows[0])) / seconds) if seconds > 0 else None
+
+
+def _evaluation(run_dir: Path) -> dict[str, Any] | None:
+    """Return the last evaluation of the training, by the steps that trained its weights; the final one wins."""
+    found = [
+        (int(steps), kind == "final", path)
+        for path in (run_dir / "eval").glob("*.json")
+        for kind, _, steps in [path.stem.partition("_")]
+        if kind in ("train", "final") and steps.isdecimal()
+    ]
+    if not found:
+        return None
+    steps, final, path = max(found)
+    result = read_json(path)
+    kept = ("episodes", "success_at_end", "success_at_end_ci95", "return_mean")
+    return {"steps": steps, "final": final, **{key: result[key] for key in kept if key in result}}
+
+
+def _shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return, by part, the share of its time that it spent in each activity over the rows, the largest first."""
+    spent: dict[str, dict[str, float]] = {}
+    for row in rows:
+        for key, seconds in row.items():
+            kind, _, rest = key.partition("/")
+            if kind == "time" and seconds is not None:
+                part, _, activity = rest.partition("/")
+                totals = spent.setdefault(part, {})
+                name = activity.removesuffix("_s")
+                totals[name] = totals.get(name, 0.0) + seconds
+    return {
+        part: {name: s / sum(totals.values()) for name, s in sorted(totals.items(), key=lambda entry: -entry[1])}
+        for part, totals in spent.items()
+        if sum(totals.values()) > 0
+    }
+
+
+def _last_warning(run_dir: Path) -> str | None:
+    """Return the last warning of the run, which begins with its time; one line."""
+    try:
+        lines = (run_dir / WARNINGS_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    begins = [index for index, line in enumerate(lines) if line[:2].isdigit() and line[4:5] == "-"]
+    return " ".join(" ".join(lines[begins[-1] :]).split()) if begins else None

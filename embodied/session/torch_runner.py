@@ -1,0 +1,100 @@
+"""Bundles in the layout of transformers, for policies that are too large for one ONNX file.
+
+    policy ── write_model ──► bundle: config.json  model.safetensors (or shards)  tokenizer  preprocessor_config.json
+                                      policy.json           options of the policy
+                                      statistics.safetensors  its normaliser
+    bundle ── TorchRunner ──► chunks in physical units, as PolicyRunner has them
+
+``PI0ForConditionalGeneration.from_pretrained(<bundle>)`` loads the model alone. It needs torch and transformers, which
+a robot's computer does not have: ``embodied.serve`` runs it on another machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from embodied.core.errors import UserError, one_line
+from embodied.core.options import from_mapping
+from embodied.core.protocols import Imitator, Policy, Pretrained
+from embodied.deployment.bundle.files import read_json
+from embodied.deployment.bundle.format import MAX_JSON_BYTES, OPTIONS_FILE, POLICY_FILE, STATISTICS_FILE, read_bundle
+from embodied.deployment.bundle.onnx import PhysicalPlan
+from embodied.deployment.bundle.runner import InputSpec
+from embodied.policies import POLICIES
+from embodied.session.config import options_of
+from embodied.session.recording import spec_of
+
+MERGED: dict[str, Any] = {"pretrained": None, "lora_rank": 0, "model": {}}
+"""Options of a policy that ``save_pretrained`` has carried out: adaptations are merged, config.json has all sizes."""
+
+
+def write_model(path: Path, policy: Policy, options: Mapping[str, Any]) -> None:
+    """Write all that ``TorchRunner`` needs into a directory. UserError if the policy wraps no model.
+
+    options: section ``policy`` of the run's configuration.
+    """
+    if not isinstance(policy, Pretrained):
+        raise UserError(f"layout=transformers: policy {options['name']} wraps no model of transformers, allowed: onnx")
+    assert isinstance(policy, nn.Module)
+    policy.save_pretrained(path)
+    (path / OPTIONS_FILE).write_text(json.dumps(dict(options) | MERGED, indent=1) + "\n", encoding="utf-8")
+    save_file(_statistics(policy), path / STATISTICS_FILE)
+
+
+def _statistics(policy: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers of a policy that are saved with it, without those of the critic: of its normalisers."""
+    weights = {name for name, _ in policy.named_parameters(remove_duplicate=False)}
+    unused = policy.not_imitated if isinstance(policy, Imitator) else ()
+    return {
+        name: value.contiguous()
+        for name, value in policy.state_dict().items()
+        if name not in weights and not name.startswith(unused)
+    }
+
+
+class TorchRunner:
+    """A ``Planner`` of a bundle in the layout of transformers, in this process.
+
+    path: directory of the bundle; its hashes are checked. device: where the policy runs. UserError for a bundle that is
+    damaged or has another layout.
+    """
+
+    def __init__(self, path: Path, device: str = "cpu") -> None:
+        self.path, self.bundle = path, read_bundle(path)
+        if POLICY_FILE in self.bundle.files:
+            raise UserError(f"bundle={path} is an ONNX model: PolicyRunner runs it")
+        self.inputs, self.device = InputSpec(self.bundle), torch.device(device)
+        options = read_json(path / OPTIONS_FILE, MAX_JSON_BYTES)
+        if not isinstance(options, dict) or not isinstance(options.get("name"), str):
+            raise UserError(f"{path / OPTIONS_FILE} is no section policy of a configuration: it has no name")
+        entry = POLICIES[options["name"]]
+        found = from_mapping(entry.config, options_of(options) | {"pretrained": str(path)}, "policy")
+        spec = spec_of(self.bundle)
+        policy = entry.build(spec, found)
+        assert isinstance(policy, nn.Module)
+        try:
+            statistics = load_file(path / STATISTICS_FILE)
+        except SafetensorError as error:
+            raise UserError(f"{path / STATISTICS_FILE} cannot be loaded: {one_line(error)}") from error
+        needed = _statistics(policy)
+        if {name: value.shape for name, value in statistics.items()} != {n: v.shape for n, v in needed.items()}:
+            raise UserError(f"{path / STATISTICS_FILE} does not fit this version of the code, or this policy")
+        policy.load_state_dict(statistics, strict=False)
+        self._plan = PhysicalPlan(policy, spec, tuple(self.inputs.shapes)).eval().to(self.device)
+
+    def plan(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """Return the chunk [N, H, A] in physical units; see ``Planner``."""
+        checked = self.inputs.check(inputs)
+        with torch.no_grad():
+            chunk = self._plan(*(torch.from_numpy(checked[name]).to(self.device) for name in self._plan.names))
+        return self.inputs.check_chunk(chunk.float().cpu().numpy(), len(checked["state"]))

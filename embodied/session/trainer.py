@@ -1,0 +1,160 @@
+"""Interface between a training session and its trainer: iterations, state, evaluation."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from embodied.core.clock import running_s
+from embodied.core.errors import UserError
+from embodied.core.protocols import Policy
+from embodied.runtime.api import EvalNoise
+from embodied.session.config import RunConfig
+from embodied.session.evaluation import evaluate_policy
+from embodied.session.signals import ending_in_time
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a session; a trainer checks them between iterations."""
+
+    stop: threading.Event
+    """Set by the first signal."""
+    deadline_s: float | None
+    """Time at which training ends, on the clock ``running_s``; None is no limit."""
+
+    @property
+    def late(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.deadline_s is not None and running_s() >= self.deadline_s
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One row of metrics.jsonl, and the numbers of the progress line."""
+
+    metrics: Mapping[str, float]
+    """Entries of the row other than ``iteration`` and ``wall_s``."""
+    rate: float
+    """Steps (see ``Trainer.steps``) per second."""
+    success: float | None = None
+    """Success rate of the training episodes that ended lately."""
+    loss: float | None = None
+    """Validation loss."""
+    evaluation: Mapping[str, Any] | None = None
+    """Result of an evaluation that finished since the last report, with ``env_steps`` of the evaluated weights."""
+    note: str | None = None
+    """Line to print."""
+    histograms: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """How often each whole number occurred, by name, for TensorBoard."""
+
+
+class Trainer(ABC):
+    """One kind of training, built for one run. A context manager that closes itself.
+
+    ``__init__`` raises UserError for bad input, before anything is written. new: no checkpoint will be loaded.
+    """
+
+    needs_data: ClassVar[bool] = False
+    """Whether it learns from demonstrations (data=); otherwise it refuses them."""
+    evaluates: ClassVar[bool] = False
+    """Whether it evaluates the policy during training, which stop_at_success needs."""
+
+    @abstractmethod
+    def __init__(self, config: RunConfig, run_dir: Path, new: bool) -> None:
+        self.config, self.run_dir = config, run_dir
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        """Raise UserError for a configuration that this kind of training does not support. Builds nothing."""
+        name = config.algo["name"]
+        if cls.needs_data and config.data is None:
+            raise UserError(f"algo={name} learns from demonstrations: data=<directory of embodied.collect> is missing")
+        if not cls.needs_data and config.data is not None:
+            raise UserError(f"data={config.data} is for algo=sft; {name} learns from its own experience")
+        if not cls.evaluates and config.runtime["trace"]:
+            raise UserError(f"trace=true is for reinforcement learning, not for algo={name}")
+        if not cls.evaluates and config.stop_at_success is not None:
+            raise UserError(f"stop_at_success is for reinforcement learning, not for algo={name}")
+
+    @property
+    @abstractmethod
+    def policy(self) -> Policy:
+        """The policy to keep. Read it before training or after ``finish``."""
+
+    @property
+    def has_success(self) -> bool:
+        """Whether training episodes report success."""
+        return True
+
+    @property
+    @abstractmethod
+    def iteration(self) -> int:
+        """Iterations made, including those of earlier sessions."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Progress towards ``total_steps``, which names checkpoints: control steps, or updates without a simulator."""
+
+    @property
+    @abstractmethod
+    def total_steps(self) -> int:
+        """Steps at which training ends."""
+
+    @abstractmethod
+    def announcement(self) -> str:
+        """Describe task, policy, sizes and run directory in one line."""
+
+    @abstractmethod
+    def iterations(self, limits: Limits) -> Iterator[Report]:
+        """Train to ``total_steps`` or ``limits``. Between two reports the state can be saved."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, nested dicts of tensors and plain values; key ``policy`` has the weights to keep."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``state_dict``; before ``iterations``."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Release the threads and memory of training; ``policy`` then has the weights to keep."""
+
+    @abstractmethod
+    def result(self) -> dict[str, Any]:
+        """Return this trainer's entries of the command's result, at least ``env_steps``."""
+
+    def evaluation_size(self) -> str:
+        """Return the size of the final evaluation as text."""
+        return f"{self.config.eval_episodes} episodes"
+
+    def evaluate(self, watch: Callable[[float], None]) -> dict[str, Any]:
+        """Evaluate ``policy`` with the noise of ``runtime.eval_noise``; call it after ``finish``.
+
+        ``other_noise`` of the result has the rates with the other kind of noise. watch: gets the share that is done.
+        """
+        noise = self.config.runtime_config().eval_noise
+        other: EvalNoise = "seeded" if noise == "zero" else "zero"
+        episodes, seed = self.config.eval_episodes, self.config.seed
+        result, with_other = evaluate_policy(self.config, self.policy, episodes, seed, [noise, other], watch=watch)
+        dropped = ("task", "seed", "splits")
+        return result | {"other_noise": {key: value for key, value in with_other.items() if key not in dropped}}
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close what ``__init__`` opened."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        with ending_in_time() if kind is KeyboardInterrupt else nullcontext():
+            self.close()

@@ -1,0 +1,111 @@
+"""Imitation of demonstrations; unless the policy was grounded, without a simulator until the final evaluation.
+
+Demonstrations ── split by episode ──► train chunks ──► SFT.update ──► average weights ──► validation loss
+                                  └──► validation chunks ───│──────────────┘
+                                           SceneDataset ────┘  only for a policy that was grounded
+
+A grounded policy also trains on scenes: from a few demonstrations alone it would unlearn its localization.
+
+The last average is kept, or with ``patience`` the one with the lowest validation loss. Success keeps growing long after
+that loss has its minimum (docs/flow_rl.md).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+from torch import Tensor
+
+from embodied.algos.sft import SFT
+from embodied.core.protocols import Precomputing
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Obs
+from embodied.data import Demonstrations, read
+from embodied.data.lerobot import check_fits, check_sizes
+from embodied.data.scenes import SceneDataset
+from embodied.session import factories
+from embodied.session.config import RunConfig
+from embodied.trainers.supervised import SupervisedTrainer
+
+VALIDATION_CHUNKS = 256  # most chunks to validate on, spread evenly over the validation episodes
+CAPACITY = 8192  # observations of scenes to draw from
+REUSE = 4.0  # how often an observation of a scene is drawn, on average
+
+
+class ImitationTrainer(SupervisedTrainer):
+    """Train on the chunks of a data set, split by episode. UserError if the data do not fit task and policy.
+
+    A resumed run learns from the same chunks as an uninterrupted one, but sees other scenes, if any.
+    """
+
+    needs_data = True
+    loss_name = "train/imitation_loss"
+    algorithm: SFT
+
+    def __init__(self, config: RunConfig, run_dir: Path, new: bool) -> None:
+        spec = factories.make_spec(config)
+        self.data, self.doubts = read_demonstrations(config, spec)
+        super().__init__(config, run_dir, new, spec)
+        self.patience = self.algorithm.config.patience
+        self.train_episodes, self.validation_episodes = self.data.split(self.algorithm.config.validation_share)
+        self.frames = self.data.frames(self.train_episodes)
+        frames = self.data.frames(self.validation_episodes)
+        self.validation_frames = frames[:: -(-len(frames) // VALIDATION_CHUNKS)]
+        if new and config.init is None:
+            self.algorithm.fit_normalizer({"state": self.data.state_FS[self.frames]})
+            self.kept = self.algorithm.weights()
+
+    def announcement(self) -> str:
+        plan = (
+            f"imitating {self.config.task['name']}: policy {self.config.policy['name']} ({self.parameters()}), "
+            f"{len(self.train_episodes)} episodes to train on ({len(self.frames):,} chunks), "
+            f"{len(self.validation_episodes)} to validate on, seed {self.config.seed} → {self.run_dir}"
+        )
+        return "\n".join([*self.doubts, plan])
+
+    def update(self) -> float:
+        algorithm = self.algorithm
+        rows_B = algorithm.pick(self.frames)
+        scenes = self.scenes.draw(len(rows_B), algorithm.generator) if algorithm.keeps_grounding else None
+        return algorithm.update(*self.chunks(rows_B), scenes)
+
+    def validate(self) -> tuple[float, dict[str, float]]:
+        return self.algorithm.validate(*self.chunks(self.validation_frames)), {}
+
+    def chunks(self, rows_B: Tensor) -> tuple[Obs, Tensor, Tensor]:
+        """Return the observations of frames ``rows``, and the chunks that start there with their mask."""
+        obs = {key: value[rows_B] for key, value in self.observed.items()}
+        return obs, *self.data.chunks(rows_B, self.policy.horizon)
+
+    @cached_property
+    def scenes(self) -> SceneDataset:
+        """Scenes for a policy that keeps its grounding; opened at the first update, as ``observed`` is."""
+        return self.open_scenes(
+            masks=False, capacity=CAPACITY, reuse=REUSE, keep=lambda obs: self._precomputed(obs, CAPACITY)
+        )
+
+    @cached_property
+    def observed(self) -> Obs:
+        """Observations of all frames, with the outputs of the frozen part of the network in place of its inputs.
+
+        Computed at the first update, because a resumed run loads its weights before that.
+        """
+        return self._precomputed(self.data.obs(slice(None)), len(self.data.state_FS))
+
+    def _precomputed(self, obs: Obs, kept: int) -> Obs:
+        """Replace the frozen part's inputs by its outputs, if those of ``kept`` observations are small enough."""
+        if isinstance(self.policy, Precomputing) and self.policy.fits_cache(kept):
+            return self.policy.precompute(obs)
+        return obs
+
+
+def read_demonstrations(config: RunConfig, spec: EnvSpec) -> tuple[Demonstrations, list[str]]:
+    """Read the run's data set, with lines that name what may be in another unit. UserError unless it fits the task."""
+    assert config.data is not None
+    check_sizes(Path(config.data), spec)
+    data = read(Path(config.data), config.data_keys, [camera.name for camera in spec.cameras])
+    doubts = check_fits(data, spec, Path(config.data), config.data_keys)
+    if spec.cameras:  # policies with cameras read instructions
+        data = data.with_instructions(spec.texts)
+    return data, doubts

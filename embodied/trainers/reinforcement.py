@@ -1,0 +1,127 @@
+"""Reinforcement learning: a runtime collects experience and updates the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from embodied.core.device import resolve_device
+from embodied.core.errors import UserError
+from embodied.core.protocols import Policy, VecEnv
+from embodied.runtime import Runtime, build_runtime
+from embodied.runtime.watch.trace import TRACE_S
+from embodied.session import factories
+from embodied.session.config import RunConfig
+from embodied.session.trainer import Limits, Report, Trainer
+from embodied.session.warm_start import make_initial_policy
+
+TRACE_FILE = "trace.json.gz"
+
+
+class ReinforcementTrainer(Trainer):
+    """Train on the policy's own experience. An iteration is one update; its state is the runtime's."""
+
+    evaluates = True
+
+    def __init__(self, config: RunConfig, run_dir: Path, new: bool) -> None:
+        super().__init__(config, run_dir, new)
+        self._has_success = factories.make_spec(config).has_success
+        self.runtime = build(config, run_dir, new)
+        self._traced = False
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        super().check(config)
+        if config.stop_at_success is not None and not factories.make_spec(config).has_success:
+            raise UserError(f"stop_at_success: task {config.task['name']} reports no success")
+
+    @property
+    def policy(self) -> Policy:
+        return self.runtime.policy
+
+    @property
+    def has_success(self) -> bool:
+        return self._has_success
+
+    @property
+    def iteration(self) -> int:
+        return self.runtime.iteration
+
+    @property
+    def steps(self) -> int:
+        return self.runtime.env_steps
+
+    @property
+    def total_steps(self) -> int:
+        return self.config.total_steps
+
+    def announcement(self) -> str:
+        assert isinstance(self.policy, nn.Module)
+        parameters = sum(parameter.numel() for parameter in self.policy.parameters())
+        config, options = self.config, self.config.runtime_config()
+        device = resolve_device(options.device)
+        return (
+            f"training {config.task['name']}: policy {config.policy['name']} ({parameters:,} parameters), algo "
+            f"{config.algo['name']}, {config.num_envs:,} envs, runtime {options.name} "
+            f"({self.runtime.parts}; {device.type}), seed {config.seed} → {self.run_dir}; a resumed run continues "
+            f"{self.runtime.resumes}"
+        )
+
+    def iterations(self, limits: Limits) -> Iterator[Report]:
+        for iteration in self.runtime.iterations(self.config.total_steps, limits.deadline_s, limits.stop):
+            yield Report(
+                {"env_steps": iteration.env_steps, **iteration.metrics},
+                rate=iteration.metrics.get("perf/env_steps_per_s", 0.0),
+                success=iteration.metrics.get("rollout/success_at_end"),
+                evaluation=iteration.evaluation,
+                histograms=iteration.histograms,
+                note=self._write_trace() if self.runtime.trace and self.runtime.trace.complete else None,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.runtime.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.runtime.load_state_dict(state)
+
+    def finish(self) -> None:
+        self.close()
+
+    def result(self) -> dict[str, Any]:
+        return {"env_steps": self.runtime.env_steps}
+
+    def close(self) -> None:
+        self.runtime.close()
+        self._write_trace()
+
+    def _write_trace(self) -> str | None:
+        """Write the trace, once, if there is one; return a line that says where. A run that never began has none."""
+        trace, path = self.runtime.trace, self.run_dir / TRACE_FILE
+        if trace is None or self._traced or not self.run_dir.is_dir():
+            return None
+        trace.write(path)
+        self._traced = True
+        return f"trace of the first {TRACE_S:.0f} s: {path} (open it in https://ui.perfetto.dev)"
+
+
+def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
+    """Build the runtime of a run, with its envs, policy and algorithm. new: no checkpoint will be loaded."""
+
+    def make_env(num_envs: int, num_threads: int) -> VecEnv:
+        return factories.make_acting_env(config, num_envs, num_threads, run_dir)
+
+    return build_runtime(
+        config.runtime_config(),
+        num_envs=config.num_envs,
+        seed=config.seed,
+        make_env=make_env,
+        make_sampler=partial(factories.make_sampler, config),
+        make_policy=partial(make_initial_policy if new else factories.make_policy, config),
+        make_algorithm=partial(factories.make_algorithm, config),
+        make_eval_env=make_env,
+        eval_plans=partial(factories.evaluation_plans, during_training=True),
+    )

@@ -1,0 +1,156 @@
+"""Shared by imitation and grounding: updates on given targets, validation, and the weights to keep.
+
+targets ──► algorithm.update ──► average weights ──► validation loss ──► weights to keep
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from embodied.algos.supervised import Supervised
+from embodied.core.clock import running_s
+from embodied.core.device import resolve_device
+from embodied.core.protocols import Policy
+from embodied.core.seeds import Purpose, first_env_seed
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Obs
+from embodied.data.scenes import SceneDataset, Scenes
+from embodied.envs.mujoco.labels import LabeledPool
+from embodied.runtime import threads
+from embodied.session import factories
+from embodied.session.config import RunConfig
+from embodied.session.trainer import Limits, Report, Trainer
+from embodied.session.warm_start import make_initial_policy
+
+
+class SupervisedTrainer(Trainer):
+    """Train on targets of a subclass. An iteration is one update; reports come at validations.
+
+    The last average of the weights is kept, or with ``patience`` (validations without improvement, which end training)
+    the one with the lowest validation loss.
+    """
+
+    loss_name: ClassVar[str]
+    """Name of the training loss in metrics.jsonl."""
+    algorithm: Supervised
+
+    def __init__(self, config: RunConfig, run_dir: Path, new: bool, spec: EnvSpec) -> None:
+        super().__init__(config, run_dir, new)
+        threads.use(threads.torch_cores())
+        torch.manual_seed(config.seed)
+        policy = (make_initial_policy if new else factories.make_policy)(config, spec)
+        assert isinstance(policy, nn.Module)
+        policy.to(resolve_device(config.runtime_config().device))
+        algorithm = factories.make_algorithm(config, policy)
+        assert isinstance(algorithm, Supervised)
+        self._policy: Policy = policy
+        self.algorithm = algorithm
+        self.patience: int | None = None
+        self.kept = algorithm.weights()
+        self.kept_loss, self.kept_update = float("inf"), 0
+        self.opened = ExitStack()
+
+    # -- of a subclass -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def update(self) -> float:
+        """Make one update and return its loss."""
+
+    @abstractmethod
+    def validate(self) -> tuple[float, dict[str, float]]:
+        """Return the validation loss of the average weights, and other metrics of them."""
+
+    # -- of Trainer ----------------------------------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @property
+    def iteration(self) -> int:
+        return self.algorithm.updates
+
+    @property
+    def steps(self) -> int:
+        return self.algorithm.updates
+
+    @property
+    def total_steps(self) -> int:
+        return self.algorithm.config.updates
+
+    def iterations(self, limits: Limits) -> Iterator[Report]:
+        algorithm, options = self.algorithm, self.algorithm.config
+        losses: list[float] = []
+        began, first = running_s(), algorithm.updates
+        while algorithm.updates < options.updates and not limits.stop.is_set():
+            losses.append(self.update())
+            late = limits.late
+            if algorithm.updates % options.validate_every and algorithm.updates < options.updates and not late:
+                continue
+            rate = (algorithm.updates - first) / (running_s() - began)
+            loss, metrics = self.validate()
+            if loss < self.kept_loss or self.patience is None:
+                self.kept, self.kept_loss, self.kept_update = algorithm.weights(), loss, algorithm.updates
+            row = {"perf/updates_per_s": rate, self.loss_name: sum(losses) / len(losses), "train/validation_loss": loss}
+            waited = (algorithm.updates - self.kept_update) // options.validate_every
+            hopeless = self.patience is not None and waited >= self.patience
+            note = f"the validation loss has not improved in {waited} validations" if hopeless else None
+            yield Report(row | metrics, rate, loss=loss, note=note)
+            losses.clear()
+            if late or hopeless:
+                break
+
+    def state_dict(self) -> dict[str, Any]:
+        self._keep_newest()
+        kept = {"loss": self.kept_loss, "update": self.kept_update}
+        return {"policy": self.kept, "algorithm": self.algorithm.state_dict(), "kept": kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.algorithm.load_state_dict(state["algorithm"])
+        self.kept, self.kept_loss = dict(state["policy"]), float(state["kept"]["loss"])
+        self.kept_update = int(state["kept"]["update"])
+
+    def finish(self) -> None:
+        self._keep_newest()
+        self.algorithm.policy.cpu().load_state_dict(self.kept)
+
+    def result(self) -> dict[str, Any]:
+        return {"env_steps": 0, "validation_loss": self.kept_loss if math.isfinite(self.kept_loss) else None}
+
+    def close(self) -> None:
+        self.opened.close()
+
+    # -- for subclasses ------------------------------------------------------------------------------------------------
+
+    def parameters(self) -> str:
+        """Return the number of the policy's parameters as text."""
+        return f"{sum(parameter.numel() for parameter in self.algorithm.policy.parameters()):,} parameters"
+
+    def open_scenes(
+        self, *, masks: bool, capacity: int, reuse: float, keep: Callable[[Obs], Obs] = lambda obs: obs
+    ) -> SceneDataset:
+        """Open ``num_envs`` training envs as a data set of scenes, which depend on the seed and the updates made.
+
+        Call it at the first update, because a resumed run loads its number of updates before that. A resumed run sees
+        other scenes than an uninterrupted one.
+        """
+        cores, seed = threads.available_cores(), first_env_seed(Purpose.SCENES, self.config.seed)
+        seed += self.algorithm.updates
+        pool = factories.make_env(self.config, self.config.num_envs, cores, self.run_dir)
+        self.opened.callback(pool.close)
+        sampler = factories.make_sampler(self.config, pool.spec, pool.num_envs, seed)
+        scenes = Scenes(LabeledPool(pool, sampler, masks=masks), self.policy.execute, seed)
+        return SceneDataset(scenes, capacity=capacity, reuse=reuse, keep=keep)
+
+    def _keep_newest(self) -> None:
+        """Keep the newest average, unless ``patience`` keeps the best."""
+        if self.patience is None:
+            self.kept, self.kept_update = self.algorithm.weights(), self.algorithm.updates

@@ -1,0 +1,239 @@
+"""Read what EnvPool says of an environment: spaces, time limit, rate, success. Nothing is simulated here."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.core.errors import UserError, one_line, unknown_name
+from embodied.core.options import Count, Text, config_dataclass
+from embodied.core.spec import SUCCESS, ActionSpace, ActionTerm, Box, CameraSpec, Discrete, EnvSpec, Instruction, Term
+from embodied.envs.adapters.gym.spaces import TIME, images_alone
+from embodied.envs.adapters.pixels import Frame, frames_of
+
+INSTALL = "pip install -c constraints.txt -e '.[envpool]'"
+SUCCESS_KEYS = ("info:is_success", "info:success")
+MASK_KEYS = ("obs:action_mask", "info:legal_action_mask")
+PRIVILEGED_KEY = "obs:privileged_state"  # of MuJoCo Playground: for critics alone
+MODEL_FOLDERS = ("mujoco/assets_gym", "mujoco/robotics/assets")  # of the models that ``xml_file`` names
+NO_LIMIT = 10**6  # control steps; EnvPool has larger ones, and 0, where there is no time limit
+NO_BOUND = 1e6  # a limit of an action beyond this bounds nothing
+OURS = {  # options that the adapter itself sets, or that have a name of their own
+    "num_envs", "batch_size", "num_threads", "max_num_players", "thread_affinity_offset", "base_path", "seed",
+    "env_seed", "gym_reset_return_info", "max_episode_steps",
+}  # fmt: skip
+
+
+@config_dataclass
+class EnvpoolTaskConfig:
+    """Options of an environment of EnvPool."""
+
+    max_episode_steps: Count | None = None
+    """Time limit, control steps; null is EnvPool's own."""
+    instruction: Text | None = None
+    """Instruction for policies that read one; null is the name of the environment."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further options of the environment, by the names of EnvPool: ``task.options.frame_skip=4``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """An environment of EnvPool, and where its numbers are in what EnvPool returns."""
+
+    id: str
+    """Name in EnvPool."""
+    options: Mapping[str, Any]
+    """Options of ``envpool.make``."""
+    spec: EnvSpec
+    """The environment as policies see it."""
+    state: tuple[str, ...]
+    """EnvPool's names of the arrays of the state."""
+    privileged: tuple[str, ...]
+    """EnvPool's names of the arrays of the privileged observation."""
+    frames: Mapping[str, Frame]
+    """Where the image of each camera of the spec is."""
+    success: str | None
+    """EnvPool's name of the array that tells success."""
+    mask: str | None
+    """EnvPool's name of the array that tells which choices the next action has."""
+    scale_A: NDArray[np.float64]
+    """EnvPool's action = offset + scale * ours, for a ``Box``."""
+    offset_A: NDArray[np.float64]
+    """EnvPool's action at 0, for a ``Box``."""
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """EnvPool's names of the arrays that tell the outcome of a control step."""
+        return ("reward", "done", "trunc", *([self.success] if self.success else []))
+
+
+def library() -> ModuleType:
+    """Return EnvPool. UserError with the command that installs it."""
+    try:
+        return importlib.import_module("envpool")
+    except ImportError as error:
+        raise UserError(f"task=envpool/... needs EnvPool, which is not installed: {INSTALL}") from error
+
+
+def known(id: str) -> str:
+    """Return ``id``. UserError with the nearest names if EnvPool has no such environment."""
+    names = library().list_all_envs()
+    if id in names:
+        return id
+    short = {name.lower().rpartition("/")[2]: name for name in names}
+    found = [short[word] for word in difflib.get_close_matches(id.lower().rpartition("/")[2], short, n=3, cutoff=0.5)]
+    hint = f" Nearest: {', '.join(f'envpool/{name}' for name in found)}." if found else ""
+    raise UserError(f"task=envpool/{id}: EnvPool has {len(names)} environments, none with this name.{hint}")
+
+
+def read_layout(id: str, task: EnvpoolTaskConfig, cameras: Sequence[CameraSpec] = ()) -> Layout:
+    """Return the layout of an environment with options ``task`` and these cameras.
+
+    UserError for an unknown id, option or camera, and for what is not supported, with the reason.
+    """
+    options = dict(task.options)
+    if task.max_episode_steps is not None:
+        options["max_episode_steps"] = task.max_episode_steps
+    found = _make_spec(known(id), options)
+    config = found.config._asdict()
+    limit = int(config["max_episode_steps"])
+    if not 0 < limit < NO_LIMIT:
+        raise UserError(f"task=envpool/{id} has no time limit in EnvPool: give task.max_episode_steps=<control steps>")
+    arrays = found.state_array_spec
+    shapes = {
+        key: [length for length in array.shape if length != -1]
+        for key, array in arrays.items()
+        if key.partition(":")[0] == "obs"
+    }
+    frames, images = _frames(id, config, arrays, shapes)
+    action, scale_A, offset_A = _action(id, found)
+    mask = next((key for key in MASK_KEYS if key in arrays and _masks(action, arrays[key].shape)), None)
+    if mask is not None:
+        shapes.pop(mask, None)
+    if len(images) == len(shapes) and not cameras:
+        raise images_alone(f"envpool/{id}", [next(iter(frames))], not isinstance(action, Box))
+    _check_cameras(id, cameras, frames)
+    terms = {key: Term(_name(key), int(np.prod(shape))) for key, shape in shapes.items() if key not in images}
+    state, privileged = (
+        {key: term for key, term in terms.items() if (key == PRIVILEGED_KEY) == hidden} for hidden in (False, True)
+    )
+    success = next((key for key in SUCCESS_KEYS if key in arrays), None)
+    text = task.instruction or id.rpartition("/")[2].partition("-v")[0]
+    spec = EnvSpec(
+        task=f"envpool/{id}",
+        state=tuple(state.values()) or (TIME,),
+        privileged=tuple(privileged.values()),
+        action=action,
+        control_dt_s=control_dt_s(config),
+        max_episode_steps=limit,
+        cameras=tuple(cameras),
+        instructions=(Instruction(text, goal=text),),
+        outcomes=(SUCCESS,) if success else (),
+        action_mask=mask is not None,
+        repeats="first",
+    )
+    shown = {camera.name: frames[camera.name] for camera in cameras}
+    options["max_episode_steps"] = limit + 1  # at its own limit EnvPool calls a failure a truncation, so ours is first
+    return Layout(id, options, spec, tuple(state), tuple(privileged), shown, success, mask, scale_A, offset_A)
+
+
+def _masks(action: ActionSpace, shape: Sequence[int]) -> bool:
+    """Return whether an array of this shape has an entry for each choice of ``action``."""
+    return isinstance(action, Discrete) and [length for length in shape if length != -1] == [action.n]
+
+
+def _frames(
+    id: str, config: Mapping[str, Any], arrays: Mapping[str, Any], shapes: Mapping[str, list[int]]
+) -> tuple[dict[str, Frame], set[str]]:
+    """Return the frames of the observed images by camera name, and the keys of these images."""
+    frames: dict[str, Frame] = {}
+    stack = config.get("stack_num", config.get("frame_stack", 1))
+    for key, shape in shapes.items():
+        if np.dtype(arrays[key].dtype) == np.uint8:
+            frames |= frames_of(f"envpool/{id}", _name(key).replace(".", "_"), key, shape, stack)
+    return frames, {frame.key for frame in frames.values()}
+
+
+def _check_cameras(id: str, cameras: Sequence[CameraSpec], frames: Mapping[str, Frame]) -> None:
+    """Raise UserError for cameras that do not exist."""
+    for camera in cameras:
+        if not frames:
+            raise UserError(f"task envpool/{id} has no cameras: choose a policy that gets a state vector")
+        if camera.name not in frames:
+            raise unknown_name(f"camera of task envpool/{id}", camera.name, frames)
+
+
+def _make_spec(id: str, options: Mapping[str, Any]) -> Any:
+    """Return EnvPool's own spec. UserError for an unknown option, a bad value or an environment that cannot run."""
+    try:
+        found = library().make_spec(id)
+        defaults = {name: value for name, value in found.config._asdict().items() if name not in OURS}
+        for name, value in options.items():
+            if name != "max_episode_steps":
+                _check_option(id, name, value, defaults)
+        return library().make_spec(id, **options) if options else found
+    except (ImportError, TypeError, RuntimeError) as error:
+        raise UserError(f"task=envpool/{id}: {one_line(error)}") from error
+
+
+def _check_option(id: str, name: str, value: Any, defaults: Mapping[str, Any]) -> None:
+    """Raise UserError unless ``value`` has the type of EnvPool's default of the option ``name``."""
+    if name not in defaults:
+        raise unknown_name(f"option of task=envpool/{id}", name, defaults)
+    default = defaults[name]
+    kinds = (float, int) if isinstance(default, float) else type(default)
+    if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool):
+        raise UserError(f"task.options.{name}: got {value!r}, allowed: {type(default).__name__}, such as {default!r}")
+
+
+def _name(key: str) -> str:
+    """Return the name of an array of EnvPool: ``obs:achieved_goal`` → ``achieved_goal``, ``obs`` → ``obs``."""
+    return (key.partition(":")[2] or key).replace(":", ".")
+
+
+def _action(id: str, found: Any) -> tuple[ActionSpace, NDArray[np.float64], NDArray[np.float64]]:
+    """Return the action space, with scale and offset of a ``Box``. UserError for a space that is not supported."""
+    none = np.zeros(0)
+    if found.config.max_num_players != 1:
+        raise UserError(f"task=envpool/{id} has {found.config.max_num_players} players, supported: one")
+    space = found.action_space
+    kind = type(space).__name__
+    if kind == "Discrete" and space.start == 0:
+        return Discrete(tuple(str(choice) for choice in range(space.n))), none, none
+    if kind != "Box" or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
+        raise UserError(
+            f"task=envpool/{id} has actions {space}, supported: a vector of real numbers (Box) or Discrete from 0"
+        )
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    if (np.abs([low, high]) > NO_BOUND).any():
+        raise UserError(f"task=envpool/{id} has actions without limits ({space}); policies act within limits")
+    scale, offset = (high - low) / 2, (high + low) / 2
+    terms = zip(scale, offset, strict=True)
+    return Box(tuple(ActionTerm(f"action[{i}]", scale=s, offset=o) for i, (s, o) in enumerate(terms))), scale, offset
+
+
+def control_dt_s(config: Mapping[str, Any]) -> float:
+    """Return the duration of a control step: MuJoCo Playground's own, or simulator steps of a model's file.
+
+    1 where EnvPool tells neither: a control step is then the unit of time.
+    """
+    if "ctrl_dt" in config:
+        return float(config["ctrl_dt"])
+    if "xml_file" in config and "frame_skip" in config:
+        named = Path(config["xml_file"])
+        files = named, named.with_stem(f"{named.stem}_envpool")  # some lie there under the second name alone
+        paths = [Path(config["base_path"], folder, file) for folder in MODEL_FOLDERS for file in files]
+        for path in filter(Path.is_file, paths):
+            option = ElementTree.parse(path).getroot().find("option")
+            if option is not None and "timestep" in option.attrib:
+                return float(round(config["frame_skip"] * float(option.attrib["timestep"]), 6))
+    return 1.0

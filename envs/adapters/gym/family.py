@@ -1,0 +1,206 @@
+"""The family ``gym``: every environment of gymnasium, ``task=gym/<id>`` or ``task=gym/<module>:<id>``.
+
+Observations become terms of the state, named after their keys, and cameras where they are images. Actions of a Box are
+scaled from [-1, 1]. An episode is seeded by its plan, so it is the same whatever the other envs do, and the time limit
+is that of the plan. docs/simulators.md describes it for users.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.episodes import EpisodePlans, Ints
+from embodied.core.errors import UserError, unknown_name
+from embodied.core.options import Count, Natural, Positive, Text, config_dataclass
+from embodied.core.spec import SUCCESS, Box, CameraSpec, EnvSpec, Instruction
+from embodied.core.types import Obs
+from embodied.envs.adapters.gym.probe import Probe, known_ids, probe
+from embodied.envs.adapters.gym.processes import ProcessRows, is_portable
+from embodied.envs.adapters.gym.rows import Layout, LocalRows, Rows
+from embodied.envs.adapters.gym.spaces import RENDER, TIME, cameras_of, images_alone, terms_of
+from embodied.envs.adapters.gym.vector import VectorRows
+from embodied.envs.adapters.pixels import Pixels
+from embodied.envs.base.episodic import Advance, EpisodicEnv
+from embodied.envs.episodes.seeding import EpisodeRng
+from embodied.envs.registry import FAMILIES
+
+SLOW_STEP_S = 1e-4  # an env whose step takes longer gets processes of its own
+
+
+@config_dataclass
+class GymConfig:
+    """Options of an environment."""
+
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of its constructor."""
+    max_episode_steps: Count | None = None
+    """Time limit, control steps; null is that of its registration, or 1,000 if it has none."""
+    control_dt_s: Positive | None = None
+    """Seconds between two actions; null is its own ``dt``, or of its ``render_fps``."""
+    success_key: Text | None = None
+    """Key of ``info`` that says whether the episode has succeeded; null is is_success or success, if one of them is in
+    an info of the first steps."""
+    instruction: Text | None = None
+    """Instruction for policies that read one; null is the name of the environment."""
+
+    def __post_init__(self) -> None:
+        if "render_mode" in self.kwargs:
+            raise UserError("kwargs: render_mode is set where it is needed, leave it out")
+
+
+@config_dataclass
+class GymSimConfig:
+    """Options of the simulator."""
+
+    processes: Natural | None = None
+    """Processes that step a group of envs; 0 steps them in this process. null is one for each thread of the group's
+    budget if a step takes longer than 0.1 ms, else 0. Always 0 for an environment's own vector environment."""
+
+
+class GymEnv(EpisodicEnv):
+    """N environments of gymnasium."""
+
+    def __init__(self, spec: EnvSpec, rows: Rows, reports_success: bool) -> None:
+        super().__init__(spec, len(rows.arrays["reward"]))
+        self.rows, self.arrays, self.reports_success = rows, rows.arrays, reports_success
+        self._all = np.arange(self.num_envs)
+        self._observed = [
+            key for key in self.arrays if key in ("state", "action_mask") or key.startswith("images.")
+        ]  # keys of the arrays that are observed
+
+    def start(self, ids: Ints, plans: EpisodePlans) -> None:
+        seeds = EpisodeRng(plans.seed_n, plans.number_n).uniform("gym", 0.0, 2.0**31).astype(np.int64)
+        self.rows.start(ids, seeds)
+
+    def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
+        self.arrays["action"][:] = action_NA.numpy()  # envs that are not stepped do not read theirs
+        self.rows.step(self._all if ids is None else ids)
+        outcomes = {SUCCESS: torch.from_numpy(self.arrays["success"].copy())} if self.reports_success else {}
+        failed_N, truncated_N = (
+            torch.from_numpy(self.arrays[key].copy()) if self.arrays[key].any() else None
+            for key in ("terminated", "truncated")
+        )
+        return Advance(torch.from_numpy(self.arrays["reward"].copy()), outcomes, failed_N, truncated_N=truncated_N)
+
+    def observe(self, ids: Ints | None = None) -> Obs:
+        rows = slice(None) if ids is None else ids
+        obs = {key: torch.from_numpy(self.arrays[key][rows].copy()) for key in self._observed}
+        if self.spec.state == (TIME,):
+            obs["state"] = self.time_passed_N()[rows, None]
+        if self.spec.cameras:
+            obs["instruction"] = torch.from_numpy(self.plans.instruction_n[rows].copy())
+        return obs
+
+    def close(self) -> None:
+        self.rows.close()
+
+
+class FilmedGymEnv(GymEnv):
+    """N environments that give pixels."""
+
+    def film(self, width: int, height: int) -> Callable[[], Pixels]:
+        return lambda: self.rows.render(width, height)
+
+
+@FAMILIES.register("gym", config=GymSimConfig)
+class Gym:
+    """See ``embodied.envs.registry.Family``. The first ``spec`` of an environment builds one, to read its spaces."""
+
+    def ids(self) -> Sequence[str]:
+        return known_ids()
+
+    def task_config(self, id: str) -> type[Any]:
+        return GymConfig
+
+    def spec(self, id: str, task: Any, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
+        found = probe(id, task.kwargs, task.success_key, task.max_episode_steps)
+        name = f"gym/{id}"
+        images = list(cameras_of(found.leaves))
+        for camera in cameras:
+            available = [*images, *([RENDER] if found.can_render else [])]
+            if camera.name not in available:
+                if not available:
+                    raise UserError(f"task {name} has no cameras: choose a policy that gets a state vector")
+                raise unknown_name(f"camera of task {name}", camera.name, available)
+        state = terms_of(found.leaves)
+        if not state and not cameras:
+            raise images_alone(name, images, not isinstance(found.action, Box))
+        text = task.instruction or id.rpartition(":")[2].rpartition("/")[2].partition("-v")[0]
+        return EnvSpec(
+            task=name,
+            state=state or (TIME,),
+            action=found.action,
+            control_dt_s=task.control_dt_s or found.dt_s,
+            max_episode_steps=found.source.max_episode_steps,
+            cameras=tuple(cameras),
+            instructions=(Instruction(text, goal=text),),
+            action_mask=found.source.has_mask and not isinstance(found.action, Box),
+            outcomes=(SUCCESS,) if found.source.success else (),
+            repeats="none" if found.source.registration.nondeterministic else "all",
+        )
+
+    def make(
+        self, id: str, task: Any, *, num_envs: int, num_threads: int, sim: Any, cameras: Sequence[CameraSpec] = ()
+    ) -> GymEnv:
+        spec = self.spec(id, task, cameras)
+        found = probe(id, task.kwargs, task.success_key, task.max_episode_steps)
+        layout = _layout(spec, bool(terms_of(found.leaves)))
+        processes = _processes(found, num_threads, sim)
+        source = found.source
+        rows: Rows
+        if found.is_vector:
+            rows = VectorRows(source, layout.arrays(num_envs), found.can_render)
+        elif processes:
+            rows = ProcessRows(source, layout, num_envs, processes, found.can_render)
+        else:
+            rows = LocalRows(source, layout.arrays(num_envs), range(num_envs), found.can_render)
+        kind = FilmedGymEnv if found.can_render else GymEnv
+        return kind(spec, rows, spec.has_success)
+
+
+def _layout(spec: EnvSpec, has_state: bool) -> Layout:
+    """Return the arrays of an environment."""
+    is_box = isinstance(spec.action, Box)
+    rows: dict[str, tuple[tuple[int, ...], str]] = {
+        "action": ((spec.action_dim,), "float32" if is_box else "int64"),
+        "reward": ((), "float32"),
+        "terminated": ((), "bool"),
+        "truncated": ((), "bool"),
+        "success": ((), "bool"),
+    }
+    if has_state:
+        rows["state"] = (spec.state_dim,), "float32"
+    for camera in spec.cameras:
+        rows[f"images.{camera.name}"] = (camera.height, camera.width, 3), "uint8"
+    if spec.action_mask and not isinstance(spec.action, Box):
+        rows["action_mask"] = (sum(spec.action.counts),), "bool"
+    return Layout(rows)
+
+
+def _processes(found: Probe, num_threads: int, sim: GymSimConfig | None) -> int:
+    """Return the number of processes; UserError if the environment cannot be built in others than this one."""
+    wanted = None if sim is None else sim.processes
+    if found.is_vector:
+        if wanted:
+            raise UserError(
+                f"sim.processes: got {wanted}, allowed: 0, because task {found.source.name} steps all its environments "
+                "together"
+            )
+        return 0
+    portable = is_portable(found.source)
+    if wanted is None:
+        slow = found.step_s > SLOW_STEP_S
+        return (num_threads or len(os.sched_getaffinity(0))) if slow and portable else 0
+    if wanted and not portable:
+        raise UserError(
+            f"sim.processes: got {wanted}, allowed: 0, because what builds task {found.source.name} is not in a module "
+            "that another process can import"
+        )
+    return wanted

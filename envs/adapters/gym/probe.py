@@ -1,0 +1,260 @@
+"""What there is to know of an environment of gymnasium: its registration, its spaces, and what it reports."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import logging
+import math
+import numbers
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec as Registration
+from gymnasium.vector import AutoresetMode
+
+from embodied.core.errors import UserError, described
+from embodied.core.spec import ActionSpace
+from embodied.envs.adapters.gym.results import WrongResult, advice, mask_of, reset_of, staying, step_of
+from embodied.envs.adapters.gym.source import Only, Source, class_of, resets_by_mask
+from embodied.envs.adapters.gym.spaces import ActionCodec, Leaf, action_space_of, leaves_of
+
+log = logging.getLogger(__name__)
+SUCCESS_KEYS = ("is_success", "success")  # of infos
+PROBE_STEPS = 5
+DEFAULT_DT_S = 0.05
+DEFAULT_STEPS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package whose environments have ids that are known without it."""
+
+    module: str
+    """Module that registers them."""
+    install: str
+    """Name that pip installs it by."""
+    prefixes: tuple[str, ...]
+    """Beginnings of their ids."""
+
+
+PACKAGES = (
+    Package(
+        "highway_env",
+        "highway-env",
+        (
+            "highway-", "merge-", "roundabout-", "intersection-", "racetrack-", "parking-", "exit-", "u-turn-",
+            "two-way-", "lane-keeping-",
+        ),
+    ),
+    Package("gym_electric_motor", "gym-electric-motor", ("Cont-", "Finite-")),
+    Package("ale_py", "ale-py", ("ALE/",)),
+    Package("minigrid", "minigrid", ("MiniGrid-", "BabyAI-")),
+    Package("gymnasium_robotics", "gymnasium-robotics", ("Fetch", "Hand", "AntMaze", "PointMaze", "Adroit", "Franka")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Findings on an environment."""
+
+    source: Source
+    """How to build it."""
+    leaves: tuple[Leaf, ...]
+    """Parts of its observations."""
+    action: ActionSpace
+    """Its actions."""
+    dt_s: float
+    """Seconds between two actions: its ``dt``, or of ``render_fps``, or ``DEFAULT_DT_S``."""
+    can_render: bool
+    """Whether it gives pixels."""
+    step_s: float
+    """Seconds that a control step takes."""
+    is_vector: bool
+    """Whether its own vector environment is used, which steps all environments together."""
+
+
+def known_ids() -> list[str]:
+    """Return the ids that are registered, newest versions only, without ours."""
+    newest: dict[tuple[str | None, str], Registration] = {}
+    for registration in gymnasium.registry.values():
+        key = registration.namespace, registration.name
+        if registration.namespace == "embodied" or registration.entry_point is None:
+            continue
+        if key not in newest or (registration.version or 0) > (newest[key].version or 0):
+            newest[key] = registration
+    return sorted(registration.id for registration in newest.values())
+
+
+def find(id: str) -> tuple[Registration, str | None]:
+    """Return the registration of ``<id>`` or ``<module>:<id>``, and the module.
+
+    UserError with the nearest names for an unknown id, with the command that installs it for a missing module.
+    """
+    module, _, name = id.rpartition(":")
+    package = next((p for p in PACKAGES if module == p.module or (not module and name.startswith(p.prefixes))), None)
+    if package is not None and name not in gymnasium.registry:
+        if find_spec(package.module) is None:
+            raise UserError(f"task gym/{id} needs a package that is not installed: pip install {package.install}")
+        module = package.module
+    if module:
+        _import(module, id)
+    registration = gymnasium.registry.get(name)
+    if registration is None:
+        near = difflib.get_close_matches(name, gymnasium.registry, n=3, cutoff=0.5)
+        hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+        where = f"after the import of '{module}'" if module else "in gymnasium; one of a package is gym/<module>:<id>"
+        raise UserError(f"unknown environment '{name}' of the family gym.{hint} Not registered {where}")
+    return registration, module or (package.module if package is not None else None)
+
+
+def _import(module: str, id: str) -> None:
+    """Import a module that registers environments. UserError if that fails."""
+    try:
+        import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or module
+        if module == missing or module.startswith(f"{missing}."):
+            raise UserError(
+                f"task gym/{id}: there is no module '{missing}': check its spelling, run in its folder, or install the "
+                "package that contains it"
+            ) from error
+        package, _, rest = missing.partition(".")
+        cure = f"the '{package}' that is installed does not have it: install another version" if rest else None
+        raise UserError(
+            f"task gym/{id}: importing '{module}' needs '{missing}': {cure or f'pip install {missing}'}"
+        ) from error
+    except Exception as error:  # a module of others may raise anything
+        raise UserError(f"task gym/{id}: importing '{module}' failed: {described(error)}") from error
+
+
+def probe(id: str, kwargs: dict[str, Any], success_key: str | None, max_episode_steps: int | None = None) -> Probe:
+    """Build the environment once, make a few steps and return what was found.
+
+    max_episode_steps: time limit; None is that of its registration, or ``DEFAULT_STEPS`` if it has none. UserError for
+    an unknown id, an environment that cannot be built, spaces that cannot be served and results that cannot be used.
+    """
+    return _probe(id, json.dumps(kwargs, sort_keys=True), success_key, max_episode_steps)
+
+
+@functools.cache
+def _probe(id: str, kwargs: str, success_key: str | None, max_episode_steps: int | None) -> Probe:
+    registration, module = find(id)
+    name = f"gym/{id}"
+    limit = max_episode_steps or registration.max_episode_steps or DEFAULT_STEPS
+    source = Source(name, registration, module, json.loads(kwargs), limit)
+    env, is_vector = _built(source)
+    try:
+        leaves, action = tuple(leaves_of(env.observation_space)), action_space_of(env.action_space)
+        infos, seconds, has_mask = _first_steps(env, leaves)
+        keys = [key for key in SUCCESS_KEYS if any(key in info for info in infos)]
+        success = success_key or (keys[0] if keys else None)
+        if success_key and not any(success_key in info for info in infos):
+            said = ", ".join(sorted(set().union(*infos))) or "nothing"
+            unseen = "task %s: no info of its first %d steps has '%s'; they have: %s"
+            log.warning(unseen, name, PROBE_STEPS, success_key, said)
+        modes = env.metadata.get("render_modes") or ()
+        source = replace(source, success=success, has_mask=has_mask)
+        return Probe(source, leaves, action, _dt_s(env), "rgb_array" in modes, min(seconds), is_vector)
+    except WrongResult as error:
+        raise UserError(f"task {name} cannot be served: its class {class_of(env)} {error}") from error
+    except UserError as error:
+        raise UserError(f"task {name} cannot be served: {error}") from error
+    except (Exception, SystemExit) as error:  # an environment of others may raise anything
+        raise UserError(f"task {name} fails in its first steps: {described(error)}{advice(error)}") from error
+    finally:
+        env.close()
+
+
+def _built(source: Source) -> tuple[gymnasium.Env[Any, Any], bool]:
+    """Build an environment; return it, and whether it is that of its own vector environment.
+
+    That one is taken if it can be built, leaves resets to us and has the spaces of the single environment.
+    """
+    registration = source.registration
+    single = None if registration.entry_point is None else source.build(render=False)
+    if registration.vector_entry_point is None:
+        assert single is not None  # gymnasium registers nothing without either
+        return single, False
+    try:
+        vector = source.build_vector(1, render=False)
+    except UserError as error:
+        if single is None:
+            raise
+        log.info("%s; single environments are used", error)
+        return single, False
+    only, by_mask = Only(vector), resets_by_mask(vector)
+    if single is None:
+        mode = vector.metadata.get("autoreset_mode")
+        if not isinstance(mode, AutoresetMode):
+            vector.close()
+            raise UserError(
+                f"task {source.name} is only a vector environment, and its metadata do not say how it resets: "
+                f"autoreset_mode is {mode!r}, needed is one of gymnasium.vector.AutoresetMode"
+            )
+        if not by_mask:
+            log.warning(
+                "task %s is only a vector environment, and resets its environments itself. So each is stepped alone, "
+                "which is slow; with AutoresetMode.DISABLED all would be stepped together",
+                source.name,
+            )
+        return only, by_mask
+    alike = (only.observation_space, only.action_space) == (single.observation_space, single.action_space)
+    is_vector = by_mask and alike
+    (single if is_vector else vector).close()
+    return (only if is_vector else single), is_vector
+
+
+@staying()
+def _first_steps(
+    env: gymnasium.Env[Any, Any], leaves: Sequence[Leaf]
+) -> tuple[list[Mapping[str, Any]], list[float], bool]:
+    """Make a reset and ``PROBE_STEPS`` random steps. WrongResult for what cannot be used.
+
+    Return the infos, the durations of the steps (s), and whether a mask says which choices are allowed.
+    """
+    observation, info = reset_of(env.reset(seed=0))
+    infos, seconds, has_mask = [info], [], mask_of(env, info) is not None
+    env.action_space.seed(0)
+    for _ in range(PROBE_STEPS):
+        for leaf in leaves:
+            leaf.value(observation)
+        action = _allowed_action(env, info)
+        began = time.perf_counter()
+        result = env.step(action)
+        seconds.append(time.perf_counter() - began)
+        observation, _, terminated, truncated, info = step_of(result)
+        infos.append(info)
+        if terminated or truncated:
+            observation, info = reset_of(env.reset())
+    return infos, seconds, has_mask
+
+
+def _allowed_action(env: gymnasium.Env[Any, Any], info: Mapping[str, Any]) -> Any:
+    """Draw a random action; where a mask says what is allowed, the first choices that are."""
+    mask = mask_of(env, info)
+    if mask is None:
+        return env.action_space.sample()
+    codec = ActionCodec(env.action_space)
+    begins = np.cumsum((0, *codec.counts[:-1]))
+    allowed = [mask[b : b + n].argmax() for b, n in zip(begins, codec.counts, strict=True)]
+    return codec.decode(np.array([allowed]))[0]
+
+
+def _dt_s(env: gymnasium.Env[Any, Any]) -> float:
+    """Return the seconds between two actions, as far as the environment says."""
+    dt_s = _positive(env.get_wrapper_attr("dt") if env.has_wrapper_attr("dt") else None)
+    fps = _positive(env.metadata.get("render_fps"))
+    return dt_s or (1.0 / fps if fps else DEFAULT_DT_S)
+
+
+def _positive(value: Any) -> float | None:
+    """Return a value of any type if it is a finite number above 0, else None."""
+    return float(value) if isinstance(value, numbers.Real) and 0 < float(value) < math.inf else None

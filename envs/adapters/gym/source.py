@@ -1,0 +1,189 @@
+"""How environments of gymnasium are built: single ones, or the vector environment that a registration names.
+
+Imports neither torch nor other modules of ``envs``, because the processes of ``processes`` need it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec as Registration
+from gymnasium.envs.registration import load_env_creator
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.wrappers import TimeLimit
+
+from embodied.core.errors import UserError, described, one_line
+from embodied.envs.adapters.gym.results import advice
+
+Vector = VectorEnv[Any, Any, Any]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Source:
+    """How environments are built, and what is read from them."""
+
+    name: str
+    """Name of the task."""
+    registration: Registration
+    """What gymnasium knows of it."""
+    module: str | None
+    """Module that registers it; None: gymnasium itself."""
+    kwargs: dict[str, Any]
+    """Arguments of its constructor."""
+    max_episode_steps: int
+    """Time limit, control steps."""
+    success: str | None = None
+    """Key of ``info`` that says whether the episode succeeded; None: nothing does."""
+    has_mask: bool = False
+    """Whether it says which choices are allowed."""
+
+    def build(self, render: bool) -> gymnasium.Env[Any, Any]:
+        """Build one. UserError if that fails.
+
+        It has the time limit only below wrappers of its registration, which may read it; plans keep that limit anyway.
+        render: it can give pixels.
+        """
+        if self.registration.entry_point is None:
+            return Only(self.build_vector(1, render))
+        with self.building():
+            mode = {"render_mode": "rgb_array"} if render else {}
+            env = gymnasium.make(
+                self.registration,
+                max_episode_steps=self.max_episode_steps,
+                disable_env_checker=True,
+                **mode,
+                **self.kwargs,
+            )
+            return env.env if isinstance(env, TimeLimit) else env
+
+    def build_vector(self, num_envs: int, render: bool) -> Vector:
+        """Build the vector environment, one that leaves resets to us if it can. UserError if that fails.
+
+        render: see ``build``.
+        """
+        with self.building():
+            creator: Any = self.registration.vector_entry_point
+            creator = load_env_creator(creator) if isinstance(creator, str) else creator
+            options = dict(self.kwargs)
+            if self.registration.max_episode_steps is not None:
+                options["max_episode_steps"] = self.max_episode_steps
+            if render:
+                options["render_mode"] = "rgb_array"
+            build = functools.partial(
+                gymnasium.make_vec, self.registration, num_envs, vectorization_mode="vector_entry_point", **options
+            )
+            if "autoreset_mode" in inspect.signature(creator).parameters:
+                try:
+                    return build(autoreset_mode=AutoresetMode.DISABLED)
+                except Exception as error:  # it may refuse the mode by any exception
+                    log.info("task %s does not leave resets to us: %s", self.name, described(error))
+            return build()
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Import what registers them, and turn whatever is raised in the block into UserError."""
+        try:
+            if self.module is not None:
+                import_module(self.module)
+            with _each_warning_once():
+                yield
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise UserError(f"task {self.name} cannot be built: {one_line(error)}") from error
+        except (Exception, SystemExit) as error:  # an environment of others may raise anything
+            raise UserError(f"task {self.name} cannot be built: {described(error)}{advice(error)}") from error
+
+
+@contextmanager
+def _each_warning_once() -> Iterator[None]:
+    """Log each warning of MuJoCo once in a process: its compiler repeats them for every environment that is built."""
+    mujoco = sys.modules.get("mujoco")
+    if mujoco is None or mujoco.get_mju_user_warning() is not None:
+        yield
+        return
+    mujoco.set_mju_user_warning(_warn_once)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(None)
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    log.warning("MuJoCo: %s", message)
+
+
+def resets_by_mask(env: Vector) -> bool:
+    """Return whether it leaves all resets to its user."""
+    return bool(env.metadata.get("autoreset_mode") == AutoresetMode.DISABLED)
+
+
+class Only(gymnasium.Env[Any, Any]):
+    """The only environment of a vector environment as a single one, whatever the mode of its resets.
+
+    NEXT_STEP and DISABLED: an episode that has ended stays as it is until ``reset``. SAME_STEP: its last observation
+    and info are those that the vector environment has kept, and ``reset`` begins yet another episode. It gives no
+    pictures then, because the one after the last step would show the wrong episode.
+    """
+
+    def __init__(self, env: Vector) -> None:
+        self.vector, self.metadata = env, dict(env.metadata)
+        self.keeps_last = env.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP
+        if self.keeps_last:
+            self.metadata["render_modes"] = []
+        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observations, infos = self.vector.reset(seed=seed)
+        return self._row(observations), _info(infos)
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        observations, reward, terminated, truncated, infos = self.vector.step(np.stack([action]))
+        if self.keeps_last and (terminated[0] or truncated[0]):
+            observations, infos = infos["final_obs"], infos.get("final_info", {})
+        return self._row(observations), reward[0], terminated[0], truncated[0], _info(infos)
+
+    def render(self) -> Any:
+        frames = self.vector.render()
+        return None if frames is None else frames[0]
+
+    def close(self) -> None:
+        self.vector.close()
+
+    def _row(self, observations: Any) -> Any:
+        return _first(self.observation_space, observations)
+
+
+def class_of(env: gymnasium.Env[Any, Any]) -> str:
+    """Return the name of an environment's class, with its module."""
+    kind = type(env.vector.unwrapped if isinstance(env, Only) else env.unwrapped)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _first(space: Any, observations: Any) -> Any:
+    """Return the first observation of ``space`` in a batch, or in a list of last observations."""
+    if isinstance(space, spaces.Dict) and isinstance(observations, Mapping):
+        return {key: _first(part, observations[key]) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple) and isinstance(observations, tuple):
+        return tuple(_first(part, values) for part, values in zip(space.spaces, observations, strict=True))
+    return observations[0]
+
+
+def _info(infos: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the infos of a vector environment say of its first one (``_<key>`` says whether they do)."""
+    return {
+        key: values[0]
+        for key, values in infos.items()
+        if not key.startswith("_") and np.ndim(values) and bool(infos.get(f"_{key}", [True])[0])
+    }

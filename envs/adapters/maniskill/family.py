@@ -1,0 +1,158 @@
+"""The family ``maniskill``: the environments of ManiSkill 3, ``task=maniskill/PickCube-v1``.
+
+Units, rewards and outcomes are ManiSkill's own. The state has the layout that ``embodied.convert`` gives ManiSkill's
+trajectories, so that a policy can be trained on both.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any, Literal
+
+import torch
+
+from embodied.core.errors import UserError, unknown_name
+from embodied.core.options import Count, Text, config_dataclass
+from embodied.core.spec import ActionTerm, Box, CameraSpec, EnvSpec, Instruction, Term
+from embodied.envs.adapters.child import Child, ChildDied
+from embodied.envs.adapters.maniskill.describe import Description
+from embodied.envs.adapters.maniskill.pool import FLAT, SIMULATIONS, ManiSkillEnv, ManiSkillProcesses, ManiSkillScene
+from embodied.envs.adapters.maniskill.request import INSTALL, VULKAN, Request
+from embodied.envs.adapters.maniskill.sim import is_installed
+from embodied.envs.registry import FAMILIES
+
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)  # ends of a process by a bad driver
+TERMINATE_ON = {"none": (), "fail": ("fail",), "success": ("success",), "success_or_fail": ("success", "fail")}
+
+
+@config_dataclass
+class ManiSkillTaskConfig:
+    """Options of an environment. null is the environment's own default."""
+
+    robot_uids: Text | None = None
+    """Robot, such as panda or panda_wristcam."""
+    control_mode: Text | None = None
+    """What actions mean, such as pd_joint_delta_pos or pd_ee_delta_pose."""
+    reward_mode: Literal["normalized_dense", "dense", "sparse", "none"] | None = None
+    """Kind of reward; for most environments the default is normalized_dense."""
+    obs_mode: Literal["state_dict", "state"] = "state_dict"
+    """Layout of the state without cameras: named vectors in the order of their names, or one vector in ManiSkill's
+    order. It must be that of the demonstrations that a policy learns from."""
+    terminate_on: Literal["none", "fail", "success", "success_or_fail"] = "fail"
+    """Outcomes that end an episode before its time limit."""
+    max_episode_steps: Count | None = None
+    """Time limit, control steps."""
+    instruction: Text | None = None
+    """Instruction for policies that read one; by default the environment's id, as embodied.convert writes it."""
+
+
+@config_dataclass
+class ManiSkillConfig:
+    """Options of the simulator."""
+
+    name: str = "maniskill"
+    """Family of environments."""
+    sim_backend: Literal["physx_cpu", "physx_cuda"] = "physx_cpu"
+    """On the CPU envs are stepped by as many processes as the simulation has threads. On a GPU all are stepped at
+    once, and an episode is then a function of the plans of all episodes that start in the same control step."""
+
+
+@FAMILIES.register("maniskill", config=ManiSkillConfig)
+class ManiSkill:
+    """See ``registry.Family``. A child process describes an environment, some seconds for the first time."""
+
+    def ids(self) -> Sequence[str]:
+        return _ids()
+
+    def task_config(self, id: str) -> type[Any]:
+        return ManiSkillTaskConfig
+
+    def spec(self, id: str, task: Any, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
+        if cameras and task.obs_mode != "state_dict":
+            raise UserError(
+                "task.obs_mode=state is only for policies without cameras: it holds all object poses; use state_dict"
+            )
+        found = _describe(Request(id, task.robot_uids, task.control_mode))
+        if task.reward_mode not in (None, *found.reward_modes):
+            raise unknown_name(f"task.reward_mode of {id}", task.reward_mode, found.reward_modes)
+        for camera in cameras:
+            if camera.name not in found.cameras:
+                raise unknown_name(f"camera of maniskill/{id}", camera.name, found.cameras)
+        limit = task.max_episode_steps or found.max_episode_steps
+        if limit is None:
+            raise UserError(f"task.max_episode_steps: {id} has no time limit of its own, so it needs one")
+        terms = [Term(path, size) for path, size in found.terms if not cameras or path not in found.privileged]
+        if task.obs_mode == FLAT:
+            terms = [Term(FLAT, sum(size for _, size in found.terms))]
+        name = found.control_mode
+        limits = list(zip(found.low, found.high, strict=True))
+        if any(pair != (-1.0, 1.0) for pair in limits):
+            name += "_normalized"  # no data set that holds the limits' own units fits by accident
+        return EnvSpec(
+            task=f"maniskill/{id}",
+            state=tuple(terms),
+            action=Box(
+                tuple(
+                    ActionTerm(f"{name}[{entry}]", scale=(high - low) / 2, offset=(high + low) / 2)
+                    for entry, (low, high) in zip(found.action_names, limits, strict=True)
+                )
+            ),
+            control_dt_s=found.control_dt_s,
+            max_episode_steps=limit,
+            privileged=tuple(Term(path, size) for path, size in found.terms if cameras and path in found.privileged),
+            cameras=tuple(cameras),
+            instructions=(Instruction(task.instruction or id, goal=id),),
+            outcomes=found.outcomes,
+            robot=found.robot,
+        )
+
+    def make(
+        self, id: str, task: Any, *, num_envs: int, num_threads: int, sim: Any, cameras: Sequence[CameraSpec] = ()
+    ) -> ManiSkillEnv:
+        sim = sim or ManiSkillConfig()
+        if sim.sim_backend == "physx_cuda" and not torch.cuda.is_available():
+            raise UserError("sim.sim_backend=physx_cuda needs a CUDA GPU, and torch finds none; use physx_cpu")
+        spec, terminate_on = self.spec(id, task, cameras), TERMINATE_ON[task.terminate_on]
+        modes = (task.robot_uids, task.control_mode, task.reward_mode, task.obs_mode)
+        request = Request(id, *modes, sim.sim_backend, tuple(cameras))
+        if sim.sim_backend == "physx_cuda":
+            return ManiSkillScene(spec, request, num_envs, terminate_on)
+        return ManiSkillProcesses(spec, request, num_envs, terminate_on, num_threads or len(os.sched_getaffinity(0)))
+
+
+@functools.cache
+def _ids() -> tuple[str, ...]:
+    """Return the names of all environments; none if ManiSkill is not installed."""
+    if not is_installed():
+        return ()
+    return tuple(_ask("ids"))
+
+
+@functools.cache
+def _describe(request: Request) -> Description:
+    """Return the description of an environment, from a child process: a bad Vulkan driver can crash it.
+
+    UserError if ManiSkill is not installed, finds no Vulkan device, or lacks the environment or an option.
+    """
+    if not is_installed():
+        raise UserError(f"the family maniskill needs ManiSkill, which is not installed: {INSTALL}")
+    description: Description = _ask("describe", request)
+    return description
+
+
+def _ask(method: str, *arguments: Any) -> Any:
+    """Call a method of ``Simulations`` in a child process of its own. UserError if ManiSkill cannot run there."""
+    with closing(Child(SIMULATIONS)) as child:
+        try:
+            return child.call(method, *arguments)
+        except ChildDied as death:
+            if -death.returncode in CRASHES:
+                raise UserError(f"{VULKAN} ({death})") from death
+            if not death.last_line.startswith(("ImportError:", "ModuleNotFoundError:", "OSError:")):
+                raise
+            install = "; on Debian and Ubuntu: apt-get install libgl1" if "libGL.so" in death.last_line else ""
+            raise UserError(f"ManiSkill cannot be imported: {death.last_line}{install}") from death

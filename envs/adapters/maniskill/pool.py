@@ -1,0 +1,217 @@
+"""ManiSkill environments as a ``VecEnv``: on the CPU in child processes, on a GPU in one scene of this process.
+
+CPU   N envs in W child processes ──► each steps its share in turn; states and images come through sockets
+GPU   N envs in one scene ──► observations, rewards and outcomes stay on its device
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from embodied.core.episodes import EpisodePlans, Ints
+from embodied.core.spec import Box, EnvSpec
+from embodied.core.types import Obs
+from embodied.envs.adapters.child import Child
+from embodied.envs.adapters.maniskill.request import Request
+from embodied.envs.adapters.maniskill.sim import Simulation
+from embodied.envs.base.episodic import Advance, EpisodicEnv
+from embodied.envs.episodes.seeding import EpisodeRng
+
+SIMULATIONS = "embodied.envs.adapters.maniskill.sim:Simulations"
+FLAT = "state"  # the one term of a state that ManiSkill itself flattens
+
+
+class ManiSkillEnv(EpisodicEnv):
+    """What both kinds have in common: scaled actions, ends of episodes, observations from the latest states.
+
+    terminate_on: outcomes that end an episode as a termination.
+    """
+
+    def __init__(
+        self, spec: EnvSpec, num_envs: int, terminate_on: Iterable[str], device: torch.device | None = None
+    ) -> None:
+        super().__init__(spec, num_envs, device)
+        assert isinstance(spec.action, Box)
+        self.terminate_on = [name for name in terminate_on if name in spec.outcomes]
+        self._scale_A = torch.tensor([term.scale for term in spec.action.terms], device=device)
+        self._offset_A = torch.tensor([term.offset for term in spec.action.terms], device=device)
+        self._state_NS = torch.zeros(num_envs, spec.state_dim + spec.privileged_dim, device=device)  # and privileged
+
+    def start(self, ids: Ints, plans: EpisodePlans) -> None:
+        """Reset envs ``ids`` [n] with seeds that are a function of their plans."""
+        seed_n = (EpisodeRng(plans.seed_n, plans.number_n).unit("maniskill", 1)[:, 0] * 2**31).astype(np.int64)
+        self._state_NS[torch.from_numpy(ids).to(self.device)] = self._start(ids, seed_n.tolist())
+
+    def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
+        """Make one control step. An env whose state or reward is not finite counts as broken."""
+        reward_N, outcomes = self._step(self._offset_A + self._scale_A * action_NA, ids)
+        ends = [outcomes[name] for name in self.terminate_on]
+        failed_N = torch.stack(ends).any(0) if ends else None
+        broken_n = None
+        if not bool(torch.isfinite(self._state_NS.sum() + reward_N.sum())):
+            finite_N = torch.isfinite(self._state_NS).all(-1) & torch.isfinite(reward_N)
+            broken_n = (~finite_N).nonzero().squeeze(-1)
+        return Advance(reward_N, outcomes, failed_N, broken_n)
+
+    def observe(self, ids: Ints | None = None) -> Obs:
+        """Return the present observation of envs ``ids`` (sorted and unique; None: all); images are rendered now."""
+        rows = np.arange(self.num_envs) if ids is None else ids
+        state = self._state_NS.clone() if ids is None else self._state_NS[torch.from_numpy(ids).to(self.device)]
+        obs = {"state": state[:, : self.spec.state_dim]}
+        if self.spec.privileged:
+            obs["privileged"] = state[:, self.spec.state_dim :]
+        if self.spec.cameras:
+            obs |= {f"images.{name}": image for name, image in self._images(rows).items()}
+            obs["instruction"] = torch.from_numpy(self.plans.instruction_n[rows]).to(self.device)
+        return obs
+
+    def film(self, width: int, height: int) -> Callable[[], NDArray[np.uint8]]:
+        """Return a function that renders every env with its camera for people, uint8 [N, height, width, 3].
+
+        Its image is as large as fits, with black borders.
+        """
+
+        def render() -> NDArray[np.uint8]:
+            image = self._frames().permute(0, 3, 1, 2).float()
+            scale = min(height / image.shape[2], width / image.shape[3])
+            size = [max(1, round(scale * length)) for length in image.shape[2:]]
+            image = interpolate(image, size, mode="bilinear", antialias=True, align_corners=False)
+            found = np.zeros((len(image), height, width, 3), np.uint8)
+            top, left = (height - size[0]) // 2, (width - size[1]) // 2
+            pixels = image.round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu().numpy()
+            found[:, top : top + size[0], left : left + size[1]] = pixels
+            return found
+
+        return render
+
+    @abstractmethod
+    def _start(self, ids: Ints, seeds: list[int]) -> Tensor:
+        """Reset envs ``ids`` [n] and return their states [n, S + P]."""
+
+    @abstractmethod
+    def _step(self, action_NA: Tensor, ids: Ints | None) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Step envs ``ids`` (None: all) and put their states into ``_state_NS``; return rewards and outcomes."""
+
+    @abstractmethod
+    def _images(self, ids: Ints) -> Mapping[str, Tensor]:
+        """Return the images of envs ``ids`` [n] by camera, uint8 [n, h, w, 3]."""
+
+    @abstractmethod
+    def _frames(self) -> Tensor:
+        """Return an image of every env for people, uint8 [N, H, W, 3]."""
+
+
+class ManiSkillProcesses(ManiSkillEnv):
+    """On the CPU. num_processes: child processes, each with its share of the envs."""
+
+    def __init__(
+        self, spec: EnvSpec, request: Request, num_envs: int, terminate_on: Iterable[str], num_processes: int
+    ) -> None:
+        super().__init__(spec, num_envs, terminate_on)
+        self._bounds = np.linspace(0, num_envs, min(num_processes, num_envs) + 1).astype(np.int64)
+        self._opened = ExitStack()
+        self._children: list[Child] = []
+        for _ in self._bounds[1:]:
+            self._children.append(Child(SIMULATIONS))
+            self._opened.callback(self._children[-1].close)
+        with ExitStack() as failing:
+            failing.push(self._opened.__exit__)
+            state, privileged = _paths(spec)
+            sizes = np.diff(self._bounds).tolist()
+            self._ask("build", [(request, size, state, privileged) for size in sizes])
+            failing.pop_all()
+
+    def close(self) -> None:
+        """End the child processes."""
+        self._opened.close()
+
+    def _start(self, ids: Ints, seeds: list[int]) -> Tensor:
+        parts = self._shares(ids)
+        arguments = [(part, [seeds[i] for i in at]) if len(part) else None for part, at in parts]
+        return torch.from_numpy(np.concatenate(self._ask("start", arguments)))
+
+    def _step(self, action_NA: Tensor, ids: Ints | None) -> tuple[Tensor, Mapping[str, Tensor]]:
+        rows = np.arange(self.num_envs) if ids is None else ids
+        action_nA = action_NA.numpy()[rows]
+        arguments = [(part, action_nA[at]) if len(part) else None for part, at in self._shares(rows)]
+        states, rewards, outcomes = zip(*self._ask("step", arguments), strict=True)
+        state_nS, reward_n = (torch.from_numpy(np.concatenate(parts)) for parts in (states, rewards))
+        found = {name: torch.from_numpy(np.concatenate([o[name] for o in outcomes])) for name in self.spec.outcomes}
+        if ids is None:
+            self._state_NS = state_nS
+            return reward_n, found
+        index = torch.from_numpy(ids)
+        self._state_NS[index] = state_nS
+        spread = {name: torch.zeros(self.num_envs, dtype=torch.bool) for name in found}
+        for name, outcome_n in found.items():
+            spread[name][index] = outcome_n
+        return torch.zeros(self.num_envs).index_copy(0, index, reward_n), spread
+
+    def _images(self, ids: Ints) -> Mapping[str, Tensor]:
+        if not len(ids):
+            return {c.name: torch.zeros(0, c.height, c.width, 3, dtype=torch.uint8) for c in self.spec.cameras}
+        images = self._ask("images", [(part,) if len(part) else None for part, _ in self._shares(ids)])
+        return {name: torch.from_numpy(np.concatenate([part[name] for part in images])) for name in images[0]}
+
+    def _frames(self) -> Tensor:
+        return torch.from_numpy(np.concatenate(self._ask("frames", [() for _ in self._children])))
+
+    def _shares(self, ids: Ints) -> list[tuple[list[int], Ints]]:
+        """Return for each child which of envs ``ids`` (sorted) it has: their numbers in it, and their places in ids."""
+        ends = np.searchsorted(ids, self._bounds)
+        return [
+            ((ids[low:high] - first).tolist(), np.arange(low, high))
+            for low, high, first in zip(ends[:-1], ends[1:], self._bounds, strict=False)
+        ]
+
+    def _ask(self, method: str, arguments: list[Any]) -> list[Any]:
+        """Call a method in all children at once, except those whose arguments are None; return the results."""
+        asked = [(child, given) for child, given in zip(self._children, arguments, strict=True) if given is not None]
+        for child, given in asked:
+            child.send(method, *given)
+        return [child.receive() for child, _ in asked]
+
+
+class ManiSkillScene(ManiSkillEnv):
+    """On a GPU: all envs in one scene, which is stepped as a whole."""
+
+    def __init__(self, spec: EnvSpec, request: Request, num_envs: int, terminate_on: Iterable[str]) -> None:
+        self._simulation = Simulation(request, num_envs)
+        super().__init__(spec, num_envs, terminate_on, self._simulation.env.device)
+        state, privileged = _paths(spec)
+        self._simulation.choose((*state, *privileged))
+
+    def close(self) -> None:
+        """Release the scene."""
+        self._simulation.env.close()
+
+    def _start(self, ids: Ints, seeds: list[int]) -> Tensor:
+        rows = torch.from_numpy(ids).to(self.device)
+        self._simulation.start(seeds, None if len(ids) == self.num_envs else rows)
+        return self._simulation.state()[rows]
+
+    def _step(self, action_NA: Tensor, ids: Ints | None) -> tuple[Tensor, Mapping[str, Tensor]]:
+        reward_N, outcomes = self._simulation.step(action_NA)
+        self._state_NS = self._simulation.state().clone()
+        return reward_N, outcomes
+
+    def _images(self, ids: Ints) -> Mapping[str, Tensor]:
+        return {name: image[torch.from_numpy(ids).to(self.device)] for name, image in self._simulation.images().items()}
+
+    def _frames(self) -> Tensor:
+        return self._simulation.frame()
+
+
+def _paths(spec: EnvSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the paths of the vectors of state and privileged observation; none if ManiSkill flattens the state."""
+    names = tuple(term.name for term in spec.state)
+    return (() if names == (FLAT,) else names), tuple(term.name for term in spec.privileged)

@@ -1,0 +1,224 @@
+"""ManiSkill itself: one simulation of n environments, its description, and the part that runs in child processes.
+
+Only this file imports mani_skill, and only when something is built: its renderer needs a Vulkan device and can crash a
+process whose driver is too old. So ``Simulations`` lives in a child (see ``embodied.envs.adapters.child``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from operator import getitem
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embodied.core.errors import UserError, one_line, unknown_name
+from embodied.envs.adapters.maniskill.describe import Description, agents, describe
+from embodied.envs.adapters.maniskill.request import OUTCOMES, VULKAN, Request
+
+Pixels = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+
+def is_installed() -> bool:
+    """Return whether ManiSkill is installed, without importing it."""
+    return find_spec("mani_skill") is not None
+
+
+def registered() -> Mapping[str, Any]:
+    """Return ManiSkill's registry of environments."""
+    import mani_skill.envs  # noqa: F401 (fills the registry)
+    from mani_skill.utils.registration import REGISTERED_ENVS
+
+    found: Mapping[str, Any] = REGISTERED_ENVS
+    return found
+
+
+class Simulation:
+    """n copies of one environment in one ManiSkill scene: n = 1 on the CPU, any number on a GPU."""
+
+    def __init__(self, request: Request, num_envs: int = 1) -> None:
+        """Build it. UserError for an unknown name, assets that are missing and no Vulkan device."""
+        self.num_envs, self.obs_mode = num_envs, request.obs_mode
+        self.render_mode = f"{request.obs_mode}+rgb"
+        self.env = _make(request, num_envs, self.render_mode if request.cameras else request.obs_mode)
+        self.env._obs_mode = self.obs_mode  # ``step`` renders nothing; ``images`` does
+        self.seeds_N = np.zeros(num_envs, dtype=np.int64)
+        self.cameras = tuple(camera.name for camera in request.cameras)
+        self._keys: list[list[str]] = []
+        self._state: Any = None
+
+    def choose(self, paths: Sequence[str]) -> None:
+        """Let ``state`` return the vectors of these paths; only for obs_mode state_dict."""
+        self._keys = [path.split("/") for path in paths]
+
+    def start(self, seeds: Sequence[int], rows: Tensor | None = None) -> None:
+        """Start an episode in envs ``rows`` [m] (None: all) from their m seeds.
+
+        With one env an episode is a function of its seed. ManiSkill draws the episodes that start together on a GPU
+        from the first one's seed, so there an episode is a function of all their seeds.
+        """
+        index = np.arange(self.num_envs) if rows is None else rows.cpu().numpy()
+        self.seeds_N[index] = seeds
+        given = self.seeds_N.copy()
+        given[0] = seeds[0]
+        options = {} if rows is None else {"env_idx": rows}
+        self._state, _ = self.env.reset(seed=given.tolist(), options=options)
+
+    def step(self, action_NA: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Make one control step of all envs; return rewards [N] and outcomes, bool [N]."""
+        self._state, reward_N, _, _, info = self.env.step(self._action(action_NA))
+        return reward_N.float(), {name: info[name].bool() for name in OUTCOMES if name in info}
+
+    def state(self) -> Tensor:
+        """Return the present state, float32 [N, S]: as ManiSkill flattens it, or the vectors chosen."""
+        if isinstance(self._state, Tensor):
+            return self._state.float()
+        vectors = [functools.reduce(getitem, keys, self._state) for keys in self._keys]
+        return torch.cat([v if v.ndim == 2 else v.unsqueeze(-1) for v in vectors], dim=-1).float()
+
+    def images(self) -> dict[str, Tensor]:
+        """Return the cameras' images of the present state, uint8 [N, h, w, 3]."""
+        self.env._obs_mode = self.render_mode
+        data = self.env._get_obs_sensor_data()
+        self.env._obs_mode = self.obs_mode
+        return {name: data[name]["rgb"] for name in self.cameras}
+
+    def frame(self) -> Tensor:
+        """Return an image of the present state for people, uint8 [N, H, W, 3]."""
+        image: Tensor = self.env.render_rgb_array()
+        return image
+
+    def _action(self, action_NA: Tensor) -> Any:
+        """Return the action as the env takes it: of several robots, by name."""
+        space = self.env.single_action_space
+        if not hasattr(space, "spaces"):
+            return action_NA
+        sizes = [part.shape[0] for part in space.spaces.values()]
+        return dict(zip(space.spaces, action_NA.split(sizes, dim=-1), strict=True))
+
+
+class Simulations:
+    """Simulations of one environment each on the CPU: what a child process holds.
+
+    Inference mode saves the bookkeeping of autograd in ManiSkill's many small operations, 12% of a step of PickCube.
+    """
+
+    def ids(self) -> list[str]:
+        """Return the names of all environments."""
+        return list(registered())
+
+    def describe(self, request: Request) -> Description:
+        """Build an environment and describe it. UserError for a robot or a control mode that it cannot use."""
+        entry = _entry(request.id)
+        try:
+            if request.control_mode is not None:
+                allowed = agents(Simulation(replace(request, control_mode=None)).env)[0].supported_control_modes
+                if request.control_mode not in allowed:
+                    raise unknown_name("task.control_mode", request.control_mode, allowed)
+            return describe(Simulation(request).env, entry.max_episode_steps)
+        except UserError:
+            raise
+        except Exception as error:  # of the task's own code, which relies on its robots
+            made_for = entry.cls.SUPPORTED_ROBOTS
+            if request.robot_uids is None or not made_for or request.robot_uids in made_for:
+                raise
+            raise UserError(
+                f"task.robot_uids: {request.id} does not work with '{request.robot_uids}' ({type(error).__name__}); "
+                f"it is made for {', '.join(map(str, made_for))}"
+            ) from error
+
+    @torch.inference_mode()
+    def build(self, request: Request, num_envs: int, state: tuple[str, ...], privileged: tuple[str, ...]) -> None:
+        """Build ``num_envs`` environments. state, privileged: paths of the vectors of either observation."""
+        torch.set_num_threads(1)
+        self.simulations = [Simulation(request) for _ in range(num_envs)]
+        for simulation in self.simulations:
+            simulation.choose((*state, *privileged))
+
+    @torch.inference_mode()
+    def start(self, rows: list[int], seeds: list[int]) -> Floats:
+        """Start episodes in envs ``rows`` [m]; return their states [m, S + P]."""
+        for row, seed in zip(rows, seeds, strict=True):
+            self.simulations[row].start([seed])
+        return np.concatenate([self.simulations[row].state().numpy() for row in rows])
+
+    @torch.inference_mode()
+    def step(self, rows: list[int], action_mA: Floats) -> tuple[Floats, Floats, dict[str, NDArray[np.bool_]]]:
+        """Make one control step of envs ``rows`` [m]; return states [m, S + P], rewards [m] and outcomes [m]."""
+        results = [
+            (self.simulations[row].step(action_1A), self.simulations[row].state())
+            for row, action_1A in zip(rows, torch.from_numpy(action_mA).split(1), strict=True)
+        ]
+        outcomes = {name: torch.cat([found[name] for (_, found), _ in results]).numpy() for name in results[0][0][1]}
+        rewards = torch.cat([reward_1 for (reward_1, _), _ in results]).numpy()
+        return torch.cat([state for _, state in results]).numpy(), rewards, outcomes
+
+    @torch.inference_mode()
+    def images(self, rows: list[int]) -> dict[str, Pixels]:
+        """Return the images of envs ``rows`` [m] by camera, uint8 [m, h, w, 3]."""
+        images = [self.simulations[row].images() for row in rows]
+        return {name: torch.cat([image[name] for image in images]).numpy() for name in images[0]}
+
+    @torch.inference_mode()
+    def frames(self) -> Pixels:
+        """Return an image of every env for people, uint8 [N, H, W, 3]."""
+        return torch.cat([simulation.frame() for simulation in self.simulations]).numpy()
+
+
+def _entry(id: str) -> Any:
+    """Return ManiSkill's entry of an environment. UserError with the nearest name if there is none."""
+    known = registered()
+    if id not in known:
+        raise unknown_name("task of the family maniskill", id, known)
+    return known[id]
+
+
+def _make(request: Request, num_envs: int, obs_mode: str) -> Any:
+    """Build a ManiSkill environment. UserError as in ``Simulation``."""
+    entry = _entry(request.id)
+    import sapien
+
+    render = "cpu" if request.sim_backend == "physx_cpu" and not torch.cuda.is_available() else "gpu"
+    try:
+        sapien.render.RenderSystem(sapien.Device("cpu" if render == "cpu" else "cuda"))
+    except RuntimeError as error:
+        raise UserError(f"{VULKAN} ({one_line(error)})") from error
+    options: dict[str, Any] = {
+        "obs_mode": obs_mode,
+        "sim_backend": request.sim_backend,
+        "render_backend": render,
+        "sensor_configs": {c.name: {"width": c.width, "height": c.height} for c in request.cameras},
+    }
+    for name in ("robot_uids", "control_mode", "reward_mode"):
+        if getattr(request, name) is not None:
+            options[name] = getattr(request, name)
+    if request.robot_uids is not None:
+        _check_robot(request.robot_uids)
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            return entry.make(num_envs=num_envs, **options)
+    except EOFError as error:  # it asked whether to download assets, and a child process has no input
+        robot = re.search(r"Robot (\S+) has assets", printed.getvalue())
+        raise UserError(
+            f"task=maniskill/{request.id} needs assets that are not part of mani_skill: python -m "
+            f"mani_skill.utils.download_asset {robot[1] if robot else request.id}"
+        ) from error
+
+
+def _check_robot(robot: str) -> None:
+    """Raise UserError unless the robot exists."""
+    from mani_skill.agents.registration import REGISTERED_AGENTS
+
+    if robot not in REGISTERED_AGENTS:
+        raise unknown_name("task.robot_uids", robot, REGISTERED_AGENTS)

@@ -1,0 +1,158 @@
+"""Envs that are not stepped together: the chunk loop, the ends and the statistics of ``EpisodicEnv`` row by row.
+
+send(chunks, ids) ─► begin_step ─┐   ┌─ chunk not complete: begin_step with its next action
+receive ─► collect: some rows ◄──┴───┤─ episode ended: last observation, sampler.next, start, which is collected too
+                                     └─ else: the row is done ─► Timestep of the rows that are done
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from embodied.core.episodes import EpisodeStats, Ints
+from embodied.core.errors import UserError
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Obs, Timestep
+from embodied.envs.base.actions import checked_chunk
+from embodied.envs.base.episodic import Advance, EpisodicEnv
+
+
+class RowByRowEnv(EpisodicEnv):
+    """A ``RowByRow`` (see embodied.core.protocols) on the CPU. ``step`` waits for all rows.
+
+    A simulator adds to the methods of ``EpisodicEnv``: ``begin_step``, ``collect``, and ``start`` does not wait while
+    ``apart`` is set.
+    """
+
+    apart = False
+    """Whether rows are stepped by ``send`` and ``receive`` now."""
+
+    def __init__(self, spec: EnvSpec, num_envs: int) -> None:
+        super().__init__(spec, num_envs)
+        self.batch_size = num_envs
+        no_N = torch.zeros(num_envs, dtype=torch.bool)
+        self._under_way_N, self._starting_N, self._done_N = no_N.clone(), no_N.clone(), no_N.clone()
+        self._failed_N, self._cut_N = no_N.clone(), no_N.clone()
+        self._latest = {name: no_N.clone() for name in spec.outcomes}
+        self._at_N = torch.zeros(num_envs, dtype=torch.int64)  # actions of the chunk that were executed
+        self._action_NEA = self._reward_NE = torch.empty(0)
+        self._final: Obs = {}  # last observation of each row's latest episode, [N, ...]
+        self._stats: list[EpisodeStats] = []
+
+    @abstractmethod
+    def begin_step(self, action_nA: Tensor, ids: Ints) -> None:
+        """Begin a control step of envs ``ids`` [n]."""
+
+    @abstractmethod
+    def collect(self, count: int) -> tuple[Ints, Advance]:
+        """Wait for ``count`` of the envs that are in a control step or begin an episode.
+
+        Return their ids, ascending, and the result of their steps with a row for each; it means nothing for envs that
+        begin an episode. ``observe`` then returns their new observations.
+        """
+
+    def send(self, action: Tensor, ids: Tensor) -> None:
+        """See ``RowByRow``."""
+        if self.sampler is None:
+            raise ValueError("send before the first reset: call reset(sampler) first")
+        chunk_nEA = checked_chunk(action, self.spec.action, len(ids))
+        if bool(self._under_way_N[ids].any()):
+            raise ValueError("ids: some of these envs are under way")
+        if self._action_NEA.shape[1:] != chunk_nEA.shape[1:]:
+            if bool(self._under_way_N.any()):
+                raise ValueError(f"action: chunks of another size are under way: {list(self._action_NEA.shape[1:])}")
+            self._action_NEA = chunk_nEA.new_zeros(self.num_envs, *chunk_nEA.shape[1:])
+            self._reward_NE = torch.zeros(self.num_envs, chunk_nEA.shape[1])
+        self._action_NEA[ids], self._reward_NE[ids], self._at_N[ids] = chunk_nEA, 0.0, 0
+        self._failed_N[ids] = self._cut_N[ids] = False
+        self._under_way_N[ids] = True
+        self.begin_step(chunk_nEA[:, 0], ids.numpy())
+
+    def receive(self) -> tuple[Tensor, Timestep]:
+        """See ``RowByRow``. UserError if the sampler wants episodes of several envs to begin together."""
+        wanted = min(self.batch_size, int(self._under_way_N.sum()))
+        while (missing := wanted - int(self._done_N.sum())) > 0:
+            ids, result = self.collect(missing)
+            rows = torch.from_numpy(ids)
+            starting_n = self._starting_N[rows]
+            self._done_N[rows[starting_n]] = True
+            self._starting_N[rows] = False
+            if not bool(starting_n.all()):
+                self._continue(rows[~starting_n], _rows(result, ~starting_n))
+        rows = self._done_N.nonzero().squeeze(-1)
+        self._done_N[rows] = self._under_way_N[rows] = False
+        return rows, self._timestep(rows)
+
+    def _continue(self, rows: Tensor, result: Advance) -> None:
+        """Count a control step of envs ``rows``, and begin the next step, the next episode, or nothing."""
+        self._reward_NE[rows, self._at_N[rows]] = result.reward_N
+        self._return_N[rows] += result.reward_N
+        self.steps_left_N[rows] -= 1
+        self._soonest = 0  # so that ``step`` looks
+        self._at_N[rows] += 1
+        for name, outcome_n in result.outcomes.items():
+            self._latest[name][rows] = outcome_n
+            self._once[name][rows] |= outcome_n
+        none_n = torch.zeros_like(rows, dtype=torch.bool)
+        failed_n = none_n if result.failed_N is None else result.failed_N
+        cut_n = (self.steps_left_N[rows] <= 0) | (none_n if result.truncated_N is None else result.truncated_N)
+        self._failed_N[rows], self._cut_N[rows] = failed_n, cut_n & ~failed_n
+        ended_n = failed_n | cut_n
+        complete_n = self._at_N[rows] == self._action_NEA.shape[1]
+        self._done_N[rows[complete_n & ~ended_n]] = True
+        if bool(ended_n.any()):
+            self._end(rows[ended_n])
+        on = rows[~complete_n & ~ended_n]
+        if len(on):
+            self.begin_step(self._action_NEA[on, self._at_N[on]], on.numpy())
+
+    def _end(self, rows: Tensor) -> None:
+        """Keep statistics and last observations of envs ``rows``, and begin their next episodes."""
+        assert self.sampler is not None
+        for key, value in self.observe(rows.numpy()).items():
+            if key not in self._final:
+                self._final[key] = value.new_empty(self.num_envs, *value.shape[1:])
+            self._final[key][rows] = value
+        episodes = self._statistics(rows, self._latest)
+        self._stats.append(episodes)
+        unused_N = self._action_NEA.shape[1] - self._at_N
+        plans = self.sampler.next(episodes, (self.steps_left_N - unused_N).clamp(min=0))
+        if plans.repeat_n.any():
+            raise UserError("sim.batch_size: groups of equal episodes (algo=grpo) are stepped together; leave it out")
+        self._starting_N[rows] = True
+        self.apart = True
+        self.begin(rows.numpy(), plans)
+        self.apart = False
+
+    def _timestep(self, rows: Tensor) -> Timestep:
+        """Return the result of envs ``rows`` that are done."""
+        ended = (self._failed_N[rows] | self._cut_N[rows]).nonzero().squeeze(-1)
+        obs = self.observe(rows.numpy())
+        stats = EpisodeStats.concatenate(self._stats)
+        here_M = torch.isin(stats.env_id_M, rows)
+        self._stats = [stats.rows(~here_M)]
+        stats = stats.rows(here_M)
+        return Timestep(
+            obs=obs,
+            reward_NE=self._reward_NE[rows],
+            terminated_N=self._failed_N[rows],
+            truncated_N=self._cut_N[rows],
+            num_steps_N=self._at_N[rows],
+            final_ids=ended,
+            final_obs={key: self._final[key][rows[ended]] if len(ended) else value[:0] for key, value in obs.items()},
+            episodes=stats.rows(stats.env_id_M.argsort()) if len(stats) else self._nobody,
+            info={name: outcome_N[rows] for name, outcome_N in self._latest.items()},
+        )
+
+
+def _rows(result: Advance, chosen_n: Tensor) -> Advance:
+    """Return some rows of a result."""
+    return Advance(
+        result.reward_N[chosen_n],
+        {name: outcome_n[chosen_n] for name, outcome_n in result.outcomes.items()},
+        failed_N=None if result.failed_N is None else result.failed_N[chosen_n],
+        truncated_N=None if result.truncated_N is None else result.truncated_N[chosen_n],
+    )

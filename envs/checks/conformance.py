@@ -1,0 +1,105 @@
+"""Checks that a ``VecEnv`` keeps its contract, whatever simulator it comes from: ours or another's.
+
+make(N) ──► Trial: records one rollout ──► CHECKS: each examines it, or runs envs of its own ──► Check results
+
+check_env(make)             raises UserError with the first rule that is broken: for tests
+run_checks(make, ...)       yields the result of every check: for ``python -m embodied.tasks check=<task>``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import inf
+
+from embodied.core.errors import UserError, described, one_line
+from embodied.envs.base.apart import OutOfTime
+from embodied.envs.checks import rules as rules
+from embodied.envs.checks.trial import Make, NotClaimed, Shortened, Trial
+
+CHECKS: dict[str, Callable[[Trial], None]] = {
+    "spaces": rules.check_spaces,
+    "dtypes": rules.check_dtypes,
+    "bad_actions": rules.check_bad_actions,
+    "autoreset": rules.check_autoreset,
+    "truncation": rules.check_truncation,
+    "success": rules.check_success,
+    "seeding": rules.check_seeding,
+    "partial_reset": rules.check_partial_reset,
+    "exact_resume": rules.check_exact_resume,
+    "rendering": rules.check_rendering,
+    "closing": rules.check_closing,
+    "leaks": rules.check_leaks,
+}
+"""The checks by name, in the order in which they run; each raises UserError with the rule that is broken."""
+NOT_CONTRACT = ("rendering", "closing", "leaks")
+"""Checks that take too long for every test of a simulator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Result of one check."""
+
+    name: str
+    """Name of the check."""
+    passed: bool
+    """Whether the environment keeps the rule."""
+    why: str = ""
+    """The rule that is broken, or why there was nothing to check."""
+
+
+def check_env(make: Make, num_envs: int = 4, seed: int = 0) -> None:
+    """Raise UserError with the first rule that an environment breaks.
+
+    make: builds an env of so many copies. All checks run but those of rendering, closing and leaks. An episode must
+    depend only on its plan and actions: the rewards, ends and observations of each env's second episode must come again
+    when that episode runs alone.
+    """
+    with ExitStack() as opened:
+        trial = Trial(make, opened, num_envs, seed)
+        for name, check in CHECKS.items():
+            if name in NOT_CONTRACT:
+                continue
+            try:
+                check(trial)
+            except NotClaimed:
+                continue
+
+
+def run_checks(
+    make: Make,
+    num_envs: int = 4,
+    seed: int = 0,
+    resets: int = 10_000,
+    steps: int = 50,
+    seconds: float = inf,
+    note: Callable[[str], None] = lambda _: None,
+) -> Iterator[Result]:
+    """Yield the result of every check, whatever the others find. If the env cannot be run at all, none is reached.
+
+    make: builds an env of so many copies. resets: those of the check of leaks. steps: control steps to which the time
+    limits of episodes are cut, so that slow simulators reach the ends of episodes. seconds: time in which all checks
+    end; episodes and resets become fewer for it. note: takes a sentence for the user. An exception of the environment
+    is a failure of the check.
+    """
+    with ExitStack() as opened:
+        trial = Trial(make, opened, num_envs, seed, steps, resets, seconds, note)
+        last = ""
+        for name, check in CHECKS.items():
+            if trial.broken:
+                yield Result(name, False, f"not reached: see {last}")
+                continue
+            last = name
+            try:
+                check(trial)
+            except NotClaimed as reason:
+                yield Result(name, True, f"not claimed: {reason}")
+            except Shortened as reason:
+                yield Result(name, True, str(reason))
+            except (UserError, OutOfTime) as error:
+                yield Result(name, False, one_line(error))
+            except (Exception, SystemExit) as error:  # an environment of others may raise anything
+                yield Result(name, False, f"raised {described(error)}")
+            else:
+                yield Result(name, True)

@@ -1,0 +1,296 @@
+"""One recorded run of an environment, which several checks examine.
+
+this thread: builds and closes environments ─► a thread of the trial: resets, steps and renders them, as in a run
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.device import CPU
+from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, Ints
+from embodied.core.errors import UserError
+from embodied.core.execution import moved, moved_obs
+from embodied.core.protocols import Delayed, VecEnv
+from embodied.core.spec import Box, EnvSpec
+from embodied.core.types import Obs, Timestep
+from embodied.envs.base.actions import random_actions
+from embodied.envs.base.apart import Apart, OutOfTime
+from embodied.envs.episodes.sampler import SamplerSetup, UniformConfig, UniformSampler
+
+Make = Callable[[int], VecEnv]
+"""Builds an env of so many copies."""
+CHUNK = 3  # actions per chunk
+RECORDING_SHARE = 0.6  # of the time, for the checks before that of leaks, which stops at LEAKS_SHARE
+LEAKS_SHARE = 0.9
+TOLERANCE = 1e-4  # a simulator may round differently for another number of envs
+
+
+class NotClaimed(Exception):
+    """An environment does not claim what a check is about."""
+
+
+class Shortened(Exception):
+    """A check has stopped early, and found no fault until then."""
+
+
+def require(env: VecEnv, kept: bool, rule: str) -> None:
+    """Raise UserError with the rule unless the env keeps it."""
+    if not kept:
+        raise UserError(f"environment '{env.spec.task}' breaks the contract of a VecEnv: {rule}")
+
+
+class Recording(UniformSampler):
+    """Draws episodes of all instructions, stages and time limits, and remembers what it drew and what it heard.
+
+    limit: greatest time limit that it draws, control steps.
+    """
+
+    def __init__(self, spec: EnvSpec, num_envs: int, seed: int, limit: int | None = None) -> None:
+        super().__init__(spec, UniformConfig(), SamplerSetup(num_envs, seed, stages=True))
+        self.limit = min(spec.max_episode_steps, limit or spec.max_episode_steps)
+        self.given = EpisodePlans.empty(num_envs)
+        self.heard: list[list[int]] = []
+
+    def start(self) -> EpisodePlans:
+        plans = super().start()
+        self.given = EpisodePlans.concatenate([plans])
+        return plans
+
+    def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
+        self.heard.append(ended.env_id_M.tolist())
+        plans = super().next(ended, steps_left_N)
+        self.given.put(ended.env_id_M.numpy(), plans)
+        return plans
+
+    def _draw(self, ids: Ints, stagger: bool = False) -> EpisodePlans:
+        plans = super()._draw(ids, stagger=True)
+        plans.time_limit_n[:] = -(-plans.time_limit_n * self.limit // self.spec.max_episode_steps)
+        return plans
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One chunk of a rollout."""
+
+    obs: Obs
+    """Observations that it was executed on (copies)."""
+    action: Tensor
+    """Its actions, [N, E, A]."""
+    step: Timestep
+    """Its result."""
+    given: EpisodePlans
+    """Plans of the episodes in progress when it began."""
+    heard: list[list[int]]
+    """Envs that the sampler was asked for next plans of, a list per call."""
+    given_after: EpisodePlans
+    """Plans of the episodes in progress when it ended."""
+
+
+class Trial:
+    """An environment on trial: builds copies of it, and records a run of N of them."""
+
+    def __init__(
+        self,
+        make: Make,
+        opened: ExitStack,
+        num_envs: int,
+        seed: int,
+        limit: int | None = None,
+        resets: int = 0,
+        seconds: float = inf,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """opened: closes the envs. limit: see ``Recording``. resets: those of the check of leaks.
+
+        seconds: time of all checks. note: takes a sentence for the user.
+        """
+        self.make, self.opened, self.num_envs, self.seed, self.resets = make, opened, num_envs, seed, resets
+        self.limit, self.seconds, self.note = limit, seconds, note
+        self.broken = False  # whether the recorded run ended with an exception: no check can then say more
+        self._began = time.monotonic()
+        self._thread = opened.enter_context(closing(Apart()))
+
+    def build(self, num_envs: int) -> VecEnv:
+        """Build an env that is closed when the trial ends."""
+        return self.opened.enter_context(closing(self.make(num_envs)))
+
+    def apart(self, call: Callable[[], Any]) -> Any:
+        """Call in the thread that steps environments. OutOfTime if the time of all checks is over before it is done."""
+        try:
+            return self._thread(call, max(0.0, self._left(1.0)))
+        except OutOfTime:
+            self.broken = True
+            minutes = f"{self.seconds / 60:g} minutes (max_minutes=)"
+            raise OutOfTime(f"not finished: {minutes} are over, within which all checks end") from None
+
+    def is_late(self) -> bool:
+        """Return whether the check of leaks must stop."""
+        return self._left(LEAKS_SHARE) <= 0
+
+    def _left(self, share: float) -> float:
+        """Return the seconds that are left of a share of the time."""
+        return share * self.seconds - (time.monotonic() - self._began)
+
+    def reset(self, env: VecEnv, sampler: EpisodeSampler) -> Obs:
+        """Begin episodes; return the observations on the CPU."""
+        return moved_obs(self.apart(lambda: env.reset(sampler)), CPU)
+
+    def step(self, env: VecEnv, action: Tensor) -> Timestep:
+        """Execute chunks; return the result on the CPU."""
+        return moved(self.apart(lambda: env.step(action.to(env.device))), CPU)
+
+    @cached_property
+    def env(self) -> VecEnv:
+        """The env of the recorded run."""
+        return self.build(self.num_envs)
+
+    @cached_property
+    def alone(self) -> VecEnv:
+        """An env of one copy."""
+        return self.build(1)
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self.env.spec
+
+    @property
+    def chunk(self) -> int:
+        """Actions per chunk; 1 where masks hold for the next action alone."""
+        return 1 if self.spec.action_mask else CHUNK
+
+    @property
+    def executed(self) -> int:
+        """Control steps of a chunk."""
+        return self.env.execute if isinstance(self.env, Delayed) else self.chunk
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks in which every env ends at least two episodes."""
+        return 4 * self.recording().limit // self.chunk + 4
+
+    def recording(self) -> Recording:
+        """Return a new sampler for N envs; each draws the same episodes."""
+        return Recording(self.spec, self.num_envs, self.seed, self.limit)
+
+    def actions(self, obs: Obs, t: int) -> Tensor:
+        """Draw chunk ``t``, [N, E, A]: random actions, allowed ones where there is a mask."""
+        if not self.spec.action_mask:
+            return random_actions(self.spec.action, self.num_envs, self.chunk, t)
+        assert not isinstance(self.spec.action, Box)
+        generator = torch.Generator().manual_seed(t)
+        masks = obs["action_mask"].float().split(self.spec.action.counts, -1)
+        return torch.stack([torch.multinomial(mask, 1, generator=generator) for mask in masks], -1)
+
+    @cached_property
+    def rollout(self) -> list[Moment]:
+        """The chunks of a run from a reset on, with random actions."""
+        try:
+            return self._record()
+        except Exception:  # an environment of others may raise anything
+            self.broken = True
+            raise
+
+    def _record(self) -> list[Moment]:
+        env = self.env
+        if self.seconds < inf:
+            self._shorten()
+        sampler = self.recording()
+        obs = copy(self.reset(env, sampler))
+        moments = []
+        for t in range(self.num_chunks):
+            given = EpisodePlans.concatenate([sampler.given])
+            sampler.heard = []
+            action = self.actions(obs, t)
+            step = self.step(env, action)
+            after = EpisodePlans.concatenate([sampler.given])
+            moments.append(Moment(obs, action, step, given, sampler.heard, after))
+            obs = copy(step.obs)
+        return moments
+
+    def _shorten(self) -> None:
+        """Lower the limit of episodes so that the checks end in time, as far as a few steps tell."""
+        obs = self.reset(self.env, self.recording())
+        for t in range(2):  # the first may compile
+            began = time.monotonic()
+            obs = self.step(self.env, self.actions(obs, t)).obs
+        step_s = (time.monotonic() - began) / self.executed
+        limit = self.recording().limit
+        # about 8 control steps of all envs for each of the limit: 4 of the recorded run, 4 of its episodes alone
+        affordable = int((self._left(RECORDING_SHARE) / step_s - 20) / 8)
+        if affordable < limit:
+            self.limit = max(2, affordable)
+            self.note(
+                f"a control step of {self.num_envs} environments takes {step_s:.2g} s: episodes are cut to "
+                f"{self.limit} control steps instead of {limit}, so that the checks end within {self.seconds / 60:g} "
+                "minutes"
+            )
+
+    def ends_of(self, k: int) -> list[int]:
+        """Return the chunks in which episodes of env ``k`` ended."""
+        return [t for t, moment in enumerate(self.rollout) if k in moment.step.final_ids.tolist()]
+
+    @cached_property
+    def repeated_episodes(self) -> list[tuple[int, int]]:
+        """For each env the chunks in which an episode began and ended that must come again. UserError if there is none.
+
+        It is the second one, so that the first may leave nothing behind, or the first if no later ones repeat.
+        """
+        found = []
+        for k in range(self.num_envs):
+            ends = self.ends_of(k)
+            steps = len(self.rollout) * self.executed
+            require(self.env, len(ends) >= 2, f"no two episodes of an env ended in {steps} control steps")
+            found.append((ends[0] + 1, ends[1]) if self.spec.repeats == "all" else (0, ends[0]))
+        return found
+
+    def plan_of_end(self, t: int, k: int) -> EpisodePlans:
+        """Return the plan of the episode of env ``k`` that ended in chunk ``t``, one row."""
+        return self.rollout[t].given.rows(np.array([k]))
+
+    def final_row(self, t: int, k: int) -> Obs:
+        """Return the last observation of the episode of env ``k`` that ended in chunk ``t``, one row."""
+        step = self.rollout[t].step
+        return row_of(step.final_obs, step.final_ids.tolist().index(k))
+
+
+def alike(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tolerance: float = TOLERANCE) -> bool:
+    """Return whether two observations are equal but for rounding; images are bytes, so one level may differ."""
+    if a.keys() != b.keys():
+        return False
+    for key, value in a.items():
+        allowed = 1.0 if tolerance and value.dtype == torch.uint8 else tolerance
+        if not bool(((value.double() - b[key].double()).abs() <= allowed).all()):
+            return False
+    return True
+
+
+def difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str:
+    """Say where two observations of one env differ most, for messages."""
+    if a.keys() != b.keys():
+        return f"one has {sorted(a)}, the other {sorted(b)}"
+    gaps = {key: (value.double() - b[key].double()).abs().flatten() for key, value in a.items() if value.numel()}
+    key = max(gaps, key=lambda key: float(gaps[key].max()))
+    at = int(gaps[key].argmax())
+    one, other = (float(part[key].flatten()[at]) for part in (a, b))
+    return f"obs['{key}'][{at}] is {one:.4g} the first time and {other:.4g} the second"
+
+
+def row_of(obs: Obs, row: int) -> Obs:
+    """Return one row of observations, [1, ...]."""
+    return {key: value[row : row + 1] for key, value in obs.items()}
+
+
+def copy(obs: Obs) -> Obs:
+    """Return observations that the env cannot overwrite."""
+    return {key: value.clone() for key, value in obs.items()}

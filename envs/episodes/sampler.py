@@ -1,0 +1,157 @@
+"""Samplers of episodes for training, and the registry of all samplers.
+
+A registered sampler is built as ``build(spec, config, SamplerSetup)``. To write a curriculum, subclass
+``UniformSampler`` and override ``draw_instructions`` or ``draw_stages``, and ``hear`` to learn how episodes ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, Ints
+from embodied.core.options import config_dataclass
+from embodied.core.registry import Registry
+from embodied.core.spec import EnvSpec
+from embodied.envs.episodes.instructions import InstructionDraw
+from embodied.envs.episodes.seeding import EpisodeRng
+
+INCARNATION = 1_000_000  # episode numbers between a worker and the one that replaces it
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerSetup:
+    """Envs that a sampler serves, and how their episodes vary."""
+
+    num_envs: int
+    """Number N of envs of the VecEnv."""
+    seed: int = 0
+    """Env i has env seed ``seed + i // group_size``."""
+    splits: tuple[str, ...] | None = None
+    """Splits of the instructions, which episodes take in turn; None: all splits."""
+    stagger: bool = False
+    """Cut each env's first episode short by a random time, so that resets spread over time."""
+    stages: bool = False
+    """Start the share ``StartStage.share`` of the episodes from a later stage of the task."""
+    group_size: int = 1
+    """Number of consecutive envs that have the same episodes at the same time, as GRPO needs."""
+    incarnation: int = 0
+    """How often the worker was replaced; every incarnation draws different episodes."""
+
+
+@config_dataclass
+class UniformConfig:
+    """Options of the uniform sampler; it has none."""
+
+
+class UniformSampler:
+    """Give all splits, and within a split all goals, equally many episodes.
+
+    UserError for an unknown split; ValueError for a group_size that does not divide the number of envs.
+    """
+
+    def __init__(self, spec: EnvSpec, config: Any, setup: SamplerSetup) -> None:
+        if setup.group_size < 1 or setup.num_envs % setup.group_size:
+            raise ValueError(
+                f"group_size: got {setup.group_size}, allowed: divisors of the number of envs, {setup.num_envs}"
+            )
+        self.spec, self.setup, self.num_envs = spec, setup, setup.num_envs
+        self._instructions = InstructionDraw(spec.instructions, setup.splits) if spec.instructions else None
+        self._first_number = setup.incarnation * INCARNATION
+        self.seed_N = np.arange(setup.num_envs, dtype=np.int64) // setup.group_size + setup.seed
+        self.number_N = np.full(setup.num_envs, self._first_number - 1, dtype=np.int64)
+
+    # -- methods that a curriculum overrides -------------------------------------------------------------------------
+
+    def draw_instructions(self, rng: EpisodeRng) -> Ints:
+        """Draw the instructions of the episodes of ``rng``, indices into ``spec.instructions`` [n]."""
+        return np.zeros(len(rng), dtype=np.int64) if self._instructions is None else self._instructions(rng)
+
+    def draw_stages(self, rng: EpisodeRng) -> Ints:
+        """Draw the stages that the episodes of ``rng`` start from, [n]; see ``EpisodePlans.stage_n``."""
+        if not self.setup.stages or not self.spec.stages:
+            return np.zeros(len(rng), dtype=np.int64)
+        bounds = np.cumsum([stage.share for stage in self.spec.stages])
+        index_n = np.searchsorted(bounds, rng.uniform("held", 0.0, 1.0), side="right")
+        return np.where(index_n < len(bounds), index_n + 1, 0)
+
+    def hear(self, ended: EpisodeStats) -> None:
+        """Learn from episodes that ended; called before their successors are drawn."""
+
+    # -- EpisodeSampler ----------------------------------------------------------------------------------------------
+
+    def start(self) -> EpisodePlans:
+        """Return the plans of a new episode in every env."""
+        self.number_N += 1
+        return self._draw(np.arange(self.num_envs), stagger=self.setup.stagger)
+
+    def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
+        """Return the next plans of envs in ``ended``; if an env's group is not done, the group's plan again."""
+        self.hear(ended.counted())
+        ids = ended.env_id_M.numpy()
+        if self.setup.group_size == 1:
+            self.number_N[ids] += 1
+            return self._draw(ids)
+        group_left_N = self._group_steps_left(steps_left_N)
+        again = group_left_N[ids] > 0  # the group is not done: repeat its plan, so that the group stays in step
+        self.number_N[ids] += ~again
+        plans = self._draw(ids)
+        plans.put(np.flatnonzero(again), ended.plans.rows(again))
+        plans.time_limit_n[again] = group_left_N[ids][again]
+        plans.repeat_n[again] = True
+        return plans
+
+    def reseed(self, ids: Ints, seed_n: Ints) -> None:
+        """Give envs ``ids`` [n] other env seeds; the next episode of each is the first one of its seed."""
+        self.seed_N[ids], self.number_N[ids] = seed_n, self._first_number - 1
+
+    def skip_to_next(self, ids: Ints) -> EpisodePlans:
+        """Return the plans of the next episodes of envs ``ids``, whether or not their present ones have ended.
+
+        Not for groups of envs, and not for curricula, which hear of ended episodes only from ``next``.
+        """
+        self.number_N[ids] += 1
+        return self._draw(ids)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return env seeds and episode numbers, int64 [N]."""
+        return {"seed": torch.from_numpy(self.seed_N.copy()), "number": torch.from_numpy(self.number_N.copy())}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from ``state_dict``."""
+        self.seed_N[:], self.number_N[:] = state["seed"].numpy(), state["number"].numpy()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _draw(self, ids: Ints, stagger: bool = False) -> EpisodePlans:
+        """Draw the plans of the episodes ``number_N`` of envs ``ids`` [n]."""
+        number_n = self.number_N[ids]
+        rng = EpisodeRng(self.seed_N[ids], number_n)
+        limit = self.spec.max_episode_steps
+        skipped_n = np.zeros(len(ids), dtype=np.int64)
+        if stagger:
+            skipped_n = (rng.uniform("stagger", 0.0, 1.0) * limit).astype(np.int64)
+        instruction_n, stage_n = self.draw_instructions(rng), self.draw_stages(rng)
+        return EpisodePlans(
+            self.seed_N[ids], number_n, instruction_n, stage_n, limit - skipped_n, np.zeros(len(ids), dtype=np.bool_)
+        )
+
+    def _group_steps_left(self, steps_left_N: Tensor) -> Ints:
+        """Return the control steps to the end of the present episode of each env's group, [N]."""
+        left_GM = steps_left_N.numpy().reshape(-1, self.setup.group_size)
+        return np.asarray(left_GM.min(axis=1).repeat(self.setup.group_size))
+
+
+SAMPLERS: Registry[Callable[[EnvSpec, Any, SamplerSetup], EpisodeSampler]] = Registry("sampler")
+SAMPLERS.register("uniform", config=UniformConfig)(UniformSampler)
+
+
+def first_episodes(spec: EnvSpec, episodes: int, seed: int, splits: Sequence[str] | None = None) -> EpisodePlans:
+    """Return the first episodes of seeds ``seed``, ``seed + 1``, ..., full-length and from the ordinary start."""
+    setup = SamplerSetup(episodes, seed, None if splits is None else tuple(splits))
+    return UniformSampler(spec, UniformConfig(), setup).start()

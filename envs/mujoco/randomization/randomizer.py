@@ -1,0 +1,233 @@
+"""Apply the terms of domain randomisation to the simulations of a batch.
+
+term ── Target: model field | value of a quantity | push ──► write(ids, numbers)
+start: terms of all modes;  step: terms of mode ``interval`` whose moment has come
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import mujoco
+import numpy as np
+import torch
+from mujoco.batch import Batch
+from torch import Tensor
+
+from embodied.core.errors import UserError, unknown_name
+from embodied.envs.episodes.seeding import EpisodeRng
+from embodied.envs.mujoco.groups import members
+from embodied.envs.mujoco.randomization.terms import OBJECT_OF_PREFIX, RandomizationTerm
+
+_DEPENDENT_FIELDS = {"body_mass": "body_inertia", "actuator_gainprm": "actuator_biasprm"}
+
+
+class Target(Protocol):
+    """What the numbers of a term are written to."""
+
+    size: int
+    """Entries that can have numbers of their own."""
+    pushes: bool
+    """Whether it changes velocities: then nothing is written when an episode begins, and each number is followed by
+    that of its direction, in [0, 1)."""
+
+    def write(self, ids: np.ndarray, value_nE: np.ndarray) -> bool:
+        """Write numbers [n, size] of envs ``ids`` [n]; return whether constants that the engine derives are stale."""
+        ...
+
+
+class Fields:
+    """The model fields that vary between the simulations of a batch, live arrays by name."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.values: dict[str, np.ndarray] = {}
+
+    def add(self, name: str) -> np.ndarray:
+        """Return the live values of a field, [N, ...], from now on with those of every simulation."""
+        return self.values.setdefault(name, self.batch.expand(name))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return copies of all fields."""
+        return {f"model/{name}": torch.from_numpy(np.array(self.values[name])) for name in sorted(self.values)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from ``state_dict``, whose entries ``state`` contains."""
+        for name, values in self.values.items():
+            values[:] = state[f"model/{name}"].numpy()
+        if any(name in mujoco.MjModel._setconst_inputs for name in self.values):
+            self.batch.set_const()
+
+
+class ModelField:
+    """A ``Target``: entries of a field of the model, with the values that depend on them."""
+
+    pushes = False
+
+    def __init__(self, fields: Fields, term: RandomizationTerm) -> None:
+        self.batch, self.term, self.fields = fields.batch, term, fields
+        self.rows, self.entry_of_row = _rows(fields.batch.model, term)
+        self.size = len(np.unique(self.entry_of_row))
+        self.nominal = getattr(fields.batch.model, term.field)[self.rows]
+        self.derives = term.field in mujoco.MjModel._setconst_inputs
+        if len(self.rows):
+            fields.add(term.field)
+            if term.field in _DEPENDENT_FIELDS:
+                fields.add(_DEPENDENT_FIELDS[term.field])
+
+    def write(self, ids: np.ndarray, value_nE: np.ndarray) -> bool:
+        if not len(self.rows):
+            return False
+        term, values = self.term, self.fields.values
+        at, value_nR = (ids[:, None], self.rows), value_nE[:, self.entry_of_row]
+        if self.nominal.ndim == 1:
+            values[term.field][at] = _operate(term.operation, self.nominal, value_nR)
+        elif term.column is not None:
+            column = self.nominal[:, term.column]
+            values[term.field][(*at, term.column)] = _operate(term.operation, column, value_nR)
+        else:
+            values[term.field][at] = _operate(term.operation, self.nominal, value_nR[..., None])
+        if term.field == "body_mass":
+            ratio = values["body_mass"][at] / self.nominal
+            values["body_inertia"][at] = self.batch.model.body_inertia[self.rows] * ratio[..., None]
+        if term.field == "actuator_gainprm":  # a position servo pulls with kp (ctrl - q): both entries are kp
+            values["actuator_biasprm"][*at, 1] = -values["actuator_gainprm"][*at, 0]
+        return self.derives
+
+
+class Randomizer:
+    """Draw the terms and write them to their targets. Values are always relative to the model's own.
+
+    targets: of the terms whose field is a quantity, by the term's name. control_dt_s: length of a control step.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        terms: Mapping[str, RandomizationTerm],
+        targets: Mapping[str, Target] | None = None,
+        control_dt_s: float = 1.0,
+        fields: Fields | None = None,
+    ) -> None:
+        self.batch, self.terms = batch, dict(terms)
+        self.fields = fields or Fields(batch)
+        given = targets or {}
+        self.targets = {name: given.get(name) or ModelField(self.fields, term) for name, term in terms.items()}
+        self._interval = {
+            name: max(1, round(term.interval_s / control_dt_s))
+            for name, term in self.terms.items() if term.interval_s is not None
+        }  # fmt: skip
+        self._moment_N: dict[str, np.ndarray] = {}  # a function of plan and step: no state
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether ``step`` may do anything."""
+        return bool(self._interval)
+
+    def apply(self, ids: np.ndarray, rng: EpisodeRng, first: np.ndarray) -> None:
+        """Draw the values with which the episodes of envs ``ids`` [n] begin.
+
+        first: bool [n], whether terms of mode ``startup`` are drawn too; they depend on the env seed alone.
+        """
+        stale = np.zeros(len(ids), bool)
+        for name, term in self.terms.items():
+            chosen = first if term.mode == "startup" else np.ones(len(ids), bool)
+            if chosen.any() and not self.targets[name].pushes:
+                source = rng.of_first_episodes() if term.mode == "startup" else rng
+                value_nE = self._draw(name, source, np.zeros(len(ids), np.int64))
+                if self.targets[name].write(ids[chosen], value_nE[chosen]):
+                    stale |= chosen
+        if stale.any():
+            self.batch.set_const(ids[stale])
+
+    def step(self, rng: EpisodeRng, step_N: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
+        """Draw the terms of mode ``interval`` whose moment has come; return the ids of envs whose model changed.
+
+        rng: of all envs' episodes. step: number of the control step that each env is about to make. ids: envs that
+        make one (None: all). A term is drawn at one step of each interval, all of them equally likely.
+        """
+        changed_N, stale_N, stepped_N = np.zeros((3, len(step_N)), bool)
+        stepped_N[slice(None) if ids is None else ids] = True
+        for name, length in self._interval.items():
+            moment_N = self._moments(name, rng, step_N, length)
+            rows = np.flatnonzero(moment_N == step_N)
+            if ids is not None:
+                rows = rows[stepped_N[rows]]
+            if len(rows):
+                target = self.targets[name]
+                value_nE = self._draw(name, rng.rows(rows), step_N[rows] // length + 1)
+                stale_N[rows] |= target.write(rows, value_nE)
+                changed_N[rows] |= isinstance(target, ModelField)
+        if stale_N.any():
+            self.batch.set_const(np.flatnonzero(stale_N))
+        return np.flatnonzero(changed_N)
+
+    def _moments(self, name: str, rng: EpisodeRng, step_N: np.ndarray, length: int) -> np.ndarray:
+        """Return the step of the present interval at which a term is drawn, [N]; computed when an interval begins."""
+        known = name in self._moment_N
+        rows = np.flatnonzero(step_N % length == 0) if known else np.arange(len(step_N))
+        if not known:
+            self._moment_N[name] = np.zeros(len(step_N), np.int64)
+        number_n = step_N[rows] // length
+        unit_n = rng.rows(rows).numbers(f"randomization/{name}/moment", number_n)
+        self._moment_N[name][rows] = number_n * length + (unit_n * length).astype(np.int64)
+        return self._moment_N[name]
+
+    def _draw(self, name: str, rng: EpisodeRng, number_n: np.ndarray) -> np.ndarray:
+        """Return the numbers of a term, [n, size of its target]."""
+        term, size = self.terms[name], self.targets[name].size
+        value = term.draw(rng, f"randomization/{name}", size if term.each else 1, number_n)
+        value = value if term.each else np.repeat(value, size, axis=1)
+        if not self.targets[name].pushes:
+            return value
+        return np.concatenate([value, rng.block(f"randomization/{name}/direction", number_n, size)], axis=1)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the randomised fields, copies."""
+        return self.fields.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from ``state_dict``, whose entries ``state`` contains."""
+        self.fields.load_state_dict(state)
+        self._moment_N.clear()
+
+
+def _operate(operation: str, nominal: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Return the new values, broadcast over envs (first axis of ``value``) and rows."""
+    if operation == "abs":
+        return np.broadcast_to(value, np.broadcast_shapes(nominal.shape, value.shape))
+    return np.asarray(nominal * value if operation == "scale" else nominal + value)
+
+
+def _rows(model: mujoco.MjModel, term: RandomizationTerm) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of the named objects along the field's first axis, and the index of each row's object.
+
+    A joint has a row for each of its degrees of freedom.
+    """
+    kind = OBJECT_OF_PREFIX[term.field.split("_")[0]]
+    values = getattr(model, term.field)
+    if not np.issubdtype(values.dtype, np.floating):
+        raise UserError(f"randomization of {term.field}: it holds {values.dtype}, only real numbers can vary")
+    columns = values.shape[1] if values.ndim > 1 else 0
+    if term.column is not None and not 0 <= term.column < columns:
+        allowed = f"null or 0 to {columns - 1}" if columns else "null, the field has one number for each object"
+        raise UserError(f"randomization of {term.field}: column: got {term.column}, allowed: {allowed}")
+    index = _objects(model, kind, term)
+    if term.field.startswith("dof"):
+        rows = np.flatnonzero(np.isin(model.dof_jntid, index))
+        return rows, np.searchsorted(np.sort(index), model.dof_jntid[rows])
+    return index, np.arange(len(index))
+
+
+def _objects(model: mujoco.MjModel, kind: str, term: RandomizationTerm) -> np.ndarray:
+    """Return the ids of a term's objects of a kind (geom, body, actuator, joint), int [n], each once."""
+    count = {"geom": model.ngeom, "body": model.nbody, "actuator": model.nu, "joint": model.njnt}[kind]
+    objtype = getattr(mujoco.mjtObj, f"mjOBJ_{kind.upper()}")
+    known = {mujoco.mj_id2name(model, objtype, i): [i] for i in range(count)}
+    known.pop(None, None)
+    known = {**members(model, kind), **known}
+    for name in term.names:
+        if name not in known:
+            raise unknown_name(f"{kind} in the randomization of {term.field}", name, known)
+    return np.array(list(dict.fromkeys(i for name in term.names for i in known[name])), dtype=np.int64)

@@ -1,0 +1,289 @@
+"""A simulated arm in a process of its own.
+
+Started by ``python -m embodied.envs.mujoco.robots.robot_process <socket> <options as JSON>``.
+
+    parent ── {"call": ...} ──► this process ── {"ok": ...} ──► parent          a length and JSON each, images after it
+              act, observe, reset, outcome, advance, frames, describe
+
+It steps the physics in real time, or as far as it is told to (``lockstep``), whatever the parent does. The physics is
+at the step nearest to the clock: a command takes effect at the step nearest to its arrival. Commands are position
+targets; the newest one counts. ``perturbation`` makes the arm differ from the one of training. It ends when the parent
+closes the socket. Client: embodied.deployment.robots.sim.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mujoco
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embodied.core.errors import UserError
+from embodied.core.frames import receive, send
+from embodied.core.options import NonNegative, Positive, config_dataclass, from_mapping
+from embodied.core.seeds import Purpose, first_env_seed
+from embodied.core.spec import CameraSpec
+from embodied.envs import first_episodes, make_pool
+from embodied.envs.mujoco.robots.backlash import play
+
+CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)
+FILM_SIZE = (320, 240)
+FILM_DT_S = 0.1
+
+
+@config_dataclass
+class Perturbation:
+    """Differences of the arm from the one of training; the defaults are none."""
+
+    gains: Positive = 1.0
+    """Factor of the stiffness of every position controller of the arm."""
+    joint_damping: Positive = 1.0
+    """Factor of the joints' viscous damping."""
+    joint_friction: NonNegative = 0.0
+    """Dry friction of every joint of the arm, N m."""
+    object_mass: Positive = 1.0
+    """Factor of the mass of every object."""
+    object_friction: Positive = 1.0
+    """Factor of the sliding friction of the fingers."""
+    action_delay_s: NonNegative = 0.0
+    """Time from a command to its effect."""
+    backlash_rad: NonNegative = 0.0
+    """Play between motor and joint: the joint follows once the motor is half of it ahead."""
+    encoder_offset_rad: NonNegative = 0.0
+    """Largest constant error of each encoder; drawn per episode."""
+    joint_noise_rad: NonNegative = 0.0
+    """Standard deviation of measured joint positions."""
+    velocity_noise_rad_s: NonNegative = 0.0
+    """Standard deviation of measured joint velocities."""
+    object_noise_m: NonNegative = 0.0
+    """Standard deviation of the external quantities in metres."""
+
+    def terms(self) -> dict[str, dict[str, Any]]:
+        """Return what is constant in the simulation, as terms of its randomisation with one value each.
+
+        Encoders, noise and backlash act where this process meets the robot's computer, at any of its ticks.
+        """
+        fields: list[tuple[str, float, dict[str, Any]]] = [
+            ("actuator_gainprm", self.gains, {"names": ["arm"], "column": 0}),
+            ("dof_damping", self.joint_damping, {"names": ["arm"]}),
+            ("dof_frictionloss", self.joint_friction, {"names": ["arm"], "operation": "add"}),
+            ("body_mass", self.object_mass, {"names": ["objects"]}),
+            ("geom_friction", self.object_friction, {"names": ["fingers"], "column": 0}),
+            ("action_delay", self.action_delay_s, {}),
+        ]
+        return {name: {"field": name, "range": [value, value], **options} for name, value, options in fields}
+
+
+@config_dataclass
+class RobotOptions:
+    """Options of the process."""
+
+    task: str
+    """Name of the task."""
+    task_options: dict[str, Any]
+    """Options of the task, as in training."""
+    cameras: tuple[dict[str, Any], ...] = ()
+    """Cameras that are observed: name, height and width."""
+    perturbation: Perturbation = Perturbation()
+    """Differences from training."""
+    lockstep: bool = False
+    """Whether time passes only by ``advance``."""
+
+
+class SimulatedArm:
+    """One simulation of the task, driven by joint targets. Times are seconds of simulation."""
+
+    def __init__(self, options: RobotOptions) -> None:
+        self.perturbation = options.perturbation
+        cameras = [CameraSpec(**camera) for camera in options.cameras]
+        config = {key: value for key, value in options.task_options.items() if key not in ("name", "held_starts")}
+        sim = {"randomization": self.perturbation.terms()}
+        self.pool = make_pool(options.task, config, num_envs=1, num_threads=1, sim=sim, cameras=cameras)
+        self.pool.observe_images = False
+        spec = self.pool.spec
+        if spec.arm is None:
+            raise UserError(f"task {options.task} does not describe the arm of its robot")
+        self.joints = [joint.name for joint in spec.arm.joints]
+        of_task = self.pool.task.state_terms()
+        self.external = [term for term in of_task if term.source == "external" and term.difference is None]
+        self.timestep_s = float(self.pool.model.opt.timestep)
+        self.steps_per_frame = max(1, round(FILM_DT_S / self.timestep_s))
+        self.reset(0, 0)
+
+    def reset(self, seed: int, episode: int) -> dict[str, Any]:
+        """Begin episode ``episode`` of an evaluation with this seed; return its instruction."""
+        pool, ids = self.pool, np.zeros(1, np.int64)
+        plans = first_episodes(pool.spec, episode + 1, first_env_seed(Purpose.EVALUATION, seed)).rows(ids + episode)
+        pool.plans.put(ids, plans)
+        pool.start(ids, plans)
+        self.time_s, self.steps, self.success_once = 0.0, 0, False
+        self.random = np.random.Generator(np.random.Philox(key=np.array([seed, episode], np.uint64)))
+        self.offset = self.perturbation.encoder_offset_rad * self.random.uniform(-1, 1, len(self.joints))
+        self.wanted = self._ctrl.copy()
+        self.film: list[NDArray[np.float64]] = []
+        return {"instruction": pool.instruction_texts[0]}
+
+    @property
+    def _ctrl(self) -> NDArray[np.float64]:
+        ctrl: NDArray[np.float64] = self.pool.arm.ctrl[0]  # type: ignore[attr-defined]  # of the protocol's GripperArm
+        return ctrl
+
+    def act(self, targets: Mapping[str, float]) -> None:
+        """Command position targets of the joints and the gripper; they take effect after the action delay.
+
+        UserError for a missing or unknown name, or a number that is not finite.
+        """
+        names = [*(f"{name}.pos" for name in self.joints), "gripper.pos"]
+        if set(targets) != set(names):
+            raise UserError(f"action: got {', '.join(targets)}, needed {', '.join(names)}")
+        values = np.array([float(targets[name]) for name in names])
+        if not np.isfinite(values).all():
+            raise UserError("action: has NaN or infinite numbers")
+        joints = values[:-1] - self.offset  # the robot's own controller reads its encoders
+        self.wanted = np.array([*joints, *values[[-1, -1]]])
+
+    def step(self) -> None:
+        """Make one step of the physics."""
+        joints = len(self.joints)
+        self._ctrl[:joints] = play(self._ctrl[:joints], self.wanted[:joints], self.perturbation.backlash_rad)
+        self._ctrl[joints:] = self.wanted[joints:]
+        self.pool.batch.step(None, nstep=1, stage=CURRENT)
+        self.pool.view.changed()
+        self.time_s += self.timestep_s
+        self.steps += 1
+        self.success_once |= self.success
+        if self.steps % self.steps_per_frame == 0:
+            self.film.append(self.pool.batch.state.copy())
+
+    @property
+    def success(self) -> bool:
+        """Whether the task is solved now."""
+        return bool(self.pool.task.success()[0])
+
+    def observe(self) -> dict[str, float]:
+        """Return what robot and perception measure, by the names of embodied.deployment.robots.base."""
+        p, joints = self.perturbation, len(self.joints)
+        qpos = self.pool.arm.observe()["joint_pos"][0].numpy() + self.offset
+        qpos = qpos + p.joint_noise_rad * self.random.standard_normal(joints)
+        qvel = self.pool.arm.observe()["joint_vel"][0].numpy()
+        qvel = qvel + p.velocity_noise_rad_s * self.random.standard_normal(joints)
+        found = {f"{name}.pos": float(value) for name, value in zip(self.joints, qpos, strict=True)}
+        found |= {f"{name}.vel": float(value) for name, value in zip(self.joints, qvel, strict=True)}
+        found["gripper.pos"] = float(self.pool.arm.finger_qpos[0].mean())
+        quantities = self.pool.task.observe()
+        for term in self.external:
+            noise_m = p.object_noise_m if term.unit == "m" else 0.0
+            values = quantities[term.name][0].numpy() + noise_m * self.random.standard_normal(term.size)
+            found |= dict(zip(term.entry_names, map(float, values), strict=True))
+        return found
+
+    def images(self) -> dict[str, NDArray[np.uint8]]:
+        """Return the images of the cameras, by name."""
+        if self.pool.rig is None:
+            return {}
+        rendered = self.pool.rig.render(None)
+        return {name.removeprefix("images."): value[0].numpy() for name, value in rendered.items()}
+
+    def frames(self) -> NDArray[np.uint8]:
+        """Return the film of the episode, ten frames per second, uint8 [F, h, w, 3]."""
+        render, now = self.pool.film(*FILM_SIZE), self.pool.batch.state.copy()
+        pictures = []
+        for state in self.film:
+            self.pool.batch.state[:] = state
+            self.pool.batch.forward(None, stage=CURRENT)
+            self.pool.view.changed()
+            pictures.append(render()[0])
+        self.pool.batch.state[:] = now
+        self.pool.batch.forward(None, stage=CURRENT)
+        self.pool.view.changed()
+        return np.stack(pictures) if pictures else np.zeros((0, FILM_SIZE[1], FILM_SIZE[0], 3), np.uint8)
+
+
+def serve(arm: SimulatedArm, connection: socket.socket, lockstep: bool) -> None:
+    """Answer calls until the parent closes the connection; in between, step the physics in real time."""
+    origin_s, late = time.monotonic(), 0
+
+    def reset(call: Mapping[str, Any]) -> dict[str, Any]:
+        nonlocal origin_s
+        found = arm.reset(int(call["seed"]), int(call["episode"]))
+        origin_s = time.monotonic()
+        return found
+
+    def advance(call: Mapping[str, Any]) -> dict[str, Any]:
+        for _ in range(round((float(call["until_s"]) - arm.time_s) / arm.timestep_s)):
+            arm.step()
+        return {}
+
+    def act(call: Mapping[str, Any]) -> dict[str, Any]:
+        arm.act(call["targets"])
+        return {}
+
+    def due_s() -> float:
+        return origin_s + arm.time_s + arm.timestep_s / 2
+
+    calls: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+        "describe": lambda call: {"observed": [*arm.observe()], "timestep_s": arm.timestep_s},
+        "reset": reset,
+        "act": act,
+        "observe": lambda call: {"observation": arm.observe()},
+        "outcome": lambda call: {"success": arm.success, "once": arm.success_once, "late": late},
+        "advance": advance,
+    }
+    while True:
+        wait_s = None if lockstep else max(0.0, due_s() - time.monotonic())
+        if select.select([connection], [], [], wait_s)[0]:
+            message = receive(connection)
+            if message is None:
+                return
+            call, arrays = message[0], dict[str, NDArray[Any]]()
+            try:
+                name = call.get("call")
+                if name == "frames":
+                    answer, arrays = {}, {"frames": arm.frames()}
+                    origin_s = time.monotonic() - arm.time_s
+                elif name in calls:
+                    answer = calls[name](call)
+                    arrays = arm.images() if name == "observe" and call.get("images") else arrays
+                else:
+                    raise UserError(f"unknown call {name!r}")
+                send(connection, {"ok": answer}, arrays)
+            except (UserError, KeyError, TypeError, ValueError) as error:
+                send(connection, {"error": str(error)}, {})
+        if not lockstep and time.monotonic() >= due_s():
+            arm.step()
+            if time.monotonic() > due_s():
+                late += 1
+            if time.monotonic() - origin_s > arm.time_s + 1.0:  # the machine was busy for a second: do not race
+                origin_s = time.monotonic() - arm.time_s
+
+
+def main(argv: list[str]) -> int:
+    torch.set_num_threads(1)
+    connection = socket.socket(fileno=int(argv[0]))
+    try:
+        options = from_mapping(RobotOptions, json.loads(argv[1]))
+        arm = SimulatedArm(options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    with connection:
+        send(connection, {"ok": {"ready": True}}, {})
+        try:
+            serve(arm, connection, options.lockstep)
+        except (ConnectionError, KeyboardInterrupt):
+            pass
+        finally:
+            arm.pool.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,58 @@
+"""No training, validation, evaluation and demonstration have an episode in common, whatever the seed of the run is."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+
+from embodied.core.seeds import Purpose, first_env_seed
+from embodied.envs import UniformSampler
+from embodied.runtime.base import LoopRuntime
+from embodied.session import factories
+from embodied.session.config import compose_run
+from embodied.trainers import grounding
+from embodied.trainers.grounding import GroundingTrainer
+from embodied.trainers.reinforcement import build
+
+TINY = {"policy.critic_hidden": [4], "device": "cpu", "num_envs": 6, "runtime": "sync"}
+VLA = {
+    "task": "tabletop", "policy": "vla_tiny", "policy.image_size": 16,
+    "policy.model.dit_config.num_hidden_layers": 1, "policy.model.vlm_config.text_config.num_hidden_layers": 1,
+    "policy.model.vlm_config.vision_config.num_hidden_layers": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [0, 999, 1000, 1001, 2**31 - 1])
+def test_reinforcement_learning(seed: int, tmp_path: Path) -> None:
+    """The seed of evaluations during training is 1000."""
+    config = compose_run({"task": "reach", "policy": "gaussian", "policy.actor_hidden": [4], **TINY, "seed": seed})
+    assert config.runtime["eval_seed"] == 1000
+    with build(config, tmp_path) as runtime:
+        assert isinstance(runtime, LoopRuntime)
+        assert runtime.evaluator is not None
+        samplers = [cursor.sampler for worker in runtime.workers for cursor in worker.cursors]
+        assert all(isinstance(sampler, UniformSampler) for sampler in samplers)
+        plans = factories.evaluation_plans(runtime.spec, config.eval_episodes, seed)
+        demonstrations = first_env_seed(Purpose.DEMONSTRATIONS, seed)
+        used = {
+            "training": {int(env_seed) for sampler in samplers for env_seed in sampler.seed_N},
+            "evaluation during training": set(runtime.evaluator.plans.seed_n.tolist()),
+            "final evaluation": set(plans.seed_n.tolist()),
+            "demonstrations": set(range(demonstrations, demonstrations + 1000)),
+        }
+    assert [len(env_seeds) for env_seeds in used.values()] == [6, 200, 200, 1000]
+    for (name, env_seeds), (other, others) in combinations(used.items(), 2):
+        assert not env_seeds & others, (name, other)
+
+
+def test_grounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grounding, "VALIDATION_SCENES", 4)
+    config = compose_run({"algo": "grounding", **TINY, **VLA, "seed": 1000})
+    with GroundingTrainer(config, tmp_path, new=True) as trainer:
+        first = trainer.scenes.buffer.rows("state")["state"][: config.num_envs]
+        distance_MN = torch.cdist(trainer.validation["state"][:4].double(), first.double())
+    assert len(first) == 6
+    assert (distance_MN > 1e-3).all(), "a scene that is validated on is trained on"
