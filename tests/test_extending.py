@@ -1,4 +1,4 @@
-"""The additions in CONTRIBUTING.md are complete: in a copy of the repository their tests pass and they train."""
+"""The additions in docs/extending are complete: in a copy of the repository their tests pass and they train."""
 
 from __future__ import annotations
 
@@ -20,13 +20,7 @@ COMMAND = re.compile(r"^```sh\npython (?P<words>-m embodied\.train .+)\n```$", r
 AFTER = re.compile(r', after "(.+)"$')
 SMALL = ("num_envs=8", "total_steps=512", "eval_episodes=4", "policy.actor_hidden=[16]", "policy.critic_hidden=[16]")
 
-LEARNED = {"A simulator": 0.95}  # trains as its command says, to a success whose interval is above this
-
-
-def sections(root: Path) -> dict[str, str]:
-    """Text below each of the document's second-level headings."""
-    parts = re.split(r"^## (.+)$", (root / "CONTRIBUTING.md").read_text(), flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+LEARNED = {"simulator": 0.95}  # trains as its command says, to a success whose interval is above this
 
 
 def apply_block(copy: Path, match: re.Match[str]) -> Path:
@@ -47,24 +41,24 @@ def apply_block(copy: Path, match: re.Match[str]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("heading", "files"),
+    ("page", "files"),
     [
-        ("A task", 4),
-        ("A policy", 4),
-        ("An algorithm", 4),
-        ("An algorithm that learns from a replay", 4),
-        pytest.param("A simulator", 3, marks=pytest.mark.slow(reason="it trains to success")),
-        ("A robot", 4),
-        ("A curriculum", 4),
+        ("task", 4),
+        ("policy", 4),
+        ("algorithm", 4),
+        ("replay_algorithm", 4),
+        pytest.param("simulator", 3, marks=pytest.mark.slow(reason="it trains to success")),
+        ("robot", 4),
+        ("curriculum", 4),
     ],
 )
-def test_worked_example(root: Path, tmp_path: Path, heading: str, files: int) -> None:
-    section = sections(root)[heading]
+def test_worked_example(root: Path, tmp_path: Path, page: str, files: int) -> None:
+    text = (root / "docs" / "extending" / f"{page}.md").read_text()
     for name in COPIED:
         source, target = root / name, tmp_path / name
         target.parent.mkdir(exist_ok=True)
         shutil.copytree(source, target, symlinks=True) if source.is_dir() else shutil.copy(source, target)
-    matches = list(BLOCK.finditer(section))
+    matches = list(BLOCK.finditer(text))
     paths = [apply_block(tmp_path, match) for match in matches]
     assert len(matches) == files, "one file, one YAML where it has a group, one registration, one test"
 
@@ -79,16 +73,16 @@ def test_worked_example(root: Path, tmp_path: Path, heading: str, files: int) ->
     run("-m", "ruff", "check", "--no-cache", *new)
     run("-m", "ruff", "format", "--no-cache", "--diff", *new)
     run("-m", "pytest", "-q", next(path for path in new if "/tests/" in path.removeprefix(str(tmp_path))))
-    if heading != "A task":
+    if page != "task":
         run("-m", "mypy", "--cache-dir", str(root / ".mypy_cache"), new[0])  # torch is in there already
 
-    command = COMMAND.search(section)
+    command = COMMAND.search(text)
     assert command is not None
-    small = () if heading in LEARNED else SMALL
+    small = () if page in LEARNED else SMALL
     result = json.loads(run(*shlex.split(command["words"]), *small, "out=runs/example").splitlines()[-1])
     assert result["env_steps"] >= 512
-    if heading in LEARNED:
-        assert result["eval"]["success_at_end_ci95"][0] > LEARNED[heading]
+    if page in LEARNED:
+        assert result["eval"]["success_at_end_ci95"][0] > LEARNED[page]
 
 
 def test_readme_example_runs(root: Path) -> None:
