@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from embodied.algos.registry import ALGORITHMS
 from embodied.algos.supervised import Supervised, SupervisedConfig
 from embodied.core.errors import UserError
-from embodied.core.options import Count, Positive, Share, config_dataclass
+from embodied.core.options import Fraction, Positive, PositiveInt, config_dataclass
 from embodied.core.protocols import Fitted, Policy
 from embodied.core.types import Obs
 
@@ -72,15 +72,15 @@ class Groundable(Fitted, Protocol):
 class GroundingConfig(SupervisedConfig):
     """Options of Grounding, whose samples are observations with the images of all cameras."""
 
-    batch_size: Count = 32
+    batch_size: PositiveInt = 32
     """Observations of an update."""
-    updates: Count = 14000
+    updates: PositiveInt = 14000
     """Largest number of updates."""
     learning_rate: Positive = 1.5e-3
     """Highest learning rate."""
     reuse: Annotated[float, Field(ge=1)] = 2.0
     """Average number of times that an observation is drawn."""
-    masks_only: Share = 0.3
+    masks_only: Fraction = 0.3
     """Share of the updates that train masks alone; the later ones train positions too."""
 
 

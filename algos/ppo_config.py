@@ -8,7 +8,15 @@ from pydantic import Field
 
 from embodied.algos.losses import Correction, Reduction
 from embodied.core.errors import UserError
-from embodied.core.options import Count, Natural, NonNegative, Positive, Share, ShareBelow1, config_dataclass
+from embodied.core.options import (
+    Fraction,
+    FractionBelow1,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    config_dataclass,
+)
 
 
 @config_dataclass
@@ -16,15 +24,15 @@ class PPOConfig:
     """Options of PPO."""
 
     # returns
-    gamma: Share = 0.97
+    gamma: Fraction = 0.97
     """Discount per control step; a decision of n control steps is discounted by gamma^n."""
-    gae_lambda: Share = 0.985
+    gae_lambda: Fraction = 0.985
     """GAE trace per control step, lambda^n per decision. 1 is Monte Carlo, 0 one-step TD."""
 
     # epochs
-    epochs: Count = 5
+    epochs: PositiveInt = 5
     """Passes over each batch."""
-    num_minibatches: Count = 4
+    num_minibatches: PositiveInt = 4
     """Minibatches of nearly equal size, reshuffled every epoch; nothing is dropped."""
     target_kl: NonNegative | None = None
     """The epochs stop after one in which the mean KL of a decision from the start of the update is higher; null:
@@ -84,18 +92,18 @@ class PPOConfig:
     """vtrace: cap of the weight of each temporal difference."""
     c_bar: Positive = 1.0
     """vtrace: cap of the weight in the trace."""
-    max_staleness: Natural | None = None
+    max_staleness: NonNegativeInt | None = None
     """Decisions drawn more than this many versions ago are masked; null: none are."""
 
     # starting from another run's policy (init=)
-    critic_warmup: Natural = 0
+    critic_warmup: NonNegativeInt = 0
     """Number of first updates in which only the critic (parameters named critic.*) learns."""
     reference_kl_coef: NonNegative = 0.0
     """Weight of KL(policy || policy that training started from) of a decision, or of its scored share as in the policy
     loss: the one denoise step if one is drawn at random."""
 
     # evaluation
-    ema_decay: ShareBelow1 = 0.0
+    ema_decay: FractionBelow1 = 0.0
     """Decay of the average of the weights over updates that is evaluated and kept; 0: the weights themselves."""
 
     def __post_init__(self) -> None:

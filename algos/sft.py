@@ -12,7 +12,7 @@ from embodied.algos.grounding import Groundable
 from embodied.algos.registry import ALGORITHMS
 from embodied.algos.supervised import Supervised, SupervisedConfig
 from embodied.core.errors import UserError
-from embodied.core.options import Count, NonNegative, config_dataclass
+from embodied.core.options import NonNegative, PositiveInt, config_dataclass
 from embodied.core.protocols import Imitator, Policy
 from embodied.core.types import Obs
 
@@ -27,7 +27,7 @@ class SFTConfig(SupervisedConfig):
     """Share of the episodes, at least one, that is held out for validation."""
     keep_grounding: NonNegative = 4.0
     """Weight of the loss of positions, in scenes of the simulator, for a policy that algo=grounding trained; 0: off."""
-    patience: Count | None = None
+    patience: PositiveInt | None = None
     """Training stops after this many validations without improvement and keeps the best average; null: it never stops
     early and keeps the last average."""
 

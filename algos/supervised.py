@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from embodied.core.errors import UserError
 from embodied.core.execution import moved_obs
-from embodied.core.options import Count, Natural, NonNegative, Positive, ShareBelow1, config_dataclass
+from embodied.core.options import FractionBelow1, NonNegative, NonNegativeInt, Positive, PositiveInt, config_dataclass
 from embodied.core.protocols import Fitted
 from embodied.core.types import Obs
 
@@ -25,17 +25,17 @@ class SupervisedConfig:
     """Highest learning rate of AdamW, reached by a linear warm-up and followed by a cosine to 0."""
     weight_decay: NonNegative = 1e-4
     """Weight decay of AdamW."""
-    batch_size: Count = 256
+    batch_size: PositiveInt = 256
     """Samples of an update."""
-    updates: Count = 2000
+    updates: PositiveInt = 2000
     """Largest number of updates; the cosine ends there."""
-    warmup: Natural = 100
+    warmup: NonNegativeInt = 100
     """Updates of the linear warm-up."""
-    ema_decay: ShareBelow1 = 0.995
+    ema_decay: FractionBelow1 = 0.995
     """Decay of the average of the weights over updates that is validated and kept."""
     max_grad_norm: Positive = 1.0
     """Largest norm of the gradient."""
-    validate_every: Count = 200
+    validate_every: PositiveInt = 200
     """Updates between two validations."""
 
 

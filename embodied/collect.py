@@ -39,7 +39,7 @@ from torch import Tensor
 from embodied.core.config import PRESETS, nest, parse_overrides
 from embodied.core.episodes import PlanList
 from embodied.core.errors import UserError, one_line, unknown_name
-from embodied.core.options import Count, Natural, Seed, ShareBelow1, config_dataclass, from_mapping
+from embodied.core.options import FractionBelow1, NonNegativeInt, PositiveInt, Seed, config_dataclass, from_mapping
 from embodied.core.protocols import Demonstrating, VecEnv
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import SUCCESS, TRAIN, Box, CameraSpec, EnvSpec
@@ -64,16 +64,16 @@ class CollectConfig:
     """Options of the command; see the top of this file."""
 
     out: str
-    episodes: Count = 20
+    episodes: PositiveInt = 20
     seed: Seed = 0
-    noise: ShareBelow1 = 0.1
-    noise_steps: Count = 4
-    hold_steps: Natural = 10
+    noise: FractionBelow1 = 0.1
+    noise_steps: PositiveInt = 4
+    hold_steps: NonNegativeInt = 10
     cameras: tuple[str, ...] = ()
-    image_size: Count = 64
+    image_size: PositiveInt = 64
     keep_failures: bool = False
     expert: str | None = None
-    num_threads: Natural = 0
+    num_threads: NonNegativeInt = 0
 
 
 def collect(argv: Sequence[str]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from typing import Any
 
 from embodied.core.config import nest, parse_overrides
 from embodied.core.errors import UserError
-from embodied.core.options import Count, Natural, NonNegative, Seed, Text, config_dataclass, from_mapping
+from embodied.core.options import NonNegative, NonNegativeInt, PositiveInt, Seed, Text, config_dataclass, from_mapping
 from embodied.core.protocols import Filmed, Policy
 from embodied.report.metrics import write_json
 from embodied.report.progress import Line
@@ -47,7 +47,7 @@ class EvalConfig:
     """Options of the command; see the top of this file."""
 
     run: str
-    episodes: Count = 200
+    episodes: PositiveInt = 200
     seed: Seed = 0
     checkpoint: str = "last"
     video: bool = False
@@ -55,7 +55,7 @@ class EvalConfig:
     delay_ms: NonNegative | None = None
     randomization: Text | None = None
     sim: Text | None = None
-    num_threads: Natural = 0
+    num_threads: NonNegativeInt = 0
 
 
 def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from embodied.core.config import nest, parse_overrides
-from embodied.core.options import Count, config_dataclass, from_mapping
+from embodied.core.options import PositiveInt, config_dataclass, from_mapping
 from embodied.deployment.bundle.files import sha256
 from embodied.deployment.bundle.format import BUNDLE_FILE
 from embodied.session.command import run_command
@@ -41,7 +41,7 @@ class ExportConfig:
     run: str
     out: str
     checkpoint: str = "last"
-    episodes: Count = 16
+    episodes: PositiveInt = 16
     layout: Literal["auto", "onnx", "transformers"] = "auto"
 
 

@@ -27,7 +27,7 @@ from rich.text import Text
 
 from embodied.core.config import GROUPS, PRESETS, parse_overrides
 from embodied.core.errors import UserError, one_line, unknown_name
-from embodied.core.options import Count, Positive, Seed, config_dataclass, from_mapping
+from embodied.core.options import Positive, PositiveInt, Seed, config_dataclass, from_mapping
 from embodied.core.protocols import VecEnv
 from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
 from embodied.envs import FAMILIES, TASKS
@@ -48,9 +48,9 @@ class CheckConfig:
     """Options of ``check=``; see the top of this file."""
 
     check: str
-    num_envs: Count = 4
-    resets: Count = 10_000
-    steps: Count = 50
+    num_envs: PositiveInt = 4
+    resets: PositiveInt = 10_000
+    steps: PositiveInt = 50
     max_minutes: Positive = 10.0
     seed: Seed = 0
 

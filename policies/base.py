@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.errors import UserError
-from embodied.core.options import Count, Widths, config_dataclass, one_of
+from embodied.core.options import PositiveInt, Widths, config_dataclass, one_of
 from embodied.core.spec import Box, CameraSpec, Discrete, EnvSpec, MultiDiscrete
 from embodied.core.types import Obs
 from embodied.policies.critic import Critic
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class ActorCriticConfig:
     """Options that all policies share."""
 
-    horizon: Count = 4
+    horizon: PositiveInt = 4
     """H, planned actions of a chunk. A flow policy with E < H imitates worse (docs/flow_rl.md)."""
-    execute: Count = 4
+    execute: PositiveInt = 4
     """E, executed actions of a chunk, at most horizon."""
     critic_hidden: Widths = (128, 128)
     """Widths of the critic's hidden layers."""
@@ -49,7 +49,7 @@ class SeeingConfig(ActorCriticConfig):
 
     cameras: tuple[str, ...] = ()
     """Cameras whose images the policy observes, in this order; none: the state vector alone."""
-    image_size: Count = 64
+    image_size: PositiveInt = 64
     """Pixels of the square images."""
 
     @property

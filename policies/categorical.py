@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.errors import UserError
-from embodied.core.options import Count, Widths, config_dataclass
+from embodied.core.options import PositiveInt, Widths, config_dataclass
 from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
 from embodied.core.types import Evaluation, Obs, PolicySample
 from embodied.policies.base import ActorCritic
@@ -22,9 +22,9 @@ IMPOSSIBLE = float("-inf")
 class CategoricalConfig(PixelConfig):
     """Options of CategoricalPolicy."""
 
-    horizon: Count = 1
+    horizon: PositiveInt = 1
     """H, planned actions of a chunk."""
-    execute: Count = 1
+    execute: PositiveInt = 1
     """E, executed actions of a chunk, at most horizon."""
     actor_hidden: Widths = (128, 128)
     """Widths of the actor's hidden layers."""

@@ -2,7 +2,7 @@
 
     @config_dataclass
     class NetworkConfig:
-        hidden: Annotated[tuple[Count, ...], Field(min_length=1)] = (128, 128)
+        hidden: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (128, 128)
         activation: Literal["elu", "relu"] = "relu"
 
     from_mapping(NetworkConfig, {"hidden": [64]}, "policy")     from YAML and the command line
@@ -18,6 +18,7 @@ import dataclasses
 import re
 import types
 import typing
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from typing import Annotated, Any, TypeVar, cast, dataclass_transform
@@ -30,9 +31,9 @@ from embodied.core.errors import UserError, nearest
 
 T = TypeVar("T")
 
-Count = Annotated[int, Field(ge=1)]
+PositiveInt = Annotated[int, Field(ge=1)]
 """An integer, at least 1."""
-Natural = Annotated[int, Field(ge=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
 """An integer, at least 0."""
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 """Seed of a run, an evaluation or a data set."""
@@ -40,12 +41,28 @@ Positive = Annotated[float, Field(gt=0)]
 """A number above 0."""
 NonNegative = Annotated[float, Field(ge=0)]
 """A number, at least 0."""
-Share = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 """A number from 0 to 1."""
-ShareBelow1 = Annotated[float, Field(ge=0, lt=1)]
+FractionBelow1 = Annotated[float, Field(ge=0, lt=1)]
 """A number from 0 to 1, 1 excluded."""
-Widths = Annotated[tuple[Count, ...], Field(min_length=1)]
+Widths = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 """Widths of one or more hidden layers."""
+
+OLD_NAMES = {
+    "Count": "PositiveInt",
+    "Natural": "NonNegativeInt",
+    "Share": "Fraction",
+    "ShareBelow1": "FractionBelow1",
+}
+"""Names of version 0.1, which the documents told users to import."""
+
+
+def __getattr__(name: str) -> Any:
+    """Return what an old name is called now, with a warning."""
+    if name not in OLD_NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"'{__name__}.{name}' is called '{OLD_NAMES[name]}' now", FutureWarning, stacklevel=2)
+    return globals()[OLD_NAMES[name]]
 
 
 def _not_blank(text: str) -> str:

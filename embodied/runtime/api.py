@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from embodied.core.episodes import EpisodeStats
-from embodied.core.options import Count, Natural, NonNegative, Seed, config_dataclass
+from embodied.core.options import NonNegative, NonNegativeInt, PositiveInt, Seed, config_dataclass
 from embodied.core.protocols import Metrics, Policy
 from embodied.runtime.watch.trace import Trace
 
@@ -38,25 +38,25 @@ class RuntimeConfig:
 
     name: str = "sync"
     """Runtime. sync: one thread, exact and debuggable. local: threads of one process, learning overlaps simulation."""
-    num_env_workers: Count = 1
+    num_env_workers: PositiveInt = 1
     """Env workers. The envs are split evenly over num_env_workers * groups_per_worker groups, each one VecEnv."""
-    groups_per_worker: Natural = 0
+    groups_per_worker: NonNegativeInt = 0
     """Env groups per worker. With two, a worker steps one group while the other waits for its actions. 0 is two if
     max_staleness is at least 1 and the actor has a GPU or, on Ray, cores of its own. Otherwise it is one. With
     max_staleness=0 all runtimes then train the same bit for bit; on shared cores fewer, larger batches cost less."""
-    decisions: Count = 32
+    decisions: PositiveInt = 32
     """Decisions T per fragment. A batch is as many fragments as there are groups; with max_staleness=0 one of each."""
-    max_staleness: Natural = 0
+    max_staleness: NonNegativeInt = 0
     """Most versions by which the weights that drew a decision may be older than the learner's. 0 is synchronous PPO;
     sync allows only 0."""
     order: Literal["ticket", "arrival"] = "ticket"
     """Fragments of a batch. ticket: those admitted next, so one slow env group holds up all. arrival: the first that
     are complete; decisions that are older than max_staleness by then are masked. It needs max_staleness >= 1."""
-    sim_threads: Natural = 0
+    sim_threads: NonNegativeInt = 0
     """Threads of the simulation; 0 lets ``threads.plan`` choose."""
-    actor_threads: Natural = 0
+    actor_threads: NonNegativeInt = 0
     """Threads of the actor; 0 lets ``threads.plan`` choose."""
-    learner_threads: Natural = 0
+    learner_threads: NonNegativeInt = 0
     """Threads of the learner; 0 lets ``threads.plan`` choose."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of actor and learner; auto is CUDA if there is one."""
@@ -64,9 +64,9 @@ class RuntimeConfig:
     """Seconds without progress after which a local run logs which part waits for which; 0 is never."""
     trace: bool = False
     """Record what each part does in the first 60 seconds, for Perfetto: trace.json.gz in the run directory."""
-    eval_every: Natural = 0
+    eval_every: NonNegativeInt = 0
     """Iterations between two evaluations of the weights to deploy; 0 is never."""
-    eval_episodes: Count = 50
+    eval_episodes: PositiveInt = 50
     """Episodes per evaluation."""
     eval_seed: Seed = 0
     """Seed of the initial states of evaluations; final evaluations have others, even with the same seed."""

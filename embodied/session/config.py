@@ -21,7 +21,16 @@ from embodied.algos import ALGORITHMS
 from embodied.core.config import GROUPS, PRESETS, apply_values, compose, read_preset
 from embodied.core.device import resolve_device
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.options import Count, Natural, NonNegative, Positive, Seed, Text, config_dataclass, from_mapping
+from embodied.core.options import (
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    Seed,
+    Text,
+    config_dataclass,
+    from_mapping,
+)
 from embodied.envs import SAMPLERS
 from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, simulators, split_name
 from embodied.policies import POLICIES
@@ -53,9 +62,9 @@ class RunConfig:
     """Section of the simulator."""
     sampler: dict[str, Any]
     """Section of the sampler of training episodes."""
-    num_envs: Count
+    num_envs: PositiveInt
     """Training envs, over all workers."""
-    total_steps: Count
+    total_steps: PositiveInt
     """Control steps of all envs together, across resumes."""
     max_minutes: Positive | None = None
     """Wall-clock minutes across resumes, including set-up, while the process is not stopped; null is no limit."""
@@ -63,7 +72,7 @@ class RunConfig:
     """Seed of networks, envs, exploration and the final evaluation."""
     out: Text | None = None
     """Run directory, which must not exist yet; null is ``runs/<task>/<policy>-<algo>-<time>``."""
-    eval_episodes: Natural = 200
+    eval_episodes: NonNegativeInt = 200
     """Episodes of the evaluation at the end; 0 for none."""
     checkpoint_minutes: NonNegative = 2.0
     """Minutes between two checkpoints."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.errors import UserError
-from embodied.core.options import Count, Share, config_dataclass, from_mapping
+from embodied.core.options import Fraction, PositiveInt, config_dataclass, from_mapping
 from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Instruction, StartStage, Term
 from embodied.envs.episodes.instructions import single_instruction
 from embodied.envs.episodes.seeding import EpisodeRng
@@ -35,11 +35,11 @@ class TaskConfig:
     """Name of the robot."""
     control: dict[str, Any] = field(default_factory=dict)
     """The robot's options, which say how actions move it; for the Panda those of ``ControlConfig``."""
-    max_episode_steps: Count = 80
+    max_episode_steps: PositiveInt = 80
     """Time limit, control steps."""
     control_dt_s: float = 0.05
     """Length of a control step, s."""
-    held_starts: Share = 0.0
+    held_starts: Fraction = 0.0
     """Share of the training episodes that start with the object already in the hand, anywhere over the table.
 
     So the steps after the grasp are learned from the first minute. Evaluations have no such starts. A start-state

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from embodied.core.options import Count, Positive, config_dataclass
+from embodied.core.options import Positive, PositiveInt, config_dataclass
 from embodied.core.spec import Difference, Term
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.scene import RED, add_goal, add_post
@@ -31,7 +31,7 @@ CLEARANCE_M = 0.05  # distance from the forbidden column at which the expert pas
 class DetourConfig(TaskConfig):
     """Options of Detour. ``low`` and ``high`` are opposite corners of a box."""
 
-    max_episode_steps: Count = 40
+    max_episode_steps: PositiveInt = 40
     """Time limit, control steps."""
     keep_out_m: Positive = 0.04
     """The tool centre point must stay this far from the post's axis, at any height."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from embodied.core.options import Count, Share, config_dataclass
+from embodied.core.options import Fraction, PositiveInt, config_dataclass
 from embodied.core.spec import StartStage, Term
 from embodied.envs.mujoco.view import View
 from embodied.envs.tasks.base import ObjectTaskConfig, Task, near, progress
@@ -28,9 +28,9 @@ from embodied.envs.tasks.common import (
 class PlacingConfig(ObjectTaskConfig):
     """Options of tasks that place an object in a tray."""
 
-    max_episode_steps: Count = 80
+    max_episode_steps: PositiveInt = 80
     """Time limit, control steps."""
-    held_starts: Share = 0.3
+    held_starts: Fraction = 0.3
     """Share of the training episodes that start with the object in the hand; see ``TaskConfig``."""
     tray_half_m: float = 0.08
     """Half width of the space between the walls."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from embodied.core.options import Count, config_dataclass
+from embodied.core.options import PositiveInt, config_dataclass
 from embodied.core.spec import Difference, Term
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.scene import RED, add_cube, add_goal
@@ -29,7 +29,7 @@ from embodied.envs.tasks.common import (
 class PushConfig(ObjectTaskConfig):
     """Options of Push. ``low`` and ``high`` are opposite corners of an area (x, y)."""
 
-    max_episode_steps: Count = 64
+    max_episode_steps: PositiveInt = 64
     """Time limit, control steps."""
     cube_half_m: float = 0.025
     """Half the cube's edge."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from embodied.core.options import Count, config_dataclass
+from embodied.core.options import PositiveInt, config_dataclass
 from embodied.core.spec import Difference, Term
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.scene import add_goal
@@ -21,7 +21,7 @@ from embodied.envs.tasks.common import move_towards
 class ReachConfig(TaskConfig):
     """Options of Reach. ``low`` and ``high`` are opposite corners of a box (x, y, z)."""
 
-    max_episode_steps: Count = 40
+    max_episode_steps: PositiveInt = 40
     """Time limit, control steps."""
     goal_low_m: tuple[float, float, float] = (0.35, -0.3, 0.08)
     """Box of goals."""

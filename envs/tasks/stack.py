@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from embodied.core.options import Count, Share, config_dataclass
+from embodied.core.options import Fraction, PositiveInt, config_dataclass
 from embodied.core.spec import Difference, StartStage, Term
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.scene import BLUE, RED, add_cube
@@ -36,9 +36,9 @@ class StackConfig(ObjectTaskConfig):
     ``low`` and ``high`` are opposite corners of an area (x, y). The two areas do not overlap.
     """
 
-    max_episode_steps: Count = 96
+    max_episode_steps: PositiveInt = 96
     """Time limit, control steps."""
-    held_starts: Share = 0.3
+    held_starts: Fraction = 0.3
     """Share of the training episodes that start with the object in the hand; see ``TaskConfig``."""
     cube_half_m: float = 0.02
     """Half the red cube's edge."""

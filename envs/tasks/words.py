@@ -14,7 +14,7 @@ from pydantic import Field
 
 import embodied
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.options import Share, config_dataclass, from_mapping
+from embodied.core.options import Fraction, config_dataclass, from_mapping
 from embodied.core.spec import TRAIN, Instruction
 from embodied.envs.mujoco.scene import Shape
 
@@ -32,7 +32,7 @@ class Words:
 
     shapes: Annotated[dict[str, Shape], Field(min_length=2)]
     """Shapes by name."""
-    colors: Annotated[dict[str, tuple[Share, Share, Share]], Field(min_length=2)]
+    colors: Annotated[dict[str, tuple[Fraction, Fraction, Fraction]], Field(min_length=2)]
     """Red, green and blue, 0 to 1, of the colours by name."""
     trays: Annotated[dict[str, tuple[float, float]], Field(min_length=2)]
     """x and y of the trays' centres, m, by name."""

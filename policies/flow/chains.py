@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from embodied.core.errors import UserError
-from embodied.core.options import Count, Natural, Positive, config_dataclass
+from embodied.core.options import NonNegativeInt, Positive, PositiveInt, config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Evaluation, Obs, PolicySample
 from embodied.policies.base import ActorCritic, ActorCriticConfig
@@ -29,7 +29,7 @@ from embodied.policies.likelihood import gaussian_entropy, gaussian_log_prob, su
 class ChainConfig(ActorCriticConfig):
     """Options of FlowChains; standard deviations are in action units ([-1, 1])."""
 
-    denoise_steps: Count = 4
+    denoise_steps: PositiveInt = 4
     """K, steps from noise to action."""
     exploration: Literal["flow_noise", "flow_sde"] = "flow_noise"
     """flow_noise: steps with a learned standard deviation. flow_sde: steps of the SDE with the ODE's marginals."""
@@ -45,7 +45,7 @@ class ChainConfig(ActorCriticConfig):
     """Upper bound of the learned standard deviation."""
     sigma_init: Positive = 0.25
     """Initial value of the learned standard deviation."""
-    max_delay: Natural = 0
+    max_delay: NonNegativeInt = 0
     """D, greatest delay of inference in control steps: the first actions of a chunk that are already decided when it is
     computed. At most execute, and at most horizon - execute; 0: inference takes no time (docs/flow_rl.md)."""
     checkpoint_steps: bool = False

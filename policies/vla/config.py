@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from embodied.core.errors import UserError
-from embodied.core.options import Count, Natural, config_dataclass
+from embodied.core.options import NonNegativeInt, PositiveInt, config_dataclass
 from embodied.policies.base import SeeingConfig
 from embodied.policies.flow.chains import ChainConfig
 
@@ -23,9 +23,9 @@ class VLAConfig(ChainConfig, SeeingConfig):
 
     cameras: Annotated[tuple[str, ...], Field(min_length=1)] = ("front", "wrist")
     """Cameras whose images the policy observes, in this order."""
-    image_size: Count = 224
+    image_size: PositiveInt = 224
     """Pixels of the square images."""
-    max_tokens: Count = 48
+    max_tokens: PositiveInt = 48
     """Largest number of tokens of an instruction."""
     pretrained: str | None = None
     """Directory of a checkpoint of transformers, with tokenizer and processor."""
@@ -33,13 +33,13 @@ class VLAConfig(ChainConfig, SeeingConfig):
     """Options of transformers' PI0Config. Language model and action expert need the same number of layers."""
     freeze: tuple[Part, ...] = ()
     """Parts that are not trained. If both are frozen, their outputs are computed once per update."""
-    lora_rank: Natural = 0
+    lora_rank: NonNegativeInt = 0
     """Rank of LoRA on the attention of the action expert; 0: all weights of the expert are trained."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the weights of vision and language; bfloat16 needs both to be frozen."""
     compile: bool = False
     """Compile the action expert by torch.compile."""
-    prefix_cache_mb: Natural = 1024
+    prefix_cache_mb: NonNegativeInt = 1024
     """Memory (MB) that the outputs of the frozen part may take for a learner's batch, a data set or the scenes of
     imitation. If they need more, they are recomputed whenever they are used. Outputs that the actor passes on are not
     checked."""

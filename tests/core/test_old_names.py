@@ -47,6 +47,17 @@ assert EpisodeRng is Present
     assert "'embodied.deployment.runner' is called 'embodied.deployment.bundle.runner' now" in done.stderr
 
 
+def test_types_of_options_that_were_renamed_are_the_same_and_warn(root: Path, tmp_path: Path) -> None:
+    code = """
+from embodied.core import options
+from embodied.core.options import Count, ShareBelow1
+assert Count is options.PositiveInt and ShareBelow1 is options.FractionBelow1
+"""
+    done = run(code, tmp_path, root)
+    assert done.returncode == 0, done.stderr
+    assert "'embodied.core.options.Count' is called 'PositiveInt' now" in done.stderr
+
+
 def test_packages_of_a_user_come_first(root: Path, tmp_path: Path) -> None:
     (tmp_path / "envs").mkdir()
     for name in ("envs/__init__.py", "envs/mine.py", "policies.py"):

@@ -12,7 +12,16 @@ import pytest
 from pydantic import Field
 
 from embodied.core.errors import UserError
-from embodied.core.options import Count, Positive, ShareBelow1, Text, Widths, config_dataclass, from_mapping, one_of
+from embodied.core.options import (
+    FractionBelow1,
+    Positive,
+    PositiveInt,
+    Text,
+    Widths,
+    config_dataclass,
+    from_mapping,
+    one_of,
+)
 
 METHODS = {"euler": 1, "heun": 2}
 
@@ -33,7 +42,7 @@ class Network:
 
 @config_dataclass
 class Options:
-    steps: Count
+    steps: PositiveInt
     learning_rate: float = 3e-4
     name: Text = "x"
     resume: str | None = None
@@ -42,7 +51,7 @@ class Options:
     bounds: tuple[float, float] = (0.0, 1.0)
     extra: dict[str, float] = field(default_factory=dict)
     networks: dict[str, Network] = field(default_factory=dict)
-    decay: ShareBelow1 | None = None
+    decay: FractionBelow1 | None = None
     method: Annotated[str, one_of(METHODS)] = "euler"
     cameras: Annotated[tuple[str, ...], Field(min_length=1)] = ("front",)
     anything: dict[str, Any] = field(default_factory=dict)
@@ -122,7 +131,7 @@ def test_arguments_without_names_and_changed_copies_are_checked() -> None:
 def test_a_subclass_inherits_and_narrows() -> None:
     @config_dataclass
     class Deep(Network):
-        hidden: Annotated[tuple[Count, ...], Field(min_length=3)] = (8, 8, 8)
+        hidden: Annotated[tuple[PositiveInt, ...], Field(min_length=3)] = (8, 8, 8)
 
     assert from_mapping(Deep, {"sigma_min": 0.5}) == Deep(sigma_min=0.5)
     with pytest.raises(UserError, match=r"hidden: got .* 3 or more entries"):

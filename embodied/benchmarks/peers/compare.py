@@ -32,7 +32,7 @@ from embodied.benchmarks.measure import Report, note, paired
 from embodied.benchmarks.peers import ours
 from embodied.benchmarks.peers.meter import Meter, MeteredEnv, PPOSettings, describe
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.options import Count, Natural, config_dataclass
+from embodied.core.options import NonNegativeInt, PositiveInt, config_dataclass
 from embodied.core.spec import Box, EnvSpec, MultiDiscrete
 from embodied.runtime import threads
 from embodied.session import config as run_config
@@ -53,19 +53,19 @@ class CompareOptions:
     """Other libraries: sb3, rsl_rl, torchrl."""
     ours: tuple[Literal["local", "sync", "recipe"], ...] = ("local", "sync")
     """Runtimes of ours beside them; [] for the peers alone. ``recipe``: the task's own settings, for level= alone."""
-    rounds: Count = 7
+    rounds: PositiveInt = 7
     """Rounds of the throughput."""
-    iterations: Count = 6
+    iterations: PositiveInt = 6
     """Iterations of a training in a round that count."""
-    warmup: Count = 2
+    warmup: PositiveInt = 2
     """Iterations before them."""
     level: float | None = None
     """Success, or return for a task without success, that trainers are timed to; null: only throughput."""
-    total_steps: Count = 2_000_000
+    total_steps: PositiveInt = 2_000_000
     """Env steps after which a training that has not reached the level ends."""
-    seeds: Count = 1
+    seeds: PositiveInt = 1
     """Trainings of each to the level, with the seeds ppo.seed, ppo.seed + 1, ..."""
-    threads: Natural = 0
+    threads: NonNegativeInt = 0
     """Threads of torch in every trainer; 0: all cores, and in ``local`` its own choice. On cores that other programs
     also use, only 1 compares: torch slows down sharply where its threads share cores."""
     ppo: PPOSettings = Field(default_factory=PPOSettings)

@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from embodied.core.episodes import EpisodeStats
-from embodied.core.options import Count, NonNegative, Positive, Seed, ShareBelow1, Widths, config_dataclass
+from embodied.core.options import FractionBelow1, NonNegative, Positive, PositiveInt, Seed, Widths, config_dataclass
 from embodied.core.protocols import VecEnv
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import EnvSpec
@@ -35,21 +35,21 @@ class PPOSettings:
     """Settings of PPO that all trainers share. Separate networks of actor and critic, Adam at a fixed rate, a standard
     deviation that does not depend on the state, observations standardised by running statistics."""
 
-    num_envs: Count = 64
+    num_envs: PositiveInt = 64
     """Environments."""
-    decisions: Count = 64
+    decisions: PositiveInt = 64
     """Steps of every env in a batch."""
     hidden: Widths = (256, 256)
     """Widths of the hidden layers of actor and critic; their activation is ReLU."""
-    epochs: Count = 5
+    epochs: PositiveInt = 5
     """Passes over each batch."""
-    num_minibatches: Count = 4
+    num_minibatches: PositiveInt = 4
     """Minibatches of an epoch."""
     learning_rate: Positive = 3e-4
     """Learning rate."""
-    gamma: ShareBelow1 = 0.99
+    gamma: FractionBelow1 = 0.99
     """Discount of a step."""
-    gae_lambda: ShareBelow1 = 0.95
+    gae_lambda: FractionBelow1 = 0.95
     """GAE trace of a step."""
     clip_range: Positive = 0.2
     """Clip of the ratio."""

@@ -7,7 +7,7 @@ from dataclasses import field
 import torch
 
 from embodied.core.errors import UserError
-from embodied.core.options import Count, Natural, NonNegative, Positive, Text, config_dataclass
+from embodied.core.options import NonNegative, NonNegativeInt, Positive, PositiveInt, Text, config_dataclass
 from embodied.runtime.api import RuntimeConfig
 from embodied.runtime.ray.supervision import Patience
 
@@ -29,22 +29,22 @@ class RayConfig(RuntimeConfig):
     """Options of a run on Ray: the cluster, the parts and their places, and how long a part may be silent."""
 
     name: str = "ray"
-    max_staleness: Natural = 1
+    max_staleness: NonNegativeInt = 1
     """Most versions by which the weights that drew a decision may be older than the learner's. 0 is synchronous PPO."""
     address: Text | None = None
     """Address host:port of an existing Ray cluster, or auto for that of the variable RAY_ADDRESS, or without it the one
     on this machine. null starts one on this machine that only listens on its loopback interface and ends with the
     run."""
-    min_env_workers: Count | None = None
+    min_env_workers: PositiveInt | None = None
     """Env workers that are enough to begin and to go on. The others join whenever the cluster has room for them, and
     may leave again. null: all of num_env_workers. Fewer than all need max_staleness >= 1."""
-    num_actor_servers: Count = 1
+    num_actor_servers: PositiveInt = 1
     """Actor servers. An env worker uses one on its own node if there is one."""
     env_worker: Placement = field(default_factory=Placement)
     """Place of each env worker."""
     actor_server: Placement = field(default_factory=Placement)
     """Place of each actor server."""
-    num_learners: Count = 1
+    num_learners: PositiveInt = 1
     """Learner processes. Each update is made by all, every one with its share of the fragments, and is that of one
     process up to rounding. At most as many as env groups."""
     learner: Placement = field(default_factory=Placement)
@@ -57,10 +57,10 @@ class RayConfig(RuntimeConfig):
     """Seconds after which a simulator step or an inference that has not ended counts as hung."""
     update_timeout_s: Positive = 1800.0
     """Seconds after which an update, or another operation of the learner, that has not ended counts as hung."""
-    max_failures: Natural = 3
+    max_failures: NonNegativeInt = 3
     """Failures of a part in a row, without useful work in between, that are cured by a restart. One more ends the run
     with the first exception."""
-    max_failures_per_hour: Natural = 20
+    max_failures_per_hour: NonNegativeInt = 20
     """Failures of a part within an hour, whatever work it does in between, that are cured by a restart."""
 
     def __post_init__(self) -> None:

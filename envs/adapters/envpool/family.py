@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.episodes import EpisodePlans, Ints
-from embodied.core.options import Count, config_dataclass
+from embodied.core.options import PositiveInt, config_dataclass
 from embodied.core.spec import SUCCESS, CameraSpec, Discrete, EnvSpec
 from embodied.core.types import Obs
 from embodied.envs.adapters.envpool.pool import Arrays, Pool, can_render
@@ -47,7 +47,7 @@ LISTED = (
 class EnvpoolConfig:
     """Options of the simulator."""
 
-    batch_size: Count | None = None
+    batch_size: PositiveInt | None = None
     """Number of envs of a group that get their next decisions together, as soon as they are done, while the others are
     still simulated; null waits for the whole group."""
 

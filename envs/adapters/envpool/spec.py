@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, one_line, unknown_name
-from embodied.core.options import Count, Text, config_dataclass
+from embodied.core.options import PositiveInt, Text, config_dataclass
 from embodied.core.spec import SUCCESS, ActionSpace, ActionTerm, Box, CameraSpec, Discrete, EnvSpec, Instruction, Term
 from embodied.envs.adapters.gym.spaces import TIME, images_alone
 from embodied.envs.adapters.pixels import Frame, frames_of
@@ -37,7 +37,7 @@ OURS = {  # options that the adapter itself sets, or that have a name of their o
 class EnvpoolTaskConfig:
     """Options of an environment of EnvPool."""
 
-    max_episode_steps: Count | None = None
+    max_episode_steps: PositiveInt | None = None
     """Time limit, control steps; null is EnvPool's own."""
     instruction: Text | None = None
     """Instruction for policies that read one; null is the name of the environment."""

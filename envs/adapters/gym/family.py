@@ -18,7 +18,7 @@ from torch import Tensor
 
 from embodied.core.episodes import EpisodePlans, Ints
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.options import Count, Natural, Positive, Text, config_dataclass
+from embodied.core.options import NonNegativeInt, Positive, PositiveInt, Text, config_dataclass
 from embodied.core.spec import SUCCESS, Box, CameraSpec, EnvSpec, Instruction
 from embodied.core.types import Obs
 from embodied.envs.adapters.gym.probe import Probe, known_ids, probe
@@ -40,7 +40,7 @@ class GymConfig:
 
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of its constructor."""
-    max_episode_steps: Count | None = None
+    max_episode_steps: PositiveInt | None = None
     """Time limit, control steps; null is that of its registration, or 1,000 if it has none."""
     control_dt_s: Positive | None = None
     """Seconds between two actions; null is its own ``dt``, or of its ``render_fps``."""
@@ -59,7 +59,7 @@ class GymConfig:
 class GymSimConfig:
     """Options of the simulator."""
 
-    processes: Natural | None = None
+    processes: NonNegativeInt | None = None
     """Processes that step a group of envs; 0 steps them in this process. null is one for each thread of the group's
     budget if a step takes longer than 0.1 ms, else 0. Always 0 for an environment's own vector environment."""
 

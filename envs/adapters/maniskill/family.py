@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.options import Count, Text, config_dataclass
+from embodied.core.options import PositiveInt, Text, config_dataclass
 from embodied.core.spec import ActionTerm, Box, CameraSpec, EnvSpec, Instruction, Term
 from embodied.envs.adapters.child import Child, ChildDied
 from embodied.envs.adapters.maniskill.describe import Description
@@ -44,7 +44,7 @@ class ManiSkillTaskConfig:
     order. It must be that of the demonstrations that a policy learns from."""
     terminate_on: Literal["none", "fail", "success", "success_or_fail"] = "fail"
     """Outcomes that end an episode before its time limit."""
-    max_episode_steps: Count | None = None
+    max_episode_steps: PositiveInt | None = None
     """Time limit, control steps."""
     instruction: Text | None = None
     """Instruction for policies that read one; by default the environment's id, as embodied.convert writes it."""

@@ -24,7 +24,7 @@ from embodied.core.contract import check_state
 from embodied.core.device import resolve_device
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, Ints
 from embodied.core.errors import UserError
-from embodied.core.options import Count, config_dataclass
+from embodied.core.options import PositiveInt, config_dataclass
 from embodied.core.spec import CameraSpec
 from embodied.core.types import Obs
 from embodied.envs.base.episodic import Advance, EpisodicEnv
@@ -48,9 +48,9 @@ class WarpConfig:
     """Simulator."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the simulation; auto is that of the learner, ``device=``."""
-    max_contacts: Count = 64
+    max_contacts: PositiveInt = 64
     """Contacts per env, on average over all envs, for which there is memory."""
-    max_constraints: Count = 192
+    max_constraints: PositiveInt = 192
     """Rows of constraints per env for which there is memory; a contact has 3 to 6, a joint at its limit 1."""
     randomization: dict[str, Any] = field(default_factory=dict)
     """Must be empty: domain randomisation needs sim=mujoco."""
