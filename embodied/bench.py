@@ -5,16 +5,13 @@
   train task=<task> peers=sb3,rsl_rl,torchrl
                training throughput compared with PPO of other libraries on the same task, with the same settings;
                level=<success or return>, total_steps= also time them to a level; rounds=, ppo.num_envs=, ...
-  async        asynchronous training, compared with synchronous training and with the bound: uniform steps, simulators
-               with heavy-tailed latency, slow inference, robots, sizes of the policy; success after equal steps.
-               parts=tail,inference measures only these; embodied/benchmarks/asynchrony.py lists all
-  scale        what 10 to 15,000 workers would give, by a model with the real ledger and assumed times
+  async        asynchronous training, compared with synchronous training and with the bound: simulators with
+               heavy-tailed latency, slow inference, robots
   flow         cost of exploration in an update of the flow policy; sampling compared with bare passes of its network
   camera       images for policies by ray casting, compared with OpenGL on the CPU
   vla          inference and learning of the vision-language-action policy, with and without each optimisation
   deploy       latency of bundles, missed deadlines of a closed loop at 50 Hz, throughput of the policy server
-  ray          training on Ray compared with threads on one machine; cost of a broadcast of weights to the learner; how
-               much of the weights an update changes
+  ray          training on Ray compared with threads on one machine
   out=<file>   also write the result to this file, which must not exist yet
   short=true   use tiny sizes to see that it works; the numbers mean nothing
 
@@ -30,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embodied.benchmarks import asynchrony, broadcast, camera, deploy, flow, scale, sim, train, vla
+from embodied.benchmarks import asynchrony, camera, deploy, flow, sim, train, vla
 from embodied.benchmarks.measure import Report
 from embodied.benchmarks.peers.compare import CompareOptions, compare
 from embodied.core.config import nest, parse_overrides
@@ -44,18 +41,12 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "camera": camera.measure,
     "deploy": deploy.measure,
     "flow": flow.measure,
-    "ray": broadcast.measure,
-    "scale": scale.measure,
+    "ray": train.measure_ray,
     "sim": sim.measure,
     "train": train.measure,
     "vla": vla.measure,
 }
-CONFIGURED: dict[str, tuple[type[Any], Callable[[Any, bool], Report]]] = {
-    "async": (asynchrony.AsyncOptions, asynchrony.measure_parts),
-    "train": (CompareOptions, compare),
-}
-"""Options of their own that some benchmarks have, and what measures with them."""
-LISTS = ("ours", "parts", "peers")
+LISTS = ("ours", "peers")
 
 
 @config_dataclass
@@ -75,9 +66,8 @@ def bench(argv: Sequence[str]) -> dict[str, Any]:
     values = parse_overrides([_as_list(word) for word in argv[1:]])
     own: dict[str, Any] = {key: values.pop(key) for key in ("out", "short") if key in values}
     measure = BENCHMARKS[argv[0]]
-    if argv[0] in CONFIGURED and values:
-        kind, configured = CONFIGURED[argv[0]]
-        measure = partial(configured, from_mapping(kind, nest(values)))
+    if argv[0] == "train" and values:
+        measure = partial(compare, from_mapping(CompareOptions, nest(values)))
     else:
         own |= values
     options = from_mapping(BenchOptions, own)

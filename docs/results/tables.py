@@ -196,19 +196,19 @@ def ways(results: list[dict[str, Any]]) -> str:
 
 
 def asynchronous() -> None:
-    """Seconds per batch with slow parts, what the model predicts, and throughput over synchronous and the bound."""
+    """Seconds per batch with slow parts, and throughput over synchronous training and over the bound."""
     record = json.loads((HERE / "bench/async.json").read_text(encoding="utf-8"))
     ratios, rows = record["ratios"], {row["name"]: row["settings"] for row in record["rows"]}
-    row("scenario", "mode", "seconds per batch", "predicted", "over synchronous", "over the bound", "decisions masked")
-    row(*["---"] * 7)
+    row("scenario", "mode", "seconds per batch", "over synchronous", "over the bound", "decisions masked")
+    row(*["---"] * 6)
     for name, found in rows.items():
-        if "model_batch_s" not in found:
+        if "batch_s" not in found:
             continue
         prefix = name.removesuffix("_async") if name.endswith("_async") else name
         ratio = [f"{ratios[key]:.2f}" if (key := f"{prefix}_over_{of}") in ratios else "" for of in ("sync", "bound")]
-        seconds = (f"{median(found[key]):.3f}" for key in ("batch_s", "model_batch_s"))
+        seconds = f"{median(found['batch_s']):.3f}"
         mode = f"`max_staleness={found['max_staleness']}" + (" order=arrival`" if "order" in found else "`")
-        row(name.removesuffix("_2").rpartition("_")[0], mode, *seconds, *ratio, f"{100 * found['dropped']:.1f}%")
+        row(name.removesuffix("_2").rpartition("_")[0], mode, seconds, *ratio, f"{100 * found['dropped']:.1f}%")
     print()
 
 

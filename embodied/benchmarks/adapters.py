@@ -21,10 +21,9 @@ from time import perf_counter
 from typing import Any
 
 import gymnasium
-import numpy as np
 import torch
 
-from embodied.benchmarks.measure import Report, built, in_turns, paired, timed
+from embodied.benchmarks.measure import Report, built, paired, timed
 from embodied.core.protocols import VecEnv
 from embodied.core.spec import Box
 from embodied.envs import FAMILIES
@@ -77,13 +76,8 @@ def compare(
             for suffix, pause_s in pauses.items()
             for side, stepped, actions in (("adapted", env, ours), ("bare", bare, theirs))
         }
-        results = in_turns(loops, rounds)
-    settings = {
-        "task": env.spec.task, "num_envs": num_envs, "num_threads": num_threads, "control_steps": steps,
-        "rounds": rounds,
-    }  # fmt: skip
-    for key, speeds in results.items():
-        report.add(f"{name}_{key}", float(np.median(speeds)), "control steps/s", **settings)
+        settings = {"task": env.spec.task, "num_envs": num_envs, "num_threads": num_threads, "control_steps": steps}
+        results = report.measure(loops, rounds, "control steps/s", settings, f"{name}_{{}}")
     for suffix in pauses:
         ratio = paired(results[f"adapted{suffix}"], results[f"bare{suffix}"])
         report.ratio(f"{name}_adapter_over{suffix or '_bare'}", ratio)

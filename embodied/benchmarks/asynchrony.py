@@ -1,54 +1,104 @@
-"""Asynchronous training next to synchronous training: the same work on the same cores, and the bound of each.
+"""Asynchronous next to synchronous training where parts wait: slow simulators, slow inference, robots.
 
-    uniform_over_sync      (a) default run, whose parts compete for the cores: runtime=local / runtime=sync
-    tail_over_sync         (b) simulators with heavy-tailed latency: max_staleness=1 order=arrival / max_staleness=0
+    tail_over_sync         simulators with heavy-tailed latency: max_staleness=1 order=arrival / max_staleness=0
     tail_over_bound        the same / bound; tail_async_2_over_bound: with max_staleness=2
-    inference_over_bound   (c) slow inference, as of a large policy on an accelerator
-    robot_over_bound       (d) robots, whose steps take the time that they take
-    tail_success           (b) success after equal steps, asynchronous less synchronous training, share of episodes
-    tail_time_to_level     (b) seconds until half of the episodes succeed, synchronous / asynchronous training
-    model_error            greatest relative error of the model (plant.py) over the rows of (b), (c) and (d)
+    inference_over_bound   slow inference, as of a large policy on an accelerator
+    robot_over_bound       robots, whose steps take the time that they take
 
-In (b), (c) and (d) the parts sleep (latency.py), so they do not compete for cores. Synchronous means max_staleness=0 in
-``runtime=local``: all workers step in parallel, then the learner updates. ``runtime=sync`` would step them in turn.
-``ticket`` rows are max_staleness=1 with order=ticket, the default, in which a batch waits for its slowest fragment.
+Each part does its real work and sleeps for the rest of a given time, so the cores stay free, as if the part had a
+machine of its own. Everything else is a run like any other. Synchronous means max_staleness=0 in ``runtime=local``: all
+workers step in parallel, then the learner updates. ``ticket`` rows are max_staleness=1 with order=ticket, the default,
+in which a batch waits for its slowest fragment.
 
-A bound is the throughput that would be reached if no part ever waited. In (b), (c) and (d) it is one batch per
-``Setup.bound_s``: the mean time of a worker's steps or of the update, whichever is longer. In (a) parts share cores,
-and the bound is that of ``bench train``. Decisions that are masked because of their age count in no throughput.
-
-Modes take turns, and a ratio is the median over rounds. A round draws new latencies, the same for all modes.
+The bound is the throughput that would be reached if no part ever waited: one batch per ``Setup.bound_s``. Throughput
+counts only decisions that were not masked because of their age. Modes take turns, and a ratio is the median over
+rounds. A round draws new latencies, the same for all modes. ``bench train`` compares parts that share the cores.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import count
 from statistics import fmean, median
-from typing import Any, Literal, get_args
+from typing import Any
 
-from embodied.benchmarks import train
-from embodied.benchmarks.latency import Latency, Run, Setup, build, measured
+import torch
+from torch import Tensor
+
+from embodied.algos import ALGORITHMS
+from embodied.algos.ppo import PPO
 from embodied.benchmarks.measure import Report, note, paired
-from embodied.benchmarks.plant import Model, Plant, Prediction, Times
-from embodied.core.options import config_dataclass
-from embodied.runtime import threads
+from embodied.core.episodes import EpisodeSampler
+from embodied.core.options import from_mapping
+from embodied.core.protocols import Algorithm, Metrics, Policy, VecEnv
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Fragment, Obs, PolicySample, Timestep
+from embodied.policies.gaussian import GaussianPolicy
+from embodied.runtime import build_runtime
 from embodied.session import config as run_config
-from embodied.session.evaluation import evaluate_policy
+from embodied.session import factories
+from embodied.session.config import options_of
 
 Mode = Mapping[str, Any]
-Part = Literal["uniform", "tail", "inference", "robot", "learning"]
 
 SYNC: Mode = {"max_staleness": 0}
 ASYNC: Mode = {"max_staleness": 1}
 ARRIVAL: Mode = {"max_staleness": 1, "order": "arrival"}
 ARRIVAL_2: Mode = {"max_staleness": 2, "order": "arrival"}
-WARMUP = 2
-LEVEL = 0.5
-RECENT = 200  # latest episodes whose success is compared with LEVEL
+WARMUP = 2  # first iterations of a run, which do not count
+LIGHT = {
+    "policy.horizon": 1, "policy.execute": 1, "policy.actor_hidden": [32, 32], "policy.critic_hidden": [32, 32],
+    "algo.epochs": 2, "algo.num_minibatches": 1, "runtime.sim_threads": 1, "runtime.actor_threads": 1,
+    "runtime.learner_threads": 1, "runtime.eval_every": 0, "eval_episodes": 0, "device": "cpu",
+}  # fmt: skip
+"""Overrides of a run that computes little, so that the latencies are what it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Parts of a run, and the least time that each takes."""
+
+    step_s: float
+    """One step of an env group, mean: a decision with its chunk of actions."""
+    workers: int
+    """Env workers, a thread each."""
+    sigma: float = 0.0
+    """Standard deviation of the logarithm of a step's time, which is lognormal; 0 is a constant. At 1, one step in 50
+    takes more than 4.7 times the mean."""
+    groups: int = 1
+    """Env groups of a worker, which steps one at a time."""
+    envs: int = 4
+    """Environments of a group."""
+    decisions: int = 4
+    """T of a fragment."""
+    infer_s: float = 0.0
+    """One call of the policy, for any number of requests."""
+    update_s: float = 0.0
+    """One update."""
+
+    @property
+    def bound_s(self) -> float:
+        """Seconds per batch if no part ever waited: a worker's steps or the update, whichever is longer."""
+        return max(self.groups * self.decisions * self.step_s, self.update_s)
+
+    def latencies_s(self, seed: object) -> Iterator[float]:
+        """Yield times of steps, s, that depend on ``seed`` alone."""
+        rng = random.Random(str(seed))
+        while True:
+            yield self.step_s * rng.lognormvariate(-(self.sigma**2) / 2, self.sigma)
+
+    def overrides(self, mode: Mode) -> dict[str, Any]:
+        """Return the overrides of a run in a mode: keys of ``runtime``."""
+        return {
+            "task": "reach", "policy": "gaussian", "runtime": "local", "runtime.num_env_workers": self.workers,
+            "runtime.groups_per_worker": self.groups, "num_envs": self.workers * self.groups * self.envs,
+            "runtime.decisions": self.decisions, **LIGHT, **{f"runtime.{key}": value for key, value in mode.items()},
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,195 +108,158 @@ class Scenario:
     setup: Setup
     modes: Mapping[str, Mode]
     iterations: int
-    rounds: int = 3
+    rounds: int = 1
 
 
-TAIL = Setup(Latency(0.15, sigma=1.0), workers=32, decisions=6, update_s=0.09)
+TAIL = Setup(0.15, workers=32, sigma=1.0, decisions=6, update_s=0.09)
+INFERENCE = Setup(0.04, workers=4, groups=3, decisions=8, infer_s=0.03, update_s=0.48)
+TWO_GROUPS = Setup(0.04, workers=4, groups=2, infer_s=0.03, update_s=0.24)
+ROBOT = Setup(0.2, workers=4, sigma=0.1, envs=1, update_s=0.6)
 SCENARIOS = {
-    "tail": Scenario(TAIL, {"sync": SYNC, "ticket": ASYNC, "async": ARRIVAL, "async_2": ARRIVAL_2}, iterations=10),
-    "tail_long_update": Scenario(replace(TAIL, update_s=0.6), {"sync": SYNC, "async": ARRIVAL}, 10, rounds=1),
-    "inference": Scenario(
-        Setup(Latency(0.04), workers=4, groups=3, decisions=8, infer_s=0.03, update_s=0.48),
-        {"sync": SYNC, "async": ASYNC},
-        iterations=4,
-        rounds=2,
-    ),
-    "inference_two_groups": Scenario(
-        Setup(Latency(0.04), workers=4, groups=2, infer_s=0.03, update_s=0.24), {"sync": SYNC, "async": ASYNC}, 6, 1
-    ),
-    "robot": Scenario(
-        Setup(Latency(0.2, sigma=0.1), workers=4, envs=1, update_s=0.6), {"sync": SYNC, "async": ASYNC}, 6, rounds=1
-    ),
-}
-LEARNING = Setup(Latency(0.05, sigma=1.0), workers=16)
-SIZES: dict[str, dict[str, Any]] = {
-    "uniform_small": {"policy.actor_hidden": [32, 32], "policy.head_hidden": [32]},
-    "uniform": {},
-    "uniform_large": {"policy.actor_hidden": [384, 384], "policy.head_hidden": [384]},
+    "tail": Scenario(TAIL, {"sync": SYNC, "ticket": ASYNC, "async": ARRIVAL, "async_2": ARRIVAL_2}, 10, rounds=3),
+    "tail_long_update": Scenario(replace(TAIL, update_s=0.6), {"sync": SYNC, "async": ARRIVAL}, 10),
+    "inference": Scenario(INFERENCE, {"sync": SYNC, "async": ASYNC}, 4, rounds=2),
+    "inference_two_groups": Scenario(TWO_GROUPS, {"sync": SYNC, "async": ASYNC}, 6),
+    "robot": Scenario(ROBOT, {"sync": SYNC, "async": ASYNC}, 6),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
-    """Result of a training with slow parts."""
+class Run:
+    """What was measured of a run after its warm-up."""
 
-    success: float
-    """Success of the deterministic policy at the end of 200 episodes from fixed initial states."""
-    level_steps: int | None
-    """Control steps until half of the latest episodes succeeded; None if they never did."""
-    level_s: float | None
-    """Seconds until then."""
+    env_steps: int
+    """Control steps that were learned from."""
     wall_s: float
-    """Seconds of the whole training."""
-
-
-@config_dataclass
-class AsyncOptions:
-    """Options of ``bench async``."""
-
-    parts: tuple[Part, ...] = get_args(Part)
-    """What to measure: (a) with all sizes of the policy, (b), (c), (d), and success after equal steps in (b)."""
+    """Wall-clock seconds."""
+    staleness: float
+    """Mean age of the decisions, versions."""
+    dropped: float
+    """Share of the decisions that were masked because of their age."""
 
 
 def measure(short: bool) -> Report:
-    """Measure all parts; ``short`` only shows that it works."""
-    return measure_parts(AsyncOptions(), short)
-
-
-def measure_parts(options: AsyncOptions, short: bool) -> Report:
-    """Measure the parts that are asked for; ``short`` only shows that it works."""
-    parts, report = options.parts, Report("async")
-    errors = []
+    """Measure all scenarios; ``short`` only shows that it works."""
+    report = Report("async")
     for name, scenario in SCENARIOS.items():
-        if name.partition("_")[0] in parts:
-            errors += measure_scenario(report, name, _shortened(scenario) if short else scenario)
-    if errors:
-        report.ratio("model_error", max(errors))
-    for name, overrides in SIZES.items():
-        if "uniform" in parts and (not short or name == "uniform"):
-            measure_uniform(report, name, overrides, short)
-    if "learning" not in parts:
-        return report
-    if short:
-        measure_learning(report, _shortened(SCENARIOS["tail"]).setup, seeds=1, total_steps=500, episodes=4)
-    else:
-        measure_learning(report, LEARNING, seeds=3, total_steps=100_000, episodes=200)
+        measure_scenario(report, name, _shortened(scenario) if short else scenario)
     return report
 
 
-def measure_uniform(report: Report, name: str, overrides: Mapping[str, Any], short: bool) -> None:
-    """Add the rows of a size of the policy, whose parts compete for the cores."""
-    tiny = train.SHORT if short else {}
-    extent = train.Sizes(1, 1, 1) if short else train.Sizes(1, 2, 3 if name == "uniform" else 1)
-    speeds: dict[str, list[float]] = {"local": [], "sync": []}
-    bounds: list[float] = []
-    for _ in range(extent.rounds):
-        costs = {mode: train.run({**tiny, **overrides, "runtime": mode}, extent) for mode in speeds}
-        for mode, cost in costs.items():
-            speeds[mode].append(cost.speed)
-            note(f"{name} {mode}: {cost.speed:,.0f} env steps/s")
-        shared = train.side_by_side({**tiny, **overrides}, extent)
-        bound = train.Bound.of(costs["sync"], costs["sync"], shared, threads.available_cores())
-        bounds.append(bound.speed)
-    for mode, of_rounds in speeds.items():
-        settings = train.describe({**tiny, **overrides, "runtime": mode}) | dict(overrides)
-        report.add(f"{name}_{mode}", median(of_rounds), "env steps/s", **settings, of_rounds=_digits(of_rounds))
-    report.add(f"{name}_bound", median(bounds), "env steps/s", of_rounds=_digits(bounds))
-    report.ratio(f"{name}_over_sync", paired(speeds["local"], speeds["sync"]))
-    report.ratio(f"{name}_over_bound", paired(speeds["local"], bounds))
-
-
-def measure_scenario(report: Report, name: str, scenario: Scenario) -> list[float]:
-    """Add the rows of a scenario with slow parts; return the model's relative error of each mode."""
+def measure_scenario(report: Report, name: str, scenario: Scenario) -> None:
+    """Add the rows and ratios of a scenario."""
     setup, iterations = scenario.setup, scenario.iterations
     runs: dict[str, list[Run]] = {mode: [] for mode in scenario.modes}
-    models: dict[str, list[Prediction]] = {mode: [] for mode in scenario.modes}
     for number in range(scenario.rounds):
         for mode, options in scenario.modes.items():
-            run = measured(setup, options, number, iterations, WARMUP)
+            run = measured(setup, options, number, iterations)
             runs[mode].append(run)
-            models[mode].append(predict(setup, options, number, run))
-            note(f"{name} {mode}: {run.speed:,.0f} env steps/s")
+            note(f"{name} {mode}: {run.env_steps / run.wall_s:,.0f} env steps/s")
+    speeds = {mode: [run.env_steps / run.wall_s for run in of_mode] for mode, of_mode in runs.items()}
     bounds = [run.env_steps / iterations / setup.bound_s for run in runs["sync"]]
-    errors = []
     for mode, options in scenario.modes.items():
-        speeds = [run.speed for run in runs[mode]]
-        predicted_s = [prediction.batch_s for prediction in models[mode]]
-        errors.append(median(model / (run.wall_s / iterations) - 1
-                             for model, run in zip(predicted_s, runs[mode], strict=True)))  # fmt: skip
         report.add(
-            f"{name}_{mode}", median(speeds), "env steps/s", of_rounds=_digits(speeds), **options,
-            batch_s=_digits(run.wall_s / iterations for run in runs[mode]), model_batch_s=_digits(predicted_s),
-            model_error=round(errors[-1], 4), staleness=round(fmean(run.staleness for run in runs[mode]), 3),
-            dropped=round(fmean(run.dropped for run in runs[mode]), 4), iterations=iterations,
-            call_s=_digits(run.call_s for run in runs[mode]), updates_s=_digits(run.update_s for run in runs[mode]),
-            overhead_s=_digits(run.overhead_s for run in runs[mode]), **asdict(setup),
+            f"{name}_{mode}", median(speeds[mode]), "env steps/s", of_rounds=_digits(speeds[mode]), **options,
+            batch_s=_digits(run.wall_s / iterations for run in runs[mode]), iterations=iterations,
+            staleness=round(fmean(run.staleness for run in runs[mode]), 3),
+            dropped=round(fmean(run.dropped for run in runs[mode]), 4), **asdict(setup),
         )  # fmt: skip
-    report.add(f"{name}_bound", median(bounds), "env steps/s", bound_s=setup.bound_s)
-    base = [run.speed for run in runs["sync"]]
-    for mode in scenario.modes:
-        speeds = [run.speed for run in runs[mode]]
         prefix = name if mode == "async" else f"{name}_{mode}"
         if mode != "sync":
-            report.ratio(f"{prefix}_over_sync", paired(speeds, base))
-        report.ratio(f"{prefix}_over_bound", paired(speeds, bounds))
-    return [abs(error) for error in errors]
+            report.ratio(f"{prefix}_over_sync", paired(speeds[mode], speeds["sync"]))
+        report.ratio(f"{prefix}_over_bound", paired(speeds[mode], bounds))
+    report.add(f"{name}_bound", median(bounds), "env steps/s", bound_s=setup.bound_s)
 
 
-def predict(setup: Setup, mode: Mode, draw: int, run: Run) -> Prediction:
-    """Return what the model predicts of a run from its latencies and the mean times of its parts.
+def measured(setup: Setup, mode: Mode, draw: int, iterations: int) -> Run:
+    """Train for some iterations after the warm-up. draw: seed of the latencies."""
+    config = run_config.compose_run(setup.overrides(mode))
+    number = count()
 
-    What a step takes beside its latency varies, so that requests of several workers do not come at the same moment.
-    """
-    jitter = random.Random(draw)
-    plant = Plant(setup.workers, setup.groups, setup.decisions, merge=mode["max_staleness"] > 0, **mode)
-    streams = [setup.step.stream((draw, group)) for group in range(plant.batch_fragments)]
-    times = Times(
-        step=lambda group: next(streams[group]) + jitter.expovariate(1 / max(run.overhead_s, 1e-6)),
-        infer=lambda acting, valued: run.call_s if acting else 0.0,
-        update=lambda: run.update_s,
-    )
-    return Model(plant, times).run(run.iterations, WARMUP)
+    def make_env(num_envs: int, num_threads: int) -> VecEnv:
+        env = factories.make_acting_env(config, num_envs, num_threads)
+        return SlowEnv(env, setup.latencies_s((draw, next(number))))
+
+    def make_policy(spec: EnvSpec) -> Policy:
+        policy = SlowPolicy(spec, factories.policy_options(config))
+        policy.infer_s = setup.infer_s
+        return policy
+
+    def make_algorithm(policy: Policy) -> Algorithm:
+        options = from_mapping(ALGORITHMS["ppo"].config, options_of(config.algo), "algo")
+        algorithm = SlowPPO(policy, options, seed=config.seed, device=torch.device("cpu"))
+        algorithm.update_s = setup.update_s
+        return algorithm
+
+    sums: defaultdict[str, float] = defaultdict(float)
+    with build_runtime(
+        config.runtime_config(), num_envs=config.num_envs, seed=config.seed, make_env=make_env,
+        make_sampler=partial(factories.make_sampler, config), make_policy=make_policy, make_algorithm=make_algorithm,
+    ) as runtime:  # fmt: skip
+        for iteration in runtime.iterations():
+            if iteration.index > WARMUP:
+                for name in ("async/staleness_mean", "async/dropped"):
+                    sums[name] += iteration.metrics[name]
+            if iteration.index == WARMUP:
+                began_s, first = time.perf_counter(), iteration.env_steps
+            if iteration.index == WARMUP + iterations:
+                wall_s, last = time.perf_counter() - began_s, iteration.env_steps
+                break
+    decisions = iterations * config.num_envs * setup.decisions
+    return Run(last - first, wall_s, sums["async/staleness_mean"] / iterations, sums["async/dropped"] / decisions)
 
 
-def measure_learning(report: Report, setup: Setup, seeds: int, total_steps: int, episodes: int) -> None:
-    """Add success and time to a level of both modes, with paired seeds."""
-    learned: dict[str, list[Learned]] = {"sync": [], "async": []}
-    for seed in range(seeds):
-        for mode, options in (("sync", SYNC), ("async", ARRIVAL)):
-            learned[mode].append(learn(setup, options, seed, total_steps, episodes))
-            note(f"tail learning {mode}, seed {seed}: {learned[mode][-1]}")
-    for mode, of_seeds in learned.items():
-        report.add(
-            f"tail_learning_{mode}", fmean(one.success for one in of_seeds), "success at the end",
-            total_steps=total_steps, episodes=episodes, of_seeds=[asdict(one) for one in of_seeds], **asdict(setup),
-        )  # fmt: skip
-    pairs = list(zip(learned["async"], learned["sync"], strict=True))
-    report.ratio("tail_success", fmean(a.success - b.success for a, b in pairs))
-    reached = [b.level_s / a.level_s for a, b in pairs if a.level_s and b.level_s]
-    if len(reached) == seeds:
-        report.ratio("tail_time_to_level", median(reached))
+class SlowEnv:
+    """A ``VecEnv`` whose steps take at least as long as the draws."""
+
+    def __init__(self, env: VecEnv, latencies_s: Iterator[float]) -> None:
+        self.env, self.latencies_s = env, latencies_s
+        self.spec, self.num_envs, self.device = env.spec, env.num_envs, env.device
+
+    def reset(self, sampler: EpisodeSampler) -> Obs:
+        return self.env.reset(sampler)
+
+    def step(self, action: Tensor) -> Timestep:
+        end_s = time.perf_counter() + next(self.latencies_s)
+        timestep = self.env.step(action)
+        _sleep_until(end_s)
+        return timestep
+
+    def close(self) -> None:
+        self.env.close()
 
 
-def learn(setup: Setup, mode: Mode, seed: int, total_steps: int, episodes: int) -> Learned:
-    """Train for ``total_steps`` control steps and evaluate the policy."""
-    config = run_config.compose_run({**setup.overrides(mode), "seed": seed})
-    recent: deque[bool] = deque(maxlen=RECENT)
-    level: tuple[int, float] | tuple[None, None] = None, None
-    with build(setup, config, draw=seed) as runtime:
-        began_s = time.perf_counter()
-        for iteration in runtime.iterations(max_env_steps=total_steps):
-            recent += iteration.episodes.success_at_end_M.tolist() if len(iteration.episodes) else []
-            if level[0] is None and len(recent) == RECENT and fmean(recent) >= LEVEL:
-                level = iteration.env_steps, time.perf_counter() - began_s
-        wall_s = time.perf_counter() - began_s
-        result = evaluate_policy(config, runtime.policy, episodes, seed, ("zero",), num_threads=1)[0]
-    return Learned(result["success_at_end"], level[0], level[1], wall_s)
+class SlowPolicy(GaussianPolicy):
+    """A Gaussian policy whose calls of ``act`` take at least ``infer_s``."""
+
+    infer_s = 0.0
+
+    def act(self, obs: Obs, noise: Tensor) -> PolicySample:
+        end_s = time.perf_counter() + self.infer_s
+        sample = super().act(obs, noise)
+        _sleep_until(end_s)
+        return sample
+
+
+class SlowPPO(PPO):
+    """PPO whose updates take at least ``update_s``."""
+
+    update_s = 0.0
+
+    def update(self, fragments: Sequence[Fragment], version: int) -> Metrics:
+        end_s = time.perf_counter() + self.update_s
+        metrics = super().update(fragments, version)
+        _sleep_until(end_s)
+        return metrics
+
+
+def _sleep_until(time_s: float) -> None:
+    time.sleep(max(0.0, time_s - time.perf_counter()))
 
 
 def _shortened(scenario: Scenario) -> Scenario:
     setup = scenario.setup
-    quick = replace(setup, workers=2, step=replace(setup.step, mean_s=0.002), infer_s=setup.infer_s / 10, update_s=0.01)
+    quick = replace(setup, workers=2, step_s=0.002, infer_s=setup.infer_s / 10, update_s=0.01)
     return replace(scenario, setup=quick, iterations=2, rounds=1)
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ import torch
 from embodied.algos.ppo import PPO
 from embodied.algos.ppo_config import PPOConfig
 from embodied.benchmarks.fragments import fragment_of
-from embodied.benchmarks.measure import Report, in_turns, paired, timed
+from embodied.benchmarks.measure import Report, paired, timed
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment, Obs
 from embodied.policies import FlowConfig, FlowPolicy
@@ -66,7 +65,7 @@ def updates(report: Report, sizes: Sizes, policy_name: str, options: dict[str, A
     """Measure updates and likelihoods of Flow-SDE with one and with all stochastic steps; return the updates' ratio."""
     seconds: dict[str, Callable[[], float]] = {}
     likelihood: dict[str, Callable[[], float]] = {}
-    settings: dict[str, Any] = {"envs": sizes.envs, "decisions": DECISIONS, "rounds": sizes.rounds, "threads": 1}
+    settings: dict[str, Any] = {"envs": sizes.envs, "decisions": DECISIONS, "threads": 1}
     for name in ("one", "all"):
         torch.manual_seed(0)
         config = FlowConfig(exploration="flow_sde", stochastic_steps=name, **options)
@@ -80,11 +79,9 @@ def updates(report: Report, sizes: Sizes, policy_name: str, options: dict[str, A
         settings |= {"denoise_steps": config.denoise_steps, "head_hidden": list(config.head_hidden)}
     ratios = {}
     for label, measures in (("update", seconds), ("likelihood", likelihood)):
-        results = in_turns(measures, sizes.rounds)
-        for name, values in results.items():
-            report.add(f"{policy_name}_{label}_{name}", 1e3 * median(values), "ms", **settings)
+        results = report.measure(measures, sizes.rounds, "ms", settings, f"{policy_name}_{label}_{{}}", 1e3)
         ratios[label] = paired(results["one"], results["all"])
-        report.add(f"{policy_name}_{label}_one_over_all", ratios[label], "ratio", **settings)
+        report.add(f"{policy_name}_{label}_one_over_all", ratios[label], "ratio", **settings, rounds=sizes.rounds)
     return ratios["update"]
 
 
@@ -120,9 +117,7 @@ def sampling(report: Report, sizes: Sizes) -> None:
     def speed(work: Callable[[], object]) -> float:
         return sizes.repeats * sizes.sampled / timed(lambda: [work() for _ in range(sizes.repeats)])
 
-    results = in_turns({"sample": lambda: speed(lambda: policy.act(obs, noise)), "bare": lambda: speed(passes)},
-                       sizes.rounds)  # fmt: skip
-    settings = {"rows": sizes.sampled, "denoise_steps": policy.denoise_steps, "rounds": sizes.rounds, "threads": 1}
-    report.add("sampled", median(results["sample"]), "chunks/s", **settings)
-    report.add("bare_forward", median(results["bare"]), "chunks/s", **settings)
-    report.ratio("sample_over_bare_forward", paired(results["sample"], results["bare"]))
+    settings = {"rows": sizes.sampled, "denoise_steps": policy.denoise_steps, "threads": 1}
+    measures = {"sampled": lambda: speed(lambda: policy.act(obs, noise)), "bare_forward": lambda: speed(passes)}
+    results = report.measure(measures, sizes.rounds, "chunks/s", settings)
+    report.ratio("sample_over_bare_forward", paired(results["sampled"], results["bare_forward"]))

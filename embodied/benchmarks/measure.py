@@ -58,6 +58,24 @@ class Report:
         self.ratios[name] = _rounded(value)
         note(f"{name:40s} {value:14,.4g}")
 
+    def measure(
+        self,
+        measures: Mapping[str, Callable[[], float]],
+        rounds: int,
+        unit: str,
+        settings: Mapping[str, Any],
+        name: str = "{}",
+        scale: float = 1.0,
+    ) -> Rounds:
+        """Run measures in turns, add the median of each as a row and return the values of all rounds.
+
+        name: of the rows, with ``{}`` for the measure's name. unit, scale: of the rows; values keep their own.
+        """
+        results = in_turns(measures, rounds)
+        for measure, values in results.items():
+            self.add(name.format(measure), scale * median(values), unit, **settings, rounds=rounds)
+        return results
+
     def to_mapping(self) -> dict[str, Any]:
         """Return the contract's result: what, machine, ratios, rows."""
         return {

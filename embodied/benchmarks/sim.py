@@ -42,6 +42,7 @@ from embodied.runtime import threads
 TASK = "pick_place"
 ENVPOOL_ID, ENVPOOL_PEER = "PandaPickCube-v1", "lift"
 CHUNK = 4
+SPEED = "control steps/s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,6 @@ def against_engine(report: Report, sizes: Sizes, pool: MujocoPool) -> None:
     nthread = pool.batch.nthread
     plain = Batch(pool.model, pool.num_envs, nthread)
     persistent = Batch(pool.model, pool.num_envs, nthread, persistent=True)
-    settings = _settings(pool) | {"rounds": sizes.rounds}
     for chunk, suffix in ((CHUNK, ""), (1, "_single_actions")):
         replay = Replay(pool, max(2, sizes.env_steps // pool.num_envs), chunk)
         measures: dict[str, Callable[[], float]] = {
@@ -148,10 +148,9 @@ def against_engine(report: Report, sizes: Sizes, pool: MujocoPool) -> None:
             "engine": partial(replay.engine_speed, plain),
             "engine_persistent": partial(replay.engine_speed, persistent),
         }
-        results = in_turns(measures, sizes.rounds)
-        extent = settings | {"control_steps": replay.count, "chunk": chunk}
-        for name, speeds in results.items():
-            report.add(f"{name}_{sizes.reference}{suffix}", float(np.median(speeds)), "control steps/s", **extent)
+        extent = _settings(pool) | {"control_steps": replay.count, "chunk": chunk}
+        results = report.measure(measures, sizes.rounds, SPEED, extent, f"{{}}_{sizes.reference}{suffix}")
+        extent |= {"rounds": sizes.rounds}
         ratio = paired(results["pool"], results["engine_persistent"])
         report.add(f"pool_over_engine_persistent{suffix}", ratio, "ratio", **extent)
         ratio = paired(results["pool"], results["engine"])
@@ -187,7 +186,7 @@ def flatness(report: Report, sizes: Sizes, reference: MujocoPool) -> None:
         ratios.append(paired(results["other"], results["reference"]))
         settings = _settings(pool) | {"over_reference": round(ratios[-1], 4), "rounds": sizes.rounds}
         settings |= {"control_steps": count}
-        report.add(f"pool_{num_envs}", float(np.median(results["other"])), "control steps/s", **settings)
+        report.add(f"pool_{num_envs}", float(np.median(results["other"])), SPEED, **settings)
     report.ratio("pool_flatness_256_8192", min(ratios))
 
 
@@ -208,8 +207,8 @@ def against_envpool(report: Report, sizes: Sizes) -> None:
         "task": ENVPOOL_ID, "num_envs": pool.num_envs, "num_threads": pool.batch.nthread,
         "control_dt_s": timing.ctrl_dt, "substeps": round(timing.ctrl_dt / timing.sim_dt), "rounds": sizes.rounds,
     }  # fmt: skip
-    report.add("pool_beside_envpool", float(np.median(results["pool"])), "control steps/s", **_settings(pool))
-    report.add("envpool", float(np.median(results["envpool"])), "control steps/s", **theirs)
+    report.add("pool_beside_envpool", float(np.median(results["pool"])), SPEED, **_settings(pool))
+    report.add("envpool", float(np.median(results["envpool"])), SPEED, **theirs)
     report.ratio("pool_over_envpool", paired(results["pool"], results["envpool"]))
 
 
@@ -233,10 +232,8 @@ def against_async(report: Report, sizes: Sizes) -> None:
         env.action_space.seed(0)
         actions = [env.action_space.sample() for _ in range(count)]
         speeds[key] = _stepper(partial(_step_all, env, actions), count * num_envs)
-    results = in_turns(speeds, sizes.rounds)
-    settings = {"task": name, "num_envs": num_envs, "steps": count, "rounds": sizes.rounds}
-    report.add("make_vec_native", float(np.median(results["native"])), "control steps/s", **settings)
-    report.add("make_vec_async", float(np.median(results["async"])), "control steps/s", **settings)
+    settings = {"task": name, "num_envs": num_envs, "steps": count}
+    results = report.measure(speeds, sizes.rounds, SPEED, settings, "make_vec_{}")
     native.close()
     peer.close()
     report.ratio("pool_over_async_vector_env", paired(results["native"], results["async"]))
@@ -255,11 +252,8 @@ def against_warp(report: Report, sizes: Sizes) -> None:
         "pool": replay.pool_speed,
         "engine": partial(replay.engine_speed, engine),
     }
-    results = in_turns(measures, sizes.rounds)
-    settings = {"task": TASK, "num_envs": pool.num_envs, "device": pool.device.type}
-    settings |= {"control_steps": replay.count, "rounds": sizes.rounds}
-    for name, speeds in results.items():
-        report.add(f"warp_{name}", float(np.median(speeds)), "control steps/s", **settings)
+    settings = {"task": TASK, "num_envs": pool.num_envs, "device": pool.device.type, "control_steps": replay.count}
+    results = report.measure(measures, sizes.rounds, SPEED, settings, "warp_{}")
     report.ratio("warp_pool_over_engine", paired(results["pool"], results["engine"]))
 
 

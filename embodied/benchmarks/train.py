@@ -2,6 +2,7 @@
 
     train_over_bound    throughput of runtime=local (the default) / bound
     local_over_sync     throughput of runtime=local / runtime=sync, same envs, policy, seed and batches
+    ray_over_local      ``bench ray``: throughput of runtime=ray / runtime=local, ``lift`` with 1,024 envs
 
 How the bound is measured. In ``runtime=sync`` the parts run one after the other on the data of real training. That
 gives the seconds per env step of simulator, inference and learner with all cores to themselves (alone). Then learning
@@ -29,11 +30,12 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from embodied.benchmarks.measure import Report, note, paired
+from embodied.benchmarks.measure import Report, in_turns, note, paired
 from embodied.core.device import resolve_device
 from embodied.runtime import threads
 from embodied.runtime.build import thread_budget
@@ -49,6 +51,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "one_thread": {"runtime": "sync", **ONE_THREAD},
 }
 DEFINITION = "see the docstring of embodied/benchmarks/train.py: costs side by side until one part is done, then alone"
+RAY: dict[str, Any] = {"task": "lift", "num_envs": 1024, "runtime.max_staleness": 1}
+"""Training that is compared on Ray and in threads."""
 SHORT: dict[str, Any] = {"num_envs": 8, "runtime.decisions": 2, "algo.epochs": 1}
 
 
@@ -159,6 +163,24 @@ def measure(short: bool) -> Report:
     report.add("bound", median(limits), "env steps/s", cores=cores, definition=DEFINITION, of_rounds=of_rounds)
     report.ratio("train_over_bound", paired(local, limits))
     report.ratio("local_over_sync", paired(local, [costs.speed for costs in rounds["sync"]]))
+    return report
+
+
+def measure_ray(short: bool) -> Report:
+    """Compare runtime=ray with runtime=local on one machine; ``short`` only shows that it works."""
+    sizes = Sizes(1, 1, 1) if short else Sizes(warmup=4, iterations=16, rounds=5)
+    report = Report("ray")
+    recipe = {**RAY, **(SHORT if short else {})}
+
+    def speed(runtime: str) -> float:
+        return run({**recipe, "runtime": runtime}, sizes).speed
+
+    speeds = in_turns({name: partial(speed, name) for name in ("local", "ray")}, sizes.rounds)
+    for name, of_rounds in speeds.items():
+        settings = describe({**recipe, "runtime": name}) | {"iterations": sizes.iterations}
+        rounded = [round(speed) for speed in of_rounds]
+        report.add(f"train_{name}", median(rounded), "control steps/s", **settings, of_rounds=rounded)
+    report.ratio("ray_over_local", paired(speeds["ray"], speeds["local"]))
     return report
 
 

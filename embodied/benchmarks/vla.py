@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +28,7 @@ from torch import Tensor
 from embodied.algos.ppo import PPO
 from embodied.algos.ppo_config import PPOConfig
 from embodied.benchmarks.fragments import fragment_of
-from embodied.benchmarks.measure import Report, in_turns, paired, timed
+from embodied.benchmarks.measure import Report, paired, timed
 from embodied.core.options import from_mapping
 from embodied.core.spec import CameraSpec, EnvSpec, Instruction
 from embodied.core.types import Obs
@@ -131,10 +130,9 @@ def inference(report: Report, sizes: Sizes) -> None:
         "act_in_quarters": lambda: [policy.act(part, noise[: len(part["state"])]) for part in parts],
         "act_float_images": lambda: policy.act(as_floats, noise),
     }
-    results = in_turns({name: partial(_speed, sizes.batch, work) for name, work in works.items()}, sizes.rounds)
-    settings = {"batch": sizes.batch, "rounds": sizes.rounds, "threads": threads.torch_cores()}
-    for name, values in results.items():
-        report.add(name, median(values), "decisions/s", **settings)
+    measures = {name: partial(_speed, sizes.batch, work) for name, work in works.items()}
+    settings = {"batch": sizes.batch, "threads": threads.torch_cores()}
+    results = report.measure(measures, sizes.rounds, "decisions/s", settings)
     report.add("image_bytes", sum(v.nbytes for k, v in obs.items() if k.startswith("images.")) / sizes.batch,
                "bytes/decision")  # fmt: skip
     report.ratio("infer_over_sample_actions", paired(results["act"], results["sample_actions"]))
@@ -182,10 +180,9 @@ def updates(report: Report, sizes: Sizes) -> None:
         rows = policy.precompute(rows) if policy.precompute_in_actor else rows
         fragment = fragment_of(policy, rows, decisions, torch.Generator().manual_seed(0))
         works[name] = partial(_speed, 1, partial(algorithm.update, [fragment], 1))
-    results = in_turns(works, max(2, sizes.rounds // 3))
     batch, sizes_of = decisions * envs, {"epochs": config.epochs, "minibatches": config.num_minibatches}
-    for name, values in results.items():
-        report.add(f"update_{name}", batch * median(values), "decisions/s", decisions=batch, **sizes_of)
+    rounds = max(2, sizes.rounds // 3)
+    results = report.measure(works, rounds, "decisions/s", {"decisions": batch, **sizes_of}, "update_{}", batch)
     cached = make_policy()
     prefix = cached.precompute(observe(cached, 1))
     report.add("prefix_bytes", sum(v.nbytes for k, v in prefix.items() if k.startswith("prefix.")), "bytes/decision")

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from mujoco.batch import Batch
 
 from embodied import bench
 from embodied.benchmarks import adapters, train, vla
-from embodied.benchmarks.broadcast import Difference
 from embodied.benchmarks.measure import Report, in_turns, paired
 from embodied.benchmarks.sim import Replay
 from embodied.benchmarks.train import Bound, Costs, Shared
@@ -91,30 +89,15 @@ def test_bench_deploy_measures_a_bundle_a_loop_and_a_server() -> None:
     assert rows["loop_rate"]["value"] > 0
 
 
-@pytest.mark.slow(reason="starts Ray, two processes that pull weights and two trainings")
-def test_bench_ray_measures_a_broadcast_and_what_an_update_changes(ray_installed: None) -> None:
+@pytest.mark.slow(reason="starts Ray and two trainings")
+def test_bench_ray_compares_ray_with_threads(ray_installed: None) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "embodied.bench", "ray", "short=true"], capture_output=True, text=True, check=True
     )
     result = json.loads(done.stdout.splitlines()[-1])
-    assert set(result["ratios"]) == {"ray_over_local", "broadcast_share", "broadcast_cpu_share"}
+    assert set(result["ratios"]) == {"ray_over_local"}
     assert result["ratios"]["ray_over_local"] > 0
-    assert result["ratios"]["broadcast_cpu_share"] > 0
-    rows = {row["name"]: row["value"] for row in result["rows"]}
-    assert rows["lift_sent_once"] == 0
-    assert 0 < rows["lift_bfloat16_changed"] <= rows["lift_float32_changed"] <= 1
-    assert rows["lift_float32_index_value"] == pytest.approx(2 * rows["lift_float32_changed"], rel=1e-3)
-
-
-def test_a_difference_is_that_of_the_bits() -> None:
-    before = torch.arange(1000.0)
-    after = before.clone()
-    after[::10] += 1e-3 * after[::10]
-    found = Difference.of(before, after)
-    assert found.changed == 99 / 1000, "0 stays 0"
-    assert found.index_value == pytest.approx(2 * found.changed)
-    assert 0 < found.xor < 0.4
-    assert Difference.of(before, before).changed == 0
+    assert {row["name"] for row in result["rows"]} == {"train_local", "train_ray"}
 
 
 def test_bench_flow_reports_its_ratios() -> None:
