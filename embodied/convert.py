@@ -26,7 +26,7 @@ from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.report.episodes import load_episodes
 from embodied.session.command import run_command
 from embodied.session.directory import check_new_dir
-from embodied.session.recording import episodes_of, spec_of
+from embodied.session.robot_dataset import episodes_of
 
 
 @config_dataclass
@@ -69,7 +69,7 @@ def read_source(options: ConvertConfig) -> tuple[list[Episode], EnvSpec]:
     if options.bundle is None:
         raise UserError(f"source={source} needs bundle=<bundle dir>, which says what its numbers mean")
     deployment = load_episodes(source, read_bundle(Path(options.bundle), with_policy=False))
-    return episodes_of(deployment), spec_of(deployment.bundle)
+    return episodes_of(deployment), deployment.bundle.env_spec
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -26,12 +26,13 @@ from embodied.core.config import nest, parse_overrides
 from embodied.core.options import PositiveInt, config_dataclass, from_mapping
 from embodied.deployment.bundle.files import sha256
 from embodied.deployment.bundle.format import BUNDLE_FILE
+from embodied.deployment.bundle.write import check_exportable, chosen_layout, write_bundle
 from embodied.session.command import run_command
 from embodied.session.config import read_run
 from embodied.session.directory import check_new_dir
 from embodied.session.evaluation import load_checkpoint, load_policy
-from embodied.session.exporting import check_exportable, chosen_layout, origin_of, record, write_bundle
-from embodied.session.factories import make_spec
+from embodied.session.exporting import bundle_source, origin_of
+from embodied.session.factories import build_policy, make_spec
 
 
 @config_dataclass
@@ -56,13 +57,13 @@ def export(argv: Sequence[str]) -> dict[str, Any]:
     check_exportable(spec)
     policy = load_policy(config, found)
     print(f"recording observations of {options.episodes} episodes of {spec.task}", file=sys.stderr)
-    recorded = record(config, policy, options.episodes)
+    source = bundle_source(config, policy, origin_of(config, run_dir, found), options.episodes)
     layout = chosen_layout(policy, options.layout)
     print(f"exporting, layout {layout}: half a minute for a policy on the state, minutes for a VLA", file=sys.stderr)
     out.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
-        bundle = write_bundle(part, config, policy, spec, recorded, origin_of(config, run_dir, found), layout)
+        bundle = write_bundle(part, source, build_policy, layout)
         part.chmod(0o755)
         part.rename(out)
     except BaseException:

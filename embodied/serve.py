@@ -37,7 +37,7 @@ from embodied.deployment.serving.wire import require_packages
 from embodied.session.command import Stopped, run_command
 
 if TYPE_CHECKING:  # it imports torch, which a machine with an ONNX bundle does not need
-    from embodied.session.torch_runner import TorchRunner
+    from embodied.deployment.bundle.torch_runner import TorchRunner
 
 GPU_TOLERANCE = 1e-2
 """Largest difference of a GPU's plans from the recorded ones, in units of the action's scale."""
@@ -94,13 +94,14 @@ def runner_of(options: ServeOptions) -> PolicyRunner | TorchRunner:
     try:
         import torch
 
-        from embodied.session.torch_runner import TorchRunner
+        from embodied.deployment.bundle.torch_runner import TorchRunner
+        from embodied.session.factories import build_policy
     except ImportError as error:
         raise UserError(f"bundle={path} needs torch and transformers: {one_line(error)}") from error
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device=cuda: torch finds no GPU here")
     torch.set_num_threads(options.num_threads)
-    return TorchRunner(path, options.device)
+    return TorchRunner(path, build_policy, options.device)
 
 
 async def serve_until_stopped(runner: PolicyRunner | TorchRunner, options: ServerOptions) -> dict[str, Any]:

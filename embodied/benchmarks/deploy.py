@@ -38,14 +38,15 @@ from embodied.benchmarks.measure import Report, in_turns, note, paired
 from embodied.deployment.bundle.files import load_arrays
 from embodied.deployment.bundle.format import PARITY_FILE, Origin, read_bundle, read_simulation
 from embodied.deployment.bundle.runner import OUTPUT_PREFIX, Planner, PolicyRunner
+from embodied.deployment.bundle.write import write_bundle
 from embodied.deployment.control.inference import Inference, RealClock
 from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.robots.sim import SimRobot
 from embodied.deployment.serving.client import RemotePlanner
 from embodied.session.config import compose_run
-from embodied.session.exporting import record, write_bundle
-from embodied.session.factories import make_policy, make_spec
+from embodied.session.exporting import bundle_source
+from embodied.session.factories import build_policy, make_policy, make_spec
 
 POLICIES: dict[str, dict[str, object]] = {
     "gaussian": {"task": "pick_place", "policy": "gaussian"},
@@ -98,11 +99,11 @@ def export_random(path: Path, options: dict[str, object]) -> None:
     """Write the bundle of a policy with random weights."""
     config = compose_run({"device": "cpu", **options})
     torch.manual_seed(0)
-    policy, spec = make_policy(config, make_spec(config)), make_spec(config)
+    policy = make_policy(config, make_spec(config))
     assert isinstance(policy, nn.Module)
     path.mkdir()
     origin = Origin(str(options["task"]), str(options["policy"]), "", "", 0, None, {})
-    write_bundle(path, config, policy, spec, record(config, policy, 2), origin)
+    write_bundle(path, bundle_source(config, policy, origin, 2), build_policy)
 
 
 def rows_of(path: Path) -> list[Inputs]:

@@ -209,7 +209,7 @@ def in_words(error: BaseException) -> str:
 def write_data(folder: Path, deployment: Deployment) -> None:
     """Write the data set; on a robot's computer, without its libraries, say how to make it elsewhere."""
     try:
-        from embodied.session.recording import write_episodes
+        from embodied.session.robot_dataset import write_episodes
     except ImportError as error:
         print(
             f"{error}, so there is no data set; where all of embodied-rl is installed, 'python -m embodied.convert "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,13 @@ def policy_options(config: RunConfig) -> Any:
 
 def make_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     """Build the run's policy on the CPU, with its initial weights."""
-    return POLICIES[config.policy["name"]].build(spec, policy_options(config))
+    return build_policy(spec, config.policy)
+
+
+def build_policy(spec: EnvSpec, section: Mapping[str, Any]) -> Policy:
+    """Build the policy of a section ``policy``, on the CPU, with its initial weights."""
+    entry = POLICIES[section["name"]]
+    return entry.build(spec, from_mapping(entry.config, options_of(section), "policy"))
 
 
 def make_algorithm(config: RunConfig, policy: Policy) -> Any:

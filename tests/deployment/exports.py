@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from embodied.deployment.bundle.format import Bundle, Origin
+from embodied.deployment.bundle.write import write_bundle
 from embodied.session.config import RunConfig, compose_run
-from embodied.session.exporting import record, write_bundle
-from embodied.session.factories import make_policy, make_spec
+from embodied.session.exporting import bundle_source, record
+from embodied.session.factories import build_policy, make_policy, make_spec
 
 SMALL = {"policy.critic_hidden": [16], "num_envs": 4, "total_steps": 100, "device": "cpu"}
 NETWORKS = {"policy.actor_hidden": [32, 32]}
@@ -40,9 +41,9 @@ def random_policy(config: RunConfig) -> nn.Module:
 
 def write_small(path: Path, config: RunConfig, layout: str = "onnx") -> tuple[Bundle, nn.Module]:
     """Write the bundle of a random policy; return its description and the policy."""
-    policy, spec = random_policy(config), make_spec(config)
+    policy = random_policy(config)
     path.mkdir(parents=True, exist_ok=True)
-    return write_bundle(path, config, policy, spec, record(config, policy, 4), ORIGIN, layout), policy
+    return write_bundle(path, bundle_source(config, policy, ORIGIN, 4), build_policy, layout), policy
 
 
 @cache

@@ -20,7 +20,7 @@ from embodied.core.errors import UserError
 from embodied.core.kinematics import matrix_of
 from embodied.deployment.bundle.files import load_arrays, sha256
 from embodied.deployment.bundle.format import PARITY_FILE, read_bundle
-from embodied.deployment.bundle.onnx import TORCH_LOGGER
+from embodied.deployment.bundle.onnx import TORCH_LOGGER, PhysicalPlan
 from embodied.deployment.bundle.runner import PolicyRunner, parity
 from embodied.envs import make_pool, make_sampler
 from embodied.policies.normalizer import RunningNormalizer
@@ -149,13 +149,13 @@ def test_an_export_whose_outputs_differ_fails_and_leaves_nothing(
 ) -> None:
     run_dir = tmp_path / "run"
     assert run_train(*SMALL_RUN, "total_steps=64", f"out={run_dir}").code == 0
-    forward = exporting.PhysicalPlan.forward
+    forward = PhysicalPlan.forward
 
-    def wrong_after_export(self: exporting.PhysicalPlan, *inputs: torch.Tensor) -> torch.Tensor:
+    def wrong_after_export(self: PhysicalPlan, *inputs: torch.Tensor) -> torch.Tensor:
         chunk = forward(self, *inputs)
         return chunk if torch.compiler.is_exporting() else chunk + 2e-5 * self.action_scale
 
-    monkeypatch.setattr(exporting.PhysicalPlan, "forward", wrong_after_export)
+    monkeypatch.setattr(PhysicalPlan, "forward", wrong_after_export)
     outcome = run(export.main, [f"run={run_dir}", f"out={tmp_path / 'bundle'}"])
     assert outcome.code == 2
     assert "differ by" in outcome.stderr

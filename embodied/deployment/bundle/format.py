@@ -1,7 +1,7 @@
 """A bundle: the directory with all that runs a policy on a robot. numpy alone reads it.
 
 policy.onnx     ``plan`` of the policy, normaliser inside; inputs and outputs in physical units. A large policy has the
-                files of transformers in its place (embodied.session.torch_runner)
+                files of transformers in its place (embodied.deployment.bundle.torch_runner)
 bundle.json     ``Bundle``: what goes in and out, in which order and unit, at which rate, within which limits
 parity.npz      recorded inputs and the outputs of torch for them
 simulation.json options of task and simulator, for robot=sim
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from embodied.core.errors import UserError, one_line, unknown_name
-from embodied.core.spec import ActionTerm, ArmSpec, CameraSpec, Instruction, Term
+from embodied.core.spec import ActionTerm, ArmSpec, Box, CameraSpec, EnvSpec, Instruction, Term
 from embodied.deployment.bundle.files import from_json, read_json, sha256
 from embodied.deployment.bundle.plausible import check_plausible
 
@@ -132,6 +132,21 @@ class Bundle:
     def action_dim(self) -> int:
         """Size A of an action."""
         return len(self.action)
+
+    @property
+    def env_spec(self) -> EnvSpec:
+        """Spec of the environment that the policy was trained in."""
+        return EnvSpec(
+            task=self.origin.task,
+            state=self.state,
+            action=Box(self.action),
+            control_dt_s=self.control_dt_s,
+            max_episode_steps=self.max_episode_steps,
+            cameras=self.cameras,
+            instructions=self.instructions,
+            robot=self.robot,
+            arm=self.arm,
+        )
 
     @property
     def layout(self) -> str:

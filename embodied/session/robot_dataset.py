@@ -1,4 +1,4 @@
-"""What happened on a robot, as a LeRobotDataset that ``algo=sft`` reads."""
+"""Episodes of a robot as a LeRobotDataset, which ``algo=sft`` reads."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from embodied.core.spec import Box, EnvSpec
 from embodied.data import Episode, write
-from embodied.deployment.bundle.format import Bundle
 from embodied.deployment.report.page import Deployment
 
 
@@ -21,7 +19,7 @@ def write_episodes(path: Path, deployment: Deployment) -> int:
     """
     episodes = episodes_of(deployment)
     if episodes:
-        write(path, episodes, spec_of(deployment.bundle))
+        write(path, episodes, deployment.bundle.env_spec)
     return len(episodes)
 
 
@@ -50,18 +48,3 @@ def episodes_of(deployment: Deployment) -> list[Episode]:
             )
         )
     return episodes
-
-
-def spec_of(bundle: Bundle) -> EnvSpec:
-    """Return the spec of the environment that a bundle was trained in."""
-    return EnvSpec(
-        task=bundle.origin.task,
-        state=bundle.state,
-        action=Box(bundle.action),
-        control_dt_s=bundle.control_dt_s,
-        max_episode_steps=bundle.max_episode_steps,
-        cameras=bundle.cameras,
-        instructions=bundle.instructions,
-        robot=bundle.robot,
-        arm=bundle.arm,
-    )

@@ -12,7 +12,7 @@ a robot's computer does not have: ``embodied.serve`` runs it on another machine.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from embodied.core.errors import UserError, one_line
-from embodied.core.options import from_mapping
 from embodied.core.protocols import Imitator, Policy, Pretrained
+from embodied.core.spec import EnvSpec
 from embodied.deployment.bundle.files import read_json
 from embodied.deployment.bundle.format import MAX_JSON_BYTES, OPTIONS_FILE, POLICY_FILE, STATISTICS_FILE, read_bundle
 from embodied.deployment.bundle.onnx import PhysicalPlan
 from embodied.deployment.bundle.runner import InputSpec
-from embodied.policies import POLICIES
-from embodied.session.config import options_of
-from embodied.session.recording import spec_of
 
+PolicyBuilder = Callable[[EnvSpec, Mapping[str, Any]], Policy]
+"""Builds a policy with initial weights from a spec and a section ``policy`` of a configuration."""
 MERGED: dict[str, Any] = {"pretrained": None, "lora_rank": 0, "model": {}}
 """Options of a policy that ``save_pretrained`` has carried out: adaptations are merged, config.json has all sizes."""
 
@@ -65,11 +64,12 @@ def _statistics(policy: nn.Module) -> dict[str, Tensor]:
 class TorchRunner:
     """A ``Planner`` of a bundle in the layout of transformers, in this process.
 
-    path: directory of the bundle; its hashes are checked. device: where the policy runs. UserError for a bundle that is
-    damaged or has another layout.
+    path: directory of the bundle; its hashes are checked. build: ``embodied.session.factories.build_policy``, which
+    knows the policies by name. device: where the policy runs. UserError for a bundle that is damaged or has another
+    layout.
     """
 
-    def __init__(self, path: Path, device: str = "cpu") -> None:
+    def __init__(self, path: Path, build: PolicyBuilder, device: str = "cpu") -> None:
         self.path, self.bundle = path, read_bundle(path)
         if POLICY_FILE in self.bundle.files:
             raise UserError(f"bundle={path} is an ONNX model: PolicyRunner runs it")
@@ -77,10 +77,8 @@ class TorchRunner:
         options = read_json(path / OPTIONS_FILE, MAX_JSON_BYTES)
         if not isinstance(options, dict) or not isinstance(options.get("name"), str):
             raise UserError(f"{path / OPTIONS_FILE} is no section policy of a configuration: it has no name")
-        entry = POLICIES[options["name"]]
-        found = from_mapping(entry.config, options_of(options) | {"pretrained": str(path)}, "policy")
-        spec = spec_of(self.bundle)
-        policy = entry.build(spec, found)
+        spec = self.bundle.env_spec
+        policy = build(spec, options | {"pretrained": str(path)})
         assert isinstance(policy, nn.Module)
         try:
             statistics = load_file(path / STATISTICS_FILE)
