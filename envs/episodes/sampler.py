@@ -1,11 +1,13 @@
 """Samplers of episodes for training, and the registry of all samplers.
 
 A registered sampler is built as ``build(spec, config, SamplerSetup)``. To write a curriculum, subclass
-``UniformSampler`` and override ``draw_instructions`` or ``draw_stages``, and ``hear`` to learn how episodes ended.
+``UniformSampler`` and override ``draw_instructions`` or ``draw_stages``. Override ``on_episodes_end`` to get the
+statistics of episodes that ended.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,8 +82,11 @@ class UniformSampler:
         index_n = np.searchsorted(bounds, rng.uniform("held", 0.0, 1.0), side="right")
         return np.where(index_n < len(bounds), index_n + 1, 0)
 
-    def hear(self, ended: EpisodeStats) -> None:
+    def on_episodes_end(self, ended: EpisodeStats) -> None:
         """Learn from episodes that ended; called before their successors are drawn."""
+        if (hear := getattr(self, "hear", None)) is not None:  # the method's name in version 0.1
+            warnings.warn(f"{type(self).__name__}.hear is called 'on_episodes_end' now", FutureWarning, stacklevel=2)
+            hear(ended)
 
     # -- EpisodeSampler ----------------------------------------------------------------------------------------------
 
@@ -92,7 +97,7 @@ class UniformSampler:
 
     def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
         """Return the next plans of envs in ``ended``; if an env's group is not done, the group's plan again."""
-        self.hear(ended.counted())
+        self.on_episodes_end(ended.counted())
         ids = ended.env_id_M.numpy()
         if self.setup.group_size == 1:
             self.number_N[ids] += 1
@@ -113,7 +118,7 @@ class UniformSampler:
     def skip_to_next(self, ids: Ints) -> EpisodePlans:
         """Return the plans of the next episodes of envs ``ids``, whether or not their present ones have ended.
 
-        Not for groups of envs, and not for curricula, which hear of ended episodes only from ``next``.
+        Not for groups of envs, and not for curricula, which learn of ended episodes only from ``next``.
         """
         self.number_N[ids] += 1
         return self._draw(ids)

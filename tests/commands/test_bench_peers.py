@@ -136,12 +136,12 @@ def test_a_training_ends_at_a_boundary() -> None:
 
 def test_the_level_is_that_of_whole_episodes() -> None:
     meter = Meter(replace(point_spec(), outcomes=(), max_episode_steps=9), level=2.0)
-    meter.hear(episodes([9.0] * WINDOW, limit=5))  # began late: do not count
+    meter.record(episodes([9.0] * WINDOW, limit=5))  # began late: do not count
     assert meter.boundary(0)
-    meter.hear(episodes([3.0] * (WINDOW - 1), limit=9))
+    meter.record(episodes([3.0] * (WINDOW - 1), limit=9))
     assert meter.boundary(100)
     assert not meter.reached
-    meter.hear(episodes([3.0], limit=9))
+    meter.record(episodes([3.0], limit=9))
     assert not meter.boundary(200)
     assert meter.reached
     assert meter.quality == 3.0

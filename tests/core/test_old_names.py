@@ -6,6 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
+from embodied.core.episodes import EpisodeStats
+from embodied.core.spec import EnvSpec
+from embodied.envs.episodes.sampler import SamplerSetup, UniformSampler
+
 
 def run(code: str, folder: Path, root: Path) -> subprocess.CompletedProcess[str]:
     code = f"import sys\nsys.path.insert(1, {str(root)!r})\nimport embodied\nsys.path.remove({str(root)!r})\n{code}"
@@ -56,6 +63,18 @@ assert Count is options.PositiveInt and ShareBelow1 is options.FractionBelow1
     done = run(code, tmp_path, root)
     assert done.returncode == 0, done.stderr
     assert "'embodied.core.options.Count' is called 'PositiveInt' now" in done.stderr
+
+
+def test_a_curriculum_that_hears_still_learns_how_episodes_end() -> None:
+    class Listener(UniformSampler):
+        def hear(self, ended: EpisodeStats) -> None:
+            self.num_ended = len(ended)
+
+    sampler = Listener(EnvSpec.of_sizes("any", state=1, action=1), None, SamplerSetup(num_envs=2))
+    ended = EpisodeStats(torch.tensor([1]), torch.zeros(1), torch.zeros(1), sampler.start().rows(slice(1)), {}, {})
+    with pytest.warns(FutureWarning, match="Listener.hear is called 'on_episodes_end' now"):
+        sampler.next(ended, torch.zeros(2))
+    assert sampler.num_ended == 1
 
 
 def test_packages_of_a_user_come_first(root: Path, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ class Meter:
         self._returns: deque[float] = deque(maxlen=WINDOW)
         self._successes: deque[float] = deque(maxlen=WINDOW)
 
-    def hear(self, episodes: EpisodeStats) -> None:
+    def record(self, episodes: EpisodeStats) -> None:
         """Count the episodes that ran from the ordinary start with the whole time limit."""
         whole = (episodes.plans.stage_n == 0) & (episodes.plans.time_limit_n >= self.spec.max_episode_steps)
         whole &= ~episodes.plans.repeat_n
@@ -164,7 +164,7 @@ class MeteredEnv:
         step = self.env.step(action_NA.unsqueeze(1))
         self._steps += 1
         if len(step.episodes):
-            self.meter.hear(step.episodes)
+            self.meter.record(step.episodes)
         return step
 
 

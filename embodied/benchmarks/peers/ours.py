@@ -56,6 +56,6 @@ def train(task: str, meter: Meter, settings: PPOSettings, runtime: str, num_thre
     with tempfile.TemporaryDirectory() as folder, build(config, Path(folder)) as trainer:
         meter.boundary(0)
         for iteration in trainer.iterations():
-            meter.hear(iteration.episodes)
+            meter.record(iteration.episodes)
             if not meter.boundary(iteration.env_steps):
                 break
