@@ -30,7 +30,7 @@ from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.robots.base import Robot
 from embodied.deployment.robots.sim import PERTURBATIONS, SimRobot
-from embodied.envs.mujoco.robots.backlash import play
+from embodied.envs.mujoco.robots.backlash import backlash
 from embodied.envs.mujoco.robots.robot_process import Perturbation, RobotOptions, SimulatedArm
 from embodied.session.factories import evaluation_plans, make_env
 from tests.commands.helpers import run
@@ -234,7 +234,7 @@ def test_perturbations_change_the_arm() -> None:
 def test_backlash_swallows_small_reversals() -> None:
     output, outputs = np.zeros(1), []
     for value in (0.05, 0.2, 0.15, 0.05, -0.1):
-        output = play(output, np.array([value]), 0.2)
+        output = backlash(output, np.array([value]), 0.2)
         outputs.append(float(output[0]))
     assert outputs == pytest.approx([0.0, 0.1, 0.1, 0.1, 0.0])
 

@@ -14,7 +14,7 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from embodied.core.kinematics import cross, damped_least_squares
-from embodied.envs.mujoco.robots.backlash import play
+from embodied.envs.mujoco.robots.backlash import backlash
 from embodied.envs.mujoco.robots.base import Measurement
 from embodied.envs.mujoco.robots.gripper_state import GripperState
 
@@ -84,7 +84,7 @@ class AttachedArm(GripperState):
         if self.encoder_offset_NJ is not None:  # the robot's own controller reads the same encoders
             target -= self.encoder_offset_NJ
         if self.backlash_NJ is not None:
-            target = play(self.ctrl[:, :joints], target, self.backlash_NJ)
+            target = backlash(self.ctrl[:, :joints], target, self.backlash_NJ)
         ctrl[:, :joints] = target
         closed_m, open_m = self.robot.finger_closed_m, self.robot.finger_open_m
         finger = closed_m + (open_m - closed_m) * (action_NA[:, -1:] + 1) / 2

@@ -32,7 +32,7 @@ from embodied.core.options import NonNegative, Positive, config_dataclass, from_
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import CameraSpec
 from embodied.envs import first_episodes, make_pool
-from embodied.envs.mujoco.robots.backlash import play
+from embodied.envs.mujoco.robots.backlash import backlash
 
 CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)
 FILM_SIZE = (320, 240)
@@ -153,7 +153,7 @@ class SimulatedArm:
     def step(self) -> None:
         """Make one step of the physics."""
         joints = len(self.joints)
-        self._ctrl[:joints] = play(self._ctrl[:joints], self.wanted[:joints], self.perturbation.backlash_rad)
+        self._ctrl[:joints] = backlash(self._ctrl[:joints], self.wanted[:joints], self.perturbation.backlash_rad)
         self._ctrl[joints:] = self.wanted[joints:]
         self.pool.batch.step(None, nstep=1, stage=CURRENT)
         self.pool.view.changed()
