@@ -27,7 +27,7 @@ class Advance:
     ends as a termination. Time limits of plans need nothing here."""
 
 
-def only(result: Advance, alive_N: Tensor) -> Advance:
+def mask_to_stepped(result: Advance, alive_N: Tensor) -> Advance:
     """Return a result in which only envs that were stepped have rewards, outcomes and ends."""
     return Advance(
         torch.where(alive_N, result.reward_N, 0.0),
@@ -38,7 +38,7 @@ def only(result: Advance, alive_N: Tensor) -> Advance:
     )
 
 
-def without_results(result: Advance) -> Advance:
+def zero_diverged(result: Advance) -> Advance:
     """Return a result in which broken envs have neither reward nor outcome: their state is not of the episode."""
     whole_N = torch.ones_like(result.reward_N, dtype=torch.bool)
     whole_N[result.broken_n] = False

@@ -24,7 +24,7 @@ from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, I
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs, Timestep
 from embodied.envs.base.actions import checked_chunk
-from embodied.envs.base.advance import Advance, only, without_results
+from embodied.envs.base.advance import Advance, mask_to_stepped, zero_diverged
 
 __all__ = ["Advance", "EpisodicEnv"]
 
@@ -122,11 +122,11 @@ class EpisodicEnv(ABC):
             if result.outcomes.keys() != self._once.keys():
                 raise ValueError(f"advance: got outcomes {[*result.outcomes]}, the spec has {[*self._once]}")
             if alive_N is not None:
-                result = only(result, alive_N)
+                result = mask_to_stepped(result, alive_N)
             ended_N = self._count(result, alive_N, terminated_N)
             if result.broken_n is not None and len(result.broken_n):
                 broken.append(result.broken_n)
-                result = without_results(result)
+                result = zero_diverged(result)
             for name, outcome_N in result.outcomes.items():
                 latest[name] = outcome_N.clone() if alive_N is None else torch.where(alive_N, outcome_N, latest[name])
                 self._once[name] |= outcome_N
