@@ -31,7 +31,7 @@ from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.base.forks import Builder
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.nan_guard import NanGuard
-from embodied.envs.mujoco.randomization.non_model import Hardware, prepare
+from embodied.envs.mujoco.randomization.non_model import NonModelRandomization, prepare
 from embodied.envs.mujoco.randomization.randomizer import Fields, Randomizer
 from embodied.envs.mujoco.randomization.terms import RandomizationTerm
 from embodied.envs.mujoco.robots.base import Robot
@@ -100,10 +100,10 @@ class MujocoPool(EpisodicEnv):
         task.bind(self.view)
         self.guard = NanGuard(self.batch, Path(sim.dump_dir))
         fields = Fields(self.batch)
-        self.hardware = Hardware(self.batch, self.arm, task, terms, fields)
-        self.randomizer = Randomizer(self.batch, terms, self.hardware.targets, task.config.control_dt_s, fields)
-        if self.hardware.sizes is not None:
-            self.view.sizes = self.hardware.sizes.by_name
+        self.non_model = NonModelRandomization(self.batch, self.arm, task, terms, fields)
+        self.randomizer = Randomizer(self.batch, terms, self.non_model.targets, task.config.control_dt_s, fields)
+        if self.non_model.sizes is not None:
+            self.view.sizes = self.non_model.sizes.by_name
         self._rng: EpisodeRng | None = None  # of all present episodes
         self.rig = None
         if cameras:
@@ -132,14 +132,14 @@ class MujocoPool(EpisodicEnv):
         self.arm.reset(ids, self.task.robot.start_qpos(rng, held))
         rows = torch.from_numpy(ids)
         self.task.instruction_N[rows] = torch.from_numpy(plans.instruction_n)
-        with self.hardware.resizing(ids):
+        with self.non_model.resizing(ids):
             self.task.reset(rows, rng)
         self.batch.forward(ids, stage=_CURRENT)
         if held.any():
             self.task.put_in_hand(rows[torch.from_numpy(held)])
             self.batch.forward(ids[held], stage=_CURRENT)
         self.view.changed()
-        self.hardware.start(ids, self._rng, self.plans.time_limit_n, self.steps_left_N.numpy())
+        self.non_model.start(ids, self._rng, self.plans.time_limit_n, self.steps_left_N.numpy())
         if self.rig is not None:
             self.rig.start(ids, rng)
 
@@ -152,7 +152,7 @@ class MujocoPool(EpisodicEnv):
             if len(changed):
                 self.batch.forward(changed, stage=_CURRENT)
         self.guard.remember()
-        self.hardware.apply(action_NA.double().numpy(), ids)
+        self.non_model.apply(action_NA.double().numpy(), ids)
         raised = None
         try:
             self.batch.step(ids, nstep=self.substeps, stage=_CURRENT)
@@ -160,12 +160,12 @@ class MujocoPool(EpisodicEnv):
             raised = error.ids
         broken_n = self.guard.check(raised)
         self.view.changed()
-        self.hardware.moved()
+        self.non_model.moved()
         return judged(self.task, broken_n)
 
     def observe(self, ids: Ints | None = None) -> Obs:
         """Return the present observation of envs ``ids`` (sorted and unique; None: all)."""
-        measured = self.hardware.observe(ids)
+        measured = self.non_model.observe(ids)
         true = dict(self.task.privileged())
         if measured is None or self.rig is not None:  # with cameras the task's terms are privileged
             true |= self.task.observe()
@@ -188,7 +188,7 @@ class MujocoPool(EpisodicEnv):
             "model_seed": torch.from_numpy(self._model_seed_N.copy()),
             **self.episode_state(),
             **self.randomizer.state_dict(),
-            **self.hardware.state_dict(),
+            **self.non_model.state_dict(),
             **self.task.state_dict(),
         }
 
@@ -203,9 +203,9 @@ class MujocoPool(EpisodicEnv):
         self._model_seed_N[:] = state["model_seed"].numpy()
         self.batch.state[:] = state["physics"].numpy()
         self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)
-        self.hardware.load_state_dict(state, self._rng, self.plans.time_limit_n, self.steps_left_N.numpy())
+        self.non_model.load_state_dict(state, self._rng, self.plans.time_limit_n, self.steps_left_N.numpy())
         self.task.instruction_N.copy_(torch.from_numpy(self.plans.instruction_n))
-        with self.hardware.resizing(np.arange(self.num_envs)):
+        with self.non_model.resizing(np.arange(self.num_envs)):
             self.task.load_state_dict(state)
         self.batch.forward(stage=_CURRENT)
         self.batch.state[:] = state["physics"].numpy()

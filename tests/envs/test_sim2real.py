@@ -168,7 +168,7 @@ def test_actions_start_from_the_measured_pose() -> None:
     found = {}
     for name, term in {"exact": {}, "offset": {"encoder_offset": 0.003}, "noise": {"joint_noise": 0.01}}.items():
         env = with_terms("reach", 4, config=JOINT_ACTIONS, **term)
-        env.hardware.apply(np.full((4, 8), 0.1), None)
+        env.non_model.apply(np.full((4, 8), 0.1), None)
         found[name] = env.arm.ctrl[:, :7].copy()
         measured = part(env, env.observe(), "joint_pos")
     np.testing.assert_allclose(found["offset"], found["exact"], atol=1e-12)
@@ -339,7 +339,7 @@ def test_an_episode_is_a_function_of_its_plan() -> None:
         torch.testing.assert_close(one.obs["state"], steps[-1].obs["state"][3:6], rtol=0, atol=0)
     rows = np.array([1, 4])
     torch.testing.assert_close(many.observe(rows)["state"], many.observe()["state"][rows], rtol=0, atol=0)
-    many.hardware.sensing._measured = None
+    many.non_model.sensing._measured = None
     torch.testing.assert_close(many.observe(rows)["state"], many.observe()["state"][rows], rtol=0, atol=0)
 
 

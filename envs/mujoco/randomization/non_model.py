@@ -113,7 +113,7 @@ class Push:
         return False
 
 
-class Hardware:
+class NonModelRandomization:
     """All quantities of the terms in the simulations of a batch. UserError if the robot cannot have them."""
 
     def __init__(self, batch: Batch, arm: Arm, task: Task, terms: Terms, fields: Fields) -> None:
