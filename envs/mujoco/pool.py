@@ -161,7 +161,7 @@ class MujocoPool(EpisodicEnv):
         broken_n = self.guard.check(raised)
         self.view.changed()
         self.non_model.moved()
-        return judged(self.task, broken_n)
+        return step_result(self.task, broken_n)
 
     def observe(self, ids: Ints | None = None) -> Obs:
         """Return the present observation of envs ``ids`` (sorted and unique; None: all)."""
@@ -170,10 +170,10 @@ class MujocoPool(EpisodicEnv):
         if measured is None or self.rig is not None:  # with cameras the task's terms are privileged
             true |= self.task.observe()
         if measured is None:
-            state = vector(self.spec.state, {**self.arm.observe(), **true}, ids)
+            state = pack_terms(self.spec.state, {**self.arm.observe(), **true}, ids)
         else:
-            state = vector(self.spec.state, measured)
-        obs = {"state": state, "privileged": vector(self.spec.privileged, true, ids)}
+            state = pack_terms(self.spec.state, measured)
+        obs = {"state": state, "privileged": pack_terms(self.spec.privileged, true, ids)}
         if self.rig is None or not self.observe_images:
             return obs
         instruction_n = torch.from_numpy(self.plans.instruction_n[slice(None) if ids is None else ids].copy())
@@ -246,14 +246,14 @@ def spec_of(task: Task, cameras: Sequence[Camera] = ()) -> EnvSpec:
     return task_spec(task, [CameraSpec(camera.name, camera.height, camera.width) for camera in cameras])
 
 
-def judged(task: Task, broken_n: Tensor | None) -> Advance:
+def step_result(task: Task, broken_n: Tensor | None) -> Advance:
     """Return the result of a control step: reward, outcomes and failures of the present state."""
     success_N = task.success()
     reward_N = torch.stack(list(task.rewards(success_N).values())).sum(0).float()
     return Advance(reward_N, {SUCCESS: success_N, **task.outcomes()}, task.failure(), broken_n)
 
 
-def vector(terms: Sequence[Term], parts: Mapping[str, Tensor], ids: Ints | None = None) -> Tensor:
+def pack_terms(terms: Sequence[Term], parts: Mapping[str, Tensor], ids: Ints | None = None) -> Tensor:
     """Return the scaled quantities of ``terms`` in a row per env, float32; of envs ``ids`` (None: of all in parts)."""
     vector = torch.cat([parts[t.name] if t.scale == 1 else parts[t.name] * t.scale for t in terms], -1).float()
     return vector if ids is None else vector[ids]

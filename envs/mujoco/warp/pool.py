@@ -30,7 +30,7 @@ from embodied.core.types import Obs
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.nan_guard import MAX_SPEED, StateDumps
-from embodied.envs.mujoco.pool import judged, spec_of, vector
+from embodied.envs.mujoco.pool import pack_terms, spec_of, step_result
 from embodied.envs.mujoco.robots.base import TensorRobot
 from embodied.envs.mujoco.view import View
 from embodied.envs.mujoco.viewer import FRONT, Viewer
@@ -113,13 +113,13 @@ class WarpPool(EpisodicEnv):
         self.batch.step(self.substeps)
         broken_n = self.guard.check()
         self.view.changed()
-        return judged(self.task, broken_n)
+        return step_result(self.task, broken_n)
 
     def observe(self, ids: Ints | None = None) -> Obs:
         """Return the present observation of envs ``ids`` (sorted and unique; None: all)."""
         true = {**self.task.privileged(), **self.task.observe()}
-        state = vector(self.spec.state, {**self.arm.observe(), **true})
-        obs = {"state": state, "privileged": vector(self.spec.privileged, true)}
+        state = pack_terms(self.spec.state, {**self.arm.observe(), **true})
+        obs = {"state": state, "privileged": pack_terms(self.spec.privileged, true)}
         return obs if ids is None else {key: value[self._on_device(ids)] for key, value in obs.items()}
 
     # -- exact resume ------------------------------------------------------------------------------------------------
