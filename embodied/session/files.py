@@ -1,6 +1,6 @@
 """Files of a run that tell other processes about it: its lock and its state. Imports no torch.
 
-training: lock_run, Journal ──► .lock, state.json, warnings.log ──► embodied.status: holder, read_json
+training: lock_run, Journal ──► .lock, state.json, warnings.log ──► embodied.status: lock_owner, read_json
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
 STATE_FILE = "state.json"
 WARNINGS_FILE = "warnings.log"
-LOCK_TRIES, LOCK_PAUSE_S = 3, 0.1  # a reader holds the lock for an instant (``holder``)
+LOCK_TRIES, LOCK_PAUSE_S = 3, 0.1  # a reader holds the lock for an instant (``lock_owner``)
 
 
 def check_run_dir(run_dir: Path) -> None:
@@ -67,7 +67,7 @@ def lock_run(run_dir: Path) -> TextIO:
     return file
 
 
-def holder(run_dir: Path) -> str | None:
+def lock_owner(run_dir: Path) -> str | None:
     """Return the process that trains in a directory, and its machine; None if none does, or if nobody can know."""
     try:
         with (run_dir / LOCK_FILE).open(encoding="utf-8") as file:

@@ -14,7 +14,7 @@ import yaml
 from embodied.core.errors import UserError
 from embodied.report.metrics import METRICS_FILE, read_last_metrics
 from embodied.report.progress import share_done, time_left
-from embodied.session.files import CONFIG_FILE, STATE_FILE, WARNINGS_FILE, check_run_dir, holder, read_json
+from embodied.session.files import CONFIG_FILE, STATE_FILE, WARNINGS_FILE, check_run_dir, lock_owner, read_json
 
 ROWS = 20
 """Rows of metrics.jsonl that rates and shares are means over."""
@@ -33,7 +33,7 @@ def read_status(run_dir: Path) -> dict[str, Any]:
     config, journal = _read_config(run_dir), read_json(run_dir / STATE_FILE)
     rows = read_last_metrics(run_dir / METRICS_FILE, ROWS)
     last: Mapping[str, Any] = rows[-1] if rows else {}
-    locked_by = holder(run_dir)
+    locked_by = lock_owner(run_dir)
     state = _state(run_dir, journal, locked_by)
     planned = config.get("algo", {}).get("updates", config.get("total_steps"))  # of runs of earlier versions
     steps, total, rate = _steps(last), journal.get("total_steps", planned), _rate(rows)

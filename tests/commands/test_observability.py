@@ -20,7 +20,7 @@ import pytest
 from embodied import status
 from embodied.report import progress
 from embodied.runtime.evaluator import Evaluator
-from embodied.session.files import Journal, holder, lock_run
+from embodied.session.files import Journal, lock_owner, lock_run
 from embodied.session.status import read_status
 from tests.commands.helpers import SMALL, Outcome, run, run_eval, run_train
 from tests.runtime.test_trace import read
@@ -177,13 +177,13 @@ def test_status_of_a_run_of_an_earlier_version_and_of_one_without_rows(finished:
 
 
 def test_a_reader_of_the_lock_does_not_keep_a_training_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert holder(tmp_path) is None
+    assert lock_owner(tmp_path) is None
     reader = (tmp_path / ".lock").open("w")
     fcntl.flock(reader, fcntl.LOCK_SH)
     monkeypatch.setattr(time, "sleep", lambda seconds: reader.close())
     with lock_run(tmp_path):
-        assert holder(tmp_path) == f"process {os.getpid()} on {os.uname().nodename}"
-    assert holder(tmp_path) is None
+        assert lock_owner(tmp_path) == f"process {os.getpid()} on {os.uname().nodename}"
+    assert lock_owner(tmp_path) is None
 
 
 def test_warnings_are_still_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
