@@ -29,7 +29,7 @@ def check_new_dir(path: Path, otherwise: Callable[[Path], str] = lambda path: ""
         raise UserError(f"out={path} cannot be written: {error.strerror or error}") from error
 
 
-def _go_on(path: Path) -> str:
+def resume_hint(path: Path) -> str:
     saved = any(path.glob("checkpoints/*"))
     return f", or go on with that run: resume={path}" if saved else "; it has no checkpoint to go on from"
 
@@ -37,7 +37,7 @@ def _go_on(path: Path) -> str:
 def new_run_dir(config: RunConfig) -> Path:
     """Choose the directory of a new run, without making it. UserError if ``out=`` exists or cannot be written."""
     if config.out is not None:
-        check_new_dir(Path(config.out), _go_on)
+        check_new_dir(Path(config.out), resume_hint)
         return Path(config.out)
     task = str(config.task["name"]).replace(":", ".")  # a colon separates paths in many variables of the shell
     return Path("runs") / task / f"{config.title}-{datetime.now():%Y%m%d-%H%M%S-%f}"  # others may start in this second
@@ -51,13 +51,13 @@ def make_run_dir(run_dir: Path, exist_ok: bool) -> None:
         raise UserError(f"cannot make the run directory {run_dir}: {error.strerror or error}") from error
 
 
-def keep_architecture(policy: Policy, run_dir: Path) -> None:
+def save_architecture(policy: Policy, run_dir: Path) -> None:
     """Write the files that a policy around another library's model needs in addition to its checkpoints."""
     if isinstance(policy, Pretrained) and not (run_dir / PRETRAINED).exists():
         policy.save_architecture(run_dir / PRETRAINED)
 
 
-def keep_pretrained(policy: Policy, run_dir: Path) -> None:
+def save_pretrained(policy: Policy, run_dir: Path) -> None:
     """Write the trained model in the layout of the library that it comes from."""
     if isinstance(policy, Pretrained):
         policy.save_pretrained(run_dir / PRETRAINED)

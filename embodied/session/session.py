@@ -25,11 +25,11 @@ from embodied.runtime.checkpoint import Checkpoint, check_weights, load_latest, 
 from embodied.session.command import Stopped
 from embodied.session.config import RunConfig, compose_run, resume_run, to_yaml
 from embodied.session.directory import (
-    keep_architecture,
-    keep_pretrained,
     make_run_dir,
     new_run_dir,
+    save_architecture,
     save_checkpoint,
+    save_pretrained,
 )
 from embodied.session.files import CONFIG_FILE, Journal, lock_run
 from embodied.session.signals import stop_on_signals
@@ -89,7 +89,7 @@ class Session:
         make_run_dir(self.run_dir, exist_ok=self.resumed)
         lock = self.lock or lock_run(self.run_dir)
         write_atomically(self.run_dir / CONFIG_FILE, to_yaml(self.config))
-        keep_architecture(trainer.policy, self.run_dir)
+        save_architecture(trainer.policy, self.run_dir)
         with ExitStack() as stack:
             stack.callback(lock.close)
             journal = stack.enter_context(Journal(self.run_dir, trainer.total_steps))
@@ -196,7 +196,7 @@ class Session:
     def _evaluate(self, trainer: Trainer, progress: Progress, trained_s: float) -> dict[str, Any] | None:
         """Evaluate the trained policy and keep the result; None for eval_episodes=0."""
         trainer.finish()
-        keep_pretrained(trainer.policy, self.run_dir)
+        save_pretrained(trainer.policy, self.run_dir)
         if not self.config.eval_episodes:
             return None
         progress.message(f"trained for {duration(trained_s)}; evaluating {trainer.evaluation_size()}")
