@@ -44,7 +44,7 @@ class ActorCriticConfig:
 
 
 @config_dataclass
-class SeeingConfig(ActorCriticConfig):
+class CameraConfig(ActorCriticConfig):
     """Options of policies with cameras."""
 
     cameras: tuple[str, ...] = ()

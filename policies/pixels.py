@@ -12,7 +12,7 @@ from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from embodied.policies.base import SeeingConfig
+from embodied.policies.base import CameraConfig
 from embodied.policies.networks import ACTIVATIONS, orthogonal
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, size of the kernel, stride
@@ -21,7 +21,7 @@ PERIOD = 8  # they reach the last pixel of images with SMALLEST pixels, or a mul
 
 
 @config_dataclass
-class PixelConfig(SeeingConfig):
+class PixelConfig(CameraConfig):
     """Options of policies with small networks, which need no cameras."""
 
     image_size: Annotated[int, Field(ge=SMALLEST)] = 64

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from embodied.core.errors import UserError
 from embodied.core.options import NonNegativeInt, PositiveInt, config_dataclass
-from embodied.policies.base import SeeingConfig
+from embodied.policies.base import CameraConfig
 from embodied.policies.flow.chains import ChainConfig
 
 Part = Literal["vision", "language"]
@@ -18,7 +18,7 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 
 @config_dataclass
-class VLAConfig(ChainConfig, SeeingConfig):
+class VLAConfig(ChainConfig, CameraConfig):
     """Options of VLAPolicy."""
 
     cameras: Annotated[tuple[str, ...], Field(min_length=1)] = ("front", "wrist")
