@@ -11,7 +11,7 @@ from embodied.core.episodes import EpisodeStats
 from embodied.core.types import Fragment, Obs, PolicySample, Timestep
 from embodied.runtime.ledger import Ticket
 
-NUMBERS = {"state", "privileged"}
+VECTOR_KEYS = {"state", "privileged"}
 """Keys of observations that are numbers; others are images, indices and what a policy has made of them."""
 At = int | tuple[Tensor, Tensor]
 """Decisions of a fragment: t, for all envs, or decisions [n] of envs [n]."""
@@ -145,7 +145,7 @@ class Recorder:
     def _finite_obs_N(self, last_obs: Obs) -> Tensor:
         """Return whether all numbers that were observed of each env are finite, also those at ends of episodes."""
         finite_N = torch.ones(self.num_envs, dtype=torch.bool)
-        for key in NUMBERS & self.obs.keys():
+        for key in VECTOR_KEYS & self.obs.keys():
             finite_N &= (self.obs[key].isfinite().all(-1).all(0) & last_obs[key].isfinite().all(-1)).cpu()
             for index, obs in zip(self.final_index, self.final_obs, strict=True):
                 finite_N[index[~obs[key].isfinite().all(-1).cpu(), 1]] = False
