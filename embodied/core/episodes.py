@@ -37,7 +37,7 @@ class EpisodePlans:
     """Stage that the episode starts from: 0 for the ordinary start, i for ``EnvSpec.stages[i - 1]``."""
     time_limit_n: Ints
     """Control steps after which the episode is truncated, at least 1."""
-    repeat_n: NDArray[np.bool_]
+    filler_n: NDArray[np.bool_]
     """Whether the episode only fills time, as a repetition of one that counts; it is in no statistics."""
 
     def __len__(self) -> int:
@@ -111,7 +111,7 @@ class EpisodeStats:
 
     def counted(self) -> EpisodeStats:
         """Return the episodes that are no repetitions."""
-        return self.rows(torch.from_numpy(~self.plans.repeat_n)) if self.plans.repeat_n.any() else self
+        return self.rows(torch.from_numpy(~self.plans.filler_n)) if self.plans.filler_n.any() else self
 
     def rows(self, ids: Tensor) -> EpisodeStats:
         """Return some of the episodes. ids: int64 indices or a bool mask [M]."""
@@ -189,7 +189,7 @@ class PlanList:
         fresh = wanted < len(self.plans)
         plans = ended.plans.rows(slice(None))
         again = EpisodePlans.concatenate([plans])  # a copy
-        again.repeat_n[:] = True
+        again.filler_n[:] = True
         again.put(np.flatnonzero(fresh), self.plans.rows(wanted[fresh]))
         self.present.put(ended.env_id_M.numpy(), again)
         return again

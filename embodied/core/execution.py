@@ -69,7 +69,7 @@ class Deployment:
         """Share of the episodes that is done, in [0, 1]. Those in progress count by their time limits."""
         present = self._sampler.present
         part_n = np.minimum(1.0, self._decision_n * self.policy.execute / np.maximum(1, present.time_limit_n))
-        return (self._ended + float(part_n[~present.repeat_n].sum())) / self._num_plans
+        return (self._ended + float(part_n[~present.filler_n].sum())) / self._num_plans
 
 
 def plan_noise(plans: EpisodePlans, decision_n: NDArray[np.int64], shape: tuple[int, ...]) -> Tensor:

@@ -120,7 +120,7 @@ class RowByRowEnv(EpisodicEnv):
         self._stats.append(episodes)
         unused_N = self._action_NEA.shape[1] - self._at_N
         plans = self.sampler.next(episodes, (self.steps_left_N - unused_N).clamp(min=0))
-        if plans.repeat_n.any():
+        if plans.filler_n.any():
             raise UserError("sim.batch_size: groups of equal episodes (algo=grpo) are stepped together; leave it out")
         self._starting_N[rows] = True
         self.apart = True

@@ -108,7 +108,7 @@ class UniformSampler:
         plans = self._draw(ids)
         plans.put(np.flatnonzero(again), ended.plans.rows(again))
         plans.time_limit_n[again] = group_left_N[ids][again]
-        plans.repeat_n[again] = True
+        plans.filler_n[again] = True
         return plans
 
     def reseed(self, ids: Ints, seed_n: Ints) -> None:

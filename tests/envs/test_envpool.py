@@ -138,7 +138,7 @@ def test_an_evaluation_has_the_same_episodes_again_with_any_number_of_envs() -> 
             obs, done = env.reset(sampler), 0
             while done < 5:
                 for row in range(num_envs):
-                    if env.steps_made_N()[row] == 0 and not sampler.present.repeat_n[row]:
+                    if env.steps_made_N()[row] == 0 and not sampler.present.filler_n[row]:
                         state = obs["state"][row].tolist()
                         assert found.setdefault(int(sampler.present.seed_n[row]), state) == state
                 step = env.step(torch.zeros(num_envs, 1, dtype=torch.int64))

@@ -104,7 +104,7 @@ class Meter:
     def record(self, episodes: EpisodeStats) -> None:
         """Count the episodes that ran from the ordinary start with the whole time limit."""
         whole = (episodes.plans.stage_n == 0) & (episodes.plans.time_limit_n >= self.spec.max_episode_steps)
-        whole &= ~episodes.plans.repeat_n
+        whole &= ~episodes.plans.filler_n
         if whole.any():
             rows = episodes.rows(torch.from_numpy(whole))
             self._returns.extend(rows.return_M.tolist())

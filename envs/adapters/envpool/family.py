@@ -84,7 +84,7 @@ class EnvpoolEnv(EpisodicEnv):
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         follows = (self._seed_N[ids] == plans.seed_n) & (self._next_N[ids] == plans.number_n)
         follows &= plans.number_n % INCARNATION > 0  # another incarnation has another seed
-        again = plans.repeat_n & (self._seed_N[ids] >= 0)  # only fills time: any episode does
+        again = plans.filler_n & (self._seed_N[ids] >= 0)  # only fills time: any episode does
         fresh = ~(follows | again)
         if fresh.any():
             self._build(ids[fresh], plans.rows(fresh))
