@@ -38,7 +38,7 @@ class EpisodePlans:
     time_limit_n: Ints
     """Control steps after which the episode is truncated, at least 1."""
     filler_n: NDArray[np.bool_]
-    """Whether the episode only fills time, as a repetition of one that counts; it is in no statistics."""
+    """Whether the episode is padding that repeats another plan; statistics exclude it."""
 
     def __len__(self) -> int:
         return len(self.seed_n)
@@ -56,8 +56,8 @@ class EpisodePlans:
     def empty(num: int) -> EpisodePlans:
         """Return ``num`` plans to be overwritten: seed 0, episode 0, ordinary start, one control step."""
         seed, number, instruction, stage = np.zeros((4, num), dtype=np.int64)
-        limit, repeat = np.ones(num, dtype=np.int64), np.zeros(num, dtype=np.bool_)
-        return EpisodePlans(seed, number, instruction, stage, limit, repeat)
+        limit, filler = np.ones(num, dtype=np.int64), np.zeros(num, dtype=np.bool_)
+        return EpisodePlans(seed, number, instruction, stage, limit, filler)
 
     @staticmethod
     def concatenate(parts: Sequence[EpisodePlans]) -> EpisodePlans:
@@ -68,15 +68,16 @@ class EpisodePlans:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the columns as tensors (copies), under keys that begin with ``plan/``."""
-        return {f"plan/{name[:-2]}": torch.from_numpy(getattr(self, name).copy()) for name in _COLUMNS}
+        return {key: torch.from_numpy(getattr(self, name).copy()) for name, key in _STATE_KEYS.items()}
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor]) -> EpisodePlans:
         """Return the plans whose ``state_dict`` is a part of ``state``."""
-        return EpisodePlans(*(state[f"plan/{name[:-2]}"].numpy().copy() for name in _COLUMNS))
+        return EpisodePlans(*(state[key].numpy().copy() for key in _STATE_KEYS.values()))
 
 
 _COLUMNS = tuple(field.name for field in fields(EpisodePlans))
+_STATE_KEYS = {name: f"plan/{name[:-2]}" for name in _COLUMNS} | {"filler_n": "plan/repeat"}  # of checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class EpisodeStats:
         return self.at_end[SUCCESS]
 
     def counted(self) -> EpisodeStats:
-        """Return the episodes that are no repetitions."""
+        """Return the episodes that are not fillers."""
         return self.rows(torch.from_numpy(~self.plans.filler_n)) if self.plans.filler_n.any() else self
 
     def rows(self, ids: Tensor) -> EpisodeStats:
