@@ -36,6 +36,7 @@ def damped_least_squares(
 
     dq = p + J^T (J J^T + damping^2 I)^-1 (twist - J p)   (Wampler 1986; Nakamura and Hanafusa 1986)
     """
+    twist_6n, prior_vn = np.ascontiguousarray(twist_6n), np.ascontiguousarray(prior_vn)
     gram = np.zeros((6, 6, jacobian_6vn.shape[2]))
     gram[np.arange(6), np.arange(6)] = damping**2
     for column in jacobian_6vn.swapaxes(0, 1):  # not einsum, whose order of summation depends on n

@@ -13,7 +13,8 @@ import torch
 from mujoco.batch import Batch
 from torch import Tensor
 
-from embodied.core.kinematics import cross, damped_least_squares
+from embodied.core.arm_control import ArmLaw, ToolPose
+from embodied.core.kinematics import cross
 from embodied.envs.mujoco.robots.backlash import backlash
 from embodied.envs.mujoco.robots.base import Measurement
 from embodied.envs.mujoco.robots.gripper_state import GripperState
@@ -31,12 +32,11 @@ class AttachedArm(GripperState):
         self.batch = batch
         self.encoder_offset_NJ: np.ndarray | None = None
         self.backlash_NJ: np.ndarray | None = None
-        self.chain = robot.chain
+        self.chain, self.law = robot.chain, ArmLaw(robot.kinematics)
         self.qpos, self.ctrl = batch.bind("qpos"), batch.bind("ctrl")
         self.site_xpos, self.site_xmat = batch.bind("site_xpos"), batch.bind("site_xmat")
         self.xaxis, self.xanchor = batch.bind("xaxis"), batch.bind("xanchor")
         self.slides = np.flatnonzero(model.jnt_type[: self.num_joints] == mujoco.mjtJoint.mjJNT_SLIDE)
-        self.low, self.high = model.actuator_ctrlrange[: self.num_joints].T
 
     def observe(self, measured: Measurement | None = None) -> dict[str, Tensor]:
         if measured is None:
@@ -70,17 +70,11 @@ class AttachedArm(GripperState):
         Targets are computed for all N: selecting rows first costs more than it saves.
         measured: pose that the targets are relative to; None is the true one.
         """
-        joints, rate = self.num_joints, self.config.gripper_m
+        joints = self.num_joints
         qpos = self.qpos[:, :joints] if measured is None else measured.joint_pos_NJ
         ctrl = np.empty_like(self.ctrl)
-        if self.config.mode == "joint_delta":
-            delta = action_NA[:, :joints] * self.config.delta_rad
-        else:
-            prior = self.config.posture_gain * (self.robot.home_qpos - qpos)
-            jacobian = self._jacobian() if measured is None else measured.jacobian_6JN
-            twist = self._twist(action_NA, measured)
-            delta = damped_least_squares(jacobian, twist, prior.T.copy(), self.config.damping).T
-        target = (qpos + delta).clip(self.low, self.high)
+        move_MN = (action_NA[:, :-1] * self.move_scale).T
+        target = self.law.joint_targets(move_MN, qpos.T, lambda: self._tool(measured)).T
         if self.encoder_offset_NJ is not None:  # the robot's own controller reads the same encoders
             target -= self.encoder_offset_NJ
         if self.backlash_NJ is not None:
@@ -89,11 +83,18 @@ class AttachedArm(GripperState):
         closed_m, open_m = self.robot.finger_closed_m, self.robot.finger_open_m
         finger = closed_m + (open_m - closed_m) * (action_NA[:, -1:] + 1) / 2
         before = self.ctrl[:, joints:]
-        ctrl[:, joints:] = before + (finger - before).clip(-rate, rate)
+        ctrl[:, joints:] = before + self.law.finger_step(finger, before)
         if ids is None:
             self.ctrl[:] = ctrl
         else:
             self.ctrl[ids] = ctrl[ids]
+
+    def _tool(self, measured: Measurement | None) -> ToolPose:
+        """Return the pose of the tools that the targets are relative to."""
+        if measured is None:
+            position_N3, frame_N9 = self.site_xpos[:, self.tcp_site], self.site_xmat[:, self.tcp_site]
+            return ToolPose(position_N3.T, frame_N9.T, self._jacobian())
+        return ToolPose(measured.tool_3N, measured.rotation_33N.reshape(9, -1), measured.jacobian_6JN)
 
     def _jacobian(self) -> np.ndarray:
         """Return the geometric Jacobian of the tool centre point, [6, J, N]: translation rows above rotation rows.
@@ -107,18 +108,3 @@ class AttachedArm(GripperState):
         jacobian = np.concatenate([cross(axis, lever), axis])
         jacobian[:3, self.slides], jacobian[3:, self.slides] = axis[:, self.slides], 0.0
         return jacobian
-
-    def _twist(self, action_NA: np.ndarray, measured: Measurement | None) -> np.ndarray:
-        """Return the commanded displacement [6, N] (m, rad), with the tool kept in the workspace and vertical."""
-        position, frame = self.site_xpos[:, self.tcp_site], self.site_xmat[:, self.tcp_site]
-        if measured is not None:
-            position, frame = measured.tool_3N.T, measured.rotation_33N.reshape(9, -1).T
-        target = position + action_NA[:, :3] * self.config.delta_m
-        target = target.clip(self.config.workspace_low_m, self.config.workspace_high_m)
-        twist = np.zeros((6, len(position)))
-        twist[:3] = (target - position).T
-        # frame is the tool's matrix by rows: its x axis is entries 0, 3, 6, its z axis 2, 5, 8
-        twist[3], twist[4] = -frame[:, 5], frame[:, 2]  # z axis x (0, 0, -1): turns the tool's z downwards
-        yaw = np.arctan2(frame[:, 3], frame[:, 0])
-        twist[5] = action_NA[:, 3] * self.config.delta_rad if self.config.rotation else -yaw
-        return twist

@@ -1,6 +1,6 @@
 """A ``GripperArm`` in simulations on any device: actions in [-1, 1] to actuator targets, in torch.
 
-The same controller as ``AttachedArm``, without encoders and gears. It computes in float64: the least squares of a pose
+The same law as that of ``AttachedArm``, without encoders and gears. It computes in float64: the least squares of a pose
 that is almost singular would lose most digits of float32.
 """
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.arm_control import ArmLaw, ToolPose
 from embodied.envs.mujoco.arrays import Simulations, live
 from embodied.envs.mujoco.robots.gripper_state import GripperState
 
@@ -29,10 +30,8 @@ class DeviceArm(GripperState):
         self.ctrl = live(batch.bind("ctrl"))
         self.xaxis, self.xanchor = (live(batch.bind(name))[:, :joints] for name in ("xaxis", "xanchor"))
         self.slide_J1 = self._tensor(model.jnt_type[:joints] == mujoco.mjtJoint.mjJNT_SLIDE).bool().unsqueeze(-1)
-        self.low_J, self.high_J = self._tensor(model.actuator_ctrlrange[:joints]).unbind(-1)
-        self.home_J = self._tensor(robot.home_qpos)
-        self.workspace_low_3 = self._tensor(self.config.workspace_low_m)
-        self.workspace_high_3 = self._tensor(self.config.workspace_high_m)
+        self.law = ArmLaw(robot.kinematics, torch, self._tensor, damped_least_squares)
+        self.move_scale_M = self._tensor(self.move_scale)
 
     def observe(self) -> dict[str, Tensor]:
         return self.true_state()
@@ -44,44 +43,36 @@ class DeviceArm(GripperState):
 
     def apply(self, action_NA: Tensor) -> None:
         """Write the actuator targets for actions [N, A] in [-1, 1]; see ``AttachedArm.apply``."""
-        action, qpos, rate = action_NA.double(), self.joint_pos.double(), self.config.gripper_m
-        if self.config.mode == "joint_delta":
-            delta = action[:, : self.num_joints] * self.config.delta_rad
-        else:
-            prior = self.config.posture_gain * (self.home_J - qpos)
-            delta = damped_least_squares(self._jacobian(), self._twist(action), prior, self.config.damping)
-        self.ctrl[:, : self.num_joints] = (qpos + delta).clamp(self.low_J, self.high_J).to(self.ctrl.dtype)
+        action, joints = action_NA.double(), self.num_joints
+        move_MN = (action[:, :-1] * self.move_scale_M).T
+        target_JN = self.law.joint_targets(move_MN, self.joint_pos.double().T, self._tool)
+        self.ctrl[:, :joints] = target_JN.T.to(self.ctrl.dtype)
         closed_m, open_m = self.robot.finger_closed_m, self.robot.finger_open_m
         finger = closed_m + (open_m - closed_m) * (action[:, -1:] + 1) / 2
-        self.finger_targets += (finger - self.finger_targets).clamp(-rate, rate).to(self.ctrl.dtype)
+        self.finger_targets += self.law.finger_step(finger, self.finger_targets).to(self.ctrl.dtype)
 
     def _tensor(self, numbers: object) -> Tensor:
         return torch.as_tensor(np.asarray(numbers), dtype=torch.float64, device=self.joint_pos.device)
 
+    def _tool(self) -> ToolPose:
+        return ToolPose(self.tcp_pos.double().T, self.tcp_mat.double().T, self._jacobian())
+
     def _jacobian(self) -> Tensor:
-        """Return the geometric Jacobian of the tool centre point, [N, J, 6]: translation before rotation."""
+        """Return the geometric Jacobian of the tool centre point, [6, J, N]: translation above rotation."""
         axis, lever = self.xaxis.double(), (self.tcp_pos[:, None] - self.xanchor).double()
         linear = torch.where(self.slide_J1, axis, torch.linalg.cross(axis, lever))
-        return torch.cat([linear, torch.where(self.slide_J1, 0.0, axis)], -1)
-
-    def _twist(self, action: Tensor) -> Tensor:
-        """Return the commanded displacement [N, 6] (m, rad), with the tool kept in the workspace and vertical."""
-        position, frame = self.tcp_pos.double(), self.tcp_mat.double()
-        target = position + action[:, :3] * self.config.delta_m
-        target = target.clamp(self.workspace_low_3, self.workspace_high_3)
-        yaw = torch.atan2(frame[:, 3], frame[:, 0])
-        turn = action[:, 3] * self.config.delta_rad if self.config.rotation else -yaw
-        return torch.cat([target - position, torch.stack([-frame[:, 5], frame[:, 2], turn], -1)], -1)
+        return torch.cat([linear, torch.where(self.slide_J1, 0.0, axis)], -1).permute(2, 1, 0)
 
 
-def damped_least_squares(jacobian_NJ6: Tensor, twist_N6: Tensor, prior_NJ: Tensor, damping: float) -> Tensor:
-    """Return joint displacements [N, J]; see ``embodied.core.kinematics.damped_least_squares``.
+def damped_least_squares(jacobian_6JN: Tensor, twist_6N: Tensor, prior_JN: Tensor, damping: float) -> Tensor:
+    """Return joint displacements [J, N]; see ``embodied.core.kinematics.damped_least_squares``.
 
     Sums are written out, because the order of summation of a matrix product may depend on N.
     """
+    jacobian_NJ6, prior_NJ = jacobian_6JN.permute(2, 1, 0), prior_JN.T
     gram = (jacobian_NJ6[..., :, None] * jacobian_NJ6[..., None, :]).sum(1)
     gram = gram + damping**2 * torch.eye(6, dtype=gram.dtype, device=gram.device)
-    residual = twist_N6 - (jacobian_NJ6 * prior_NJ[..., None]).sum(1)
+    residual = twist_6N.T - (jacobian_NJ6 * prior_NJ[..., None]).sum(1)
     factor = torch.linalg.cholesky_ex(gram).L
     weight_N6 = torch.cholesky_solve(residual[..., None], factor).squeeze(-1)
-    return prior_NJ + (jacobian_NJ6 * weight_N6[:, None]).sum(-1)
+    return (prior_NJ + (jacobian_NJ6 * weight_N6[:, None]).sum(-1)).T

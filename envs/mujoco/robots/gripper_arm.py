@@ -126,9 +126,14 @@ class GripperArm:
         return None if self.max_velocity is None else self._described(self.max_velocity)
 
     @property
+    def kinematics(self) -> ArmSpec:
+        """The arm with speeds of 1, on which neither its kinematics nor its control law depend."""
+        return self._described(np.ones(self.num_joints))
+
+    @property
     def chain(self) -> Chain:
         """Forward kinematics of the arm."""
-        return Chain(self._described(np.ones(self.num_joints)))  # kinematics do not depend on the speeds
+        return Chain(self.kinematics)
 
     def _described(self, max_velocity: np.ndarray) -> ArmSpec:
         home, speed = tuple(map(float, self.home_qpos)), tuple(map(float, max_velocity))

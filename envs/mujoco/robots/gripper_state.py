@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ class GripperState:
         model = batch.model
         self.robot, self.config = robot, robot.config
         self.num_joints = robot.num_joints
+        self.move_scale = np.array([term.scale for term in robot.action.terms[:-1]])  # of all entries but the gripper
         self.tcp_site = model.site("tcp").id
         qpos, qvel = live(batch.bind("qpos")), live(batch.bind("qvel"))
         joints, fingers = slice(self.num_joints), slice(self.num_joints, self.num_joints + 2)
