@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.errors import UserError
-from embodied.core.execution import moved_obs
+from embodied.core.execution import obs_to
 from embodied.core.options import FractionBelow1, NonNegative, NonNegativeInt, Positive, PositiveInt, config_dataclass
 from embodied.core.protocols import Fitted
 from embodied.core.types import Obs
@@ -114,7 +114,7 @@ class Supervised:
 
     def to_device(self, obs: Obs) -> Obs:
         """Move observations to the device of the policy."""
-        return moved_obs(obs, self.device)
+        return obs_to(obs, self.device)
 
     def _set_learning_rate(self) -> None:
         """Set learning rate and weight decay of the next update from the configuration, not from a checkpoint."""

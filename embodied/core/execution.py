@@ -16,21 +16,21 @@ from embodied.core.spec import Box
 from embodied.core.types import Obs, Timestep
 
 
-def executed(env: VecEnv, chunk_NHA: Tensor, num_actions: int) -> Tensor:
-    """Return the actions of a chunk [N, H, A] that ``env`` gets, those of a ``Box`` clipped to [-1, 1]; see below."""
+def clip_chunk(env: VecEnv, chunk_NHA: Tensor, num_actions: int) -> Tensor:
+    """Return the actions of a chunk [N, H, A] that ``env`` gets, clipped to [-1, 1] for a ``Box``; see below."""
     action = chunk_NHA if is_delayed(env) else chunk_NHA[:, :num_actions]
     return action.clamp(-1, 1) if isinstance(env.spec.action, Box) else action
 
 
-def execute(env: VecEnv, chunk_NHA: Tensor, num_actions: int, device: torch.device = CPU) -> tuple[Tensor, Timestep]:
-    """Execute the first ``num_actions`` actions of a chunk [N, H, A]; return them as executed, and the result.
+def step_chunk(env: VecEnv, chunk_NHA: Tensor, num_actions: int, device: torch.device = CPU) -> tuple[Tensor, Timestep]:
+    """Execute the first ``num_actions`` actions of a chunk [N, H, A]; return the executed actions and the result.
 
     Actions of a ``Box`` are clipped to [-1, 1]. A ``Delayed`` env also gets the later actions of the chunk. device: of
     the returned actions and observations, whatever the devices of policy and env; all else is on the CPU.
     """
-    action = executed(env, chunk_NHA, num_actions)
+    action = clip_chunk(env, chunk_NHA, num_actions)
     step = env.step(action.to(env.device))
-    return action[:, :num_actions].to(device), moved(step, device)
+    return action[:, :num_actions].to(device), timestep_to(step, device)
 
 
 def is_delayed(env: VecEnv) -> bool:
@@ -38,8 +38,8 @@ def is_delayed(env: VecEnv) -> bool:
     return hasattr(env, "max_delay")
 
 
-class Deployment:
-    """A policy that acts as it is deployed, in the episodes of a list of plans, decision by decision."""
+class EvalRollout:
+    """Run a policy as it is deployed through the episodes of a list of plans, one decision per step."""
 
     def __init__(self, policy: Policy, env: VecEnv, plans: EpisodePlans, seeded: bool) -> None:
         """Start the first episodes. seeded: draw ``plan_noise`` for each decision instead of none."""
@@ -56,8 +56,8 @@ class Deployment:
         noise = None
         if self.seeded:
             noise = plan_noise(self._sampler.present, self._decision_n, self.policy.plan_noise_shape)
-        chunk = self.policy.plan(moved_obs(self.obs, self._device), noise)
-        _, step = execute(self.env, chunk, self.policy.execute)
+        chunk = self.policy.plan(obs_to(self.obs, self._device), noise)
+        _, step = step_chunk(self.env, chunk, self.policy.execute)
         self.obs = step.obs
         self._decision_n += 1
         self._decision_n[step.final_ids.numpy()] = 0
@@ -66,7 +66,7 @@ class Deployment:
 
     @property
     def share(self) -> float:
-        """Share of the episodes that is done, in [0, 1]. Those in progress count by their time limits."""
+        """Fraction of the episodes that is done, in [0, 1]. Episodes in progress count by their time limits."""
         present = self._sampler.present
         part_n = np.minimum(1.0, self._decision_n * self.policy.execute / np.maximum(1, present.time_limit_n))
         return (self._ended + float(part_n[~present.filler_n].sum())) / self._num_plans
@@ -75,28 +75,28 @@ class Deployment:
 def plan_noise(plans: EpisodePlans, decision_n: NDArray[np.int64], shape: tuple[int, ...]) -> Tensor:
     """Draw the noise of deployed decisions, standard normals [n, *shape].
 
-    It is a function of the episode's plan and of ``decision_n``, the number of the decision in its episode, and of
-    nothing else: an episode can be repeated among others. Generator: Philox (Salmon et al. 2011), a key each.
+    The noise depends only on the episode's plan and on ``decision_n``, the number of the decision in its episode. So an
+    episode can be repeated among other episodes. Generator: Philox (Salmon et al. 2011), one key per decision.
     """
     keys = np.stack([plans.seed_n, plans.number_n * 2**32 + decision_n], -1).astype(np.uint64)
     rows = [np.random.Generator(np.random.Philox(key=key)).standard_normal(shape, np.float32) for key in keys]
     return torch.from_numpy(np.stack(rows))
 
 
-def moved(step: Timestep, device: torch.device) -> Timestep:
-    """Return a result with its observations on ``device``, and all else on the CPU, where ``episodes`` are already."""
+def timestep_to(step: Timestep, device: torch.device) -> Timestep:
+    """Return a result with its observations on ``device`` and its other tensors on the CPU."""
     if step.reward_NE.device.type == device.type == "cpu":
         return step
     return replace(
         step,
-        obs=moved_obs(step.obs, device),
-        final_obs=moved_obs(step.final_obs, device),
-        info=moved_obs(step.info, CPU),
+        obs=obs_to(step.obs, device),
+        final_obs=obs_to(step.final_obs, device),
+        info=obs_to(step.info, CPU),
         **{name: getattr(step, name).cpu() for name in ROWS},
     )
 
 
-def moved_obs(obs: Obs, device: torch.device) -> Obs:
+def obs_to(obs: Obs, device: torch.device) -> Obs:
     """Return observations on ``device``."""
     return {key: value.to(device) for key, value in obs.items()}
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.episodes import EpisodePlans
-from embodied.core.execution import Deployment
+from embodied.core.execution import EvalRollout
 from embodied.core.protocols import Policy, Watchable
 
 Pixels = NDArray[np.uint8]
@@ -34,7 +34,7 @@ def record(
 
     render: returns images [N, h, w, 3] of the present states of all envs. It is called at the start of episodes and
     after every control step. plans: the episodes; their number must be a multiple of the number of envs. fps: frames
-    per second; None is real time. seeded: see ``Deployment``. watch: gets the share of frames that are
+    per second; None is real time. seeded: see ``EvalRollout``. watch: gets the share of frames that are
     written, of those of full-length episodes. The file appears when it is complete.
     """
     assert len(plans) % env.num_envs == 0, f"{len(plans)} episodes in {env.num_envs} envs"
@@ -52,12 +52,12 @@ def record(
         try:
             for first in range(0, len(plans), env.num_envs):
                 env.on_control_step = before
-                deployment = Deployment(policy, env, plans.rows(slice(first, first + env.num_envs)), seeded)
+                rollout = EvalRollout(policy, env, plans.rows(slice(first, first + env.num_envs)), seeded)
                 film()
                 env.on_control_step = film
                 ended = np.zeros(env.num_envs, bool)
                 while not ended.all():
-                    step = deployment.step()
+                    step = rollout.step()
                     ended |= (step.terminated_N | step.truncated_N).numpy()
         finally:
             env.on_control_step = before

@@ -13,7 +13,7 @@ from embodied.core.contract import check_obs, check_timestep
 from embodied.core.device import CPU
 from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
-from embodied.core.execution import execute, moved_obs
+from embodied.core.execution import obs_to, step_chunk
 from embodied.core.protocols import ExactResume, VecEnv
 from embodied.core.types import Fragment, Obs, Timestep
 from embodied.runtime.ledger import Ticket
@@ -78,7 +78,7 @@ class Cursor:
             return fragment
         self._recorder.observe(self._t, obs)
         self.enter("step")
-        action_NEA, step = execute(self.env, reply.sample.action_NHA, self.execute, self.device)
+        action_NEA, step = step_chunk(self.env, reply.sample.action_NHA, self.execute, self.device)
         self.enter("record")
         self._check(step)
         self._recorder.decide(self._t, reply.sample, action_NEA)
@@ -157,7 +157,7 @@ class Cursor:
         return torch.from_numpy(np.random.Generator(philox).standard_normal(shape, np.float32))
 
     def _reset(self) -> Obs:
-        return moved_obs(self.env.reset(self.sampler), self.device)
+        return obs_to(self.env.reset(self.sampler), self.device)
 
     def _request(self) -> ActRequest:
         """Request the next decision, or after the last decision values alone."""

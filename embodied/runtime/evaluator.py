@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.episodes import EpisodePlans, EpisodeStats
-from embodied.core.execution import Deployment
+from embodied.core.execution import EvalRollout
 from embodied.core.protocols import Policy, VecEnv
 from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.statistics import wilson_interval
@@ -41,14 +41,14 @@ def evaluate(
     the episodes with ``noise``, or {} if ``stop`` was set meanwhile. seed: only reported. noise: see EvalNoise. watch:
     gets the share that is done, after every decision. No other thread may change the policy meanwhile.
     """
-    deployment = Deployment(policy, env, plans, seeded=noise == "seeded")
+    rollout = EvalRollout(policy, env, plans, seeded=noise == "seeded")
     parts: list[EpisodeStats] = []
     while sum(map(len, parts)) < len(plans):
         if stop is not None and stop.is_set():
             return {}
-        parts.append(deployment.step().episodes.counted())
+        parts.append(rollout.step().episodes.counted())
         if watch is not None:
-            watch(deployment.share)
+            watch(rollout.share)
     ended = EpisodeStats.concatenate(parts)
     in_order = ended.rows(torch.from_numpy(ended.plans.seed_n).argsort(stable=True))
     return summary(in_order, env.spec, seed) | {"noise": noise}

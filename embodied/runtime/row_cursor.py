@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.device import CPU
-from embodied.core.execution import executed, moved
+from embodied.core.execution import clip_chunk, timestep_to
 from embodied.core.protocols import RowByRow
 from embodied.core.types import Fragment, Obs
 from embodied.runtime.cursor import Cursor
@@ -53,7 +53,7 @@ class RowCursor(Cursor):
             return fragment
         at = self._t_N[self._asked], self._asked
         self._recorder.observe(at, self._rows(self._asked) if reply.obs is None else reply.obs)
-        action_nEA = executed(self.env, reply.sample.action_NHA, self.execute)
+        action_nEA = clip_chunk(self.env, reply.sample.action_NHA, self.execute)
         self._recorder.decide(at, reply.sample, action_nEA.cpu())
         self._step(action_nEA)
         return self._request()
@@ -71,7 +71,7 @@ class RowCursor(Cursor):
             self.enter("step")
             rows, step = self.env.receive()
             self.enter("record")
-            step = moved(step, CPU)
+            step = timestep_to(step, CPU)
             self._check(step, rows)
             at = self._t_N[rows], rows
             self._recorder.result(at, step)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from embodied.core.execution import Deployment
+from embodied.core.execution import EvalRollout
 from embodied.core.protocols import Policy
 from embodied.core.types import Obs
 from embodied.deployment.bundle.format import Origin
@@ -41,11 +41,11 @@ def bundle_source(config: RunConfig, policy: Policy, origin: Origin, episodes: i
 def record(config: RunConfig, policy: Policy, episodes: int) -> Obs:
     """Return the observations of all decisions of the deployed policy in ``episodes`` episodes, [F, ...]."""
     with closing(make_acting_env(config, episodes, threads.available_cores())) as env:
-        deployment = Deployment(policy, env, evaluation_plans(env.spec, episodes, config.seed), seeded=False)
+        rollout = EvalRollout(policy, env, evaluation_plans(env.spec, episodes, config.seed), seeded=False)
         seen = []
         for _ in range(ceil(env.spec.max_episode_steps / policy.execute)):
-            seen.append(deployment.obs)
-            deployment.step()
+            seen.append(rollout.obs)
+            rollout.step()
     return {key: torch.cat([obs[key] for obs in seen]) for key in seen[0] if key != "privileged"}
 
 

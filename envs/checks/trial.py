@@ -20,7 +20,7 @@ from torch import Tensor
 from embodied.core.device import CPU
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, Ints
 from embodied.core.errors import UserError
-from embodied.core.execution import moved, moved_obs
+from embodied.core.execution import obs_to, timestep_to
 from embodied.core.protocols import Delayed, VecEnv
 from embodied.core.spec import Box, EnvSpec
 from embodied.core.types import Obs, Timestep
@@ -144,11 +144,11 @@ class Trial:
 
     def reset(self, env: VecEnv, sampler: EpisodeSampler) -> Obs:
         """Begin episodes; return the observations on the CPU."""
-        return moved_obs(self.apart(lambda: env.reset(sampler)), CPU)
+        return obs_to(self.apart(lambda: env.reset(sampler)), CPU)
 
     def step(self, env: VecEnv, action: Tensor) -> Timestep:
         """Execute chunks; return the result on the CPU."""
-        return moved(self.apart(lambda: env.step(action.to(env.device))), CPU)
+        return timestep_to(self.apart(lambda: env.step(action.to(env.device))), CPU)
 
     @cached_property
     def env(self) -> VecEnv:

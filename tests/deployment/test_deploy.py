@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from embodied import deploy as deploy_command
 from embodied.core.errors import UserError
-from embodied.core.execution import Deployment
+from embodied.core.execution import EvalRollout
 from embodied.data import read
 from embodied.deployment.bundle.format import SIMULATION_FILE, read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner
@@ -63,9 +63,9 @@ def test_an_episode_is_the_one_of_the_evaluation(robot: SimRobot) -> None:
     env = make_env(config, 1, 1)
     expected: list[NDArray[np.float64]] = []
     env.on_control_step = lambda pool: expected.append(pool.arm.qpos[0, :7].copy())
-    deployment = Deployment(policy, env, evaluation_plans(env.spec, 2, 5).rows(slice(1, 2)), seeded=False)
+    rollout = EvalRollout(policy, env, evaluation_plans(env.spec, 2, 5).rows(slice(1, 2)), seeded=False)
     for _ in range(19):
-        deployment.step()
+        rollout.step()
     env.close()
 
     robot.reset(5, 1)
