@@ -16,7 +16,7 @@ from math import inf
 from embodied.core.errors import UserError, described, one_line
 from embodied.envs.base.apart import OutOfTime
 from embodied.envs.checks import rules as rules
-from embodied.envs.checks.trial import Make, NotClaimed, Shortened, Trial
+from embodied.envs.checks.trial import Make, NotApplicable, Shortened, Trial
 
 CHECKS: dict[str, Callable[[Trial], None]] = {
     "spaces": rules.check_spaces,
@@ -63,7 +63,7 @@ def check_env(make: Make, num_envs: int = 4, seed: int = 0) -> None:
                 continue
             try:
                 check(trial)
-            except NotClaimed:
+            except NotApplicable:
                 continue
 
 
@@ -93,7 +93,7 @@ def run_checks(
             last = name
             try:
                 check(trial)
-            except NotClaimed as reason:
+            except NotApplicable as reason:
                 yield Result(name, True, f"not claimed: {reason}")
             except Shortened as reason:
                 yield Result(name, True, str(reason))

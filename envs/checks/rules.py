@@ -18,7 +18,7 @@ from embodied.core.spec import Box, EnvSpec
 from embodied.envs.base.actions import random_actions
 from embodied.envs.checks import process_usage as held
 from embodied.envs.checks.trial import (
-    NotClaimed,
+    NotApplicable,
     Recording,
     Shortened,
     Trial,
@@ -138,7 +138,7 @@ def check_success(trial: Trial) -> None:
     if not env.spec.outcomes:
         for moment in trial.rollout:
             contract.check_outcomes(env, moment.step)
-        raise NotClaimed("it reports no outcomes, so evaluations show returns")
+        raise NotApplicable("it reports no outcomes, so evaluations show returns")
     reported = {name: torch.zeros(env.num_envs, dtype=torch.bool) for name in env.spec.outcomes}
     for moment in trial.rollout:
         step = moment.step
@@ -185,7 +185,7 @@ def check_seeding(trial: Trial) -> None:
     """An episode of each env comes again when it runs alone: the second one, if later episodes repeat at all."""
     env, alone = trial.env, trial.alone
     if env.spec.repeats == "none":
-        raise NotClaimed("its simulator says that it is not deterministic")
+        raise NotApplicable("its simulator says that it is not deterministic")
     for k, (begin, end) in enumerate(trial.repeated_episodes):
         obs = trial.reset(alone, PlanList(trial.plan_of_end(end, k), 1))
         for t in range(begin, end + 1):
@@ -208,7 +208,7 @@ def check_seeding(trial: Trial) -> None:
 def check_exact_resume(trial: Trial) -> None:
     """A state that was saved in the middle of a run continues exactly in another env."""
     if not isinstance(trial.env, ExactResume):
-        raise NotClaimed("a resumed run starts new episodes")
+        raise NotApplicable("a resumed run starts new episodes")
     env, other = trial.build(trial.num_envs), trial.build(trial.num_envs)
     assert isinstance(env, ExactResume)
     assert isinstance(other, ExactResume)
@@ -231,7 +231,7 @@ def check_rendering(trial: Trial) -> None:
     """Pictures for people have the size that was asked for and show something, after resets and every control step."""
     env = trial.build(trial.num_envs)
     if not isinstance(env, Filmed):
-        raise NotClaimed("it cannot be rendered")
+        raise NotApplicable("it cannot be rendered")
     width, height = FILM_SIZE
     render = env.film(width, height)
     obs = trial.reset(env, trial.recording())

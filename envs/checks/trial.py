@@ -36,7 +36,7 @@ LEAKS_SHARE = 0.9
 TOLERANCE = 1e-4  # a simulator may round differently for another number of envs
 
 
-class NotClaimed(Exception):
+class NotApplicable(Exception):
     """An environment does not claim what a check is about."""
 
 

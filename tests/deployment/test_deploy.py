@@ -246,7 +246,7 @@ def test_a_robot_that_dies_is_a_clear_error_and_leaves_no_process() -> None:
     pid = robot._process.pid
     os.kill(pid, signal.SIGKILL)
     robot._process.wait()
-    with pytest.raises(ConnectionError, match="ended with code"):
+    with pytest.raises(ConnectionError, match="the process of the simulated robot ended by SIGKILL"):
         robot.get_observation()
     robot.disconnect()
     assert not robot.is_connected

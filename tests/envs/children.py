@@ -1,4 +1,4 @@
-"""Objects in child processes, for tests of ``embodied.envs.adapters.child``."""
+"""Objects in child processes, for tests of ``embodied.core.child``."""
 
 from __future__ import annotations
 

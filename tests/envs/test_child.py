@@ -7,19 +7,19 @@ from contextlib import closing
 
 import pytest
 
+from embodied.core.child import ChildDied, ChildObject
 from embodied.core.errors import UserError
-from embodied.envs.adapters.child import Child, ChildDied
 
 ANSWERS = "tests.envs.children:Answers"
 
 
 @pytest.fixture
-def child() -> Iterator[Child]:
-    with closing(Child(ANSWERS)) as child:
+def child() -> Iterator[ChildObject]:
+    with closing(ChildObject(ANSWERS)) as child:
         yield child
 
 
-def test_answers_errors_and_ends_come_to_the_parent(child: Child, capfd: pytest.CaptureFixture[str]) -> None:
+def test_answers_errors_and_ends_come_to_the_parent(child: ChildObject, capfd: pytest.CaptureFixture[str]) -> None:
     child.send("double", 4)
     assert child.receive() == 8
     with pytest.raises(UserError, match=r"^key: got 1$"):
@@ -32,7 +32,7 @@ def test_answers_errors_and_ends_come_to_the_parent(child: Child, capfd: pytest.
     assert capfd.readouterr().out == ""
 
 
-def test_it_ends_with_its_parent_and_survives_ctrl_c(child: Child) -> None:
+def test_it_ends_with_its_parent_and_survives_ctrl_c(child: ChildObject) -> None:
     assert child.call("double", 1) == 2
     os.kill(child.pid, signal.SIGINT)
     assert child.call("double", 1) == 2
@@ -42,7 +42,7 @@ def test_it_ends_with_its_parent_and_survives_ctrl_c(child: Child) -> None:
     child.close()
 
 
-def test_a_crash_names_the_signal(child: Child) -> None:
+def test_a_crash_names_the_signal(child: ChildObject) -> None:
     with pytest.raises(ChildDied, match="ended by SIGSEGV") as caught:
         child.call("describe", None)
     assert caught.value.returncode == -signal.SIGSEGV

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from embodied.core.child import ChildObject
 from embodied.core.errors import UserError
-from embodied.envs.adapters.child import Child
 from embodied.envs.views.stepper import Stepper, open_task
 
 WAIT_S = 30.0  # for a forked process that hangs
@@ -77,7 +77,7 @@ def test_environments_in_one_thread_are_copied_by_a_fork(task: str, options: dic
 
 
 def test_a_forked_process_does_not_end_the_children_of_its_parent() -> None:
-    with closing(Child("tests.envs.children:Answers")) as child:
+    with closing(ChildObject("tests.envs.children:Answers")) as child:
         assert "was forked" in forked(lambda: child.call("double", 1))
         forked(child.close)
         assert child.call("double", 1) == 2

@@ -234,7 +234,7 @@ def test_an_environment_that_fails_is_named(name: str, what: str, processes: int
 
 def test_a_process_that_ends_is_named() -> None:
     with started("Dying", 3, processes=2) as (env, _):  # noqa: SIM117
-        with pytest.raises(UserError, match="the process of envs 0 to 1 ended by signal SIGKILL"):
+        with pytest.raises(UserError, match="the process of envs 0 to 1 ended by SIGKILL"):
             env.step(torch.zeros(3, 9, 2))
 
 
@@ -275,6 +275,15 @@ def test_processes_end_with_the_env() -> None:
         workers = [worker.process for worker in env.rows.workers]  # type: ignore[attr-defined]
         assert len(workers) == 2
     assert [worker.poll() for worker in workers] == [0, 0]
+
+
+def test_processes_import_neither_torch_nor_mujoco() -> None:
+    with started("Toy", 2, processes=1) as (env, _):
+        (worker,) = env.rows.workers  # type: ignore[attr-defined]
+        mapped = Path(f"/proc/{worker.pid}/maps").read_text()
+    assert "numpy" in mapped
+    assert "libtorch" not in mapped
+    assert "libmujoco" not in mapped
 
 
 def test_only_slow_environments_get_processes_by_themselves() -> None:

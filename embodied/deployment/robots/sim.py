@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from typing import Any, Self
@@ -22,6 +19,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.child import ChildProcess
 from embodied.core.errors import UserError
 from embodied.core.frames import receive, send
 from embodied.deployment.bundle.format import Bundle
@@ -65,9 +63,8 @@ class SimRobot:
             "perturbation": dict(perturbation or {}),
             "lockstep": lockstep,
         }
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ChildProcess | None = None
         self._connection: socket.socket | None = None
-        self._errors: Any = None
         self._observed: list[str] = []
         self._time_s = 0.0
 
@@ -84,31 +81,20 @@ class SimRobot:
 
     @property
     def is_connected(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.is_alive
 
     def connect(self, calibrate: bool = True) -> None:
         """Start the process and wait until it is ready. UserError if it refuses its options."""
-        ours, theirs = socket.socketpair()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by disconnect
-        module, options = "embodied.envs.mujoco.robots.robot_process", json.dumps(self._options)
-        command = [sys.executable, "-m", module, str(theirs.fileno()), options]
-        self._process = subprocess.Popen(
-            command,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=self._errors,
-            stderr=self._errors,
-            start_new_session=True,  # signals of the terminal are for the parent, which closes the connection
-        )
-        theirs.close()
-        ours.settimeout(START_S)
-        self._connection = ours
+        module = "embodied.envs.mujoco.robots.robot_process"
+        self._process = ChildProcess(module, json.dumps(self._options), name="the simulated robot")
+        self._connection = self._process.socket
+        self._connection.settimeout(START_S)
         try:
             self._answer()
         except ConnectionError as error:
             self.disconnect()
             raise UserError(str(error)) from error
-        ours.settimeout(REPLY_S)
+        self._connection.settimeout(REPLY_S)
         self._observed = list(self._call("describe")["observed"])
 
     def calibrate(self) -> None:
@@ -126,17 +112,9 @@ class SimRobot:
 
     def disconnect(self) -> None:
         """End the process."""
-        if self._connection is not None:
-            self._connection.close()
         if self._process is not None:
-            try:
-                self._process.wait(5.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        if self._errors is not None:
-            self._errors.close()
-        self._process = self._connection = self._errors = None
+            self._process.close()
+        self._process = self._connection = None
 
     # -- what a real robot lacks ---------------------------------------------------------------------------------------
 
@@ -209,8 +187,5 @@ class SimRobot:
         return message[0]["ok"], message[1]
 
     def _end(self) -> str:
-        """Return why the process ended, from the last lines that it printed."""
-        code = None if self._process is None else self._process.poll()
-        self._errors.seek(0)
-        lines = self._errors.read()[-2000:].decode(errors="replace").strip().splitlines()
-        return f"the process of the simulated robot ended with code {code}: {' | '.join(lines[-3:]) or 'no message'}"
+        """Return why the process ended, with the last line that it printed."""
+        return "the simulated robot has ended" if self._process is None else str(self._process.death())

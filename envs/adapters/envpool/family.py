@@ -28,7 +28,7 @@ from embodied.core.options import PositiveInt, config_dataclass
 from embodied.core.spec import SUCCESS, CameraSpec, Discrete, EnvSpec
 from embodied.core.types import Obs
 from embodied.envs.adapters.envpool.pool import Arrays, Pool, can_render
-from embodied.envs.adapters.envpool.spec import EnvpoolTaskConfig, Layout, known, read_layout
+from embodied.envs.adapters.envpool.spec import EnvpoolTaskConfig, Layout, read_layout, require_known
 from embodied.envs.adapters.pixels import Pixels
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.base.rows import RowByRowEnv
@@ -252,7 +252,7 @@ class EnvpoolFamily:
         return LISTED if find_spec("envpool") else ()
 
     def task_config(self, id: str) -> type[Any]:
-        known(id)
+        require_known(id)
         return EnvpoolTaskConfig
 
     def spec(self, id: str, task: Any, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:

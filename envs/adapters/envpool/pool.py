@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.episodes import Ints
+from embodied.core.forks import Builder
 from embodied.envs.adapters.envpool.spec import library
 from embodied.envs.adapters.pixels import Pixels, resized
-from embodied.envs.base.forks import Builder
 
 Arrays = dict[str, NDArray[Any]]
 LEAST_DRAWN = 240  # pixels; the smaller side of a picture that EnvPool draws

@@ -84,7 +84,7 @@ def library() -> ModuleType:
         raise UserError(f"task=envpool/... needs EnvPool, which is not installed: {INSTALL}") from error
 
 
-def known(id: str) -> str:
+def require_known(id: str) -> str:
     """Return ``id``. UserError with the nearest names if EnvPool has no such environment."""
     names = library().list_all_envs()
     if id in names:
@@ -103,7 +103,7 @@ def read_layout(id: str, task: EnvpoolTaskConfig, cameras: Sequence[CameraSpec] 
     options = dict(task.options)
     if task.max_episode_steps is not None:
         options["max_episode_steps"] = task.max_episode_steps
-    found = _make_spec(known(id), options)
+    found = _make_spec(require_known(id), options)
     config = found.config._asdict()
     limit = int(config["max_episode_steps"])
     if not 0 < limit < NO_LIMIT:

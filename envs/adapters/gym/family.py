@@ -23,7 +23,7 @@ from embodied.core.spec import SUCCESS, Box, CameraSpec, EnvSpec, Instruction
 from embodied.core.types import Obs
 from embodied.envs.adapters.gym.probe import Probe, known_ids, probe
 from embodied.envs.adapters.gym.processes import ProcessRows, is_portable
-from embodied.envs.adapters.gym.rows import Layout, LocalRows, Rows
+from embodied.envs.adapters.gym.rows import ArrayLayout, LocalRows, Rows
 from embodied.envs.adapters.gym.spaces import RENDER, TIME, cameras_of, images_alone, terms_of
 from embodied.envs.adapters.gym.vector import VectorRows
 from embodied.envs.adapters.pixels import Pixels
@@ -165,7 +165,7 @@ class Gym:
         return kind(spec, rows, spec.has_success)
 
 
-def _layout(spec: EnvSpec, has_state: bool) -> Layout:
+def _layout(spec: EnvSpec, has_state: bool) -> ArrayLayout:
     """Return the arrays of an environment."""
     is_box = isinstance(spec.action, Box)
     rows: dict[str, tuple[tuple[int, ...], str]] = {
@@ -181,7 +181,7 @@ def _layout(spec: EnvSpec, has_state: bool) -> Layout:
         rows[f"images.{camera.name}"] = (camera.height, camera.width, 3), "uint8"
     if spec.action_mask and not isinstance(spec.action, Box):
         rows["action_mask"] = (sum(spec.action.counts),), "bool"
-    return Layout(rows)
+    return ArrayLayout(rows)
 
 
 def _processes(found: Probe, num_threads: int, sim: GymSimConfig | None) -> int:

@@ -23,7 +23,7 @@ from gymnasium.vector import AutoresetMode
 from embodied.core.errors import UserError, described
 from embodied.core.spec import ActionSpace
 from embodied.envs.adapters.gym.results import WrongResult, advice, mask_of, reset_of, staying, step_of
-from embodied.envs.adapters.gym.source import Only, Source, class_of, resets_by_mask
+from embodied.envs.adapters.gym.source import SingleEnvView, Source, class_of, resets_by_mask
 from embodied.envs.adapters.gym.spaces import ActionCodec, Leaf, action_space_of, leaves_of
 
 log = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ def _built(source: Source) -> tuple[gymnasium.Env[Any, Any], bool]:
             raise
         log.info("%s; single environments are used", error)
         return single, False
-    only, by_mask = Only(vector), resets_by_mask(vector)
+    only, by_mask = SingleEnvView(vector), resets_by_mask(vector)
     if single is None:
         mode = vector.metadata.get("autoreset_mode")
         if not isinstance(mode, AutoresetMode):

@@ -29,12 +29,10 @@ def _leave(status: int) -> NoReturn:
     _exit(status)
 
 
-os._exit = _leave
-
-
 @contextmanager
 def staying() -> Iterator[None]:
     """Make ``os._exit`` raise SystemExit in this thread, but not in a process that it forks."""
+    os._exit = _leave  # for good, because other threads may be inside, too
     _here.process = os.getpid()
     try:
         yield

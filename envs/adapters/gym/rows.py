@@ -40,7 +40,7 @@ ALIGNMENT = 64  # bytes
 
 
 @dataclass(frozen=True)
-class Layout:
+class ArrayLayout:
     """The arrays of N environments: for each key the shape of a row and its type."""
 
     rows: dict[str, tuple[tuple[int, ...], str]]

@@ -56,7 +56,7 @@ class Source:
         render: it can give pixels.
         """
         if self.registration.entry_point is None:
-            return Only(self.build_vector(1, render))
+            return SingleEnvView(self.build_vector(1, render))
         with self.building():
             mode = {"render_mode": "rgb_array"} if render else {}
             env = gymnasium.make(
@@ -129,7 +129,7 @@ def resets_by_mask(env: Vector) -> bool:
     return bool(env.metadata.get("autoreset_mode") == AutoresetMode.DISABLED)
 
 
-class Only(gymnasium.Env[Any, Any]):
+class SingleEnvView(gymnasium.Env[Any, Any]):
     """The only environment of a vector environment as a single one, whatever the mode of its resets.
 
     NEXT_STEP and DISABLED: an episode that has ended stays as it is until ``reset``. SAME_STEP: its last observation
@@ -167,7 +167,7 @@ class Only(gymnasium.Env[Any, Any]):
 
 def class_of(env: gymnasium.Env[Any, Any]) -> str:
     """Return the name of an environment's class, with its module."""
-    kind = type(env.vector.unwrapped if isinstance(env, Only) else env.unwrapped)
+    kind = type(env.vector.unwrapped if isinstance(env, SingleEnvView) else env.unwrapped)
     return f"{kind.__module__}.{kind.__qualname__}"
 
 

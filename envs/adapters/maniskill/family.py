@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import torch
 
+from embodied.core.child import ChildDied, ChildObject
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import PositiveInt, Text, config_dataclass
 from embodied.core.spec import ActionTerm, Box, CameraSpec, EnvSpec, Instruction, Term
-from embodied.envs.adapters.child import Child, ChildDied
 from embodied.envs.adapters.maniskill.describe import Description
 from embodied.envs.adapters.maniskill.pool import FLAT, SIMULATIONS, ManiSkillEnv, ManiSkillProcesses, ManiSkillScene
 from embodied.envs.adapters.maniskill.request import INSTALL, VULKAN, Request
@@ -146,7 +146,7 @@ def _describe(request: Request) -> Description:
 
 def _ask(method: str, *arguments: Any) -> Any:
     """Call a method of ``Simulations`` in a child process of its own. UserError if ManiSkill cannot run there."""
-    with closing(Child(SIMULATIONS)) as child:
+    with closing(ChildObject(SIMULATIONS)) as child:
         try:
             return child.call(method, *arguments)
         except ChildDied as death:

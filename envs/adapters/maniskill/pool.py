@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from embodied.core.child import ChildObject
 from embodied.core.episodes import EpisodePlans, Ints
 from embodied.core.spec import Box, EnvSpec
 from embodied.core.types import Obs
-from embodied.envs.adapters.child import Child
 from embodied.envs.adapters.maniskill.request import Request
 from embodied.envs.adapters.maniskill.sim import Simulation
 from embodied.envs.base.episodic import Advance, EpisodicEnv
@@ -119,9 +119,9 @@ class ManiSkillProcesses(ManiSkillEnv):
         super().__init__(spec, num_envs, terminate_on)
         self._bounds = np.linspace(0, num_envs, min(num_processes, num_envs) + 1).astype(np.int64)
         self._opened = ExitStack()
-        self._children: list[Child] = []
+        self._children: list[ChildObject] = []
         for _ in self._bounds[1:]:
-            self._children.append(Child(SIMULATIONS))
+            self._children.append(ChildObject(SIMULATIONS))
             self._opened.callback(self._children[-1].close)
         with ExitStack() as failing:
             failing.push(self._opened.__exit__)

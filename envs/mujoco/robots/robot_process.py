@@ -1,14 +1,14 @@
 """A simulated arm in a process of its own.
 
-Started by ``python -m embodied.envs.mujoco.robots.robot_process <socket> <options as JSON>``.
+Started by ``python -m embodied.envs.mujoco.robots.robot_process <socket> <pipe> <options as JSON>``.
 
     parent ── {"call": ...} ──► this process ── {"ok": ...} ──► parent          a length and JSON each, images after it
               act, observe, reset, outcome, advance, frames, describe
 
 It steps the physics in real time, or as far as it is told to (``lockstep``), whatever the parent does. The physics is
 at the step nearest to the clock: a command takes effect at the step nearest to its arrival. Commands are position
-targets; the newest one counts. ``perturbation`` makes the arm differ from the one of training. It ends when the parent
-closes the socket. Client: embodied.deployment.robots.sim.
+targets; the newest one counts. ``perturbation`` makes the arm differ from the one of training. It ends with the parent
+(``embodied.core.child``) or when the parent closes the socket. Client: embodied.deployment.robots.sim.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embodied.core.child import end_with_parent
 from embodied.core.errors import UserError
 from embodied.core.frames import receive, send
 from embodied.core.options import NonNegative, Positive, config_dataclass, from_mapping
@@ -268,8 +269,9 @@ def serve(arm: SimulatedArm, connection: socket.socket, lockstep: bool) -> None:
 def main(argv: list[str]) -> int:
     torch.set_num_threads(1)
     connection = socket.socket(fileno=int(argv[0]))
+    end_with_parent(int(argv[1]))
     try:
-        options = from_mapping(RobotOptions, json.loads(argv[1]))
+        options = from_mapping(RobotOptions, json.loads(argv[2]))
         arm = SimulatedArm(options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
