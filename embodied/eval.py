@@ -32,7 +32,7 @@ from embodied.core.protocols import Filmed, Policy
 from embodied.report.metrics import write_json
 from embodied.report.progress import Line
 from embodied.runtime import threads
-from embodied.runtime.api import EvalNoise
+from embodied.runtime.config import EvalNoise
 from embodied.session.command import run_command
 from embodied.session.config import RunConfig, read_run, with_preset, with_simulator
 from embodied.session.evaluation import delay_steps, evaluate_policy, load_checkpoint, load_policy

@@ -39,7 +39,7 @@ from embodied.core.protocols import Algorithm, Metrics, Policy, VecEnv
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment, Obs, PolicySample, Timestep
 from embodied.policies.gaussian import GaussianPolicy
-from embodied.runtime import build_runtime
+from embodied.runtime import Recipe, build_runtime
 from embodied.session import config as run_config
 from embodied.session import factories
 from embodied.session.config import options_of
@@ -191,11 +191,12 @@ def measured(setup: Setup, mode: Mode, draw: int, iterations: int) -> Run:
         algorithm.update_s = setup.update_s
         return algorithm
 
-    sums: defaultdict[str, float] = defaultdict(float)
-    with build_runtime(
+    recipe = Recipe(
         config.runtime_config(), num_envs=config.num_envs, seed=config.seed, make_env=make_env,
         make_sampler=partial(factories.make_sampler, config), make_policy=make_policy, make_algorithm=make_algorithm,
-    ) as runtime:  # fmt: skip
+    )  # fmt: skip
+    sums: defaultdict[str, float] = defaultdict(float)
+    with build_runtime(recipe) as runtime:
         for iteration in runtime.iterations():
             if iteration.index > WARMUP:
                 for name in ("async/staleness_mean", "async/dropped"):

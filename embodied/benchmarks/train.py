@@ -38,7 +38,6 @@ from typing import Any
 from embodied.benchmarks.measure import Report, in_turns, note, paired
 from embodied.core.device import resolve_device
 from embodied.runtime import threads
-from embodied.runtime.build import thread_budget
 from embodied.runtime.sync import SyncRuntime
 from embodied.session import config as run_config
 from embodied.trainers.reinforcement import build
@@ -206,7 +205,7 @@ def run(overrides: Mapping[str, Any], sizes: Sizes) -> Costs:
 def side_by_side(overrides: Mapping[str, Any], sizes: Sizes) -> Shared:
     """Collect in one thread and learn in another without waiting, with the thread budget of runtime=local."""
     config = run_config.compose_run({**overrides, "runtime": "local"})
-    budget = thread_budget(config.runtime_config(), resolve_device(config.runtime_config().device))
+    budget = threads.plan(config.runtime_config(), resolve_device(config.runtime_config().device))
     split = {"runtime.actor_threads": budget.actor, "runtime.learner_threads": budget.learner}
     quiet = {"runtime": "sync", "runtime.eval_every": 0, "eval_episodes": 0}
     config = run_config.compose_run({**overrides, **quiet, **split})
@@ -251,7 +250,7 @@ def describe(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a run's numbers depend on: its parts, sizes and threads."""
     config = run_config.compose_run(overrides)
     options = config.runtime_config()
-    budget = thread_budget(options, resolve_device(options.device))
+    budget = threads.plan(options, resolve_device(options.device))
     return {
         "task": config.task["name"], "policy": config.policy["name"], "algo": config.algo["name"],
         "runtime": options.name, "max_staleness": options.max_staleness, "num_envs": config.num_envs,

@@ -2,11 +2,10 @@
 
 Public API::
 
-    from embodied.runtime import RuntimeConfig, build_runtime, evaluate, checkpoint
+    from embodied.runtime import LocalConfig, Recipe, build_runtime, checkpoint, evaluate
 
-    config = RuntimeConfig(name="local", decisions=32, max_staleness=1, eval_every=10, eval_episodes=50)
-    with build_runtime(
-        config,
+    recipe = Recipe(
+        LocalConfig(decisions=32, max_staleness=1, eval_every=10, eval_episodes=50),
         num_envs=1024,
         seed=0,
         make_env=lambda num_envs, num_threads: ...,       # -> VecEnv, for training
@@ -15,7 +14,8 @@ Public API::
         make_algorithm=lambda policy: ...,                # -> Algorithm, called after the policy moved to its device
         make_eval_env=lambda num_envs, num_threads: ...,  # -> VecEnv; may be None
         eval_plans=lambda spec, episodes, seed: ...,      # -> EpisodePlans of an evaluation; may be None
-    ) as runtime:
+    )
+    with build_runtime(recipe) as runtime:
         found = checkpoint.load_latest(run_dir)           # None if there is no checkpoint
         if found:
             runtime.load_state_dict(found.state)
@@ -28,20 +28,21 @@ Public API::
 """
 
 from embodied.runtime import checkpoint, local, sync
-from embodied.runtime.api import Iteration, Runtime, RuntimeConfig
-from embodied.runtime.base import RUNTIMES
-from embodied.runtime.build import build_runtime
+from embodied.runtime.config import LocalConfig, RuntimeConfig
 from embodied.runtime.evaluator import evaluate
+from embodied.runtime.loop import RUNTIMES, Iteration, Runtime, build_runtime
 from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.ray.runtime import RayRuntime
-from embodied.runtime.recipe import EnvFactory
+from embodied.runtime.recipe import EnvFactory, Recipe
 
 __all__ = [
     "RUNTIMES",
     "EnvFactory",
     "Iteration",
+    "LocalConfig",
     "RayConfig",
     "RayRuntime",
+    "Recipe",
     "Runtime",
     "RuntimeConfig",
     "build_runtime",

@@ -1,6 +1,6 @@
 """Evaluations in a thread of their own, while training goes on.
 
-main thread ── exchange: weights of an iteration, when due ──► Evaluator ── result ──► a later exchange
+main thread ── poll: weights of an iteration, when due ──► Evaluator ── result ──► a later poll
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from embodied.runtime import threads
 from embodied.runtime.evaluator import Evaluator
-from embodied.runtime.thread_group import Supervisor
+from embodied.runtime.thread_group import ThreadGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,12 @@ class Job:
     """Control steps that trained them."""
 
 
-class Aside:
-    """Evaluator with a thread; one evaluation at a time. ``end`` ends the thread."""
+class BackgroundEvaluator:
+    """Evaluator with a thread of a group; one evaluation at a time. num_threads: of torch. ``end`` ends the thread."""
 
-    def __init__(self, evaluator: Evaluator) -> None:
+    def __init__(self, evaluator: Evaluator, group: ThreadGroup, num_threads: int) -> None:
         self.evaluator = evaluator
+        self._group, self._num_threads = group, num_threads
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._given = False
@@ -44,13 +45,11 @@ class Aside:
         """Whether it evaluates now."""
         return self._given and self._results.empty()
 
-    def begin(self, supervisor: Supervisor, num_threads: int) -> None:
-        """Start the thread. num_threads: of torch."""
-        supervisor.spawn("evaluator", lambda: self._judge(supervisor, num_threads))
+    def begin(self) -> None:
+        """Start the thread."""
+        self._group.spawn("evaluator", self._evaluate)
 
-    def exchange(
-        self, weights: Callable[[], dict[str, Tensor]], iteration: int, env_steps: int
-    ) -> dict[str, Any] | None:
+    def poll(self, weights: Callable[[], dict[str, Tensor]], iteration: int, env_steps: int) -> dict[str, Any] | None:
         """Return a finished result and start the next evaluation if it is due, without waiting.
 
         weights: returns a copy of those to deploy. iteration, env_steps: that trained them.
@@ -71,14 +70,15 @@ class Aside:
         self._after = last_iteration if self._given else None
 
     def end(self) -> None:
-        """Make the thread end after its present evaluation; the supervisor's ``stopping`` cuts that short."""
+        """Make the thread end after its present evaluation; ``stopping`` of the group cuts that short."""
         self._jobs.put(None)
 
-    def _judge(self, supervisor: Supervisor, num_threads: int) -> None:
-        threads.use(num_threads)
+    def _evaluate(self) -> None:
+        threads.use(self._num_threads)
+        board = self._group.board
         while (job := self._jobs.get()) is not None:
-            supervisor.board.set("evaluator", f"judges the weights of iteration {job.iteration}")
-            result = self.evaluator.run(job.weights, job.iteration, job.env_steps, supervisor.stopping)
+            board.set("evaluator", f"judges the weights of iteration {job.iteration}")
+            result = self.evaluator.run(job.weights, job.iteration, job.env_steps, self._group.stopping)
             if result:
                 self._results.put(result)
-            supervisor.board.set("evaluator", "has nothing to do")
+            board.set("evaluator", "has nothing to do")

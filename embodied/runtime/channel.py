@@ -12,16 +12,43 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Literal
+from typing import Generic, Literal, Protocol, TypeVar
 
-from embodied.core.types import Fragment
+from embodied.core.episodes import EpisodeStats
 
 
 class Closed(Exception):
     """The channel is closed: nothing can be put or taken."""
 
 
-class Channel:
+class Sampled(Protocol):
+    """A complete fragment, or a reference to one that is in another process."""
+
+    @property
+    def worker(self) -> int:
+        """Index of the env worker."""
+        ...
+
+    @property
+    def group(self) -> int:
+        """Index of the env group in its worker."""
+        ...
+
+    @property
+    def sequence(self) -> int:
+        """Number of its ticket."""
+        ...
+
+    @property
+    def episodes(self) -> EpisodeStats:
+        """Episodes that ended in it."""
+        ...
+
+
+SampledT = TypeVar("SampledT", bound=Sampled)
+
+
+class Channel(Generic[SampledT]):
     """Thread-safe buffer of fragments. batch_fragments, max_staleness: those of the ledger. order: see above."""
 
     def __init__(
@@ -30,7 +57,7 @@ class Channel:
         self.batch_fragments = batch_fragments
         self.order = order
         self.capacity = batch_fragments * (1 + max_staleness)
-        self._fragments: dict[int, Fragment] = {}
+        self._fragments: dict[int, SampledT] = {}
         self._changed = threading.Condition()
         self._closed = False
         self._learner = 0
@@ -38,7 +65,7 @@ class Channel:
     def __len__(self) -> int:
         return len(self._fragments)
 
-    def put(self, fragment: Fragment) -> None:
+    def put(self, fragment: SampledT) -> None:
         """Add a fragment that the ledger accepted. Raises Closed once the channel is closed."""
         with self._changed:
             if self._closed:
@@ -48,7 +75,7 @@ class Channel:
             self._fragments[fragment.sequence] = fragment
             self._changed.notify_all()
 
-    def take(self, version: int, learner: int = 0) -> list[Fragment]:
+    def take(self, version: int, learner: int = 0) -> list[SampledT]:
         """Wait until batch ``version`` is complete, remove and return it.
 
         learner: incarnation that takes it. Raises Closed once the channel is closed, or emptied for another learner.

@@ -24,6 +24,7 @@ import torch
 
 from embodied.core.device import CPU
 from embodied.core.episodes import EpisodeSampler
+from embodied.core.errors import UserError
 from embodied.core.protocols import ExactResume, RowByRow, VecEnv
 from embodied.core.types import Fragment
 from embodied.runtime.cursor import Cursor
@@ -99,8 +100,10 @@ class EnvWorker:
         """Return the state of one group, between two of its fragments."""
         return self.cursors[group].state_dict()
 
-    def load_state_dict(self, group: int, state: Mapping[str, Any]) -> None:
-        """Continue one group from its state."""
+    def load_state_dict(self, group: int, state: Mapping[str, Any] | None) -> None:
+        """Continue one group from its state. UserError if the checkpoint has none."""
+        if state is None:
+            raise UserError("the checkpoint lacks env workers that were still to join: resume it with runtime=ray")
         self.cursors[group].load_state_dict(state)
 
     def close(self) -> None:

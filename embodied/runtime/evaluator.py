@@ -20,7 +20,7 @@ from embodied.core.execution import EvalRollout
 from embodied.core.protocols import Policy, VecEnv
 from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.statistics import wilson_interval
-from embodied.runtime.api import EvalNoise, RuntimeConfig
+from embodied.runtime.config import EvalNoise, RuntimeConfig
 from embodied.runtime.watch.track import Track
 
 MAX_EVAL_ENVS = 512  # more envs cost memory and save no time

@@ -8,7 +8,7 @@ The algorithm moves the tensors of fragments to the device of its policy, unless
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +19,11 @@ from embodied.core.errors import UserError
 from embodied.core.learners import ALONE, Learners
 from embodied.core.protocols import Algorithm, Metrics, Policy, SharedUpdate
 from embodied.core.types import Fragment
-from embodied.runtime.recipe import Relabel
 from embodied.runtime.watch.track import Track
 from embodied.runtime.weight_store import WeightStore
+
+Relabel = Callable[[list[Fragment]], list[Fragment]]
+"""Stage between workers and learner: returns the fragments of a batch with other rewards."""
 
 
 class Learner:
@@ -55,6 +57,11 @@ class Learner:
         self.iteration = 0
         self.env_steps = 0
         self.track = Track("learner", "other")
+
+    @property
+    def version(self) -> int:
+        """Version of the newest published weights; -1 if there are none."""
+        return self.store.version
 
     @property
     def deployed(self) -> Policy:

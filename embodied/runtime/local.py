@@ -23,52 +23,61 @@ from typing import Any
 from embodied.core.protocols import Metrics
 from embodied.core.types import Fragment
 from embodied.runtime import threads
-from embodied.runtime.api import RuntimeConfig
-from embodied.runtime.background_evaluator import Aside
-from embodied.runtime.base import RUNTIMES, LoopRuntime
+from embodied.runtime.actor_server import ActorServer
+from embodied.runtime.background_evaluator import BackgroundEvaluator
 from embodied.runtime.channel import Channel, Closed
+from embodied.runtime.config import LocalConfig
+from embodied.runtime.env_worker import EnvWorker
+from embodied.runtime.learner import Learner
 from embodied.runtime.ledger import Ticket
+from embodied.runtime.loop import RUNTIMES, Runtime
 from embodied.runtime.messages import ActReply, ActRequest
+from embodied.runtime.recipe import Recipe
 from embodied.runtime.snapshot import Snapshot
-from embodied.runtime.thread_group import Supervisor
+from embodied.runtime.thread_group import ThreadGroup
+from embodied.runtime.watch.track import Track
 
 
-@RUNTIMES.register("local", config=RuntimeConfig)
-class LocalRuntime(LoopRuntime):
+@RUNTIMES.register("local", config=LocalConfig)
+class LocalRuntime(Runtime):
     """Parts in threads, from the first iteration to ``close``. Between iterations they go on sampling."""
 
-    overlaps = True
-    evaluates_aside = True
+    workers: list[EnvWorker]
+    actor: ActorServer
+    learner: Learner
 
-    def __init__(self, *args: Any, **parts: Any) -> None:
-        super().__init__(*args, **parts)
-        self.channel = Channel(self.ledger.batch_fragments, self.ledger.max_staleness, self.config.order)
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        self._parts = parts = recipe.build()
+        self.spec, self.workers, self.actor = parts.spec, parts.workers, parts.actor
+        self.learner, self.evaluator = parts.learner, parts.evaluator
+        self.channel: Channel[Fragment] = Channel(
+            self.ledger.batch_fragments, self.ledger.max_staleness, self.config.order
+        )
+        self.threads = ThreadGroup(self.config.watchdog_s, self._end_waits)
+        self._evaluation = (
+            None if self.evaluator is None else BackgroundEvaluator(self.evaluator, self.threads, self.budget.evaluator)
+        )
         self._requests: queue.SimpleQueue[ActRequest | None] = queue.SimpleQueue()
         self._replies: list[queue.SimpleQueue[ActReply | None]] = [queue.SimpleQueue() for _ in self.workers]
-        self._evaluation = None if self.evaluator is None else Aside(self.evaluator)
-        self._snapshot: Snapshot | None = None
-        self._supervisor: Supervisor | None = None
-
-    def close(self) -> None:
-        if self._supervisor is not None:
-            self._supervisor.join()
-        super().close()
+        self._snapshot = Snapshot()
+        self.opened.callback(parts.opened.close)
+        self.opened.callback(self.threads.join)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        assert self._supervisor is None, "load a state before the first iteration"
+        assert not self.threads.started, "load a state before the first iteration"
         super().load_state_dict(state)
 
     # ------------------------------------------------------------------------------------------ main thread
     def _start(self) -> None:
         super()._start()
-        if self._supervisor is not None:
+        if self.threads.started:
             return
-        self._supervisor = Supervisor(self.config.watchdog_s, self._wake_all)
-        self._supervisor.spawn("actor server", self._serve)
+        self.threads.spawn("actor server", self._serve)
         for index in range(len(self.workers)):
-            self._supervisor.spawn(f"env worker {index}", partial(self._work, index))
+            self.threads.spawn(f"env worker {index}", partial(self._work, index))
         if self._evaluation is not None:
-            self._evaluation.begin(self._supervisor, self.budget.evaluator)
+            self._evaluation.begin()
 
     def collect(self) -> list[Fragment]:
         version = self.learner.iteration
@@ -77,10 +86,10 @@ class LocalRuntime(LoopRuntime):
         try:
             return self.channel.take(version)
         except Closed:
-            self._running.check()
+            self.threads.check()
             raise RuntimeError("the runtime was closed while it iterated") from None
 
-    def learn(self, batch: list[Fragment]) -> Metrics:
+    def learn(self, batch: Sequence[Fragment]) -> Metrics:
         self._say("learner", f"learns from batch {self.learner.iteration}")
         with threads.borrowing(self.budget.learner, self.budget.learner_alone, self._others_idle):
             metrics = self.learner.learn(batch)
@@ -90,34 +99,32 @@ class LocalRuntime(LoopRuntime):
     def _evaluate_if_due(self, stop: threading.Event) -> dict[str, Any] | None:
         if self._evaluation is None:
             return None
-        return self._evaluation.exchange(self.learner.deployed_weights, self.iteration, self.env_steps)
+        return self._evaluation.poll(self.learner.deployed_weights, self.iteration, self.env_steps)
 
     def _group_states(self) -> Sequence[dict[str, Any] | None]:
         """Wait until each worker has saved each of its groups between two fragments; workers go on afterwards."""
-        if self._supervisor is None:
-            return [self.workers[worker].state_dict(group) for worker, group in self._group_keys()]
-        self._snapshot = snapshot = Snapshot(self._group_keys())
+        if not self.threads.started:
+            return [self.workers[worker].state_dict(group) for worker, group in self.groups]
+        self._snapshot = snapshot = Snapshot(self.groups)
         while not snapshot.complete.wait(0.01):
-            stopping = self._supervisor.stopping.is_set()  # read before ``check``: a failure is set before ``stopping``
-            self._supervisor.check()
+            stopping = self.threads.stopping.is_set()  # read before ``check``: a failure is set before ``stopping``
+            self.threads.check()
             assert not stopping, "a closed runtime has no state"
             self.ledger.wake()
-        self._snapshot = None
-        return [snapshot.states[key] for key in self._group_keys()]
+        self._snapshot = Snapshot()
+        return [snapshot.states[key] for key in self.groups]
 
-    @property
-    def _running(self) -> Supervisor:
-        assert self._supervisor is not None
-        return self._supervisor
+    def _tracks(self) -> dict[str, list[Track]]:
+        return self._parts.tracks
 
     def _others_idle(self) -> bool:
-        judging = self._evaluation is not None and self._evaluation.busy
-        return not judging and self.ledger.waiting == len(self.workers)
+        evaluating = self._evaluation is not None and self._evaluation.busy
+        return not evaluating and self.ledger.waiting == len(self.workers)
 
     def _say(self, part: str, doing: str) -> None:
-        self._running.board.set(part, doing)
+        self.threads.board.set(part, doing)
 
-    def _wake_all(self) -> None:
+    def _end_waits(self) -> None:
         self.ledger.close()
         self.channel.close()
         self._requests.put(None)
@@ -145,9 +152,9 @@ class LocalRuntime(LoopRuntime):
         threads.use(1)
         name, worker = f"env worker {index}", self.workers[index]
         resting = set(range(len(worker.cursors)))
-        while not self._running.stopping.is_set():
+        while not self.threads.stopping.is_set():
             for group in sorted(resting):
-                if (snapshot := self._snapshot) is not None and snapshot.lacks((index, group)):
+                if (snapshot := self._snapshot).lacks((index, group)):
                     snapshot.put((index, group), worker.state_dict(group))
                 all_rest = len(resting) == len(worker.cursors)
                 if all_rest:

@@ -7,26 +7,28 @@ make_policy(spec) ──► policy ──copy──► ActorServer ├──► 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
-from embodied.core.device import CPU
+from embodied.core.device import CPU, resolve_device
 from embodied.core.episodes import EpisodePlans, EpisodeSampler
-from embodied.core.protocols import Algorithm, Policy, VecEnv
+from embodied.core.errors import UserError
+from embodied.core.protocols import Algorithm, Policy, RowByRow, VecEnv
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import EnvSpec
-from embodied.core.types import Fragment
-from embodied.runtime.api import RuntimeConfig
+from embodied.runtime import threads
+from embodied.runtime.actor_server import ActorServer
+from embodied.runtime.config import RuntimeConfig
 from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.evaluator import MAX_EVAL_ENVS, Evaluator
-
-if TYPE_CHECKING:
-    from embodied.runtime.threads import ThreadBudget
+from embodied.runtime.learner import Learner, Relabel
+from embodied.runtime.watch.track import Track
+from embodied.runtime.weight_store import WeightStore
 
 EnvFactory = Callable[[int, int], VecEnv]
 """(num_envs, num_threads) -> VecEnv"""
@@ -35,43 +37,113 @@ SamplerFactory = Callable[[EnvSpec, int, int, int], EpisodeSampler]
 first env; incarnation: how often its worker was replaced"""
 PlanFactory = Callable[[EnvSpec, int, int], EpisodePlans]
 """(spec, episodes, seed) -> the fixed episodes of an evaluation"""
-Relabel = Callable[[list[Fragment]], list[Fragment]]
-"""Stage between workers and learner: returns the fragments of a batch with other rewards."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Parts of a run in one process."""
+
+    spec: EnvSpec
+    """Of the envs."""
+    workers: list[EnvWorker]
+    """With envs that are open."""
+    actor: ActorServer
+    """With a copy of the policy."""
+    learner: Learner
+    """With the policy."""
+    evaluator: Evaluator | None
+    """With a copy of the policy; None if there are no evaluation envs."""
+    opened: ExitStack
+    """Closes all envs."""
+
+    @property
+    def tracks(self) -> dict[str, list[Track]]:
+        """Tracks by part."""
+        tracks = {worker.track.name: worker.tracks for worker in self.workers}
+        tracks |= {track.name: [track] for track in (self.actor.track, self.learner.track)}
+        return tracks if self.evaluator is None else {**tracks, "evaluator": [self.evaluator.track]}
+
+
+@dataclass
 class Recipe:
-    """What the parts of a run are built from; no part is built yet."""
+    """What the parts of a run are built from; no part is built yet.
+
+    UserError if num_envs < 1, for ``eval_every`` without evaluation envs, or ``device=cuda`` without a CUDA device.
+    """
 
     config: RuntimeConfig
     """Options of the runtime."""
-    budget: ThreadBudget
-    """Threads of each part."""
-    device: torch.device
-    """Of actor servers and learner."""
-    sizes: list[list[int]]
-    """Envs of each group of each worker."""
+    num_envs: int
+    """Over all workers and groups."""
     seed: int
-    """Of the run."""
+    """Of the run. Exploration noise depends on it, on the worker and on the group."""
     make_env: EnvFactory
     """Builds training envs."""
     make_sampler: SamplerFactory
     """Builds the sampler of a group."""
     make_policy: Callable[[EnvSpec], Policy]
-    """Builds the policy on the CPU."""
+    """Builds the policy on the CPU; ``torch.manual_seed(seed)`` is called before."""
     make_algorithm: Callable[[Policy], Algorithm]
     """Builds the algorithm of a policy on its device."""
-    make_eval_env: EnvFactory | None
+    make_eval_env: EnvFactory | None = None
     """Builds the envs of evaluations."""
-    eval_plans: PlanFactory | None
+    eval_plans: PlanFactory | None = None
     """Draws the episodes of evaluations."""
-    relabel: Relabel | None
-    """Rewrites the rewards of batches."""
+    relabel: Relabel | None = None
+    """Rewrites the rewards of a batch before the learner gets it, for instance by a learned reward."""
+
+    device: torch.device = field(init=False)
+    """Of actor servers and learner, as the process that creates the recipe finds it."""
+    budget: threads.ThreadBudget = field(init=False)
+    """Threads of each part, on the cores of that process."""
+    sizes: list[list[int]] = field(init=False)
+    """Envs of each group of each worker."""
+
+    def __post_init__(self) -> None:
+        config = self.config
+        if self.num_envs < 1:
+            raise UserError(f"num_envs: got {self.num_envs}, allowed: at least 1")
+        if config.eval_every and self.make_eval_env is None:
+            raise UserError("eval_every needs evaluation environments, and this task gives none")
+        self.device = resolve_device(config.device)
+        self.budget = threads.plan(config, self.device)
+        groups_of_worker = config.groups_of_worker(self.device.type == "cuda")
+        self.sizes = group_sizes(self.num_envs, config.num_env_workers, groups_of_worker)
 
     @property
-    def num_groups(self) -> int:
-        """Env groups over all workers."""
-        return sum(map(len, self.sizes))
+    def groups(self) -> list[tuple[int, int]]:
+        """Worker and group of each env group, over all workers."""
+        return [(worker, group) for worker, sizes in enumerate(self.sizes) for group in range(len(sizes))]
+
+    def build(self) -> Parts:
+        """Build all parts in this process.
+
+        If the simulator is on the learner's device, observations and actions stay there from simulator to learner.
+        """
+        with ExitStack() as opened:  # closes the envs if anything is refused
+            envs: list[list[VecEnv]] = []
+            for worker in range(len(self.sizes)):
+                envs.append(self.open_envs(worker, self.budget.sim))
+                for env in envs[-1]:
+                    opened.callback(env.close)
+            spec = envs[0][0].spec
+            policy = self.initial_policy(spec)
+            acting, evaluated = copy.deepcopy(policy), copy.deepcopy(policy)
+            assert isinstance(policy, nn.Module)
+            policy.to(self.device)
+            resident = all(_is_resident(env, self.device) for groups in envs for env in groups)
+            device = self.device if resident else CPU
+            store = WeightStore()
+            evaluator = self.evaluator(evaluated, spec)
+            if evaluator is not None:
+                opened.callback(evaluator.close)
+            workers = [
+                self.env_worker(worker, groups, policy.execute, policy.noise_shape, device=device)
+                for worker, groups in enumerate(envs)
+            ]
+            actor = ActorServer(acting, store, self.device, merge=self.config.max_staleness > 0, resident=resident)
+            learner = Learner(self.make_algorithm(policy), store, self.relabel, self.config.mask_above)
+            return Parts(spec, workers, actor, learner, evaluator, opened.pop_all())
 
     def open_envs(self, worker: int, num_threads: int) -> list[VecEnv]:
         """Build the envs of one worker, a VecEnv per group; none stays open if one cannot be built."""
@@ -115,3 +187,22 @@ class Recipe:
         plans = self.eval_plans(spec, config.eval_episodes, config.eval_seed)
         num_envs, num_threads = min(config.eval_episodes, MAX_EVAL_ENVS), self.budget.evaluator
         return Evaluator(policy, lambda: make_env(num_envs, num_threads), plans, config)
+
+
+def group_sizes(num_envs: int, num_env_workers: int, groups_per_worker: int) -> list[list[int]]:
+    """Return the envs of each group of each worker, as even as possible, without empty groups and workers.
+
+    >>> group_sizes(10, 2, 2), group_sizes(1, 1, 2)
+    ([[3, 3], [2, 2]], [[1]])
+    """
+    groups = num_env_workers * groups_per_worker
+    sizes = [num_envs // groups + (index < num_envs % groups) for index in range(groups)]
+    workers = [sizes[first : first + groups_per_worker] for first in range(0, groups, groups_per_worker)]
+    filled = [[size for size in worker if size] for worker in workers]
+    return [worker for worker in filled if worker]
+
+
+def _is_resident(env: VecEnv, device: torch.device) -> bool:
+    """Return whether the observations of an env can stay on ``device``."""
+    same = env.device.type == device.type and (env.device.index or 0) == (device.index or 0)
+    return same and not isinstance(env, RowByRow)

@@ -11,16 +11,16 @@ Key = tuple[int, int]
 
 
 class Snapshot:
-    """One state per group. keys: all groups."""
+    """One state per group. keys: the groups to be saved; by default none."""
 
-    def __init__(self, keys: Iterable[Key]) -> None:
+    def __init__(self, keys: Iterable[Key] = ()) -> None:
         self.states: dict[Key, dict[str, Any] | None] = {}
         self.complete = threading.Event()
         self._keys = set(keys)
 
     def lacks(self, key: Key) -> bool:
         """Return whether a group is still to be saved."""
-        return key not in self.states
+        return key in self._keys and key not in self.states
 
     def put(self, key: Key, state: dict[str, Any] | None) -> None:
         """Keep the state of a group; None if its worker is not there."""

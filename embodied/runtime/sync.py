@@ -6,28 +6,42 @@ every group: start ──► [ actor.act(all requests) ──► every group: ad
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from embodied.core.protocols import Metrics
 from embodied.core.types import Fragment
 from embodied.runtime import threads
-from embodied.runtime.api import RuntimeConfig
-from embodied.runtime.base import RUNTIMES, LoopRuntime
+from embodied.runtime.actor_server import ActorServer
+from embodied.runtime.config import RuntimeConfig
+from embodied.runtime.env_worker import EnvWorker
+from embodied.runtime.learner import Learner
 from embodied.runtime.ledger import Ticket
+from embodied.runtime.loop import RUNTIMES, Runtime
 from embodied.runtime.messages import ActRequest
+from embodied.runtime.recipe import Recipe
+from embodied.runtime.watch.track import Track
 
 
 @RUNTIMES.register("sync", config=RuntimeConfig)
-class SyncRuntime(LoopRuntime):
+class SyncRuntime(Runtime):
     """Parts in one thread. The batches are the same as those of ``LocalRuntime`` with max_staleness=0."""
 
-    overlaps = False
-    evaluates_aside = False
+    workers: list[EnvWorker]
+    actor: ActorServer
+    learner: Learner
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        self._parts = parts = recipe.build()
+        self.spec, self.workers, self.actor = parts.spec, parts.workers, parts.actor
+        self.learner, self.evaluator = parts.learner, parts.evaluator
+        self.opened.callback(parts.opened.close)
 
     def collect(self) -> list[Fragment]:
         threads.use(self.budget.actor)
         requests: list[ActRequest] = []
-        for worker, group in self._group_keys():
+        for worker, group in self.groups:
             ticket = self.ledger.try_acquire(worker, group=group)
             assert ticket is not None, "one thread: nothing else can be in flight"
             requests.append(self.workers[worker].start(ticket))
@@ -41,7 +55,7 @@ class SyncRuntime(LoopRuntime):
             assert admitted
         return batch
 
-    def learn(self, batch: list[Fragment]) -> Metrics:
+    def learn(self, batch: Sequence[Fragment]) -> Metrics:
         threads.use(self.budget.learner)
         return self.learner.learn(batch)
 
@@ -52,4 +66,7 @@ class SyncRuntime(LoopRuntime):
         return self.evaluator.run(self.learner.deployed_weights(), self.iteration, self.env_steps, stop) or None
 
     def _group_states(self) -> list[dict[str, Any]]:
-        return [self.workers[worker].state_dict(group) for worker, group in self._group_keys()]
+        return [self.workers[worker].state_dict(group) for worker, group in self.groups]
+
+    def _tracks(self) -> dict[str, list[Track]]:
+        return self._parts.tracks

@@ -1,7 +1,7 @@
 """Threads that stop together: if one fails, all stop; a watchdog logs which part waits for which.
 
 part ── board.set("env worker 0", "waits for actions of groups [1]") ──► Board ◄── watchdog (reads, warns)
-part raises ──► Supervisor keeps the first exception ──► runs the stop callbacks ──► ``check`` raises it in the caller
+part raises ──► ThreadGroup keeps the first exception ──► runs the stop callbacks ──► ``check`` raises it in the caller
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Board:
         )
 
 
-class Supervisor:
+class ThreadGroup:
     """Owner of a run's threads. on_stop: called once, at the first stop; it must end every wait."""
 
     def __init__(self, watchdog_s: float, on_stop: Callable[[], None]) -> None:
@@ -47,11 +47,20 @@ class Supervisor:
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._threads: list[threading.Thread] = []
-        if watchdog_s > 0:
-            self.spawn("watchdog", lambda: self._watch(watchdog_s))
+        self._watchdog_s = watchdog_s
+
+    @property
+    def started(self) -> bool:
+        """Whether there has been a thread."""
+        return bool(self._threads)
 
     def spawn(self, name: str, run: Callable[[], None]) -> None:
-        """Run ``run`` in a new thread; an exception in it stops all threads."""
+        """Run ``run`` in a new thread; an exception in it stops all threads. The first thread starts the watchdog."""
+        if not self.started and self._watchdog_s > 0:
+            self._spawn("watchdog", self._watch)
+        self._spawn(name, run)
+
+    def _spawn(self, name: str, run: Callable[[], None]) -> None:
 
         def guarded() -> None:
             try:
@@ -92,10 +101,9 @@ class Supervisor:
                 thread.join(10.0)
                 if thread.is_alive():
                     log.warning("waiting for the thread '%s' to end\n%s", thread.name, self.board.report())
-        self._threads.clear()
 
-    def _watch(self, watchdog_s: float) -> None:
-        reported_at = 0.0
+    def _watch(self) -> None:
+        watchdog_s, reported_at = self._watchdog_s, 0.0
         while not self.stopping.wait(min(watchdog_s / 4, 1.0)):
             idle_s = self.board.idle_s()
             if idle_s >= watchdog_s and running_s() - reported_at >= watchdog_s:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from embodied.runtime.api import RuntimeConfig
+from embodied.runtime.config import RuntimeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +61,14 @@ def torch_cores(cores: int | None = None) -> int:
     return min(cores, int(outermost)) if outermost.isdecimal() and int(outermost) else cores
 
 
-def plan(
-    config: RuntimeConfig, device: torch.device, *, overlaps: bool, evaluates_aside: bool, cores: int | None = None
-) -> ThreadBudget:
+def plan(config: RuntimeConfig, device: torch.device, cores: int | None = None) -> ThreadBudget:
     """Return the budget of a run; numbers in the config other than 0 take precedence.
 
-    overlaps, evaluates_aside: attributes of the runtime's class. cores: None is all that this process may use.
+    cores: None is all that this process may use.
     """
     cores = cores or available_cores()
     most = torch_cores(cores)
-    overlapping = overlaps and config.max_staleness > 0
+    overlapping = config.overlaps and config.max_staleness > 0
     on_gpu = device.type == "cuda"
     learner = 1 if on_gpu else min(most, max(1, cores // 2)) if overlapping else most
     actor = 1 if on_gpu else min(most, max(1, cores // 4)) if overlapping else most
@@ -79,7 +77,7 @@ def plan(
         actor=config.actor_threads or actor,
         learner=config.learner_threads or learner,
         learner_alone=config.learner_threads or (1 if on_gpu else most),
-        evaluator=1 if evaluates_aside else most,
+        evaluator=1 if config.evaluates_in_background else most,
     )
 
 

@@ -35,7 +35,6 @@ from embodied.envs import SAMPLERS
 from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, simulators, split_name
 from embodied.policies import POLICIES
 from embodied.runtime import RUNTIMES, RuntimeConfig
-from embodied.runtime.build import groups_per_worker
 from embodied.session.files import CONFIG_FILE, check_run_dir
 
 CONFIG_DIR = Path(embodied.__file__).parent / "configs"
@@ -94,7 +93,7 @@ class RunConfig:
     def _check_groups(self) -> None:
         """Raise UserError unless groups of equal episodes fit into env groups, and fragments are whole episodes."""
         runtime = self.runtime_config()
-        env_groups = runtime.num_env_workers * groups_per_worker(runtime, resolve_device(runtime.device))
+        env_groups = runtime.num_env_workers * runtime.groups_of_worker(resolve_device(runtime.device).type == "cuda")
         if self.num_envs % (env_groups * self.group_size):
             raise UserError(
                 f"algo.group_size={self.group_size} does not divide the envs of a group of the runtime: num_envs must "
@@ -244,9 +243,7 @@ def resolve(mapping: Mapping[str, Any]) -> RunConfig:
     runtime = dict(mapping["runtime"])
     if runtime.get("decisions") is None:
         runtime["decisions"] = _decisions(sections)
-    entry = RUNTIMES[runtime["name"]]
-    sections["runtime"] = _with_defaults(runtime, entry.config, "runtime")
-    entry.build.check(runtime_config(sections["runtime"]))
+    sections["runtime"] = _with_defaults(runtime, RUNTIMES[runtime["name"]].config, "runtime")
     known = {field.name for field in fields(RunConfig)}
     for key in mapping:
         if key not in known:

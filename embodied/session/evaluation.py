@@ -12,7 +12,7 @@ from torch import nn
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.protocols import Policy
 from embodied.runtime import checkpoint, evaluate, threads
-from embodied.runtime.api import EvalNoise
+from embodied.runtime.config import EvalNoise
 from embodied.runtime.evaluator import MAX_EVAL_ENVS
 from embodied.session.config import RunConfig
 from embodied.session.factories import evaluation_plans, make_acting_env, make_policy, make_spec

@@ -20,8 +20,8 @@ from embodied.core.errors import UserError, one_line
 from embodied.core.spec import TRAIN
 from embodied.report.metrics import METRICS_FILE, MetricsWriter, read_metrics, write_atomically, write_json
 from embodied.report.progress import Progress, Status, duration
-from embodied.runtime.api import LearnerLost
 from embodied.runtime.checkpoint import Checkpoint, check_weights, load_latest, read_weights
+from embodied.runtime.loop import LearnerLost
 from embodied.session.command import Stopped
 from embodied.session.config import RunConfig, compose_run, resume_run, to_yaml
 from embodied.session.directory import (
@@ -124,7 +124,7 @@ class Session:
             while True:
                 try:
                     if lost is not None:
-                        self._go_on(lost, trainer, writer, progress)
+                        self._recover(lost, trainer, writer, progress)
                     self._iterate(Limits(stop, deadline_s), trainer, writer, progress)
                     trained_s = self.wall_s
                     self._save(trainer)
@@ -146,11 +146,11 @@ class Session:
                 progress.message(f"an evaluation reached {success:.1%}: stop_at_success={goal}")
                 break
 
-    def _go_on(self, lost: LearnerLost, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> None:
+    def _recover(self, lost: LearnerLost, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> None:
         """Continue in the same session from the last checkpoint, or from the beginning if there is none."""
         found = load_latest(self.run_dir)
         progress.message(f"{lost}; going on from {'the beginning' if found is None else found.path}")
-        lost.go_on(None if found is None else found.state)
+        lost.recover(None if found is None else found.state)
         self.saved_steps = None if found is None else found.env_steps
         writer.rewind(trainer.iteration)
         self.eval_success = eval_success(read_metrics(self.run_dir / METRICS_FILE))

@@ -12,7 +12,7 @@ from torch import nn
 from embodied.core.device import resolve_device
 from embodied.core.errors import UserError
 from embodied.core.protocols import Policy, VecEnv
-from embodied.runtime import Runtime, build_runtime
+from embodied.runtime import Recipe, Runtime, build_runtime
 from embodied.runtime.watch.trace import TRACE_S
 from embodied.session import factories
 from embodied.session.config import RunConfig
@@ -62,13 +62,13 @@ class ReinforcementTrainer(Trainer):
     def announcement(self) -> str:
         assert isinstance(self.policy, nn.Module)
         parameters = sum(parameter.numel() for parameter in self.policy.parameters())
-        config, options = self.config, self.config.runtime_config()
+        config, options, runtime = self.config, self.config.runtime_config(), self.runtime
         device = resolve_device(options.device)
         return (
             f"training {config.task['name']}: policy {config.policy['name']} ({parameters:,} parameters), algo "
             f"{config.algo['name']}, {config.num_envs:,} envs, runtime {options.name} "
-            f"({self.runtime.parts}; {device.type}), seed {config.seed} → {self.run_dir}; a resumed run continues "
-            f"{self.runtime.resumes}"
+            f"({runtime.layout_note}; {device.type}), seed {config.seed} → {self.run_dir}; a resumed run continues "
+            f"{runtime.resume_note}"
         )
 
     def iterations(self, limits: Limits) -> Iterator[Report]:
@@ -114,7 +114,7 @@ def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
     def make_env(num_envs: int, num_threads: int) -> VecEnv:
         return factories.make_acting_env(config, num_envs, num_threads, run_dir)
 
-    return build_runtime(
+    recipe = Recipe(
         config.runtime_config(),
         num_envs=config.num_envs,
         seed=config.seed,
@@ -125,3 +125,4 @@ def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
         make_eval_env=make_env,
         eval_plans=partial(factories.evaluation_plans, during_training=True),
     )
+    return build_runtime(recipe)

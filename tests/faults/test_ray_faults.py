@@ -26,8 +26,8 @@ from embodied.core.types import Timestep
 from embodied.envs.episodes.sampler import INCARNATION
 from embodied.report.metrics import read_metrics
 from embodied.runtime import checkpoint
-from embodied.runtime.api import LearnerLost
 from embodied.runtime.ledger import Ticket
+from embodied.runtime.loop import LearnerLost
 from embodied.runtime.ray.cluster import Cluster
 from tests.runtime.builders import build, iterate
 from tests.runtime.point_env import PointEnv
@@ -230,7 +230,7 @@ def test_a_learner_that_is_lost_is_replaced_and_goes_on_from_its_last_state(run:
     with pytest.raises(LearnerLost) as caught:
         work(run)
     reached = run.iteration
-    caught.value.go_on(state)
+    caught.value.recover(state)
     counters = {"iteration": 0, "env_steps": 0} if state is None else state["runtime"]["counters"]
     assert {"iteration": run.iteration, "env_steps": run.env_steps} == counters
     if state is not None:
@@ -264,11 +264,11 @@ def test_a_learner_in_a_crash_loop_ends_the_run_with_the_first_exception(run: An
     (flags / "always").touch()
     with pytest.raises(LearnerLost) as first:
         work(run)
-    first.value.go_on(state)
+    first.value.recover(state)
     with pytest.raises(LearnerLost) as second:
         work(run)
     with pytest.raises(type(first.value.__cause__)) as caught:  # type: ignore[arg-type]
-        second.value.go_on(state)
+        second.value.recover(state)
     assert str(caught.value).split() == str(first.value.__cause__).split()
     assert run.controller.supervision.restarts == restarts + 1
 

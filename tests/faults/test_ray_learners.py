@@ -16,7 +16,7 @@ from embodied.algos.losses import MinibatchLoss
 from embodied.algos.ppo import PPO
 from embodied.algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
-from embodied.runtime.api import LearnerLost
+from embodied.runtime.loop import LearnerLost
 from embodied.runtime.ray.cluster import Cluster
 from tests.faults.test_ray_faults import check_credits, ends
 from tests.runtime.builders import build, iterate
@@ -63,7 +63,7 @@ def test_the_update_of_two_goes_on_after_one_is_lost(ray_cluster: Cluster, tmp_p
     before = learner_pids()
     runtime: Any
     with build(name="ray", make_algorithm=make_algorithm, **options) as runtime:
-        assert runtime.parts == "processes: env workers 2, actor servers 1, learner 2"
+        assert runtime.layout_note == "processes: env workers 2, actor servers 1, learner 2"
         iterate(runtime, 2)
         state = runtime.state_dict()
         torch.testing.assert_close(state["policy"], expected["policy"], rtol=1e-4, atol=1e-5)
@@ -81,7 +81,7 @@ def test_the_update_of_two_goes_on_after_one_is_lost(ray_cluster: Cluster, tmp_p
             (tmp_path / how).touch()
             with pytest.raises(LearnerLost) as caught:
                 iterate(runtime, 1)
-            caught.value.go_on(state)
+            caught.value.recover(state)
             assert runtime.iteration == 2
             assert [iteration.index for iteration in iterate(runtime, 2)] == [3, 4]
             assert all(map(ends, pids)), "one that is lost takes the others along"

@@ -14,8 +14,9 @@ from embodied.core.protocols import Algorithm, Policy, VecEnv
 from embodied.core.spec import EnvSpec
 from embodied.envs import first_episodes
 from embodied.policies import GaussianConfig, GaussianPolicy
-from embodied.runtime import RUNTIMES, Iteration, Runtime, build_runtime
-from embodied.runtime.recipe import Relabel, SamplerFactory
+from embodied.runtime import RUNTIMES, Iteration, Recipe, Runtime, build_runtime
+from embodied.runtime.learner import Relabel
+from embodied.runtime.recipe import SamplerFactory
 from tests.runtime.point_env import PointEnv, point_sampler
 
 NUM_ENVS = 12
@@ -44,7 +45,7 @@ def build(
     """A runtime on one core; options are those of the runtime."""
     defaults = {"decisions": DECISIONS, "device": "cpu", "eval_episodes": 5, "watchdog_s": 0.0, "groups_per_worker": 2}
     threads = {"sim_threads": 1, "actor_threads": 1, "learner_threads": 1}
-    return build_runtime(
+    recipe = Recipe(
         RUNTIMES[options.get("name", "sync")].config(**(defaults | threads | options)),
         num_envs=num_envs,
         seed=seed,
@@ -56,6 +57,7 @@ def build(
         eval_plans=first_episodes,
         relabel=relabel,
     )
+    return build_runtime(recipe)
 
 
 def iterate(runtime: Runtime, num: int) -> list[Iteration]:

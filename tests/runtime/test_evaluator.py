@@ -19,10 +19,10 @@ from embodied.core.statistics import wilson_interval
 from embodied.core.types import Obs, Timestep
 from embodied.envs import first_episodes
 from embodied.runtime import evaluate
-from embodied.runtime.api import EvalNoise, RuntimeConfig
-from embodied.runtime.background_evaluator import Aside
+from embodied.runtime.background_evaluator import BackgroundEvaluator
+from embodied.runtime.config import EvalNoise, RuntimeConfig
 from embodied.runtime.evaluator import Evaluator, summary
-from embodied.runtime.thread_group import Supervisor
+from embodied.runtime.thread_group import ThreadGroup
 from tests.runtime.builders import make_policy
 from tests.runtime.point_env import PointEnv, point_sampler, point_spec
 
@@ -196,24 +196,25 @@ def test_an_evaluation_of_lost_weights_is_dropped_and_the_next_one_counts_from_t
     evaluator = Evaluator(
         policy, lambda: PointEnv(2), first_episodes(spec, 2, 0), RuntimeConfig(eval_every=2, eval_episodes=2)
     )
-    supervisor, aside = Supervisor(0.0, lambda: None), Aside(evaluator)
-    aside.begin(supervisor, 1)
+    group = ThreadGroup(0.0, lambda: None)
+    background = BackgroundEvaluator(evaluator, group, 1)
+    background.begin()
 
     def weights() -> dict[str, Tensor]:
         return {name: value.clone() for name, value in policy.state_dict().items()}
 
-    assert aside.exchange(weights, 9, 90) is None
-    aside.forget(4)
-    while aside.busy:
+    assert background.poll(weights, 9, 90) is None
+    background.forget(4)
+    while background.busy:
         time.sleep(0.01)
-    assert aside.exchange(weights, 5, 50) is None, "it was of iteration 9"
+    assert background.poll(weights, 5, 50) is None, "it was of iteration 9"
     assert evaluator.last_iteration == 4
-    assert aside.exchange(weights, 6, 60) is None
-    while aside.busy:
+    assert background.poll(weights, 6, 60) is None
+    while background.busy:
         time.sleep(0.01)
-    result = aside.exchange(weights, 7, 70)
+    result = background.poll(weights, 7, 70)
     assert result is not None
     assert (result["iteration"], result["env_steps"]) == (6, 60)
-    aside.end()
-    supervisor.join()
+    background.end()
+    group.join()
     evaluator.close()

@@ -57,8 +57,8 @@ def test_without_staleness_it_is_bit_identical_to_sync_and_goes_on_from_its_stat
         sent = {edge: sum(i.metrics.get(f"bytes/{edge}_per_s", 0.0) for i in found) for edge in EDGES}
         assert min(sent.values()) > 0, sent
         assert sum(found[-1].histograms["async/staleness"].values()) == DECISIONS * NUM_ENVS
-        assert runtime.resumes == "exactly, bit for bit"
-        assert runtime.parts == "processes: env workers 2, actor servers 2, learner 1"
+        assert runtime.resume_note == "exactly, bit for bit"
+        assert runtime.layout_note == "processes: env workers 2, actor servers 2, learner 1"
     with build(name="ray", **LAYOUT) as runtime:
         runtime.load_state_dict(middle)
         found = iterate(runtime, 3)

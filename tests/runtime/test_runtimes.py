@@ -22,7 +22,9 @@ from embodied.core.protocols import Metrics, Policy
 from embodied.core.spec import Instruction
 from embodied.core.types import Fragment
 from embodied.runtime import RuntimeConfig, checkpoint
-from embodied.runtime.base import LoopRuntime, rollout_metrics
+from embodied.runtime.local import LocalRuntime
+from embodied.runtime.loop import rollout_metrics
+from embodied.runtime.sync import SyncRuntime
 from tests.runtime.builders import DECISIONS, NUM_ENVS, build, iterate, runtime_threads
 from tests.runtime.point_env import PointEnv, point_spec
 
@@ -316,7 +318,7 @@ def test_the_average_is_evaluated_and_saved_and_the_weights_go_on(name: str) -> 
         return PPO(policy, PPOConfig(epochs=2, ema_decay=0.9), seed=0, device=torch.device("cpu"))
 
     with build(make_algorithm=averaging, name=name, eval_every=1) as runtime:
-        assert isinstance(runtime, LoopRuntime)
+        assert isinstance(runtime, SyncRuntime | LocalRuntime)
         iterate(runtime, 3)
         state = runtime.state_dict()
         algorithm = runtime.learner.algorithm
@@ -325,7 +327,7 @@ def test_the_average_is_evaluated_and_saved_and_the_weights_go_on(name: str) -> 
         kept = copy.deepcopy(runtime.policy.state_dict())
     assert any(not torch.equal(kept[key], trained[key]) for key in kept)
     with build(make_algorithm=averaging, name=name, seed=9) as resumed:
-        assert isinstance(resumed, LoopRuntime)
+        assert isinstance(resumed, SyncRuntime | LocalRuntime)
         resumed.load_state_dict(state)
         for key, value in resumed.learner.algorithm.policy.state_dict().items():
             assert torch.equal(value, trained[key])

@@ -7,9 +7,8 @@ import threading
 import pytest
 import torch
 
-from embodied.runtime import RUNTIMES, RuntimeConfig, threads
-from embodied.runtime.build import group_sizes, groups_per_worker
-from embodied.runtime.ray.config import RayConfig
+from embodied.runtime import LocalConfig, RayConfig, RuntimeConfig, threads
+from embodied.runtime.recipe import group_sizes
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -17,11 +16,6 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 @pytest.fixture(autouse=True)
 def no_bound_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-
-
-def of(name: str) -> dict[str, bool]:
-    runtime = RUNTIMES[name].build
-    return {"overlaps": runtime.overlaps, "evaluates_aside": runtime.evaluates_aside}
 
 
 def test_each_thread_keeps_its_own_number() -> None:
@@ -43,24 +37,24 @@ def test_each_thread_keeps_its_own_number() -> None:
 
 
 def test_phases_that_alternate_have_all_cores() -> None:
-    for config in (RuntimeConfig(name="sync"), RuntimeConfig(name="local", max_staleness=0)):
-        budget = threads.plan(config, CPU, **of(config.name), cores=8)
+    for config in (RuntimeConfig(), LocalConfig(max_staleness=0)):
+        budget = threads.plan(config, CPU, cores=8)
         assert (budget.sim, budget.actor, budget.learner) == (8, 8, 8)
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4, 16])
 def test_phases_that_overlap_leave_cores_to_the_simulator(cores: int) -> None:
-    config = RuntimeConfig(name="local", max_staleness=1, num_env_workers=2)
-    budget = threads.plan(config, CPU, **of("local"), cores=cores)
+    config = LocalConfig(max_staleness=1, num_env_workers=2)
+    budget = threads.plan(config, CPU, cores=cores)
     assert budget.sim == max(1, cores // 2)
     assert budget.learner + budget.actor <= max(2, cores)
     assert budget.evaluator == 1
 
 
 def test_overrides_win_and_a_gpu_needs_one_thread() -> None:
-    config = RuntimeConfig(name="local", max_staleness=1, sim_threads=3, actor_threads=2, learner_threads=5)
-    assert threads.plan(config, CPU, **of("local"), cores=2) == threads.ThreadBudget(3, 2, 5, 5, 1)
-    budget = threads.plan(RuntimeConfig(name="local", max_staleness=1), CUDA, **of("local"), cores=16)
+    config = LocalConfig(max_staleness=1, sim_threads=3, actor_threads=2, learner_threads=5)
+    assert threads.plan(config, CPU, cores=2) == threads.ThreadBudget(3, 2, 5, 5, 1)
+    budget = threads.plan(LocalConfig(max_staleness=1), CUDA, cores=16)
     assert (budget.actor, budget.learner) == (1, 1)
 
 
@@ -71,12 +65,12 @@ def test_torch_has_at_most_the_threads_of_the_environment(
     """``OMP_NUM_THREADS`` on 8 cores. The simulator's threads are not those of OpenMP; an option says more."""
     monkeypatch.setenv("OMP_NUM_THREADS", variable)
     assert threads.torch_cores(8) == most
-    budget = threads.plan(RuntimeConfig(name="sync"), CPU, **of("sync"), cores=8)
+    budget = threads.plan(RuntimeConfig(), CPU, cores=8)
     assert (budget.sim, budget.actor, budget.learner, budget.learner_alone) == (8, most, most, most)
-    budget = threads.plan(RuntimeConfig(name="local", max_staleness=1), CPU, **of("local"), cores=8)
+    budget = threads.plan(LocalConfig(max_staleness=1), CPU, cores=8)
     assert (budget.sim, budget.actor, budget.learner, budget.learner_alone) == (8, 2, min(4, most), most)
-    config = RuntimeConfig(name="sync", learner_threads=5)
-    assert threads.plan(config, CPU, **of("sync"), cores=8).learner == 5
+    config = RuntimeConfig(learner_threads=5)
+    assert threads.plan(config, CPU, cores=8).learner == 5
 
 
 def test_learner_borrows_cores_only_while_the_others_are_idle() -> None:
@@ -104,14 +98,14 @@ def test_groups_are_even_and_never_empty() -> None:
 
 
 def test_a_worker_has_two_groups_only_where_the_actor_computes_beside_the_simulator() -> None:
-    local, ray = RuntimeConfig(name="local", max_staleness=1), RayConfig()
-    assert (groups_per_worker(local, CPU), groups_per_worker(local, CUDA)) == (1, 2)
-    assert (groups_per_worker(ray, CPU), groups_per_worker(ray, CUDA)) == (2, 2)
-    assert groups_per_worker(RuntimeConfig(name="local", groups_per_worker=3), CPU) == 3
+    local, ray = LocalConfig(max_staleness=1), RayConfig()
+    assert (local.groups_of_worker(False), local.groups_of_worker(True)) == (1, 2)
+    assert (ray.groups_of_worker(False), ray.groups_of_worker(True)) == (2, 2)
+    assert LocalConfig(groups_per_worker=3).groups_of_worker(False) == 3
 
 
-@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
-def test_without_staleness_all_runtimes_have_the_same_groups(device: torch.device) -> None:
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_without_staleness_all_runtimes_have_the_same_groups(on_gpu: bool) -> None:
     """So that their parameters are the same bit for bit."""
-    configs = (RuntimeConfig(name="sync"), RuntimeConfig(name="local"), RayConfig(max_staleness=0))
-    assert [groups_per_worker(config, device) for config in configs] == [1, 1, 1]
+    configs = (RuntimeConfig(), LocalConfig(), RayConfig(max_staleness=0))
+    assert [config.groups_of_worker(on_gpu) for config in configs] == [1, 1, 1]

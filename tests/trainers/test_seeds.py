@@ -10,7 +10,7 @@ import torch
 
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.envs import UniformSampler
-from embodied.runtime.base import LoopRuntime
+from embodied.runtime.sync import SyncRuntime
 from embodied.session import factories
 from embodied.session.config import compose_run
 from embodied.trainers import grounding
@@ -31,7 +31,7 @@ def test_reinforcement_learning(seed: int, tmp_path: Path) -> None:
     config = compose_run({"task": "reach", "policy": "gaussian", "policy.actor_hidden": [4], **TINY, "seed": seed})
     assert config.runtime["eval_seed"] == 1000
     with build(config, tmp_path) as runtime:
-        assert isinstance(runtime, LoopRuntime)
+        assert isinstance(runtime, SyncRuntime)
         assert runtime.evaluator is not None
         samplers = [cursor.sampler for worker in runtime.workers for cursor in worker.cursors]
         assert all(isinstance(sampler, UniformSampler) for sampler in samplers)

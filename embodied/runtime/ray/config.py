@@ -8,7 +8,7 @@ import torch
 
 from embodied.core.errors import UserError
 from embodied.core.options import NonNegative, NonNegativeInt, Positive, PositiveInt, Text, config_dataclass
-from embodied.runtime.api import RuntimeConfig
+from embodied.runtime.config import RuntimeConfig
 from embodied.runtime.ray.supervision import Patience
 
 
@@ -27,6 +27,10 @@ class Placement:
 @config_dataclass
 class RayConfig(RuntimeConfig):
     """Options of a run on Ray: the cluster, the parts and their places, and how long a part may be silent."""
+
+    overlaps = True
+    separate_processes = True
+    evaluates_in_background = True
 
     name: str = "ray"
     max_staleness: NonNegativeInt = 1
@@ -64,6 +68,7 @@ class RayConfig(RuntimeConfig):
     """Failures of a part within an hour, whatever work it does in between, that are cured by a restart."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.min_env_workers is not None and self.min_env_workers > self.num_env_workers:
             raise UserError(
                 f"min_env_workers={self.min_env_workers} is more than runtime.num_env_workers={self.num_env_workers}"
@@ -73,6 +78,12 @@ class RayConfig(RuntimeConfig):
                 f"min_env_workers={self.min_env_workers} needs max_staleness of at least 1, got 0: a batch "
                 f"then has one fragment of every env group, so all {self.num_env_workers} env workers are needed"
             )
+
+    @classmethod
+    def of(cls, config: RuntimeConfig) -> RayConfig:
+        """Return the options of a run that is on Ray."""
+        assert isinstance(config, cls), "``build_runtime`` has checked it"
+        return config
 
     def needed_workers(self, num: int) -> int:
         """Return how many of ``num`` env workers must be up."""

@@ -17,17 +17,16 @@ import math
 import queue
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from embodied.core.clock import running_s
 from embodied.core.errors import UserError, one_line
-from embodied.core.types import Fragment
 from embodied.runtime.channel import Channel, Closed
 from embodied.runtime.ledger import Ledger, Ticket
 from embodied.runtime.ray.config import RayConfig
@@ -55,20 +54,27 @@ class Unsaved(Exception):
 class Controller:
     """States of the parts and groups. ``run`` is the thread; ``post`` and the properties are for any thread.
 
-    groups: env groups of each worker.
+    groups: worker and group of each env group. trace: takes the spans of the parts.
     """
 
     def __init__(
-        self, config: RayConfig, groups: list[int], ledger: Ledger, channel: Channel, board: Board, creator: Creator
+        self,
+        config: RayConfig,
+        groups: Sequence[tuple[int, int]],
+        ledger: Ledger,
+        channel: Channel[Delivery],
+        board: Board,
+        creator: Creator,
+        trace: Trace | None,
     ) -> None:
         self.config, self.ledger, self.channel, self.board, self.creator = config, ledger, channel, board, creator
-        self.roles = {role.name: role for role in roles(config, len(groups))}
+        self.roles = {role.name: role for role in roles(config, len({worker for worker, _ in groups}))}
         self.workers = [name for name, role in self.roles.items() if role.kind == "env_worker"]
         self.servers = [name for name, role in self.roles.items() if role.kind == "actor_server"]
-        self.slots = [Slot(worker, group) for worker, num in enumerate(groups) for group in range(num)]
+        self.slots = [Slot(*key) for key in groups]
         self.parts: dict[str, Part] = {}
         self.publication: Publication | None = None  # of the main thread; see ``_present``
-        self.snapshot: Snapshot | None = None  # of the main thread; groups save themselves while it is set
+        self.snapshot = Snapshot()  # of the main thread; groups that it lacks save themselves
         self.elastic = config.min_env_workers is not None
         self.supervision = Supervision(
             dict.fromkeys(self.roles, 0),
@@ -79,7 +85,7 @@ class Controller:
         )
         self._enough_s = running_s()  # when enough workers were up last
         self.track = Track("controller", "wait_events")
-        self.trace: Trace | None = None  # takes the spans of the parts
+        self.trace = trace
         self.ready = threading.Event()  # set once all parts that are needed have been up
         self.earlier: Counter[str] = Counter()  # how often a worker was replaced in earlier sessions of the run
         self._gone: defaultdict[str, Counter[str]] = defaultdict(Counter)  # totals of the processes that are gone
@@ -210,16 +216,15 @@ class Controller:
         """Give every resting group of a worker that is up something to do, if there is something."""
         for slot in self.slots:
             name, snapshot = self.workers[slot.worker], self.snapshot
-            if snapshot is not None and not snapshot.lacks(slot.key):
-                snapshot = None
+            unsaved = snapshot.lacks(slot.key)
             if not self.supervision.is_up(name):
-                if self.elastic and snapshot is not None:
+                if self.elastic and unsaved:
                     snapshot.put(slot.key, None)
                 continue
             if slot.calling:
                 continue
             part = self.parts[name]
-            if slot.ticket is None and snapshot is not None:
+            if slot.ticket is None and unsaved:
                 self._save(slot, part, snapshot)
                 continue
             publication, server = self._present(), self._server_of(slot.worker)
@@ -332,7 +337,7 @@ class Controller:
             log.warning("dropped a late fragment of %s, incarnation %d", name, incarnation)
             return
         try:
-            self.channel.put(cast(Fragment, Delivery(answer, fragment)))  # it has what channel and loop read
+            self.channel.put(Delivery(answer, fragment))
         except Closed:
             return
         self.parts[name].totals = answer.totals

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import ray
 import torch
@@ -46,7 +46,7 @@ class Creator:
     """
 
     def __init__(self, cluster: Cluster, recipe: Recipe, spec: EnvSpec) -> None:
-        self.recipe, self.config = recipe, cast(RayConfig, recipe.config)
+        self.recipe, self.config = recipe, RayConfig.of(recipe.config)
         parts = roles(self.config, self.config.needed_workers(len(recipe.sizes)))
         parts += [role for role in parts if role.kind == "learner"] * (self.config.num_learners - 1)
         cluster.check([(role.name, *self._demand(role)) for role in parts])

@@ -11,7 +11,7 @@ import copy
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import ray
 import torch
@@ -46,7 +46,7 @@ class LearnerHost(Host):
     ) -> None:
         super().__init__(recipe)
         self.policy, self.rng_state, self.budget, self.rank = policy, rng_state, budget, rank
-        self.config = cast(RayConfig, recipe.config)
+        self.config = RayConfig.of(recipe.config)
         self.publisher = Publisher(incarnation)
         self._others_idle = False
 

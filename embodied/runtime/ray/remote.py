@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from embodied.core.errors import one_line
 from embodied.core.protocols import Metrics, Policy
-from embodied.runtime.api import LearnerLost
+from embodied.runtime.loop import LearnerLost
 from embodied.runtime.ray.controller import LEARNER, Controller
 from embodied.runtime.ray.messages import Delivery, Learned
 from embodied.runtime.ray.wire import is_fault, value_of
@@ -21,15 +21,15 @@ from embodied.runtime.watch.track import Track
 
 Wait = Callable[[Any], Future[Any]]
 """reference -> its future, which is done; raises what ended the run meanwhile"""
-GoOn = Callable[[Mapping[str, Any] | None], None]
-"""``LearnerLost.go_on``"""
+Recover = Callable[[Mapping[str, Any] | None], None]
+"""``LearnerLost.recover``"""
 
 
 class RemoteWorker:
-    """An env worker; calls go to its present process. index: its own. num_groups: its env groups."""
+    """An env worker; calls go to its present process. index: its own."""
 
-    def __init__(self, controller: Controller, wait: Wait, index: int, num_groups: int) -> None:
-        self.name, self.num_groups = controller.workers[index], num_groups
+    def __init__(self, controller: Controller, wait: Wait, index: int) -> None:
+        self.name = controller.workers[index]
         self._controller, self._wait = controller, wait
         self._lacks_state = False
 
@@ -65,22 +65,24 @@ class RemoteWorker:
 class RemoteLearner:
     """One incarnation of the learner, and the store of its weights. Once it is gone, every call raises LearnerLost.
 
-    policy: a replica that is brought up to date when it is read. go_on: of LearnerLost.
+    policy: a replica that is brought up to date when it is read. recover: of LearnerLost.
     """
 
-    def __init__(self, controller: Controller, wait: Wait, policy: Policy, go_on: GoOn, incarnation: int = 0) -> None:
+    def __init__(
+        self, controller: Controller, wait: Wait, policy: Policy, recover: Recover, incarnation: int = 0
+    ) -> None:
         self.iteration = 0
         self.env_steps = 0
         self.version = -1
         self.incarnation = incarnation
         self.track = Track("training loop", "other")  # of the main thread
         self._totals: Mapping[str, float] = {}  # of the learner's own track
-        self._controller, self._wait, self._go_on = controller, wait, go_on
+        self._controller, self._wait, self._recover = controller, wait, recover
         self._replica, self._replica_of = policy, 0 if incarnation == 0 else -1
 
     def successor(self, incarnation: int) -> RemoteLearner:
         """Return the learner that replaces this one, at the beginning of the run."""
-        learner = RemoteLearner(self._controller, self._wait, self._replica, self._go_on, incarnation)
+        learner = RemoteLearner(self._controller, self._wait, self._replica, self._recover, incarnation)
         learner.track = self.track
         return learner
 
@@ -148,7 +150,7 @@ class RemoteLearner:
         error = future.exception()
         if error is not None and is_fault(error):
             self._controller.post(partial(self._controller.fail, LEARNER, self.incarnation, error))
-            raise LearnerLost(one_line(error), self._go_on) from error
+            raise LearnerLost(one_line(error), self._recover) from error
         return value_of(future)
 
     def _take(self, learned: Learned) -> None:
@@ -160,7 +162,7 @@ class RemoteLearner:
     def _handle(self) -> Any:
         part = self._controller.parts.get(LEARNER)
         if part is None or part.incarnation != self.incarnation:
-            raise LearnerLost(one_line(self._controller.supervision.cause(LEARNER)), self._go_on)
+            raise LearnerLost(one_line(self._controller.supervision.cause(LEARNER)), self._recover)
         return part.handle
 
 

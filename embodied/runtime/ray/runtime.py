@@ -17,28 +17,24 @@ import concurrent.futures
 import copy
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, Self, cast
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from typing import TYPE_CHECKING, Any
 
 from embodied.core.errors import UserError
 from embodied.core.protocols import Metrics
-from embodied.core.spec import EnvSpec
-from embodied.core.types import Fragment
-from embodied.runtime.api import LearnerLost, RuntimeConfig
-from embodied.runtime.background_evaluator import Aside
-from embodied.runtime.base import RUNTIMES, LoopRuntime
+from embodied.runtime.background_evaluator import BackgroundEvaluator
 from embodied.runtime.channel import Channel, Closed
-from embodied.runtime.ledger import Ledger
+from embodied.runtime.loop import RUNTIMES, LearnerLost, Runtime
 from embodied.runtime.ray.cluster import Cluster
 from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.recipe import Recipe
 from embodied.runtime.snapshot import Snapshot
-from embodied.runtime.thread_group import Supervisor
+from embodied.runtime.thread_group import ThreadGroup
 from embodied.runtime.watch.track import Track
 
 if TYPE_CHECKING:
-    from embodied.runtime.ray.creation import Creator
+    from embodied.runtime.ray.messages import Delivery
     from embodied.runtime.ray.remote import RemoteLearner
 
 CHECK_S = 0.2
@@ -50,106 +46,78 @@ BEGINNING: dict[str, Any] = {"counters": {"iteration": 0, "env_steps": 0}, "roll
 
 
 @RUNTIMES.register("ray", config=RayConfig)
-class RayRuntime(LoopRuntime):
-    """Parts in processes of Ray, which begin in ``assemble``. Between iterations they go on sampling."""
+class RayRuntime(Runtime):
+    """Parts in processes of Ray, which are up when it is built. Between iterations they go on sampling."""
 
-    overlaps = True
-    separate_processes = True
-    workers_may_join = True
-    evaluates_aside = True
+    learner: RemoteLearner
 
-    @classmethod
-    def check(cls, config: RuntimeConfig) -> None:
-        super().check(config)
-        if not isinstance(config, RayConfig):
-            raise UserError(f"runtime=ray needs options of the class RayConfig, got {type(config).__name__}")
-
-    @classmethod
-    def assemble(cls, recipe: Recipe) -> Self:
-        config = cast(RayConfig, recipe.config)
-        check_learners(config.num_learners, recipe)
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        config = RayConfig.of(recipe.config)
+        check_learners(config, recipe)
         with closing(recipe.make_env(1, 1)) as env:  # bad options of an environment are reported from here
-            spec = env.spec
-        cluster = Cluster(config.address)
-        try:
-            from embodied.runtime.ray.creation import Creator  # imports Ray, which ``cluster`` has prepared
+            self.spec = env.spec
+        with ExitStack() as opened:
+            self.cluster = opened.enter_context(closing(Cluster(config.address)))
+            from embodied.runtime.ray.controller import Controller  # imports Ray, which ``cluster`` has prepared
+            from embodied.runtime.ray.creation import Creator
+            from embodied.runtime.ray.remote import RemoteLearner, RemoteServers, RemoteWorker
 
-            runtime = cls(recipe, spec, cluster, Creator(cluster, recipe, spec))
-        except BaseException:
-            cluster.close()
-            raise
-        try:
-            runtime._wait_for_parts()
-        except BaseException:
-            runtime.close()
-            raise
-        return runtime
-
-    def __init__(self, recipe: Recipe, spec: EnvSpec, cluster: Cluster, creator: Creator) -> None:
-        from embodied.runtime.ray.controller import Controller
-        from embodied.runtime.ray.remote import RemoteLearner, RemoteServers, RemoteWorker
-
-        config = cast(RayConfig, recipe.config)
-        ledger = Ledger(recipe.num_groups, config.max_staleness)
-        evaluator = recipe.evaluator(copy.deepcopy(creator.policy), spec)
-        self.cluster = cluster
-        self.channel = Channel(ledger.batch_fragments, ledger.max_staleness, config.order)
-        self.evaluation = None if evaluator is None else Aside(evaluator)
-        self.supervisor = Supervisor(config.watchdog_s, self._end_waits)
-        self.controller = Controller(
-            config, [len(sizes) for sizes in recipe.sizes], ledger, self.channel, self.supervisor.board, creator
-        )
-        learner = RemoteLearner(self.controller, self._wait, creator.policy, self._go_on)
-        # the remote parts have what the loop uses of the parts themselves
-        parts: dict[str, Any] = {
-            "workers": [RemoteWorker(self.controller, self._wait, *key) for key in enumerate(map(len, recipe.sizes))],
-            "actor": RemoteServers(self.controller),
-            "learner": learner,
-            "store": learner,
-        }
-        super().__init__(config, recipe.budget, spec=spec, ledger=ledger, evaluator=evaluator, **parts)
-        self.controller.trace = self.trace
-        self.supervisor.spawn("controller", self.controller.run)
-        if self.evaluation is not None:
-            self.evaluation.begin(self.supervisor, self.budget.evaluator)
+            creator = Creator(self.cluster, recipe, self.spec)
+            self.channel: Channel[Delivery] = Channel(
+                self.ledger.batch_fragments, self.ledger.max_staleness, config.order
+            )
+            self.threads = ThreadGroup(config.watchdog_s, self._end_waits)
+            self.controller = Controller(
+                config, self.groups, self.ledger, self.channel, self.threads.board, creator, self.trace
+            )
+            self.workers = [RemoteWorker(self.controller, self._wait, index) for index in range(len(recipe.sizes))]
+            self.actor = RemoteServers(self.controller)
+            self.learner = RemoteLearner(self.controller, self._wait, creator.policy, self._recover)
+            self.evaluator = recipe.evaluator(copy.deepcopy(creator.policy), self.spec)
+            self._evaluation = (
+                None
+                if self.evaluator is None
+                else BackgroundEvaluator(self.evaluator, self.threads, self.budget.evaluator)
+            )
+            if self.evaluator is not None:
+                opened.callback(self.evaluator.close)
+            opened.callback(self.controller.end_parts, CLOSE_S)
+            opened.callback(self._take_last_spans)
+            opened.callback(self.threads.join)
+            opened.callback(self._keep_weights)
+            self.threads.spawn("controller", self.controller.run)
+            if self._evaluation is not None:
+                self._evaluation.begin()
+            while not self.controller.ready.wait(CHECK_S):
+                self._check()
+            self.opened = opened.pop_all()
 
     @property
-    def parts(self) -> str:
+    def layout_note(self) -> str:
         workers, servers = len(self.controller.workers), len(self.controller.servers)
-        learners = cast(RayConfig, self.config).num_learners
-        return f"processes: env workers {workers}, actor servers {servers}, learner {learners}"
+        return (
+            f"processes: env workers {workers}, actor servers {servers}, learner {self.controller.config.num_learners}"
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        assert self.store.version < 0, "load a state before the first iteration"
+        assert self.learner.version < 0, "load a state before the first iteration"
         super().load_state_dict(state)
 
-    def collect(self) -> list[Fragment]:
+    def collect(self) -> list[Delivery]:
         version = self.learner.iteration
-        self.supervisor.board.set("learner", f"waits for the fragments of batch {version}")
+        self.threads.board.set("learner", f"waits for the fragments of batch {version}")
         self.learner.track.add("fragments", len(self.channel))
         try:
-            return self.channel.take(version, self._remote_learner.incarnation)
+            return self.channel.take(version, self.learner.incarnation)
         except Closed:
-            self.supervisor.check()
-            self._remote_learner.check()
+            self.threads.check()
+            self.learner.check()
             raise RuntimeError("the runtime was closed while it iterated") from None
 
-    def learn(self, batch: list[Fragment]) -> Metrics:
+    def learn(self, batch: Sequence[Delivery]) -> Metrics:
         restarts, workers = self.controller.supervision.restarts, self.controller.num_up
         return {**self.learner.learn(batch), "async/restarts": float(restarts), "async/env_workers": float(workers)}
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        if not self.supervisor.stopping.is_set():
-            self._keep_weights()
-        self.supervisor.join()
-        self._finish_trace()
-        self.controller.end_parts(CLOSE_S)
-        if self.evaluator is not None:
-            self.evaluator.close()
-        self.cluster.close()
 
     def _tracks(self) -> dict[str, list[Track]]:
         """Return the tracks of this process; those of the parts come with their signs of life."""
@@ -165,40 +133,35 @@ class RayRuntime(LoopRuntime):
         self.controller.post()
 
     def _evaluate_if_due(self, stop: threading.Event) -> dict[str, Any] | None:
-        if self.evaluation is None:
+        if self._evaluation is None:
             return None
-        return self.evaluation.exchange(self.learner.deployed_weights, self.iteration, self.env_steps)
+        return self._evaluation.poll(self.learner.deployed_weights, self.iteration, self.env_steps)
 
     def _group_states(self) -> list[dict[str, Any] | None]:
         """Wait until each group was saved between two fragments; groups go on afterwards.
 
         With ``min_env_workers``, groups of workers that are not there have None.
         """
-        self.controller.snapshot = snapshot = Snapshot(self._group_keys())
+        self.controller.snapshot = snapshot = Snapshot(self.groups)
         self.controller.post()
         try:
             while not snapshot.complete.wait(CHECK_S):
                 self._check()
-                self._remote_learner.check()  # without it the fragments under way do not end
+                self.learner.check()  # without it the fragments under way do not end
         finally:
-            self.controller.snapshot = None
-        return [copy.deepcopy(snapshot.states[key]) for key in self._group_keys()]
+            self.controller.snapshot = Snapshot()
+        return [copy.deepcopy(snapshot.states[key]) for key in self.groups]
 
-    def _wait_for_parts(self) -> None:
-        while not self.controller.ready.wait(CHECK_S):
-            self._check()
-
-    def _go_on(self, state: Mapping[str, Any] | None) -> None:
+    def _recover(self, state: Mapping[str, Any] | None) -> None:
         """Continue with the learner that replaces the lost one; see ``LearnerLost``.
 
         Episodes, noise and incarnations of the workers go on from where they are now, so nothing is sampled twice.
         """
-        supervision, lost = self.controller.supervision, self._remote_learner.incarnation
+        supervision, lost = self.controller.supervision, self.learner.incarnation
         while supervision.incarnation("learner") == lost or not supervision.is_up("learner"):
             self._check()
             time.sleep(CHECK_S)
-        learner = self._remote_learner.successor(supervision.incarnation("learner"))
-        self.learner = self.store = cast(Any, learner)
+        self.learner = learner = self.learner.successor(supervision.incarnation("learner"))
         runtime = BEGINNING if state is None else state["runtime"]
         if state is not None:
             learner.load_state_dict({**state, "counters": runtime["counters"]})
@@ -209,8 +172,8 @@ class RayRuntime(LoopRuntime):
 
         self._in_controller(rewind)
         self._rollout = dict(runtime["rollout"])
-        if self.evaluation is not None:
-            self.evaluation.forget(runtime["evaluated_at"])
+        if self._evaluation is not None:
+            self._evaluation.forget(runtime["evaluated_at"])
 
     def _in_controller(self, change: Callable[[], None]) -> None:
         """Make a change in the controller's thread, between two events."""
@@ -224,10 +187,6 @@ class RayRuntime(LoopRuntime):
         while not done.wait(CHECK_S):
             self._check()
 
-    @property
-    def _remote_learner(self) -> RemoteLearner:
-        return cast("RemoteLearner", self.learner)
-
     def _wait(self, reference: Any) -> concurrent.futures.Future[Any]:
         """Return the future of a reference when it is done. Raise what ended the run meanwhile."""
         future: concurrent.futures.Future[Any] = reference.future()
@@ -237,24 +196,23 @@ class RayRuntime(LoopRuntime):
 
     def _check(self) -> None:
         """Raise the failure of a part, or RuntimeError if the runtime has been closed."""
-        stopping = self.supervisor.stopping.is_set()  # read before ``check``: a failure is set before ``stopping``
-        self.supervisor.check()
+        stopping = self.threads.stopping.is_set()  # read before ``check``: a failure is set before ``stopping``
+        self.threads.check()
         if stopping:
             raise RuntimeError("the runtime is closed")
 
     def _keep_weights(self) -> None:
         """Bring ``policy`` up to date for those who read it after the end, unless the learner is in an update."""
-        if self.store.version >= 0:
+        if self.learner.version >= 0 and not self.threads.stopping.is_set():
             with suppress(LearnerLost):
-                weights = self._remote_learner.ask_weights()
+                weights = self.learner.ask_weights()
                 if concurrent.futures.wait([weights], CLOSE_S).done and weights.exception() is None:
-                    self._remote_learner.update_replica(weights.result())
+                    self.learner.update_replica(weights.result())
 
-    def _finish_trace(self) -> None:
+    def _take_last_spans(self) -> None:
         """Take the spans since the last signs of life, of the parts that still answer."""
         if self.trace is None:
             return
-        self._poll_trace()
         parts = self.controller.parts.items()
         pulses = {name: part.handle.pulse.remote(False).future() for name, part in parts if part.built}
         concurrent.futures.wait(pulses.values(), CLOSE_S)
@@ -266,20 +224,21 @@ class RayRuntime(LoopRuntime):
         self.ledger.close()
         self.channel.close()
         self.controller.stop()
-        if self.evaluation is not None:
-            self.evaluation.end()
+        if self._evaluation is not None:
+            self._evaluation.end()
 
 
-def check_learners(num: int, recipe: Recipe) -> None:
+def check_learners(config: RayConfig, recipe: Recipe) -> None:
     """Raise UserError if a batch cannot be shared by so many learner processes."""
+    num, groups = config.num_learners, len(recipe.groups)
     key = f"runtime.num_learners={num}"
-    if num > recipe.num_groups:
+    if num > groups:
         raise UserError(
-            f"{key}: a batch has {recipe.num_groups} fragments, one of each env group, so allowed are 1 to "
-            f"{recipe.num_groups}. More groups: num_env_workers, groups_per_worker"
+            f"{key}: a batch has {groups} fragments, one of each env group, so allowed are 1 to "
+            f"{groups}. More groups: num_env_workers, groups_per_worker"
         )
     if num > 1 and recipe.relabel is not None:
         raise UserError(f"{key}: rewards are rewritten in whole batches, which no process has; allowed: 1")
-    share = cast(RayConfig, recipe.config).resources_of("learner", recipe.device).get("GPU", 0.0)
+    share = config.resources_of("learner", recipe.device).get("GPU", 0.0)
     if num > 1 and recipe.device.type == "cuda" and share <= 0.5:
         raise UserError(f"{key}: each needs a GPU of its own, got runtime.learner.resources.GPU={share:g}, allowed: 1")

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from embodied.core.clock import running_s
 from embodied.core.protocols import Metrics
 from embodied.core.statistics import quantile_of_counts
-from embodied.runtime.api import Histograms
 
-if TYPE_CHECKING:
-    from embodied.runtime.base import LoopRuntime
-
+Histograms = dict[str, Counter[int]]
+"""How often each whole number occurred, by name."""
 HISTOGRAMS = {"staleness": "async/staleness", "requests": "queue/requests"}
 """Names of histograms by the prefix of their counts."""
 QUANTILES = (50, 90)
@@ -25,11 +23,19 @@ EDGES = ("requests", "replies", "fragments", "weights")
 """Kinds of messages between processes whose bytes are counted."""
 
 
+class Counted(Protocol):
+    """A part, or several parts of a kind together."""
+
+    def totals(self) -> Mapping[str, float]:
+        """Return the seconds of each activity and the counts so far (``Track.totals``)."""
+        ...
+
+
 class Meter:
     """Differences between readings; the first is that of its creation."""
 
-    def __init__(self, runtime: LoopRuntime) -> None:
-        self._runtime = runtime
+    def __init__(self, workers: Sequence[Counted], actor: Counted, learner: Counted) -> None:
+        self._workers, self._actor, self._learner = workers, actor, learner
         self._last_s, self._last = running_s(), self._read()
 
     def read(self) -> tuple[Metrics, Histograms]:
@@ -67,13 +73,12 @@ class Meter:
             metrics |= {f"{name}_p{share}": float(quantile_of_counts(counts, share / 100)) for share in QUANTILES}
         return metrics, histograms
 
-    def _read(self) -> dict[str, dict[str, float]]:
+    def _read(self) -> dict[str, Mapping[str, float]]:
         """Return the totals by kind of part."""
-        runtime = self._runtime
         return {
-            "env_worker": joined([worker.totals() for worker in runtime.workers]),
-            "actor_server": runtime.actor.totals(),
-            "learner": runtime.learner.totals(),
+            "env_worker": joined([worker.totals() for worker in self._workers]),
+            "actor_server": self._actor.totals(),
+            "learner": self._learner.totals(),
         }
 
 

@@ -1,4 +1,4 @@
-"""The loop of a session, which is that of ``embodied/runtime/base.py``, and the way on from a learner that was lost.
+"""The loop of a session, which is that of ``embodied/runtime/loop.py``, and the way on from a learner that was lost.
 
 publish ──► [ batch complete ──► learn ──► consume ──► save, if due ] ──► …          (consume after save at 0)
     ▲                                             │ the learner was lost

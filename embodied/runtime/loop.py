@@ -1,0 +1,310 @@
+"""Training loop of every runtime; a subclass says where the parts live and how a batch is collected and learned from.
+
+    admit (ledger) ──► collect batch v ──► learn, publish v+1 ──► [evaluate] ──► yield Iteration ──► admit ...
+
+With max_staleness=0 the ledger counts batch v as consumed when the next iteration begins. At a yield every group then
+rests between two fragments with nothing in flight, so a state saved there is exact. With max_staleness>0 the batch
+counts as consumed right after the update, so that workers continue while the caller logs.
+
+    with build_runtime(Recipe(config, num_envs=..., seed=..., make_env=..., ...)) as runtime:
+        for iteration in runtime.iterations(max_env_steps=..., deadline_s=..., stop_event=...):
+            log(iteration.metrics); maybe checkpoint.save(run_dir, runtime.env_steps, runtime.state_dict())
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from statistics import fmean
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from embodied.core.clock import running_s
+from embodied.core.episodes import EpisodeStats
+from embodied.core.errors import UserError
+from embodied.core.protocols import Metrics, Policy
+from embodied.core.registry import Registry
+from embodied.core.spec import EnvSpec
+from embodied.runtime.channel import Sampled
+from embodied.runtime.evaluator import Evaluator
+from embodied.runtime.ledger import Ledger
+from embodied.runtime.parts import LearnerPart, WorkerPart
+from embodied.runtime.recipe import Recipe
+from embodied.runtime.watch.meter import Counted, Histograms, Meter
+from embodied.runtime.watch.trace import Trace
+from embodied.runtime.watch.track import Track
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One batch consumed and one update made."""
+
+    index: int
+    """Iterations so far, from 1."""
+    env_steps: int
+    """Control steps consumed so far."""
+    metrics: Metrics
+    """``train/*`` and ``async/*`` of the algorithm, the others of the runtime (docs/architecture.md).
+
+    ``rollout/*`` are about episodes that began as the task begins, ``rollout/other_starts/*`` about those from a later
+    stage or with less time, ``rollout/goals/<goal>/*`` about those of the first kind with that goal. Each is absent
+    until such an episode ends, and keeps its last value in an iteration in which none does."""
+    episodes: EpisodeStats
+    """Episodes that ended in the batch."""
+    evaluation: dict[str, Any] | None = None
+    """Result of ``evaluate``, if one finished since the last iteration, with ``iteration`` and ``env_steps`` of the
+    evaluated weights."""
+    histograms: Histograms = field(default_factory=dict)
+    """Of the iteration: ages of its decisions, requests that the actor served together."""
+
+
+class LearnerLost(Exception):
+    """The learner died or hung, and what it learned since its last state is lost. Another one is being started.
+
+    recover: waits for the new learner and lets it continue from a ``Runtime.state_dict`` of this run, or from the
+    beginning if it gets None. Call ``iterations`` again afterwards. All other parts stay as they are. LearnerLost if
+    the new learner is lost too.
+    """
+
+    def __init__(self, cause: object, recover: Callable[[Mapping[str, Any] | None], None]) -> None:
+        super().__init__(f"the learner was lost: {cause}")
+        self.recover = recover
+
+
+class Runtime(ABC):
+    """A run: iterate it, checkpoint it between iterations, close it. A subclass builds the parts in ``__init__``."""
+
+    spec: EnvSpec
+    """Of the envs."""
+    workers: Sequence[WorkerPart]
+    """Env workers."""
+    actor: Counted
+    """Actor server, or all of them together."""
+    learner: LearnerPart
+    """The present learner."""
+    evaluator: Evaluator | None
+    """None if there are no evaluation envs."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.config, self.budget, self.groups = recipe.config, recipe.budget, recipe.groups
+        self.ledger = Ledger(len(self.groups), self.config.max_staleness)  # a batch has a fragment of each group
+        self.trace = Trace() if self.config.trace else None
+        self.opened = ExitStack()  # what ``close`` closes, the last first
+        self._rollout: Metrics = {}
+        self._failure: Exception | None = None  # of the update, whose batch is lost
+
+    def iterations(
+        self,
+        max_env_steps: int | None = None,
+        deadline_s: float | None = None,
+        stop_event: threading.Event | None = None,
+    ) -> Iterator[Iteration]:
+        """Train until env_steps >= max_env_steps, ``running_s() >= deadline_s`` or stop_event is set.
+
+        These limits are checked between iterations, never during one. If a part fails, all others stop and its
+        exception is raised here. Call it again to continue. A runtime that can replace its learner raises LearnerLost,
+        here and from everything that the learner must answer.
+        """
+        if self._failure is not None:
+            raise self._failure
+        stop = stop_event or threading.Event()
+        self._start()
+        meter, previous_end = Meter(self.workers, self.actor, self.learner), running_s()
+        self._poll_trace()
+        while not (
+            stop.is_set()
+            or (max_env_steps is not None and self.env_steps >= max_env_steps)
+            or (deadline_s is not None and running_s() >= deadline_s)
+        ):
+            if self.ledger.version < self.iteration:
+                self._consume()
+            consumed = self.env_steps
+            with self.learner.track.during("wait_fragments"):
+                batch = self.collect()
+            try:
+                metrics = self.learn(batch)
+            except LearnerLost:
+                raise
+            except Exception as error:  # of any kind: it is raised again, here and at every later call
+                self._failure = error
+                raise
+            if self.config.max_staleness > 0:
+                self._consume()
+            now = running_s()
+            measured, histograms = meter.read()
+            speed = (self.env_steps - consumed) / (now - previous_end)
+            metrics |= {"perf/env_steps_per_s": speed, **measured}
+            episodes = EpisodeStats.concatenate([fragment.episodes for fragment in batch])
+            self._rollout |= rollout_metrics(episodes, self.spec)
+            evaluation = self._evaluate_if_due(stop)
+            self._poll_trace()
+            previous_end = running_s()
+            metrics |= self._rollout
+            yield Iteration(self.iteration, self.env_steps, metrics, episodes, evaluation, histograms)
+
+    # ---------------------------------------------------------------------------------------------- of a subclass
+    @abstractmethod
+    def collect(self) -> Sequence[Sampled]:
+        """Return the next batch, sorted by worker and group."""
+
+    @abstractmethod
+    def learn(self, batch: Any) -> Metrics:
+        """Update on a batch of ``collect`` with the learner's threads and publish; return the metrics."""
+
+    @abstractmethod
+    def _evaluate_if_due(self, stop: threading.Event) -> dict[str, Any] | None:
+        """Return the result of an evaluation, if there is a new one."""
+
+    @abstractmethod
+    def _group_states(self) -> Sequence[dict[str, Any] | None]:
+        """Return the state of each of ``groups`` between two fragments; None: it has none."""
+
+    @abstractmethod
+    def _tracks(self) -> dict[str, list[Track]]:
+        """Return the tracks in this process, by part."""
+
+    def _start(self) -> None:
+        """Publish the first weights. Called at the start of every ``iterations``."""
+        if self.learner.version < self.iteration:
+            self.learner.publish()
+
+    def _consume(self) -> None:
+        """Count the newest batch as consumed, which admits fragments of a later one."""
+        self.ledger.consumed_batch()
+
+    # ---------------------------------------------------------------------------------------------- between iterations
+    @property
+    def policy(self) -> Policy:
+        """The policy to evaluate and to keep (``Algorithm.deployed``); read it between iterations only."""
+        return self.learner.deployed
+
+    @property
+    def env_steps(self) -> int:
+        """Control steps consumed so far."""
+        return self.learner.env_steps
+
+    @property
+    def iteration(self) -> int:
+        """Iterations so far."""
+        return self.learner.iteration
+
+    @property
+    def layout_note(self) -> str:
+        """The threads or processes in which the run's parts are, in words."""
+        budget = self.budget
+        return f"threads: simulation {budget.sim}, actor {budget.actor}, learner {budget.learner}"
+
+    @property
+    def resume_note(self) -> str:
+        """How exactly a run that loads ``state_dict`` continues, in words."""
+        if not all(worker.resumes_exactly for worker in self.workers):
+            return "with new episodes: these environments cannot restore a state"
+        if self.config.max_staleness:
+            return f"without the fragments in flight: max_staleness={self.config.max_staleness}"
+        return "exactly, bit for bit"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a consistent state of the whole run, nested dicts of tensors and numbers. Call between iterations.
+
+        Keys: ``policy``, ``algorithm``, ``runtime``. With max_staleness=0 a run that loads it continues exactly, bit
+        for bit. With max_staleness>0 each env group is saved at its next fragment boundary. Fragments that the learner
+        has not consumed are left out: this run still learns from them, a resumed run samples new ones.
+        """
+        learner = self.learner.state_dict()
+        return {
+            "policy": learner["policy"],
+            "algorithm": learner["algorithm"],
+            "runtime": {
+                "counters": learner["counters"],
+                "ledger": {"version": self.iteration},
+                "rollout": dict(self._rollout),
+                "evaluated_at": 0 if self.evaluator is None else self.evaluator.last_iteration,
+                "groups": self._group_states(),
+                "incarnations": [worker.incarnation for worker in self.workers],
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of the same task, policy, algorithm and groups; call before the first iteration."""
+        runtime = state["runtime"]
+        if len(runtime["groups"]) != len(self.groups):
+            raise UserError(
+                f"the checkpoint has {len(runtime['groups'])} env groups, this run {len(self.groups)}: "
+                "resume with the same num_envs, num_env_workers and groups_per_worker"
+            )
+        for (worker, group), saved in zip(self.groups, runtime["groups"], strict=True):
+            self.workers[worker].load_state_dict(group, saved)
+        for part, incarnation in zip(self.workers, runtime.get("incarnations", ()), strict=False):
+            part.incarnation = incarnation  # checkpoints of earlier versions have none
+        self.learner.load_state_dict({**state, "counters": runtime["counters"]})
+        self.ledger.load_state_dict(runtime["ledger"])
+        self._rollout = dict(runtime["rollout"])
+        if self.evaluator is not None:
+            self.evaluator.last_iteration = runtime["evaluated_at"]
+
+    def close(self) -> None:
+        """Stop and join every thread and close the envs. Failures of parts are not raised here."""
+        self.opened.close()
+        self._poll_trace()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _poll_trace(self) -> None:
+        if self.trace is not None:
+            self.trace.poll(self._tracks())
+
+
+RUNTIMES: Registry[type[Runtime]] = Registry("runtime")
+
+
+def build_runtime(recipe: Recipe) -> Runtime:
+    """Build the runtime that ``recipe.config`` names, ready to iterate or to load a state.
+
+    UserError if the config is not of the class of that runtime's options.
+    """
+    entry, given = RUNTIMES[recipe.config.name], type(recipe.config)
+    if not issubclass(given, entry.config):
+        raise UserError(
+            f"runtime={entry.name} needs options of the class {entry.config.__name__}, got {given.__name__}"
+        )
+    return entry.build(recipe)
+
+
+def rollout_metrics(episodes: EpisodeStats, spec: EnvSpec) -> Metrics:
+    """Return means over the episodes that began as the task begins, and under ``rollout/other_starts`` over the others.
+
+    The others began at a later stage, or with less time than the task's time limit, as staggered ones do. If ``spec``
+    has several goals, also the success of each, over the first kind. A kind without episodes has no metrics.
+    """
+    own_M = torch.from_numpy((episodes.plans.stage_n == 0) & (episodes.plans.time_limit_n >= spec.max_episode_steps))
+    own = episodes.rows(own_M)
+    metrics = _means("rollout", own) | _means("rollout/other_starts", episodes.rows(~own_M))
+    if len(own) and spec.has_success and len(set(spec.goals)) > 1:
+        solved: defaultdict[str, list[bool]] = defaultdict(list)
+        for i, success in zip(own.plans.instruction_n.tolist(), own.success_at_end_M.tolist(), strict=True):
+            solved[re.sub(r"\W+", "_", spec.goals[i])].append(success)
+        metrics |= {f"rollout/goals/{goal}/success_at_end": fmean(values) for goal, values in sorted(solved.items())}
+    return metrics
+
+
+def _means(prefix: str, episodes: EpisodeStats) -> Metrics:
+    """Return the mean return, outcomes and length of the episodes under ``prefix``; {} if there are none."""
+    if len(episodes) == 0:
+        return {}
+    return {
+        f"{prefix}/return_mean": float(episodes.return_M.mean()),
+        **{f"{prefix}/{name}_once": float(held_M.float().mean()) for name, held_M in episodes.once.items()},
+        **{f"{prefix}/{name}_at_end": float(held_M.float().mean()) for name, held_M in episodes.at_end.items()},
+        f"{prefix}/episode_length_mean": float(episodes.length_M.float().mean()),
+    }
