@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from embodied.algos.ppo_config import PPOConfig
-from embodied.core.protocols import Policy
+from embodied.core.policy import Policy
 
 LEARNING_RATE_FACTOR = 1.5  # of one change of the adaptive schedule, as in rsl_rl
 
@@ -52,8 +52,6 @@ def adapt_learning_rate(optimizer: torch.optim.Adam, kl: float, config: PPOConfi
 @torch.no_grad()
 def update_average(average: Policy, policy: Policy, decay: float) -> None:
     """Fold the policy's present weights into an average of them; copy its buffers."""
-    assert isinstance(average, nn.Module)
-    assert isinstance(policy, nn.Module)
     for mean, weight in zip(average.parameters(), policy.parameters(), strict=True):
         mean.lerp_(weight, 1 - decay)
     for copy, buffer in zip(average.buffers(), policy.buffers(), strict=True):

@@ -13,7 +13,7 @@ from embodied.algos import losses
 from embodied.algos.share import Share
 from embodied.core.episodes import EpisodeStats
 from embodied.core.learners import Learners
-from embodied.core.protocols import Policy
+from embodied.core.policy import Policy
 from embodied.core.types import Evaluation, Fragment, Obs
 
 NUMBERS = (

@@ -7,65 +7,18 @@ learning then start from a policy that relates words to images. π0 starts from 
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Protocol, runtime_checkable
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied.algos.registry import ALGORITHMS
 from embodied.algos.supervised import Supervised, SupervisedConfig
 from embodied.core.errors import UserError
 from embodied.core.options import Fraction, Positive, PositiveInt, config_dataclass
-from embodied.core.protocols import Fitted, Policy
+from embodied.core.policy import Policy
 from embodied.core.types import Obs
-
-
-@runtime_checkable
-class Groundable(Fitted, Protocol):
-    """A policy that can learn to locate the object and the place that its instruction names, in images and in space.
-
-    It learns from observations with these labels:
-
-    - ``masks.<camera>``, uint8 [N, h, w]: role of each pixel, an index into ``roles``;
-    - ``described.<camera>``, uint8 [N, h, w]: description of each pixel, an index into ``EnvSpec.descriptions`` counted
-      from 1 (0: none);
-    - ``target_positions``, float32 [N, 9]: the named object relative to the robot's base, the same object relative to
-      its tool, and the named place relative to the base (m).
-    """
-
-    roles: tuple[str, ...]
-    """Names of the values of ``masks.<camera>``, from 0."""
-
-    def grounding_loss(self, obs: Obs, with_positions: bool) -> Tensor:
-        """Return the loss on labelled observations, a differentiable scalar.
-
-        with_positions: add the losses of positions in the image and of ``target_positions`` to those of the masks.
-        """
-        ...
-
-    @property
-    def grounded(self) -> bool:
-        """Whether the policy has the statistics of ``target_positions``, without which it cannot predict them."""
-        ...
-
-    def location_loss(self, obs: Obs) -> Tensor:
-        """Return the loss of the predicted ``target_positions`` alone, unweighted, a differentiable scalar.
-
-        Observations may hold the outputs of the frozen part of the network in place of its inputs.
-        """
-        ...
-
-    def localization_hits(self, obs: Obs) -> dict[str, Tensor]:
-        """Return whether the patch rated highest for the named object really shows it, bool [M], for each camera.
-
-        M: number of observations in which the camera sees that object.
-        """
-        ...
-
-    def predict_positions(self, obs: Obs) -> Tensor:
-        """Predict ``target_positions``, [N, 9], m."""
-        ...
 
 
 @config_dataclass
@@ -92,14 +45,13 @@ class Grounding(Supervised):
     config: GroundingConfig
 
     def __init__(self, policy: Policy, config: GroundingConfig, *, seed: int, device: torch.device) -> None:
-        if not isinstance(policy, Groundable) or not isinstance(policy, nn.Module):
+        if not policy.roles:
             raise UserError(f"algo=grounding needs a policy that sees and reads, {type(policy).__name__} does not")
         super().__init__(policy, config, seed=seed, device=device)
-        self.learner: Groundable = policy
 
     def update(self, obs: Obs) -> float:
         """Take one step on labelled observations and return its loss. FloatingPointError as in ``descend``."""
-        return self.descend(self.learner.grounding_loss(self.to_device(obs), self.trains_positions))
+        return self.descend(self.policy.grounding_loss(self.to_device(obs), self.trains_positions))
 
     @property
     def trains_positions(self) -> bool:
@@ -109,21 +61,18 @@ class Grounding(Supervised):
     @torch.no_grad()
     def validate(self, obs: Obs) -> float:
         """Return the loss of the average weights; it includes positions if the next update trains them."""
-        assert isinstance(self.average, Groundable)
         return float(self.average.grounding_loss(self.to_device(obs), self.trains_positions))
 
     @torch.no_grad()
     def localization_rates(self, obs: Obs) -> dict[str, float]:
-        """Return the mean of ``Groundable.localization_hits`` with the average weights, by camera.
+        """Return the mean of ``Policy.localization_hits`` with the average weights, by camera.
 
         Cameras that never see the object are left out.
         """
-        assert isinstance(self.average, Groundable)
         hits = self.average.localization_hits(self.to_device(obs))
         return {camera: float(hit_M.float().mean()) for camera, hit_M in hits.items() if len(hit_M)}
 
     @torch.no_grad()
     def predict_positions(self, obs: Obs) -> Tensor:
         """Predict ``target_positions`` with the average weights, on the CPU."""
-        assert isinstance(self.average, Groundable)
         return self.average.predict_positions(self.to_device(obs)).cpu()

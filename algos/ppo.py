@@ -27,7 +27,8 @@ from embodied.algos.registry import ALGORITHMS
 from embodied.algos.share import Share, join_normalized, sum_gradients
 from embodied.core.errors import UserError
 from embodied.core.learners import ALONE, Learners
-from embodied.core.protocols import Metrics, Policy, Precomputing
+from embodied.core.policy import Policy
+from embodied.core.protocols import Metrics
 from embodied.core.types import Evaluation, Fragment
 
 MIN_KL_SAMPLE = 256  # decisions in which the KL is measured; its closed form varies little between decisions
@@ -60,16 +61,13 @@ class PPO:
     explores: ClassVar[bool] = True
 
     def __init__(self, policy: Policy, config: PPOConfig, *, seed: int, device: torch.device) -> None:
-        if not isinstance(policy, nn.Module):
-            raise TypeError(f"PPO trains a torch.nn.Module, got {type(policy).__name__}")
-        policy.to(device)
-        self.policy: Policy = policy
+        self.policy = policy.to(device)
         self.config = config
         self.device = device
         self.optimizer = build_adam(policy, config)
         self._actor_parameters = [p for name, p in policy.named_parameters() if not name.startswith("critic.")]
         self.reference = copy.deepcopy(policy).requires_grad_(False) if config.reference_kl_coef > 0 else None
-        self.deployed: Policy = copy.deepcopy(policy).requires_grad_(False) if config.ema_decay > 0 else policy
+        self.deployed = copy.deepcopy(policy).requires_grad_(False) if config.ema_decay > 0 else policy
         self._generator = torch.Generator().manual_seed(seed)
         self.learners: Learners = ALONE
 
@@ -153,7 +151,7 @@ class PPO:
         """
         config, share = self.config, (share or Share()).to(self.device)
         obs, chain = flatten_obs(fragment.obs, self.device), flatten(fragment.chain).to(self.device, non_blocking=True)
-        if isinstance(self.policy, Precomputing) and self.policy.fits_cache(len(chain)):
+        if self.policy.fits_cache(len(chain)):
             obs = self.policy.precompute(obs)
         behaviour_TN, value_TN = fragment.log_prob_TN, fragment.value_TN
         # Decisions drawn by the present weights have the proximal log-probability already.

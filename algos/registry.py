@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from embodied.core.protocols import Policy
+from embodied.core.policy import Policy
 from embodied.core.registry import Registry
 
 

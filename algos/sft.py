@@ -6,14 +6,13 @@ from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from embodied.algos.grounding import Groundable
 from embodied.algos.registry import ALGORITHMS
 from embodied.algos.supervised import Supervised, SupervisedConfig
 from embodied.core.errors import UserError
 from embodied.core.options import NonNegative, PositiveInt, config_dataclass
-from embodied.core.protocols import Imitator, Policy
+from embodied.core.policy import Policy
 from embodied.core.types import Obs
 
 VALIDATION_DRAWS = 8  # draws of noise and time per validation chunk, the same ones in every validation
@@ -40,15 +39,14 @@ class SFT(Supervised):
     config: SFTConfig
 
     def __init__(self, policy: Policy, config: SFTConfig, *, seed: int, device: torch.device) -> None:
-        if not isinstance(policy, Imitator) or not isinstance(policy, nn.Module):
+        if policy.not_imitated is None:
             raise UserError(f"algo=sft needs a policy that can imitate, {type(policy).__name__} cannot")
         super().__init__(policy, config, seed=seed, device=device)
-        self.imitator: Imitator = policy
 
     @property
     def keeps_grounding(self) -> bool:
         """Whether updates need scenes too, so that a grounded policy does not forget how to predict positions."""
-        return self.config.keep_grounding > 0 and isinstance(self.policy, Groundable) and self.policy.grounded
+        return self.config.keep_grounding > 0 and self.policy.grounded
 
     def pick(self, frames_W: Tensor) -> Tensor:
         """Draw ``batch_size`` of the frames ``frames_W``, with replacement."""
@@ -57,20 +55,18 @@ class SFT(Supervised):
     def update(self, obs: Obs, action_BHA: Tensor, valid_BH: Tensor, scenes: Obs | None = None) -> float:
         """Take one step on a batch and return its loss. FloatingPointError as in ``descend``.
 
-        valid_BH: which actions were demonstrated (``Imitator.imitation_loss``). scenes: observations with
+        valid_BH: which actions were demonstrated (``Policy.imitation_loss``). scenes: observations with
         ``target_positions``, for a policy that ``keeps_grounding``.
         """
         action_BHA, valid_BH = action_BHA.to(self.device), valid_BH.to(self.device)
-        loss = self.imitator.imitation_loss(self.to_device(obs), action_BHA, valid_BH, self.generator)
+        loss = self.policy.imitation_loss(self.to_device(obs), action_BHA, valid_BH, self.generator)
         if scenes is not None:
-            assert isinstance(self.policy, Groundable)
             loss = loss + self.config.keep_grounding * self.policy.location_loss(self.to_device(scenes))
         return self.descend(loss)
 
     @torch.no_grad()
     def validate(self, obs: Obs, action_BHA: Tensor, valid_BH: Tensor) -> float:
         """Return the loss of the average weights on held-out chunks, with the same noise and times in every call."""
-        assert isinstance(self.average, Imitator)
         obs, action_BHA, valid_BH = self.to_device(obs), action_BHA.to(self.device), valid_BH.to(self.device)
         generator = torch.Generator().manual_seed(0)
         draws = [self.average.imitation_loss(obs, action_BHA, valid_BH, generator) for _ in range(VALIDATION_DRAWS)]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from embodied.core.errors import UserError
 from embodied.core.execution import obs_to
 from embodied.core.options import FractionBelow1, NonNegative, NonNegativeInt, Positive, PositiveInt, config_dataclass
-from embodied.core.protocols import Fitted
+from embodied.core.policy import Policy
 from embodied.core.types import Obs
 
 
@@ -48,9 +48,8 @@ class Supervised:
 
     explores: ClassVar[bool] = False
 
-    def __init__(self, policy: nn.Module, config: SupervisedConfig, *, seed: int, device: torch.device) -> None:
-        policy.to(device)
-        self.policy = policy
+    def __init__(self, policy: Policy, config: SupervisedConfig, *, seed: int, device: torch.device) -> None:
+        self.policy = policy.to(device)
         self.average = copy.deepcopy(policy).requires_grad_(False)
         self.config, self.device = config, device
         self.updates = 0
@@ -62,7 +61,6 @@ class Supervised:
     def fit_normalizer(self, obs: Obs) -> None:
         """Fit the policy's normaliser to the data and freeze it. To be called before the first update."""
         for module in (self.policy, self.average):
-            assert isinstance(module, Fitted)
             module.fit_normalizer(self.to_device(obs))
 
     def descend(self, loss: Tensor) -> float:

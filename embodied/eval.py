@@ -28,7 +28,8 @@ from typing import Any
 from embodied.core.config import nest, parse_overrides
 from embodied.core.errors import UserError
 from embodied.core.options import NonNegative, NonNegativeInt, PositiveInt, Seed, Text, config_dataclass, from_mapping
-from embodied.core.protocols import Filmed, Policy
+from embodied.core.policy import Policy
+from embodied.core.protocols import Filmed
 from embodied.report.metrics import write_json
 from embodied.report.progress import Line
 from embodied.runtime import threads

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from embodied.core.protocols import Policy
+from embodied.core.policy import Policy
 from embodied.core.registry import Registry
 from embodied.core.spec import EnvSpec
 from embodied.policies.categorical import CategoricalConfig, CategoricalPolicy

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied.core.errors import UserError
 from embodied.core.options import PositiveInt, Widths, config_dataclass, one_of
+from embodied.core.policy import Policy
 from embodied.core.spec import Box, CameraSpec, Discrete, EnvSpec, MultiDiscrete
 from embodied.core.types import Obs
 from embodied.policies.critic import Critic
@@ -69,7 +70,7 @@ SPACE_NAMES = {
 }
 
 
-class ActorCritic(nn.Module):
+class ActorCritic(Policy):
     """A normaliser of the state vector and an asymmetric critic; subclasses add the actor.
 
     With an encoder of images, actor and critic share its features, and it learns from the losses of both.
@@ -78,7 +79,6 @@ class ActorCritic(nn.Module):
     action_spaces: ClassVar[tuple[type, ...]] = (Box,)
     """Classes of the action spaces that the policy supports."""
     must_match: tuple[str, ...] = ("activation",)
-    optional_suffixes: tuple[str, ...] = ()
 
     def __init__(
         self,

@@ -45,7 +45,6 @@ class CategoricalPolicy(ActorCritic):
 
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete)
     must_match = ("activation", "cameras", "grey")
-    not_imitated = ("critic.",)
 
     exists_AM: Tensor
     """bool, whether dimension i has choice j."""

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from embodied.algos.grounding import Groundable
 from embodied.core.spec import TRAIN
 from embodied.envs import MujocoPool, make_sampler
 from embodied.envs.tasks.tabletop import SLOTS, Tabletop
@@ -35,7 +34,6 @@ def measure(run: Path) -> dict[str, object]:
     yet."""
     config = read_run(run)
     policy = load_policy(config, load_checkpoint(run, "last"))
-    assert isinstance(policy, Groundable)
     found = {}
     for name, steps in (("hand_at_rest", 0), ("hand_at_first_object", APPROACH)):
         env = make_env(config, NUM_ENVS, 1)

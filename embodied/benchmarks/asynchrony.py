@@ -35,7 +35,8 @@ from embodied.algos.ppo import PPO
 from embodied.benchmarks.measure import Report, note, paired
 from embodied.core.episodes import EpisodeSampler
 from embodied.core.options import from_mapping
-from embodied.core.protocols import Algorithm, Metrics, Policy, VecEnv
+from embodied.core.policy import Policy
+from embodied.core.protocols import Algorithm, Metrics, VecEnv
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment, Obs, PolicySample, Timestep
 from embodied.policies.gaussian import GaussianPolicy

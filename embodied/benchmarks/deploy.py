@@ -32,7 +32,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from embodied.benchmarks.measure import Report, in_turns, note, paired
 from embodied.deployment.bundle.files import load_arrays
@@ -100,7 +99,6 @@ def export_random(path: Path, options: dict[str, object]) -> None:
     config = compose_run({"device": "cpu", **options})
     torch.manual_seed(0)
     policy = make_policy(config, make_spec(config))
-    assert isinstance(policy, nn.Module)
     path.mkdir()
     origin = Origin(str(options["task"]), str(options["policy"]), "", "", 0, None, {})
     write_bundle(path, bundle_source(config, policy, origin, 2), build_policy)

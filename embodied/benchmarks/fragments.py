@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from embodied.core.episodes import EpisodeStats
-from embodied.core.protocols import Policy
+from embodied.core.policy import Policy
 from embodied.core.types import Fragment, Obs
 
 

@@ -39,6 +39,14 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}{place}: {one_line(error) or line}"
 
 
+def check_base(part: object, base: type, name: str) -> None:
+    """Raise UserError unless ``part`` inherits a base class of ours. name: of the part in a configuration."""
+    if not isinstance(part, base):
+        kind = f"{type(part).__module__}.{type(part).__qualname__}"
+        wanted = f"from {base.__module__} import {base.__name__}"
+        raise UserError(f"{name}: class {kind} must inherit {base.__name__} ({wanted})")
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str | None:
     """Return the allowed name closest to ``name``, or None if none is close."""
     names = list(allowed)

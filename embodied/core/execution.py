@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied.core.device import CPU
 from embodied.core.episodes import EpisodePlans, PlanList
-from embodied.core.protocols import Policy, VecEnv
+from embodied.core.policy import Policy
+from embodied.core.protocols import VecEnv
 from embodied.core.spec import Box
 from embodied.core.types import Obs, Timestep
 
@@ -44,7 +45,7 @@ class EvalRollout:
     def __init__(self, policy: Policy, env: VecEnv, plans: EpisodePlans, seeded: bool) -> None:
         """Start the first episodes. seeded: draw ``plan_noise`` for each decision instead of none."""
         self.policy, self.env, self.seeded = policy, env, seeded
-        self._device = next(policy.parameters()).device if isinstance(policy, nn.Module) else CPU
+        self._device = next(policy.parameters()).device
         self._sampler = PlanList(plans, env.num_envs)
         self._decision_n = np.zeros(env.num_envs, dtype=np.int64)
         self._ended, self._num_plans = 0, len(plans)

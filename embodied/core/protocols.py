@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,8 +15,9 @@ from torch import Tensor
 
 from embodied.core.episodes import EpisodeSampler
 from embodied.core.learners import Learners
+from embodied.core.policy import Policy as Policy
 from embodied.core.spec import EnvSpec
-from embodied.core.types import Evaluation, Fragment, Obs, PolicySample, Timestep
+from embodied.core.types import Fragment, Obs, Timestep
 
 Metrics = dict[str, float]
 """Values of one update by the name under which they are logged."""
@@ -139,160 +139,6 @@ class Demonstrating(VecEnv, Protocol):
     def expert(self) -> Tensor:
         """Return the expert's action in the present state, [N, A]."""
         ...
-
-
-# -- policies ----------------------------------------------------------------------------------------------------------
-@runtime_checkable
-class Policy(Protocol):
-    """A torch module that acts and computes the likelihood of its recorded decisions."""
-
-    horizon: int
-    """H, planned actions of a chunk."""
-    execute: int
-    """E, executed actions of a chunk."""
-
-    @property
-    def noise_shape(self) -> tuple[int, ...]:
-        """Shape of the standard normals that ``act`` needs for one decision."""
-        ...
-
-    @property
-    def plan_noise_shape(self) -> tuple[int, ...]:
-        """Shape of the standard normals that ``plan`` takes for one decision."""
-        ...
-
-    def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
-        """Plan a chunk [N, H, A] for each row of obs, as a deployed policy does. No gradient.
-
-        Needs no privileged observation and runs no critic. noise: standard normals [N, *plan_noise_shape]; None plans
-        deterministically.
-        """
-        ...
-
-    def act(self, obs: Obs, noise: Tensor) -> PolicySample:
-        """Draw a chunk for each row of obs with noise [N, *noise_shape], to explore. No gradient."""
-        ...
-
-    def evaluate(self, obs: Obs, chain: Tensor) -> Evaluation:
-        """Return log-probability, entropy and value of recorded decisions, differentiable.
-
-        chain: ``PolicySample.chain`` of the decisions.
-        """
-        ...
-
-    def kl_divergence(self, p: Tensor, q: Tensor) -> Tensor:
-        """Return KL(p || q) of B decisions in closed form, nats, differentiable, [B].
-
-        p, q: ``Evaluation.distribution`` of the same decisions under two sets of weights.
-        """
-        ...
-
-    def value(self, obs: Obs) -> Tensor:
-        """Return the critic's value of each row of obs, [N]."""
-        ...
-
-    def update_normalizer(self, obs: Obs) -> None:
-        """Fold a batch of observations [B, ...] into the running statistics (buffers of the module)."""
-        ...
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the weights, with the statistics of the normalisers."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> Any:
-        """Load what ``state_dict`` returned."""
-        ...
-
-
-@runtime_checkable
-class Instructable(Protocol):
-    """A policy that reads instructions, also those that are not in the spec that it was built for."""
-
-    def tokenize(self, texts: Sequence[str]) -> Obs:
-        """Return ``instruction_tokens`` and ``instruction_mask`` [N, L] of N texts, which replace ``instruction``.
-
-        UserError for a text that the policy cannot read.
-        """
-        ...
-
-
-@runtime_checkable
-class Startable(Protocol):
-    """A policy that a run can start from (init=)."""
-
-    must_match: tuple[str, ...]
-    """Options that change what the weights mean without changing their shapes; both runs need the same values."""
-    optional_suffixes: tuple[str, ...]
-    """Suffixes of weights that the run named by ``init=`` may lack; the new run then keeps its own."""
-
-
-@runtime_checkable
-class Fitted(Protocol):
-    """A policy whose normaliser can be fitted to a data set."""
-
-    def fit_normalizer(self, obs: Obs) -> None:
-        """Fit the statistics of the keys present and freeze them: ``state`` [F, S] and the policy's learning targets.
-
-        Learning targets that already have statistics keep them.
-        """
-        ...
-
-
-@runtime_checkable
-class Imitator(Fitted, Protocol):
-    """A policy that can learn from demonstrated chunks."""
-
-    not_imitated: tuple[str, ...]
-    """Prefixes of the weights that imitation does not train: those of exploration and critic."""
-
-    def imitation_loss(self, obs: Obs, action_NHA: Tensor, valid_NH: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the loss of demonstrated chunks [N, H, A], a differentiable scalar.
-
-        valid_NH: bool, which actions were demonstrated: the first ones of every chunk, one at least. The loss is the
-        mean over them, so that each demonstrated action of a batch counts alike.
-        """
-        ...
-
-
-@runtime_checkable
-class Precomputing(Protocol):
-    """A policy that can compute the frozen part of its network once and reuse the outputs."""
-
-    precompute_in_actor: bool
-    """True: the actor precomputes, once per decision, and the learner never gets the inputs of the frozen part.
-    False: the learner precomputes, once per batch."""
-
-    def precompute(self, obs: Obs) -> Obs:
-        """Replace the frozen part's inputs by its outputs in observations [B, ...]; do nothing if nothing is frozen.
-
-        ``evaluate`` and the imitation loss take observations of either kind.
-        """
-        ...
-
-    def fits_cache(self, decisions: int) -> bool:
-        """Return whether the outputs of the frozen part for so many decisions are small enough to be kept."""
-        ...
-
-
-@runtime_checkable
-class Pretrained(Protocol):
-    """A policy around a model of another library, which it can save in that library's layout."""
-
-    def save_architecture(self, path: Path) -> None:
-        """Write all that is needed beside the policy's own weights to load it again, into a new directory."""
-        ...
-
-    def save_pretrained(self, path: Path) -> None:
-        """Write all that the other library needs to load the model, into a directory that may exist."""
-        ...
-
-
-@runtime_checkable
-class Wrapper(Protocol):
-    """A policy around another one, whose weights it needs and never changes."""
-
-    wraps: str
-    """Prefix of the wrapped policy's weights in ``state_dict``."""
 
 
 # -- algorithms --------------------------------------------------------------------------------------------------------

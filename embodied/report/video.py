@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from embodied.core.episodes import EpisodePlans
 from embodied.core.execution import EvalRollout
-from embodied.core.protocols import Policy, Watchable
+from embodied.core.policy import Policy
+from embodied.core.protocols import Watchable
 
 Pixels = NDArray[np.uint8]
 

@@ -18,9 +18,9 @@ import contextlib
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from embodied.core.protocols import Policy, Precomputing
+from embodied.core.policy import Policy
 from embodied.core.types import Obs, PolicySample
 from embodied.runtime.messages import ActReply, ActRequest
 from embodied.runtime.watch.track import Track
@@ -44,13 +44,7 @@ class ActorServer:
         index: int = 0,
         resident: bool = False,
     ) -> None:
-        assert isinstance(policy, nn.Module)
-        policy.to(device).eval()
-        self.policy: Policy = policy
-        self._precomputing: Precomputing | None = None
-        if isinstance(policy, Precomputing) and policy.precompute_in_actor:  # slow to ask for each batch
-            self._precomputing = policy
-        self._module: nn.Module = policy
+        self.policy = policy.to(device).eval()
         self.store = store
         self.device = device
         self.merge = merge
@@ -82,7 +76,7 @@ class ActorServer:
         """Load the tensors of the newest weights that have changed since the loaded version."""
         weights = self.store.latest()
         changed = {name: weights.tensors[name] for name, since in weights.changed.items() if since > self.version}
-        self._module.load_state_dict(changed, strict=self.version < 0)
+        self.policy.load_state_dict(changed, strict=self.version < 0)
         if self._stream is not None:
             for tensor in changed.values():
                 tensor.record_stream(self._stream)  # the store may drop it before the copy is done
@@ -135,8 +129,8 @@ class ActorServer:
     def _prepare(self, parts: Sequence[Obs]) -> tuple[Obs, Obs]:
         """Merge observations into one batch. Return it for the policy, and for the learner if precomputed here."""
         obs = self._merge(parts)
-        if self._precomputing is not None:
-            obs = self._precomputing.precompute(obs)
+        if self.policy.precompute_in_actor:
+            obs = self.policy.precompute(obs)
             return obs, obs
         return obs, {}
 

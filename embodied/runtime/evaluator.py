@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied.core.episodes import EpisodePlans, EpisodeStats
 from embodied.core.execution import EvalRollout
-from embodied.core.protocols import Policy, VecEnv
+from embodied.core.policy import Policy
+from embodied.core.protocols import VecEnv
 from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.statistics import wilson_interval
 from embodied.runtime.config import EvalNoise, RuntimeConfig
@@ -108,7 +109,6 @@ class Evaluator:
     def __init__(
         self, policy: Policy, make_env: Callable[[], VecEnv], plans: EpisodePlans, config: RuntimeConfig
     ) -> None:
-        assert isinstance(policy, nn.Module)
         policy.eval()
         self.policy: Policy = policy
         self.make_env = make_env

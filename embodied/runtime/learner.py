@@ -13,11 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied.core.errors import UserError
 from embodied.core.learners import ALONE, Learners
-from embodied.core.protocols import Algorithm, Metrics, Policy, SharedUpdate
+from embodied.core.policy import Policy
+from embodied.core.protocols import Algorithm, Metrics, SharedUpdate
 from embodied.core.types import Fragment
 from embodied.runtime.watch.track import Track
 from embodied.runtime.weight_store import WeightStore
@@ -127,7 +128,6 @@ class Learner:
     def _frozen(self) -> set[str]:
         """Return the names of the weights that are not trained."""
         policy = self.algorithm.policy
-        assert isinstance(policy, nn.Module)
         return {name for name, parameter in policy.named_parameters() if not parameter.requires_grad}
 
     def _over_all(self, *counts: int) -> tuple[int, ...]:

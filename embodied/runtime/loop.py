@@ -29,7 +29,8 @@ import torch
 from embodied.core.clock import running_s
 from embodied.core.episodes import EpisodeStats
 from embodied.core.errors import UserError
-from embodied.core.protocols import Metrics, Policy
+from embodied.core.policy import Policy
+from embodied.core.protocols import Metrics
 from embodied.core.registry import Registry
 from embodied.core.spec import EnvSpec
 from embodied.runtime.channel import Sampled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from embodied.core.protocols import Policy
+from embodied.core.policy import Policy
 from embodied.runtime.watch.meter import Counted
 from embodied.runtime.watch.track import Track
 

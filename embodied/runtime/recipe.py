@@ -13,12 +13,12 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
 
 from embodied.core.device import CPU, resolve_device
 from embodied.core.episodes import EpisodePlans, EpisodeSampler
 from embodied.core.errors import UserError
-from embodied.core.protocols import Algorithm, Policy, RowByRow, VecEnv
+from embodied.core.policy import Policy
+from embodied.core.protocols import Algorithm, RowByRow, VecEnv
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import EnvSpec
 from embodied.runtime import threads
@@ -129,7 +129,6 @@ class Recipe:
             spec = envs[0][0].spec
             policy = self.initial_policy(spec)
             acting, evaluated = copy.deepcopy(policy), copy.deepcopy(policy)
-            assert isinstance(policy, nn.Module)
             policy.to(self.device)
             resident = all(_is_resident(env, self.device) for groups in envs for env in groups)
             device = self.device if resident else CPU
@@ -176,7 +175,6 @@ class Recipe:
         """Build the policy on the CPU from the run's seed, which it sets in torch's global generator."""
         torch.manual_seed(self.seed)
         policy = self.make_policy(spec)
-        assert isinstance(policy, nn.Module), "a Policy is a torch module (embodied.core.protocols)"
         return policy
 
     def evaluator(self, policy: Policy, spec: EnvSpec) -> Evaluator | None:

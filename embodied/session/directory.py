@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.errors import UserError
-from embodied.core.protocols import Policy, Pretrained
+from embodied.core.policy import Policy
 from embodied.runtime import checkpoint
 from embodied.session.config import PRETRAINED, RunConfig
 
@@ -53,14 +53,8 @@ def make_run_dir(run_dir: Path, exist_ok: bool) -> None:
 
 def save_architecture(policy: Policy, run_dir: Path) -> None:
     """Write the files that a policy around another library's model needs in addition to its checkpoints."""
-    if isinstance(policy, Pretrained) and not (run_dir / PRETRAINED).exists():
+    if not (run_dir / PRETRAINED).exists():
         policy.save_architecture(run_dir / PRETRAINED)
-
-
-def save_pretrained(policy: Policy, run_dir: Path) -> None:
-    """Write the trained model in the layout of the library that it comes from."""
-    if isinstance(policy, Pretrained):
-        policy.save_pretrained(run_dir / PRETRAINED)
 
 
 def save_checkpoint(run_dir: Path, steps: int, state: Mapping[str, Any], after: int | None) -> None:

@@ -7,10 +7,8 @@ from math import floor
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.protocols import Policy
+from embodied.core.policy import Policy
 from embodied.runtime import checkpoint, evaluate, threads
 from embodied.runtime.config import EvalNoise
 from embodied.runtime.evaluator import MAX_EVAL_ENVS
@@ -40,7 +38,6 @@ def load_checkpoint(run_dir: Path, name: str) -> checkpoint.Checkpoint:
 def load_policy(config: RunConfig, found: checkpoint.Checkpoint) -> Policy:
     """Build the run's policy with a checkpoint's weights, on the CPU. UserError if the weights do not fit."""
     policy = make_policy(config, make_spec(config))
-    assert isinstance(policy, nn.Module)
     where = f"{found.path} does not fit the task and policy of this version of the code"
     weights = checkpoint.read_weights(found.state, where)
     checkpoint.check_weights(weights, policy.state_dict(), where)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from embodied.core.execution import EvalRollout
-from embodied.core.protocols import Policy
+from embodied.core.policy import Policy
 from embodied.core.types import Obs
 from embodied.deployment.bundle.format import Origin
 from embodied.deployment.bundle.write import Source

@@ -7,14 +7,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from embodied.algos import ALGORITHMS
 from embodied.core.device import resolve_device
 from embodied.core.episodes import EpisodePlans, EpisodeSampler
-from embodied.core.errors import UserError
+from embodied.core.errors import UserError, check_base
 from embodied.core.options import from_mapping
-from embodied.core.protocols import Policy, VecEnv
+from embodied.core.policy import Policy
+from embodied.core.protocols import VecEnv
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import TRAIN, CameraSpec, EnvSpec
 from embodied.envs import SAMPLERS, SamplerSetup, first_episodes
@@ -132,14 +131,15 @@ def make_policy(config: RunConfig, spec: EnvSpec) -> Policy:
 
 
 def build_policy(spec: EnvSpec, section: Mapping[str, Any]) -> Policy:
-    """Build the policy of a section ``policy``, on the CPU, with its initial weights."""
+    """Build the policy of a section ``policy``, on the CPU, with its initial weights. UserError if it is none."""
     entry = POLICIES[section["name"]]
-    return entry.build(spec, from_mapping(entry.config, options_of(section), "policy"))
+    policy = entry.build(spec, from_mapping(entry.config, options_of(section), "policy"))
+    check_base(policy, Policy, f"policy={entry.name}")
+    return policy
 
 
 def make_algorithm(config: RunConfig, policy: Policy) -> Any:
     """Build the run's algorithm on the policy's device. Its type depends on its trainer."""
-    assert isinstance(policy, nn.Module)
     device = next(policy.parameters()).device
     entry = ALGORITHMS[config.algo["name"]]
     options = from_mapping(entry.config, options_of(config.algo), "algo")

@@ -13,8 +13,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
 
-from torch import nn
-
 from embodied.core.clock import running_s
 from embodied.core.errors import UserError, one_line
 from embodied.core.spec import TRAIN
@@ -23,13 +21,12 @@ from embodied.report.progress import Progress, Status, duration
 from embodied.runtime.checkpoint import Checkpoint, check_weights, load_latest, read_weights
 from embodied.runtime.loop import LearnerLost
 from embodied.session.command import Stopped
-from embodied.session.config import RunConfig, compose_run, resume_run, to_yaml
+from embodied.session.config import PRETRAINED, RunConfig, compose_run, resume_run, to_yaml
 from embodied.session.directory import (
     make_run_dir,
     new_run_dir,
     save_architecture,
     save_checkpoint,
-    save_pretrained,
 )
 from embodied.session.files import CONFIG_FILE, Journal, lock_run
 from embodied.session.signals import stop_on_signals
@@ -196,7 +193,7 @@ class Session:
     def _evaluate(self, trainer: Trainer, progress: Progress, trained_s: float) -> dict[str, Any] | None:
         """Evaluate the trained policy and keep the result; None for eval_episodes=0."""
         trainer.finish()
-        save_pretrained(trainer.policy, self.run_dir)
+        trainer.policy.save_pretrained(self.run_dir / PRETRAINED)
         if not self.config.eval_episodes:
             return None
         progress.message(f"trained for {duration(trained_s)}; evaluating {trainer.evaluation_size()}")
@@ -220,7 +217,6 @@ def eval_success(rows: Sequence[Mapping[str, Any]]) -> float | None:
 def load_state(trainer: Trainer, found: Checkpoint) -> None:
     """Continue from a checkpoint. UserError, in one line, if its state is not one of this run."""
     where = f"{found.path} does not fit this run"
-    assert isinstance(trainer.policy, nn.Module)
     check_weights(read_weights(found.state.get("policy"), where), trainer.policy.state_dict(), where)
     try:
         trainer.load_state_dict(found.state)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 from embodied.core.clock import running_s
 from embodied.core.errors import UserError
-from embodied.core.protocols import Policy
+from embodied.core.policy import Policy
 from embodied.runtime.config import EvalNoise
 from embodied.session.config import RunConfig
 from embodied.session.evaluation import evaluate_policy

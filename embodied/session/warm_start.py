@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied.algos import ALGORITHMS
 from embodied.core.errors import UserError
-from embodied.core.protocols import Imitator, Policy, Startable, Wrapper
+from embodied.core.policy import Policy
 from embodied.core.spec import EnvSpec
 from embodied.runtime import checkpoint
 from embodied.session.config import RunConfig, read_run, with_architecture
@@ -31,7 +31,7 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
         config = with_architecture(config, Path(config.init))
     policy = make_policy(config, spec)
     if config.init is None:
-        if isinstance(policy, Wrapper):
+        if policy.wraps is not None:
             raise UserError(f"policy={config.policy['name']} needs a policy to wrap: init=<run directory> is missing")
         return policy
     run_dir = Path(config.init)
@@ -41,14 +41,13 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     found = checkpoint.load_latest(run_dir, only="policy")
     if found is None:
         raise UserError(f"init={run_dir} has no checkpoint yet")
-    assert isinstance(policy, nn.Module)
-    assert isinstance(policy, Startable)
     supervised = not ALGORITHMS[source.algo["name"]].build.explores
-    fresh = policy.not_imitated if supervised and isinstance(policy, Imitator) else ()
+    fresh = (policy.not_imitated or ()) if supervised else ()
     weights = checkpoint.read_weights(found.state, f"init={run_dir}")
-    if isinstance(policy, Wrapper) and source.policy["name"] != config.policy["name"]:
-        weights = {policy.wraps + key: value for key, value in weights.items()}
-        fresh = tuple(key for key in policy.state_dict() if not key.startswith(policy.wraps))
+    if policy.wraps is not None and source.policy["name"] != config.policy["name"]:
+        wrapped = policy.wraps
+        weights = {wrapped + key: value for key, value in weights.items()}
+        fresh = tuple(key for key in policy.state_dict() if not key.startswith(wrapped))
     own = policy.state_dict()
     weights = {key: own[key] for key in own if key.endswith(policy.optional_suffixes)} | weights
     weights = merge_weights(weights, own, fresh, f"init={run_dir}")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from embodied.algos.grounding import Groundable, Grounding
+from embodied.algos.grounding import Grounding
 from embodied.core.errors import UserError
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.types import Obs
@@ -54,7 +54,6 @@ class GroundingTrainer(SupervisedTrainer):
     def __init__(self, config: RunConfig, run_dir: Path, new: bool) -> None:
         self.spec = factories.make_spec(config)
         super().__init__(config, run_dir, new, self.spec)
-        assert isinstance(self.policy, Groundable)
         if self.policy.roles != LabeledPool.roles:
             raise UserError(
                 f"policy={config.policy['name']} learns the roles {', '.join(self.policy.roles)}; "

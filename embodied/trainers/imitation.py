@@ -18,7 +18,6 @@ from pathlib import Path
 from torch import Tensor
 
 from embodied.algos.sft import SFT
-from embodied.core.protocols import Precomputing
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
 from embodied.data import Demonstrations, read
@@ -95,9 +94,7 @@ class ImitationTrainer(SupervisedTrainer):
 
     def _precomputed(self, obs: Obs, kept: int) -> Obs:
         """Replace the frozen part's inputs by its outputs, if those of ``kept`` observations are small enough."""
-        if isinstance(self.policy, Precomputing) and self.policy.fits_cache(kept):
-            return self.policy.precompute(obs)
-        return obs
+        return self.policy.precompute(obs) if self.policy.fits_cache(kept) else obs
 
 
 def read_demonstrations(config: RunConfig, spec: EnvSpec) -> tuple[Demonstrations, list[str]]:

@@ -7,11 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from embodied.core.device import resolve_device
 from embodied.core.errors import UserError
-from embodied.core.protocols import Policy, VecEnv
+from embodied.core.policy import Policy
+from embodied.core.protocols import VecEnv
 from embodied.runtime import Recipe, Runtime, build_runtime
 from embodied.runtime.watch.trace import TRACE_S
 from embodied.session import factories
@@ -60,7 +59,6 @@ class ReinforcementTrainer(Trainer):
         return self.config.total_steps
 
     def announcement(self) -> str:
-        assert isinstance(self.policy, nn.Module)
         parameters = sum(parameter.numel() for parameter in self.policy.parameters())
         config, options, runtime = self.config, self.config.runtime_config(), self.runtime
         device = resolve_device(options.device)

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
 from embodied.algos.supervised import Supervised
 from embodied.core.clock import running_s
 from embodied.core.device import resolve_device
-from embodied.core.protocols import Policy
+from embodied.core.policy import Policy
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
@@ -47,11 +46,9 @@ class SupervisedTrainer(Trainer):
         threads.use(threads.torch_cores())
         torch.manual_seed(config.seed)
         policy = (make_initial_policy if new else factories.make_policy)(config, spec)
-        assert isinstance(policy, nn.Module)
         policy.to(resolve_device(config.runtime_config().device))
         algorithm = factories.make_algorithm(config, policy)
         assert isinstance(algorithm, Supervised)
-        self._policy: Policy = policy
         self.algorithm = algorithm
         self.patience: int | None = None
         self.kept = algorithm.weights()
@@ -72,7 +69,7 @@ class SupervisedTrainer(Trainer):
 
     @property
     def policy(self) -> Policy:
-        return self._policy
+        return self.algorithm.policy
 
     @property
     def iteration(self) -> int:

@@ -19,7 +19,7 @@ from embodied.envs.tasks.ground_truth import ROLE_NAMES, GroundTruth
 class LabeledPool:
     """Label the observations of a pool with cameras whose task has ``GroundTruth``.
 
-    ``embodied.algos.grounding.Groundable`` lists the labels.
+    ``embodied.core.policy.Policy.grounding_loss`` lists the labels.
 
     sampler: draws the plans of the episodes, so the scenes. masks: whether pixels are labelled (``masks.<camera>``,
     ``described.<camera>``) or ``target_positions`` is the only label.

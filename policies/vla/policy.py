@@ -55,6 +55,7 @@ class VLAPolicy(FlowChains):
     not_imitated = ("critic.", "noise_network.")
     optional_suffixes = (".lora_a", ".lora_b")
     roles = ROLE_NAMES
+    library = "transformers"
 
     tokens_IT: Tensor
     """Tokens of ``spec.instructions``, int64."""

@@ -9,7 +9,7 @@ import torch
 
 from embodied.algos.ppo import PPO
 from embodied.algos.ppo_config import PPOConfig
-from embodied.core.protocols import Policy
+from embodied.core.policy import Policy
 from embodied.policies import POLICIES
 from tests.algos.fragments import SIZES, SPEC, rollout
 

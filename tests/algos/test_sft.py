@@ -68,7 +68,7 @@ def test_the_loss_is_the_mean_over_the_demonstrated_actions_of_a_batch() -> None
     valid = torch.arange(4) < 1 + torch.arange(64)[:, None] % 4
     error = (algorithm.policy.mean(algorithm.policy.inputs(obs)) - action).square().mean(-1)
     padded = action.masked_fill(~valid[..., None], 1e6)
-    loss = algorithm.imitator.imitation_loss(obs, padded, valid, algorithm.generator)
+    loss = algorithm.policy.imitation_loss(obs, padded, valid, algorithm.generator)
     torch.testing.assert_close(loss, error[valid].sum() / valid.sum())
 
 
@@ -166,7 +166,7 @@ def test_what_is_not_finite_stops_training_before_the_step(broken: Callable[[Ten
     before = algorithm.state_dict()
     obs, action, valid = batch(8)
     with pytest.raises(FloatingPointError, match=message):
-        algorithm.descend(broken(algorithm.imitator.imitation_loss(obs, action, valid, algorithm.generator)))
+        algorithm.descend(broken(algorithm.policy.imitation_loss(obs, action, valid, algorithm.generator)))
     after = algorithm.state_dict()
     for name in ("policy", "average"):
         assert all(torch.equal(after[name][key], value) for key, value in before[name].items())

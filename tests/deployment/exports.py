@@ -30,7 +30,6 @@ def random_policy(config: RunConfig) -> nn.Module:
     """Return a policy with random weights and a fitted normaliser, which acts differently in different states."""
     torch.manual_seed(1)
     policy = make_policy(config, make_spec(config))
-    assert isinstance(policy, nn.Module)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))

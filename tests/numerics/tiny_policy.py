@@ -1,4 +1,4 @@
-"""A small Gaussian policy that satisfies the Policy protocol, and fragments of it, for tests of algorithms."""
+"""A small Gaussian policy and fragments of it, for tests of algorithms."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from torch.distributions import Independent, Normal, kl_divergence
 
 from embodied.core.episodes import EpisodeStats
+from embodied.core.policy import Policy
 from embodied.core.types import Evaluation, Fragment, Obs, PolicySample
 
 STATE, HORIZON, EXECUTE, ACTION = 3, 2, 2, 2
 
 
-class TinyPolicy(nn.Module):
+class TinyPolicy(Policy):
     """MLP mean of H x A, state-independent log standard deviation, a critic, and a running normaliser of the state."""
 
     horizon, execute = HORIZON, EXECUTE

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from embodied.core.protocols import Policy
+from embodied.core.policy import Policy
 from embodied.core.registry import Entry
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs

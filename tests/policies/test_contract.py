@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from embodied.core.protocols import Policy
+from embodied.core.policy import Policy
 from tests.policies.builders import SMALL, SPEC, build, entry, generator, observe
 
 NUM = 64

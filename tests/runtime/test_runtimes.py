@@ -18,7 +18,8 @@ from embodied.algos.ppo_config import PPOConfig
 from embodied.core.clock import running_s
 from embodied.core.episodes import EpisodePlans, EpisodeStats
 from embodied.core.errors import UserError
-from embodied.core.protocols import Metrics, Policy
+from embodied.core.policy import Policy
+from embodied.core.protocols import Metrics
 from embodied.core.spec import Instruction
 from embodied.core.types import Fragment
 from embodied.runtime import RuntimeConfig, checkpoint

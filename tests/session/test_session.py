@@ -15,7 +15,7 @@ import pytest
 
 from embodied.core.clock import running_s
 from embodied.core.errors import UserError
-from embodied.core.protocols import Policy
+from embodied.core.policy import Policy
 from embodied.report import progress
 from embodied.report.metrics import read_metrics
 from embodied.runtime import checkpoint

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.errors import UserError
-from embodied.core.protocols import Policy
+from embodied.core.policy import Policy
 from embodied.core.spec import Box, EnvSpec
 
 OUTPUT = "actions"

@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied.core.errors import UserError, one_line
-from embodied.core.protocols import Imitator, Policy, Pretrained
+from embodied.core.policy import Policy
 from embodied.core.spec import EnvSpec
 from embodied.deployment.bundle.files import read_json
 from embodied.deployment.bundle.format import MAX_JSON_BYTES, OPTIONS_FILE, POLICY_FILE, STATISTICS_FILE, read_bundle
@@ -42,18 +42,17 @@ def write_model(path: Path, policy: Policy, options: Mapping[str, Any]) -> None:
 
     options: section ``policy`` of the run's configuration.
     """
-    if not isinstance(policy, Pretrained):
+    if policy.library is None:
         raise UserError(f"layout=transformers: policy {options['name']} wraps no model of transformers, allowed: onnx")
-    assert isinstance(policy, nn.Module)
     policy.save_pretrained(path)
     (path / OPTIONS_FILE).write_text(json.dumps(dict(options) | MERGED, indent=1) + "\n", encoding="utf-8")
     save_file(_statistics(policy), path / STATISTICS_FILE)
 
 
-def _statistics(policy: nn.Module) -> dict[str, Tensor]:
+def _statistics(policy: Policy) -> dict[str, Tensor]:
     """Return the buffers of a policy that are saved with it, without those of the critic: of its normalisers."""
     weights = {name for name, _ in policy.named_parameters(remove_duplicate=False)}
-    unused = policy.not_imitated if isinstance(policy, Imitator) else ()
+    unused = policy.not_imitated or ()
     return {
         name: value.contiguous()
         for name, value in policy.state_dict().items()
@@ -79,7 +78,6 @@ class TorchRunner:
             raise UserError(f"{path / OPTIONS_FILE} is no section policy of a configuration: it has no name")
         spec = self.bundle.env_spec
         policy = build(spec, options | {"pretrained": str(path)})
-        assert isinstance(policy, nn.Module)
         try:
             statistics = load_file(path / STATISTICS_FILE)
         except SafetensorError as error:

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied.core.errors import UserError
-from embodied.core.protocols import Policy, Pretrained
+from embodied.core.policy import Policy
 from embodied.core.spec import Box, EnvSpec
 from embodied.core.types import Obs
 from embodied.deployment.bundle.files import sha256
@@ -80,10 +80,9 @@ def check_exportable(spec: EnvSpec) -> None:
 
 def chosen_layout(policy: Policy, layout: str = "auto") -> str:
     """Return ``onnx`` or ``transformers``; ``auto`` is ONNX unless the weights are too large for one file."""
-    assert isinstance(policy, nn.Module)
     size = 4 * sum(weight.numel() for weight in policy.parameters())
     if layout == "auto":
-        return "transformers" if isinstance(policy, Pretrained) and size > MAX_ONNX_BYTES else "onnx"
+        return policy.library if policy.library is not None and size > MAX_ONNX_BYTES else "onnx"
     return layout
 
 
@@ -94,7 +93,6 @@ def write_bundle(path: Path, source: Source, build: PolicyBuilder, layout: str =
     more than TOLERANCE.
     """
     policy = source.policy
-    assert isinstance(policy, nn.Module)
     inputs = _inputs(source)
     plan = PhysicalPlan(policy.eval(), source.spec, tuple(inputs))
     if layout == "onnx":

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import ray
 import torch
-from torch import nn
 
 from embodied.core.spec import EnvSpec
 from embodied.runtime.ray.cluster import Cluster
@@ -52,7 +51,6 @@ class Creator:
         cluster.check([(role.name, *self._demand(role)) for role in parts])
         cluster.check_code()
         self.policy = recipe.initial_policy(spec)
-        assert isinstance(self.policy, nn.Module)
         cluster.check_room(nbytes(self.policy.state_dict()))
         self._rng_state = torch.get_rng_state()
         share_tensors()

@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from embodied.core.protocols import Policy
+from embodied.core.policy import Policy
 from embodied.core.types import Fragment
 from embodied.runtime import threads
 from embodied.runtime.actor_server import ActorServer

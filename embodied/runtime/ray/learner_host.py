@@ -15,10 +15,11 @@ from typing import Any
 
 import ray
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied.core.learners import ALONE, Learners
-from embodied.core.protocols import Metrics, Policy
+from embodied.core.policy import Policy
+from embodied.core.protocols import Metrics
 from embodied.core.types import Fragment
 from embodied.runtime import threads
 from embodied.runtime.learner import Learner
@@ -106,7 +107,6 @@ class LearnerHost(Host):
     def _build(self, rendezvous: Rendezvous | None) -> Learner:
         threads.use(self.budget.learner)
         policy = copy.deepcopy(self.policy)
-        assert isinstance(policy, nn.Module)
         policy.to(self.recipe.device)
         torch.set_rng_state(self.rng_state.clone())
         self.store = WeightStore()

@@ -8,10 +8,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied.core.errors import one_line
-from embodied.core.protocols import Metrics, Policy
+from embodied.core.policy import Policy
+from embodied.core.protocols import Metrics
 from embodied.runtime.loop import LearnerLost
 from embodied.runtime.ray.controller import LEARNER, Controller
 from embodied.runtime.ray.messages import Delivery, Learned
@@ -109,7 +110,6 @@ class RemoteLearner:
 
     def update_replica(self, weights: Mapping[str, Tensor]) -> None:
         """Load the weights to keep into ``deployed``."""
-        assert isinstance(self._replica, nn.Module)
         self._replica.load_state_dict(weights)
         self._replica_of = self.iteration
 
