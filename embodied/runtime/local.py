@@ -23,15 +23,15 @@ from typing import Any
 from embodied.core.protocols import Metrics
 from embodied.core.types import Fragment
 from embodied.runtime import threads
-from embodied.runtime.actor_server import ActorServer
 from embodied.runtime.background_evaluator import BackgroundEvaluator
 from embodied.runtime.channel import Channel, Closed
+from embodied.runtime.collecting.actor_server import ActorServer
+from embodied.runtime.collecting.env_worker import EnvWorker
+from embodied.runtime.collecting.messages import ActReply, ActRequest
 from embodied.runtime.config import LocalConfig
-from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.learner import Learner
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.loop import RUNTIMES, Runtime
-from embodied.runtime.messages import ActReply, ActRequest
 from embodied.runtime.recipe import Recipe
 from embodied.runtime.snapshot import Snapshot
 from embodied.runtime.thread_group import ThreadGroup
@@ -91,7 +91,7 @@ class LocalRuntime(Runtime):
 
     def learn(self, batch: Sequence[Fragment]) -> Metrics:
         self._say("learner", f"learns from batch {self.learner.iteration}")
-        with threads.borrowing(self.budget.learner, self.budget.learner_alone, self._others_idle):
+        with threads.using_idle_cores(self.budget.learner, self.budget.learner_alone, self._others_idle):
             metrics = self.learner.learn(batch)
         self._say("learner", f"hands on the metrics of batch {self.learner.iteration - 1}")
         return metrics
@@ -151,19 +151,19 @@ class LocalRuntime(Runtime):
     def _work(self, index: int) -> None:
         threads.use(1)
         name, worker = f"env worker {index}", self.workers[index]
-        resting = set(range(len(worker.cursors)))
+        resting = set(range(len(worker.rollouts)))
         while not self.threads.stopping.is_set():
             for group in sorted(resting):
                 if (snapshot := self._snapshot).lacks((index, group)):
                     snapshot.put((index, group), worker.state_dict(group))
-                all_rest = len(resting) == len(worker.cursors)
+                all_rest = len(resting) == len(worker.rollouts)
                 if all_rest:
                     self._say(name, f"waits for the learner to consume batch {self.ledger.version}")
                 ticket = (self.ledger.acquire if all_rest else self.ledger.try_acquire)(index, group=group)
                 if ticket is not None:
                     self._requests.put(worker.start(ticket))
                     resting.remove(group)
-            if len(resting) == len(worker.cursors):
+            if len(resting) == len(worker.rollouts):
                 continue
             self._say(name, f"waits for the actor server, {len(resting)} groups wait for the learner")
             reply = self._replies[index].get()

@@ -22,9 +22,9 @@ from embodied.core.protocols import Algorithm, RowByRow, VecEnv
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import EnvSpec
 from embodied.runtime import threads
-from embodied.runtime.actor_server import ActorServer
+from embodied.runtime.collecting.actor_server import ActorServer
+from embodied.runtime.collecting.env_worker import EnvWorker
 from embodied.runtime.config import RuntimeConfig
-from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.evaluator import MAX_EVAL_ENVS, Evaluator
 from embodied.runtime.learner import Learner, Relabel
 from embodied.runtime.watch.track import Track

@@ -12,13 +12,13 @@ from typing import Any
 from embodied.core.protocols import Metrics
 from embodied.core.types import Fragment
 from embodied.runtime import threads
-from embodied.runtime.actor_server import ActorServer
+from embodied.runtime.collecting.actor_server import ActorServer
+from embodied.runtime.collecting.env_worker import EnvWorker
+from embodied.runtime.collecting.messages import ActRequest
 from embodied.runtime.config import RuntimeConfig
-from embodied.runtime.env_worker import EnvWorker
 from embodied.runtime.learner import Learner
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.loop import RUNTIMES, Runtime
-from embodied.runtime.messages import ActRequest
 from embodied.runtime.recipe import Recipe
 from embodied.runtime.watch.track import Track
 

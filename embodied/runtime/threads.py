@@ -8,7 +8,8 @@ The budget on C cores:
 - If phases alternate (sync, or local with max_staleness=0): simulation, inference and learning use all C cores in turn.
 - If they overlap (local with max_staleness>0): the simulator has C threads, fixed when a VecEnv is built, and yields
   to the others. The learner has max(1, C // 2) threads, the actor server max(1, C // 4). While every env worker waits
-  for the learner, the learner uses all cores (``borrowing``). With a GPU, learner and actor server have a thread each.
+  for the learner, the learner uses all cores (``using_idle_cores``). With a GPU, learner and actor server have a
+  thread each.
 - An evaluation during training has one thread if the runtime runs it in a thread of its own, otherwise C.
 - ``OMP_NUM_THREADS`` bounds the default of each number of torch's threads.
 """
@@ -92,7 +93,7 @@ def use(num_threads: int) -> None:
 
 
 @contextmanager
-def borrowing(own: int, everything: int, others_idle: Callable[[], bool]) -> Iterator[None]:
+def using_idle_cores(own: int, everything: int, others_idle: Callable[[], bool]) -> Iterator[None]:
     """Use ``own`` threads in the calling thread, but ``everything`` after each optimiser step if others are idle then.
 
     It checks after every step of any torch optimiser in this thread, so it works with every algorithm.

@@ -14,9 +14,9 @@ from embodied.core.episodes import PlanList
 from embodied.core.types import Fragment, Transitions
 from embodied.envs import first_episodes
 from embodied.envs.base.episodic import Advance
-from embodied.runtime.env_worker import EnvWorker
+from embodied.runtime.collecting.env_worker import EnvWorker
+from embodied.runtime.collecting.messages import ActRequest
 from embodied.runtime.ledger import Ticket
-from embodied.runtime.messages import ActRequest
 from embodied.runtime.weight_store import WeightStore
 from tests.runtime.builders import build, iterate
 from tests.runtime.point_env import LIMIT, PointEnv, point_sampler

@@ -200,7 +200,7 @@ def test_weights_are_pulled_once_and_checked(ray_cluster: Cluster) -> None:
         state["trained"] += 1
         store.publish(version, state, frozen={"frozen"})
         publications.append(publisher.put(store.latest()))
-    assert publications[2].bundles[0] is publications[0].bundles[0]
+    assert publications[2].groups[0] is publications[0].groups[0]
     for publication in (publications[0], publications[2], publications[1]):
         early.offer(publication)
         asyncio.run(early.pull())
@@ -211,9 +211,9 @@ def test_weights_are_pulled_once_and_checked(ray_cluster: Cluster) -> None:
         assert reader.latest().tensors["trained"].tolist() == [3.0, 3.0]
         assert reader.latest().tensors["frozen"].tolist() == [0.0, 0.0, 0.0]
         assert dict(reader.latest().changed) == {"frozen": 0, "trained": 2}
-    other = replace(publications[2].bundles[1], tensors=publications[1].bundles[1].tensors)
+    other = replace(publications[2].groups[1], tensors=publications[1].groups[1].tensors)
     wrong = PulledWeights()
-    wrong.offer(replace(publications[2], bundles=(publications[2].bundles[0], other)))
+    wrong.offer(replace(publications[2], groups=(publications[2].groups[0], other)))
     with pytest.raises(DamagedWeights, match="version 2"):
         asyncio.run(wrong.pull())
 

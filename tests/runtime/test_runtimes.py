@@ -243,7 +243,7 @@ def test_stop_event_from_another_thread_ends_the_run_without_leftovers() -> None
         assert runtime.state_dict()["runtime"]["counters"]["iteration"] == runtime.iteration
         assert runtime_threads() != []
     assert runtime_threads() == []
-    assert all(cursor.env.closed for worker in runtime.workers for cursor in worker.cursors)  # type: ignore[attr-defined]
+    assert all(rollout.env.closed for worker in runtime.workers for rollout in worker.rollouts)  # type: ignore[attr-defined]
 
 
 def test_close_without_a_single_iteration_and_twice() -> None:

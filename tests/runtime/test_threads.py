@@ -78,7 +78,7 @@ def test_learner_borrows_cores_only_while_the_others_are_idle() -> None:
     optimizer = torch.optim.SGD([weight], lr=0.1)
     idle, seen = [False, True, True, False], []
     answers = iter(idle)
-    with threads.borrowing(1, 3, lambda: next(answers)):
+    with threads.using_idle_cores(1, 3, lambda: next(answers)):
         for _ in idle:
             optimizer.step()
             seen.append(torch.get_num_threads())

@@ -33,7 +33,7 @@ def test_reinforcement_learning(seed: int, tmp_path: Path) -> None:
     with build(config, tmp_path) as runtime:
         assert isinstance(runtime, SyncRuntime)
         assert runtime.evaluator is not None
-        samplers = [cursor.sampler for worker in runtime.workers for cursor in worker.cursors]
+        samplers = [rollout.sampler for worker in runtime.workers for rollout in worker.rollouts]
         assert all(isinstance(sampler, UniformSampler) for sampler in samplers)
         plans = factories.evaluation_plans(runtime.spec, config.eval_episodes, seed)
         demonstrations = first_env_seed(Purpose.DEMONSTRATIONS, seed)

@@ -87,23 +87,23 @@ class Controller:
         self.track = Track("controller", "wait_events")
         self.trace = trace
         self.ready = threading.Event()  # set once all parts that are needed have been up
-        self.earlier: Counter[str] = Counter()  # how often a worker was replaced in earlier sessions of the run
-        self._gone: defaultdict[str, Counter[str]] = defaultdict(Counter)  # totals of the processes that are gone
+        self.prior_restarts: Counter[str] = Counter()  # how often a worker was replaced in earlier sessions of the run
+        self._dead_totals: defaultdict[str, Counter[str]] = defaultdict(Counter)  # of processes that are gone
         self._seen: dict[str, tuple[str, int]] = {}  # what each part did at its last sign of life
-        self._furthest = 0  # iterations of the learner that made most of them
+        self._best_iteration = 0  # iterations of the learner that made most of them
         self._idle = False
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopped = False
 
     def totals(self, name: str) -> Counter[str]:
         """Return what the tracks of all processes of a worker or server have counted, up to its last fragment."""
-        part, totals = self.parts.get(name), Counter(self._gone[name])
+        part, totals = self.parts.get(name), Counter(self._dead_totals[name])
         totals.update({} if part is None else part.totals)
         return totals
 
     def seed_incarnation(self, name: str) -> int:
         """Return how often a worker was replaced, in earlier sessions of the run too."""
-        return self.earlier[name] + self.supervision.incarnation(name)
+        return self.prior_restarts[name] + self.supervision.incarnation(name)
 
     def post(self, event: Callable[[], None] = lambda: None) -> None:
         """Let the thread call ``event``, and then look what can be given out."""
@@ -111,8 +111,8 @@ class Controller:
 
     def learned(self, incarnation: int, iteration: int) -> None:
         """Count an update as useful work of the learner, unless it repeats one; in the controller's thread."""
-        if iteration > self._furthest:
-            self._furthest = iteration
+        if iteration > self._best_iteration:
+            self._best_iteration = iteration
             self.supervision.worked(LEARNER, incarnation)
 
     def stop(self) -> None:
@@ -191,7 +191,7 @@ class Controller:
     def _start(self, start: Start) -> None:
         self.board.set(start.part, "starts")
         self._idle &= start.part != LEARNER  # a new one takes the others to be busy
-        role, incarnation = self.roles[start.part], self.earlier[start.part] + start.incarnation
+        role, incarnation = self.roles[start.part], self.prior_restarts[start.part] + start.incarnation
         part = self.parts[start.part] = Part(start.incarnation, self.creator(role, incarnation))
         self._call(part.handle.build.remote(), start.part, start.incarnation, self._on_built)
 
@@ -201,7 +201,7 @@ class Controller:
         assert part.incarnation == incarnation
         self.board.set(name, "is replaced")
         kill(part.handle)
-        self._gone[name].update(part.totals)
+        self._dead_totals[name].update(part.totals)
         if name in self.workers:
             worker = self.workers.index(name)
             self.ledger.release_worker(worker, incarnation)
@@ -234,7 +234,7 @@ class Controller:
                 slot.ticket = self.ledger.try_acquire(slot.worker, part.incarnation, slot.group)
             if slot.ticket is not None:
                 self._sample(slot, slot.ticket, part, server, publication)
-        self._lend(not any(slot.calling for slot in self.slots))
+        self._set_others_idle(not any(slot.calling for slot in self.slots))
 
     def _sample(self, slot: Slot, ticket: Ticket, part: Part, server: str, publication: Publication) -> None:
         slot.calling = True
@@ -255,11 +255,11 @@ class Controller:
         choice = near or up
         return choice[worker % len(choice)] if choice else None
 
-    def _lend(self, idle: bool) -> None:
+    def _set_others_idle(self, idle: bool) -> None:
         """Tell the learner when all workers begin or cease to wait for it."""
         if idle != self._idle and self.supervision.is_up(LEARNER):
             self._idle = idle
-            self.parts[LEARNER].handle.lend.remote(idle)
+            self.parts[LEARNER].handle.set_others_idle.remote(idle)
 
     # ---------------------------------------------------------------------------------------------------- checkpoints
     def _save(self, slot: Slot, part: Part, snapshot: Snapshot) -> None:

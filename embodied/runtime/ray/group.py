@@ -64,7 +64,7 @@ class LearnerGroup:
         first = self.members[0]
         self.publish, self.state_dict, self.deployed_weights = first.publish, first.state_dict, first.deployed_weights
         self.build, self.pulse, self.learn = Method(self._build), Method(self._pulse), Method(self._learn)
-        self.load_state_dict, self.lend = Method(self._load_state_dict), Method(self._lend)
+        self.load_state_dict, self.set_others_idle = Method(self._load_state_dict), Method(self._set_others_idle)
 
     def _build(self) -> Calls:
         rendezvous = self.members[0].open_store.remote()
@@ -84,8 +84,8 @@ class LearnerGroup:
         shared = ray.put(state)
         return Calls([member.load_state_dict.remote(shared) for member in self.members], first_of)
 
-    def _lend(self, others_idle: bool) -> Calls:
-        return Calls([member.lend.remote(others_idle) for member in self.members], first_of)
+    def _set_others_idle(self, others_idle: bool) -> Calls:
+        return Calls([member.set_others_idle.remote(others_idle) for member in self.members], first_of)
 
 
 def kill(handle: Any) -> None:

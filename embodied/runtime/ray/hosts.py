@@ -24,10 +24,10 @@ from ray.exceptions import RayError, RayTaskError
 from embodied.core.policy import Policy
 from embodied.core.types import Fragment
 from embodied.runtime import threads
-from embodied.runtime.actor_server import ActorServer
-from embodied.runtime.env_worker import EnvWorker
+from embodied.runtime.collecting.actor_server import ActorServer
+from embodied.runtime.collecting.env_worker import EnvWorker
+from embodied.runtime.collecting.messages import ActReply, ActRequest
 from embodied.runtime.ledger import Ticket
-from embodied.runtime.messages import ActReply, ActRequest
 from embodied.runtime.ray.messages import Built, Pulse, ServerLost, Summary
 from embodied.runtime.ray.supervision import Unresponsive
 from embodied.runtime.ray.weights import Publication, PulledWeights
@@ -104,7 +104,7 @@ class WorkerHost(Host):
         group = ticket.group
         if group not in self._requests:
             self._requests[group] = await self._run(f"starts group {group}", self.worker.start, ticket)
-        assert self.worker.cursors[group].ticket == ticket, "a group has one fragment at a time"
+        assert self.worker.open[group].ticket == ticket, "a group has one fragment at a time"
         while True:
             try:
                 self.worker.track.add("requests_bytes", nbytes(self._requests[group]))

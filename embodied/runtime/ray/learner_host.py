@@ -83,7 +83,7 @@ class LearnerHost(Host):
         totals = await self._run(f"learns from batch {self.learner.iteration}", self._assist, fetched)
         return Assisted(float(len(fragments) - len(fetched)), totals)
 
-    async def lend(self, others_idle: bool) -> None:
+    async def set_others_idle(self, others_idle: bool) -> None:
         """Say whether all other parts are idle, so that the learner can use their cores."""
         self._others_idle = others_idle
 
@@ -128,7 +128,7 @@ class LearnerHost(Host):
         )
 
     def _update(self, fragments: Sequence[Fragment]) -> Metrics:
-        with threads.borrowing(self.budget.learner, self.budget.learner_alone, lambda: self._others_idle):
+        with threads.using_idle_cores(self.budget.learner, self.budget.learner_alone, lambda: self._others_idle):
             return self.learner.learn(fragments)
 
     def _learn(self, fragments: Sequence[Fragment]) -> Learned:

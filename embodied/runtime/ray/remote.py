@@ -51,7 +51,7 @@ class RemoteWorker:
 
     @incarnation.setter
     def incarnation(self, incarnation: int) -> None:
-        self._controller.earlier[self.name] = incarnation
+        self._controller.prior_restarts[self.name] = incarnation
         if self._lacks_state:
             self._controller.post(partial(self._controller.renew, self.name))
 

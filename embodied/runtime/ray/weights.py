@@ -3,8 +3,8 @@
     learner: WeightStore ── Publisher.put ──► Publication (version, references) ──► travels with tickets and requests
     actor server: PulledWeights.offer(publication) ── pull() fetches what it lacks ── latest() ──► ActorServer
 
-A version is put in bundles: the tensors that have the same version since which they are unchanged
-(``Weights.changed``). So frozen weights are put and pulled once, and a server that joins late gets every bundle.
+A version is put in groups of tensors: those that have the same version since which they are unchanged
+(``Weights.changed``). So frozen weights are put and pulled once, and a server that joins late gets every group.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class WeightsLost(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class TensorGroup:
     """Tensors that last changed in the same version."""
 
     version: int
@@ -56,8 +56,8 @@ class Publication:
 
     version: int
     """Batches that the learner had consumed."""
-    bundles: tuple[Bundle, ...]
-    """All its tensors; where two bundles have the same tensor, the later bundle has its value."""
+    groups: tuple[TensorGroup, ...]
+    """All its tensors; where two groups have the same tensor, the later group has its value."""
     learner: int = 0
     """Incarnation of the learner. Two learners can publish the same version with other weights."""
 
@@ -75,7 +75,7 @@ class Publisher:
 
     def __init__(self, learner: int = 0) -> None:
         self.learner = learner
-        self._bundles: dict[int, Bundle] = {}
+        self._groups: dict[int, TensorGroup] = {}
 
     def put(self, weights: Weights) -> Publication:
         """Put the tensors that changed, and return references to all."""
@@ -83,11 +83,11 @@ class Publisher:
         for name, version in weights.changed.items():
             names.setdefault(version, []).append(name)
         fresh = weights.version
-        kept = {version: bundle for version, bundle in self._bundles.items() if version in names and version != fresh}
+        kept = {version: group for version, group in self._groups.items() if version in names and version != fresh}
         for version in names.keys() - kept.keys():
             tensors = {name: weights.tensors[name] for name in names[version]}
-            kept[version] = Bundle(version, ray.put(tensors), digest(tensors))
-        self._bundles = kept
+            kept[version] = TensorGroup(version, ray.put(tensors), digest(tensors))
+        self._groups = kept
         return Publication(weights.version, tuple(kept[version] for version in sorted(kept)), self.learner)
 
 
@@ -120,18 +120,18 @@ class PulledWeights:
         known = self._pulled if newest.learner == self.learner else None
         base = known or Weights(-1, {}, {})
         tensors, changed = dict(base.tensors), dict(base.changed)
-        lacking = [bundle for bundle in newest.bundles if bundle.version > base.version]
+        lacking = [group for group in newest.groups if group.version > base.version]
         try:
-            fetched = await asyncio.gather(*(bundle.tensors for bundle in lacking))
+            fetched = await asyncio.gather(*(group.tensors for group in lacking))
         except OwnerDiedError:
             raise WeightsLost(newest.learner) from None
-        for bundle, found in zip(lacking, fetched, strict=True):
-            if digest(found) != bundle.digest:
-                raise DamagedWeights(f"weights of version {bundle.version} do not have their digest")
+        for group, found in zip(lacking, fetched, strict=True):
+            if digest(found) != group.digest:
+                raise DamagedWeights(f"weights of version {group.version} do not have their digest")
             tensors |= found
-            changed |= dict.fromkeys(found, bundle.version)
+            changed |= dict.fromkeys(found, group.version)
         self._pulled, self.learner = Weights(newest.version, tensors, changed), newest.learner
-        new = {bundle.version for bundle in lacking}
+        new = {group.version for group in lacking}
         return sum(nbytes(tensors[name]) for name, version in changed.items() if version in new)
 
     def latest(self) -> Weights:

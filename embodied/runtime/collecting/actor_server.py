@@ -22,7 +22,7 @@ from torch import Tensor
 
 from embodied.core.policy import Policy
 from embodied.core.types import Obs, PolicySample
-from embodied.runtime.messages import ActReply, ActRequest
+from embodied.runtime.collecting.messages import ActReply, ActRequest
 from embodied.runtime.watch.track import Track
 from embodied.runtime.weight_store import WeightSource
 

@@ -1,8 +1,9 @@
-"""Progress of one env group: a cursor that fills its fragments. ``env_worker`` describes its timeline."""
+"""Progress of one env group from fragment to fragment: its env, its sampler, its noise and its latest observations."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,17 +14,14 @@ from embodied.core.contract import check_obs, check_timestep
 from embodied.core.device import CPU
 from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
-from embodied.core.execution import obs_to, step_chunk
+from embodied.core.execution import obs_to
 from embodied.core.protocols import ExactResume, VecEnv
-from embodied.core.types import Fragment, Obs, Timestep
-from embodied.runtime.ledger import Ticket
-from embodied.runtime.messages import ActReply, ActRequest
-from embodied.runtime.recorder import Ends, Recorder
+from embodied.core.types import Obs, Timestep
 from embodied.runtime.watch.track import Track
 
 
-class Cursor:
-    """Progress of one group. ``obs``: input of its next decision. ``ticket``: None between fragments."""
+class GroupRollout:
+    """Progress of one group. key: worker, group and incarnation. device: of recorded observations and actions."""
 
     def __init__(
         self,
@@ -39,83 +37,38 @@ class Cursor:
     ) -> None:
         self.env = env
         self.sampler = sampler
-        self.worker, self.group, _ = key
         self.decisions = decisions
         self.execute = execute
         self.noise_shape = noise_shape
-        self.device = device  # of the observations and actions that it records
+        self.device = device
         self._noise_key = np.random.SeedSequence((seed, *key)).generate_state(2, np.uint64)
         self._drawn = 0  # decisions whose noise was drawn
-        self.obs: Obs | None = None
-        self.ticket: Ticket | None = None
-        self.track = Track(f"group {self.group}", "wait_ticket")
+        self.track = Track(f"group {key[1]}", "wait_ticket")
         self._worker_track = worker_track
         self._checked = False  # whether a step in which episodes ended has passed ``check_timestep``
-        self._t = 0
-        self._recorder: Recorder | None = None
-        self._ended: Timestep | None = None  # of decision t-1, if episodes ended there
 
-    def start(self, ticket: Ticket) -> ActRequest:
-        assert self.ticket is None, "the group is in the middle of a fragment"
-        if self.obs is None:
-            self.obs = self._reset()
-            check_obs(self.env, self.obs, self.env.num_envs, "reset()")
-        self.ticket, self._t = ticket, 0
-        self._recorder = Recorder(self.decisions, self.env.num_envs)
-        return self._request()
-
-    def advance(self, reply: ActReply) -> ActRequest | Fragment:
-        assert self.ticket is not None
-        assert self._recorder is not None
-        assert self.obs is not None
-        if self._ended is not None:
-            self._record_end(self._ended, reply)
-        obs = self.obs if reply.obs is None else reply.obs
-        if reply.sample is None:
-            assert reply.value_N is not None
-            fragment = self._recorder.fragment(obs, reply.value_N, self.ticket)
-            self.ticket = self._recorder = self._ended = None
-            return fragment
-        self._recorder.observe(self._t, obs)
-        self.enter("step")
-        action_NEA, step = step_chunk(self.env, reply.sample.action_NHA, self.execute, self.device)
-        self.enter("record")
-        self._check(step)
-        self._recorder.decide(self._t, reply.sample, action_NEA)
-        self._recorder.result(self._t, step)
-        self.obs = step.obs
-        self._ended = step if len(step.final_ids) else None
-        self._t += 1
-        return self._request()
+    @cached_property
+    def obs(self) -> Obs:
+        """Input of the next decision of each env; its first reading resets the envs."""
+        return self._reset()
 
     def enter(self, activity: str) -> None:
         """Begin an activity of the group and its worker."""
         self.track.enter(activity)
         self._worker_track.enter(activity)
 
-    def _check(self, step: Timestep, rows: Tensor | None = None) -> None:
+    def check(self, step: Timestep, rows: Tensor | None = None) -> None:
         """Check the contract of the env until a step in which episodes end has passed. rows: envs of ``step``."""
         if not self._checked:
             check_timestep(self.env, step, self.execute, rows)
             self._checked = len(step.final_ids) > 0
-
-    def _record_end(self, step: Timestep, reply: ActReply) -> None:
-        """Keep the last observations of the episodes that ended in ``step``, and the value of truncated ones."""
-        assert self._recorder is not None
-        assert reply.final_value_M is not None
-        every = torch.arange(self.env.num_envs)
-        ends = Ends.of(step, torch.full_like(every, self._t - 1), every)
-        final_obs = step.final_obs if reply.final_obs is None else reply.final_obs
-        self._recorder.end(ends, reply.final_value_M, final_obs)
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the states of sampler and noise, between fragments only.
 
         If the env can be resumed exactly, also of env and pending observation.
         """
-        assert self.ticket is None, "a group can be saved between its fragments only"
-        if self.obs is None:
-            self.obs = self._reset()
+        obs = self.obs
         state: dict[str, Any] = {
             "num_envs": self.env.num_envs,
             "sampler": self.sampler.state_dict(),
@@ -123,7 +76,7 @@ class Cursor:
         }
         if isinstance(self.env, ExactResume):
             state["env"] = {key: tensor.clone() for key, tensor in self.env.state_dict().items()}
-            state["obs"] = {key: tensor.to(CPU, copy=True) for key, tensor in self.obs.items()}
+            state["obs"] = {key: tensor.to(CPU, copy=True) for key, tensor in obs.items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -157,13 +110,6 @@ class Cursor:
         return torch.from_numpy(np.random.Generator(philox).standard_normal(shape, np.float32))
 
     def _reset(self) -> Obs:
-        return obs_to(self.env.reset(self.sampler), self.device)
-
-    def _request(self) -> ActRequest:
-        """Request the next decision, or after the last decision values alone."""
-        assert self.obs is not None
-        noise = None
-        if self._t < self.decisions:
-            noise = self.draw_noise()
-        final_obs = None if self._ended is None else self._ended.final_obs
-        return ActRequest(self.worker, self.group, self.obs, noise, final_obs)
+        obs = obs_to(self.env.reset(self.sampler), self.device)
+        check_obs(self.env, obs, self.env.num_envs, "reset()")
+        return obs

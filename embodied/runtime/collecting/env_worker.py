@@ -1,6 +1,6 @@
-"""Env worker: groups of environments; a cursor per group fills its fragments.
+"""Env worker: groups of environments, each of which fills one fragment after the other.
 
-    cursor        start(ticket)          advance(reply) x T                                  advance(reply)
+    group         start(ticket)          advance(reply) x T                                  advance(reply)
     dataflow      obs, noise ──► actor   sample ──► env.step ──► record ──► obs, noise ──►    values ──► Fragment
 
 Timeline of a group: ``start`` returns the request of decision 0. ``advance`` takes the actor's reply, steps the envs
@@ -11,7 +11,7 @@ fragment, with the weights of that time. With max_staleness=0 every decision is 
 The last observations of episodes are in the next request; the values of truncated ones fill final_value_TN. Each group
 draws its noise with a key of its own when it makes a request, so results do not depend on how requests are merged.
 
-A group whose envs need not be stepped together (``RowByRow``) has a ``RowCursor``, whose requests are for some envs.
+A group whose envs need not be stepped together (``RowByRow``) fills an ``OpenRowFragment``: requests for some envs.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
 from embodied.core.protocols import ExactResume, RowByRow, VecEnv
 from embodied.core.types import Fragment
-from embodied.runtime.cursor import Cursor
+from embodied.runtime.collecting.messages import ActReply, ActRequest
+from embodied.runtime.collecting.open_fragment import OpenFragment
+from embodied.runtime.collecting.rollout import GroupRollout
+from embodied.runtime.collecting.row_fragment import OpenRowFragment
 from embodied.runtime.ledger import Ticket
-from embodied.runtime.messages import ActReply, ActRequest
-from embodied.runtime.row_cursor import RowCursor
 from embodied.runtime.watch.track import Track
 
 
@@ -58,22 +59,19 @@ class EnvWorker:
         self.worker_id = worker_id
         self.incarnation = incarnation
         self.track = Track(f"env worker {worker_id}", "wait_ticket")
-        self.cursors = [
-            (RowCursor if isinstance(env, RowByRow) else Cursor)(
+        self.rollouts = [
+            GroupRollout(
                 env, sampler, (worker_id, group, incarnation), decisions, execute, noise_shape, seed, self.track, device
             )
             for group, (env, sampler) in enumerate(groups)
         ]
-
-    @property
-    def num_groups(self) -> int:
-        """Number of its env groups."""
-        return len(self.cursors)
+        self.open: dict[int, OpenFragment] = {}  # fragments in the making, by group
+        self._kinds = [OpenRowFragment if isinstance(env, RowByRow) else OpenFragment for env, _ in groups]
 
     @property
     def resumes_exactly(self) -> bool:
         """Whether all its envs can be restored from a checkpoint."""
-        return all(isinstance(cursor.env, ExactResume) for cursor in self.cursors)
+        return all(isinstance(rollout.env, ExactResume) for rollout in self.rollouts)
 
     def totals(self) -> dict[str, float]:
         """Return the seconds of each activity so far (``Track.totals``)."""
@@ -82,44 +80,46 @@ class EnvWorker:
     @property
     def tracks(self) -> list[Track]:
         """Its own track and one of each group."""
-        return [self.track, *(cursor.track for cursor in self.cursors)]
+        return [self.track, *(rollout.track for rollout in self.rollouts)]
 
     def start(self, ticket: Ticket) -> ActRequest:
         """Begin a fragment of ``ticket.group``; return the request of its first decision."""
-        cursor = self.cursors[ticket.group]
-        with self._working(cursor):
-            return cursor.start(ticket)
+        group = ticket.group
+        assert group not in self.open, "the group is in the middle of a fragment"
+        with self._working(group):
+            self.open[group] = self._kinds[group](self.rollouts[group], ticket)
+            return self.open[group].request()
 
     def advance(self, reply: ActReply) -> ActRequest | Fragment:
         """Execute the actor's reply; return the next request, or the complete fragment."""
-        cursor = self.cursors[reply.group]
-        with self._working(cursor):
-            return cursor.advance(reply)
+        with self._working(reply.group):
+            result = self.open[reply.group].advance(reply)
+            if isinstance(result, Fragment):
+                del self.open[reply.group]
+            return result
 
     def state_dict(self, group: int) -> dict[str, Any]:
         """Return the state of one group, between two of its fragments."""
-        return self.cursors[group].state_dict()
+        assert group not in self.open, "a group can be saved between its fragments only"
+        return self.rollouts[group].state_dict()
 
     def load_state_dict(self, group: int, state: Mapping[str, Any] | None) -> None:
         """Continue one group from its state. UserError if the checkpoint has none."""
         if state is None:
             raise UserError("the checkpoint lacks env workers that were still to join: resume it with runtime=ray")
-        self.cursors[group].load_state_dict(state)
+        self.rollouts[group].load_state_dict(state)
 
     def close(self) -> None:
-        for cursor in self.cursors:
-            cursor.env.close()
+        for rollout in self.rollouts:
+            rollout.env.close()
 
     @contextmanager
-    def _working(self, cursor: Cursor) -> Iterator[None]:
+    def _working(self, group: int) -> Iterator[None]:
         """Keep the tracks of the worker and of a group that it works on."""
-        cursor.enter("record")
+        rollout = self.rollouts[group]
+        rollout.enter("record")
         try:
             yield
         finally:
-            cursor.track.enter(_wait(cursor.ticket is not None))
-            self.track.enter(_wait(any(cursor.ticket is not None for cursor in self.cursors)))
-
-
-def _wait(in_fragment: bool) -> str:
-    return "wait_actor" if in_fragment else "wait_ticket"
+            rollout.track.enter("wait_actor" if group in self.open else "wait_ticket")
+            self.track.enter("wait_actor" if self.open else "wait_ticket")
