@@ -191,11 +191,7 @@ class _Batch:
 
     def step(self, action: NDArray[Any]) -> Batch:
         """Make one control step; envs that wait begin their next episode instead."""
-        waiting = self.stepper.waiting_N.nonzero().squeeze(-1)
-        step = self.stepper.step(action)
-        if len(waiting):
-            for key, first in self.stepper.begin(waiting.numpy()).items():
-                step.obs[key][waiting] = first
+        step = self.stepper.step_or_begin(action)
         obs, _, _, _, info = self._batch(step.obs)
         for name, held_N in step.info.items():
             info[name] = held_N.cpu().numpy()

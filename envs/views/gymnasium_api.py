@@ -43,17 +43,19 @@ from embodied.core.errors import UserError
 from embodied.core.spec import TRAIN
 from embodied.envs.registry import TASKS
 from embodied.envs.rendering.cameras import Camera
-from embodied.envs.views.gymnasium_pool import TaskVectorEnv
-from embodied.envs.views.observations import Form, Observation, action_space, check_shape, take_row
-from embodied.envs.views.simulated import (
+from embodied.envs.views.gymnasium_base import (
     METADATA,
     OVERVIEW,
-    Copyable,
+    PoolView,
     Rendering,
-    SimulatedTask,
     cameras_of,
     check_options,
+    metadata_of,
+    open_pool,
 )
+from embodied.envs.views.gymnasium_pool import TaskVectorEnv
+from embodied.envs.views.observations import Form, Observation, check_shape, take_row
+from embodied.envs.views.spaces import action_space
 
 __all__ = ["TaskEnv", "TaskVectorEnv", "gymnasium_id", "register_tasks"]
 
@@ -62,7 +64,7 @@ Info = dict[str, Any]
 _NO_LIMIT = 2**31 - 1  # control steps; more than three years
 
 
-class TaskEnv(Copyable, gymnasium.Env[Observation, NDArray[np.float32]]):
+class TaskEnv(PoolView, gymnasium.Env[Observation, NDArray[np.float32]]):
     """One env of a task. It terminates if the task fails and truncates if its simulation diverges.
 
     gymnasium's TimeLimit wrapper truncates at the time limit.
@@ -91,28 +93,24 @@ class TaskEnv(Copyable, gymnasium.Env[Observation, NDArray[np.float32]]):
         camera: str | Camera = OVERVIEW,
         **options: Any,
     ) -> None:
-        given = locals()
-        self._arguments = {key: given[key] for key in given if key not in ("self", "options")} | options
         check_options(type(self), task, options)
-        self._simulated = SimulatedTask(
+        stepper = open_pool(
             task, {"max_episode_steps": _NO_LIMIT, **options}, 1, num_threads, sim,
             Rendering(render_mode, camera, width, height), splits, cameras_of(cameras, image_size),
         )  # fmt: skip
-        pool = self._simulated.pool
-        pool.autoreset = False
+        super().__init__(stepper)
         self.render_mode = render_mode
-        self.metadata = self._simulated.metadata
-        self._form = Form.of(pool.spec, flat)
-        self.observation_space, self.action_space = self._form.space(pool.spec), action_space(pool.spec)
+        self.metadata = metadata_of(stepper)
+        self._form = Form.of(stepper.spec, flat)
+        self.observation_space, self.action_space = self._form.space(stepper.spec), action_space(stepper.spec)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
         """Start the first episode of ``seed``, or the next episode if it is None. UserError for any options."""
         if options:
             raise UserError(f"reset takes no options, got: {', '.join(map(str, options))}")
         super().reset(seed=seed)
-        obs = self._simulated.reset([seed], self.np_random, None)
-        pool = self._simulated.pool
-        info = self._info(obs["privileged"], pool.task.success(), pool.plans.instruction_n)
+        obs = self._reset([seed], self.np_random, None)
+        info = self._info(obs["privileged"], self.pool.task.success(), self.pool.plans.instruction_n)
         return take_row(self._form(obs), 0), info
 
     def step(self, action: NDArray[np.float32]) -> tuple[Observation, float, bool, bool, Info]:
@@ -120,27 +118,26 @@ class TaskEnv(Copyable, gymnasium.Env[Observation, NDArray[np.float32]]):
 
         ResetNeeded before ``reset`` and after an episode that ended.
         """
-        pool = self._simulated.running()
-        step = pool.step(check_shape(action, self.action_space)[None])
-        info = self._info(step.obs["privileged"], step.info["success"], pool.plans.instruction_n)
+        step = self._stepper.step(check_shape(action, self.action_space)[None])
+        info = self._info(step.obs["privileged"], step.info["success"], self.pool.plans.instruction_n)
         terminated, truncated = bool(step.terminated_N[0]), bool(step.truncated_N[0])
         return take_row(self._form(step.obs), 0), float(step.reward_N[0]), terminated, truncated, info
 
     def render(self) -> NDArray[np.uint8] | None:
         """Render an image [h, w, 3] if ``render_mode="rgb_array"``, with a green border while the task is solved."""
-        frames = self._simulated.frames()
-        return None if frames is None else frames[0]
+        self._stepper.check_running("render")
+        return None if self.render_mode is None else self._stepper.frames()[0]
 
     def close(self) -> None:
         """Release the simulation."""
-        self._simulated.close()
+        self._stepper.close()
 
     def _info(self, privileged_1P: torch.Tensor, success_1: torch.Tensor, instruction_1: Ints) -> Info:
         """Return ``info`` of the only env."""
         success = bool(success_1[0])
         info = {"privileged": privileged_1P[0].numpy(), "success": success, "is_success": success}
-        if self._simulated.has_goals:
-            info["instruction"] = self._simulated.texts(instruction_1)[0]
+        if self._has_goals:
+            info["instruction"] = self._instructions(instruction_1)[0]
         return info
 
 

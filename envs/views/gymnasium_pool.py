@@ -22,24 +22,26 @@ from embodied.core.errors import UserError, unknown_name
 from embodied.core.spec import TRAIN
 from embodied.core.types import Timestep
 from embodied.envs.rendering.cameras import Camera
-from embodied.envs.views.observations import Form, Observation, action_space, check_shape, take_row
-from embodied.envs.views.simulated import (
+from embodied.envs.views.gymnasium_base import (
     METADATA,
     OVERVIEW,
-    Copyable,
+    Bools,
+    PoolView,
     Rendering,
-    SimulatedTask,
     cameras_of,
     check_options,
+    metadata_of,
+    open_pool,
     reset_mask,
-    seeds_of,
 )
+from embodied.envs.views.observations import Form, Observation, take_row
+from embodied.envs.views.spaces import action_space
+from embodied.envs.views.stepper import seeds_of
 
 Info = dict[str, Any]
-Bools = NDArray[np.bool_]
 
 
-class TaskVectorEnv(Copyable, VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
+class TaskVectorEnv(PoolView, VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
     """N envs of a task in one batch of simulations, with arrays of N rows.
 
     ``infos`` have the form of gymnasium's own vector envs: every array has a mask of the same name with ``_`` in front.
@@ -70,21 +72,18 @@ class TaskVectorEnv(Copyable, VectorEnv[Observation, NDArray[np.float32], NDArra
         camera: str | Camera = OVERVIEW,
         **options: Any,
     ) -> None:
-        given = locals()
-        self._arguments = {key: given[key] for key in given if key not in ("self", "options")} | options
         check_options(type(self), task, options)
         self.autoreset_mode = _mode(autoreset_mode)
-        self._simulated = SimulatedTask(
+        stepper = open_pool(
             task, options, num_envs, num_threads, sim, Rendering(render_mode, camera, width, height), splits,
-            cameras_of(cameras, image_size), stagger,
+            cameras_of(cameras, image_size), stagger, autoreset=self.autoreset_mode == AutoresetMode.SAME_STEP,
         )  # fmt: skip
-        pool = self._simulated.pool
-        pool.autoreset = self.autoreset_mode == AutoresetMode.SAME_STEP
-        self.num_envs = num_envs
-        self.render_mode = render_mode
-        self.metadata = {**self._simulated.metadata, "autoreset_mode": self.autoreset_mode}
-        self._form = Form.of(pool.spec, flat)
-        self.single_observation_space, self.single_action_space = self._form.space(pool.spec), action_space(pool.spec)
+        super().__init__(stepper)
+        self.num_envs, self.render_mode = num_envs, render_mode
+        self.metadata = {**metadata_of(stepper), "autoreset_mode": self.autoreset_mode}
+        self._form = Form.of(stepper.spec, flat)
+        self.single_observation_space = self._form.space(stepper.spec)
+        self.single_action_space = action_space(stepper.spec)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._set: dict[str, tuple[Any, ...]] = {}  # by ``set_attr``
@@ -99,30 +98,25 @@ class TaskVectorEnv(Copyable, VectorEnv[Observation, NDArray[np.float32], NDArra
         """
         seeds, mask_N = seeds_of(seed, self.num_envs), reset_mask(options, self.num_envs)
         super().reset(seed=int(seed) if isinstance(seed, int | np.integer) else None)
-        obs = self._simulated.reset(seeds, self.np_random, mask_N)
-        pool = self._simulated.pool
-        texts = self._simulated.texts(pool.plans.instruction_n)
-        return self._form(obs), self._infos(obs["privileged"], pool.task.success(), texts, mask_N)
+        obs = self._reset(seeds, self.np_random, mask_N)
+        texts = self._instructions(self.pool.plans.instruction_n)
+        return self._form(obs), self._infos(obs["privileged"], self.pool.task.success(), texts, mask_N)
 
     def step(self, actions: NDArray[np.float32]) -> tuple[Observation, NDArray[np.float64], Bools, Bools, Info]:
         """Make one control step; if actions are not finite or not [N, A], raise ValueError without stepping.
 
         ResetNeeded before ``reset`` and, if autoreset is disabled, while an episode that ended was not reset.
         """
-        pool = self._simulated.running(waiting=self.autoreset_mode == AutoresetMode.NEXT_STEP)
+        pool, action_NA = self.pool, np.asarray(actions, dtype=np.float32)
         waiting_N = pool.waiting_N.clone()
-        step = pool.step(check_shape(actions, self.action_space))
-        success_N = step.info["success"]
-        if bool(waiting_N.any()):
-            ids = waiting_N.nonzero().squeeze(-1).numpy()
-            self._simulated.begin_next(ids)
-            for key, value in pool.observe(ids).items():
-                step.obs[key][ids] = value
-            success_N = torch.where(waiting_N, pool.task.success(), success_N)
+        is_next_step = self.autoreset_mode == AutoresetMode.NEXT_STEP
+        step = self._stepper.step_or_begin(action_NA) if is_next_step else self._stepper.step(action_NA)
         ended_N = step.terminated_N | step.truncated_N
-        if pool.autoreset and len(step.final_ids):
-            success_N = torch.where(ended_N, pool.task.success(), success_N)
-        infos = self._infos(step.obs["privileged"], success_N, self._simulated.texts(pool.plans.instruction_n))
+        begun_N = ended_N if pool.autoreset else waiting_N
+        success_N = step.info["success"]
+        if bool(begun_N.any()):
+            success_N = torch.where(begun_N, pool.task.success(), success_N)
+        infos = self._infos(step.obs["privileged"], success_N, self._instructions(pool.plans.instruction_n))
         if pool.autoreset and len(step.final_ids):
             infos |= self._final(step, ended_N.numpy())
         reward_N = step.reward_N.double().numpy()
@@ -130,12 +124,12 @@ class TaskVectorEnv(Copyable, VectorEnv[Observation, NDArray[np.float32], NDArra
 
     def render(self) -> tuple[NDArray[np.uint8], ...] | None:
         """Render an image [h, w, 3] of every env if ``render_mode="rgb_array"``."""
-        frames = self._simulated.frames()
-        return None if frames is None else tuple(frames)
+        self._stepper.check_running("render")
+        return None if self.render_mode is None else tuple(self._stepper.frames())
 
     def close_extras(self, **kwargs: Any) -> None:
         """Release the simulations."""
-        self._simulated.close()
+        self._stepper.close()
 
     # -- one env's attributes, as of gymnasium's vector envs -----------------------------------------------------------
 
@@ -149,7 +143,7 @@ class TaskVectorEnv(Copyable, VectorEnv[Observation, NDArray[np.float32], NDArra
             return self._set[name]
         if name in ("step", "reset", "close"):
             raise AttributeError(f"'{name}' is a method of the whole pool: the envs of a pool have none of their own")
-        config = self._simulated.pool.task.config
+        config = self.pool.task.config
         of_one = f"single_{name}" if hasattr(self, f"single_{name}") else name
         found = getattr(config, name) if hasattr(config, name) else getattr(self, of_one)
         if callable(found) and name == "render":
@@ -168,7 +162,7 @@ class TaskVectorEnv(Copyable, VectorEnv[Observation, NDArray[np.float32], NDArra
         listed = tuple(values) if isinstance(values, list | tuple) else (values,) * self.num_envs
         if len(listed) != self.num_envs:
             raise UserError(f"set_attr('{name}'): got {len(listed)} values, needed one for each of {self.num_envs}")
-        if hasattr(self, name) or hasattr(self._simulated.pool.task.config, name):
+        if hasattr(self, name) or hasattr(self.pool.task.config, name):
             raise UserError(f"set_attr('{name}'): the pool has one for all envs; give it to make_vec")
         self._set[name] = listed
 
@@ -180,7 +174,7 @@ class TaskVectorEnv(Copyable, VectorEnv[Observation, NDArray[np.float32], NDArra
         last = self._form(step.final_obs)
         for i, row in enumerate(step.final_ids.tolist()):
             final_obs[row] = take_row(last, i)
-        texts_N[mask_N] = self._simulated.texts(step.episodes.plans.instruction_n)
+        texts_N[mask_N] = self._instructions(step.episodes.plans.instruction_n)
         privileged_NP = torch.zeros_like(step.obs["privileged"])
         privileged_NP[step.final_ids] = step.final_obs["privileged"]
         final_info = self._infos(privileged_NP, step.info["success"], texts_N, mask_N)
@@ -197,7 +191,7 @@ class TaskVectorEnv(Copyable, VectorEnv[Observation, NDArray[np.float32], NDArra
         mask_N = np.ones(self.num_envs, np.bool_) if mask_N is None else mask_N
         success = success_N.numpy()
         infos: Info = {"privileged": privileged_NP.numpy(), "success": success, "is_success": success}
-        if self._simulated.has_goals:
+        if self._has_goals:
             infos["instruction"] = texts_N
         for key, value in list(infos.items()):
             infos[key] = value.copy()

@@ -61,11 +61,6 @@ def take_row(observation: Observation, row: int) -> Observation:
     return taken
 
 
-def action_space(spec: EnvSpec) -> Space[Any]:
-    """Return the space of one env's actions."""
-    return Box(-1.0, 1.0, (spec.action_dim,))
-
-
 def check_shape(action: ArrayLike, space: Space[Any]) -> torch.Tensor:
     """Return the action as a tensor; ValueError unless it has the space's shape. The pool checks its values."""
     array = np.asarray(action, dtype=np.float32)

@@ -1,54 +1,81 @@
-"""The part that the views of other libraries share: a VecEnv with its sampler that takes one action per step.
+"""The part that all views share: environments with their sampler that take one action per step.
 
     open_task("lift", 64) ─► Stepper: reset ─► observations        step(actions [N, A]) ─► Timestep of one control step
                                 │
-         isaac_gym   rl_games   rsl_rl   sb3   envpool   lerobot: the same timestep in the terms of each library
+         isaac_gym   rl_games   rsl_rl   sb3   envpool   lerobot   gymnasium: the same timestep in each library's terms
 
-Every view is made by ``make(task, num_envs, **options)`` of its module, with the options of ``open_task``, or from a
-``Stepper`` around any ``VecEnv``.
+Every view of another library is made by ``make(task, num_envs, **options)`` of its module, with the options of
+``open_task``, or from a ``Stepper`` around any ``VecEnv``. The gymnasium views build theirs in ``gymnasium_base``.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 import torch
-from gymnasium.error import ClosedEnvironmentError
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from embodied.core.episodes import EpisodeStats
+from embodied.core.episodes import EpisodePlans, EpisodeStats
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import from_mapping
 from embodied.core.protocols import ExactResume, Filmed, FilmedQuickly, RowByRow, VecEnv
-from embodied.core.spec import TRAIN, Box, CameraSpec
+from embodied.core.spec import TRAIN, Box, CameraSpec, EnvSpec
 from embodied.core.types import Obs, Timestep
 from embodied.envs.base.episodic import EpisodicEnv
-from embodied.envs.episodes.sampler import SamplerSetup
+from embodied.envs.episodes.sampler import SamplerSetup, UniformConfig, UniformSampler
 from embodied.envs.registry import FAMILIES, sim_options, split_name
-from embodied.envs.views.sampler import PresentSampler
 
 RENDER_MODES = ("rgb_array",)
+P = ParamSpec("P")
+
+
+class NotReset(ResetNeeded, ValueError):
+    """A call that needs an episode where none runs."""
+
+
+class PresentPlans(UniformSampler):
+    """A uniform sampler that keeps the plans of the present episodes."""
+
+    def __init__(self, spec: EnvSpec, setup: SamplerSetup) -> None:
+        super().__init__(spec, UniformConfig(), setup)
+        self.plans = EpisodePlans.empty(setup.num_envs)
+        self.elapsed_N: NDArray[np.int64] | None = None  # control steps by which ``start`` cuts the episodes short
+
+    def start(self) -> EpisodePlans:
+        """Return the plans of a new episode in every env."""
+        plans = super().start()
+        if self.elapsed_N is not None:
+            plans.time_limit_n[:] = self.spec.max_episode_steps - self.elapsed_N
+            self.plans.put(np.arange(self.num_envs), plans)
+        return plans
+
+    def _draw(self, ids: NDArray[np.int64], stagger: bool = False) -> EpisodePlans:
+        plans = super()._draw(ids, stagger)
+        self.plans.put(ids, plans)
+        return plans
 
 
 class Stepper:
-    """A VecEnv with a sampler of its episodes, stepped by one action per env. Used by one thread at a time.
+    """An environment with a sampler of its episodes, stepped by one action per env. Used by one thread at a time.
 
     seed: env i has env seed ``seed + i``. splits: splits of the instructions that episodes come from; None: all.
     stagger: cut each env's first episode short by a random time, so that not all envs are reset together. stages: start
     the share ``StartStage.share`` of the episodes from a later stage of the task. autoreset: if False, an env whose
-    episode ended is not stepped until ``begin``; UserError for environments that cannot wait.
+    episode ended waits for ``begin``, ``reset`` or ``step_or_begin``. film: what ``frames`` renders; None: an overview,
+    640 x 480 pixels.
 
-    ``pickle`` and ``copy.deepcopy`` copy what ``open_task`` built by its arguments and state, if the simulator can
-    restore a state. The copy goes on exactly as the original would.
+    ``pickle`` and ``copy.deepcopy`` copy what ``open_task`` built, if the simulator can restore a state. The copy goes
+    on exactly as the original would.
     """
 
-    arguments: dict[str, Any] | None = None
-    """Arguments of the ``open_task`` that built it."""
-
+    rebuild: Callable[[], Stepper] | None = None
+    """Builds the same stepper again, without its state."""
     elapsed_N: Tensor
     """Control steps since the beginning of each env's present episode, int64 [N]; an episode that was cut short by
     ``stagger`` counts as if it had begun earlier. ``spec.max_episode_steps`` is the time limit."""
@@ -62,6 +89,7 @@ class Stepper:
         stagger: bool = False,
         stages: bool = False,
         autoreset: bool = True,
+        film: Callable[[], NDArray[np.uint8]] | None = None,
     ) -> None:
         self._env: VecEnv | None = env
         self.autoreset = autoreset
@@ -70,62 +98,86 @@ class Stepper:
         elif not autoreset:
             raise UserError(f"the environments of '{env.spec.task}' cannot wait for their reset: use another view")
         self.spec, self.num_envs, self.device = env.spec, env.num_envs, env.device
-        self._setup = SamplerSetup(env.num_envs, seed, splits_of(splits), stagger, stages)
-        self._sampler = PresentSampler(env.spec, self._setup)
-        self._film: Callable[[], NDArray[np.uint8]] | None = None
+        splits = (splits,) if isinstance(splits, str) else None if splits is None else tuple(splits)
+        setup = SamplerSetup(env.num_envs, seed, splits, stagger, stages)
+        self._sampler = PresentPlans(env.spec, setup)
+        self._film = film
         self._running = False
         self.elapsed_N = torch.zeros(env.num_envs, dtype=torch.int64)
 
     @property
     def env(self) -> VecEnv:
-        """The VecEnv; ClosedEnvironmentError after ``close``."""
+        """The environment; ClosedEnvironmentError after ``close``."""
         if self._env is None:
             raise ClosedEnvironmentError("the environment was closed")
         return self._env
 
-    def reset(self, seed: int | Sequence[int] | None = None, elapsed_N: Tensor | None = None) -> Obs:
-        """Start an episode in every env and return the observations, [N, ...].
+    @property
+    def waiting_N(self) -> Tensor:
+        """Whether each env waits for its next episode to begin, bool [N]."""
+        env = self.env
+        return env.waiting_N if isinstance(env, EpisodicEnv) else torch.zeros(self.num_envs, dtype=torch.bool)
+
+    def check_running(self, what: str) -> VecEnv:
+        """Return the environment. NotReset before the first ``reset``; what: the call that needs an episode."""
+        env = self.env
+        if not self._running:
+            raise NotReset(f"{what} before the first reset: call reset() first: no episode has begun")
+        return env
+
+    def reset(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        elapsed_N: Tensor | None = None,
+        mask_N: NDArray[np.bool_] | None = None,
+    ) -> Obs:
+        """Start an episode in every env, or in those of the mask, and return the observations of all, [N, ...].
 
         seed: env seed of env 0, the others follow, or the env seeds of all envs; each then begins with its first
-        episode. None goes on to the next episodes. elapsed_N: int64 [N], control steps that count as elapsed already.
+        episode. None goes on to the next episode. elapsed_N: int64 [N], control steps that count as elapsed already.
+        NotReset for a mask before all envs were reset.
         """
         env = self.env
-        if seed is not None:
-            seeds_N = np.asarray(seed, dtype=np.int64) + (np.arange(self.num_envs) if np.ndim(seed) == 0 else 0)
-            if seeds_N.shape != (self.num_envs,) or seeds_N.min() < 0:
-                raise UserError(f"seed: got {seed}, allowed: an integer of at least 0, or {self.num_envs} of them")
-            self._sampler = PresentSampler(self.spec, self._setup)
-            self._sampler.seed_N[:] = seeds_N
+        ids = np.arange(self.num_envs) if mask_N is None else np.flatnonzero(mask_N)
+        if not self._running and len(ids) < self.num_envs:
+            raise NotReset("reset_mask: the first reset must be one of all envs")
+        seeds = seeds_of(seed, self.num_envs)
+        given = [row for row in ids.tolist() if seeds[row] is not None]
+        self._sampler.reseed(np.array(given, dtype=np.int64), np.array([seeds[row] for row in given], dtype=np.int64))
+        if len(ids) < self.num_envs:
+            assert isinstance(env, EpisodicEnv)
+            self.begin(ids)
+            return env.observe()
         limit = self.spec.max_episode_steps
-        self._sampler.skipped_N = None if elapsed_N is None else elapsed_N.clamp(0, limit - 1).cpu().numpy()
+        self._sampler.elapsed_N = None if elapsed_N is None else elapsed_N.clamp(0, limit - 1).cpu().numpy()
         with torch.inference_mode(False):
             obs = env.reset(self._sampler)
-        self.elapsed_N = torch.from_numpy(limit - self._sampler.time_limit_N)
-        self._sampler.skipped_N = None
+        self._sampler.elapsed_N = None
         self._running = True
+        self._began(ids)
         return obs
 
     def step(self, action: ArrayLike | Tensor) -> Timestep:
         """Make one control step in every env and return its timestep, with E = 1.
 
         action: float [N, A] in [-1, 1], beyond which values are clipped, or integers [N] or [N, 1] for ``Discrete``.
-        ValueError for another shape, for a value that is not finite and before the first ``reset``.
+        ValueError for another shape and for a value that is not finite. NotReset before the first ``reset`` and while
+        an env waits.
         """
-        env = self.env
-        if not self._running:
-            raise ValueError("step before the first reset: call reset() first")
-        dtype = torch.float32 if isinstance(self.spec.action, Box) else torch.int64
-        action_NA = torch.as_tensor(action).detach().to(self.device, dtype)
-        if dtype == torch.int64 and action_NA.shape == (self.num_envs,):
-            action_NA = action_NA.unsqueeze(-1)
-        needed = (self.num_envs, self.spec.action_dim)
-        if action_NA.shape != needed:
-            raise ValueError(f"action: got shape {tuple(action_NA.shape)}, needed {needed}")
-        with torch.inference_mode(False):  # what a simulator keeps must stay usable outside of inference mode
-            step = env.step(action_NA.unsqueeze(1))
-        self.elapsed_N = self.elapsed_N + step.num_steps_N.cpu()
-        if self.autoreset and len(step.final_ids):
-            self._began(step.final_ids.cpu().numpy())
+        self.check_running("step")
+        if not self.autoreset and bool(self.waiting_N.any()):
+            ended = self.waiting_N.nonzero().squeeze(-1)[:5].tolist()
+            raise NotReset(f"call reset() first: the episode has ended in env {', '.join(map(str, ended))}")
+        return self._step(action)
+
+    def step_or_begin(self, action: ArrayLike | Tensor) -> Timestep:
+        """Make one control step; an env that waits begins its next episode instead, with reward 0 (NEXT_STEP)."""
+        self.check_running("step")
+        waiting = self.waiting_N.nonzero().squeeze(-1)
+        step = self._step(action)
+        if len(waiting):
+            for key, first in self.begin(waiting.cpu().numpy()).items():
+                step.obs[key][waiting] = first
         return step
 
     def begin(self, ids: NDArray[np.int64]) -> Obs:
@@ -138,29 +190,17 @@ class Stepper:
         self._began(ids)
         return obs
 
-    @property
-    def waiting_N(self) -> Tensor:
-        """Whether each env waits for ``begin``, bool [N]."""
-        env = self.env
-        return env.waiting_N if isinstance(env, EpisodicEnv) else torch.zeros(self.num_envs, dtype=torch.bool)
-
-    def _began(self, ids: NDArray[np.int64]) -> None:
-        """Set ``elapsed_N`` of envs that have begun an episode."""
-        self.elapsed_N[ids] = torch.from_numpy(self.spec.max_episode_steps - self._sampler.time_limit_N[ids])
-
     def instructions(self) -> list[str]:
         """Return the instruction of each env's present episode, in words; empty texts if the task has none."""
         texts = self.spec.texts or ("",)
-        return [texts[i] for i in self._sampler.instruction_N.tolist()]
+        return [texts[i] for i in self._sampler.plans.instruction_n.tolist()]
 
     def frames(self) -> NDArray[np.uint8]:
-        """Render every env for people, uint8 [N, 480, 640, 3].
+        """Render every env for people, uint8 [N, h, w, 3].
 
-        UserError for a simulator that cannot be filmed. ValueError before the first ``reset``.
+        UserError for a simulator that cannot be filmed. NotReset before the first ``reset``.
         """
-        env = self.env
-        if not self._running:
-            raise ValueError("render before the first reset: call reset() first")
+        env = self.check_running("render")
         if self._film is None:
             if not isinstance(env, Filmed):
                 raise UserError(f"render: the simulator of '{self.spec.task}' cannot be filmed")
@@ -174,30 +214,73 @@ class Stepper:
             self._env.close()
         self._env = self._film = None
 
+    def _step(self, action: ArrayLike | Tensor) -> Timestep:
+        dtype = torch.float32 if isinstance(self.spec.action, Box) else torch.int64
+        action_NA = torch.as_tensor(action).detach().to(self.device, dtype)
+        if dtype == torch.int64 and action_NA.shape == (self.num_envs,):
+            action_NA = action_NA.unsqueeze(-1)
+        needed = (self.num_envs, self.spec.action_dim)
+        if action_NA.shape != needed:
+            raise ValueError(f"action: got shape {tuple(action_NA.shape)}, needed {needed}")
+        with torch.inference_mode(False):  # what a simulator keeps must stay usable outside of inference mode
+            step = self.env.step(action_NA.unsqueeze(1))
+        self.elapsed_N = self.elapsed_N + step.num_steps_N.cpu()
+        if self.autoreset and len(step.final_ids):
+            self._began(step.final_ids.cpu().numpy())
+        return step
+
+    def _began(self, ids: NDArray[np.int64]) -> None:
+        """Set ``elapsed_N`` of envs that have begun an episode."""
+        limits_n = self._sampler.plans.time_limit_n[ids]
+        self.elapsed_N[ids] = torch.from_numpy(self.spec.max_episode_steps - limits_n)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        env = self.env
-        if self.arguments is None or not isinstance(env, ExactResume):
+        env = self._env
+        if self.rebuild is None or not (env is None or isinstance(env, ExactResume)):
             raise UserError(f"the environments of '{self.spec.task}' cannot be copied: they cannot restore a state")
+        if env is None:
+            return _rebuilt, (self.rebuild, None)
         state = {"sampler": self._sampler.state_dict(), "elapsed": self.elapsed_N.clone()}
         if self._running:
-            state |= {"env": env.state_dict(), "waiting": self.waiting_N.clone()}
-        return _rebuilt, (self.arguments, state)
+            state |= {
+                "plans": self._sampler.plans.state_dict(),
+                "env": env.state_dict(),
+                "waiting": self.waiting_N.clone(),
+            }
+        return _rebuilt, (self.rebuild, state)
 
 
-def _rebuilt(arguments: Mapping[str, Any], state: Mapping[str, Any]) -> Stepper:
-    """Return the copy of a stepper."""
-    stepper = open_task(**arguments)
+def _rebuilt(rebuild: Callable[[], Stepper], state: Mapping[str, Any] | None) -> Stepper:
+    """Return the copy of a stepper; state: None if it was closed."""
+    stepper = rebuild()
+    if state is None:
+        stepper.close()
+        return stepper
     stepper._sampler.load_state_dict(state["sampler"])
     stepper.elapsed_N = state["elapsed"]
     if "env" in state:
         env = stepper.env
         assert isinstance(env, ExactResume)
+        stepper._sampler.plans = EpisodePlans.from_state_dict(state["plans"])
         env.load_state_dict(state["env"], stepper._sampler)
         stepper.waiting_N.copy_(state["waiting"])
         stepper._running = True
     return stepper
 
 
+def copyable(build: Callable[P, Stepper]) -> Callable[P, Stepper]:
+    """Let the steppers that ``build`` returns be copied: a copy is built with the same arguments."""
+
+    @functools.wraps(build)
+    def built(*args: P.args, **kwargs: P.kwargs) -> Stepper:
+        stepper = build(*args, **kwargs)
+        stepper.rebuild = functools.partial(built, *args, **kwargs)
+        return stepper
+
+    return built
+
+
+@copyable
 def open_task(
     task: str,
     num_envs: int,
@@ -220,11 +303,9 @@ def open_task(
     seed, splits, stagger, stages, autoreset: see ``Stepper``.
     options: of the task, such as ``control={"mode": "joint_delta"}``. UserError for an unknown task, option or camera.
     """
-    given = locals()
-    arguments = {key: given[key] for key in given if key != "options"} | options
-    for name, least in {"num_envs": 1, "num_threads": 0, "image_size": 1}.items():
-        if given[name] < least:
-            raise UserError(f"{name}: got {given[name]}, allowed: at least {least}")
+    for name, got, least in (("num_envs", num_envs, 1), ("num_threads", num_threads, 0), ("image_size", image_size, 1)):
+        if got < least:
+            raise UserError(f"{name}: got {got}, allowed: at least {least}")
     name, id = split_name(task)
     family = FAMILIES[name].build()
     config = family.task_config(id)
@@ -246,14 +327,21 @@ def open_task(
     if isinstance(env, RowByRow):
         env.close()
         raise UserError("sim.batch_size: a view steps all its environments together; allowed: null")
-    stepper = Stepper(env, seed=seed, splits=splits, stagger=stagger, stages=stages, autoreset=autoreset)
-    stepper.arguments = arguments
-    return stepper
+    return Stepper(env, seed=seed, splits=splits, stagger=stagger, stages=stages, autoreset=autoreset)
 
 
-def splits_of(splits: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the names of splits, of which one may be given alone; None: all."""
-    return (splits,) if isinstance(splits, str) else None if splits is None else tuple(splits)
+def seeds_of(seed: Any, num_envs: int) -> list[int | None]:
+    """Return the env seed of each env: ``seed + i`` for a number, else those of the list. UserError for others."""
+    if seed is None or isinstance(seed, int | np.integer):
+        seeds = [None if seed is None else int(seed) + i for i in range(num_envs)]
+    else:
+        seeds = list(seed)
+    if len(seeds) != num_envs:
+        raise UserError(f"seed: got {len(seeds)} seeds, needed one for each of {num_envs} envs")
+    for one in seeds:
+        if one is not None and (not isinstance(one, int | np.integer) or one < 0):
+            raise UserError(f"seed: got {one!r}, allowed: an integer, at least 0, or None")
+    return [None if one is None else int(one) for one in seeds]
 
 
 def success_of(outcomes: Any, rows: int) -> Tensor:

@@ -211,7 +211,7 @@ def test_episodes_start_with_the_cube_held_only_where_that_is_asked_for() -> Non
     for options, held in (({}, False), ({"held_starts": 1.0}, True)):
         pool = gymnasium.make_vec("embodied/Lift-v0", num_envs=16, num_threads=1, **options)
         observations, _ = pool.reset(seed=0)
-        names = [name.partition("[")[0] for name in pool.unwrapped._simulated.pool.spec.state_names]
+        names = [name.partition("[")[0] for name in pool.unwrapped.pool.spec.state_names]
         at = names.index("cube_from_tcp")
         near = (abs(observations[:, at : at + 3]) < 0.02).all(1)
         assert near.all() if held else not near.any()
@@ -221,7 +221,7 @@ def test_episodes_start_with_the_cube_held_only_where_that_is_asked_for() -> Non
 def test_instructions_are_those_to_train_on_unless_told_otherwise() -> None:
     for options, expected in (({}, {"train"}), ({"splits": ("held_out",)}, {"held_out"})):
         env = gymnasium.make_vec("embodied/Tabletop-v0", num_envs=8, num_threads=1, **options)
-        pool = env.unwrapped._simulated.pool
+        pool = env.unwrapped.pool
         env.reset(seed=0)
         assert {pool.spec.splits[i] for i in pool.plans.instruction_n} == expected
         env.close()
@@ -262,7 +262,7 @@ def test_an_env_that_diverged_gives_the_pictures_and_words_of_that_episode(
 ) -> None:
     env = TaskEnv("tabletop", sim={"dump_dir": str(tmp_path)}, **SEEN)
     told = env.reset(seed=0)[1]["instruction"]
-    monkeypatch.setattr(env._simulated.pool.guard, "check", lambda raised: torch.tensor([0]))
+    monkeypatch.setattr(env.pool.guard, "check", lambda raised: torch.tensor([0]))
     observation, _, _, truncated, info = env.step(np.zeros(4, np.float32))
     next_observation, next_info = env.reset()
     assert truncated
@@ -291,7 +291,7 @@ def test_an_env_has_words_where_there_is_more_than_one_goal() -> None:
     _, info = env.reset(seed=0)
     instruction = info["instruction"]
     assert isinstance(instruction, str)
-    assert instruction in env.unwrapped._simulated.pool.spec.texts
+    assert instruction in env.unwrapped.pool.spec.texts
     assert env.step(np.zeros(4, np.float32))[4]["instruction"] == instruction
     env.close()
 
