@@ -1,4 +1,4 @@
-"""Which columns of a data set are state and action, and how their numbers become those of a task (``data_keys``)."""
+"""Columns of a data set that are state and action, and the conversion of their numbers for a task (``data_keys``)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Column:
     name: Text
     """Name of the column."""
     entries: tuple[str, ...] = ()
-    """Names of the column's entries that become those of the task, in the task's order; none: all, as they come."""
+    """Names of the column's entries that the task uses, in the task's order; none: all entries in their order."""
     scale: tuple[float, ...] = ()
-    """Factors: one for all entries, or one for each; none: 1."""
+    """Factors: one for all entries, or one per entry; none: 1."""
     offset: tuple[float, ...] = ()
-    """Numbers that are added: one for all entries, or one for each; none: 0."""
+    """Numbers that are added: one for all entries, or one per entry; none: 0."""
 
     @property
     def converts(self) -> bool:
-        """Whether a person has said what the numbers are."""
+        """Whether the options state a conversion."""
         return bool(self.entries or self.scale or self.offset)
 
 
@@ -51,10 +51,10 @@ def columns_of(keys: Mapping[str, Any]) -> tuple[Column, Column]:
 
 
 def convert(values_FD: Tensor, names: Sequence[str], column: Column, what: str) -> Tensor:
-    """Return the entries of the task for the numbers of a column, [F, D'].
+    """Convert the numbers of a column to entries of the task, [F, D'].
 
-    names: of the column's entries. what: ``state`` or ``action``. UserError for an entry that it does not have, and for
-    factors of another number.
+    names: of the column's entries. what: ``state`` or ``action``. UserError for an entry that the column lacks, and for
+    a wrong number of factors.
     """
     if column.entries:
         for entry in column.entries:
@@ -66,7 +66,7 @@ def convert(values_FD: Tensor, names: Sequence[str], column: Column, what: str) 
 
 
 def factors(column: Column, size: int, what: str) -> tuple[Tensor, Tensor]:
-    """Return scale and offset of ``size`` entries, float64 [size]. UserError for another number of them."""
+    """Return scale and offset of ``size`` entries, float64 [size]. UserError for a wrong number of them."""
     found = []
     for option, numbers, default in (("scale", column.scale, 1.0), ("offset", column.offset, 0.0)):
         if len(numbers) not in (0, 1, size):

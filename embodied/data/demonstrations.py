@@ -2,8 +2,8 @@
 
 Episode [L] ... ──► Demonstrations: all frames [F] in order ──► drawn frames [B] ──► chunks [B, H, A]
 
-A chunk starts at every frame, also where fewer than H actions are left of the episode. Its missing end repeats the
-episode's last action, and a mask says that nothing there was demonstrated.
+A chunk starts at every frame, also if fewer than H actions of the episode are left. Then the episode's last action is
+repeated as padding, and a mask marks the demonstrated actions.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Demonstrations:
     action_names: tuple[str, ...] = ()
     """Names of the entries of an action; () if the data set has none."""
     state_units: tuple[str, ...] = ()
-    """What the number 1 of each entry of a state is (``units.unit_of``); () if the data set does not say."""
+    """Unit of each entry of a state (``units.unit_of``); () if the data set does not state it."""
     action_units: tuple[str, ...] = ()
-    """The same of an action."""
+    """Unit of each entry of an action; () if the data set does not state it."""
     images: dict[str, Tensor] = field(default_factory=dict)
     """Images of the cameras that were read, uint8 [F, h, w, 3]."""
 
@@ -71,7 +71,7 @@ class Demonstrations:
         return torch.isin(self.episode_F, torch.as_tensor(list(episodes), dtype=torch.int64)).nonzero().squeeze(1)
 
     def with_instructions(self, instructions: Sequence[str]) -> Demonstrations:
-        """Index into the ``instructions`` of a task instead. UserError for a text that is not one of them."""
+        """Return a copy that indexes the ``instructions`` of a task. UserError for a text that the task lacks."""
         unknown = [text for text in self.instructions if text not in instructions]
         if unknown:
             listed = "; ".join(unknown[:5]) + ("; ..." if len(unknown) > 5 else "")
@@ -90,7 +90,7 @@ class Demonstrations:
     def chunks(self, rows_B: Tensor, horizon: int) -> tuple[Tensor, Tensor]:
         """Return the chunks of ``horizon`` actions that start at frames ``rows``, [B, H, A], with their mask [B, H].
 
-        Beyond the end of an episode, its last action is repeated, and the mask is false.
+        Beyond the end of an episode, the last action is repeated and the mask is false.
         """
         last_B = torch.searchsorted(self.episode_F, self.episode_F[rows_B], right=True) - 1
         frames_BH = rows_B[:, None] + torch.arange(horizon)

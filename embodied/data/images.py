@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-MAX_PIXELS = 4096 * 4096  # of one image; a small file may claim a size beyond memory
+MAX_PIXELS = 4096 * 4096  # of one image: a small file may declare a size beyond memory
 
 
 def encode_png(rgb: NDArray[np.uint8]) -> bytes:

@@ -107,7 +107,7 @@ def _frames(path: Path, columns: list[str]) -> pa.Table:
 
 
 def check_sizes(path: Path, spec: EnvSpec) -> None:
-    """Raise UserError if the data set declares pictures of other sizes than the task's, before any is decoded."""
+    """Raise UserError if the declared sizes of images differ from the task's, before any image is decoded."""
     features = _info(path)["features"]
     for camera in spec.cameras:
         feature = features.get(f"{IMAGES}.{camera.name}", {})
@@ -124,7 +124,7 @@ def _check_size(path: Path, camera: CameraSpec, found: tuple[int, int]) -> None:
 
 
 def check_fits(data: Demonstrations, spec: EnvSpec, path: Path, keys: Mapping[str, Any] | None = None) -> list[str]:
-    """Return lines that name entries whose unit may be another than the task's. keys: as they were read with.
+    """Return lines that name entries whose unit may differ from the task's. keys: the ``keys`` given to ``read``.
 
     UserError unless sizes, names, images and control rate are those of the task, and actions are in its space.
     """
@@ -175,7 +175,7 @@ def _info(path: Path) -> dict[str, Any]:
 
 
 def _units(path: Path) -> dict[str, tuple[str, ...]]:
-    """Return the units of the entries of each column; none if the data set does not say."""
+    """Return the units of the entries of each column; none if the data set does not state them."""
     try:
         found = json.loads((path / UNITS).read_text(encoding="utf-8")) if (path / UNITS).is_file() else {}
         return {column: tuple(map(str, units)) for column, units in found.items()}

@@ -1,7 +1,8 @@
 """Statistics of a LeRobotDataset's features: of all frames for ``meta/stats.json``, and of each episode.
 
-LeRobot's own tools compute the statistics of a changed data set from those of its episodes. It estimates quantiles from
-histograms and pictures from samples; here both are exact. Quantiles are for policies that normalise by them (π0.5).
+LeRobot's tools compute the statistics of a changed data set from the statistics of its episodes. LeRobot estimates
+quantiles from histograms and image statistics from samples; here both are exact. Policies such as
+π0.5 normalise by quantiles.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def number_stats(values: NDArray[Any]) -> Stats:
 def image_stats(images_FHWC: NDArray[np.uint8]) -> Stats:
     """Return statistics of each colour in [0, 1] over frames and pixels, in LeRobot's shape [3, 1, 1]; ``count`` [1].
 
-    ``count`` is the number of frames. Everything follows from how often each of the 256 levels occurs.
+    ``count`` is the number of frames. All statistics are computed from counts of the 256 levels.
     """
     levels = np.arange(256) / 255.0
     columns: dict[str, list[float]] = {key: [] for key in ("min", "max", "mean", "std", *QUANTILES)}
@@ -40,7 +41,7 @@ def image_stats(images_FHWC: NDArray[np.uint8]) -> Stats:
         columns["max"].append(present[-1])
         columns["mean"].append(mean)
         columns["std"].append(float(np.sqrt(occurs @ (levels - mean) ** 2 / upto[-1])))
-        for key, share in QUANTILES.items():  # between two pixels in order of size, as np.quantile
+        for key, share in QUANTILES.items():  # interpolate between two sorted pixels, as np.quantile
             place = share * (upto[-1] - 1)
             around = np.floor(place), np.ceil(place)
             low, high = (levels[np.searchsorted(upto, index, side="right")] for index in around)

@@ -1,8 +1,8 @@
-"""Pictures of a LeRobotDataset v3 that are frames of videos.
+"""Images of a LeRobotDataset v3 that are frames of videos.
 
-``meta/episodes`` says for each episode and camera in which file it is, ``videos/<key>/chunk_index`` and ``file_index``,
-and from when to when there, ``from_timestamp`` and ``to_timestamp``. A file holds one or more episodes, one after
-another, with one frame of video for each frame of data.
+``meta/episodes`` has, for each episode and camera, the file (``videos/<key>/chunk_index`` and ``file_index``) and the
+times in it (``from_timestamp`` and ``to_timestamp``). A file holds one or more episodes, one after another, with one
+frame of video per frame of data.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.m
 
 
 def read_videos(path: Path, info: Mapping[str, Any], key: str, episode_F: Tensor) -> Tensor:
-    """Return the pictures of feature ``key`` of all frames, uint8 [F, h, w, 3].
+    """Return the images of feature ``key`` of all frames, uint8 [F, h, w, 3].
 
     info: of the data set. episode_F: episode of each frame, not decreasing. UserError for missing or damaged videos,
     videos that are too short, and several sizes.

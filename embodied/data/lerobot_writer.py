@@ -129,7 +129,7 @@ def _stats(
 
 
 def _with_features(table: pa.Table, features: Mapping[str, Mapping[str, Any]]) -> pa.Table:
-    """Add the features as the package ``datasets`` (version 4) writes them, so that it decodes pictures untold."""
+    """Add the features as the package ``datasets`` (version 4) writes them, so that it decodes images by default."""
 
     def described(feature: Mapping[str, Any]) -> dict[str, Any]:
         if feature["dtype"] == "image":

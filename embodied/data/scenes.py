@@ -1,6 +1,6 @@
 """Scenes: labelled observations while a scripted expert and random actions move the robot.
 
-LabeledEnv ──► Scenes.render_next: labelled observations [N, ...] ──► Buffer of the newest ──► SceneDataset.draw
+LabeledEnv ──► Scenes.render_next: labelled observations [N, ...] ──► Buffer of the newest ones ──► SceneDataset.draw
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
 
 FRAMES_PER_SCENE = 10  # observations of a scene before the next one starts
-RANDOM_SHARE = 0.2  # of decisions are random, so that images also show states off the expert's path
+RANDOM_SHARE = 0.2  # fraction of random decisions, so that images also show states off the expert's path
 
 
 class LabeledEnv(Protocol):

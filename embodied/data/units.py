@@ -1,7 +1,7 @@
-"""Whether the numbers of a data set are in the units of a task, and the ``data_keys`` that would convert them.
+"""Check that the numbers of a data set have the units of a task, and suggest ``data_keys`` that convert them.
 
-Actions beyond the space are refused. A line names entries that use hardly any of it, states that are larger than their
-unit makes plausible, and entries that the data set itself says are in another unit.
+Actions outside the action space are refused. A line names entries that use only a small part of the space, states that
+are implausibly large for their unit, and entries for which the data set states another unit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PERCENT = (Conversion("percent", 0.01), Conversion("percent from 0 to 100", 0.02
 
 
 def unit_of(term: Term | ActionTerm) -> str:
-    """Return what the number 1 of an entry is: ``1 rad``, ``0.06 m``, ``0.02 m from 0.02``; empty if it is just 1."""
+    """Describe the number 1 of an entry: ``1 rad``, ``0.06 m``, ``0.02 m from 0.02``; empty without a unit."""
     one, start = (1 / term.scale, 0.0) if isinstance(term, Term) else (term.scale, term.offset)
     if (one, start, term.unit) == (1.0, 0.0, ""):
         return ""
@@ -100,7 +100,7 @@ def check_state(state_FS: Tensor, spec: EnvSpec, column: Column, path: Path) -> 
 
 
 def check_units(found: Sequence[str], needed: Sequence[str], names: Sequence[str], what: str, path: Path) -> list[str]:
-    """Return a line if the data set says that entries have other units than the task's."""
+    """Return a line if the data set states other units than the task's."""
     other = [
         f"{name} {theirs}, not {ours}"
         for name, theirs, ours in zip(names, found, needed, strict=False)

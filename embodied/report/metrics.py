@@ -16,10 +16,10 @@ MAX_ROW_BYTES = 8192
 
 
 class MetricsWriter:
-    """Appends rows to a run directory.
+    """Append rows to the curves of a run directory.
 
-    last_iteration: on resume, the iteration of the checkpoint. Rows after it are of lost work that will be repeated.
-    They are removed, so that a curve never runs back in time.
+    last_iteration: on resume, the iteration of the checkpoint. Later rows are removed, because that work was lost and
+    will be repeated.
     """
 
     def __init__(self, run_dir: Path, last_iteration: int | None = None) -> None:

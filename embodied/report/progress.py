@@ -19,7 +19,7 @@ PLAIN_INTERVAL_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Progress of training. Imitation and grounding count updates as steps and have a loss in place of successes."""
+    """Progress of training. Imitation and grounding count updates as steps, and have a loss instead of a success."""
 
     iteration: int
     """Iterations so far."""
@@ -30,13 +30,13 @@ class Status:
     env_steps_per_s: float
     """Present rate of ``env_steps``."""
     success: float | None = None
-    """Success rate in [0, 1] of the training episodes that ended lately; None before there is one."""
+    """Success rate in [0, 1] of the training episodes that ended recently; None before the first."""
     eval_success: float | None = None
-    """Success rate in [0, 1] of the last evaluation; None before there is one."""
+    """Success rate in [0, 1] of the last evaluation; None before the first."""
     loss: float | None = None
     """Validation loss."""
     return_mean: float | None = None
-    """Return of the training episodes that ended lately; shown for tasks that report no success."""
+    """Return of the training episodes that ended recently; shown for tasks that report no success."""
     eval_return: float | None = None
     """Return of the last evaluation."""
     has_success: bool = True
@@ -63,7 +63,7 @@ class Line:
             self.message(text)
 
     def evaluating(self, size: str, done: str = "evaluated") -> Callable[[float], None]:
-        """Begin an evaluation; return what shows its progress, given the share that is done. size, done: in words."""
+        """Begin an evaluation; return a function that shows the fraction done. size, done: texts of the line."""
         began_s = running_s()
         self._last_plain_s = time.monotonic()  # a short one needs no line
 

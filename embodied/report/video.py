@@ -35,8 +35,8 @@ def record(
 
     render: returns images [N, h, w, 3] of the present states of all envs. It is called at the start of episodes and
     after every control step. plans: the episodes; their number must be a multiple of the number of envs. fps: frames
-    per second; None is real time. seeded: see ``EvalRollout``. watch: gets the share of frames that are
-    written, of those of full-length episodes. The file appears when it is complete.
+    per second; None is real time. seeded: see ``EvalRollout``. watch: receives the fraction of
+    frames that are written, relative to full-length episodes. The file appears when it is complete.
     """
     assert len(plans) % env.num_envs == 0, f"{len(plans)} episodes in {env.num_envs} envs"
     fps = 1.0 / env.spec.control_dt_s if fps is None else fps

@@ -1,8 +1,8 @@
 """Shared by all commands: one JSON line on stdout, all other output on stderr, exit codes.
 
 0 success, 1 a crash (traceback) or the emergency key on a robot's way home, 2 bad input (message only; with the result
-where the input was examined), 130 stopped by Ctrl-C, SIGTERM or a closed terminal, 141 nobody reads the output any
-more, as of ``| head`` (nothing said).
+where the input was examined), 130 stopped by Ctrl-C, SIGTERM or a closed terminal, 141 broken pipe, such as of
+``| head`` (silent).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any
 import embodied
 from embodied.core.interrupts import INTERRUPTED, raise_on_interrupt
 
-DISK_ERRORS = (  # what a disk refuses; other errors of files are bugs
+DISK_ERRORS = (  # errors of a disk; other errors of files are bugs
     errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG,
 )  # fmt: skip
 UNREAD = 141
-"""Exit code of a command whose output nobody reads any more: 128 + SIGPIPE, as shells show it for other programs."""
+"""Exit code of a command with a broken pipe: 128 + SIGPIPE, as shells show it for other programs."""
 
 
 def check_installation() -> str | None:
@@ -47,7 +47,7 @@ def check_installation() -> str | None:
 
 
 class Failed(Exception):
-    """Raised by a command that failed, with the reason; ``result`` says what was found and is printed.
+    """Raised by a command that failed, with the reason; its ``result`` is printed.
 
     code: exit code; by default that of bad input.
     """
@@ -80,10 +80,10 @@ def run_command(command: Callable[[Sequence[str]], dict[str, Any]], usage: str |
 
 
 def _open_streams() -> None:
-    """Point standard streams that are closed (``2>&-``) nowhere.
+    """Redirect standard streams that are closed (``2>&-``) to ``/dev/null``.
 
-    Otherwise a file that is opened later gets their number, and what libraries write to the stream. A script that the
-    shell reads has it already: a file that cannot be written counts as closed.
+    Otherwise a file that is opened later gets the number of the stream, and with it the output of libraries. A script
+    that the shell reads may have that number already: a file that cannot be written counts as closed.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         with contextlib.suppress(OSError):
@@ -99,7 +99,7 @@ def _open_streams() -> None:
 
 
 def _silence_unread() -> bool:
-    """Point stdout and stderr nowhere if they are pipes that nobody reads any more; return whether one was."""
+    """Redirect stdout and stderr to ``/dev/null`` if their pipes are broken; return whether one was."""
     unread = [number for number in (1, 2) if _is_unread(number)]
     if unread:
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -117,7 +117,7 @@ def _is_unread(number: int) -> bool:
 
 
 def _run(command: Callable[[Sequence[str]], dict[str, Any]], usage: str | None, argv: Sequence[str]) -> int:
-    """Run the command as ``run_command`` says. BrokenPipeError if nobody reads the output."""
+    """Run the command for ``run_command``. BrokenPipeError if nobody reads the output."""
     problem = check_installation()
     if problem:
         print(f"error: {problem}", file=sys.stderr)

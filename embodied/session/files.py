@@ -1,4 +1,4 @@
-"""Files of a run that tell other processes about it: its lock and its state. Imports no torch.
+"""Files of a run that other processes read: its lock and its state. Imports no torch.
 
 training: lock_run, Journal ──► .lock, state.json, warnings.log ──► embodied.status: lock_owner, read_json
 """
@@ -39,7 +39,7 @@ def lock_run(run_dir: Path) -> TextIO:
     """Lock the directory for this training; closing the returned file, or the end of the process, unlocks it.
 
     UserError, which names the process and its machine, if another training holds the lock. The lock is advisory
-    (flock), so it says nothing on file systems that do not support it.
+    (flock), and has no effect on file systems that do not support it.
     """
     try:
         file = (run_dir / LOCK_FILE).open("a+", encoding="utf-8")
@@ -68,7 +68,7 @@ def lock_run(run_dir: Path) -> TextIO:
 
 
 def lock_owner(run_dir: Path) -> str | None:
-    """Return the process that trains in a directory, and its machine; None if none does, or if nobody can know."""
+    """Return the process that trains in a directory, and its machine; None if there is none or it cannot be known."""
     try:
         with (run_dir / LOCK_FILE).open(encoding="utf-8") as file:
             try:
@@ -81,7 +81,7 @@ def lock_owner(run_dir: Path) -> str | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a file; {} if there is none, or something else."""
+    """Return the object in a file; {} if the file is missing or has no object."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

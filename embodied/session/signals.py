@@ -1,7 +1,6 @@
 """Signals that end a run in good order: Ctrl-C, SIGTERM, and SIGHUP of a terminal that was closed.
 
-Shell and system may both send SIGHUP, so after the first one more of them change nothing. Under ``nohup`` it stays
-ignored.
+Shell and system may both send SIGHUP, so only the first SIGHUP counts. Under ``nohup``, SIGHUP stays ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from types import FrameType
 
 from embodied.core.interrupts import INTERRUPTED
 
-SAVING = "stopping: saving a checkpoint (once more: at once, without)"
+SAVING = "stopping: saving a checkpoint (Ctrl-C again: stop now without saving)"
 HANGS_S = 8.0  # how long the parts of an interrupted run may take to end
 
 
@@ -25,7 +24,8 @@ HANGS_S = 8.0  # how long the parts of an interrupted run may take to end
 def stop_on_signals(note: str = SAVING) -> Iterator[threading.Event]:
     """Yield an event that the first SIGINT, SIGTERM or SIGHUP sets; a second signal has its usual effect.
 
-    note: said at the first one. Signals reach the main thread only: in any other thread nothing sets the event.
+    note: written to stderr at the first signal. Only the main thread gets signals; in any other thread the event stays
+    unset.
     """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -42,7 +42,7 @@ def stop_on_signals(note: str = SAVING) -> Iterator[threading.Event]:
         stop.set()
         _hang_up(number)
         restore()
-        with suppress(OSError):  # print() must not be called while it may be at work
+        with suppress(OSError):  # print() is not reentrant
             os.write(2, f"{note}\n".encode())
 
     for number in before:
@@ -55,7 +55,7 @@ def stop_on_signals(note: str = SAVING) -> Iterator[threading.Event]:
 
 @contextmanager
 def interrupt_on_signals() -> Iterator[None]:
-    """Take SIGTERM and SIGHUP for Ctrl-C, which raises KeyboardInterrupt; only the main thread can."""
+    """Treat SIGTERM and SIGHUP as Ctrl-C, which raises KeyboardInterrupt; only the main thread can."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -82,7 +82,7 @@ def _ending() -> list[signal.Signals]:
 
 
 def _hang_up(number: int) -> None:
-    """After SIGHUP ignore more of it, and point the streams of a terminal that is gone nowhere: writes would fail."""
+    """After SIGHUP, ignore later ones, and redirect the streams of the closed terminal to ``/dev/null``."""
     if number != signal.SIGHUP:
         return
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -98,7 +98,7 @@ def _hang_up(number: int) -> None:
 
 @contextmanager
 def ending_in_time() -> Iterator[None]:
-    """End the process if the block takes longer than ``HANGS_S``: a part that it waits for hangs."""
+    """End the process if the block takes longer than ``HANGS_S``, because a component hangs."""
     last_resort = threading.Timer(HANGS_S, _end)
     last_resort.daemon = True
     last_resort.start()
@@ -109,5 +109,5 @@ def ending_in_time() -> Iterator[None]:
 
 
 def _end() -> None:
-    os.write(2, b"interrupted; a part of the run hangs and was not waited for\n")
+    os.write(2, b"interrupted; a component did not shut down in time\n")
     os._exit(INTERRUPTED)

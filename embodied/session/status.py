@@ -19,15 +19,15 @@ from embodied.session.files import CONFIG_FILE, STATE_FILE, WARNINGS_FILE, check
 ROWS = 20
 """Rows of metrics.jsonl that rates and shares are means over."""
 ALIVE = ("starting", "training", "evaluating", "running")
-"""States in which a process works on the run; running is that of a process of an earlier version."""
+"""States in which a process works on the run; ``running`` is written by an earlier version."""
 
 
 def read_status(run_dir: Path) -> dict[str, Any]:
     """Return the state of a run; UserError if the directory is not that of a run.
 
-    state: one of ALIVE, or finished, interrupted, failed, killed (its process ended without a word), unknown. progress:
-    share of the steps or minutes. waits: by part, the share of its time in each activity (``time/*``). None stands for
-    what is not known.
+    state: one of ALIVE, or finished, interrupted, failed, killed (its process ended without writing a
+    state), unknown. progress: fraction of the steps or minutes. waits: by part, the fraction of its time in each
+    activity (``time/*``). None: not known.
     """
     check_run_dir(run_dir)
     config, journal = _read_config(run_dir), read_json(run_dir / STATE_FILE)

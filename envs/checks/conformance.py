@@ -1,4 +1,4 @@
-"""Checks that a ``VecEnv`` keeps its contract, whatever simulator it comes from: ours or another's.
+"""Check that a ``VecEnv`` keeps its contract, whatever its simulator.
 
 make(N) ──► Trial: records one rollout ──► CHECKS: each examines it, or runs envs of its own ──► Check results
 
@@ -52,9 +52,8 @@ class Result:
 def check_env(make: Make, num_envs: int = 4, seed: int = 0) -> None:
     """Raise UserError with the first rule that an environment breaks.
 
-    make: builds an env of so many copies. All checks run but those of rendering, closing and leaks. An episode must
-    depend only on its plan and actions: the rewards, ends and observations of each env's second episode must come again
-    when that episode runs alone.
+    make: builds an env of N copies. All checks run except rendering, closing and leaks. An episode must depend only on
+    its plan and actions: each env's second episode must repeat its rewards, ends and observations when it runs alone.
     """
     with ExitStack() as opened:
         trial = Trial(make, opened, num_envs, seed)
@@ -76,12 +75,12 @@ def run_checks(
     seconds: float = inf,
     note: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Result]:
-    """Yield the result of every check, whatever the others find. If the env cannot be run at all, none is reached.
+    """Yield the result of every check, also after failures. If the env cannot be run at all, no check is reached.
 
-    make: builds an env of so many copies. resets: those of the check of leaks. steps: control steps to which the time
-    limits of episodes are cut, so that slow simulators reach the ends of episodes. seconds: time in which all checks
-    end; episodes and resets become fewer for it. note: takes a sentence for the user. An exception of the environment
-    is a failure of the check.
+    make: builds an env of N copies. resets: number of resets of the check of leaks. steps: largest time limit of an
+    episode in control steps, so that slow simulators reach the ends of episodes. seconds: time limit of all checks,
+    which shortens episodes and resets. note: receives a sentence for the user. An exception of the environment fails
+    the check.
     """
     with ExitStack() as opened:
         trial = Trial(make, opened, num_envs, seed, steps, resets, seconds, note)
@@ -99,7 +98,7 @@ def run_checks(
                 yield Result(name, True, str(reason))
             except (UserError, OutOfTime) as error:
                 yield Result(name, False, one_line(error))
-            except (Exception, SystemExit) as error:  # an environment of others may raise anything
+            except (Exception, SystemExit) as error:  # third-party code may raise anything
                 yield Result(name, False, f"raised {described(error)}")
             else:
                 yield Result(name, True)

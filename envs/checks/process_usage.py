@@ -1,4 +1,4 @@
-"""What this process and its child processes hold: memory, files, threads, processes (Linux)."""
+"""Memory, files, threads and processes of this process and its child processes (Linux)."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from embodied.envs.checks.trial import (
 FUNCTION_OF_ITS_PLAN = "an episode must be a function of its plan and actions, whatever the other envs do"
 FILM_SIZE = (64, 48)  # width and height, pixels
 LEAK_BYTES = 32e6  # growth over all resets that no allocator causes
-MAX_LEFT_OVER = 2  # threads and files that libraries keep after a first use
+MAX_LEFT_OVER = 2  # threads and files that libraries may keep after their first use
 
 
 def check_spaces(trial: Trial) -> None:
@@ -51,7 +51,7 @@ def check_spaces(trial: Trial) -> None:
 
 
 def _names(spec: EnvSpec) -> dict[str, Sequence[str]]:
-    """Return the names in a spec, by what they are names of."""
+    """Return the names in a spec, by the kind of the named thing."""
     return {
         "terms of the state": [term.name for term in spec.state],
         "privileged terms": [term.name for term in spec.privileged],
@@ -73,7 +73,7 @@ def check_dtypes(trial: Trial) -> None:
 
 
 def check_bad_actions(trial: Trial) -> None:
-    """``step`` raises ValueError for chunks of a wrong shape, for NaN, and for what is not a choice."""
+    """``step`` raises ValueError for chunks of a wrong shape, for NaN, and for invalid choices."""
     env, space = trial.env, trial.spec.action
     good = random_actions(space, env.num_envs, trial.chunk, 0)
     bad = {"one row too few": good[1:], "one entry too many": torch.cat([good, good[..., :1]], -1)}
@@ -91,7 +91,7 @@ def check_bad_actions(trial: Trial) -> None:
 
 
 def check_autoreset(trial: Trial) -> None:
-    """SAME_STEP: the sampler is asked once for each end, and the last observation of an episode is in final_obs."""
+    """SAME_STEP: the env requests one plan per end, and the last observation of an episode is in final_obs."""
     env, all_first = trial.env, True
     ended = False
     for moment in trial.rollout:
@@ -162,7 +162,7 @@ def check_success(trial: Trial) -> None:
 
 
 def check_partial_reset(trial: Trial) -> None:
-    """An env that ends inside a chunk is not stepped further, and the others are: as action by action."""
+    """An env that ends inside a chunk stops there and the other envs go on, as if stepped action by action."""
     env = trial.env
     for moment in trial.rollout:
         contract.check_executed(env, moment.step, trial.executed)
@@ -182,7 +182,7 @@ def check_partial_reset(trial: Trial) -> None:
 
 
 def check_seeding(trial: Trial) -> None:
-    """An episode of each env comes again when it runs alone: the second one, if later episodes repeat at all."""
+    """An episode of each env repeats when it runs alone: the second episode, if later episodes repeat at all."""
     env, alone = trial.env, trial.alone
     if env.spec.repeats == "none":
         raise NotApplicable("its simulator says that it is not deterministic")
@@ -228,7 +228,7 @@ def check_exact_resume(trial: Trial) -> None:
 
 
 def check_rendering(trial: Trial) -> None:
-    """Pictures for people have the size that was asked for and show something, after resets and every control step."""
+    """Images for people have the requested size and are not blank, after resets and after every control step."""
     env = trial.build(trial.num_envs)
     if not isinstance(env, Filmed):
         raise NotApplicable("it cannot be rendered")
@@ -257,7 +257,7 @@ def check_rendering(trial: Trial) -> None:
 
 def check_closing(trial: Trial) -> None:
     """``close`` ends all threads and processes and closes all files; a second call does nothing."""
-    assert trial.rollout  # what libraries start once has been started
+    assert trial.rollout  # libraries have started their threads
     before = held.counts()
     env = trial.make(trial.num_envs)
     with closing(env):

@@ -29,19 +29,19 @@ from embodied.envs.base.apart import Apart, OutOfTime
 from embodied.envs.episodes.sampler import SamplerSetup, UniformConfig, UniformSampler
 
 Make = Callable[[int], VecEnv]
-"""Builds an env of so many copies."""
+"""Builds an env of N copies."""
 CHUNK = 3  # actions per chunk
-RECORDING_SHARE = 0.6  # of the time, for the checks before that of leaks, which stops at LEAKS_SHARE
+RECORDING_SHARE = 0.6  # of the time, for the checks before the check of leaks, which stops at LEAKS_SHARE
 LEAKS_SHARE = 0.9
 TOLERANCE = 1e-4  # a simulator may round differently for another number of envs
 
 
 class NotApplicable(Exception):
-    """An environment does not claim what a check is about."""
+    """A check does not apply to an environment."""
 
 
 class Shortened(Exception):
-    """A check has stopped early, and found no fault until then."""
+    """A check has stopped early, without finding a fault."""
 
 
 def require(env: VecEnv, kept: bool, rule: str) -> None:
@@ -51,7 +51,7 @@ def require(env: VecEnv, kept: bool, rule: str) -> None:
 
 
 class Recording(UniformSampler):
-    """Draws episodes of all instructions, stages and time limits, and remembers what it drew and what it heard.
+    """Draw episodes of all instructions, stages and time limits; record the plans and the ended episodes.
 
     limit: greatest time limit that it draws, control steps.
     """
@@ -84,17 +84,17 @@ class Moment:
     """One chunk of a rollout."""
 
     obs: Obs
-    """Observations that it was executed on (copies)."""
+    """Observations before the chunk (copies)."""
     action: Tensor
-    """Its actions, [N, E, A]."""
+    """Actions of the chunk, [N, E, A]."""
     step: Timestep
-    """Its result."""
+    """Result of the chunk."""
     given: EpisodePlans
-    """Plans of the episodes in progress when it began."""
+    """Plans of the episodes in progress at the start of the chunk."""
     heard: list[list[int]]
-    """Envs that the sampler was asked for next plans of, a list per call."""
+    """Envs that requested their next plans, a list per call."""
     given_after: EpisodePlans
-    """Plans of the episodes in progress when it ended."""
+    """Plans of the episodes in progress at the end of the chunk."""
 
 
 class Trial:
@@ -111,9 +111,9 @@ class Trial:
         seconds: float = inf,
         note: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """opened: closes the envs. limit: see ``Recording``. resets: those of the check of leaks.
+        """opened: closes the envs. limit: see ``Recording``. resets: number of resets of the check of leaks.
 
-        seconds: time of all checks. note: takes a sentence for the user.
+        seconds: time limit of all checks. note: receives a sentence for the user.
         """
         self.make, self.opened, self.num_envs, self.seed, self.resets = make, opened, num_envs, seed, resets
         self.limit, self.seconds, self.note = limit, seconds, note
@@ -126,7 +126,7 @@ class Trial:
         return self.opened.enter_context(closing(self.make(num_envs)))
 
     def apart(self, call: Callable[[], Any]) -> Any:
-        """Call in the thread that steps environments. OutOfTime if the time of all checks is over before it is done."""
+        """Call a function in the thread that steps environments. OutOfTime if the checks' time limit passes first."""
         try:
             return self._thread(call, max(0.0, self._left(1.0)))
         except OutOfTime:
@@ -197,7 +197,7 @@ class Trial:
         """The chunks of a run from a reset on, with random actions."""
         try:
             return self._record()
-        except Exception:  # an environment of others may raise anything
+        except Exception:  # third-party code may raise anything
             self.broken = True
             raise
 
@@ -219,7 +219,7 @@ class Trial:
         return moments
 
     def _shorten(self) -> None:
-        """Lower the limit of episodes so that the checks end in time, as far as a few steps tell."""
+        """Lower the time limit of episodes so that the checks end in time, estimated from a few steps."""
         obs = self.reset(self.env, self.recording())
         for t in range(2):  # the first may compile
             began = time.monotonic()
@@ -242,9 +242,9 @@ class Trial:
 
     @cached_property
     def repeated_episodes(self) -> list[tuple[int, int]]:
-        """For each env the chunks in which an episode began and ended that must come again. UserError if there is none.
+        """Chunks in which the episode that must repeat began and ended, for each env. UserError if there is none.
 
-        It is the second one, so that the first may leave nothing behind, or the first if no later ones repeat.
+        It is the second episode, so that traces of the first would show; or the first, if later ones do not repeat.
         """
         found = []
         for k in range(self.num_envs):
@@ -265,7 +265,7 @@ class Trial:
 
 
 def alike(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tolerance: float = TOLERANCE) -> bool:
-    """Return whether two observations are equal but for rounding; images are bytes, so one level may differ."""
+    """Return whether two observations are equal up to rounding, which is one level for images."""
     if a.keys() != b.keys():
         return False
     for key, value in a.items():
@@ -276,7 +276,7 @@ def alike(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tolerance: float = T
 
 
 def difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str:
-    """Say where two observations of one env differ most, for messages."""
+    """Describe where two observations of one env differ most, for messages."""
     if a.keys() != b.keys():
         return f"one has {sorted(a)}, the other {sorted(b)}"
     gaps = {key: (value.double() - b[key].double()).abs().flatten() for key, value in a.items() if value.numel()}

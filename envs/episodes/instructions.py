@@ -17,7 +17,7 @@ def single_instruction(text: str) -> tuple[Instruction, ...]:
 
 
 class InstructionDraw:
-    """Draw the instructions of episodes: splits in turn, the goals of a split in turn, and a random text of the goal.
+    """Draw the instructions of episodes: the next split, the next goal of the split, and a random text of the goal.
 
     Consecutive seeds get consecutive splits and goals. So evaluations and batches of training envs have equally many
     episodes of each. splits: splits to draw from (None: all). UserError for an unknown split.

@@ -23,7 +23,7 @@ from embodied.core.spec import EnvSpec
 from embodied.envs.episodes.instructions import InstructionDraw
 from embodied.envs.episodes.seeding import EpisodeRng
 
-INCARNATION = 1_000_000  # episode numbers between a worker and the one that replaces it
+INCARNATION = 1_000_000  # distance between the episode numbers of a worker and of its replacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class SamplerSetup:
     stagger: bool = False
     """Cut each env's first episode short by a random time, so that resets spread over time."""
     stages: bool = False
-    """Start the share ``StartStage.share`` of the episodes from a later stage of the task."""
+    """Start a fraction of the episodes, ``StartStage.share``, from a later stage of the task."""
     group_size: int = 1
     """Number of consecutive envs that have the same episodes at the same time, as GRPO needs."""
     incarnation: int = 0
@@ -48,7 +48,7 @@ class SamplerSetup:
 
 @config_dataclass
 class UniformConfig:
-    """Options of the uniform sampler; it has none."""
+    """Options of the uniform sampler: none."""
 
 
 class UniformSampler:
@@ -103,7 +103,7 @@ class UniformSampler:
             self.number_N[ids] += 1
             return self._draw(ids)
         group_left_N = self._group_steps_left(steps_left_N)
-        again = group_left_N[ids] > 0  # the group is not done: repeat its plan, so that the group stays in step
+        again = group_left_N[ids] > 0  # the group is not done: repeat its plan to keep its envs synchronous
         self.number_N[ids] += ~again
         plans = self._draw(ids)
         plans.put(np.flatnonzero(again), ended.plans.rows(again))

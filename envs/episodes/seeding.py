@@ -81,7 +81,7 @@ class EpisodeRng:
     def block(self, stream: str, block_n: np.ndarray, size: int) -> np.ndarray:
         """Draw block ``block_n`` of ``size`` numbers of each episode's stream, uniform in [0, 1), float64 [n, size].
 
-        Block 0 is what ``unit`` gives.
+        ``unit`` returns block 0.
         """
         with np.errstate(over="ignore"):
             first_n = (block_n * size).astype(np.uint64) * _GOLDEN
@@ -90,7 +90,7 @@ class EpisodeRng:
     def normal(self, stream: str, block_n: np.ndarray, size: int) -> np.ndarray:
         """Draw block ``block_n`` of ``size`` standard normals of each episode's stream, float64 [n, size].
 
-        By the transform of Box and Muller (1958), which makes two of them from two uniform numbers.
+        The transform of Box and Muller (1958) makes two normals from two uniform numbers.
         """
         half = -(-size // 2)
         unit = self.block(stream, block_n, 2 * half)

@@ -23,9 +23,9 @@ class Simulations(Protocol):
         ...
 
     def expand(self, name: str) -> Any:
-        """Return the live array of a field of the model, [N, ...], from now on with values of every simulation's own.
+        """Return the live array of a field of the model, [N, ...]; from now on each simulation has its own values.
 
-        UserError if the simulations cannot have that.
+        UserError if simulations cannot have values of their own.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Groups of a scene's geoms, bodies, actuators and joints that every task has: the arm, the fingers, the objects."""
+"""The groups of geoms, bodies, actuators and joints that every task has: the arm, the fingers and the objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The NaN guard: if a simulation diverges, its state is written to a file and its episode ends; other envs go on."""
+"""The NaN guard: it writes the state of a diverged simulation to a file and ends its episode; other envs continue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ assert _BAD == list(range(_BAD[0], _BAD[0] + 3)), "a slice of warnings holds the
 # Under full random actions joints of the Panda reach 10 rad/s and objects 50 rad/s. Far above that, contacts are
 # missed, and observations spoil a policy's normaliser. The engine warns only at 1e10.
 MAX_SPEED = 1_000.0  # of any degree of freedom, m/s or rad/s
-MAX_DUMPS = 100  # of one pool: an env that diverges again and again must not fill the disk
+MAX_DUMPS = 100  # of one pool: limits what an env that diverges repeatedly writes to the disk
 log = logging.getLogger(__name__)
 
 

@@ -111,8 +111,8 @@ class MujocoPool(EpisodicEnv):
         self.observe_images = True  # if False, nothing is rendered, and observations have no images
         self.observe_segmentation = False  # if True, also ``segmentation.<camera>``, ids of ``rig.model``'s geoms
         self._model_seed_N = np.full(num_envs, -1, dtype=np.int64)  # env seed that each model was randomised with
-        # State of every env after a reset; None if a reset does more: states differ between envs, or sensors that are
-        # computed after velocities, such as forces, are set to 0.
+        # State of every env after a reset. None if copying it is not enough: states differ between envs, or a reset
+        # must set sensors that are computed after velocities, such as forces, to 0.
         self._initial = None if terms or (self.model.sensor_needstage > _CURRENT).any() else initial
 
     # -- of EpisodicEnv ------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class MujocoPool(EpisodicEnv):
         return Viewer(self.task, self.batch, replace(FRONT, width=width, height=height)).render
 
     def film_quickly(self, width: int, height: int) -> Callable[[], NDArray[np.uint8]]:
-        """Return what ``film`` returns, without shadows and a hundred times as fast (``QuickViewer``)."""
+        """Return a function like that of ``film``: a hundred times as fast, without shadows (``QuickViewer``)."""
         viewer = QuickViewer(self, replace(FRONT, width=width, height=height))
         physics = self.batch.state.copy()
         self.batch.forward(stage=_CURRENT)  # fills what the viewer has bound
@@ -254,6 +254,6 @@ def step_result(task: Task, broken_n: Tensor | None) -> Advance:
 
 
 def pack_terms(terms: Sequence[Term], parts: Mapping[str, Tensor], ids: Ints | None = None) -> Tensor:
-    """Return the scaled quantities of ``terms`` in a row per env, float32; of envs ``ids`` (None: of all in parts)."""
+    """Return the scaled quantities of ``terms``, float32 with one row per env. ids: envs to return (None: all)."""
     vector = torch.cat([parts[t.name] if t.scale == 1 else parts[t.name] * t.scale for t in terms], -1).float()
     return vector if ids is None else vector[ids]

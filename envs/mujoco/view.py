@@ -18,9 +18,9 @@ class View:
     """Named torch tensors over the live arrays of a batch: no copies, current after every control step.
 
     Tensors have a row per env, N, in metres, seconds and radians. Device and type are those of the batch: CPU and
-    float64, or any device and float32. ``batch`` is for model fields that a task sets per simulation. What the engine
-    computes after velocities (accelerations, forces) is of the last step, and at the start of an episode means nothing;
-    read it by sensors, which are 0 there.
+    float64, or any device and float32. ``batch`` is for model fields that a task sets per simulation. Accelerations
+    and forces, which the engine computes after velocities, belong to the last step. At the start of an episode they are
+    meaningless: read them by sensors, which are 0 there.
     """
 
     def __init__(self, batch: Simulations, arm: ArmState) -> None:

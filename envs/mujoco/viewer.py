@@ -51,7 +51,7 @@ class Viewer:
 
 
 class QuickViewer:
-    """Render the simulations of a pool as policies' cameras see them: a hundred times as fast as ``Viewer``.
+    """Render the simulations of a pool as policies' cameras do, a hundred times as fast as ``Viewer``.
 
     It has no shadows, and a robot has only its few coarse geoms (``Robot.coarse``). Images of a robot without these
     show its other geoms and take longer. The image of an env where the task is solved now has a green frame.

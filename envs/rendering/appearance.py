@@ -1,8 +1,9 @@
-"""Visual geoms, which the physics does without, and the twin simulations that have them.
+"""Visual geoms, which the stepped model lacks, and the twin simulations that have them.
 
 A geom costs time in every substep even if it collides with nothing (the visual geoms of the Panda: 12%). So the model
 that is stepped has no visual geoms. Images are rendered from a *twin*: simulations of a model with visual geoms whose
-positions are copied from the simulations that are stepped. Videos show detailed geoms, policies' cameras a few.
+positions are copied from the simulations that are stepped. Videos show detailed geoms; policies'
+cameras show a few coarse ones.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from embodied.envs.rendering.cameras import DEFAULT_RGBA
 
 COLLISION_GROUP = 3  # geoms of this group and above are not shown
-SYNCED_FIELDS = ("geom_type", "geom_size", "geom_rgba", "geom_rbound", "geom_aabb")  # may differ by simulation
+SYNCED_FIELDS = ("geom_type", "geom_size", "geom_rgba", "geom_rbound", "geom_aabb")  # may differ between simulations
 
 
 def add_visuals(spec: mujoco.MjSpec, file: Path | None) -> mujoco.MjModel:

@@ -1,4 +1,4 @@
-"""Randomisation of images: camera poses, colours and light of each env, drawn anew with every episode.
+"""Randomisation of images: camera poses, colours and light of each env, drawn again for every episode.
 
 Draws are those of ``EpisodeRng``: the same env seed and episode give the same images, whatever the number of envs.
 """
@@ -42,7 +42,7 @@ class CameraRandomization:
     light_direction: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Each coordinate of the unit vector towards the light."""
     brightness: Annotated[float, Field(ge=0, le=0.9)] = 0.0
-    """All light, relative."""
+    """Brightness of all light, relative to 1."""
 
     @property
     def moves_cameras(self) -> bool:

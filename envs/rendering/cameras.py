@@ -183,7 +183,7 @@ def field_values(batch: Batch, field: str, sims: Ids) -> NDArray[Any]:
 
 
 def geom_colors(batch: Batch, sims: Ids) -> Array:
-    """Return colour and opacity (0 to 1) of every geom, its material's if it uses one, [n, ngeom, 4]."""
+    """Return colour and opacity (0 to 1) of every geom or of its material, [n, ngeom, 4]."""
     model, rgba_ng4 = batch.model, field_values(batch, "geom_rgba", sims).astype(np.float64)
     if model.nmat:
         uses_material = (model.geom_matid >= 0) & (model.geom_rgba == DEFAULT_RGBA)[:, :3].all(1)
@@ -242,14 +242,14 @@ class _Scene:
         return color, dist, geom, normal
 
     def _cast(self, pnt: Array, vec: Array, bodyexclude: Ids | int = -1) -> tuple[Array, Ids, Array]:
-        """Return distance, geom and normal of what the rays hit first."""
+        """Return distance, geom and normal of each ray's first hit."""
         dist, geom, normal = self.batch.ray(
             pnt, vec, geomgroup=self.groups, ids=self.sims, bodyexclude=bodyexclude, normal=True
         )
         return dist, geom, normal
 
     def _shade(self, origin_n3: Array, direction: Array, dist: Array, geom: Ids, normal: Array) -> tuple[Array, Array]:
-        """Return colour [n, r, 3] and opacity [n, r] of what the rays hit."""
+        """Return colour [n, r, 3] and opacity [n, r] at the hits."""
         unit = direction / np.linalg.norm(direction, axis=-1, keepdims=True)
         rgba = self.rgba_ng4[self.rows, geom]
         hit = origin_n3[:, None] + dist[..., None] * direction

@@ -4,7 +4,7 @@ An image is cut into square tiles, and a geom is drawn only in tiles that its ou
 small, so images are the same as without culling.
 
 A geom cannot touch a tile if it lies wholly to one side of one of the four planes through the camera and the tile's
-edges. The support function of a convex geom says how far it reaches in a direction. So no projection is needed, and
+edges. The support function of a convex geom gives its extent in a direction. So no projection is needed, and
 the test holds for geoms beside or behind the camera too.
 
 Suffixes: n simulations, g geoms, t tiles (c columns, r rows of them), p pixels of a tile.

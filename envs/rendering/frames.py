@@ -1,4 +1,4 @@
-"""Buffers that the images of policies' cameras are drawn into.
+"""Buffers for the images of policies' cameras.
 
 Suffixes: n simulations, h and w pixels.
 """

@@ -1,4 +1,4 @@
-"""Layers of an image: sets of geoms that are drawn together, over what the image shows already.
+"""Layers of an image: sets of geoms that are drawn together over the layers before.
 
     poses of bodies ─► geoms in camera coordinates ─► tiles that may show a geom ─► ray hits ─► shading ─► nearest wins
 
@@ -216,7 +216,7 @@ def _keep_nearest(depth_p: Array32, place_m: Ids, new_m: Array32) -> Ids:
     nearer = np.flatnonzero(new_m < depth_p.take(place_m))
     new, place = new_m.take(nearer), place_m.take(nearer)
     rest = np.arange(len(nearer))
-    while len(rest):  # of several writes to one place the last one stays; repeat with those that are still nearer
+    while len(rest):  # several writes to one place keep the last one: repeat with the values that are still nearer
         depth_p[place.take(rest)] = new.take(rest)
         rest = rest[new.take(rest) < depth_p.take(place.take(rest))]
     kept: Ids = nearer[new == depth_p.take(place)]

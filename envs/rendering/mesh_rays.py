@@ -1,4 +1,4 @@
-"""Geoms of shapes that ``embodied.envs.rendering.solids`` lacks, such as meshes: MuJoCo casts rays at them."""
+"""Ray casting by MuJoCo, for shapes that ``embodied.envs.rendering.solids`` lacks, such as meshes."""
 
 from __future__ import annotations
 

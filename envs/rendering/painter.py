@@ -4,8 +4,8 @@
     moving       opaque geoms that move
     translucent  geoms with an opacity below 1, drawn last
 
-If the camera does not move, the image of the ground and the still layer is kept. It is drawn anew when an episode has
-begun or one of its bodies was moved.
+If the camera does not move, the image of the ground and the still layer is cached. It is drawn again when an episode
+begins or one of its bodies was moved.
 
 Suffixes: n simulations, b bodies, g geoms.
 """
@@ -32,7 +32,7 @@ BLOCK = 128  # simulations that are rendered together
 
 @dataclass(frozen=True, slots=True)
 class _Backdrop:
-    """Images that one camera has of the ground and the still layer, for n simulations."""
+    """Cached images of the ground and the still layer from one camera, for n simulations."""
 
     frame: Frame
     """Flat images."""
@@ -94,7 +94,7 @@ class Painter:
         return slice(int(first), int(last))
 
     def _copy_backdrop(self, lens: Lens, target: RenderTarget) -> None:
-        """Start the images with the backdrop of the camera; draw it anew where it is out of date."""
+        """Start the images with the camera's cached backdrop; redraw it where it is out of date."""
         name, rows = lens.camera.name, target.sims - self.sims[0]
         if name not in self._backdrops:
             count = len(self.sims)

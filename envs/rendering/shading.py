@@ -17,7 +17,7 @@ from embodied.envs.rendering.culling import Grid
 from embodied.envs.rendering.solids import Vector, dot
 
 Array32 = NDArray[np.float32]
-# light on a surface: everywhere, if it faces upwards, if it faces the camera, if it faces the sun
+# light on a surface: ambient, from above, from the camera, from the sun
 AMBIENT, FROM_ABOVE, FACING, SUN = (np.float32(share) for share in (0.34, 0.14, 0.14, 0.62))
 HORIZON, ZENITH = (255 * np.array(color, np.float32) for color in (FAST.horizon, FAST.zenith))
 NOTHING = -1  # segmentation where there is no geom

@@ -124,7 +124,7 @@ def test_a_second_signal_ends_a_run_whose_environment_hangs(tmp_path: Path) -> N
     assert any(line.startswith("stopping: ") for line in lines)
     os.killpg(process.pid, signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
-    assert "interrupted; a part of the run hangs and was not waited for\n" in stderr
+    assert "interrupted; a component did not shut down in time\n" in stderr
     assert (process.returncode, stdout) == (command.INTERRUPTED, "")
 
 

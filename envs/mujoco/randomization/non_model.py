@@ -1,4 +1,4 @@
-"""The quantities of domain randomisation that are no fields of the model: targets of their terms, and what they do.
+"""Quantities of domain randomisation that are not fields of the model: the targets of their terms, and their effects.
 
 action_delay, joint_friction ──► features of the engine    backlash, encoder_offset ──► the arm's commands
 noise, offsets, delays of measurements ──► Sensing        object_size ──► ObjectSizes        pushes ──► Push
@@ -44,7 +44,7 @@ class Value:
 
 
 class ActionDelay:
-    """A ``Target``: the delay of all actuators, which the engine keeps the past commands for."""
+    """A ``Target``: the delay of all actuators. The engine stores the past commands."""
 
     size, pushes = 1, False
 
@@ -55,15 +55,15 @@ class ActionDelay:
 
     def write(self, ids: np.ndarray, value_nE: np.ndarray) -> bool:
         steps = np.round(value_nE / self.timestep_s)
-        # a quarter of a step less, so that rounding of the time never finds the command before
+        # a quarter of a step less, so that rounding of the time never selects the previous command
         self.delay_NU[ids] = np.where(steps > 0, (steps - 0.25) * self.timestep_s, 0.0)
         return False
 
     def start(self, ids: np.ndarray) -> None:
-        """Make the present commands of envs ``ids`` [n] those of the past."""
+        """Fill the past commands of envs ``ids`` [n] with their present ones."""
         model = self.batch.model
         for actuator, (samples, _) in enumerate(model.actuator_history):
-            # a buffer has a number of the user, the cursor, the times, and the values
+            # layout of a buffer: a user's number, the cursor, the times, the values
             first = model.actuator_historyadr[actuator] + 2 + samples
             self.history[ids, first : first + samples] = self.ctrl[ids, actuator, None]
 
@@ -167,7 +167,7 @@ class NonModelRandomization:
 
     @contextmanager
     def resizing(self, ids: np.ndarray) -> Iterator[None]:
-        """Do what is done inside while the objects of envs ``ids`` have their sizes of factor 1."""
+        """Give the objects of envs ``ids`` their original sizes inside the block, and scale them again after it."""
         if self.sizes is None:
             yield
         else:
@@ -183,12 +183,12 @@ class NonModelRandomization:
             self.sensing.arm.apply(action_NA, ids, self.sensing.measured())
 
     def moved(self) -> None:
-        """Take note of the state after a control step."""
+        """Record the state after a control step."""
         if self.sensing is not None:
             self.sensing.moved()
 
     def observe(self, ids: np.ndarray | None) -> dict[str, Tensor] | None:
-        """Return the terms of the state of envs ``ids`` (None: all) as measured, by name; None if they are true."""
+        """Return the measured terms of the state of envs ``ids`` (None: all), by name; None if they are exact."""
         return None if self.sensing is None else self.sensing.observe(ids)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -212,7 +212,7 @@ class NonModelRandomization:
 
 
 def prepare(spec: mujoco.MjSpec, terms: Terms) -> None:
-    """Add to a spec what the terms need: memory of the longest action delay, springs of joint friction."""
+    """Add to a spec the fields that the terms need: memory of the longest action delay, springs of joint friction."""
     fields = {term.field for term in terms.values()}
     if "action_delay" in fields:
         for actuator in spec.actuators:

@@ -1,4 +1,4 @@
-"""Objects whose size differs from simulation to simulation by a factor, while all of them run on one model."""
+"""Objects whose size differs between simulations of one model by a factor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE_FIELDS = tuple(_POWERS)
 
 
 class ObjectSizes:
-    """A ``Target``: factors of the sizes of all free bodies. Their masses stay, so inertia grows with the square.
+    """A ``Target``: factors of the sizes of all free bodies. Masses stay, so inertia grows with the square.
 
     Tasks may give objects other shapes when an episode begins (shape_variants.py). So ``restore`` comes
     before the task's reset, and ``apply`` after it.
@@ -68,7 +68,7 @@ class ObjectSizes:
                 live[ids[:, None], rows] = nominal
 
     def apply(self, ids: np.ndarray) -> None:
-        """Scale the objects of simulations ``ids`` [n], which have their sizes of factor 1."""
+        """Scale the objects of simulations ``ids`` [n] from the model's own sizes."""
         for live, rows, body_of_row, power in self._fields.values():
             factor = self.factor_NB[ids[:, None], body_of_row] ** power
             live[ids[:, None], rows] *= factor.reshape(*factor.shape, *[1] * (live.ndim - 2))

@@ -24,13 +24,13 @@ _DEPENDENT_FIELDS = {"body_mass": "body_inertia", "actuator_gainprm": "actuator_
 
 
 class Target(Protocol):
-    """What the numbers of a term are written to."""
+    """Destination of the numbers of a term."""
 
     size: int
     """Entries that can have numbers of their own."""
     pushes: bool
-    """Whether it changes velocities: then nothing is written when an episode begins, and each number is followed by
-    that of its direction, in [0, 1)."""
+    """Whether it changes velocities. Then nothing is written when an episode begins, and each number is followed by one
+    for the direction, in [0, 1)."""
 
     def write(self, ids: np.ndarray, value_nE: np.ndarray) -> bool:
         """Write numbers [n, size] of envs ``ids`` [n]; return whether constants that the engine derives are stale."""
@@ -45,7 +45,7 @@ class Fields:
         self.values: dict[str, np.ndarray] = {}
 
     def add(self, name: str) -> np.ndarray:
-        """Return the live values of a field, [N, ...], from now on with those of every simulation."""
+        """Return the live values of a field, [N, ...], and give every simulation its own values from now on."""
         return self.values.setdefault(name, self.batch.expand(name))
 
     def state_dict(self) -> dict[str, Tensor]:

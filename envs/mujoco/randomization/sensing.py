@@ -1,4 +1,4 @@
-"""What a robot measures of the true state: encoders and perception with noise, constant errors and delay.
+"""Measurements of the true state: encoders and perception with noise, constant errors and delay.
 
     true joints ──► delay ──► + offset + noise ──► kinematics ──► robot's terms and the pose that actions start from
     true poses of objects ──► delay ──► + offset + noise ──────► task's terms
@@ -34,7 +34,7 @@ class Lag:
         self.past = np.zeros((int(np.ceil(longest_s / control_dt_s - 1e-9)) + 1, num_envs, size))
 
     def fill(self, ids: np.ndarray, value_ND: np.ndarray) -> None:
-        """Begin with a signal that has always had its present value."""
+        """Fill the past with the signal's present value."""
         self.past[:, ids] = value_ND[ids]
 
     def push(self, value_ND: np.ndarray) -> None:
@@ -54,7 +54,7 @@ class Lag:
 
 
 class Sensing:
-    """Measurements of all N robots and of the objects before them.
+    """Measurements of all N robots and of the objects in front of them.
 
     values: numbers of the quantities that vary, [N, size] by name, live. longest_s: largest delays by name.
     """
@@ -96,13 +96,13 @@ class Sensing:
             self._measured = None
 
     def moved(self) -> None:
-        """Take note of the state after a control step."""
+        """Record the state after a control step."""
         for name, lag in self.lags.items():
             lag.push(self._signal(name))
         self._measured = None
 
     def measured(self) -> Measurement | None:
-        """Return what the encoders report at the present control step; None if they report the truth."""
+        """Return the readings of the encoders at the present control step; None if they are exact."""
         if not any(name in self.values for name in JOINT_QUANTITIES):
             return None
         if self._measured is None:
@@ -110,7 +110,7 @@ class Sensing:
         return self._measured
 
     def _measure(self, rows: Rows) -> Measurement:
-        """Return what the encoders of robots ``rows`` report."""
+        """Return the readings of the encoders of robots ``rows``."""
         joints = self.joints
         signal = self._late("joint_delay", rows)
         qpos, qvel = signal[:, :joints], signal[:, joints : 2 * joints]
@@ -163,12 +163,12 @@ class Sensing:
         return rng.normal(stream, (self.limit_N - self.left_N)[rows], size)
 
     def _late(self, delay: str, rows: Rows) -> np.ndarray:
-        """Return the true signal as old as its delay says, [n, D]."""
+        """Return the true signal at the age of its delay, [n, D]."""
         lag = self.lags.get(delay)
         return self._signal(delay)[rows] if lag is None else lag.read(self.values[delay][rows, 0], rows)
 
     def _signal(self, delay: str) -> np.ndarray:
-        """Return the true present signal that a delay is of, [N, D]."""
+        """Return the true present signal that a delay applies to, [N, D]."""
         if delay == "joint_delay":
             finger = self.arm.finger_qpos.mean(dim=1, keepdim=True)
             return torch.cat([self.arm.joint_pos, self.arm.joint_vel, finger], 1).numpy()

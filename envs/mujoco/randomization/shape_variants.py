@@ -1,4 +1,4 @@
-"""Objects whose shape differs from simulation to simulation, while all of them run on one model."""
+"""Objects whose shape differs between simulations of one model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from embodied.envs.mujoco.scene import Shape, add_object
 class ShapeVariants:
     """Give the free bodies ``names``, each of one geom, any of ``shapes`` in every simulation.
 
-    All fields that depend on the shape, derived ones too, get the values that the compiler gives them. So the physics
-    is bit for bit that of a model compiled with the shape, and ``set_const`` is not needed. All bodies have the mass
+    All fields that depend on the shape, derived ones too, get the compiler's values. So the physics equals that
+    of a model compiled with the shape, bit for bit, and ``set_const`` is not needed. All bodies have the mass
     ``mass_kg``; if masses are randomised, the inertia is scaled with the mass.
     """
 

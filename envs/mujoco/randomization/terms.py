@@ -1,4 +1,4 @@
-"""Terms of domain randomisation: what of a simulation varies, by how much, and when it is drawn.
+"""Terms of domain randomisation: which quantity varies, by how much, and when it is drawn.
 
     mode      drawn                                                     from the random numbers of
     startup   once for an env seed                                      its first episode
@@ -27,7 +27,7 @@ OBJECT_OF_PREFIX = {"geom": "geom", "body": "body", "actuator": "actuator", "dof
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity of the robot or its perception that is no field of the model."""
+    """A quantity of the robot or its perception that is not a field of the model."""
 
     meaning: str
     """What it is, with its unit."""
@@ -59,7 +59,7 @@ _MODEL_FIELDS = sorted(name for name in MODEL_FIELDS if name.split("_")[0] in OB
 
 @config_dataclass
 class RandomizationTerm:
-    """One randomised field. One number is drawn per env and applied to all of its entries, or one for each of them.
+    """One randomised field. Draw one number per env for all entries of the field, or one number per entry.
 
     Dependent values are adjusted: a body's inertia with its ``body_mass`` (as if its density had changed), and a
     position actuator's bias with its stiffness, ``actuator_gainprm`` column 0. Terms are applied in order, each to the
@@ -106,7 +106,7 @@ class RandomizationTerm:
             raise UserError(f"names: got none, needed: those that {self.field} varies for")
 
     def _check_quantity(self, quantity: Quantity) -> None:
-        """Raise UserError for an option that the quantity has no use for, and for values beyond its limit."""
+        """Raise UserError for an option that the quantity does not use, and for values beyond its limit."""
         if self.names or self.column is not None or self.operation != "scale":
             given = "names" if self.names else "column" if self.column is not None else "operation"
             raise UserError(f"{given}: {self.field} has no {given}, allowed: only with a field of MjModel")
@@ -126,7 +126,7 @@ class RandomizationTerm:
         return self.field in QUANTITIES
 
     def draw(self, rng: EpisodeRng, stream: str, size: int = 1, number_n: np.ndarray | None = None) -> np.ndarray:
-        """Draw ``size`` numbers per env, [n, size]. number: how many draws the episodes had before, int [n]."""
+        """Draw ``size`` numbers per env, [n, size]. number: count of the episodes' earlier draws, int [n]."""
         low, high = self.range
         block_n = np.zeros(len(rng), np.int64) if number_n is None else number_n
         if self.distribution == "gaussian":

@@ -53,7 +53,7 @@ class AttachedArm(GripperState):
         return {"finger_target": target, **{name: torch.from_numpy(value) for name, value in found.items()}}
 
     def measurement(self, qpos_NJ: np.ndarray, qvel_NJ: np.ndarray, finger_N1: np.ndarray) -> Measurement:
-        """Return what follows from readings of the encoders."""
+        """Compute the measured pose from readings of the encoders."""
         return Measurement(qpos_NJ, qvel_NJ, finger_N1, *self.chain.tools(qpos_NJ.T.copy()))
 
     def reset(self, ids: np.ndarray, qpos_nJ: np.ndarray) -> None:

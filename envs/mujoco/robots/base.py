@@ -32,7 +32,7 @@ ASSETS = Path(embodied.__file__).parent / "assets"
 
 
 class ArmState(Protocol):
-    """What tasks read of a robot in N simulations: views of live arrays, in metres, radians, seconds."""
+    """State of a robot in N simulations for tasks: views of live arrays, in metres, radians, seconds."""
 
     tcp_pos: Tensor
     """Tool centre point, base frame, [N, 3]."""
@@ -89,7 +89,7 @@ class TensorArm(ArmState, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What the encoders of N robots report, and what kinematics make of it. The arrays of kinematics have N last."""
+    """Readings of the encoders of N robots, and the pose computed from them. Arrays of the pose have N last."""
 
     joint_pos_NJ: np.ndarray
     """Joint positions."""
@@ -126,7 +126,7 @@ class EncodedArm(Arm, Protocol):
     """Play between motor and joint; None: there is none."""
 
     def measurement(self, qpos_NJ: np.ndarray, qvel_NJ: np.ndarray, finger_N1: np.ndarray) -> Measurement:
-        """Return what follows from readings of the encoders."""
+        """Compute the measured pose from readings of the encoders."""
         ...
 
     def apply(self, action_NA: np.ndarray, ids: np.ndarray | None, measured: Measurement | None = None) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class GripperState:
-    """What tasks read of the arm, and how its experts move; see ``embodied.envs.mujoco.robots.base.ArmState``.
+    """State of the arm for tasks, and the movements of experts; see ``embodied.envs.mujoco.robots.base.ArmState``.
 
     An arm action is relative to the present pose. So the controller's only state is the fingers' target, which is in
     ``ctrl`` and observed. With backlash the joints' last targets are state too, and they are in ``ctrl``.

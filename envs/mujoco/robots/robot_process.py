@@ -5,10 +5,10 @@ Started by ``python -m embodied.envs.mujoco.robots.robot_process <socket> <pipe>
     parent ── {"call": ...} ──► this process ── {"ok": ...} ──► parent          a length and JSON each, images after it
               act, observe, reset, outcome, advance, frames, describe
 
-It steps the physics in real time, or as far as it is told to (``lockstep``), whatever the parent does. The physics is
-at the step nearest to the clock: a command takes effect at the step nearest to its arrival. Commands are position
-targets; the newest one counts. ``perturbation`` makes the arm differ from the one of training. It ends with the parent
-(``embodied.core.child``) or when the parent closes the socket. Client: embodied.deployment.robots.sim.
+The process steps the physics in real time, whatever the parent does; with ``lockstep``, only as far as the parent asks.
+The physics is at the step nearest to the clock: a command takes effect at the step nearest to its arrival. Commands are
+position targets; the newest one counts. ``perturbation`` makes the arm differ from that of training. The process ends
+with the parent (``embodied.core.child``) or when the parent closes the socket. Client: embodied.deployment.robots.sim.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Perturbation:
     """Standard deviation of the external quantities in metres."""
 
     def terms(self) -> dict[str, dict[str, Any]]:
-        """Return what is constant in the simulation, as terms of its randomisation with one value each.
+        """Return the constant differences as terms of randomisation with one value each.
 
         Encoders, noise and backlash act where this process meets the robot's computer, at any of its ticks.
         """
@@ -170,7 +170,7 @@ class SimulatedArm:
         return bool(self.pool.task.success()[0])
 
     def observe(self) -> dict[str, float]:
-        """Return what robot and perception measure, by the names of embodied.deployment.robots.base."""
+        """Return the measurements of robot and perception, by the names of embodied.deployment.robots.base."""
         p, joints = self.perturbation, len(self.joints)
         qpos = self.pool.arm.observe()["joint_pos"][0].numpy() + self.offset
         qpos = qpos + p.joint_noise_rad * self.random.standard_normal(joints)

@@ -1,13 +1,13 @@
-"""N simulations by MuJoCo Warp: on a GPU, or with the same code and slowly on the CPU.
+"""N simulations by MuJoCo Warp: on a GPU, or slowly on the CPU with the same code.
 
     construction   model and data onto the device
     first use      record two graphs of kernels: FIRST and SECOND half of a step
     forward()      replay FIRST: positions, contacts, sensors, velocities
     step(n)        replay SECOND, FIRST n times: forces, constraints, integration, and the next state's first half
 
-So everything that is observed is current after each step, as with the persistent batch of ``MujocoPool``. Recorded
+So all observed quantities are current after each step, as with the persistent batch of ``MujocoPool``. Recorded
 graphs take Python out of the loop. Warp's recorder belongs to the process: a replay in one thread while another thread
-records crashes. So batches of several threads, such as those of training and of evaluation, take turns.
+records crashes. So batches of several threads, such as training's and evaluation's, take turns.
 Only this file uses mujoco_warp, and it imports it when a batch is built.
 """
 
@@ -36,7 +36,7 @@ _TURN = threading.Lock()  # held by the thread that uses Warp
 class WarpBatch:
     """Simulations of one model, float32 on ``device``; see ``embodied.envs.mujoco.arrays.Simulations``.
 
-    max_contacts: of an env on average. max_constraints: rows of constraints of an env at most. UserError if MuJoCo Warp
+    max_contacts: mean number per env. max_constraints: largest number of rows per env. UserError if MuJoCo Warp
     is not installed or cannot simulate the model. The first use compiles kernels unless they are in Warp's cache, which
     takes a minute on a CPU.
     """
@@ -75,7 +75,7 @@ class WarpBatch:
         self.overflow_N[rows] = 0
 
     def forward(self) -> None:
-        """Compute what follows from the states of all envs."""
+        """Compute the derived quantities of all envs from their states."""
         first, _ = self._halves
         self._replay((first,))
 
@@ -117,9 +117,9 @@ class WarpBatch:
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """On a GPU, use a stream that the default one does not wait for, so that other threads may use that meanwhile.
+        """On a GPU, use a stream that the default stream does not wait for. Other threads can then use the default one.
 
-        While a stream that it waits for is captured, CUDA refuses all use of the default stream.
+        CUDA refuses all use of the default stream while a stream that it waits for is captured.
         """
         if self.device.type != "cuda":
             yield
@@ -150,7 +150,7 @@ def _modules() -> tuple[Any, Any]:
 
 
 def _put(engine: Any, model: mujoco.MjModel) -> Any:
-    """Return the model on the present device. UserError if it has what MuJoCo Warp cannot simulate."""
+    """Return the model on the present device. UserError if MuJoCo Warp cannot simulate it."""
     supported = copy.copy(model)
     supported.opt.disableflags &= ~int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)  # Warp knows none, and refuses the flag
     try:

@@ -3,7 +3,7 @@
     advance: arm.apply ─► WarpBatch.step ─► rewards, failures, success      chunks and ends: envs/base/episodic.py
     start: place arm and objects ─► compute the sensors
 
-All envs are stepped together, also those that wait for their next episode; nothing of these is read.
+All envs are stepped together, including those that wait for their next episode, whose results are ignored.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class WarpConfig:
 class WarpPool(EpisodicEnv):
     """VecEnv of one task on MuJoCo Warp that can be resumed exactly where its kernels repeat exactly: on the CPU.
 
-    UserError for what it cannot simulate, and for device=cuda without a CUDA device.
+    UserError for tasks and options that it cannot simulate, and for device=cuda without a CUDA device.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class WarpPool(EpisodicEnv):
 
 
 class WarpGuard(StateDumps):
-    """``NanGuard`` of a ``WarpBatch``: also finds envs of which contacts were dropped for lack of memory."""
+    """``NanGuard`` of a ``WarpBatch``: it also finds envs whose contacts were dropped for lack of memory."""
 
     def __init__(self, batch: WarpBatch, dump_dir: Path) -> None:
         super().__init__(dump_dir)
