@@ -136,7 +136,7 @@ def make_demonstrating(
 
     UserError unless an expert with continuous actions can succeed in them.
     """
-    name, spec = config.task["name"], make_spec(config, cameras)
+    name, spec = config.task.name, make_spec(config, cameras)
     if not isinstance(spec.action, Box):
         raise UserError(f"task={name} has discrete actions, and demonstrations are of continuous ones")
     if not spec.has_success:

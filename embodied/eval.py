@@ -67,10 +67,10 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     found = load_checkpoint(run_dir, options.checkpoint)
     policy = load_policy(config, found)
     delay = delay_steps(config, options.delay_ms)
-    task = config.task["name"]
+    task = config.task.name
     filmed = make_filmed(config, delay) if options.video else None
     print(f"evaluating {found.path} on {task}: {options.episodes} episodes, seed {options.seed}", file=sys.stderr)
-    noise = options.noise or config.runtime_config().eval_noise
+    noise = options.noise or config.runtime.eval_noise
     with closing(Line()) as line:
         watch = line.evaluating(f"{options.episodes} episodes")
         [result] = evaluate_policy(
@@ -78,7 +78,7 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
         )
     result["delay_ms"] = options.delay_ms if config.max_delay else options.delay_ms or 0.0
     result["randomization"] = options.randomization or "run"
-    result["sim"] = config.sim["name"]
+    result["sim"] = config.sim.name
     for split, rates in result.get("splits", {}).items():
         if "success_at_end" not in rates:
             continue
@@ -105,7 +105,7 @@ def make_filmed(config: RunConfig, delay: int | None) -> Filmed:
     env = make_acting_env(config, VIDEO_ENVS, threads.available_cores(), delay=delay)
     if not isinstance(env, Filmed):
         env.close()
-        raise UserError(f"video=true: the environments of task {config.task['name']} cannot be rendered")
+        raise UserError(f"video=true: the environments of task {config.task.name} cannot be rendered")
     return env
 
 

@@ -10,6 +10,7 @@ frozen, and the actor passes their outputs on. Flow-SDE, 4 or 10 denoise steps, 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -18,14 +19,12 @@ from typing import Any
 import torch
 
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from embodied.benchmarks.fragments import fragment_of
 from embodied.benchmarks.measure import Report, in_turns, paired, timed
 from embodied.benchmarks.vla import RECIPE, make_policy, observe
-from embodied.core.options import from_mapping
 from embodied.report.metrics import write_json
 from embodied.runtime import threads
-from embodied.session.config import compose_run, options_of
+from embodied.session.config import compose_run
 
 ACTED, DECISIONS, ENVS, ROUNDS = 64, 8, 16, 5
 MODES: dict[str, dict[str, Any]] = {
@@ -40,7 +39,7 @@ def measure() -> Report:
     report = Report("stochastic steps")
     recipe = compose_run(RECIPE)
     still = {"learning_rate": 0.0, "critic_learning_rate": 0.0, "schedule": "fixed", "critic_warmup": 0}
-    config = from_mapping(PPOConfig, options_of(recipe.algo) | still, "algo")
+    config = replace(recipe.algo.options, **still)
     for k in (4, 10):
         acts, updates = {}, {}
         for name, options in MODES.items():

@@ -30,11 +30,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.algos import ALGORITHMS
 from embodied.algos.ppo import PPO
 from embodied.benchmarks.measure import Report, note, paired
 from embodied.core.episodes import EpisodeSampler
-from embodied.core.options import from_mapping
 from embodied.core.policy import Policy
 from embodied.core.protocols import Algorithm, Metrics, VecEnv
 from embodied.core.spec import EnvSpec
@@ -43,7 +41,6 @@ from embodied.policies.gaussian import GaussianPolicy
 from embodied.runtime import Recipe, build_runtime
 from embodied.session import config as run_config
 from embodied.session import factories
-from embodied.session.config import options_of
 
 Mode = Mapping[str, Any]
 
@@ -182,18 +179,17 @@ def measured(setup: Setup, mode: Mode, draw: int, iterations: int) -> Run:
         return SlowEnv(env, setup.latencies_s((draw, next(number))))
 
     def make_policy(spec: EnvSpec) -> Policy:
-        policy = SlowPolicy(spec, factories.policy_options(config))
+        policy = SlowPolicy(spec, config.policy.options)
         policy.infer_s = setup.infer_s
         return policy
 
     def make_algorithm(policy: Policy) -> Algorithm:
-        options = from_mapping(ALGORITHMS["ppo"].config, options_of(config.algo), "algo")
-        algorithm = SlowPPO(policy, options, seed=config.seed, device=torch.device("cpu"))
+        algorithm = SlowPPO(policy, config.algo.options, seed=config.seed, device=torch.device("cpu"))
         algorithm.update_s = setup.update_s
         return algorithm
 
     recipe = Recipe(
-        config.runtime_config(), num_envs=config.num_envs, seed=config.seed, make_env=make_env,
+        config.runtime, num_envs=config.num_envs, seed=config.seed, make_env=make_env,
         make_sampler=partial(factories.make_sampler, config), make_policy=make_policy, make_algorithm=make_algorithm,
     )  # fmt: skip
     sums: defaultdict[str, float] = defaultdict(float)

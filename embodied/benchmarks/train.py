@@ -186,7 +186,7 @@ def measure_ray(short: bool) -> Report:
 def run(overrides: Mapping[str, Any], sizes: Sizes) -> Costs:
     """Train from the start; return the costs of the iterations after the warm-up."""
     config = run_config.compose_run({**overrides, "runtime.eval_every": 0, "eval_episodes": 0})
-    workers = config.runtime_config().num_env_workers
+    workers = config.runtime.num_env_workers
     busy_s = dict.fromkeys(PARTS, 0.0)
     with tempfile.TemporaryDirectory() as folder, build(config, Path(folder)) as runtime:
         began_s, first_step = time.perf_counter(), 0
@@ -205,7 +205,7 @@ def run(overrides: Mapping[str, Any], sizes: Sizes) -> Costs:
 def side_by_side(overrides: Mapping[str, Any], sizes: Sizes) -> Shared:
     """Collect in one thread and learn in another without waiting, with the thread budget of runtime=local."""
     config = run_config.compose_run({**overrides, "runtime": "local"})
-    budget = threads.plan(config.runtime_config(), resolve_device(config.runtime_config().device))
+    budget = threads.plan(config.runtime, resolve_device(config.runtime.device))
     split = {"runtime.actor_threads": budget.actor, "runtime.learner_threads": budget.learner}
     quiet = {"runtime": "sync", "runtime.eval_every": 0, "eval_episodes": 0}
     config = run_config.compose_run({**overrides, **quiet, **split})
@@ -249,12 +249,12 @@ def side_by_side(overrides: Mapping[str, Any], sizes: Sizes) -> Shared:
 def describe(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a run's numbers depend on: its parts, sizes and threads."""
     config = run_config.compose_run(overrides)
-    options = config.runtime_config()
+    options = config.runtime
     budget = threads.plan(options, resolve_device(options.device))
     return {
-        "task": config.task["name"], "policy": config.policy["name"], "algo": config.algo["name"],
+        "task": config.task.name, "policy": config.policy.name, "algo": config.algo.name,
         "runtime": options.name, "max_staleness": options.max_staleness, "num_envs": config.num_envs,
-        "decisions": options.decisions, "execute": config.policy.get("execute"), "epochs": config.algo.get("epochs"),
-        "num_minibatches": config.algo.get("num_minibatches"), "device": resolve_device(options.device).type,
+        "decisions": options.decisions, "execute": config.policy.options.execute, "epochs": config.algo.options.epochs,
+        "num_minibatches": config.algo.options.num_minibatches, "device": resolve_device(options.device).type,
         "sim_threads": budget.sim, "actor_threads": budget.actor, "learner_threads": budget.learner,
     }  # fmt: skip

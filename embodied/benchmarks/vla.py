@@ -17,7 +17,7 @@ updates of the ratio with Flow-Noise, where all denoise steps are stochastic.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,15 +26,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from embodied.benchmarks.fragments import fragment_of
 from embodied.benchmarks.measure import Report, paired, timed
-from embodied.core.options import from_mapping
-from embodied.core.spec import CameraSpec, EnvSpec, Instruction
+from embodied.core.spec import EnvSpec, Instruction
 from embodied.core.types import Obs
 from embodied.policies import POLICIES
 from embodied.runtime import threads
-from embodied.session.config import compose_run, options_of
+from embodied.session.config import compose_run
 
 if TYPE_CHECKING:  # it imports transformers, which takes seconds that other benchmarks should not cost
     from embodied.policies.vla.policy import VLAPolicy
@@ -74,14 +72,13 @@ def make_policy(**options: Any) -> VLAPolicy:
     from embodied.policies.vla.policy import VLAPolicy
 
     found = compose_run(RECIPE).policy
-    name, size = str(found["name"]), int(found["image_size"])
-    cameras = tuple(CameraSpec(camera, size, size) for camera in found["cameras"])
+    config = replace(found.options, **options)
     spec = EnvSpec.of_sizes(
-        "bench", state=23, privileged=40, action=4, max_episode_steps=80, cameras=cameras,
+        "bench", state=23, privileged=40, action=4, max_episode_steps=80, cameras=config.observed_cameras,
         instructions=tuple(Instruction(text, goal=text) for text in INSTRUCTIONS),
     )  # fmt: skip
     torch.manual_seed(0)
-    policy = POLICIES[name].build(spec, from_mapping(POLICIES[name].config, options_of(found) | options, "policy"))
+    policy = POLICIES[found.name].build(spec, config)
     assert isinstance(policy, VLAPolicy)
     return policy
 
@@ -163,9 +160,9 @@ def plain_inputs(policy: VLAPolicy, obs: Obs, num_tokens: int = 0) -> dict[str, 
 def updates(report: Report, sizes: Sizes) -> None:
     """Measure PPO's update on a batch drawn by weights one version older, as in asynchronous training."""
     recipe = compose_run(RECIPE)
-    decisions, envs = recipe.runtime["decisions"], sizes.envs or recipe.num_envs
+    decisions, envs = recipe.runtime.decisions, sizes.envs or recipe.num_envs
     still = {"learning_rate": 0.0, "critic_learning_rate": 0.0, "schedule": "fixed", "critic_warmup": 0}
-    config = from_mapping(PPOConfig, options_of(recipe.algo) | still, "algo")
+    config = replace(recipe.algo.options, **still)
     again = {"prefix_from_actor": False, "prefix_cache_mb": 0}
     all_steps = {"exploration": "flow_noise", "stochastic_steps": "all"}
     kinds: dict[str, dict[str, Any]] = {

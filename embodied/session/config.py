@@ -46,21 +46,35 @@ CHANGEABLE = ("total_steps", "max_minutes", "stop_at_success", "eval_episodes", 
 
 
 @config_dataclass
-class RunConfig:
-    """All options of a run, as in ``config.yaml`` of its directory. Each section has a ``name`` and all its options."""
+class Section:
+    """A part that the configuration names, and its options."""
 
-    task: dict[str, Any]
-    """Section of the environment."""
-    policy: dict[str, Any]
-    """Section of the policy."""
-    algo: dict[str, Any]
-    """Section of the algorithm."""
-    runtime: dict[str, Any]
-    """Section of the runtime."""
-    sim: dict[str, Any]
-    """Section of the simulator."""
-    sampler: dict[str, Any]
-    """Section of the sampler of training episodes."""
+    name: str
+    """Name in the registry of such parts."""
+    options: Any
+    """Instance of the dataclass that the part is registered with."""
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the section as plain values, as in ``config.yaml``."""
+        return {"name": self.name, **asdict(self.options)}
+
+
+@config_dataclass
+class RunConfig:
+    """All options of a run, as in ``config.yaml`` of its directory."""
+
+    task: Section
+    """The environment."""
+    policy: Section
+    """The policy."""
+    algo: Section
+    """The algorithm."""
+    runtime: RuntimeConfig
+    """The runtime; its options include its name."""
+    sim: Section
+    """The simulator."""
+    sampler: Section
+    """The sampler of training episodes."""
     num_envs: PositiveInt
     """Training envs, over all workers."""
     total_steps: PositiveInt
@@ -92,7 +106,7 @@ class RunConfig:
 
     def _check_groups(self) -> None:
         """Raise UserError unless groups of equal episodes fit into env groups, and fragments are whole episodes."""
-        runtime = self.runtime_config()
+        runtime = self.runtime
         env_groups = runtime.num_env_workers * runtime.groups_of_worker(resolve_device(runtime.device).type == "cuda")
         if self.num_envs % (env_groups * self.group_size):
             raise UserError(
@@ -100,32 +114,28 @@ class RunConfig:
                 f"be a multiple of {env_groups * self.group_size} (group_size * num_env_workers * groups_per_worker), "
                 f"got {self.num_envs}"
             )
-        steps, execute = max_episode_steps(self.task), self.policy["execute"]
-        if self.runtime["decisions"] * execute != steps:
+        steps, execute = max_episode_steps(self.task), self.policy.options.execute
+        if runtime.decisions * execute != steps:
             fits = "" if steps % execute else f": set runtime.decisions={steps // execute}"
             raise UserError(
-                f"algo={self.algo['name']} compares whole episodes, so runtime.decisions * policy.execute must be the "
-                f"{steps} steps of task {self.task['name']}, got {self.runtime['decisions']} * {execute}{fits}"
+                f"algo={self.algo.name} compares whole episodes, so runtime.decisions * policy.execute must be the "
+                f"{steps} steps of task {self.task.name}, got {runtime.decisions} * {execute}{fits}"
             )
 
     @property
     def group_size(self) -> int:
         """Number of training envs with the same episodes; 1 unless the algorithm compares such groups."""
-        return int(self.algo.get("group_size", 1))
+        return _group_size(self.algo)
 
     @property
     def max_delay(self) -> int:
         """Greatest delay of inference that the policy knows of, control steps; 0 for a policy without delays."""
-        return int(self.policy.get("max_delay", 0))
+        return int(getattr(self.policy.options, "max_delay", 0))
 
     @property
     def title(self) -> str:
         """``<policy>-<algo>``, as in the default run directory and in ``tuned`` sections of task files."""
-        return f"{self.policy['name']}-{self.algo['name']}"
-
-    def runtime_config(self) -> RuntimeConfig:
-        """Return the section ``runtime`` as options."""
-        return runtime_config(self.runtime)
+        return f"{self.policy.name}-{self.algo.name}"
 
 
 def compose_run(overrides: Mapping[str, Any]) -> RunConfig:
@@ -159,9 +169,10 @@ def read_run(run_dir: Path) -> RunConfig:
 def with_architecture(config: RunConfig, run_dir: Path) -> RunConfig:
     """Point ``policy.pretrained`` to the copy of model and tokenizer in a run directory, if there is one."""
     kept = run_dir / PRETRAINED
-    if "pretrained" not in config.policy or not kept.is_dir():
+    options = config.policy.options
+    if not hasattr(options, "pretrained") or not kept.is_dir():
         return config
-    return replace(config, policy=config.policy | {"pretrained": str(kept)})
+    return replace(config, policy=replace(config.policy, options=replace(options, pretrained=str(kept))))
 
 
 def with_preset(config: RunConfig, group: str, choice: str | None) -> RunConfig:
@@ -175,8 +186,9 @@ def with_preset(config: RunConfig, group: str, choice: str | None) -> RunConfig:
     settings = read_preset(CONFIG_DIR, group, choice)
     names = [path.stem for path in (CONFIG_DIR / group).glob("*.yaml")]
     replaced = {key for name in names for key in read_preset(CONFIG_DIR, group, name)}
-    kept = {key: value for key, value in getattr(config, section).items() if key not in replaced}
-    return resolve({**to_mapping(config), section: kept | settings})
+    mapping = to_mapping(config)
+    kept = {key: value for key, value in mapping[section].items() if key not in replaced}
+    return resolve(mapping | {section: kept | settings})
 
 
 def with_simulator(config: RunConfig, name: str | None) -> RunConfig:
@@ -184,7 +196,7 @@ def with_simulator(config: RunConfig, name: str | None) -> RunConfig:
 
     UserError for a simulator that does not run the task.
     """
-    if name is None or name == config.sim["name"]:
+    if name is None or name == config.sim.name:
         return config
     return resolve({**to_mapping(config), "sim": {"name": name}})
 
@@ -233,50 +245,52 @@ def resolve(mapping: Mapping[str, Any]) -> RunConfig:
         needed = " or ".join(allowed)
         raise UserError(f"sim={sim} does not run task={mapping['task']['name']}: it needs {needed}")
     sim = sim if sim in allowed else next(iter(allowed))  # the default is of our own tasks
-    sections = {
-        "task": _with_defaults(mapping["task"], simulator.build().task_config(id), "task"),
-        "policy": _with_defaults(mapping["policy"], POLICIES[mapping["policy"]["name"]].config, "policy"),
-        "algo": _with_defaults(mapping["algo"], ALGORITHMS[mapping["algo"]["name"]].config, "algo"),
-        "sim": _with_defaults({**mapping["sim"], "name": sim}, allowed[sim], "sim"),
-        "sampler": _with_defaults(sampler, SAMPLERS[sampler["name"]].config, "sampler"),
-    }
-    runtime = dict(mapping["runtime"])
-    if runtime.get("decisions") is None:
-        runtime["decisions"] = _decisions(sections)
-    sections["runtime"] = _with_defaults(runtime, RUNTIMES[runtime["name"]].config, "runtime")
+    task = read_section(mapping["task"], simulator.build().task_config(id), "task")
+    policy = read_section(mapping["policy"], POLICIES[mapping["policy"]["name"]].config, "policy")
+    algo = read_section(mapping["algo"], ALGORITHMS[mapping["algo"]["name"]].config, "algo")
+    simulation = read_section({**mapping["sim"], "name": sim}, allowed[sim], "sim")
+    episodes = read_section(sampler, SAMPLERS[sampler["name"]].config, "sampler")
+    decisions = mapping["runtime"].get("decisions")
+    if decisions is None:
+        decisions = DECISIONS if _group_size(algo) == 1 else max(1, max_episode_steps(task) // policy.options.execute)
+    runtime_class = RUNTIMES[mapping["runtime"]["name"]].config
+    runtime = from_mapping(runtime_class, {**mapping["runtime"], "decisions": decisions}, "runtime")
+    parts = dict(zip(GROUPS, (task, policy, algo, runtime, simulation, episodes), strict=True))
     known = {field.name for field in fields(RunConfig)}
     for key in mapping:
         if key not in known:
-            inner = [f"{group}.{key}" for group in GROUPS if key in sections[group]]
+            inner = [f"{group}.{key}" for group, part in parts.items() if key in _to_values(part)]
             if inner:
                 raise UserError(f"unknown key '{key}'. Did you mean '{inner[0]}'?")
             raise unknown_name("key", key, known | set(SHORTHANDS) | set(PRESETS) | {"resume"})
-    return from_mapping(RunConfig, {**mapping, **sections})
+    return from_mapping(RunConfig, {**mapping, **parts})
 
 
-def runtime_config(section: Mapping[str, Any]) -> RuntimeConfig:
-    """Return a section ``runtime`` as options of the runtime that it names."""
-    config: RuntimeConfig = from_mapping(RUNTIMES[str(section["name"])].config, section, "runtime")
-    return config
+def read_section(section: Mapping[str, Any], config: type[Any], path: str) -> Section:
+    """Check a section against the dataclass of its options. path: prefix of the keys in messages."""
+    has_name = any(field.name == "name" for field in fields(config))
+    options = {key: value for key, value in section.items() if key != "name" or has_name}
+    return Section(section["name"], from_mapping(config, options, path))
 
 
-def _decisions(sections: Mapping[str, Mapping[str, Any]]) -> int:
-    """Return the default of runtime.decisions: a whole episode if the algorithm compares episodes, else DECISIONS."""
-    if sections["algo"].get("group_size", 1) > 1:
-        return max(1, max_episode_steps(sections["task"]) // int(sections["policy"]["execute"]))
-    return DECISIONS
+def _group_size(algo: Section) -> int:
+    """Return the number of equal episodes that an algorithm compares; 1 if it compares none."""
+    return int(getattr(algo.options, "group_size", 1))
 
 
-def max_episode_steps(task: Mapping[str, Any]) -> int:
-    """Return the time limit, control steps, of the environment in a section ``task``."""
-    family, id = split_name(task["name"])
-    simulator = FAMILIES[family].build()
-    return simulator.spec(id, from_mapping(simulator.task_config(id), options_of(task), "task")).max_episode_steps
+def max_episode_steps(task: Section) -> int:
+    """Return the time limit, control steps, of an environment."""
+    family, id = split_name(task.name)
+    return FAMILIES[family].build().spec(id, task.options).max_episode_steps
 
 
 def to_mapping(config: RunConfig) -> dict[str, Any]:
     """Return the configuration as plain values, the content of ``config.yaml``."""
-    return asdict(config)
+    return asdict(config) | {group: _to_values(getattr(config, group)) for group in GROUPS}
+
+
+def _to_values(part: Section | RuntimeConfig) -> dict[str, Any]:
+    return part.to_mapping() if isinstance(part, Section) else asdict(part)
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -289,15 +303,3 @@ def _expand(overrides: Mapping[str, Any]) -> dict[str, Any]:
     if "task" in expanded:
         expanded["task"] = str(expanded["task"]).removeprefix(f"{DEFAULT_FAMILY}/")  # tasks of ours have a short name
     return expanded
-
-
-def options_of(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section of the configuration without its ``name``."""
-    return {key: value for key, value in section.items() if key != "name"}
-
-
-def _with_defaults(section: Mapping[str, Any], config: type[Any], path: str) -> dict[str, Any]:
-    """Check a section against its config dataclass and fill in the defaults; ``name`` comes first."""
-    has_name = any(field.name == "name" for field in fields(config))
-    options = section if has_name else options_of(section)
-    return {"name": section.get("name"), **asdict(from_mapping(config, options, path))}

@@ -39,7 +39,7 @@ def new_run_dir(config: RunConfig) -> Path:
     if config.out is not None:
         check_new_dir(Path(config.out), resume_hint)
         return Path(config.out)
-    task = str(config.task["name"]).replace(":", ".")  # a colon separates paths in many variables of the shell
+    task = config.task.name.replace(":", ".")  # a colon separates paths in many variables of the shell
     return Path("runs") / task / f"{config.title}-{datetime.now():%Y%m%d-%H%M%S-%f}"  # others may start in this second
 
 

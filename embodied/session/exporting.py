@@ -30,9 +30,9 @@ def bundle_source(config: RunConfig, policy: Policy, origin: Origin, episodes: i
         spec=make_spec(config),
         recorded=record(config, policy, episodes),
         origin=origin,
-        policy_section=config.policy,
-        simulation={"task": config.task, "sim": config.sim},
-        noise=config.runtime_config().eval_noise,
+        policy_section=config.policy.to_mapping(),
+        simulation={"task": config.task.to_mapping(), "sim": config.sim.to_mapping()},
+        noise=config.runtime.eval_noise,
         max_delay=config.max_delay,
         seed=config.seed,
     )
@@ -54,5 +54,5 @@ def origin_of(config: RunConfig, run_dir: Path, found: Checkpoint) -> Origin:
     finals = sorted((run_dir / "eval").glob(f"final_{found.env_steps}.json"))
     success = json.loads(finals[-1].read_text(encoding="utf-8")).get("success_at_end") if finals else None
     versions = {name: version(name) for name in LIBRARIES}
-    name, checkpoint = str(config.policy["name"]), found.path.name
-    return Origin(str(config.task["name"]), name, str(run_dir), checkpoint, found.env_steps, success, versions)
+    name, checkpoint = config.policy.name, found.path.name
+    return Origin(config.task.name, name, str(run_dir), checkpoint, found.env_steps, success, versions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +11,22 @@ from embodied.algos import ALGORITHMS
 from embodied.core.device import resolve_device
 from embodied.core.episodes import EpisodePlans, EpisodeSampler
 from embodied.core.errors import UserError, check_base
-from embodied.core.options import from_mapping
 from embodied.core.policy import Policy
 from embodied.core.protocols import VecEnv
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import TRAIN, CameraSpec, EnvSpec
 from embodied.envs import SAMPLERS, SamplerSetup, first_episodes
 from embodied.envs.base.delayed import delayed
-from embodied.envs.registry import FAMILIES, sim_options, split_name
+from embodied.envs.registry import FAMILIES, split_name
 from embodied.policies import POLICIES
-from embodied.session.config import RunConfig, options_of
+from embodied.session.config import RunConfig, Section, read_section
 
 
 def make_spec(config: RunConfig, cameras: Sequence[CameraSpec] | None = None) -> EnvSpec:
     """Return the spec of the run's environments, without building one. cameras: None is those of the policy."""
-    family, id = split_name(config.task["name"])
-    seen = policy_options(config).observed_cameras if cameras is None else cameras
-    return FAMILIES[family].build().spec(id, task_options(config), seen)
+    family, id = split_name(config.task.name)
+    seen = config.policy.options.observed_cameras if cameras is None else cameras
+    return FAMILIES[family].build().spec(id, config.task.options, seen)
 
 
 def make_env(
@@ -42,20 +41,20 @@ def make_env(
     run_dir: base of the simulator's ``dump_dir``, if it has one. A simulator with a device has that of the learner
     unless ``sim.device`` names another one. cameras: None is those of the policy.
     """
-    family, id = split_name(config.task["name"])
-    sim = dict(config.sim)
-    if "dump_dir" in sim:
-        sim["dump_dir"] = str(run_dir / sim["dump_dir"])
-    if sim.get("device") == "auto":
-        sim["device"] = resolve_device(config.runtime_config().device).type
+    family, id = split_name(config.task.name)
+    sim = config.sim.options
+    if hasattr(sim, "dump_dir"):
+        sim = replace(sim, dump_dir=str(run_dir / sim.dump_dir))
+    if getattr(sim, "device", None) == "auto":
+        sim = replace(sim, device=resolve_device(config.runtime.device).type)
     spec = make_spec(config, cameras)
     simulator = FAMILIES[family].build()
     env = simulator.make(
         id,
-        task_options(config),
+        config.task.options,
         num_envs=num_envs,
         num_threads=num_threads,
-        sim=sim_options(family, sim),
+        sim=sim,
         cameras=spec.cameras,
     )
     differ = [field.name for field in fields(spec) if getattr(spec, field.name) != getattr(env.spec, field.name)]
@@ -80,7 +79,7 @@ def make_acting_env(
     max_delay = config.max_delay or delay or 0
     if not max_delay:
         return env
-    execute = max(int(config.policy["execute"]), max_delay)  # the next inference begins when this one has ended
+    execute = max(config.policy.options.execute, max_delay)  # the next inference begins when this one has ended
     return delayed(env, execute, max_delay, delay)
 
 
@@ -92,7 +91,6 @@ def make_sampler(
     For an algorithm with a group_size, that many neighbouring envs have the same episodes and all envs start together.
     Otherwise the ends of the first episodes are staggered.
     """
-    entry = SAMPLERS[config.sampler["name"]]
     setup = SamplerSetup(
         num_envs,
         first_seed,
@@ -102,7 +100,7 @@ def make_sampler(
         group_size=config.group_size,
         incarnation=incarnation,
     )
-    return entry.build(spec, from_mapping(entry.config, options_of(config.sampler), "sampler"), setup)
+    return SAMPLERS[config.sampler.name].build(spec, config.sampler.options, setup)
 
 
 def evaluation_plans(spec: EnvSpec, episodes: int, seed: int, during_training: bool = False) -> EpisodePlans:
@@ -114,33 +112,24 @@ def evaluation_plans(spec: EnvSpec, episodes: int, seed: int, during_training: b
     return first_episodes(spec, episodes, first_env_seed(purpose, seed))
 
 
-def task_options(config: RunConfig) -> Any:
-    """Return the options of the run's task."""
-    family, id = split_name(config.task["name"])
-    return from_mapping(FAMILIES[family].build().task_config(id), options_of(config.task), "task")
-
-
-def policy_options(config: RunConfig) -> Any:
-    """Return the options of the run's policy."""
-    return from_mapping(POLICIES[config.policy["name"]].config, options_of(config.policy), "policy")
-
-
 def make_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     """Build the run's policy on the CPU, with its initial weights."""
-    return build_policy(spec, config.policy)
+    return _build_policy(spec, config.policy)
 
 
 def build_policy(spec: EnvSpec, section: Mapping[str, Any]) -> Policy:
-    """Build the policy of a section ``policy``, on the CPU, with its initial weights. UserError if it is none."""
-    entry = POLICIES[section["name"]]
-    policy = entry.build(spec, from_mapping(entry.config, options_of(section), "policy"))
-    check_base(policy, Policy, f"policy={entry.name}")
+    """Build the policy of a section ``policy`` of a file. UserError if a value does not fit."""
+    return _build_policy(spec, read_section(section, POLICIES[section["name"]].config, "policy"))
+
+
+def _build_policy(spec: EnvSpec, section: Section) -> Policy:
+    """Build a policy on the CPU, with its initial weights. UserError if its class is no policy."""
+    policy = POLICIES[section.name].build(spec, section.options)
+    check_base(policy, Policy, f"policy={section.name}")
     return policy
 
 
 def make_algorithm(config: RunConfig, policy: Policy) -> Any:
     """Build the run's algorithm on the policy's device. Its type depends on its trainer."""
     device = next(policy.parameters()).device
-    entry = ALGORITHMS[config.algo["name"]]
-    options = from_mapping(entry.config, options_of(config.algo), "algo")
-    return entry.build(policy, options, seed=config.seed, device=device)
+    return ALGORITHMS[config.algo.name].build(policy, config.algo.options, seed=config.seed, device=device)

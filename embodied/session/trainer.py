@@ -73,12 +73,12 @@ class Trainer(ABC):
     @classmethod
     def check(cls, config: RunConfig) -> None:
         """Raise UserError for a configuration that this kind of training does not support. Builds nothing."""
-        name = config.algo["name"]
+        name = config.algo.name
         if cls.needs_data and config.data is None:
             raise UserError(f"algo={name} learns from demonstrations: data=<directory of embodied.collect> is missing")
         if not cls.needs_data and config.data is not None:
             raise UserError(f"data={config.data} is for algo=sft; {name} learns from its own experience")
-        if not cls.evaluates and config.runtime["trace"]:
+        if not cls.evaluates and config.runtime.trace:
             raise UserError(f"trace=true is for reinforcement learning, not for algo={name}")
         if not cls.evaluates and config.stop_at_success is not None:
             raise UserError(f"stop_at_success is for reinforcement learning, not for algo={name}")
@@ -141,7 +141,7 @@ class Trainer(ABC):
 
         ``other_noise`` of the result has the rates with the other kind of noise. watch: gets the share that is done.
         """
-        noise = self.config.runtime_config().eval_noise
+        noise = self.config.runtime.eval_noise
         other: EvalNoise = "seeded" if noise == "zero" else "zero"
         episodes, seed = self.config.eval_episodes, self.config.seed
         result, with_other = evaluate_policy(self.config, self.policy, episodes, seed, [noise, other], watch=watch)

@@ -32,19 +32,19 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     policy = make_policy(config, spec)
     if config.init is None:
         if policy.wraps is not None:
-            raise UserError(f"policy={config.policy['name']} needs a policy to wrap: init=<run directory> is missing")
+            raise UserError(f"policy={config.policy.name} needs a policy to wrap: init=<run directory> is missing")
         return policy
     run_dir = Path(config.init)
     source = read_run(run_dir)
-    if source.task["name"] != config.task["name"]:
-        raise UserError(f"init={run_dir} is a run of task {source.task['name']}, this one is of {config.task['name']}")
+    if source.task.name != config.task.name:
+        raise UserError(f"init={run_dir} is a run of task {source.task.name}, this one is of {config.task.name}")
     found = checkpoint.load_latest(run_dir, only="policy")
     if found is None:
         raise UserError(f"init={run_dir} has no checkpoint yet")
-    supervised = not ALGORITHMS[source.algo["name"]].build.explores
+    supervised = not ALGORITHMS[source.algo.name].build.explores
     fresh = (policy.not_imitated or ()) if supervised else ()
     weights = checkpoint.read_weights(found.state, f"init={run_dir}")
-    if policy.wraps is not None and source.policy["name"] != config.policy["name"]:
+    if policy.wraps is not None and source.policy.name != config.policy.name:
         wrapped = policy.wraps
         weights = {wrapped + key: value for key, value in weights.items()}
         fresh = tuple(key for key in policy.state_dict() if not key.startswith(wrapped))
@@ -52,7 +52,7 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     weights = {key: own[key] for key in own if key.endswith(policy.optional_suffixes)} | weights
     weights = merge_weights(weights, own, fresh, f"init={run_dir}")
     for key in policy.must_match:
-        theirs, ours = source.policy[key], config.policy[key]
+        theirs, ours = getattr(source.policy.options, key), getattr(config.policy.options, key)
         if theirs != ours:
             raise UserError(f"init={run_dir} was trained with policy.{key}={theirs}, this run has {ours}")
     policy.load_state_dict(weights)

@@ -21,9 +21,9 @@ TRAINERS: dict[str, type[Trainer]] = {
 
 def trainer_of(config: RunConfig) -> type[Trainer]:
     """Return the trainer of the run's algorithm. UserError for a configuration that it does not support."""
-    name = ALGORITHMS[config.algo["name"]].build.trainer
+    name = ALGORITHMS[config.algo.name].build.trainer
     if name not in TRAINERS:
-        raise unknown_name(f"trainer of algo={config.algo['name']}", name, TRAINERS)
+        raise unknown_name(f"trainer of algo={config.algo.name}", name, TRAINERS)
     trainer = TRAINERS[name]
     trainer.check(config)
     return trainer

@@ -41,12 +41,11 @@ class GroundingTrainer(SupervisedTrainer):
     @classmethod
     def check(cls, config: RunConfig) -> None:
         super().check(config)
-        if config.policy.get("freeze"):
-            raise UserError(
-                f"algo=grounding trains vision and language: policy.freeze must be [], got {config.policy['freeze']}"
-            )
+        freeze = getattr(config.policy.options, "freeze", ())
+        if freeze:
+            raise UserError(f"algo=grounding trains vision and language: policy.freeze must be [], got {freeze}")
         spec = factories.make_spec(config)
-        lacking = [f"policy={config.policy['name']} has no cameras"] if not spec.cameras else []
+        lacking = [f"policy={config.policy.name} has no cameras"] if not spec.cameras else []
         lacking += [f"{spec.task} labels nothing that they see"] if not spec.descriptions else []
         if lacking:
             raise UserError(f"algo=grounding needs cameras and a task with masks: {', and '.join(lacking)}")
@@ -56,15 +55,15 @@ class GroundingTrainer(SupervisedTrainer):
         super().__init__(config, run_dir, new, self.spec)
         if self.policy.roles != LabeledPool.roles:
             raise UserError(
-                f"policy={config.policy['name']} learns the roles {', '.join(self.policy.roles)}; "
+                f"policy={config.policy.name} learns the roles {', '.join(self.policy.roles)}; "
                 f"task={self.spec.task} labels {', '.join(LabeledPool.roles)}"
             )
         self.validation = self._validation_scenes()
 
     def announcement(self) -> str:
         return (
-            f"grounding {self.config.policy['name']} ({self.parameters()}) in pictures of "
-            f"{self.config.task['name']}: {self.config.num_envs} envs, seed {self.config.seed} → {self.run_dir}"
+            f"grounding {self.config.policy.name} ({self.parameters()}) in pictures of "
+            f"{self.config.task.name}: {self.config.num_envs} envs, seed {self.config.seed} → {self.run_dir}"
         )
 
     @cached_property
@@ -93,7 +92,7 @@ class GroundingTrainer(SupervisedTrainer):
         obs = self._predicted()
         by_split, by_goal = _by(self.spec.splits, obs), _by(self.spec.goals, obs)
         return {
-            "task": self.config.task["name"],
+            "task": self.config.task.name,
             "pictures": VALIDATION_SCENES * FRAMES_PER_SCENE,
             "found": {split: self.algorithm.localization_rates(obs) for split, obs in by_split.items()},
             "error_cm": {split: _error_cm(obs) for split, obs in by_split.items()},
@@ -103,7 +102,7 @@ class GroundingTrainer(SupervisedTrainer):
     def _validation_scenes(self) -> Obs:
         """Render the validation scenes, of all splits. Runs with the same ``eval_seed`` have the same ones."""
         pool = factories.make_env(self.config, VALIDATION_SCENES, threads.available_cores(), self.run_dir)
-        seed = first_env_seed(Purpose.VALIDATION_SCENES, int(self.config.runtime["eval_seed"]))
+        seed = first_env_seed(Purpose.VALIDATION_SCENES, self.config.runtime.eval_seed)
         sampler = UniformSampler(pool.spec, UniformConfig(), SamplerSetup(VALIDATION_SCENES, seed))
         scenes = Scenes(LabeledPool(pool, sampler), self.policy.execute, seed)
         frames = [scenes.render_next() for _ in range(FRAMES_PER_SCENE)]

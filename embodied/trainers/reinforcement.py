@@ -36,7 +36,7 @@ class ReinforcementTrainer(Trainer):
     def check(cls, config: RunConfig) -> None:
         super().check(config)
         if config.stop_at_success is not None and not factories.make_spec(config).has_success:
-            raise UserError(f"stop_at_success: task {config.task['name']} reports no success")
+            raise UserError(f"stop_at_success: task {config.task.name} reports no success")
 
     @property
     def policy(self) -> Policy:
@@ -60,11 +60,11 @@ class ReinforcementTrainer(Trainer):
 
     def announcement(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.policy.parameters())
-        config, options, runtime = self.config, self.config.runtime_config(), self.runtime
+        config, options, runtime = self.config, self.config.runtime, self.runtime
         device = resolve_device(options.device)
         return (
-            f"training {config.task['name']}: policy {config.policy['name']} ({parameters:,} parameters), algo "
-            f"{config.algo['name']}, {config.num_envs:,} envs, runtime {options.name} "
+            f"training {config.task.name}: policy {config.policy.name} ({parameters:,} parameters), algo "
+            f"{config.algo.name}, {config.num_envs:,} envs, runtime {options.name} "
             f"({runtime.layout_note}; {device.type}), seed {config.seed} → {self.run_dir}; a resumed run continues "
             f"{runtime.resume_note}"
         )
@@ -113,7 +113,7 @@ def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
         return factories.make_acting_env(config, num_envs, num_threads, run_dir)
 
     recipe = Recipe(
-        config.runtime_config(),
+        config.runtime,
         num_envs=config.num_envs,
         seed=config.seed,
         make_env=make_env,

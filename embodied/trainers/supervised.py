@@ -46,7 +46,7 @@ class SupervisedTrainer(Trainer):
         threads.use(threads.torch_cores())
         torch.manual_seed(config.seed)
         policy = (make_initial_policy if new else factories.make_policy)(config, spec)
-        policy.to(resolve_device(config.runtime_config().device))
+        policy.to(resolve_device(config.runtime.device))
         algorithm = factories.make_algorithm(config, policy)
         assert isinstance(algorithm, Supervised)
         self.algorithm = algorithm

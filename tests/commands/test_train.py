@@ -149,7 +149,7 @@ def test_resume_keeps_what_a_checkpoint_depends_on(trained: tuple[Path, Outcome]
 
 def test_resume_may_change_options_of_the_algorithm(trained: tuple[Path, Outcome]) -> None:
     config = resume_run(trained[0], {"algo.learning_rate": 1e-5, "total_steps": 5000})
-    assert (config.algo["learning_rate"], config.total_steps) == (1e-5, 5000)
+    assert (config.algo.options.learning_rate, config.total_steps) == (1e-5, 5000)
     with pytest.raises(UserError, match=r"Did you mean 'algo\.learning_rate'"):
         resume_run(trained[0], {"algo.learnin_rate": 1e-5})
 
@@ -224,7 +224,7 @@ def test_runs_that_start_in_one_second_have_directories_of_their_own() -> None:
 
 def test_shorthands_reach_the_runtime() -> None:
     config = compose_run({"task": "reach", "max_staleness": 0, "device": "cpu"})
-    assert (config.runtime["max_staleness"], config.runtime["device"]) == (0, "cpu")
+    assert (config.runtime.max_staleness, config.runtime.device) == (0, "cpu")
 
 
 def test_help_is_not_a_run() -> None:
@@ -252,7 +252,7 @@ def test_grpo_trains_on_whole_episodes_of_groups(tmp_path: Path) -> None:
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert all(row["train/ratio_first"] == pytest.approx(1.0, abs=1e-5) for row in rows)
     assert all(row["train/grad_norm"] > 0 for row in rows)
-    assert read_run(tmp_path / "run").runtime["decisions"] == 10
+    assert read_run(tmp_path / "run").runtime.decisions == 10
     assert "decisions: 10\n" in (tmp_path / "run" / "config.yaml").read_text()
 
 
@@ -270,7 +270,7 @@ def test_grpo_trains_on_whole_episodes_of_groups(tmp_path: Path) -> None:
 def test_a_fragment_has_whole_episodes_where_they_are_compared_unless_told_otherwise(
     words: dict[str, Any], decisions: int
 ) -> None:
-    assert compose_run(words).runtime["decisions"] == decisions
+    assert compose_run(words).runtime.decisions == decisions
 
 
 def test_groups_stay_as_they_are_when_a_run_goes_on(tmp_path: Path) -> None:

@@ -35,6 +35,6 @@ def test_an_environment_of_another_domain_conforms(id: str) -> None:
 def test_recipes_of_other_domains_are_complete() -> None:
     """What the table of docs/simulators.md leaves out stands in the task's file."""
     motor = compose_run({"task": "gym/Cont-CC-PMSM-v0", "policy": "gaussian"})
-    assert (motor.algo["gamma"], motor.num_envs, motor.total_steps) == (0.9, 32, 1_000_000)
+    assert (motor.algo.options.gamma, motor.num_envs, motor.total_steps) == (0.9, 32, 1_000_000)
     highway = compose_run({"task": "gym/highway-fast-v0", "policy": "categorical"})
-    assert (highway.algo["gamma"], highway.num_envs, highway.total_steps) == (0.8, 16, 30_000)
+    assert (highway.algo.options.gamma, highway.num_envs, highway.total_steps) == (0.8, 16, 30_000)

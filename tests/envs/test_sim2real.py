@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def part(env: MujocoPool, obs: dict[str, torch.Tensor], name: str) -> np.ndarray
 @pytest.mark.parametrize("task", TASK_NAMES)
 def test_the_preset_runs_on_every_task(task: str) -> None:
     config = compose_run(parse_overrides([f"task={task}", "randomization=sim2real"]))
-    assert set(config.sim["randomization"]) == set(SIM2REAL["randomization"])
+    assert set(config.sim.options.randomization) == set(SIM2REAL["randomization"])
     env, plan = pool(task, 3, 6, sim=SIM2REAL), actions([0, 1, 2], 8, 4)
     for t in range(8):
         step = env.step(plan[:, t])
@@ -75,14 +76,14 @@ def test_the_preset_covers_the_perturbed_arm() -> None:
 def test_a_term_can_be_changed_or_removed() -> None:
     words = ["randomization=sim2real", "sim.randomization.backlash.range=[0,0.1]", "sim.randomization.arm_push=null"]
     config = compose_run(parse_overrides(words))
-    assert config.sim["randomization"]["backlash"]["range"] == (0, 0.1)
-    assert config.sim["randomization"]["arm_push"] is None
-    env = pool("reach", 1, sim={"randomization": config.sim["randomization"]})
+    assert config.sim.options.randomization["backlash"].range == (0, 0.1)
+    assert config.sim.options.randomization["arm_push"] is None
+    env = pool("reach", 1, sim=asdict(config.sim.options))
     assert "arm_push" not in env.randomizer.terms
     plain = with_preset(config, "randomization", "none")
-    assert plain.sim["randomization"] == {}
-    assert plain.sim["camera_randomization"]["position_m"] == 0
-    assert with_preset(plain, "randomization", "sim2real").sim["randomization"]["arm_push"] is not None
+    assert plain.sim.options.randomization == {}
+    assert plain.sim.options.camera_randomization.position_m == 0
+    assert with_preset(plain, "randomization", "sim2real").sim.options.randomization["arm_push"] is not None
     with pytest.raises(UserError, match=r"randomization 'sim2reel'. Did you mean 'sim2real'"):
         compose_run(parse_overrides(["randomization=sim2reel"]))
 

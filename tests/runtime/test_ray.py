@@ -263,7 +263,7 @@ def test_a_configuration_names_it(tmp_path: Path) -> None:
     from embodied.session.config import compose_run
 
     config = compose_run({"task": "lift", "runtime": "ray", "runtime.env_worker.resources.CPU": 4})
-    options = config.runtime_config()
+    options = config.runtime
     assert isinstance(options, RayConfig)
     assert options.env_worker.resources == {"CPU": 4.0}
     assert options.max_staleness == 1

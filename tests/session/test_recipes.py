@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from embodied.core.options import from_mapping
 from embodied.policies import POLICIES
-from embodied.session.config import RunConfig, compose_run, options_of
+from embodied.session.config import RunConfig, compose_run
 
 
 def composed(algo: str, **options: Any) -> RunConfig:
@@ -18,26 +17,28 @@ def composed(algo: str, **options: Any) -> RunConfig:
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])
 def test_reinforcement_learning_of_a_published_vla_is_careful(algo: str) -> None:
     """Rates of π_RL for the actor, also as bounds of the schedule; few epochs; the critic learns first."""
-    found = composed(algo).algo
-    assert found["schedule"] == "adaptive"
-    assert found["min_learning_rate"] <= 1e-6 < found["learning_rate"] <= found["max_learning_rate"] <= 1e-5
-    assert found["epochs"] <= 2
-    assert found["ema_decay"] == 0.99
+    found = composed(algo).algo.options
+    assert found.schedule == "adaptive"
+    assert found.min_learning_rate <= 1e-6 < found.learning_rate <= found.max_learning_rate <= 1e-5
+    assert found.epochs <= 2
+    assert found.ema_decay == 0.99
     if algo == "ppo":
-        assert found["critic_learning_rate"] == 1e-4
-        assert found["critic_warmup"] == 8
+        assert found.critic_learning_rate == 1e-4
+        assert found.critic_warmup == 8
 
 
 @pytest.mark.parametrize("algo", ["sft", "grounding"])
 def test_supervised_learning_of_a_published_vla_is_careful(algo: str) -> None:
-    assert composed(algo).algo["learning_rate"] == 1e-5
+    assert composed(algo).algo.options.learning_rate == 1e-5
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES.names()))
 def test_grpo_from_another_runs_policy_begins_at_the_lower_bound_of_the_learning_rate(policy: str) -> None:
     """It has no critic to warm up, after which PPO begins there."""
-    found = compose_run({"task": "tabletop", "policy": policy, "algo": "grpo", "init": "a run of imitation"}).algo
-    assert (found["schedule"], found["learning_rate"]) == ("adaptive", found["min_learning_rate"])
+    found = compose_run(
+        {"task": "tabletop", "policy": policy, "algo": "grpo", "init": "a run of imitation"}
+    ).algo.options
+    assert (found.schedule, found.learning_rate) == ("adaptive", found.min_learning_rate)
 
 
 @pytest.mark.parametrize("policy", ["flow", "vla", "vla_tiny", "dsrl"])
@@ -45,17 +46,17 @@ def test_grpo_from_another_runs_policy_begins_at_the_lower_bound_of_the_learning
 def test_no_recipe_explores_in_one_random_step_whose_kl_does_not_bound_that_of_the_action(
     policy: str, init: dict[str, str]
 ) -> None:
-    config = compose_run({"task": "tabletop", "policy": policy} | init).policy
-    assert from_mapping(POLICIES[policy].config, options_of(config), "policy").stochastic_steps != "one"
+    config = compose_run({"task": "tabletop", "policy": policy} | init)
+    assert config.policy.options.stochastic_steps != "one"
 
 
 def test_the_command_line_wins() -> None:
     found = composed("ppo", **{"algo.learning_rate": 1e-6, "num_envs": 16})
-    assert found.algo["learning_rate"] == 1e-6
-    assert found.algo["epochs"] == 2
+    assert found.algo.options.learning_rate == 1e-6
+    assert found.algo.options.epochs == 2
     assert found.num_envs == 16
 
 
 def test_a_policy_that_starts_from_nothing_keeps_the_usual_rates() -> None:
-    found = compose_run({"task": "reach"}).algo
-    assert (found["learning_rate"], found["min_learning_rate"], found["max_learning_rate"]) == (7e-4, 1e-5, 1e-2)
+    found = compose_run({"task": "reach"}).algo.options
+    assert (found.learning_rate, found.min_learning_rate, found.max_learning_rate) == (7e-4, 1e-5, 1e-2)

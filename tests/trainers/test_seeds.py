@@ -29,7 +29,7 @@ VLA = {
 def test_reinforcement_learning(seed: int, tmp_path: Path) -> None:
     """The seed of evaluations during training is 1000."""
     config = compose_run({"task": "reach", "policy": "gaussian", "policy.actor_hidden": [4], **TINY, "seed": seed})
-    assert config.runtime["eval_seed"] == 1000
+    assert config.runtime.eval_seed == 1000
     with build(config, tmp_path) as runtime:
         assert isinstance(runtime, SyncRuntime)
         assert runtime.evaluator is not None
