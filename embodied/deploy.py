@@ -49,12 +49,14 @@ from embodied.deployment.control.inference import Inference
 from embodied.deployment.control.keys import EmergencyKey
 from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import Limits, Safety
-from embodied.deployment.control.stage import ask, map_robot, stage_of
-from embodied.deployment.options import DeployOptions, parse_words
+from embodied.deployment.control.site import ask, site_of
+from embodied.deployment.options import DeployOptions
 from embodied.deployment.report.notice import notice
 from embodied.deployment.report.page import Deployment
+from embodied.deployment.robots.setup import map_robot
 from embodied.deployment.serving.api_key import read_api_key
 from embodied.deployment.serving.wire import require_packages
+from embodied.deployment.validation import parse_words
 from embodied.session.command import run_command
 from embodied.session.deployment import DeploymentRun
 from embodied.session.signals import interrupt_on_signals
@@ -84,17 +86,17 @@ def run_episodes(options: DeployOptions, path: Path, bundle: Bundle) -> dict[str
     with ExitStack() as parts:
         planner = parts.enter_context(planner_of(options, path, bundle))
         print(notice(path, bundle, safety.limits), file=sys.stderr)
-        stage = parts.enter_context(stage_of(options, path, bundle))
-        inference = Inference(planner, stage.clock, options.latency_ms / 1e3, options.lockstep, options.plan_timeout_s)
+        site = parts.enter_context(site_of(options, path, bundle))
+        inference = Inference(planner, site.clock, options.latency_ms / 1e3, options.lockstep, options.plan_timeout_s)
         parts.callback(inference.close)
         loop = ControlLoop(
-            bundle, stage.robot, inference, safety, stage.clock,
+            bundle, site.robot, inference, safety, site.clock,
             schedule=options.schedule, execute=options.execute, rate_hz=options.rate_hz,
             interpolation=options.interpolation, noise=options.noise or bundle.noise,
             confirm=ask_action if options.confirm else None,
         )  # fmt: skip
-        deployment = Deployment(bundle, options.bundle, stage.robot.name, log=safety.log)
-        run = DeploymentRun(options, loop, stage, deployment, EmergencyKey())
+        deployment = Deployment(bundle, options.bundle, site.robot.name, log=safety.log)
+        run = DeploymentRun(options, loop, site, deployment, EmergencyKey())
         for phase in (run.episodes, run.go_home, run.keep_holding, parts.close, run.report):
             run.attempt(phase)
     return run.outcome()

@@ -23,17 +23,18 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from embodied.core.errors import UserError, one_line, unknown_name
+from embodied.core.errors import UserError, one_line
 from embodied.deployment.bundle.files import sha256
 from embodied.deployment.bundle.format import BUNDLE_FILE, read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner, check_parity
-from embodied.deployment.options import parse_words
 from embodied.deployment.serving.api_key import read_api_key
 from embodied.deployment.serving.server import PolicyServer, ServerOptions, is_loopback
 from embodied.deployment.serving.wire import require_packages
+from embodied.deployment.validation import Options, parse_words
 from embodied.session.command import Stopped, run_command
 
 if TYPE_CHECKING:  # it imports torch, which a machine with an ONNX bundle does not need
@@ -44,8 +45,10 @@ GPU_TOLERANCE = 1e-2
 
 
 @dataclass(frozen=True)
-class ServeOptions:
+class ServeOptions(Options):
     """Options of the command; see the top of this file."""
+
+    RANGES: ClassVar = {"num_threads": (1, inf)}
 
     bundle: str
     port: int = ServerOptions.port
@@ -56,14 +59,7 @@ class ServeOptions:
     max_clients: int = ServerOptions.max_clients
     idle_s: float = ServerOptions.idle_s
     num_threads: int = 1
-    device: str = "cpu"
-
-    def check(self) -> None:
-        """Raise UserError for values that are not allowed."""
-        if self.num_threads < 1:
-            raise UserError(f"num_threads: got {self.num_threads}, allowed: at least 1")
-        if self.device not in ("cpu", "cuda"):
-            raise unknown_name("device", self.device, ("cpu", "cuda"))
+    device: Literal["cpu", "cuda"] = "cpu"
 
     def of_server(self) -> ServerOptions:
         """Return the options of the server, with the key. UserError for values that are not allowed."""

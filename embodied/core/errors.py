@@ -8,6 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PYTHON = f"{Path(traceback.__file__).parent}/"  # the standard library
+TYPES: dict[type, str] = {
+    bool: "true or false", int: "an integer", float: "a number", str: "text", dict: "a section with keys",
+}  # fmt: skip
+"""Types of values in the words of a user."""
 SYNONYMS = {"gpu": "cuda"}  # words for names that look like another one
 
 
@@ -23,7 +27,7 @@ def one_line(text: object) -> str:
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in " ".join(str(text).split()))
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return type, place and message of an error of someone else's code: ``ValueError in maze.py, line 12: no exit``.
 
     The place is the innermost one in code of the user if there is any, else in a package, else in this project. The
@@ -59,6 +63,18 @@ def nearest(name: str, allowed: Iterable[str]) -> str | None:
 def unknown_name(kind: str, got: str, allowed: Iterable[str]) -> UserError:
     """Return the error for a name that is not in ``allowed``; its message lists these and suggests the nearest."""
     names = sorted(allowed)
-    suggestion = nearest(got, names)
-    hint = f" Did you mean '{suggestion}'?" if suggestion else ""
-    return UserError(f"unknown {kind} '{got}'.{hint} Allowed: {', '.join(names)}")
+    return UserError(f"unknown {kind} '{got}'.{_hint(nearest(got, names))} Allowed: {', '.join(names)}")
+
+
+def wrong_value(key: str, got: str, allowed: str, suggestion: str | None = None) -> UserError:
+    """Return the error for a value that a key does not allow; its message says what is allowed, in words."""
+    return UserError(f"{key}: got {got}, allowed: {allowed}{'.' if suggestion else ''}{_hint(suggestion)}")
+
+
+def missing_key(key: str) -> UserError:
+    """Return the error for a key without a default that was not given."""
+    return UserError(f"{key} is missing: give {key}=...")
+
+
+def _hint(suggestion: str | None) -> str:
+    return f" Did you mean '{suggestion}'?" if suggestion else ""

@@ -27,7 +27,7 @@ import pydantic
 from pydantic import AfterValidator, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, PydanticKnownError, core_schema
 
-from embodied.core.errors import UserError, nearest
+from embodied.core.errors import TYPES, UserError, missing_key, nearest, wrong_value
 
 T = TypeVar("T")
 
@@ -154,14 +154,14 @@ def _whole_to_int(value: Any) -> Any:
 
 # -- messages ----------------------------------------------------------------------------------------------------------
 ALLOWED = {
-    "bool_type": "true or false",
-    "int_type": "an integer",
-    "float_type": "a number",
+    "bool_type": TYPES[bool],
+    "int_type": TYPES[int],
+    "float_type": TYPES[float],
     "finite_number": "a finite number",
-    "string_type": "text",
+    "string_type": TYPES[str],
     "tuple_type": "a list",
-    "dict_type": "a section with keys",
-    "dataclass_type": "a section with keys",
+    "dict_type": TYPES[dict],
+    "dataclass_type": TYPES[dict],
     "literal_error": "{expected}",
     "too_short": "{min_length} or more entries",
     "too_long": "at most {max_length} entries",
@@ -186,7 +186,7 @@ def _user_error(error: ValidationError, cls: type[Any], path: str) -> UserError:
     if kind == "unexpected_keyword_argument":
         return _unknown_key(str(loc[-1]), _without_null(_annotation(cls, loc[:-1])), _join(path, *loc[:-1]))
     if kind == "missing" and isinstance(loc[-1], str):
-        return UserError(f"{_join(path, *loc)} is missing: give {_join(path, *loc)}=...")
+        return missing_key(_join(path, *loc))
     if kind == "missing":  # an item of a tuple, whose input is the whole tuple
         loc = loc[:-1]
     return _wrong_value(first, _annotation(cls, loc), _join(path, *loc))
@@ -207,8 +207,7 @@ def _wrong_value(error: ErrorDetails, annotation: Any, path: str) -> UserError:
     if inner is not annotation:
         allowed += " or null"
     suggestion = nearest(str(error["input"]), re.findall(r"\w+", context.get("expected", "")))
-    hint = f". Did you mean '{suggestion}'?" if suggestion else ""
-    return UserError(f"{path}: got {got}, allowed: {allowed}{hint}")
+    return wrong_value(path, got, allowed, suggestion)
 
 
 def _unknown_key(key: str, cls: Any, path: str) -> UserError:

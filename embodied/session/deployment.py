@@ -12,17 +12,17 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from embodied.core.errors import UserError, described
+from embodied.core.errors import UserError, describe_error
 from embodied.deployment.control.home import MAX_S, move_home
 from embodied.deployment.control.keys import EmergencyKey
 from embodied.deployment.control.loop import ControlLoop
-from embodied.deployment.control.stage import Stage
+from embodied.deployment.control.site import Site
 from embodied.deployment.control.watchdog import RobotHangs
-from embodied.deployment.options import DeployOptions, as_mapping
+from embodied.deployment.options import DeployOptions
 from embodied.deployment.report.episodes import EPISODES, save_episode
 from embodied.deployment.report.page import PAGE, Deployment
 from embodied.session.command import Failed, Stopped
@@ -45,7 +45,7 @@ class DeploymentRun:
 
     options: DeployOptions
     loop: ControlLoop
-    stage: Stage
+    site: Site
     deployment: Deployment
     key: EmergencyKey
     errors: list[BaseException] = field(default_factory=list)
@@ -80,12 +80,12 @@ class DeploymentRun:
         for index in range(self.options.episodes):
             self.episode(index)
             if index == 0 and self.options.report is not None and self.options.video:
-                self.stage.film()
+                self.site.film()
 
     def episode(self, index: int) -> None:
         """Run one episode, keep its record however it ends, and judge it."""
         options, loop, key, records = self.options, self.loop, self.key, self.deployment.records
-        instruction, before = self.stage.begin(options.seed, index), loop.record
+        instruction, before = self.site.begin(options.seed, index), loop.record
         try:
             with ExitStack() as watched:
                 if loop.confirm is None:  # who is asked before every action stops by an answer
@@ -107,7 +107,7 @@ class DeploymentRun:
         if self.signalled.is_set():  # in the last tick
             raise KeyboardInterrupt
         record = records[-1]
-        record.success = self.stage.judge()
+        record.success = self.site.judge()
         self.save()
         solved = {True: "solved", False: "not solved", None: "not judged"}[record.success]
         print(
@@ -122,7 +122,7 @@ class DeploymentRun:
         It stays where it is after the emergency key, a crash or a silence of the driver, and if an episode was refused
         before the first control step: its pose may not be the one that the mapping reads.
         """
-        robot, key, first = self.stage.robot, self.key, self.errors[0] if self.errors else None
+        robot, key, first = self.site.robot, self.key, self.errors[0] if self.errors else None
         known = isinstance(first, KeyboardInterrupt | OSError | UserError | None) and not isinstance(first, RobotHangs)
         moved = any(record.steps for record in self.deployment.records)
         if not (self.options.home and known and moved and robot.is_connected):
@@ -132,7 +132,7 @@ class DeploymentRun:
                 how = "press any key" if key.watching else "Ctrl-C"
                 print(f"moving home; {how} to stop the robot at once", file=sys.stderr, flush=True)
                 reached = move_home(
-                    robot, self.loop.bundle.arm, self.loop.safety, self.stage.clock,
+                    robot, self.loop.bundle.arm, self.loop.safety, self.site.clock,
                     lambda: signalled.is_set() or key.pressed(),
                 )  # fmt: skip
         except (OSError, UserError) as error:
@@ -149,7 +149,7 @@ class DeploymentRun:
     def keep_holding(self) -> None:
         """Keep the connection after the emergency key until a person says so."""
         if any(isinstance(error, EmergencyStop) for error in self.errors):
-            self.stage.keep_holding()
+            self.site.keep_holding()
 
     def save(self, video: str | None = None) -> None:
         """Write the last episode, and the page about all of them."""
@@ -159,13 +159,13 @@ class DeploymentRun:
         folder.mkdir(parents=True, exist_ok=True)
         if records:
             save_episode(folder / EPISODES, records[-1], len(records) - 1)
-        self.deployment.write(folder, as_mapping(self.options), video)
+        self.deployment.write(folder, asdict(self.options), video)
 
     def report(self) -> None:
         """Complete the report: the data set, and the film if there is one."""
         if self.options.report is None:
             return
-        folder, frames = Path(self.options.report), self.stage.frames
+        folder, frames = Path(self.options.report), self.site.frames
         with stop_on_signals("writing the report; once more: at once, without"):
             self.save()
             write_data(folder, self.deployment)
@@ -203,7 +203,7 @@ def in_words(error: BaseException) -> str:
     """Return what a person reads of an error."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    return str(error) if isinstance(error, EmergencyStop | OSError | UserError) else described(error)
+    return str(error) if isinstance(error, EmergencyStop | OSError | UserError) else describe_error(error)
 
 
 def write_data(folder: Path, deployment: Deployment) -> None:

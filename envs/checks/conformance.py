@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from math import inf
 
-from embodied.core.errors import UserError, described, one_line
+from embodied.core.errors import UserError, describe_error, one_line
 from embodied.envs.base.apart import OutOfTime
 from embodied.envs.checks import rules as rules
 from embodied.envs.checks.trial import Make, NotApplicable, Shortened, Trial
@@ -99,6 +99,6 @@ def run_checks(
             except (UserError, OutOfTime) as error:
                 yield Result(name, False, one_line(error))
             except (Exception, SystemExit) as error:  # third-party code may raise anything
-                yield Result(name, False, f"raised {described(error)}")
+                yield Result(name, False, f"raised {describe_error(error)}")
             else:
                 yield Result(name, True)

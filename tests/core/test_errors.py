@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from embodied.core.errors import described
+from embodied.core.errors import describe_error
 from embodied.core.options import from_mapping
 
 
 def test_an_error_in_code_of_the_user_is_placed_there_and_not_in_the_library_that_it_called() -> None:
     with pytest.raises(json.JSONDecodeError) as caught:
         json.loads("{")
-    assert described(caught.value).startswith("JSONDecodeError in test_errors.py, line 16: Expecting property name")
+    text = describe_error(caught.value)
+    assert text.startswith("JSONDecodeError in test_errors.py, line 16: Expecting property name")
 
 
 def without_this_file(error: BaseException) -> BaseException:
@@ -28,14 +29,14 @@ def test_an_error_of_a_package_is_placed_in_the_package() -> None:
     exec(compile("def walk():\n    raise KeyError('exit')", "/usr/lib/python3/dist-packages/maze.py", "exec"), space)
     with pytest.raises(KeyError) as caught:
         space["walk"]()
-    assert described(without_this_file(caught.value)) == "KeyError in maze.py, line 2: 'exit'"
+    assert describe_error(without_this_file(caught.value)) == "KeyError in maze.py, line 2: 'exit'"
 
 
 def test_an_error_of_this_project_is_placed_too() -> None:
     with pytest.raises(AttributeError) as caught:
         from_mapping(None, {"a": 1})  # type: ignore[arg-type]
-    assert described(without_this_file(caught.value)).startswith("AttributeError in options.py, line ")
+    assert describe_error(without_this_file(caught.value)).startswith("AttributeError in options.py, line ")
 
 
 def test_an_error_that_was_never_raised_has_no_place() -> None:
-    assert described(ValueError("too\n large")) == "ValueError: too large"
+    assert describe_error(ValueError("too\n large")) == "ValueError: too large"

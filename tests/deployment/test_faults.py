@@ -255,8 +255,9 @@ def test_no_server_loosens_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     limits, chain, leads = Limits.of(bundle.arm), Chain(bundle.arm), []
     assert len(moves) > 10
     for before, command in moves:
-        sent = np.array([mapping.joints[j.name].ours(command[mapping.joints[j.name].name]) for j in bundle.arm.joints])
-        qpos = np.array([mapping.joints[j.name].ours(before[mapping.joints[j.name].name]) for j in bundle.arm.joints])
+        entries = [mapping.joints[joint.name] for joint in bundle.arm.joints]
+        sent = np.array([entry.from_robot(command[entry.name]) for entry in entries])
+        qpos = np.array([entry.from_robot(before[entry.name]) for entry in entries])
         assert ((sent >= limits.low_J - 1e-9) & (sent <= limits.high_J + 1e-9)).all()
         leads.append(np.abs(sent - qpos) / limits.max_lead_J)
         tool = chain.tool(sent)[0]

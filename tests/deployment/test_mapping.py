@@ -78,8 +78,8 @@ def confirmed(mapping: RobotMapping, arm: ArmSpec | None = None) -> RobotMapping
 )
 def test_numbers_go_both_ways(entry: Entry, theirs: float, ours: float) -> None:
     entry.check("a")
-    assert entry.ours(theirs) == pytest.approx(ours)
-    assert entry.theirs(entry.ours(theirs)) == pytest.approx(theirs)
+    assert entry.from_robot(theirs) == pytest.approx(ours)
+    assert entry.to_robot(entry.from_robot(theirs)) == pytest.approx(theirs)
 
 
 def test_a_mapped_robot_speaks_our_names_whatever_the_order() -> None:

@@ -98,12 +98,12 @@ def test_the_key_of_the_environment_is_asked_for(root: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "bundle= is missing"),
+        ([], "bundle is missing: give bundle=..."),
         (["bundle=nowhere"], "bundle=nowhere is not a directory"),
         (["bundle=x", "host=0.0.0.0"], "host=0.0.0.0 lets other machines command a robot without a key"),
         (["bundle=x", "api_key=secret"], "unknown key 'api_key'. Did you mean 'api_key_file'?"),
         (["bundle=x", "api_key_file=nowhere"], "api_key_file=nowhere cannot be read: No such file"),
-        (["bundle=x", "port=many"], "options.port: got 'many', needed int"),
+        (["bundle=x", "port=many"], "port: got 'many', allowed: an integer"),
         (["bundle=x", "port=70000"], "port: got 70000, allowed: 0 to 65535"),
         (["bundle=x", "num_threads=0"], "num_threads: got 0, allowed: at least 1"),
     ],

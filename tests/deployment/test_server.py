@@ -16,7 +16,6 @@ from websockets.exceptions import ConnectionClosed, ConnectionClosedError, Inval
 from websockets.sync.client import connect
 
 from embodied.core.errors import UserError
-from embodied.deployment.bundle.files import from_json
 from embodied.deployment.bundle.format import Bundle as BundleType
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner
@@ -24,6 +23,7 @@ from embodied.deployment.serving import server as server_module
 from embodied.deployment.serving.request import max_request_bytes
 from embodied.deployment.serving.server import ServerOptions
 from embodied.deployment.serving.wire import encode
+from embodied.deployment.validation import from_json
 from tests.deployment.builders import SEES_AND_READS, make_bundle
 from tests.deployment.exports import flow_bundle
 from tests.deployment.servers import Client, Gate, http_get, rows, serving
@@ -354,7 +354,7 @@ def test_connections_without_a_handshake_are_limited(runner: PolicyRunner, monke
         ({"port": 65536}, "port: got 65536, allowed: 0 to 65535"),
         ({"max_batch": 0}, "max_batch: got 0, allowed: 1 to 4096"),
         ({"max_clients": 0}, "max_clients: got 0"),
-        ({"idle_s": 0.0}, "idle_s: got 0.0, allowed: above 0"),
+        ({"idle_s": 0.0}, "idle_s: got 0, allowed: 0.001 to 86400"),
         ({"idle_s": float("nan")}, "idle_s: got nan"),
         ({"host": ""}, "host: got ''"),
         ({"host": "0.0.0.0"}, "host=0.0.0.0 lets other machines command a robot without a key"),

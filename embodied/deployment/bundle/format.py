@@ -19,8 +19,9 @@ from typing import Any, Literal
 
 from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.core.spec import ActionTerm, ArmSpec, Box, CameraSpec, EnvSpec, Instruction, Term
-from embodied.deployment.bundle.files import from_json, read_json, sha256
+from embodied.deployment.bundle.files import read_json, sha256
 from embodied.deployment.bundle.plausible import check_plausible
+from embodied.deployment.validation import from_json
 
 FORMAT = 2
 """Version of the layout; a reader refuses others."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from embodied.core.errors import UserError, one_line
 from embodied.core.spec import ArmSpec
+from embodied.deployment.validation import check_range
 
 if TYPE_CHECKING:
     from embodied.deployment.bundle.format import Bundle
@@ -82,9 +83,7 @@ def check_plausible(bundle: Bundle, where: str) -> None:
             if len(value) > MAX_TEXT or not value.isprintable():
                 raise UserError(f"{where}: {name}: got {one_line(value)[:60]!r}, allowed: printable text")
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            low, high = RANGES[re.sub(r"\[\d+\]", "[]", name)]
-            if not low <= value <= high:
-                raise UserError(f"{where}: {name}: got {value:g}, allowed: {low:g} to {high:g}")
+            check_range(f"{where}: {name}", value, *RANGES[re.sub(r"\[\d+\]", "[]", name)])
     for fits, message in (*_of_sizes(bundle), *_of_arm(bundle.arm), *_of_gripper(bundle), *_of_terms(bundle)):
         if not fits:
             raise UserError(f"{where}: {one_line(message)}")

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError
 from embodied.deployment.bundle.format import Bundle
 from embodied.deployment.control.inference import Inference
+from embodied.deployment.control.observation import Measurement
 from embodied.deployment.control.schedule import PlanRequest, Schedule
-from embodied.deployment.robots.base import Observation
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +21,10 @@ class StepStart:
 
     step: int
     """Number of the control step."""
-    time_s: float
-    """Time of the observation, on the loop's clock."""
-    observation: Observation
+    measured: Measurement
     """What the robot measured."""
     state: NDArray[np.float32]
     """What the policy sees of it, [S]."""
-    qpos: NDArray[np.float64]
-    """Measured joint positions, [J]."""
     finger_m: float
     """Finger target of the step before."""
 
@@ -58,7 +54,7 @@ class Chunks:
 
     def request(self, start: StepStart) -> None:
         """Plan from the observation of a control step, if a chunk is due."""
-        request = self.schedule.request(start.step, self.inference.clock.now() - start.time_s)
+        request = self.schedule.request(start.step, self.inference.clock.now() - start.measured.time_s)
         if request is not None:
             self.inference.submit(self._inputs(request, start))
             self.arrive()
@@ -77,9 +73,9 @@ class Chunks:
         noise = self.random.standard_normal(shape, np.float32) if seeded else np.zeros(shape, np.float32)
         inputs: dict[str, NDArray[Any]] = {"state": start.state, "noise": noise}
         for camera in bundle.cameras:
-            if camera.name not in start.observation:
+            if camera.name not in start.measured.observation:
                 raise UserError(f"the robot's observation lacks the image of camera '{camera.name}'")
-            inputs[f"images.{camera.name}"] = np.asarray(start.observation[camera.name])
+            inputs[f"images.{camera.name}"] = np.asarray(start.measured.observation[camera.name])
         if bundle.cameras and bundle.instructions:
             inputs["instruction"] = np.array(self.instruction, np.int64)
         if bundle.max_delay:

@@ -10,7 +10,7 @@ from embodied.core.spec import ArmSpec
 from embodied.deployment.control.inference import Clock
 from embodied.deployment.control.safety import Safety
 from embodied.deployment.control.watchdog import Watchdog
-from embodied.deployment.robots.base import GRIPPER, Robot, age, joint_names
+from embodied.deployment.robots.base import GRIPPER, Robot, age, joint_names, joint_values
 
 SPEED = 0.2  # share of the largest speed of the joints
 SHARE = 0.5  # at most this share of a limit that an option tightened, so that the safety need not intervene
@@ -27,7 +27,7 @@ def move_home(
     stop: asked in every step; True ends it, and the robot holds its measured position. UserError if it cannot be seen
     where the arm is, RobotHangs if it does not answer.
     """
-    names, speeds = joint_names(arm), joint_names(arm, "vel")
+    names = joint_names(arm)
     home = np.array([joint.home for joint in arm.joints])
     speed = np.array([joint.max_velocity for joint in arm.joints])
     step = PERIOD_S * np.minimum(SPEED * speed, SHARE * safety.limits.max_velocity_J)
@@ -36,8 +36,7 @@ def move_home(
     def measured() -> tuple[np.ndarray, np.ndarray, float]:
         observation = robot.get_observation()
         watchdog.answered("get_observation")
-        qpos, qvel = (np.array([observation[name] for name in wanted]) for wanted in (names, speeds))
-        return qpos, qvel, age(observation, clock.now())
+        return joint_values(arm, observation), joint_values(arm, observation, "vel"), age(observation, clock.now())
 
     qpos, qvel, age_s = measured()
     finger_m = safety.hold()[1] if safety.started else arm.gripper.open_m

@@ -1,4 +1,4 @@
-"""Inference beside the control loop, and the loop's clock."""
+"""Inference alongside the control loop, and the loop's clock."""
 
 from __future__ import annotations
 

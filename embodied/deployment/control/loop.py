@@ -1,15 +1,16 @@
-"""The control loop: one episode of a bundle's policy on a robot, tick by tick.
+"""The control loop: one episode of a bundle's policy on a robot.
 
-    tick            clock ──► observation ──► safety ──► robot            rate_hz, a multiple of the control rate
-    control step    schedule ──► action ──► controller ──► targets        1 / control_dt_s
-    inference       inputs ──► planner, in a thread of its own ──► schedule
+    every tick            get_observation ──► plan ──► apply_action          rate_hz, a multiple of the control rate
+    every control step    plan: schedule ──► action ──► controller ──► targets               1 / control_dt_s
+    in a thread           inputs ──► planner ──► schedule
 
-Deadlines are absolute, so errors do not add up; where the robot waits for a chunk, they wait too. In real-time chunking
-a chunk that arrives between two ticks takes effect at once. A tick that begins after the next one should have begun is
-a missed deadline; the ticks in between are dropped, and the robot keeps its last targets meanwhile. It also keeps them
-while a measurement is old, not finite, or far outside of what training saw. If the first one is outside, its unit or
-order is wrong, and the episode does not begin. A robot that does not answer for a second ends it
-(embodied.deployment.control.watchdog).
+Deadlines are absolute, so errors do not add up; where the robot waits for a chunk, they wait too. A tick that begins
+after the next one should have begun is a missed deadline. The ticks in between are dropped, and the robot keeps its
+targets meanwhile. In real-time chunking a chunk that arrives between two ticks revises the targets at once.
+
+The robot also keeps its targets while a measurement is old, not finite, or far outside of what training saw. If the
+first one is outside, its unit or order is wrong, and the episode does not begin. A robot that does not answer for a
+second ends the episode (embodied.deployment.control.watchdog).
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from embodied.deployment.bundle.runner import InputSpec
 from embodied.deployment.control.chunks import Chunks, StepStart
 from embodied.deployment.control.controller import ArmController
 from embodied.deployment.control.inference import Clock, Inference
-from embodied.deployment.control.observation import OutOfRange, StateBuilder, Unusable
+from embodied.deployment.control.observation import Measurement, OutOfRange, StateBuilder, Unusable
 from embodied.deployment.control.safety import Safety
-from embodied.deployment.control.schedule import DelayEstimate, Schedule
+from embodied.deployment.control.schedule import DelayEstimate, Schedule, ticks_per_step
 from embodied.deployment.control.watchdog import Watchdog
 from embodied.deployment.report.record import EpisodeRecord, Step
 from embodied.deployment.robots.base import GRIPPER, Observation, Robot, age, joint_names
 
 Array = NDArray[np.float64]
-MAX_TICKS_PER_STEP = 1000
+PATIENCE = 0.9
+"""Share of its period that a tick may wait for its chunk."""
 SENT_TOLERANCE = 1e-3
 """Largest difference (rad, m) of a target from what the robot says that it sent on."""
 
@@ -85,7 +87,7 @@ class ControlLoop:
         person who stopped a robot stays, whatever the robot does then.
         """
         self.episodes += 1
-        episode = Episode(self, self.bundle.instruction_index(instruction) if self.bundle.instructions else 0, seed)
+        episode = EpisodeRun(self, self.bundle.instruction_index(instruction) if self.bundle.instructions else 0, seed)
         self.record = episode.record
         try:
             episode.run(self.bundle.max_episode_steps if steps is None else steps)
@@ -101,20 +103,8 @@ class ControlLoop:
         return episode.record
 
 
-def ticks_per_step(bundle: Bundle, rate_hz: float | None) -> int:
-    """Return the commands per control step at a rate; None is the policy's. UserError if it is no whole number."""
-    control_hz = 1.0 / bundle.control_dt_s
-    rate = control_hz if rate_hz is None else rate_hz
-    ticks = round(rate / control_hz)
-    if ticks < 1 or abs(ticks * control_hz - rate) > 1e-6 * rate:
-        raise UserError(f"rate_hz: got {rate:g}, allowed: whole multiples of the policy's {control_hz:g}")
-    if ticks > MAX_TICKS_PER_STEP:
-        raise UserError(f"rate_hz: got {rate:g}, allowed: at most {MAX_TICKS_PER_STEP * control_hz:g}")
-    return ticks
-
-
-class Episode:
-    """State of one episode of a ``ControlLoop``."""
+class EpisodeRun:
+    """One episode of a ``ControlLoop`` under way."""
 
     def __init__(self, loop: ControlLoop, instruction: int, seed: int) -> None:
         bundle = loop.bundle
@@ -132,12 +122,10 @@ class Episode:
         self.first_latency = len(loop.inference.latencies_s)
         self.safety_counts = dict(loop.safety.counts)
         self.watchdog = Watchdog(loop.clock, loop.safety, loop.period_s)
-        observation = self._observe()
-        self.began_s = loop.clock.now()
-        qpos = loop.builder.qpos(observation)
-        during = f"episode {loop.episodes}"
-        loop.safety.start(qpos, self.finger_m, self.began_s, during, age(observation, self.began_s))
-        self.goal = self.previous = loop.safety.hold()[0]
+        observation, self.began_s = self._get_observation()
+        qpos, age_s = loop.builder.qpos(observation), age(observation, self.began_s)
+        loop.safety.start(qpos, self.finger_m, self.began_s, f"episode {loop.episodes}", age_s)
+        self.goal = self.previous = loop.safety.hold()[0]  # targets at the end of this control step, and before it
 
     def run(self, steps: int) -> None:
         """Run ticks until ``steps`` control steps are done, or somebody stops the episode."""
@@ -146,17 +134,12 @@ class Episode:
         while self.step < steps:
             due_s = self.began_s + self.chunks.waited_s + tick * loop.period_s
             self._pass_time(due_s)
-            late_s = loop.clock.now() - due_s
-            if late_s >= loop.period_s:
-                dropped = int(late_s / loop.period_s)
-                record.missed_deadlines += dropped
-                loop.safety.missed(late_s, loop.clock.now())
-                tick += dropped
+            tick += self._missed_ticks(due_s)
             if loop.stop is not None and loop.stop():
                 record.reason = "stopped"
                 self._halt()
                 return
-            if not self._tick(due_s):
+            if not self._tick(due_s + PATIENCE * loop.period_s):
                 record.reason = "refused"
                 return
             record.ticks += 1
@@ -172,68 +155,44 @@ class Episode:
         record.padded_steps, record.beyond_max_delay = self.schedule.padded, self.schedule.beyond_max_delay
         loop.inference.drop()  # waits, so it comes last
 
-    def _tick(self, due_s: float) -> bool:
-        """Observe, choose targets and send them; False if a person refused the action."""
-        loop, record = self.loop, self.record
-        observation = self._observe()
-        now_s = loop.clock.now()
-        action: NDArray[np.float32] | None = None
+    def _tick(self, until_s: float) -> bool:
+        """Observe, plan and command. False if a person refused the action.
+
+        until_s: how long the tick may wait for its chunk. Without one, and while it is blind, the robot holds.
+        """
+        record, action = self.record, None
+        observation, now_s = self._get_observation()
         try:
-            loop.safety.limits.check_age(age(observation, now_s))
-            qpos, qvel = loop.builder.qpos(observation), loop.builder.qvel(observation)
-            state = loop.builder.state(observation, self.finger_m) if self.phase == 0 else None
-            if state is not None:
-                loop.inputs.check_range(state[None])
+            measured = self._measure(observation, now_s)
+            state = self._state(observation) if self.phase == 0 else None
         except Unusable as error:
             if isinstance(error, OutOfRange) and not record.steps:
                 raise
             record.waited_ticks += 1
-            self._command(*loop.safety.hold_blind(error, now_s), now_s)
+            self._send(*self.loop.safety.hold_blind(error, now_s), now_s)
             return True
         if state is not None:
-            self.start = StepStart(self.step, now_s, observation, state, qpos, self.finger_m)
-            action = self.chunks.action(self.start, due_s + 0.9 * loop.period_s)
+            self.start = StepStart(self.step, measured, state, self.finger_m)
+            action = self.chunks.action(self.start, until_s)
             if action is None:
                 record.waited_ticks += 1
-                self._send(*loop.safety.hold(), qpos, qvel, now_s, observation)
+                self._apply(*self.loop.safety.hold(), measured)
                 return True
-            if loop.confirm is not None:
-                if not loop.confirm(self._in_words(action)):
-                    return False
-                self.watchdog.restart()
+            if not self._confirmed(action):
+                return False
             self.previous = self.goal
-            self.goal, self.finger_m = loop.controller.targets(action, qpos, self.finger_m)
+            self._plan_targets(action, self.start)
         self.phase += 1
-        sent = self._send(self._targets(), self.finger_m, qpos, qvel, now_s, observation)
-        if action is None:
-            record.steps[-1].target = sent
-        else:
-            assert state is not None
+        target = self._apply(self._targets(), self.finger_m, measured)
+        if state is not None and action is not None:
             images = {camera.name: np.array(observation[camera.name]) for camera in self.bundle.cameras}
-            record.steps.append(Step(now_s - self.began_s, state, images, np.asarray(action, np.float32), qpos, sent))
-        if self.phase == loop.ticks_per_step:
+            record.steps.append(Step(now_s - self.began_s, state, images, action, measured.qpos, target))
+        record.steps[-1].target = target
+        if self.phase == self.loop.ticks_per_step:
             self.phase, self.step = 0, self.step + 1
         return True
 
-    def _observe(self) -> Observation:
-        """Return the newest measurements. RobotHangs if they took too long."""
-        observation = self.loop.robot.get_observation()
-        self.watchdog.answered("get_observation")
-        return observation
-
-    def _halt(self) -> None:
-        """Command the measured position, where the robot stays, or its last targets if it is not known."""
-        loop = self.loop
-        loop.safety.report("stopped", "a person stopped the robot", loop.clock.now())
-        observation = loop.robot.get_observation()
-        now_s = loop.clock.now()
-        try:
-            loop.safety.limits.check_age(age(observation, now_s))
-            qpos, qvel = loop.builder.qpos(observation), loop.builder.qvel(observation)
-        except Unusable:
-            self._command(*loop.safety.hold(), now_s)
-            return
-        self._send(qpos, loop.safety.hold()[1], qpos, qvel, now_s, observation)
+    # -- time ----------------------------------------------------------------------------------------------------------
 
     def _pass_time(self, due_s: float) -> None:
         """Let time pass until ``due_s``. A chunk that arrives meanwhile commands the rest of the control step.
@@ -252,18 +211,62 @@ class Episode:
         In the first half of the step the chunk counts as if it had been there at the beginning: the record has its
         action, and if the next chunk is due, it is planned at once.
         """
-        loop, start = self.loop, self.start
+        start, last = self.start, self.record.steps[-1]
         assert start is not None
         action = self.schedule.action(start.step)
-        self.goal, self.finger_m = loop.controller.targets(action, start.qpos, start.finger_m)
-        observation, now_s = self._observe(), loop.clock.now()
+        self._plan_targets(action, start)
+        observation, now_s = self._get_observation()
         with suppress(Unusable):  # the next tick holds the robot
-            qpos, qvel = loop.builder.qpos(observation), loop.builder.qvel(observation)
-            sent = self._send(self._targets(), self.finger_m, qpos, qvel, now_s, observation)
-            self.record.steps[-1].target = sent
-        if now_s - start.time_s < self.bundle.control_dt_s / 2:
-            self.record.steps[-1].action = np.asarray(action, np.float32)
+            last.target = self._apply(self._targets(), self.finger_m, self._measure(observation, now_s))
+        if now_s - start.measured.time_s < self.bundle.control_dt_s / 2:
+            last.action = action
             self.chunks.request(start)
+
+    def _missed_ticks(self, due_s: float) -> int:
+        """Return the number of ticks to drop because the one that was due at ``due_s`` begins late."""
+        loop, now_s = self.loop, self.loop.clock.now()
+        late_s = now_s - due_s
+        if late_s < loop.period_s:
+            return 0
+        loop.safety.report("missed", f"{late_s * 1e3:.0f} ms late", now_s)
+        missed = int(late_s / loop.period_s)
+        self.record.missed_deadlines += missed
+        return missed
+
+    # -- get_observation -----------------------------------------------------------------------------------------------
+
+    def _get_observation(self) -> tuple[Observation, float]:
+        """Return the newest observation, and the time. RobotHangs if the robot took too long."""
+        observation = self.loop.robot.get_observation()
+        self.watchdog.answered("get_observation")
+        return observation, self.loop.clock.now()
+
+    def _measure(self, observation: Observation, now_s: float) -> Measurement:
+        """Return the joints of an observation. Unusable if it is old or not finite."""
+        loop = self.loop
+        loop.safety.limits.check_age(age(observation, now_s))
+        return Measurement(observation, now_s, loop.builder.qpos(observation), loop.builder.qvel(observation))
+
+    def _state(self, observation: Observation) -> NDArray[np.float32]:
+        """Return what the policy sees, [S]. Unusable if it is not finite, or far outside of what training saw."""
+        state = self.loop.builder.state(observation, self.finger_m)
+        self.loop.inputs.check_range(state[None])
+        return state
+
+    # -- plan ----------------------------------------------------------------------------------------------------------
+
+    def _confirmed(self, action: NDArray[np.float32]) -> bool:
+        """Return whether the person who is asked before every action, if there is one, allows it."""
+        if self.loop.confirm is None:
+            return True
+        parts = zip(self.bundle.action, action.tolist(), strict=True)
+        allowed = self.loop.confirm(", ".join(f"{term.name} {value:+.4f} {term.unit}" for term, value in parts))
+        self.watchdog.restart()
+        return allowed
+
+    def _plan_targets(self, action: NDArray[np.float32], start: StepStart) -> None:
+        """Set the targets of a control step by its action, which is relative to the pose at its start."""
+        self.goal, self.finger_m = self.loop.controller.targets(action, start.measured.qpos, start.finger_m)
 
     def _targets(self) -> Array:
         """Return the targets of the last tick that began."""
@@ -271,16 +274,17 @@ class Episode:
         share = (self.phase or ticks) / ticks if self.loop.interpolation == "linear" else 1.0
         return self.previous + share * (self.goal - self.previous)
 
-    def _send(
-        self, targets: Array, finger_m: float, qpos: Array, qvel: Array, now_s: float, observation: Observation
-    ) -> Array:
-        """Send targets through the safety; return those that the robot sent on."""
-        loop = self.loop
-        safe, finger = loop.safety.filter(targets, finger_m, qpos, qvel, now_s, age(observation, now_s))
-        return self._command(safe, finger, now_s)
+    # -- apply_action --------------------------------------------------------------------------------------------------
 
-    def _command(self, safe: Array, finger_m: float, now_s: float) -> Array:
-        """Command targets that have left the safety; return those that the robot sent on."""
+    def _apply(self, targets: Array, finger_m: float, measured: Measurement) -> Array:
+        """Command targets within the limits of the safety; return those that the robot sent on."""
+        safe, finger = self.loop.safety.filter(
+            targets, finger_m, measured.qpos, measured.qvel, measured.time_s, measured.age_s
+        )
+        return self._send(safe, finger, measured.time_s)
+
+    def _send(self, safe: Array, finger_m: float, now_s: float) -> Array:
+        """Send targets that have left the safety; return those that the robot sent on."""
         loop = self.loop
         returned = loop.robot.send_action({**dict(zip(loop.joints, map(float, safe), strict=True)), GRIPPER: finger_m})
         self.watchdog.answered("send_action")
@@ -290,7 +294,18 @@ class Episode:
             loop.safety.report("robot", f"it sent {loop.joints[i]} {sent[i]:.4f} in place of {safe[i]:.4f}", now_s)
         return sent
 
-    def _in_words(self, action: NDArray[np.float32]) -> str:
-        """Return an action with the names and units of its entries."""
-        parts = zip(self.bundle.action, action.tolist(), strict=True)
-        return ", ".join(f"{term.name} {value:+.4f} {term.unit}" for term, value in parts)
+    def _halt(self) -> None:
+        """Command the measured position, where the robot stays, or its last targets if it is not known.
+
+        The watchdog is not asked before the command: a robot that answers late must still be told to stay.
+        """
+        loop = self.loop
+        loop.safety.report("stopped", "a person stopped the robot", loop.clock.now())
+        observation = loop.robot.get_observation()
+        now_s, (held, finger_m) = loop.clock.now(), loop.safety.hold()
+        try:
+            measured = self._measure(observation, now_s)
+        except Unusable:
+            self._send(held, finger_m, now_s)
+            return
+        self._apply(measured.qpos, finger_m, measured)

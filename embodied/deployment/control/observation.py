@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from embodied.core.errors import UserError
 from embodied.core.kinematics import Chain
 from embodied.core.terms import difference
 from embodied.deployment.bundle.format import Bundle
-from embodied.deployment.robots.base import GRIPPER, joint_names
+from embodied.deployment.robots.base import GRIPPER, Observation, age, joint_names
 
 Array = NDArray[np.float64]
 
@@ -38,6 +39,25 @@ class Stale(Unusable):
     """A measurement that is too old, or whose time stamp is of another clock."""
 
     kind = "stale"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """An observation that a command may be based on."""
+
+    observation: Observation
+    """What the robot measured."""
+    time_s: float
+    """When it answered, on the loop's clock."""
+    qpos: Array
+    """Joint positions, [J]."""
+    qvel: Array
+    """Joint velocities, [J]."""
+
+    @property
+    def age_s(self) -> float:
+        """Age of the observation when the robot answered."""
+        return age(self.observation, self.time_s)
 
 
 class StateBuilder:
@@ -76,10 +96,6 @@ class StateBuilder:
     def qvel(self, observation: Mapping[str, Any]) -> Array:
         """Return the joint velocities [J]."""
         return self._numbers(observation, self._velocities)
-
-    def tool(self, observation: Mapping[str, Any]) -> Array:
-        """Return the position of the tool centre point [3], base frame, m."""
-        return self.chain.tool(self.qpos(observation))[0]
 
     def state(self, observation: Mapping[str, Any], finger_target_m: float) -> NDArray[np.float32]:
         """Return the state [S], physical units. UserError for a missing entry, NotFinite for one that is not finite.

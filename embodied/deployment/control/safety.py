@@ -123,18 +123,13 @@ class Safety:
     def __init__(self, arm: ArmSpec, limits: Limits) -> None:
         self.arm, self.limits = arm, limits
         self.chain = Chain(arm)
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()  # an intervention that lasts for several commands counts once
         self.log: deque[Intervention] = deque(maxlen=LOGGED)
         self._during, self._began_s = "", 0.0
         self._sent: tuple[Array, float] | None = None
         self._active: set[str] = set()
         self._now_s = 0.0
         self._blind_since_s: float | None = None
-
-    @property
-    def interventions(self) -> int:
-        """Number of interventions; one that lasts for several commands counts once."""
-        return sum(self.counts.values())
 
     def start(self, qpos_J: Array, finger_m: float, now_s: float, during: str = "episode", age_s: float = 0.0) -> None:
         """Begin an episode at a pose measured ``age_s`` seconds ago, which becomes the pose to hold.
@@ -178,7 +173,7 @@ class Safety:
         self._blind_since_s = now_s if self._blind_since_s is None else self._blind_since_s
         if now_s - self._blind_since_s > BLIND_S:
             raise UserError(f"{error}, for {BLIND_S:g} s")
-        return self._leave(*self.hold(), self._note(error.kind, str(error)))
+        return self._commit(*self.hold(), self._log_intervention(error.kind, str(error)))
 
     def filter(
         self, targets_J: Array, finger_m: float, qpos_J: Array, qvel_J: Array, now_s: float, age_s: float = 0.0
@@ -193,7 +188,7 @@ class Safety:
         held, held_finger = self._sent
         wanted = np.asarray(targets_J, np.float64)
         if not (np.isfinite(wanted).all() and np.isfinite(finger_m)):
-            found |= self._note("not finite", "the command")
+            found |= self._log_intervention("not finite", "the command")
             wanted, finger_m = held, held_finger
         try:
             limits.check_age(age_s)
@@ -204,36 +199,34 @@ class Safety:
         self._blind_since_s = None
         if (np.abs(qvel_J) > limits.max_velocity_J).any():
             i = int(np.argmax(np.abs(qvel_J) / limits.max_velocity_J))
-            found |= self._note("velocity", f"{self.arm.joints[i].name} moves at {qvel_J[i]:.3g} {self._unit(i)}/s")
+            speed = f"{self.arm.joints[i].name} moves at {qvel_J[i]:.3g} {self._unit(i)}/s"
+            found |= self._log_intervention("velocity", speed)
             wanted = qpos_J
         passed = (now_s - self._began_s) / limits.ramp_s if limits.ramp_s > 0 else 1.0
         ramp = min(1.0, RAMP_START + (1 - RAMP_START) * passed)
         lead = limits.max_lead_J * ramp
         near = np.clip(wanted, qpos_J - lead, qpos_J + lead)
         if ramp >= 1.0 and not np.allclose(near, wanted, atol=1e-9):
-            found |= self._note("lead", self._largest(wanted - near))
+            found |= self._log_intervention("lead", self._largest(wanted - near))
         inside = near.clip(limits.low_J, limits.high_J)
         if not np.allclose(inside, near, atol=1e-9):
-            found |= self._note("position", self._largest(near - inside))
+            found |= self._log_intervention("position", self._largest(near - inside))
         if self._outside(inside) > max(self._outside(qpos_J.clip(limits.low_J, limits.high_J)), 1e-9):
-            found |= self._note("workspace", f"the tool would be {1e3 * self._outside(inside):.1f} mm outside")
+            place = f"the tool would be {1e3 * self._outside(inside):.1f} mm outside"
+            found |= self._log_intervention("workspace", place)
             inside = np.clip(held, qpos_J - lead, qpos_J + lead).clip(limits.low_J, limits.high_J)
             if self._outside(inside) > 0:
                 inside = qpos_J.clip(limits.low_J, limits.high_J)
         finger = self._finger(finger_m)
         if abs(finger - finger_m) > 1e-9:
-            found |= self._note("gripper", f"{finger_m:.4f} m")
-        return self._leave(inside, finger, found)
-
-    def missed(self, late_s: float, now_s: float) -> None:
-        """Log that the loop was too late for a command, during which the robot held its last targets."""
-        self.report("missed", f"{late_s * 1e3:.0f} ms late", now_s)
+            found |= self._log_intervention("gripper", f"{finger_m:.4f} m")
+        return self._commit(inside, finger, found)
 
     def report(self, kind: str, detail: str, now_s: float) -> None:
         """Count and log what intervened elsewhere."""
         self._now_s = now_s
         self._active.discard(kind)
-        self._note(kind, detail)
+        self._log_intervention(kind, detail)
 
     def _outside(self, qpos_J: Array) -> float:
         """Return how far the tool is outside of the workspace at joint positions [J], m; 0 inside."""
@@ -250,7 +243,7 @@ class Safety:
     def _unit(self, i: int) -> str:
         return "m" if self.arm.joints[i].kind == "slide" else "rad"
 
-    def _note(self, kind: str, detail: str) -> set[str]:
+    def _log_intervention(self, kind: str, detail: str) -> set[str]:
         """Count and log an intervention unless it goes on from the command before."""
         if kind not in self._active:
             self.counts[kind] += 1
@@ -258,7 +251,7 @@ class Safety:
             LOG.warning("safety: %s: %s", kind, detail)
         return {kind}
 
-    def _leave(self, targets_J: Array, finger_m: float, found: set[str]) -> tuple[Array, float]:
+    def _commit(self, targets_J: Array, finger_m: float, found: set[str]) -> tuple[Array, float]:
         self._active = found
         self._sent = targets_J, finger_m
         return self._sent

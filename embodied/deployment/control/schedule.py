@@ -23,10 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, unknown_name
+from embodied.deployment.bundle.format import Bundle
 
 Chunk = NDArray[np.float32]
 ScheduleName = Literal["synchronous", "ensemble", "rtc"]
 SCHEDULES: tuple[ScheduleName, ...] = ("synchronous", "ensemble", "rtc")
+MAX_TICKS_PER_STEP = 1000
 REMEMBERED = 10  # latencies that the estimate of the delay looks back on
 
 
@@ -181,6 +183,18 @@ class Schedule:
         padding = np.zeros(self.action_dim, np.float32)
         padding[-1] = last[-1]
         return padding
+
+
+def ticks_per_step(bundle: Bundle, rate_hz: float | None) -> int:
+    """Return the commands per control step at a rate; None is the policy's. UserError if it is no whole number."""
+    control_hz = 1.0 / bundle.control_dt_s
+    rate = control_hz if rate_hz is None else rate_hz
+    ticks = round(rate / control_hz)
+    if ticks < 1 or abs(ticks * control_hz - rate) > 1e-6 * rate:
+        raise UserError(f"rate_hz: got {rate:g}, allowed: whole multiples of the policy's {control_hz:g}")
+    if ticks > MAX_TICKS_PER_STEP:
+        raise UserError(f"rate_hz: got {rate:g}, allowed: at most {MAX_TICKS_PER_STEP * control_hz:g}")
+    return ticks
 
 
 def latency_quantiles_ms(latencies_s: Sequence[float]) -> dict[str, float]:

@@ -17,6 +17,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from embodied.core.spec import ArmSpec
 
 Observation = dict[str, Any]
@@ -72,6 +75,11 @@ class Robot(Protocol):
 def joint_names(arm: ArmSpec, quantity: str = "pos") -> list[str]:
     """Return the names of ``pos`` or ``vel`` of the arm's joints, in order."""
     return [f"{joint.name}.{quantity}" for joint in arm.joints]
+
+
+def joint_values(arm: ArmSpec, observation: Observation, quantity: str = "pos") -> NDArray[np.float64]:
+    """Return ``pos`` or ``vel`` of the arm's joints in an observation, [J]; they may be NaN."""
+    return np.array([float(observation[name]) for name in joint_names(arm, quantity)])
 
 
 def age(observation: Observation, now_s: float) -> float:

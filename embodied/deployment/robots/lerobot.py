@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from embodied.core.errors import UserError
@@ -30,3 +33,33 @@ def load_robot(name: str, options: Mapping[str, Any]) -> Robot:
         needed = [part for part in dir(Robot) if not part.startswith("_") and not hasattr(robot, part)]
         raise UserError(f"robot={name} is no robot: it lacks {', '.join(needed)}")
     return robot
+
+
+@contextmanager
+def connected(name: str, options: str) -> Iterator[Robot]:
+    """Yield the robot ``<module>:<Class>``, connected. An error inside is raised, not one of disconnecting after it.
+
+    options: those of ``load_robot`` as a JSON object. UserError if they are none.
+    """
+    robot = load_robot(name, _parse_options(options))
+    robot.connect()
+    try:
+        yield robot
+    except BaseException:
+        try:
+            robot.disconnect()
+        except Exception as error:
+            print(f"the robot did not disconnect: {error}", file=sys.stderr)
+        raise
+    robot.disconnect()
+
+
+def _parse_options(text: str) -> dict[str, Any]:
+    """Return the JSON object of ``robot_options``; UserError if it is none."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"robot_options: {error}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"robot_options: got {text}, needed a JSON object")
+    return found

@@ -21,8 +21,9 @@ import numpy as np
 
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.spec import ArmSpec
-from embodied.deployment.bundle.files import from_json
+from embodied.deployment.bundle.files import read_json
 from embodied.deployment.robots.base import GRIPPER, Action, Observation, Robot
+from embodied.deployment.validation import from_json
 
 Unit = Literal["rad", "deg", "m", "mm", "percent"]
 FACTORS: dict[str, float] = {"rad": 1.0, "deg": pi / 180, "m": 1.0, "mm": 1e-3}
@@ -72,11 +73,11 @@ class Entry:
         """Our number where the robot's is 0."""
         return self.offset + (self.low or 0.0)
 
-    def ours(self, value: float) -> float:
+    def from_robot(self, value: float) -> float:
         """Return our number for one of the robot."""
         return self.factor * value + self.zero
 
-    def theirs(self, value: float) -> float:
+    def to_robot(self, value: float) -> float:
         """Return the robot's number for one of ours."""
         return (value - self.zero) / self.factor
 
@@ -138,13 +139,7 @@ def read_mapping(path: Path) -> RobotMapping:
     """Read a mapping. UserError if it is missing or malformed; it may be unconfirmed."""
     if not path.is_file():
         raise UserError(f"mapping={path} is not a file: mapping=<file> propose_mapping=true writes a first draft")
-    if path.stat().st_size > MAX_BYTES:
-        raise UserError(f"{path} is larger than {MAX_BYTES} bytes: it is no mapping")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
-    return from_json(RobotMapping, content, path.name)
+    return from_json(RobotMapping, read_json(path, MAX_BYTES), path.name)
 
 
 def write_mapping(path: Path, mapping: RobotMapping) -> None:
@@ -162,17 +157,19 @@ class MappedRobot:
         mapping.check(arm)
         self.robot, self.mapping, self.arm, self.name = robot, mapping, arm, mapping.robot
         self._entries = mapping.entries
-        _require((entry.name for entry in self._entries.values()), robot.action_features, "actions")
-        observed = [entry.name for entry in self._entries.values()]
-        observed += [entry.velocity for entry in self._entries.values() if entry.velocity is not None]
-        _require(observed, robot.observation_features, "observations")
+        positions = [entry.name for entry in self._entries.values()]
+        velocities = [entry.velocity for entry in self._entries.values() if entry.velocity is not None]
+        _require(positions, robot.action_features, "actions")
+        _require([*positions, *velocities], robot.observation_features, "observations")
+        self._own = {*positions, *velocities}
+        self._our_names = {theirs: ours for ours, theirs in (mapping.external | mapping.cameras).items()}
         self._before: deque[tuple[float, dict[str, float]]] = deque()
 
     @property
     def observation_features(self) -> dict[str, Any]:
         found: dict[str, Any] = dict.fromkeys(self._entries, float)
         found |= {f"{name}.vel": float for name in self.mapping.joints}
-        return found | {self._ours(name): kind for name, kind in self._others(self.robot.observation_features).items()}
+        return found | self._others(self.robot.observation_features)
 
     @property
     def action_features(self) -> dict[str, Any]:
@@ -195,7 +192,7 @@ class MappedRobot:
         """
         theirs = self.robot.get_observation()
         now_s = time.monotonic()
-        ours = {name: entry.ours(float(theirs[entry.name])) for name, entry in self._entries.items()}
+        ours = {name: entry.from_robot(float(theirs[entry.name])) for name, entry in self._entries.items()}
         while len(self._before) > 1 and now_s - self._before[1][0] >= DIFFERENCE_S:
             self._before.popleft()
         found: Observation = dict(ours)
@@ -206,13 +203,13 @@ class MappedRobot:
                 else entry.factor * float(theirs[entry.velocity])
             )
         self._before.append((now_s, ours))
-        return found | {self._ours(name): value for name, value in self._others(theirs).items()}
+        return found | self._others(theirs)
 
     def send_action(self, action: Action) -> Action:
         """Command position targets in our units; return what the robot says that it sent."""
-        theirs = {entry.name: entry.theirs(action[name]) for name, entry in self._entries.items()}
+        theirs = {entry.name: entry.to_robot(action[name]) for name, entry in self._entries.items()}
         sent = self.robot.send_action(theirs)
-        return {name: entry.ours(float(sent[entry.name])) for name, entry in self._entries.items()}
+        return {name: entry.from_robot(float(sent[entry.name])) for name, entry in self._entries.items()}
 
     def disconnect(self) -> None:
         self.robot.disconnect()
@@ -225,16 +222,8 @@ class MappedRobot:
         return (ours[name] - before[name]) / (now_s - before_s)
 
     def _others(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is neither a joint's nor the gripper's."""
-        own = {entry.name for entry in self._entries.values()} | {entry.velocity for entry in self._entries.values()}
-        return {name: value for name, value in found.items() if name not in own}
-
-    def _ours(self, name: str) -> str:
-        """Return our name of an external number or a camera."""
-        for ours, theirs in (self.mapping.external | self.mapping.cameras).items():
-            if theirs == name:
-                return ours
-        return name
+        """Return the external numbers and images, by our names."""
+        return {self._our_names.get(name, name): value for name, value in found.items() if name not in self._own}
 
 
 def in_words(mapping: RobotMapping, arm: ArmSpec, now_J: np.ndarray, poses: Mapping[str, np.ndarray]) -> str:
@@ -255,8 +244,3 @@ def _require(names: Iterable[str], features: Mapping[str, Any], what: str) -> No
     for name in names:
         if name not in features:
             raise unknown_name(f"name in the robot's {what}", name, features)
-
-
-def positions(arm: ArmSpec, observation: Mapping[str, Any]) -> np.ndarray:
-    """Return the joint positions of an observation in our names, [J]."""
-    return np.array([float(observation[f"{joint.name}.pos"]) for joint in arm.joints])

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from embodied.core.child import ChildProcess
 from embodied.core.errors import UserError
-from embodied.core.frames import receive, send
+from embodied.core.socket_messages import receive, send
 from embodied.deployment.bundle.format import Bundle
 from embodied.deployment.robots.base import GRIPPER, Action, Observation, joint_names
 

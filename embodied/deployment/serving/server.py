@@ -29,11 +29,14 @@ from embodied.deployment.serving.api_key import SCHEME, is_authorized
 from embodied.deployment.serving.batching import Batcher
 from embodied.deployment.serving.request import ALLOWANCE_BYTES, RequestReader, max_request_bytes
 from embodied.deployment.serving.wire import decode, encode
+from embodied.deployment.validation import check_range
 
 if TYPE_CHECKING:  # imported where it is used, so that a machine without it gets a message
     from websockets.asyncio.server import ServerConnection
     from websockets.http11 import Request, Response
 
+RANGES = {"port": (0, 65535), "max_batch": (1, 4096), "max_clients": (1, 4096), "idle_s": (1e-3, 86400)}
+"""Lowest and highest value of the numbers of ``ServerOptions``."""
 GOING_AWAY = 1001
 """Code of websockets for a connection that the server ends."""
 HANDSHAKE_S = 5.0
@@ -68,11 +71,8 @@ class ServerOptions:
     """A client without a request for so long is disconnected."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (("port", 0, 65535), ("max_batch", 1, 4096), ("max_clients", 1, 4096)):
-            if not low <= getattr(self, name) <= high:
-                raise UserError(f"{name}: got {getattr(self, name)}, allowed: {low} to {high}")
-        if not 0 < self.idle_s <= 86400:
-            raise UserError(f"idle_s: got {self.idle_s}, allowed: above 0, at most 86400")
+        for name, (low, high) in RANGES.items():
+            check_range(name, getattr(self, name), low, high)
         if not self.host.strip():
             raise UserError("host: got '', allowed: an address, such as 127.0.0.1, or 0.0.0.0 for all of this machine")
         if self.api_key is None and not self.insecure and not is_loopback(self.host):

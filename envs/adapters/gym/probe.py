@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.vector import AutoresetMode
 
-from embodied.core.errors import UserError, described
+from embodied.core.errors import UserError, describe_error
 from embodied.core.spec import ActionSpace
 from embodied.envs.adapters.gym.results import WrongResult, advice, mask_of, reset_of, staying, step_of
 from embodied.envs.adapters.gym.source import SingleEnvView, Source, class_of, resets_by_mask
@@ -132,7 +132,7 @@ def _import(module: str, id: str) -> None:
             f"task gym/{id}: importing '{module}' needs '{missing}': {cure or f'pip install {missing}'}"
         ) from error
     except Exception as error:  # a module of others may raise anything
-        raise UserError(f"task gym/{id}: importing '{module}' failed: {described(error)}") from error
+        raise UserError(f"task gym/{id}: importing '{module}' failed: {describe_error(error)}") from error
 
 
 def probe(id: str, kwargs: dict[str, Any], success_key: str | None, max_episode_steps: int | None = None) -> Probe:
@@ -168,7 +168,7 @@ def _probe(id: str, kwargs: str, success_key: str | None, max_episode_steps: int
     except UserError as error:
         raise UserError(f"task {name} cannot be served: {error}") from error
     except (Exception, SystemExit) as error:  # an environment of others may raise anything
-        raise UserError(f"task {name} fails in its first steps: {described(error)}{advice(error)}") from error
+        raise UserError(f"task {name} fails in its first steps: {describe_error(error)}{advice(error)}") from error
     finally:
         env.close()
 

@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
-from embodied.core.errors import UserError, described
+from embodied.core.errors import UserError, describe_error
 from embodied.envs.adapters.gym.results import (
     NUMBERS,
     WrongResult,
@@ -220,7 +220,7 @@ class LocalRows(EncodedRows):
         """Return the error for what env ``i`` has raised or returned."""
         if isinstance(error, WrongResult):
             return self.error(i, f"of {class_of(self.envs[i])} {error}")
-        return self.error(i, f"raised {described(error)}", advice(error, self.thread))
+        return self.error(i, f"raised {describe_error(error)}", advice(error, self.thread))
 
     def _frame(self, i: int) -> Pixels:
         """Return what env ``i`` shows people, bytes [H, W, 1 or 3]. WrongResult if that is no image."""

@@ -23,7 +23,7 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import TimeLimit
 
-from embodied.core.errors import UserError, described, one_line
+from embodied.core.errors import UserError, describe_error, one_line
 from embodied.envs.adapters.gym.results import advice
 
 Vector = VectorEnv[Any, Any, Any]
@@ -88,7 +88,7 @@ class Source:
                 try:
                     return build(autoreset_mode=AutoresetMode.DISABLED)
                 except Exception as error:  # it may refuse the mode by any exception
-                    log.info("task %s does not leave resets to us: %s", self.name, described(error))
+                    log.info("task %s does not leave resets to us: %s", self.name, describe_error(error))
             return build()
 
     @contextmanager
@@ -102,7 +102,7 @@ class Source:
         except gymnasium.error.DependencyNotInstalled as error:
             raise UserError(f"task {self.name} cannot be built: {one_line(error)}") from error
         except (Exception, SystemExit) as error:  # an environment of others may raise anything
-            raise UserError(f"task {self.name} cannot be built: {described(error)}{advice(error)}") from error
+            raise UserError(f"task {self.name} cannot be built: {describe_error(error)}{advice(error)}") from error
 
 
 @contextmanager

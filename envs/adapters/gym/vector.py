@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box
 
-from embodied.core.errors import UserError, described
+from embodied.core.errors import UserError, describe_error
 from embodied.envs.adapters.gym.results import (
     NUMBERS,
     WrongResult,
@@ -94,7 +94,7 @@ class VectorRows(EncodedRows):
         """Return the error for an exception, of which nobody knows the environment."""
         steps = int(self.step_N.max())
         when = f"(after {steps} control steps)"
-        what = f"{error}" if isinstance(error, WrongResult) else f"raised {described(error)}"
+        what = f"{error}" if isinstance(error, WrongResult) else f"raised {describe_error(error)}"
         return UserError(f"task {self.source.name}: its vector environment {what} {when}{advice(error, self.thread)}")
 
     def _reset(self, ids: Ints, seed_N: list[int | None]) -> tuple[Any, Mapping[str, Any]]:

@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 
 from embodied.core.child import end_with_parent
 from embodied.core.errors import UserError
-from embodied.core.frames import receive, send
 from embodied.core.options import NonNegative, Positive, config_dataclass, from_mapping
 from embodied.core.seeds import Purpose, first_env_seed
+from embodied.core.socket_messages import receive, send
 from embodied.core.spec import CameraSpec
 from embodied.envs import first_episodes, make_pool
 from embodied.envs.mujoco.robots.backlash import backlash
