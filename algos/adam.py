@@ -28,8 +28,8 @@ def build_adam(policy: nn.Module, config: PPOConfig) -> torch.optim.Adam:
     return torch.optim.Adam(groups, eps=1e-5, fused=True)
 
 
-def begin_slowly(optimizer: torch.optim.Adam, config: PPOConfig) -> None:
-    """Put the actor's rate at the lower bound of the adaptive schedule, which soon raises it to what the KL allows.
+def reset_actor_rate(optimizer: torch.optim.Adam, config: PPOConfig) -> None:
+    """Set the actor's rate to the lower bound of the adaptive schedule, which soon raises it to what the KL allows.
 
     An imitated policy is narrow. At the initial rate its first updates would move it by several nats.
     """

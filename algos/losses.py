@@ -48,7 +48,7 @@ class PolicyTerm(NamedTuple):
 
 
 class MinibatchLoss(NamedTuple):
-    """Loss of a minibatch, the part of this learner's share in it. All but ``total`` is detached."""
+    """Loss of a minibatch. All but ``total`` is detached."""
 
     total: Tensor
     """Scalar to minimise."""
@@ -60,20 +60,14 @@ class MinibatchLoss(NamedTuple):
     """Log-probability under the weights that the loss was computed with."""
 
 
-def masked_mean(value_B: Tensor, weight_B: Tensor, num: int) -> Tensor:
-    """Return the sum of weight * value divided by the number ``num`` of *all* items, masked ones included. Scalar.
-
-    num: B, or more if these items are a learner's share. The sum over the shares is then the mean of all.
-    """
-    return torch.dot(value_B, weight_B) / num
+def masked_mean(value_B: Tensor, weight_B: Tensor) -> Tensor:
+    """Return the sum of weight * value divided by the number of *all* items, masked ones included. Scalar."""
+    return torch.dot(value_B, weight_B) / len(weight_B)
 
 
-def valid_mean(value_B: Tensor, weight_B: Tensor, total: Tensor) -> Tensor:
-    """Return the mean over the items that are not masked, for statistics; 0 if all are. Scalar.
-
-    total: sum of the weights, of all shares.
-    """
-    return torch.dot(value_B, weight_B) / total.clamp_min(1)
+def valid_mean(value_B: Tensor, weight_B: Tensor) -> Tensor:
+    """Return the mean over the items that are not masked, for statistics; 0 if all are. Scalar."""
+    return torch.dot(value_B, weight_B) / weight_B.sum().clamp_min(1)
 
 
 def mean_statistics(rows: Sequence[Tensor], measured: Sequence[Tensor]) -> Tensor:

@@ -1,4 +1,14 @@
-"""Proximal policy optimisation on fragments that may be older than the weights (docs/architecture.md, Mathematics)."""
+"""Proximal policy optimisation on fragments that may be older than the weights (docs/architecture.md, Mathematics).
+
+fragments ── merge ──► Fragment [T, N] ── prepare ──► Batch [B = T * N]
+                       evaluate: log-probabilities and distributions before the update
+                       estimate: advantages, value targets (GAE, V-trace; groups in GRPO)
+
+epochs:  Batch ── shuffle, select ──► minibatch ── loss ──► backward ──► clip ──► Adam
+                                                    └─ KL ──► learning rate, end of the epochs
+
+observations of the batch ──► normaliser of the policy ;  weights ──► average that is deployed
+"""
 
 from __future__ import annotations
 
@@ -10,24 +20,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from embodied.algos import losses, returns
-from embodied.algos.adam import adapt_learning_rate, begin_slowly, build_adam, update_average
-from embodied.algos.batch import (
-    Batch,
-    behaviour_sample_size,
-    evaluate_in_pieces,
-    evaluate_rows,
-    explained_variance,
-    flatten,
-    flatten_obs,
-    share_of,
-)
+from embodied.algos import losses, returns, sharing
+from embodied.algos.adam import adapt_learning_rate, build_adam, reset_actor_rate, update_average
+from embodied.algos.batch import Batch, evaluate_in_pieces, merge_fragments
 from embodied.algos.ppo_config import PPOConfig
 from embodied.algos.registry import ALGORITHMS
-from embodied.algos.share import Share, join_normalized, sum_gradients
 from embodied.core.errors import UserError
-from embodied.core.learners import ALONE, Learners
 from embodied.core.policy import Policy
+from embodied.core.process_group import SINGLE_PROCESS, ProcessGroup
 from embodied.core.protocols import Metrics
 from embodied.core.types import Evaluation, Fragment
 
@@ -53,8 +53,7 @@ class PPO:
     ``deployed`` is evaluated and kept. It is the policy itself or, with ``ema_decay``, an exponential moving average of
     its weights over updates, with the policy's newest normaliser. The average varies less than PPO's iterates.
     ``seed`` seeds the shuffling of minibatches, the only randomness here. Not thread-safe: one learner thread.
-    ``learners``: the processes that make each update together, every one with its share of the fragments. All take the
-    same steps, those of one learner with all fragments (algos/share.py).
+    ``learners``: see ``embodied.core.protocols.SharedUpdate``; every use is a call of algos/sharing.py.
     """
 
     trainer: ClassVar[str] = "reinforcement"
@@ -69,7 +68,7 @@ class PPO:
         self.reference = copy.deepcopy(policy).requires_grad_(False) if config.reference_kl_coef > 0 else None
         self.deployed = copy.deepcopy(policy).requires_grad_(False) if config.ema_decay > 0 else policy
         self._generator = torch.Generator().manual_seed(seed)
-        self.learners: Learners = ALONE
+        self.learners: ProcessGroup = SINGLE_PROCESS
 
     def update(self, fragments: Sequence[Fragment], version: int) -> Metrics:
         """Run the epochs on the fragments, then fold their observations into the policy's normaliser.
@@ -78,36 +77,194 @@ class PPO:
         fragments that do not fit together. FloatingPointError if a loss is not finite: the weights must then not be
         published.
         """
-        fragment, share = share_of(fragments, self.learners)
-        staleness_TN = version - fragment.version_TN
-        counts_TN = fragment.num_steps_TN > 0
-        too_old_TN = torch.zeros_like(counts_TN)
-        if self.config.max_staleness is not None:
-            too_old_TN = counts_TN & (staleness_TN > self.config.max_staleness)
-        valid_TN = counts_TN & ~too_old_TN
-        ages = staleness_TN[counts_TN] if counts_TN.any() else torch.zeros(1)
-        metrics = {
-            "async/staleness_mean": float(ages.double().mean()),
-            "async/staleness_max": float(ages.max()),
-            "async/dropped": float(too_old_TN.sum()),
-        }
-        batch = self.prepare(fragment, staleness_TN, valid_TN, share)
-        warming = version < self.config.critic_warmup
-        if version == self.config.critic_warmup > 0 and self.config.schedule == "adaptive":
-            begin_slowly(self.optimizer, self.config)
-        learnable = bool(batch.column("weight").any())
-        metrics |= self._epochs(batch, warming) if learnable else dict.fromkeys(EPOCH_METRICS, 0.0)
-        metrics["train/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
-        metrics["train/explained_variance"] = explained_variance(batch) if self.config.value_coef else 0.0
-        self.policy.update_normalizer(join_normalized(batch.obs, batch.share))
+        config, fragment = self.config, merge_fragments(fragments)
+        staleness_TN, valid_TN = version - fragment.version_TN, fragment.num_steps_TN > 0
+        executed_M = staleness_TN[valid_TN]
+        if config.max_staleness is not None:
+            valid_TN = valid_TN & (staleness_TN <= config.max_staleness)
+        batch = self.prepare(fragment, staleness_TN, valid_TN)
+        counts = sharing.count_decisions(batch.column("weight"), executed_M, config.max_staleness, self.learners)
+        warming = version < config.critic_warmup
+        if version == config.critic_warmup > 0 and config.schedule == "adaptive":
+            reset_actor_rate(self.optimizer, config)
+        num_minibatches = min(config.num_minibatches, counts.fewest)
+        learned = self._epochs(batch, num_minibatches, warming) if counts.valid else dict.fromkeys(EPOCH_METRICS, 0.0)
+        learned["train/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
+        learned["train/explained_variance"] = batch.explained_variance() if config.value_coef else 0.0
+        metrics = counts.metrics | sharing.average_metrics(learned, batch.column("weight").sum(), self.learners)
+        self.policy.update_normalizer(sharing.gather_normalized(batch.obs, self.learners))
         broken = [f"{key}={value}" for key, value in metrics.items() if not math.isfinite(value)]
         if broken:
             raise FloatingPointError(f"PPO update {version} is not finite: {', '.join(broken)}")
         if self.deployed is not self.policy:
-            decay = min(self.config.ema_decay, (version + 1) / (version + 10))  # lower at first, to forget the start
+            decay = min(config.ema_decay, (version + 1) / (version + 10))  # lower at first, to forget the start
             update_average(self.deployed, self.policy, decay)
         return metrics
 
+    # -- prepare -------------------------------------------------------------------------------------------------------
+    def prepare(self, fragment: Fragment, staleness_TN: Tensor, valid_TN: Tensor) -> Batch:
+        """Compute proximal log-probabilities, advantages and value targets; flatten them to B rows on the device.
+
+        staleness_TN: versions since each decision was drawn. valid_TN: bool, decisions that count.
+        """
+        config = self.config
+        obs = {key: value.flatten(0, 1).to(self.device, non_blocking=True) for key, value in fragment.obs.items()}
+        chain = fragment.chain.flatten(0, 1).to(self.device, non_blocking=True)
+        if self.policy.fits_cache(len(chain)):
+            obs = self.policy.precompute(obs)
+        behaviour_TN, value_TN = fragment.log_prob_TN, fragment.value_TN
+        # Decisions drawn by the present weights have the proximal log-probability already.
+        stale = bool((staleness_TN[valid_TN] != 0).any())
+        recompute = stale and config.correction in ("decoupled", "vtrace") and config.proximal == "recompute"
+        piece = -(-len(chain) // config.num_minibatches)  # the size of a minibatch, evaluated at once
+        rows = self._measured_rows(len(chain), piece, every=recompute or config.reduction != "sum").to(self.device)
+        some_obs, some_chain = obs, chain
+        if len(rows) < len(chain):
+            some_obs = {key: value.index_select(0, rows) for key, value in obs.items()}
+            some_chain = chain.index_select(0, rows)
+        before = evaluate_in_pieces(self.policy, some_obs, some_chain, piece)
+        proximal_TN = before.log_prob_B.to(value_TN.device).view_as(behaviour_TN) if recompute else behaviour_TN
+        log_rho_TN = losses.log_ratio(proximal_TN, behaviour_TN)
+        advantage_TN, return_TN, valid_TN = self.estimate(fragment, log_rho_TN, valid_TN)
+        measured_TN = (
+            torch.zeros_like(valid_TN).flatten().index_fill_(0, rows.to(valid_TN.device), True).view_as(valid_TN)
+        )
+        columns = (
+            behaviour_TN, proximal_TN, losses.interpolation_alpha(staleness_TN), advantage_TN, return_TN, value_TN,
+            valid_TN, valid_TN & measured_TN,
+        )  # fmt: skip
+        flat = torch.stack([column.flatten().to(value_TN.dtype) for column in columns])
+        distribution = before.distribution.new_zeros(len(chain), *before.distribution.shape[1:])
+        distribution.index_copy_(0, rows, before.distribution)
+        reference = None
+        if self.reference is not None:
+            reference = evaluate_in_pieces(self.reference, obs, chain, piece).distribution
+        reduced_BR = losses.reduce_log_prob(before, config.reduction).log_prob_BR if config.reduction != "sum" else None
+        return Batch(obs, chain, flat.to(self.device, non_blocking=True), distribution, reference, reduced_BR)
+
+    def _measured_rows(self, num: int, piece: int, every: bool) -> Tensor:
+        """Return the decisions of ``num`` that are evaluated before the update, int64: all or a random sample.
+
+        The KL is measured in them.
+        """
+        size = max(piece, MIN_KL_SAMPLE)
+        return torch.arange(num) if every or num <= size else torch.randperm(num, generator=self._generator)[:size]
+
+    def estimate(self, fragment: Fragment, log_rho_TN: Tensor, valid_TN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return advantages, the critic's targets and the mask of the decisions that count, all [T, N].
+
+        log_rho_TN: log of proximal / behaviour. With V-trace the advantages contain its importance weight.
+        """
+        config = self.config
+        if config.correction == "vtrace":
+            weight_TN = log_rho_TN.exp().clamp(max=config.rho_bar)
+            advantage_TN, return_TN = returns.vtrace(
+                fragment, log_rho_TN, config.gamma, config.gae_lambda, config.rho_bar, config.c_bar
+            )
+        else:
+            weight_TN = torch.ones_like(log_rho_TN)
+            advantage_TN, return_TN = returns.gae(fragment, config.gamma, config.gae_lambda)
+        if config.normalize_advantage:
+            # Centre before weighting: a constant is a baseline only under the weighted distribution.
+            advantage_TN = weight_TN * returns.normalize(advantage_TN / weight_TN, valid_TN, self.learners)
+        return advantage_TN, return_TN, valid_TN
+
+    # -- epochs --------------------------------------------------------------------------------------------------------
+    def _epochs(self, batch: Batch, num_minibatches: int, warming: bool) -> Metrics:
+        """Run the passes over a batch; return the means of EPOCH_METRICS. warming: only the critic learns."""
+        config = self.config
+        groups = self.optimizer.param_groups  # the actor, and the critic where it has its own rate
+        trained = [parameter for group in groups for parameter in group["params"]]
+        adapts = config.schedule == "adaptive" and not warming
+        rows: list[Tensor] = []  # statistics and gradient norm of each minibatch; reading them waits for the device
+        measured: list[Tensor] = []  # whether the KL of each minibatch is of any decision
+        first: Tensor | None = None
+        epochs = 0
+        while epochs < config.epochs:
+            epochs += 1
+            order = torch.randperm(len(batch), generator=self._generator).to(self.device)
+            for index in order.tensor_split(num_minibatches):
+                minibatch = batch.select(index)
+                loss = self.loss(minibatch)
+                self.optimizer.zero_grad(set_to_none=True)
+                torch.autograd.backward(loss.total)
+                sharing.average_gradients(trained, len(minibatch), self.learners)
+                statistics, counts = sharing.average(loss.statistics, minibatch.counts(), self.learners)
+                measured.append(counts[losses.KL] > 0)
+                if first is None:  # before any step
+                    first = torch.stack([loss.log_ratio_B.exp().mean(), minibatch.sample_size(loss.log_prob_B)])
+                elif adapts and bool(measured[-1]):
+                    adapt_learning_rate(self.optimizer, float(statistics[losses.KL]), config)
+                if warming:
+                    for parameter in self._actor_parameters:
+                        parameter.grad = None
+                norms = [nn.utils.clip_grad_norm_(group["params"], config.max_grad_norm) for group in groups]
+                self.optimizer.step()
+                rows.append(torch.cat([statistics, norms[0][None]]))
+            epoch_kl = losses.mean_statistics(rows[-num_minibatches:], measured[-num_minibatches:])[losses.KL]
+            if config.target_kl is not None and float(epoch_kl) > config.target_kl:
+                break
+        if adapts and len(rows) == 1:  # no further minibatch shows how far the only step went
+            with torch.no_grad():
+                kl = self.trust_region_kl(minibatch, self.policy.evaluate(minibatch.obs, minibatch.chain))
+            kl, _ = sharing.average(kl, minibatch.counts()[losses.KL], self.learners)
+            adapt_learning_rate(self.optimizer, float(kl), config)
+        assert first is not None
+        values = torch.cat([losses.mean_statistics(rows, measured), first]).tolist()
+        return dict(zip(EPOCH_METRICS, [*values, float(epochs)], strict=True))
+
+    # -- loss ----------------------------------------------------------------------------------------------------------
+    def loss(self, batch: Batch) -> losses.MinibatchLoss:
+        """Return the differentiable loss of a minibatch under the current weights, with its statistics."""
+        config = self.config
+        behaviour_B, proximal_B, alpha_B, advantage_B, return_B, value_B, weight_B, _ = batch.columns
+        now = self.policy.evaluate(batch.obs, batch.chain)
+        if config.proximal == "interpolate":
+            proximal_B = losses.interpolate_proximal(now.log_prob_B, behaviour_B, alpha_B)
+        reduced, reduced_ratio_BR = losses.reduce_log_prob(now, config.reduction), None
+        if batch.reduced_BR is not None:
+            reduced_ratio_BR = losses.log_ratio(reduced.log_prob_BR, batch.reduced_BR)
+        term = losses.policy_term(
+            config.correction,
+            now.log_prob_B,
+            behaviour_B,
+            proximal_B,
+            advantage_B,
+            reduced_ratio_BR=reduced_ratio_BR,
+            reduced_scale=reduced.scale,
+            clip_range=config.clip_range * math.sqrt(now.scored_share),
+            dual_clip=config.dual_clip,
+            behaviour_cap=config.behaviour_cap,
+        )
+        error_B = losses.value_error(
+            now.value_B, value_B, return_B, config.value_loss, config.value_clip, config.huber_delta
+        )
+        policy_loss = -losses.masked_mean(term.objective_B, weight_B)
+        value_loss = losses.masked_mean(error_B, weight_B)
+        entropy = losses.masked_mean(now.entropy_B, weight_B)
+        total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+        if self.reference is not None:
+            assert batch.reference is not None
+            # Of the scored transitions alone, as the policy term: their balance is then that of all transitions.
+            reference_kl_B = self.policy.kl_divergence(now.distribution, batch.reference)
+            total = total + config.reference_kl_coef * losses.masked_mean(reference_kl_B, weight_B)
+        with torch.no_grad():
+            kl = self.trust_region_kl(batch, now)
+            clipped = losses.valid_mean(term.clipped_B, weight_B)
+            statistics = torch.stack([policy_loss, value_loss, kl, clipped, entropy])
+        return losses.MinibatchLoss(total, statistics, term.log_ratio_B.detach(), now.log_prob_B.detach())
+
+    def trust_region_kl(self, batch: Batch, now: Evaluation) -> Tensor:
+        """Return the mean KL(policy at the start of the update || current policy) of a decision, nats, a scalar.
+
+        It is the closed form of the recorded transitions, and means the same for every correction and every share of
+        the transitions that is scored. Measured in the decisions with a ``kl_weight``; 0 if there is none.
+        """
+        weight_B = batch.column("kl_weight")
+        kl_B = self.policy.kl_divergence(batch.proximal, now.distribution) / now.scored_share
+        return losses.valid_mean(torch.where(weight_B > 0, kl_B, 0.0), weight_B)
+
+    # -- state ---------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the optimiser's state with its learning rates, and of the shuffling generator.
 
@@ -142,168 +299,3 @@ class PPO:
         if self.config.schedule == "fixed":  # the configuration decides, not the checkpoint
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
-
-    def prepare(self, fragment: Fragment, staleness_TN: Tensor, valid_TN: Tensor, share: Share | None = None) -> Batch:
-        """Compute proximal log-probabilities, advantages and value targets; flatten them to B rows on the device.
-
-        staleness_TN: versions since each decision was drawn. valid_TN: bool, decisions that count. share: decisions
-        whose observations and chains are in the fragment; None: all.
-        """
-        config, share = self.config, (share or Share()).to(self.device)
-        obs, chain = flatten_obs(fragment.obs, self.device), flatten(fragment.chain).to(self.device, non_blocking=True)
-        if self.policy.fits_cache(len(chain)):
-            obs = self.policy.precompute(obs)
-        behaviour_TN, value_TN = fragment.log_prob_TN, fragment.value_TN
-        # Decisions drawn by the present weights have the proximal log-probability already.
-        stale = bool((staleness_TN[valid_TN] != 0).any())
-        recompute = stale and config.correction in ("decoupled", "vtrace") and config.proximal == "recompute"
-        rows = self._measured_rows(behaviour_TN.numel(), every=recompute or config.reduction != "sum")
-        own, _ = share.select(rows.to(self.device))
-        piece = self._piece(behaviour_TN.numel())
-        before = evaluate_rows(self.policy, obs, chain, own, piece)
-        proximal_TN = behaviour_TN
-        if recompute:
-            proximal_TN = share.join(before.log_prob_B).to(value_TN.device).view_as(behaviour_TN)
-        reduced_BR = losses.reduce_log_prob(before, config.reduction).log_prob_BR if config.reduction != "sum" else None
-        log_rho_TN = losses.log_ratio(proximal_TN, behaviour_TN)
-        advantage_TN, return_TN, valid_TN = self.estimate(fragment, log_rho_TN, valid_TN)
-        alpha_TN = losses.interpolation_alpha(staleness_TN)
-        measured_TN = torch.zeros_like(valid_TN).flatten().index_fill_(0, rows, True).view_as(valid_TN)
-        columns = (
-            behaviour_TN, proximal_TN, alpha_TN, advantage_TN, return_TN, value_TN, valid_TN, valid_TN & measured_TN,
-        )  # fmt: skip
-        flat = torch.stack([flatten(column).to(value_TN.dtype) for column in columns])
-        distribution = before.distribution.new_zeros(len(chain), *before.distribution.shape[1:])
-        distribution.index_copy_(0, own, before.distribution)
-        reference = None
-        if self.reference is not None:
-            reference = evaluate_in_pieces(self.reference, obs, chain, piece).distribution
-        return Batch(obs, chain, flat.to(self.device, non_blocking=True), distribution, reference, reduced_BR, share)
-
-    def _measured_rows(self, num: int, every: bool) -> Tensor:
-        """Return which of ``num`` decisions are evaluated at the start of the update, int64: all or a random sample.
-
-        The KL is measured in them.
-        """
-        size = max(self._piece(num), MIN_KL_SAMPLE)
-        return torch.arange(num) if every or num <= size else torch.randperm(num, generator=self._generator)[:size]
-
-    def _piece(self, num: int) -> int:
-        """Return the size of a minibatch of ``num`` decisions: the number of decisions that are evaluated at once."""
-        return -(-num // self.config.num_minibatches)
-
-    def estimate(self, fragment: Fragment, log_rho_TN: Tensor, valid_TN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return advantages, the critic's targets and the mask of the decisions that count, all [T, N].
-
-        log_rho_TN: log of proximal / behaviour. With V-trace the advantages contain its importance weight.
-        """
-        config = self.config
-        if config.correction == "vtrace":
-            weight_TN = log_rho_TN.exp().clamp(max=config.rho_bar)
-            advantage_TN, return_TN = returns.vtrace(
-                fragment, log_rho_TN, config.gamma, config.gae_lambda, config.rho_bar, config.c_bar
-            )
-        else:
-            weight_TN = torch.ones_like(log_rho_TN)
-            advantage_TN, return_TN = returns.gae(fragment, config.gamma, config.gae_lambda)
-        if config.normalize_advantage:
-            # Centre before weighting: a constant is a baseline only under the weighted distribution.
-            advantage_TN = weight_TN * returns.normalize(advantage_TN / weight_TN, valid_TN)
-        return advantage_TN, return_TN, valid_TN
-
-    def loss(self, batch: Batch) -> losses.MinibatchLoss:
-        """Return the differentiable loss of a minibatch under the current weights, with its statistics."""
-        config = self.config
-        columns, num = batch.own_columns(), batch.columns.shape[1]
-        behaviour_B, proximal_B, value_B = columns["behaviour"], columns["proximal"], columns["value"]
-        advantage_B, return_B, weight_B = columns["advantage"], columns["return"], columns["weight"]
-        now = self.policy.evaluate(batch.obs, batch.chain)
-        if config.proximal == "interpolate":
-            proximal_B = losses.interpolate_proximal(now.log_prob_B, behaviour_B, columns["alpha"])
-        reduced, reduced_ratio_BR = losses.reduce_log_prob(now, config.reduction), None
-        if batch.reduced_BR is not None:
-            reduced_ratio_BR = losses.log_ratio(reduced.log_prob_BR, batch.reduced_BR)
-        term = losses.policy_term(
-            config.correction,
-            now.log_prob_B,
-            behaviour_B,
-            proximal_B,
-            advantage_B,
-            reduced_ratio_BR=reduced_ratio_BR,
-            reduced_scale=reduced.scale,
-            clip_range=config.clip_range * math.sqrt(now.scored_share),
-            dual_clip=config.dual_clip,
-            behaviour_cap=config.behaviour_cap,
-        )
-        error_B = losses.value_error(
-            now.value_B, value_B, return_B, config.value_loss, config.value_clip, config.huber_delta
-        )
-        policy_loss = -losses.masked_mean(term.objective_B, weight_B, num)
-        value_loss = losses.masked_mean(error_B, weight_B, num)
-        entropy = losses.masked_mean(now.entropy_B, weight_B, num)
-        total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
-        if self.reference is not None:
-            assert batch.reference is not None
-            # Of the scored transitions alone, as the policy term: their balance is then that of all transitions.
-            reference_kl_B = self.policy.kl_divergence(now.distribution, batch.reference)
-            total = total + config.reference_kl_coef * losses.masked_mean(reference_kl_B, weight_B, num)
-        with torch.no_grad():
-            kl = self.trust_region_kl(batch, now)
-            clipped = losses.valid_mean(term.clipped_B, weight_B, batch.column("weight").sum())
-            statistics = torch.stack([policy_loss, value_loss, kl, clipped, entropy])
-        return losses.MinibatchLoss(total, statistics, term.log_ratio_B.detach(), now.log_prob_B.detach())
-
-    def trust_region_kl(self, batch: Batch, now: Evaluation) -> Tensor:
-        """Return the mean KL(policy at the start of the update || current policy) of a decision, nats, a scalar.
-
-        It is the closed form of the recorded transitions, and means the same for every correction and every share of
-        the transitions that is scored. Measured in the decisions with a ``kl_weight``; 0 if there is none. Of a share
-        it is the part, and the sum over the shares is the mean.
-        """
-        weight_B = batch.own_columns()["kl_weight"]
-        kl_B = self.policy.kl_divergence(batch.proximal, now.distribution) / now.scored_share
-        return losses.valid_mean(torch.where(weight_B > 0, kl_B, 0.0), weight_B, batch.column("kl_weight").sum())
-
-    def _epochs(self, batch: Batch, warming: bool) -> Metrics:
-        """Run the passes over a batch; return the means of EPOCH_METRICS. warming: only the critic learns."""
-        config = self.config
-        size = batch.columns.shape[1]
-        groups = self.optimizer.param_groups  # the actor, and the critic where it has its own rate
-        trained = [parameter for group in groups for parameter in group["params"]]
-        num_minibatches = min(config.num_minibatches, size)
-        adapts = config.schedule == "adaptive" and not warming
-        rows: list[Tensor] = []  # statistics and gradient norm of each minibatch; reading them waits for the device
-        measured: list[Tensor] = []  # whether the KL of each minibatch is of any decision
-        first: Tensor | None = None
-        epochs = 0
-        while epochs < config.epochs:
-            epochs += 1
-            order = torch.randperm(size, generator=self._generator).to(self.device)
-            for index in order.tensor_split(num_minibatches):
-                minibatch = batch.select(index)
-                loss = self.loss(minibatch)
-                self.optimizer.zero_grad(set_to_none=True)
-                torch.autograd.backward(loss.total)
-                statistics = sum_gradients(self.learners, trained, loss.statistics)
-                measured.append(minibatch.column("kl_weight").any())
-                if first is None:  # the first minibatch, under the weights at the start of the update
-                    log_ratio_B, log_prob_B = map(minibatch.share.join, (loss.log_ratio_B, loss.log_prob_B))
-                    first = torch.stack([log_ratio_B.exp().mean(), behaviour_sample_size(minibatch, log_prob_B)])
-                elif adapts and bool(measured[-1]):
-                    adapt_learning_rate(self.optimizer, float(statistics[losses.KL]), config)
-                if warming:
-                    for parameter in self._actor_parameters:
-                        parameter.grad = None
-                norms = [nn.utils.clip_grad_norm_(group["params"], config.max_grad_norm) for group in groups]
-                self.optimizer.step()
-                rows.append(torch.cat([statistics, norms[0][None]]))
-            epoch_kl = losses.mean_statistics(rows[-num_minibatches:], measured[-num_minibatches:])[losses.KL]
-            if config.target_kl is not None and float(epoch_kl) > config.target_kl:
-                break
-        if adapts and len(rows) == 1:  # no further minibatch shows how far the only step went
-            with torch.no_grad():
-                kl = self.trust_region_kl(minibatch, self.policy.evaluate(minibatch.obs, minibatch.chain))
-            adapt_learning_rate(self.optimizer, float(self.learners.sum(kl)), config)
-        assert first is not None
-        values = torch.cat([losses.mean_statistics(rows, measured), first]).tolist()
-        return dict(zip(EPOCH_METRICS, [*values, float(epochs)], strict=True))

@@ -18,6 +18,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from embodied.algos.sharing import mean_and_std
+from embodied.core.process_group import SINGLE_PROCESS, ProcessGroup
 from embodied.core.types import Fragment
 
 ROUNDING = 1e-5  # deviation that may be rounding of float32, in units of the summed numbers' size
@@ -69,16 +71,20 @@ def vtrace(
     return rho_TN * (delta_TN + trace_TN * following_TN), correction_TN + fragment.value_TN
 
 
-def normalize(advantage_TN: Tensor, valid_TN: Tensor) -> Tensor:
+def normalize(advantage_TN: Tensor, valid_TN: Tensor, group: ProcessGroup = SINGLE_PROCESS) -> Tensor:
     """Scale advantages to zero mean and unit variance over the valid decisions of the whole batch.
 
     All are 0 if those of the valid decisions are equal, up to ROUNDING.
     """
-    kept = advantage_TN[valid_TN]
-    if kept.numel() == 0:
-        return advantage_TN
-    std = kept.std(correction=0)
-    return torch.where(std > ROUNDING * kept.abs().max(), (advantage_TN - kept.mean()) / std, 0.0)
+    mean, std = mean_and_std(advantage_TN[valid_TN], group)
+    return torch.where(std > ROUNDING * mean.abs(), (advantage_TN - mean) / std, 0.0)
+
+
+def explained_variance(value_B: Tensor, return_B: Tensor) -> float:
+    """Return 1 - Var(return - value) / Var(return); 0 if the returns do not vary."""
+    if return_B.numel() == 0 or float(return_B.var(correction=0)) == 0:
+        return 0.0
+    return 1 - float((return_B - value_B).var(correction=0) / return_B.var(correction=0))
 
 
 def _td_error(fragment: Fragment, gamma: float) -> Tensor:

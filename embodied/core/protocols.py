@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.episodes import EpisodeSampler
-from embodied.core.learners import Learners
 from embodied.core.policy import Policy as Policy
+from embodied.core.process_group import ProcessGroup
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment, Obs, Timestep
 
@@ -171,7 +171,6 @@ class Algorithm(Protocol):
 class SharedUpdate(Protocol):
     """An algorithm whose updates several learner processes can make together."""
 
-    learners: Learners
-    """The processes; ``ALONE`` until the runtime sets it. Each then calls ``update`` with its own fragments of the
-    batch, at least one. All must get the weights and metrics of one process with all fragments, up to rounding, and
-    the same as each other bit for bit."""
+    learners: ProcessGroup
+    """The processes; ``SINGLE_PROCESS`` until the runtime sets it. Each then calls ``update`` with its own fragments of
+    the batch, at least one. All must end with the same weights and metrics, bit for bit."""

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from embodied.core.errors import UserError
-from embodied.core.learners import ALONE, Learners
 from embodied.core.policy import Policy
+from embodied.core.process_group import SINGLE_PROCESS, ProcessGroup
 from embodied.core.protocols import Algorithm, Metrics, SharedUpdate
 from embodied.core.types import Fragment
 from embodied.runtime.watch.track import Track
@@ -43,7 +43,7 @@ class Learner:
         store: WeightStore,
         relabel: Relabel | None = None,
         mask_above: int | None = None,
-        learners: Learners = ALONE,
+        learners: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         if learners.size > 1:
             if not isinstance(algorithm, SharedUpdate):

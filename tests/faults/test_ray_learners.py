@@ -43,7 +43,8 @@ class FatalPPO(PPO):
 
 
 def make_fatal(flags: Path, policy: Any) -> FatalPPO:
-    algorithm = FatalPPO(policy, PPOConfig(epochs=2, num_minibatches=2), seed=3, device=torch.device("cpu"))
+    """Build it with one minibatch per epoch: two processes then take the steps of one."""
+    algorithm = FatalPPO(policy, PPOConfig(epochs=4, num_minibatches=1), seed=3, device=torch.device("cpu"))
     algorithm.flags = flags
     return algorithm
 

@@ -118,7 +118,7 @@ def test_interpolation_is_the_formula_of_the_versions() -> None:
 
 
 def test_masked_items_leave_the_numerator_and_not_the_denominator() -> None:
-    mean = losses.masked_mean(torch.tensor([1.0, 2.0, 300.0, 5.0]), torch.tensor([1.0, 1.0, 0.0, 1.0]), 4)
+    mean = losses.masked_mean(torch.tensor([1.0, 2.0, 300.0, 5.0]), torch.tensor([1.0, 1.0, 0.0, 1.0]))
     assert mean.item() == pytest.approx(8 / 4)
 
 

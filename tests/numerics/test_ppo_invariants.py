@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.algos.batch import evaluate_in_pieces, flatten, flatten_obs, merge_fragments
+from embodied.algos.batch import evaluate_in_pieces, merge_fragments
 from embodied.algos.losses import CORRECTIONS
 from embodied.algos.ppo import PPO
 from embodied.algos.ppo_config import PPOConfig
@@ -70,8 +70,9 @@ def test_with_learning_rate_zero_they_stay_so_for_ever() -> None:
 def test_skipping_the_proximal_pass_on_fresh_data_is_exact() -> None:
     policy = TinyPolicy()
     fragment = make_fragment(policy, seed=1)
-    recomputed = evaluate_in_pieces(policy, flatten_obs(fragment.obs, CPU), flatten(fragment.chain), 7)
-    torch.testing.assert_close(recomputed.log_prob_B, flatten(fragment.log_prob_TN), atol=1e-5, rtol=0)
+    obs = {key: value.flatten(0, 1) for key, value in fragment.obs.items()}
+    recomputed = evaluate_in_pieces(policy, obs, fragment.chain.flatten(0, 1), 7)
+    torch.testing.assert_close(recomputed.log_prob_B, fragment.log_prob_TN.flatten(), atol=1e-5, rtol=0)
 
 
 def test_the_trust_region_of_stale_data_is_around_the_weights_of_this_update() -> None:
@@ -155,7 +156,7 @@ def test_masked_advantages_do_not_enter_the_normalisation() -> None:
     valid_TN[:, 0] = False
     fragment.reward_TNE[:, 0] = 1e6
     batch = ppo(policy).prepare(fragment, torch.zeros(5, 6, dtype=torch.int64), valid_TN)
-    advantage = batch.column("advantage")[flatten(valid_TN)]
+    advantage = batch.column("advantage")[valid_TN.flatten()]
     assert advantage.mean().item() == pytest.approx(0.0, abs=1e-5)
     assert advantage.std(correction=0).item() == pytest.approx(1.0, abs=1e-4)
 
@@ -189,5 +190,5 @@ def test_vtrace_advantages_stay_nothing_where_the_weight_is_nothing() -> None:
     valid = torch.ones_like(unlikely)
     batch = ppo(policy, correction="vtrace").prepare(stale, torch.ones_like(fragment.version_TN), valid)
     advantage_B = batch.column("advantage")
-    assert advantage_B[flatten(unlikely)].abs().max() < 1e-5
-    assert advantage_B[~flatten(unlikely)].abs().min() > 1e-3
+    assert advantage_B[unlikely.flatten()].abs().max() < 1e-5
+    assert advantage_B[~unlikely.flatten()].abs().min() > 1e-3

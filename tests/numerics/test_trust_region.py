@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributions import Independent, Normal, kl_divergence
 
 from embodied.algos import losses
-from embodied.algos.batch import flatten
 from embodied.algos.losses import CORRECTIONS
 from embodied.algos.ppo import PPO
 from embodied.algos.ppo_config import PPOConfig
@@ -142,7 +141,7 @@ def test_the_closed_form_is_the_mean_of_the_sampled_estimate(name: str) -> None:
     state, privileged = torch.randn(8, 5), torch.randn(8, 3)
     rows = {"state": state.repeat(4000, 1), "privileged": privileged.repeat(4000, 1)}
     fragment = rollout(policy, seed=0, version=0, T=4000, N=8, rows=rows)
-    chain = flatten(fragment.chain)
+    chain = fragment.chain.flatten(0, 1)
     with torch.no_grad():
         old, new = policy.evaluate(rows, chain), newer.evaluate(rows, chain)
         closed = policy.kl_divergence(old.distribution, new.distribution)
@@ -172,7 +171,7 @@ def test_staleness_is_no_part_of_the_kl(options: dict[str, Any]) -> None:
     with torch.no_grad():
         for parameter in now.parameters():
             parameter += 0.05
-        rows, chain = {"state": fragment.obs["state"].flatten(0, 1)}, flatten(fragment.chain)
+        rows, chain = {"state": fragment.obs["state"].flatten(0, 1)}, fragment.chain.flatten(0, 1)
         old, new = start.evaluate(rows, chain), now.evaluate(rows, chain)
         expected = now.kl_divergence(old.distribution, new.distribution).mean()
     measured = algorithm.loss(batch).statistics[2]

@@ -47,7 +47,7 @@ def open_store(address: str, timeout_s: float) -> tuple[Any, Rendezvous]:
 
 
 class Collective:
-    """The processes of a group, as ``embodied.core.learners.Learners``.
+    """The processes of a group, as ``embodied.core.process_group.ProcessGroup``.
 
     address: of this process's node. device: of the policy; CUDA sums by NCCL. PeerLost if a process does not join
     within ``timeout_s``, and from ``sum`` if one is gone or does not take part for so long.
@@ -73,7 +73,7 @@ class Collective:
             raise PeerLost(f"learner process {rank} of {size} cannot join the others: {error}") from error
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum over all processes; see ``Learners.sum``."""
+        """Return the sum over all processes; see ``ProcessGroup.sum``."""
         values = tensor.detach().to(self.device, copy=True).contiguous()
         if values.numel():
             try:

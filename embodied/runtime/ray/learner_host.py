@@ -1,7 +1,7 @@
 """What runs in a learner's process of Ray: the learner, or one of several that make each update together.
 
 controller ── learn(its fragments, by reference) ──► process 0: updates, puts weights
-    └──────── assist(its fragments, by reference) ──► process r: makes the same update     (algos/share.py)
+    └──────── assist(its fragments, by reference) ──► process r: makes the same update     (algos/sharing.py)
                                                       └── sums over all processes (collective.py)
 """
 
@@ -17,8 +17,8 @@ import ray
 import torch
 from torch import Tensor
 
-from embodied.core.learners import ALONE, Learners
 from embodied.core.policy import Policy
+from embodied.core.process_group import SINGLE_PROCESS, ProcessGroup
 from embodied.core.protocols import Metrics
 from embodied.core.types import Fragment
 from embodied.runtime import threads
@@ -114,9 +114,9 @@ class LearnerHost(Host):
         algorithm = recipe.make_algorithm(policy)
         return Learner(algorithm, self.store, recipe.relabel, recipe.config.mask_above, self._join(rendezvous))
 
-    def _join(self, rendezvous: Rendezvous | None) -> Learners:
+    def _join(self, rendezvous: Rendezvous | None) -> ProcessGroup:
         if rendezvous is None:
-            return ALONE
+            return SINGLE_PROCESS
         config, address = self.config, ray.util.get_node_ip_address()
         return Collective(
             rendezvous,

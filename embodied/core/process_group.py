@@ -1,4 +1,4 @@
-"""What an algorithm knows of the learner processes that make one update together."""
+"""Group of processes that make one update together, as an algorithm sees it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Protocol
 from torch import Tensor
 
 
-class Learners(Protocol):
-    """Learner processes that make each update together. Every one of them has a share of the batch."""
+class ProcessGroup(Protocol):
+    """Learner processes that make each update together. Every process has its own fragments of the batch."""
 
     rank: int
     """Number of this process, from 0."""
     size: int
-    """How many there are."""
+    """Number of processes."""
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of a tensor of numbers over all processes, the same bits in each. All must call it.
@@ -23,7 +23,7 @@ class Learners(Protocol):
         ...
 
 
-class Alone:
+class SingleProcess:
     """One learner process, which has the whole batch."""
 
     rank = 0
@@ -34,4 +34,4 @@ class Alone:
         return tensor
 
 
-ALONE = Alone()
+SINGLE_PROCESS = SingleProcess()
