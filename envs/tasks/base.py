@@ -7,13 +7,15 @@ view's tensors: numbers of a task's own become tensors by ``View.tensor`` or tak
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import mujoco
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from embodied.core.errors import UserError
 from embodied.core.options import Fraction, PositiveInt, config_dataclass, from_mapping
@@ -69,6 +71,16 @@ class ObjectTaskConfig(TaskConfig):
     """End an episode as a failure when an object has left the arm's workspace, instead of letting the time run out."""
 
 
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """What a task observes, and how it is read."""
+
+    term: Term
+    """Name, size, unit, frame, scale and meaning."""
+    read: Callable[[], Tensor] | None = None
+    """Return the quantity, [N, size], in the term's unit. None: it follows from the term's ``difference``."""
+
+
 class Task:
     """One task. A subclass defines scene, observations, rewards and success; the pool simulates it.
 
@@ -85,6 +97,8 @@ class Task:
     """Names of what ``outcomes`` returns: what is counted of episodes besides success."""
     config: TaskConfig
     """Options."""
+    view: View
+    """Access to the simulation; set by ``bind``."""
 
     def __init__(self, config: TaskConfig) -> None:
         self.config = config
@@ -105,13 +119,21 @@ class Task:
         """Stages other than the ordinary start; at most one, ``held``, which ``put_in_hand`` makes."""
         return ()
 
-    def state_terms(self) -> tuple[Term, ...]:
-        """Return the terms of ``obs["state"]`` after the robot's own, in order."""
+    def observed(self) -> tuple[Quantity, ...]:
+        """Return the quantities of ``obs["state"]`` after the robot's own, in order."""
         raise NotImplementedError
 
-    def privileged_terms(self) -> tuple[Term, ...]:
-        """Return the terms of ``obs["privileged"]``, in order; for the critic only."""
+    def observed_by_critic(self) -> tuple[Quantity, ...]:
+        """Return the quantities of ``obs["privileged"]``, in order; for the critic only."""
         raise NotImplementedError
+
+    def state_terms(self) -> tuple[Term, ...]:
+        """Return the terms of ``observed``."""
+        return tuple(quantity.term for quantity in self.observed())
+
+    def privileged_terms(self) -> tuple[Term, ...]:
+        """Return the terms of ``observed_by_critic``."""
+        return tuple(quantity.term for quantity in self.observed_by_critic())
 
     def build_scene(self, spec: mujoco.MjSpec) -> None:
         """Add the task's objects to a spec that holds the robot and the table."""
@@ -126,20 +148,28 @@ class Task:
     # -- in the simulation ---------------------------------------------------------------------------------------------
 
     def bind(self, view: View) -> None:
-        """Keep the tensors that the task reads. Called once."""
-        raise NotImplementedError
+        """Keep the view and the tensors that the task reads. Called once."""
+        self.view = view
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
         """Write the initial state of envs ``ids`` [n] (objects and goals; the arm is already placed)."""
         raise NotImplementedError
 
     def observe(self) -> dict[str, Tensor]:
-        """Return the quantities of ``state_terms`` by name, each [N, size], in the terms' units (the pool scales)."""
-        raise NotImplementedError
+        """Read the quantities of ``observed``: by name, each [N, size], in the terms' units (the pool scales)."""
+        return _read(self._observed, self.view)
 
     def privileged(self) -> dict[str, Tensor]:
-        """Return the quantities of ``privileged_terms`` by name, each [N, size], in the terms' units."""
-        raise NotImplementedError
+        """Read the quantities of ``observed_by_critic``: by name, each [N, size], in the terms' units."""
+        return _read(self._observed_by_critic, self.view)
+
+    @cached_property
+    def _observed(self) -> tuple[Quantity, ...]:
+        return self.observed()
+
+    @cached_property
+    def _observed_by_critic(self) -> tuple[Quantity, ...]:
+        return self.observed_by_critic()
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
         """Return the reward terms by name, each [N]; the reward is their sum. success: of the same state, bool [N]."""
@@ -171,6 +201,26 @@ class Task:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from ``state_dict``, whose entries ``state`` contains; the physics is restored already."""
+
+
+def _read(quantities: Sequence[Quantity], view: View) -> dict[str, Tensor]:
+    """Read quantities by name; those with a ``difference`` follow from ``tcp_pos`` and from quantities before them."""
+    values = {"tcp_pos": view.tcp_pos}
+    for quantity in quantities:
+        term, rule = quantity.term, quantity.term.difference
+        if quantity.read is not None:
+            values[term.name] = quantity.read()
+        else:
+            assert rule is not None
+            of, minus = (_entries(values[name], term.size) for name in (rule.of, rule.minus))
+            values[term.name] = (of + of.new_tensor(rule.offset) if rule.offset else of) - minus
+    del values["tcp_pos"]
+    return values
+
+
+def _entries(x: Tensor, size: int) -> Tensor:
+    """Return the first ``size`` columns of x [N, D], with zeros for missing ones."""
+    return x[:, :size] if x.shape[1] >= size else pad(x, (0, size - x.shape[1]))
 
 
 def column(x: Tensor) -> Tensor:

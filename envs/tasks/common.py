@@ -1,53 +1,100 @@
-"""Functions that several tasks share: observations of cubes, their start positions, and moves of experts."""
+"""What several tasks share: observations of cubes, their start positions, reward terms, and moves of experts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import mujoco
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from embodied.core.spec import Difference, Term
+from embodied.core.options import config_dataclass
+from embodied.core.spec import Difference, StartStage, Term
 from embodied.envs.episodes.seeding import EpisodeRng
+from embodied.envs.mujoco.scene import RED, add_cube
 from embodied.envs.mujoco.view import View
-from embodied.envs.tasks.base import ObjectTaskConfig, Task, column
+from embodied.envs.tasks.base import ObjectTaskConfig, Quantity, Task, column, near
 
 ROTATION = "first two columns of the rotation matrix: x axis, then y axis of the object"
 
 
-def cube_terms(name: str) -> tuple[Term, ...]:
-    """Return the terms of ``cube_state``."""
-    return (
-        Term(f"{name}_pos", 3, "m", "base", meaning=f"x, y, z of the centre of {name}"),
-        Term(f"{name}_from_tcp", 3, "m", "base", difference=Difference(f"{name}_pos", "tcp_pos")),
-        Term(f"{name}_rotation", 6, frame="base", meaning=ROTATION),
-    )
-
-
-def cube_privileged_terms(name: str) -> tuple[Term, ...]:
-    """Return the terms of ``cube_privileged``."""
-    return Term(f"{name}_grasped", 1), Term(f"{name}_touched", 1), Term(f"{name}_vel", 6, "m/s, rad/s")
-
-
-def cube_state(view: View, name: str) -> dict[str, Tensor]:
-    """Return a cube's position, its position relative to the tool centre point (m), and its rotation.
+def cube_quantities(task: Task, name: str) -> tuple[Quantity, ...]:
+    """Return position, position relative to the tool centre point, and rotation of the cube ``name``.
 
     The rotation is given by the first two columns of its matrix (Zhou et al. 2019).
     """
-    pose = view.body_qpos(name)
-    return {
-        f"{name}_pos": pose[:, :3],
-        f"{name}_from_tcp": pose[:, :3] - view.tcp_pos,
-        f"{name}_rotation": view.cube_axes(name),
-    }
+    position = Term(f"{name}_pos", 3, "m", "base", meaning=f"x, y, z of the centre of {name}")
+    return (
+        Quantity(position, lambda: task.view.body_qpos(name)[:, :3]),
+        Quantity(Term(f"{name}_from_tcp", 3, "m", "base", difference=Difference(f"{name}_pos", "tcp_pos"))),
+        Quantity(Term(f"{name}_rotation", 6, frame="base", meaning=ROTATION), lambda: task.view.cube_axes(name)),
+    )
 
 
-def cube_privileged(view: View, name: str) -> dict[str, Tensor]:
-    """Return the privileged quantities of a cube: whether it is grasped or touched, and its velocity."""
-    return {
-        f"{name}_grasped": column(view.grasped(name)),
-        f"{name}_touched": column(view.touched(name)),
-        f"{name}_vel": view.body_qvel(name),
-    }
+def cube_contacts(task: Task, name: str) -> tuple[Quantity, ...]:
+    """Return what the critic sees of the cube ``name``: whether it is grasped or touched, and its velocity."""
+    return (
+        Quantity(Term(f"{name}_grasped", 1), lambda: column(task.view.grasped(name))),
+        Quantity(Term(f"{name}_touched", 1), lambda: column(task.view.touched(name))),
+        Quantity(Term(f"{name}_vel", 6, "m/s, rad/s"), lambda: task.view.body_qvel(name)),
+    )
+
+
+@config_dataclass
+class CubeConfig(ObjectTaskConfig):
+    """Options of tasks with a red cube. ``low`` and ``high`` are corners of an area (x, y) or of a box (x, y, z)."""
+
+    cube_half_m: float = 0.02
+    """Half the red cube's edge."""
+    cube_mass_kg: float = 0.064
+    """Mass of the red cube."""
+    cube_low_m: tuple[float, float] = (0.45, -0.15)
+    """Area of the table where the red cube starts."""
+    cube_high_m: tuple[float, float] = (0.65, 0.15)
+    """Opposite corner of that area."""
+
+
+class CubeTask(Task):
+    """A task with a red cube, which ``reset`` puts on the table."""
+
+    config: CubeConfig
+    cubes: tuple[str, ...] = ("cube",)
+    """Names of all cubes, of which the critic sees the contacts and none may leave the workspace."""
+
+    def build_scene(self, spec: mujoco.MjSpec) -> None:
+        add_cube(spec, "cube", self.config.cube_half_m, self.config.cube_mass_kg, RED)
+
+    def bind(self, view: View) -> None:
+        super().bind(view)
+        self.cube, self.cube_vel = view.body_qpos("cube")[:, :3], view.body_qvel("cube")[:, :3]
+
+    def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
+        place_cube(
+            self.view, "cube", ids, rng, self.config.cube_low_m, self.config.cube_high_m, self.config.cube_half_m
+        )
+
+    def observed_by_critic(self) -> tuple[Quantity, ...]:
+        return tuple(quantity for name in self.cubes for quantity in cube_contacts(self, name))
+
+    def failure(self) -> Tensor | None:
+        return out_of_reach(self, *(self.view.body_qpos(name)[:, :3] for name in self.cubes))
+
+
+class GraspedCubeTask(CubeTask):
+    """A task whose cube is grasped, and may start in the hand."""
+
+    @property
+    def stages(self) -> tuple[StartStage, ...]:
+        return (StartStage("held", self.config.held_starts),)
+
+    def put_in_hand(self, ids: Tensor) -> None:
+        put_cube_in_hand(self.view, "cube", ids, self.config.cube_half_m)
+
+
+def draw(view: View, rng: EpisodeRng, stream: str, low_m: Sequence[float], high_m: Sequence[float]) -> Tensor:
+    """Draw points uniformly from an area or a box between opposite corners, [n, 2 or 3]."""
+    return view.tensor(rng.uniform(stream, list(low_m), list(high_m)))
 
 
 def out_of_reach(task: Task, *positions: Tensor) -> Tensor | None:
@@ -69,6 +116,11 @@ def firmly_grasped(view: View, name: str) -> Tensor:
     """
     squeezed = (view.finger_target < 0.0).squeeze(-1) & (view.arm.finger_qvel.abs().amax(dim=-1) < 0.005)
     return view.grasped(name) & (squeezed | (view.body_qpos(name)[:, 2] > 0.024))
+
+
+def reach_reward(view: View, name: str) -> Tensor:
+    """Return a reward in [0, 1] for a tool centre point near the cube, [N]."""
+    return near(vector_norm(view.body_qpos(name)[:, :3] - view.tcp_pos, dim=-1), 0.15)
 
 
 def grasp_reward(view: View, name: str) -> Tensor:
@@ -128,7 +180,7 @@ def place_cube(
     half_size_m: float,
 ) -> None:
     """Put the cube of envs ``ids`` flat on the table, anywhere in a rectangle and at any angle about the vertical."""
-    stand(view, name, ids, rng, view.tensor(rng.uniform(f"{name}_pos", list(low_m), list(high_m))), half_size_m)
+    stand(view, name, ids, rng, draw(view, rng, f"{name}_pos", low_m, high_m), half_size_m)
 
 
 def stand(

@@ -19,8 +19,8 @@ from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.scene import RED, add_goal, add_post
 from embodied.envs.mujoco.view import View
 from embodied.envs.registry import TASKS
-from embodied.envs.tasks.base import Task, TaskConfig, column, near, progress
-from embodied.envs.tasks.common import move_towards
+from embodied.envs.tasks.base import Quantity, Task, TaskConfig, column, near, progress
+from embodied.envs.tasks.common import draw, move_towards
 
 LEFT, RIGHT = "passed_left", "passed_right"
 BESIDE_M = 0.04  # a tool that is this near the post along the way is beside it
@@ -61,32 +61,26 @@ class Detour(Task):
         add_goal(spec, "goal", self.config.success_m)
 
     def bind(self, view: View) -> None:
-        self.view = view
+        super().bind(view)
         self.post, self.goal = view.mocap("post"), view.mocap("goal")
         self.side = torch.ones_like(self.goal[:, 0])  # on which the expert passes: left 1, right -1
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
         config = self.config
-        self.post[ids, :2] = self.view.tensor(rng.uniform("post", list(config.post_low_m), list(config.post_high_m)))
-        self.goal[ids] = self.view.tensor(rng.uniform("goal", list(config.goal_low_m), list(config.goal_high_m)))
+        self.post[ids, :2] = draw(self.view, rng, "post", config.post_low_m, config.post_high_m)
+        self.goal[ids] = draw(self.view, rng, "goal", config.goal_low_m, config.goal_high_m)
         self.side[ids] = self.view.tensor(rng.uniform("side", -1.0, 1.0)).sign()
 
-    def state_terms(self) -> tuple[Term, ...]:
+    def observed(self) -> tuple[Quantity, ...]:
+        post = Term("post_from_tcp", 2, "m", "base", meaning="x, y of the post minus those of the tool centre point")
         return (
-            Term("goal", 3, "m", "base", meaning="x, y, z of the goal"),
-            Term("goal_from_tcp", 3, "m", "base", difference=Difference("goal", "tcp_pos")),
-            Term("post_from_tcp", 2, "m", "base", meaning="x, y of the post minus those of the tool centre point"),
+            Quantity(Term("goal", 3, "m", "base", meaning="x, y, z of the goal"), lambda: self.goal),
+            Quantity(Term("goal_from_tcp", 3, "m", "base", difference=Difference("goal", "tcp_pos"))),
+            Quantity(post, lambda: (self.post - self.view.tcp_pos)[:, :2]),
         )
 
-    def privileged_terms(self) -> tuple[Term, ...]:
-        return (Term("way", 1, "m"),)
-
-    def observe(self) -> dict[str, Tensor]:
-        tcp = self.view.tcp_pos
-        return {"goal": self.goal, "goal_from_tcp": self.goal - tcp, "post_from_tcp": (self.post - tcp)[:, :2]}
-
-    def privileged(self) -> dict[str, Tensor]:
-        return {"way": column(self._way())}
+    def observed_by_critic(self) -> tuple[Quantity, ...]:
+        return (Quantity(Term("way", 1, "m"), lambda: column(self._way())),)
 
     def _axes(self) -> tuple[Tensor, Tensor]:
         """Return the horizontal directions from the post to the goal, and to the left of that, each [N, 2]."""

@@ -10,17 +10,16 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from embodied.core.options import Fraction, PositiveInt, config_dataclass
-from embodied.core.spec import StartStage, Term
-from embodied.envs.mujoco.view import View
-from embodied.envs.tasks.base import ObjectTaskConfig, Task, near, progress
+from embodied.core.spec import StartStage
+from embodied.envs.tasks.base import ObjectTaskConfig, Quantity, Task, near, progress
 from embodied.envs.tasks.common import (
-    cube_privileged,
-    cube_privileged_terms,
+    cube_contacts,
     grasp_move,
     grasp_reward,
     move_towards,
     out_of_reach,
     put_cube_in_hand,
+    reach_reward,
 )
 
 
@@ -46,7 +45,6 @@ class Placing(Task):
     """Rewards, success and expert of placing one object in one tray. A subclass's ``bind`` sets the attributes."""
 
     config: PlacingConfig
-    view: View
     object_name: str
     """Name of the object's body."""
     object: Tensor
@@ -68,11 +66,8 @@ class Placing(Task):
     def stages(self) -> tuple[StartStage, ...]:
         return (StartStage("held", self.config.held_starts),)
 
-    def privileged_terms(self) -> tuple[Term, ...]:
-        return cube_privileged_terms(self.object_name)
-
-    def privileged(self) -> dict[str, Tensor]:
-        return cube_privileged(self.view, self.object_name)
+    def observed_by_critic(self) -> tuple[Quantity, ...]:
+        return cube_contacts(self, self.object_name)
 
     def _above(self) -> Tensor:
         """Return whether the object is within the tray's walls as seen from above, bool [N]."""
@@ -86,7 +81,7 @@ class Placing(Task):
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
         config, above, inside = self.config, self._above(), self._inside()
         grasped = self.view.grasped(self.object_name)
-        reach = near(vector_norm(self.object - self.view.tcp_pos, dim=-1), 0.15)
+        reach = reach_reward(self.view, self.object_name)
         height = ((self.object[:, 2] - self.half_height_m) / (config.carry_m - self.half_height_m)).clamp(0, 1)
         height = torch.where(above, 1.0, height)
         horizontal = vector_norm((self.object - self.tray)[:, :2], dim=-1)

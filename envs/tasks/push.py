@@ -10,35 +10,23 @@ from torch.linalg import vector_norm
 from embodied.core.options import PositiveInt, config_dataclass
 from embodied.core.spec import Difference, Term
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.scene import RED, add_cube, add_goal
+from embodied.envs.mujoco.scene import add_goal
 from embodied.envs.mujoco.view import View
 from embodied.envs.registry import TASKS
-from embodied.envs.tasks.base import ObjectTaskConfig, Task, near
-from embodied.envs.tasks.common import (
-    cube_privileged,
-    cube_privileged_terms,
-    cube_state,
-    cube_terms,
-    move_towards,
-    out_of_reach,
-    place_cube,
-)
+from embodied.envs.tasks.base import Quantity, near
+from embodied.envs.tasks.common import CubeConfig, CubeTask, cube_quantities, draw, move_towards
 
 
 @config_dataclass
-class PushConfig(ObjectTaskConfig):
-    """Options of Push. ``low`` and ``high`` are opposite corners of an area (x, y)."""
+class PushConfig(CubeConfig):
+    """Options of Push."""
 
     max_episode_steps: PositiveInt = 64
     """Time limit, control steps."""
     cube_half_m: float = 0.025
-    """Half the cube's edge."""
     cube_mass_kg: float = 0.1
-    """Mass of the cube."""
     cube_low_m: tuple[float, float] = (0.42, -0.12)
-    """Area of the table where the cube starts."""
     cube_high_m: tuple[float, float] = (0.52, 0.12)
-    """Opposite corner of that area."""
     goal_low_m: tuple[float, float] = (0.6, -0.12)
     """Area of the table where the mark may be."""
     goal_high_m: tuple[float, float] = (0.7, 0.12)
@@ -48,7 +36,7 @@ class PushConfig(ObjectTaskConfig):
 
 
 @TASKS.register("push", config=PushConfig)
-class Push(Task):
+class Push(CubeTask):
     """Slide a cube to a mark on the table."""
 
     name = "push"
@@ -56,39 +44,24 @@ class Push(Task):
     config: PushConfig
 
     def build_scene(self, spec: mujoco.MjSpec) -> None:
-        add_cube(spec, "cube", self.config.cube_half_m, self.config.cube_mass_kg, RED)
+        super().build_scene(spec)
         add_goal(spec, "goal", self.config.success_m)
 
     def bind(self, view: View) -> None:
-        self.view = view
+        super().bind(view)
         self.goal = view.mocap("goal")
-        self.cube = view.body_qpos("cube")[:, :3]
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
-        place_cube(
-            self.view, "cube", ids, rng, self.config.cube_low_m, self.config.cube_high_m, self.config.cube_half_m
-        )
-        self.goal[ids, :2] = self.view.tensor(
-            rng.uniform("goal", list(self.config.goal_low_m), list(self.config.goal_high_m))
-        )
+        super().reset(ids, rng)
+        self.goal[ids, :2] = draw(self.view, rng, "goal", self.config.goal_low_m, self.config.goal_high_m)
         self.goal[ids, 2] = 0.0
 
-    def state_terms(self) -> tuple[Term, ...]:
-        offset = Term("goal_from_cube", 2, "m", "base", difference=Difference("goal", "cube_pos"))
-        return (*cube_terms("cube"), Term("goal", 2, "m", "base", meaning="x, y of the mark"), offset)
-
-    def privileged_terms(self) -> tuple[Term, ...]:
-        return cube_privileged_terms("cube")
-
-    def observe(self) -> dict[str, Tensor]:
-        return {
-            **cube_state(self.view, "cube"),
-            "goal": self.goal[:, :2],
-            "goal_from_cube": (self.goal - self.cube)[:, :2],
-        }
-
-    def privileged(self) -> dict[str, Tensor]:
-        return cube_privileged(self.view, "cube")
+    def observed(self) -> tuple[Quantity, ...]:
+        return (
+            *cube_quantities(self, "cube"),
+            Quantity(Term("goal", 2, "m", "base", meaning="x, y of the mark"), lambda: self.goal[:, :2]),
+            Quantity(Term("goal_from_cube", 2, "m", "base", difference=Difference("goal", "cube_pos"))),
+        )
 
     def _goal_distance(self) -> Tensor:
         """Return the horizontal distance of the cube from the goal, [N]."""
@@ -113,9 +86,6 @@ class Push(Task):
     def success(self) -> Tensor:
         on_table = (self.cube[:, 2] - self.config.cube_half_m).abs() < 0.01
         return (self._goal_distance() < self.config.success_m) & on_table
-
-    def failure(self) -> Tensor | None:
-        return out_of_reach(self, self.cube)
 
     def expert(self) -> Tensor:
         tcp, cube = self.view.tcp_pos, self.cube

@@ -13,8 +13,8 @@ from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.scene import add_goal
 from embodied.envs.mujoco.view import View
 from embodied.envs.registry import TASKS
-from embodied.envs.tasks.base import Task, TaskConfig, near
-from embodied.envs.tasks.common import move_towards
+from embodied.envs.tasks.base import Quantity, Task, TaskConfig, column, near
+from embodied.envs.tasks.common import draw, move_towards
 
 
 @config_dataclass
@@ -43,26 +43,20 @@ class Reach(Task):
         add_goal(spec, "goal", self.config.success_m)
 
     def bind(self, view: View) -> None:
-        self.view = view
+        super().bind(view)
         self.goal = view.mocap("goal")
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
-        self.goal[ids] = self.view.tensor(
-            rng.uniform("goal", list(self.config.goal_low_m), list(self.config.goal_high_m))
+        self.goal[ids] = draw(self.view, rng, "goal", self.config.goal_low_m, self.config.goal_high_m)
+
+    def observed(self) -> tuple[Quantity, ...]:
+        return (
+            Quantity(Term("goal", 3, "m", "base", meaning="x, y, z of the goal"), lambda: self.goal),
+            Quantity(Term("goal_from_tcp", 3, "m", "base", difference=Difference("goal", "tcp_pos"))),
         )
 
-    def state_terms(self) -> tuple[Term, ...]:
-        offset = Term("goal_from_tcp", 3, "m", "base", difference=Difference("goal", "tcp_pos"))
-        return (Term("goal", 3, "m", "base", meaning="x, y, z of the goal"), offset)
-
-    def privileged_terms(self) -> tuple[Term, ...]:
-        return (Term("distance", 1, "m"),)
-
-    def observe(self) -> dict[str, Tensor]:
-        return {"goal": self.goal, "goal_from_tcp": self.goal - self.view.tcp_pos}
-
-    def privileged(self) -> dict[str, Tensor]:
-        return {"distance": self._distance().unsqueeze(-1)}
+    def observed_by_critic(self) -> tuple[Quantity, ...]:
+        return (Quantity(Term("distance", 1, "m"), lambda: column(self._distance())),)
 
     def _distance(self) -> Tensor:
         distance: Tensor = vector_norm(self.goal - self.view.tcp_pos, dim=-1)

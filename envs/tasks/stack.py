@@ -8,50 +8,39 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from embodied.core.options import Fraction, PositiveInt, config_dataclass
-from embodied.core.spec import Difference, StartStage, Term
+from embodied.core.spec import Difference, Term
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.scene import BLUE, RED, add_cube
+from embodied.envs.mujoco.scene import BLUE, add_cube
 from embodied.envs.mujoco.view import View
 from embodied.envs.registry import TASKS
-from embodied.envs.tasks.base import ObjectTaskConfig, Task, near, progress
+from embodied.envs.tasks.base import Quantity, progress
 from embodied.envs.tasks.common import (
-    cube_privileged,
-    cube_privileged_terms,
-    cube_state,
-    cube_terms,
+    CubeConfig,
+    GraspedCubeTask,
+    cube_quantities,
     firmly_grasped,
     grasp_move,
     grasp_reward,
     move_towards,
-    out_of_reach,
     place_cube,
-    put_cube_in_hand,
+    reach_reward,
 )
 
 
 @config_dataclass
-class StackConfig(ObjectTaskConfig):
-    """Options of Stack: ``cube`` is the red one, ``base`` the blue one below it.
-
-    ``low`` and ``high`` are opposite corners of an area (x, y). The two areas do not overlap.
-    """
+class StackConfig(CubeConfig):
+    """Options of Stack: ``cube`` is the red one, ``base`` the blue one below it. Their areas do not overlap."""
 
     max_episode_steps: PositiveInt = 96
     """Time limit, control steps."""
     held_starts: Fraction = 0.3
     """Share of the training episodes that start with the object in the hand; see ``TaskConfig``."""
-    cube_half_m: float = 0.02
-    """Half the red cube's edge."""
-    cube_mass_kg: float = 0.064
-    """Mass of the red cube."""
     base_half_m: float = 0.025
     """Half the blue cube's edge."""
     base_mass_kg: float = 0.15
     """Mass of the blue cube."""
     cube_low_m: tuple[float, float] = (0.45, -0.18)
-    """Area of the table where the red cube starts."""
     cube_high_m: tuple[float, float] = (0.62, -0.04)
-    """Opposite corner of that area."""
     base_low_m: tuple[float, float] = (0.45, 0.04)
     """Area of the table where the blue cube starts."""
     base_high_m: tuple[float, float] = (0.62, 0.18)
@@ -59,57 +48,40 @@ class StackConfig(ObjectTaskConfig):
 
 
 @TASKS.register("stack", config=StackConfig)
-class Stack(Task):
+class Stack(GraspedCubeTask):
     """Put the red cube on the blue cube and let go."""
 
     name = "stack"
     instruction = "put the red cube on the blue cube"
+    cubes = ("cube", "base")
     config: StackConfig
 
+    @property
+    def height_m(self) -> float:
+        """Height of the stacked cube's centre above that of the blue one."""
+        return self.config.cube_half_m + self.config.base_half_m
+
     def build_scene(self, spec: mujoco.MjSpec) -> None:
-        add_cube(spec, "cube", self.config.cube_half_m, self.config.cube_mass_kg, RED)
+        super().build_scene(spec)
         add_cube(spec, "base", self.config.base_half_m, self.config.base_mass_kg, BLUE)
 
     def bind(self, view: View) -> None:
-        self.view = view
-        self.cube, self.base = view.body_qpos("cube")[:, :3], view.body_qpos("base")[:, :3]
-        self.cube_vel = view.body_qvel("cube")[:, :3]
-        self.height = self.config.cube_half_m + self.config.base_half_m
+        super().bind(view)
+        self.base = view.body_qpos("base")[:, :3]
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
+        super().reset(ids, rng)
         config = self.config
-        place_cube(self.view, "cube", ids, rng, config.cube_low_m, config.cube_high_m, config.cube_half_m)
         place_cube(self.view, "base", ids, rng, config.base_low_m, config.base_high_m, config.base_half_m)
 
-    @property
-    def stages(self) -> tuple[StartStage, ...]:
-        return (StartStage("held", self.config.held_starts),)
-
-    def put_in_hand(self, ids: Tensor) -> None:
-        put_cube_in_hand(self.view, "cube", ids, self.config.cube_half_m)
-
-    def state_terms(self) -> tuple[Term, ...]:
-        height_m = self.config.cube_half_m + self.config.base_half_m
-        top = Difference("base_pos", "cube_pos", offset=(0.0, 0.0, height_m))
-        offset = Term("top_from_cube", 3, "m", "base", difference=top)
-        return (*cube_terms("cube"), *cube_terms("base"), offset)
-
-    def privileged_terms(self) -> tuple[Term, ...]:
-        return (*cube_privileged_terms("cube"), *cube_privileged_terms("base"))
-
-    def observe(self) -> dict[str, Tensor]:
-        return {
-            **cube_state(self.view, "cube"),
-            **cube_state(self.view, "base"),
-            "top_from_cube": self._top() - self.cube,
-        }
-
-    def privileged(self) -> dict[str, Tensor]:
-        return {**cube_privileged(self.view, "cube"), **cube_privileged(self.view, "base")}
+    def observed(self) -> tuple[Quantity, ...]:
+        top = Difference("base_pos", "cube_pos", offset=(0.0, 0.0, self.height_m))
+        offset = Quantity(Term("top_from_cube", 3, "m", "base", difference=top))
+        return (*cube_quantities(self, "cube"), *cube_quantities(self, "base"), offset)
 
     def _top(self) -> Tensor:
         """Return the goal of the red cube's centre, [N, 3]."""
-        return self.base + self.base.new_tensor([0, 0, self.height])
+        return self.base + self.base.new_tensor([0, 0, self.height_m])
 
     def _on_base(self) -> Tensor:
         """Return whether the red cube stands on the blue one, which is on the table, bool [N]."""
@@ -120,7 +92,7 @@ class Stack(Task):
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
         on_base, grasped = self._on_base(), self.view.grasped("cube")
-        reach = near(vector_norm(self.cube - self.view.tcp_pos, dim=-1), 0.15)
+        reach = reach_reward(self.view, "cube")
         offset = self.cube - self._top()
         over = vector_norm(offset[:, :2], dim=-1) < self.config.base_half_m
         height = ((self.cube[:, 2] - self.config.cube_half_m) / (2 * self.config.base_half_m + 0.02)).clamp(0, 1)
@@ -138,9 +110,6 @@ class Stack(Task):
     def success(self) -> Tensor:
         resting: Tensor = vector_norm(self.cube_vel, dim=-1) < 0.05
         return self._on_base() & resting & ~self.view.touched("cube")
-
-    def failure(self) -> Tensor | None:
-        return out_of_reach(self, self.cube, self.base)
 
     def expert(self) -> Tensor:
         target, gripper = grasp_move(self.view, "cube")

@@ -29,7 +29,8 @@ from embodied.envs.mujoco.randomization.shape_variants import ShapeVariants
 from embodied.envs.mujoco.scene import GREY, add_object, add_object_sensors, add_tray
 from embodied.envs.mujoco.view import View
 from embodied.envs.registry import TASKS
-from embodied.envs.tasks.common import cube_state, cube_terms, stand
+from embodied.envs.tasks.base import Quantity
+from embodied.envs.tasks.common import cube_quantities, stand
 from embodied.envs.tasks.ground_truth import Role
 from embodied.envs.tasks.placing import Placing, PlacingConfig
 from embodied.envs.tasks.words import Words, default_words
@@ -101,7 +102,7 @@ class Tabletop(Placing):
 
     def bind(self, view: View) -> None:
         words, num_envs = self.config.words, len(view.qpos)
-        self.view = view
+        super().bind(view)
         self.object = view.body_qpos(self.object_name)[:, :3]
         self.object_vel = view.body_qvel(self.object_name)[:, :3]
         self.trays = [view.mocap(f"{tray}_tray") for tray in words.trays]
@@ -176,24 +177,21 @@ class Tabletop(Placing):
         self.color_NB.copy_(state["task/color"])
         self._update_scene(torch.arange(len(self.shape_NB)))
 
-    def state_terms(self) -> tuple[Term, ...]:
-        shapes = ", ".join(self.config.words.shapes)
+    def observed(self) -> tuple[Quantity, ...]:
+        shapes = self.config.words.shapes
+        shape = Term("target_shape", len(shapes), meaning=f"1 for its shape of {', '.join(shapes)}, else 0")
         return (
-            *cube_terms("target"),
-            Term("target_shape", len(self.config.words.shapes), meaning=f"1 for its shape of {shapes}, else 0"),
-            Term("tray", 2, "m", "base", meaning="x, y of the tray"),
-            Term("tray_from_target", 3, "m", "base", difference=Difference("tray", "target_pos")),
-            *(Term(f"{name}_pos", 3, "m", "base", meaning=f"x, y, z of {name}") for name in SLOTS[1:]),
+            *cube_quantities(self, "target"),
+            Quantity(shape, lambda: one_hot(self.shape_NB[:, 0], len(shapes)).double()),
+            Quantity(Term("tray", 2, "m", "base", meaning="x, y of the tray"), lambda: self.tray[:, :2]),
+            Quantity(Term("tray_from_target", 3, "m", "base", difference=Difference("tray", "target_pos"))),
+            *(self._place_of(name) for name in SLOTS[1:]),
         )
 
-    def observe(self) -> dict[str, Tensor]:
-        return {
-            **cube_state(self.view, "target"),
-            "target_shape": one_hot(self.shape_NB[:, 0], len(self.config.words.shapes)).double(),
-            "tray": self.tray[:, :2],
-            "tray_from_target": self.tray - self.object,
-            **{f"{name}_pos": self.view.body_qpos(name)[:, :3] for name in SLOTS[1:]},
-        }
+    def _place_of(self, name: str) -> Quantity:
+        """Return the position of an object."""
+        term = Term(f"{name}_pos", 3, "m", "base", meaning=f"x, y, z of {name}")
+        return Quantity(term, lambda: self.view.body_qpos(name)[:, :3])
 
     # -- of GroundTruth ------------------------------------------------------------------------------------------------
 
