@@ -121,17 +121,10 @@ class EpisodicEnv(ABC):
             result = self.advance(action_NEA.select(1, e), ids)
             if result.outcomes.keys() != self._once.keys():
                 raise ValueError(f"advance: got outcomes {[*result.outcomes]}, the spec has {[*self._once]}")
-            if alive_N is not None:
-                result = mask_to_stepped(result, alive_N)
-            ended_N = self._count(result, alive_N, terminated_N)
-            if result.broken_n is not None and len(result.broken_n):
+            result, ended_N = self._count(result, alive_N, terminated_N, latest)
+            if result.broken_n is not None:
                 broken.append(result.broken_n)
-                result = zero_diverged(result)
-            for name, outcome_N in result.outcomes.items():
-                latest[name] = outcome_N.clone() if alive_N is None else torch.where(alive_N, outcome_N, latest[name])
-                self._once[name] |= outcome_N
             rewards.append(result.reward_N.clone() if num_actions > 1 else result.reward_N)
-            self._return_N += result.reward_N
             if self.on_control_step is not None:
                 self.on_control_step(self)
             if ended_N is not None:
@@ -183,11 +176,27 @@ class EpisodicEnv(ABC):
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _count(self, result: Advance, alive_N: Tensor | None, terminated_N: Tensor) -> Tensor | None:
-        """Count a control step of the envs ``alive_N`` (None: all), and write who fails in it into ``terminated_N``.
+    def _count(
+        self, result: Advance, alive_N: Tensor | None, terminated_N: Tensor, latest: dict[str, Tensor]
+    ) -> tuple[Advance, Tensor | None]:
+        """Count a control step of the envs ``alive_N`` (None: all).
 
-        Return whose episodes end here, bool [N]; None: nobody's.
+        Write failures into ``terminated_N`` and outcomes into ``latest``. Return the result with zeros where nothing
+        counts, and whose episodes end here, bool [N]; None: nobody's.
         """
+        if alive_N is not None:
+            result = mask_to_stepped(result, alive_N)
+        ended_N = self._ends(result, alive_N, terminated_N)
+        if result.broken_n is not None and len(result.broken_n):
+            result = zero_diverged(result)
+        for name, outcome_N in result.outcomes.items():
+            latest[name] = outcome_N.clone() if alive_N is None else torch.where(alive_N, outcome_N, latest[name])
+            self._once[name] |= outcome_N
+        self._return_N += result.reward_N
+        return result, ended_N
+
+    def _ends(self, result: Advance, alive_N: Tensor | None, terminated_N: Tensor) -> Tensor | None:
+        """Count towards the time limits, write failures into ``terminated_N``, and return whose episodes end here."""
         stepped: int | Tensor = 1 if alive_N is None else alive_N.long()
         self.steps_left_N -= stepped
         self._soonest -= 1
@@ -229,16 +238,12 @@ class EpisodicEnv(ABC):
             for rows, seen in early:
                 for key, value in seen.items():
                     final_obs[key][torch.searchsorted(ended, rows)] = value
-            episodes = self._statistics(ended, latest)
             if self.autoreset:
-                unused_N = reward_NE.shape[1] - num_steps_N  # actions after an end: their time passes too
-                left_N = (self.steps_left_N - unused_N).clamp(min=0)
-                assert self.sampler is not None
-                ids = ended.cpu().numpy()
-                self.begin(ids, self.sampler.next(episodes, left_N.cpu()))
-                for key, value in self.observe(ids).items():
+                episodes = self._renew(ended, latest, reward_NE.shape[1] - num_steps_N)
+                for key, value in self.observe(ended.cpu().numpy()).items():
                     obs[key].index_copy_(0, ended, value)
             else:
+                episodes = self._statistics(ended, latest)
                 self.waiting_N |= ended_N
         return Timestep(
             obs=obs,
@@ -251,6 +256,17 @@ class EpisodicEnv(ABC):
             episodes=episodes,
             info=latest,
         )
+
+    def _renew(self, ended: Tensor, latest: dict[str, Tensor], unused_N: Tensor) -> EpisodeStats:
+        """Begin the next episodes of envs ``ended`` [M], and return the statistics of those that ended.
+
+        unused_N: actions of each env's chunk after an end. Their time passes too.
+        """
+        assert self.sampler is not None
+        episodes = self._statistics(ended, latest)
+        left_N = (self.steps_left_N - unused_N).clamp(min=0)
+        self.begin(ended.cpu().numpy(), self.sampler.next(episodes, left_N.cpu()))
+        return episodes
 
     def _statistics(self, ended: Tensor, latest: dict[str, Tensor]) -> EpisodeStats:
         """Return the statistics of the present episodes of envs ``ended`` [M]."""

@@ -12,7 +12,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from embodied.core.episodes import EpisodeStats, Ints
+from embodied.core.episodes import EpisodePlans, EpisodeStats, Ints
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs, Timestep
@@ -50,8 +50,8 @@ class RowByRowEnv(EpisodicEnv):
     def collect(self, count: int) -> tuple[Ints, Advance]:
         """Wait for ``count`` of the envs that are in a control step or begin an episode.
 
-        Return their ids, ascending, and the result of their steps with a row for each; it means nothing for envs that
-        begin an episode. ``observe`` then returns their new observations.
+        Return their ids, ascending, and the result of the steps, as of ``advance``; rows of envs that begin an episode
+        are ignored too. ``observe`` then returns the new observations.
         """
 
     def send(self, action: Tensor, ids: Tensor) -> None:
@@ -80,51 +80,45 @@ class RowByRowEnv(EpisodicEnv):
             starting_n = self._starting_N[rows]
             self._done_N[rows[starting_n]] = True
             self._starting_N[rows] = False
-            if not bool(starting_n.all()):
-                self._continue(rows[~starting_n], _rows(result, ~starting_n))
+            stepped = rows[~starting_n]
+            if len(stepped):
+                self._continue(stepped, result)
         rows = self._done_N.nonzero().squeeze(-1)
         self._done_N[rows] = self._under_way_N[rows] = False
         return rows, self._timestep(rows)
 
+    def begin(self, ids: Ints, plans: EpisodePlans) -> None:
+        """See ``EpisodicEnv``. UserError for plans that repeat others, if rows are apart."""
+        if self.apart and plans.filler_n.any():
+            raise UserError("sim.batch_size: groups of equal episodes (algo=grpo) are stepped together; leave it out")
+        super().begin(ids, plans)
+
     def _continue(self, rows: Tensor, result: Advance) -> None:
         """Count a control step of envs ``rows``, and begin the next step, the next episode, or nothing."""
-        self._reward_NE[rows, self._at_N[rows]] = result.reward_N
-        self._return_N[rows] += result.reward_N
-        self.steps_left_N[rows] -= 1
-        self._soonest = 0  # so that ``step`` looks
+        stepped_N = torch.zeros_like(self._done_N)
+        stepped_N[rows] = True
+        result, found_N = self._count(result, stepped_N, self._failed_N, self._latest)
+        ended_N = torch.zeros_like(stepped_N) if found_N is None else found_N
+        self._reward_NE[rows, self._at_N[rows]] = result.reward_N[rows]
         self._at_N[rows] += 1
-        for name, outcome_n in result.outcomes.items():
-            self._latest[name][rows] = outcome_n
-            self._once[name][rows] |= outcome_n
-        none_n = torch.zeros_like(rows, dtype=torch.bool)
-        failed_n = none_n if result.failed_N is None else result.failed_N
-        cut_n = (self.steps_left_N[rows] <= 0) | (none_n if result.truncated_N is None else result.truncated_N)
-        self._failed_N[rows], self._cut_N[rows] = failed_n, cut_n & ~failed_n
-        ended_n = failed_n | cut_n
-        complete_n = self._at_N[rows] == self._action_NEA.shape[1]
-        self._done_N[rows[complete_n & ~ended_n]] = True
-        if bool(ended_n.any()):
-            self._end(rows[ended_n])
-        on = rows[~complete_n & ~ended_n]
+        self._cut_N |= ended_N & ~self._failed_N
+        complete_N = self._at_N == self._action_NEA.shape[1]
+        self._done_N |= stepped_N & complete_N & ~ended_N
+        if found_N is not None:
+            self._end(ended_N.nonzero().squeeze(-1))
+        on = (stepped_N & ~complete_N & ~ended_N).nonzero().squeeze(-1)
         if len(on):
             self.begin_step(self._action_NEA[on, self._at_N[on]], on.numpy())
 
     def _end(self, rows: Tensor) -> None:
         """Keep statistics and last observations of envs ``rows``, and begin their next episodes."""
-        assert self.sampler is not None
         for key, value in self.observe(rows.numpy()).items():
             if key not in self._final:
                 self._final[key] = value.new_empty(self.num_envs, *value.shape[1:])
             self._final[key][rows] = value
-        episodes = self._statistics(rows, self._latest)
-        self._stats.append(episodes)
-        unused_N = self._action_NEA.shape[1] - self._at_N
-        plans = self.sampler.next(episodes, (self.steps_left_N - unused_N).clamp(min=0))
-        if plans.filler_n.any():
-            raise UserError("sim.batch_size: groups of equal episodes (algo=grpo) are stepped together; leave it out")
         self._starting_N[rows] = True
         self.apart = True
-        self.begin(rows.numpy(), plans)
+        self._stats.append(self._renew(rows, self._latest, self._action_NEA.shape[1] - self._at_N))
         self.apart = False
 
     def _timestep(self, rows: Tensor) -> Timestep:
@@ -146,13 +140,3 @@ class RowByRowEnv(EpisodicEnv):
             episodes=stats.rows(stats.env_id_M.argsort()) if len(stats) else self._nobody,
             info={name: outcome_N[rows] for name, outcome_N in self._latest.items()},
         )
-
-
-def _rows(result: Advance, chosen_n: Tensor) -> Advance:
-    """Return some rows of a result."""
-    return Advance(
-        result.reward_N[chosen_n],
-        {name: outcome_n[chosen_n] for name, outcome_n in result.outcomes.items()},
-        failed_N=None if result.failed_N is None else result.failed_N[chosen_n],
-        truncated_N=None if result.truncated_N is None else result.truncated_N[chosen_n],
-    )

@@ -102,13 +102,10 @@ class EnvpoolEnv(EpisodicEnv):
         parts = self._parts(self._all if ids is None else ids)
         for pool, rows in parts:
             pool.send(action[rows], self._env_N[rows])
-        result = {}
-        for pool, rows in parts:
-            part = pool.receive(len(rows))
-            self._store(part, rows)
-            for key in self.layout.results:
-                result.setdefault(key, np.zeros(self.num_envs, part[key].dtype))[rows] = part[key]
-        return self._advance(result)
+        results = [(pool.receive(len(rows)), rows) for pool, rows in parts]
+        for result, rows in results:
+            self._store(result, rows)
+        return self._advance(self._spread(results))
 
     def observe(self, ids: Ints | None = None) -> Obs:
         seen: Arrays = {"state": self._state, **{f"images.{name}": images for name, images in self._images.items()}}
@@ -135,6 +132,14 @@ class EnvpoolEnv(EpisodicEnv):
         if self._discrete:
             return action.numpy()[:, 0]
         return self.layout.offset_A + self.layout.scale_A * action.numpy() if self._scaled else action.numpy()
+
+    def _spread(self, results: Sequence[tuple[Arrays, Ints]]) -> Arrays:
+        """Return arrays of all N rows, given those of some rows; the others are zero."""
+        spread: Arrays = {}
+        for result, rows in results:
+            for key in self.layout.results:
+                spread.setdefault(key, np.zeros(self.num_envs, result[key].dtype))[rows] = result[key]
+        return spread
 
     def _advance(self, result: Arrays) -> Advance:
         """Return the outcome of a control step from EnvPool's arrays."""
@@ -216,7 +221,7 @@ class RowByRowEnvpoolEnv(EnvpoolEnv, RowByRowEnv):
         result = pool.receive(count)
         ids = result["info:env_id"].astype(np.int64)  # of the only pool, so they are those of the rows
         self._store(result, ids)
-        return ids, self._advance(result)
+        return ids, self._advance(self._spread([(result, ids)]))
 
     def _reset(self, pool: Pool, rows: Ints) -> None:
         if self.apart:
