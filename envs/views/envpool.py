@@ -28,9 +28,8 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
-from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from embodied.envs.views.envpool_spec import Spec
+from embodied.envs.views.envpool_spec import Spec, form_of
 from embodied.envs.views.stepper import Stepper, open_task
 
 Batch = tuple[Any, NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
@@ -179,7 +178,7 @@ class _Batch:
     """A stepper with the ids of its envs."""
 
     def __init__(self, stepper: Stepper, ids: NDArray[np.int32]) -> None:
-        self.stepper, self.ids = stepper, ids
+        self.stepper, self.ids, self.form = stepper, ids, form_of(stepper.spec)
 
     def reset(self) -> Batch:
         """Start an episode in every env."""
@@ -207,11 +206,4 @@ class _Batch:
         if "privileged" in obs:
             info["privileged"] = obs["privileged"].cpu().numpy()
         ends = np.zeros((2, len(ids)), np.bool_)
-        return _observation(self.stepper.spec, obs), np.zeros(len(ids), np.float32), ends[0], ends[1], info
-
-
-def _observation(spec: EnvSpec, obs: Obs) -> Any:
-    """Return observations [n, ...] as arrays in the observation space."""
-    state = obs["state"].cpu().numpy()
-    images = {camera.name: obs[f"images.{camera.name}"].cpu().numpy() for camera in spec.cameras}
-    return {"state": state, "images": images} if images else state
+        return self.form(obs), np.zeros(len(ids), np.float32), ends[0], ends[1], info

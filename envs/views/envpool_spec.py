@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.spaces import Dict
 
 from embodied.core.spec import EnvSpec
-from embodied.envs.views.spaces import action_space, box_or_discrete, pixels, unbounded
+from embodied.envs.views.spaces import Form, action_space, box_or_discrete
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Spec:
 
     def __init__(self, spec: EnvSpec, config: dict[str, Any]) -> None:
         self.config: Any = namedtuple("Config", [*config])(**config)
-        self.observation_space = self.gymnasium_observation_space = observation_space(spec)
+        self.observation_space = self.gymnasium_observation_space = form_of(spec).space
         self.action_space = self.gymnasium_action_space = action_space(spec)
 
     @property
@@ -62,11 +62,9 @@ class Spec:
         return {"env_id": ids, "players.env_id": ids, "action": action}
 
 
-def observation_space(spec: EnvSpec) -> gymnasium.Space[Any]:
-    """Return the space of one observation: a Box, or with cameras {"state", "images": {camera: Box}}."""
-    state = unbounded(spec.state_dim)
-    images: dict[str, gymnasium.Space[Any]] = {camera.name: pixels(camera) for camera in spec.cameras}
-    return Dict({"state": state, "images": Dict(images)}) if images else state
+def form_of(spec: EnvSpec) -> Form:
+    """Return the form of observations: the state, or with cameras {"state", "images": {camera: image}}."""
+    return Form(spec, flat=not spec.cameras, images="images")
 
 
 def _flat(space: Dict) -> dict[str, gymnasium.Space[Any]]:

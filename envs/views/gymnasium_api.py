@@ -50,12 +50,12 @@ from embodied.envs.views.gymnasium_base import (
     Rendering,
     cameras_of,
     check_options,
+    form_of,
     metadata_of,
     open_pool,
 )
 from embodied.envs.views.gymnasium_pool import TaskVectorEnv
-from embodied.envs.views.observations import Form, Observation, check_shape, take_row
-from embodied.envs.views.spaces import action_space
+from embodied.envs.views.spaces import Observation, action_space, take_row
 
 __all__ = ["TaskEnv", "TaskVectorEnv", "gymnasium_id", "register_tasks"]
 
@@ -101,8 +101,8 @@ class TaskEnv(PoolView, gymnasium.Env[Observation, NDArray[np.float32]]):
         super().__init__(stepper)
         self.render_mode = render_mode
         self.metadata = metadata_of(stepper)
-        self._form = Form.of(stepper.spec, flat)
-        self.observation_space, self.action_space = self._form.space(stepper.spec), action_space(stepper.spec)
+        self._form = form_of(stepper, flat)
+        self.observation_space, self.action_space = self._form.space, action_space(stepper.spec)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
         """Start the first episode of ``seed``, or the next episode if it is None. UserError for any options."""
@@ -118,7 +118,10 @@ class TaskEnv(PoolView, gymnasium.Env[Observation, NDArray[np.float32]]):
 
         ResetNeeded before ``reset`` and after an episode that ended.
         """
-        step = self._stepper.step(check_shape(action, self.action_space)[None])
+        action_A = np.asarray(action, dtype=np.float32)
+        if action_A.shape != self.action_space.shape:
+            raise ValueError(f"action: got shape {action_A.shape}, needed {self.action_space.shape}")
+        step = self._stepper.step(action_A[None])
         info = self._info(step.obs["privileged"], step.info["success"], self.pool.plans.instruction_n)
         terminated, truncated = bool(step.terminated_N[0]), bool(step.truncated_N[0])
         return take_row(self._form(step.obs), 0), float(step.reward_N[0]), terminated, truncated, info

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +20,7 @@ from embodied.envs.mujoco.viewer import FRONT, QuickViewer
 from embodied.envs.registry import TASKS
 from embodied.envs.rendering.cameras import Camera
 from embodied.envs.rendering.vision import CAMERAS, find_camera
+from embodied.envs.views.spaces import Form
 from embodied.envs.views.stepper import Stepper, copyable
 
 METADATA: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}
@@ -90,6 +92,17 @@ def open_pool(
 def metadata_of(stepper: Stepper) -> dict[str, Any]:
     """Return gymnasium's metadata of a pool."""
     return {**METADATA, "render_fps": round(1 / stepper.spec.control_dt_s)}
+
+
+def form_of(stepper: Stepper, flat: bool | None) -> Form:
+    """Return the form of a pool's observations; flat unless there are cameras if ``flat`` is None.
+
+    UserError for a flat form with cameras.
+    """
+    cameras = [camera.name for camera in stepper.spec.cameras]
+    if flat and cameras:
+        raise UserError(f"flat: got True with the cameras {', '.join(cameras)}, allowed: True without cameras")
+    return Form(stepper.spec, not cameras if flat is None else flat, bound=mujoco.mjMAXVAL)
 
 
 class PoolView:

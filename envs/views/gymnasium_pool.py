@@ -30,12 +30,12 @@ from embodied.envs.views.gymnasium_base import (
     Rendering,
     cameras_of,
     check_options,
+    form_of,
     metadata_of,
     open_pool,
     reset_mask,
 )
-from embodied.envs.views.observations import Form, Observation, take_row
-from embodied.envs.views.spaces import action_space
+from embodied.envs.views.spaces import Observation, action_space, take_row
 from embodied.envs.views.stepper import seeds_of
 
 Info = dict[str, Any]
@@ -81,8 +81,8 @@ class TaskVectorEnv(PoolView, VectorEnv[Observation, NDArray[np.float32], NDArra
         super().__init__(stepper)
         self.num_envs, self.render_mode = num_envs, render_mode
         self.metadata = {**metadata_of(stepper), "autoreset_mode": self.autoreset_mode}
-        self._form = Form.of(stepper.spec, flat)
-        self.single_observation_space = self._form.space(stepper.spec)
+        self._form = form_of(stepper, flat)
+        self.single_observation_space = self._form.space
         self.single_action_space = action_space(stepper.spec)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)

@@ -17,18 +17,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Dict, Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
-from embodied.core.spec import EnvSpec
-from embodied.core.types import Obs, Timestep
-from embodied.envs.views.spaces import action_space, pixels, unbounded
+from embodied.core.types import Timestep
+from embodied.envs.views.spaces import Form, Observation, action_space, take_row
 from embodied.envs.views.stepper import RENDER_MODES, Stepper, check_render_mode, open_task, success_of
 
-Observation = dict[str, Any]
 Info = dict[str, Any]
 
 NEW_ROLLOUT = "lerobot_new_rollout"  # option of reset that says that the episodes to come are counted
@@ -49,7 +46,8 @@ class LeRobotVectorEnv(VectorEnv[Observation, NDArray[Any], NDArray[Any]]):
         self.stepper, self.render_mode = stepper, check_render_mode(render_mode)
         self.num_envs = stepper.num_envs
         self.metadata = {**type(self).metadata, "render_fps": round(1 / stepper.spec.control_dt_s)}
-        self.single_observation_space = observation_space(stepper.spec)
+        self._form = Form(stepper.spec, flat=False, state="agent_pos", images="pixels")
+        self.single_observation_space = self._form.space
         self.single_action_space = action_space(stepper.spec)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
@@ -63,7 +61,7 @@ class LeRobotVectorEnv(VectorEnv[Observation, NDArray[Any], NDArray[Any]]):
         if unknown:
             raise UserError(f"reset takes no options but {NEW_ROLLOUT}, got: {', '.join(unknown)}")
         obs = self.stepper.reset(seed)
-        return self._observation(obs), self._infos(np.zeros(self.num_envs, bool), np.ones(self.num_envs, bool))
+        return self._form(obs), self._infos(np.zeros(self.num_envs, bool), np.ones(self.num_envs, bool))
 
     def step(
         self, actions: NDArray[Any]
@@ -78,7 +76,7 @@ class LeRobotVectorEnv(VectorEnv[Observation, NDArray[Any], NDArray[Any]]):
             infos |= {"final_obs": self._final_obs(step), "_final_obs": ended_N.copy()}
         reward_N = step.reward_N.double().cpu().numpy()
         terminated_N, truncated_N = step.terminated_N.cpu().numpy(), step.truncated_N.cpu().numpy()
-        return self._observation(step.obs), reward_N, terminated_N, truncated_N, infos
+        return self._form(step.obs), reward_N, terminated_N, truncated_N, infos
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Return an attribute of every env, or what it returns if it is a method. AttributeError if there is none."""
@@ -103,18 +101,12 @@ class LeRobotVectorEnv(VectorEnv[Observation, NDArray[Any], NDArray[Any]]):
         """Return infos with their mask."""
         return {"is_success": success_N, "_is_success": valid_N.copy()}
 
-    def _observation(self, obs: Obs) -> Observation:
-        """Return observations [n, ...] under LeRobot's keys."""
-        images = {camera.name: obs[f"images.{camera.name}"].cpu().numpy() for camera in self.stepper.spec.cameras}
-        return {"agent_pos": obs["state"].cpu().numpy(), **({"pixels": images} if images else {})}
-
     def _final_obs(self, step: Timestep) -> NDArray[np.object_]:
         """Return the last observations of the episodes that ended, an array of objects [N], None in other rows."""
         rows = np.full(self.num_envs, None, dtype=object)
-        final = self._observation(step.final_obs)
+        final = self._form(step.final_obs)
         for i, env in enumerate(step.final_ids.tolist()):
-            images = {name: image[i] for name, image in final.get("pixels", {}).items()}
-            rows[env] = {"agent_pos": final["agent_pos"][i], **({"pixels": images} if images else {})}
+            rows[env] = take_row(final, i)
         return rows
 
 
@@ -144,10 +136,3 @@ class _Row:
         """Render the env, [480, 640, 3]."""
         frames = self._view.render()
         return None if frames is None else frames[self._row]
-
-
-def observation_space(spec: EnvSpec) -> Space[Any]:
-    """Return the space of one observation under LeRobot's keys."""
-    images: dict[str, Space[Any]] = {camera.name: pixels(camera) for camera in spec.cameras}
-    space: dict[str, Space[Any]] = {"agent_pos": unbounded(spec.state_dim)}
-    return Dict({**space, "pixels": Dict(images)} if images else space)

@@ -14,13 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
-from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs, Timestep
-from embodied.envs.views.spaces import action_space, pixels, unbounded
+from embodied.envs.views.spaces import Form, Observation, action_space, take_row
 from embodied.envs.views.stepper import Stepper, check_render_mode, missing_package, open_task, success_of
 
 try:
@@ -28,8 +26,6 @@ try:
     from stable_baselines3.common.vec_env import VecEnv
 except ModuleNotFoundError as error:
     raise missing_package("stable-baselines3") from error
-
-Observation = NDArray[Any] | dict[str, NDArray[Any]]
 
 
 def make(task: str, num_envs: int, *, render_mode: str | None = None, **options: Any) -> Sb3VecEnv:
@@ -50,7 +46,8 @@ class Sb3VecEnv(VecEnv):
         self._began = time.monotonic()
         self._actions: NDArray[Any] | None = None
         self._masks = np.zeros((stepper.num_envs, 0), dtype=np.bool_)
-        super().__init__(stepper.num_envs, observation_space(stepper.spec), action_space(stepper.spec))
+        self._form = Form(stepper.spec, flat=not stepper.spec.cameras, instruction=True)
+        super().__init__(stepper.num_envs, self._form.space, action_space(stepper.spec))
 
     def reset(self) -> Observation:
         """Start an episode in every env, with the seeds given to ``seed`` since the last reset."""
@@ -123,7 +120,7 @@ class Sb3VecEnv(VecEnv):
         """Return observations of all envs in the observation space, and keep their masks."""
         if self.stepper.spec.action_mask:
             self._masks = obs["action_mask"].cpu().numpy()
-        return _observation(self.stepper.spec, obs)
+        return self._form(obs)
 
     def _final_infos(self, step: Timestep) -> dict[int, dict[str, Any]]:
         """Return the infos of the envs that are done, by env."""
@@ -131,36 +128,15 @@ class Sb3VecEnv(VecEnv):
             return {}
         ids, episodes = step.final_ids.tolist(), step.episodes
         seconds = round(time.monotonic() - self._began, 6)
-        final = _observation(self.stepper.spec, step.final_obs)
+        final = self._form(step.final_obs)
         truncated_M = step.truncated_N[step.final_ids].tolist()
         success_M = success_of(episodes.at_end, len(ids)).tolist()
         return {
             env: {
-                "terminal_observation": {k: v[i] for k, v in final.items()} if isinstance(final, dict) else final[i],
+                "terminal_observation": take_row(final, i),
                 "TimeLimit.truncated": truncated_M[i],
                 "is_success": success_M[i],
                 "episode": {"r": float(episodes.return_M[i]), "l": int(episodes.length_M[i]), "t": seconds},
             }
             for i, env in enumerate(ids)
         }
-
-
-def observation_space(spec: EnvSpec) -> spaces.Space[Any]:
-    """Return the space of one observation: a Box, or a Dict if there are cameras."""
-    if not spec.cameras:
-        return unbounded(spec.state_dim)
-    space: dict[str, spaces.Space[Any]] = {"state": unbounded(spec.state_dim)}
-    space |= {f"images_{camera.name}": pixels(camera) for camera in spec.cameras}
-    if spec.instructions:
-        space["instruction"] = spaces.Discrete(len(spec.instructions))
-    return spaces.Dict(space)
-
-
-def _observation(spec: EnvSpec, obs: Obs) -> Observation:
-    """Return observations [n, ...] as arrays in the observation space."""
-    state = obs["state"].cpu().numpy()
-    if not spec.cameras:
-        return state
-    images = {f"images_{camera.name}": obs[f"images.{camera.name}"].cpu().numpy() for camera in spec.cameras}
-    instruction = {"instruction": obs["instruction"].cpu().numpy()} if spec.instructions else {}
-    return {"state": state, **images, **instruction}
