@@ -45,7 +45,7 @@ class EvalRollout:
     def __init__(self, policy: Policy, env: VecEnv, plans: EpisodePlans, seeded: bool) -> None:
         """Start the first episodes. seeded: draw ``plan_noise`` for each decision instead of none."""
         self.policy, self.env, self.seeded = policy, env, seeded
-        self._device = next(policy.parameters()).device
+        self._device = next((weight.device for weight in policy.parameters()), CPU)
         self._sampler = PlanList(plans, env.num_envs)
         self._decision_n = np.zeros(env.num_envs, dtype=np.int64)
         self._ended, self._num_plans = 0, len(plans)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from mujoco.batch import Batch
 
+from embodied.core.policy import Policy
 from embodied.envs import MujocoPool, first_episodes
 from embodied.envs.mujoco.viewer import SOLVED, Viewer
 from embodied.envs.rendering.cameras import FAST, STILL, VIDEO, Camera, render
@@ -156,7 +157,7 @@ def test_unknown_mount_names_what_there_is(batch: Batch) -> None:
         render(batch, Camera("c", mount="eyes"))
 
 
-class Still:
+class Still(Policy):
     """A policy that does nothing, two steps at a time."""
 
     execute = 2

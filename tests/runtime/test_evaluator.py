@@ -13,6 +13,7 @@ from torch import Tensor
 
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats
 from embodied.core.execution import plan_noise
+from embodied.core.policy import Policy
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import SUCCESS, Instruction
 from embodied.core.statistics import wilson_interval
@@ -104,7 +105,7 @@ def test_noise_is_a_function_of_plan_and_decision() -> None:
     assert float(rows.std()) == pytest.approx(1.0, abs=0.05)
 
 
-class TwoWays:
+class TwoWays(Policy):
     """A flow to -1 or +1, as a policy learns it from demonstrations of both: the sign of the noise decides."""
 
     horizon = execute = 2
@@ -125,8 +126,7 @@ def test_with_noise_zero_a_policy_of_two_ways_takes_neither() -> None:
                 seen.append(action.clone())
                 return super().step(action)
 
-        policy: Any = TwoWays()
-        evaluate(policy, Recorded(8), plans(8, 0), 0, noise)  # type: ignore[arg-type]
+        evaluate(TwoWays(), Recorded(8), plans(8, 0), 0, noise)  # type: ignore[arg-type]
         drawn[noise] = torch.cat(actions)
     assert (drawn["zero"] == 0).all()
     assert set(drawn["seeded"].flatten().tolist()) == {-1.0, 1.0}
