@@ -37,10 +37,10 @@ import torch
 from torch import Tensor
 
 from embodied.core.config import PRESETS, nest, parse_overrides
+from embodied.core.env import VecEnv
 from embodied.core.episodes import PlanList
 from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.core.options import FractionBelow1, NonNegativeInt, PositiveInt, Seed, config_dataclass, from_mapping
-from embodied.core.protocols import Demonstrating, VecEnv
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import SUCCESS, TRAIN, Box, CameraSpec, EnvSpec
 from embodied.core.types import Obs
@@ -144,13 +144,13 @@ def make_demonstrating(
     env = make_env(config, num_envs, num_threads, cameras=cameras)
     if own_expert is not None:
         return env, partial(ask, own_expert, env)
-    if not isinstance(env, Demonstrating):
+    expert = env.expert
+    if expert is None:
         env.close()
         raise UserError(
             f"task={name} has no scripted expert to record; give one of your own: expert=<module>:<function>"
         )
-    demonstrating = env
-    return env, lambda obs: demonstrating.expert()
+    return env, lambda obs: expert()
 
 
 def import_expert(name: str) -> Expert:

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.config import nest, parse_overrides
+from embodied.core.env import Film, VecEnv
 from embodied.core.errors import UserError
 from embodied.core.options import NonNegative, NonNegativeInt, PositiveInt, Seed, Text, config_dataclass, from_mapping
 from embodied.core.policy import Policy
-from embodied.core.protocols import Filmed
 from embodied.report.metrics import write_json
 from embodied.report.progress import Line
 from embodied.runtime import threads
@@ -95,21 +95,25 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
         note = f"filming {VIDEO_ENVS} episodes into {path}; where pictures are ray cast, this takes a minute or two"
         success = f"success {result['success_at_end']:.1%}; " if "success_at_end" in result else ""
         print(f"{success}{note}", file=sys.stderr)
-        with closing(filmed):
-            result["video"] = str(record_video(filmed, policy, path, options.seed, noise))
+        env, film = filmed
+        with closing(env):
+            result["video"] = str(record_video(env, film, policy, path, options.seed, noise))
     return result
 
 
-def make_filmed(config: RunConfig, delay: int | None) -> Filmed:
-    """Build the environments of a video. UserError if they cannot be rendered. delay: see ``make_acting_env``."""
+def make_filmed(config: RunConfig, delay: int | None) -> tuple[VecEnv, Film]:
+    """Build the environments of a video; return them and their ``film``. UserError if they cannot be rendered.
+
+    delay: see ``make_acting_env``.
+    """
     env = make_acting_env(config, VIDEO_ENVS, threads.available_cores(), delay=delay)
-    if not isinstance(env, Filmed):
+    if env.film is None:
         env.close()
         raise UserError(f"video=true: the environments of task {config.task.name} cannot be rendered")
-    return env
+    return env, env.film
 
 
-def record_video(env: Filmed, policy: Policy, path: Path, seed: int, noise: EvalNoise) -> Path:
+def record_video(env: VecEnv, film: Film, policy: Policy, path: Path, seed: int, noise: EvalNoise) -> Path:
     """Write an MP4 of the first episodes of an evaluation, each below its instruction, and return its path.
 
     Episodes are side by side, in real time.
@@ -117,7 +121,7 @@ def record_video(env: Filmed, policy: Policy, path: Path, seed: int, noise: Eval
     from embodied.report import video
     from embodied.report.caption import caption
 
-    render = env.film(*VIDEO_SIZE)
+    render = film(*VIDEO_SIZE)
     plans = evaluation_plans(env.spec, VIDEO_ENVS, seed)
     with closing(Line()) as line:
         video.record(

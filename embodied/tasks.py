@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.text import Text
 
 from embodied.core.config import GROUPS, PRESETS, parse_overrides
+from embodied.core.env import VecEnv
 from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.core.options import Positive, PositiveInt, Seed, config_dataclass, from_mapping
-from embodied.core.protocols import VecEnv
 from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
 from embodied.envs import FAMILIES, TASKS
 from embodied.envs.checks.conformance import run_checks

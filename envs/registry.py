@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from embodied.core.env import VecEnv
 from embodied.core.errors import UserError
 from embodied.core.options import from_mapping
-from embodied.core.protocols import VecEnv
 from embodied.core.registry import Registry
 from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.envs.tasks.base import Task

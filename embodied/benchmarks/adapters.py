@@ -24,7 +24,7 @@ import gymnasium
 import torch
 
 from embodied.benchmarks.measure import Report, built, paired, timed
-from embodied.core.protocols import VecEnv
+from embodied.core.env import VecEnv
 from embodied.core.spec import Box
 from embodied.envs import FAMILIES
 from embodied.envs.base.actions import random_actions

@@ -32,9 +32,10 @@ from torch import Tensor
 
 from embodied.algos.ppo import PPO
 from embodied.benchmarks.measure import Report, note, paired
+from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodeSampler
 from embodied.core.policy import Policy
-from embodied.core.protocols import Algorithm, Metrics, VecEnv
+from embodied.core.protocols import Algorithm, Metrics
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment, Obs, PolicySample, Timestep
 from embodied.policies.gaussian import GaussianPolicy
@@ -207,7 +208,7 @@ def measured(setup: Setup, mode: Mode, draw: int, iterations: int) -> Run:
     return Run(last - first, wall_s, sums["async/staleness_mean"] / iterations, sums["async/dropped"] / decisions)
 
 
-class SlowEnv:
+class SlowEnv(VecEnv):
     """A ``VecEnv`` whose steps take at least as long as the draws."""
 
     def __init__(self, env: VecEnv, latencies_s: Iterator[float]) -> None:

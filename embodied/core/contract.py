@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from embodied.core.env import VecEnv
 from embodied.core.errors import UserError
-from embodied.core.protocols import VecEnv
 from embodied.core.spec import Box
 from embodied.core.types import Obs, Timestep
 
@@ -40,7 +40,7 @@ def check_obs(env: VecEnv, obs: Obs, rows: int, what: str) -> None:
 def check_timestep(env: VecEnv, step: Timestep, num_actions: int, rows: Tensor | None = None) -> None:
     """Raise UserError unless ``step`` is a result of executing chunks of ``num_actions`` actions.
 
-    rows: envs [n] that it is of, in order (``RowByRow.receive``); None: all.
+    rows: envs [n] that it is of, in order (``VecEnv.receive``); None: all.
     """
     check_types(env, step, num_actions, rows)
     check_ends(env, step, rows)

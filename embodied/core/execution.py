@@ -10,33 +10,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.device import CPU
+from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodePlans, PlanList
 from embodied.core.policy import Policy
-from embodied.core.protocols import VecEnv
 from embodied.core.spec import Box
 from embodied.core.types import Obs, Timestep
 
 
 def clip_chunk(env: VecEnv, chunk_NHA: Tensor, num_actions: int) -> Tensor:
     """Return the actions of a chunk [N, H, A] that ``env`` gets, clipped to [-1, 1] for a ``Box``; see below."""
-    action = chunk_NHA if is_delayed(env) else chunk_NHA[:, :num_actions]
+    action = chunk_NHA if env.max_delay else chunk_NHA[:, :num_actions]
     return action.clamp(-1, 1) if isinstance(env.spec.action, Box) else action
 
 
 def step_chunk(env: VecEnv, chunk_NHA: Tensor, num_actions: int, device: torch.device = CPU) -> tuple[Tensor, Timestep]:
     """Execute the first ``num_actions`` actions of a chunk [N, H, A]; return the executed actions and the result.
 
-    Actions of a ``Box`` are clipped to [-1, 1]. A ``Delayed`` env also gets the later actions of the chunk. device: of
+    Actions of a ``Box`` are clipped to [-1, 1]. An env with delays also gets the later actions of the chunk. device: of
     the returned actions and observations, whatever the devices of policy and env; all else is on the CPU.
     """
     action = clip_chunk(env, chunk_NHA, num_actions)
     step = env.step(action.to(env.device))
     return action[:, :num_actions].to(device), timestep_to(step, device)
-
-
-def is_delayed(env: VecEnv) -> bool:
-    """Return ``isinstance(env, Delayed)``, without the third of a millisecond that Python takes for a protocol."""
-    return hasattr(env, "max_delay")
 
 
 class EvalRollout:

@@ -12,16 +12,16 @@ import imageio_ffmpeg
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodePlans
 from embodied.core.execution import EvalRollout
 from embodied.core.policy import Policy
-from embodied.core.protocols import Watchable
 
 Pixels = NDArray[np.uint8]
 
 
 def record(
-    env: Watchable,
+    env: VecEnv,
     policy: Policy,
     path: Path,
     render: Callable[[], Pixels],

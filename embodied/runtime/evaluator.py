@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodePlans, EpisodeStats
 from embodied.core.execution import EvalRollout
 from embodied.core.policy import Policy
-from embodied.core.protocols import VecEnv
 from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.statistics import wilson_interval
 from embodied.runtime.config import EvalNoise, RuntimeConfig

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 import torch
 
 from embodied.core.device import CPU, resolve_device
+from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodePlans, EpisodeSampler
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
-from embodied.core.protocols import Algorithm, RowByRow, VecEnv
+from embodied.core.protocols import Algorithm
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import EnvSpec
 from embodied.runtime import threads
@@ -203,4 +204,4 @@ def group_sizes(num_envs: int, num_env_workers: int, groups_per_worker: int) -> 
 def _is_resident(env: VecEnv, device: torch.device) -> bool:
     """Return whether the observations of an env can stay on ``device``."""
     same = env.device.type == device.type and (env.device.index or 0) == (device.index or 0)
-    return same and not isinstance(env, RowByRow)
+    return same and env.batch_size is None

@@ -9,14 +9,14 @@ from typing import Any
 
 from embodied.algos import ALGORITHMS
 from embodied.core.device import resolve_device
+from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodePlans, EpisodeSampler
 from embodied.core.errors import UserError, check_base
 from embodied.core.policy import Policy
-from embodied.core.protocols import VecEnv
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import TRAIN, CameraSpec, EnvSpec
 from embodied.envs import SAMPLERS, SamplerSetup, first_episodes
-from embodied.envs.base.delayed import delayed
+from embodied.envs.base.delayed import DelayedEnv
 from embodied.envs.registry import FAMILIES, split_name
 from embodied.policies import POLICIES
 from embodied.session.config import RunConfig, Section, read_section
@@ -57,6 +57,7 @@ def make_env(
         sim=sim,
         cameras=spec.cameras,
     )
+    check_base(env, VecEnv, f"task={config.task.name}")
     differ = [field.name for field in fields(spec) if getattr(spec, field.name) != getattr(env.spec, field.name)]
     if differ:
         env.close()
@@ -80,7 +81,7 @@ def make_acting_env(
     if not max_delay:
         return env
     execute = max(config.policy.options.execute, max_delay)  # the next inference begins when this one has ended
-    return delayed(env, execute, max_delay, delay)
+    return DelayedEnv(env, execute, max_delay, delay)
 
 
 def make_sampler(

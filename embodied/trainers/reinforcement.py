@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.device import resolve_device
+from embodied.core.env import VecEnv
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
-from embodied.core.protocols import VecEnv
 from embodied.runtime import Recipe, Runtime, build_runtime
 from embodied.runtime.watch.trace import TRACE_S
 from embodied.session import factories

@@ -10,9 +10,8 @@ control step, ``observe`` returns observations. Time limits, chunks and samplers
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from embodied.core.contract import check_state
 from embodied.core.device import CPU
+from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, Ints
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs, Timestep
@@ -29,14 +29,12 @@ from embodied.envs.base.advance import Advance, mask_to_stepped, zero_diverged
 __all__ = ["Advance", "EpisodicEnv"]
 
 
-class EpisodicEnv(ABC):
-    """A ``VecEnv`` (see embodied.core.protocols) made from the three methods of a simulator.
+class EpisodicEnv(VecEnv):
+    """A ``VecEnv`` made from the three methods of a simulator.
 
     num_envs: N. Not for use from several threads at once.
     """
 
-    plans: EpisodePlans
-    """Plan of the present episode of each env."""
     steps_left_N: Tensor
     """Control steps to the time limit of each env's present episode, int64 [N]."""
 
@@ -46,8 +44,6 @@ class EpisodicEnv(ABC):
             raise ValueError(f"num_envs: got {num_envs}, allowed: 1 or more")
         self.spec, self.num_envs, self.device = spec, num_envs, device or CPU
         self.plans = EpisodePlans.empty(num_envs)
-        self.on_control_step: Callable[[Any], None] | None = None  # called after every control step, for videos
-        self.sampler: EpisodeSampler | None = None
         self.autoreset = True  # if False, an env whose episode ended keeps its last state until ``begin``
         self.waiting_N = torch.zeros(num_envs, dtype=torch.bool, device=device)  # not stepped until ``begin``
         self.steps_left_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
@@ -138,16 +134,6 @@ class EpisodicEnv(ABC):
         for ids_n in broken:
             step.reward_NE[ids_n], step.num_steps_N[ids_n] = 0.0, 0
         return step
-
-    @property
-    def instruction_texts(self) -> Sequence[str]:
-        """Text of the instruction of every env's present episode; empty where the environment has none."""
-        if not self.spec.instructions:
-            return [""] * self.num_envs
-        return [self.spec.instructions[i].text for i in self.plans.instruction_n.tolist()]
-
-    def close(self) -> None:  # noqa: B027 (most simulators hold nothing that must be released)
-        """Release what the simulator holds."""
 
     # -- for subclasses that can be resumed exactly --------------------------------------------------------------------
 

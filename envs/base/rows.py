@@ -21,12 +21,13 @@ from embodied.envs.base.episodic import Advance, EpisodicEnv
 
 
 class RowByRowEnv(EpisodicEnv):
-    """A ``RowByRow`` (see embodied.core.protocols) on the CPU. ``step`` waits for all rows.
+    """Envs on the CPU that need not be stepped together. ``step`` waits for all rows.
 
     A simulator adds to the methods of ``EpisodicEnv``: ``begin_step``, ``collect``, and ``start`` does not wait while
     ``apart`` is set.
     """
 
+    batch_size: int
     apart = False
     """Whether rows are stepped by ``send`` and ``receive`` now."""
 
@@ -55,7 +56,7 @@ class RowByRowEnv(EpisodicEnv):
         """
 
     def send(self, action: Tensor, ids: Tensor) -> None:
-        """See ``RowByRow``."""
+        """See ``VecEnv``."""
         if self.sampler is None:
             raise ValueError("send before the first reset: call reset(sampler) first")
         chunk_nEA = checked_chunk(action, self.spec.action, len(ids))
@@ -72,7 +73,7 @@ class RowByRowEnv(EpisodicEnv):
         self.begin_step(chunk_nEA[:, 0], ids.numpy())
 
     def receive(self) -> tuple[Tensor, Timestep]:
-        """See ``RowByRow``. UserError if the sampler wants episodes of several envs to begin together."""
+        """See ``VecEnv``. UserError if the sampler wants episodes of several envs to begin together."""
         wanted = min(self.batch_size, int(self._under_way_N.sum()))
         while (missing := wanted - int(self._done_N.sum())) > 0:
             ids, result = self.collect(missing)

@@ -13,7 +13,6 @@ import torch
 
 from embodied.core import contract
 from embodied.core.episodes import PlanList
-from embodied.core.protocols import Delayed, ExactResume, Filmed
 from embodied.core.spec import Box, EnvSpec
 from embodied.envs.base.actions import random_actions
 from embodied.envs.checks import process_usage as held
@@ -79,7 +78,7 @@ def check_bad_actions(trial: Trial) -> None:
     bad = {"one row too few": good[1:], "one entry too many": torch.cat([good, good[..., :1]], -1)}
     if isinstance(space, Box):
         bad["a NaN"] = torch.full_like(good, torch.nan)
-    elif not isinstance(env, Delayed):
+    elif not env.max_delay:
         bad["a choice too high"] = good + max(space.counts)
     assert trial.rollout
     for fault, action in bad.items():
@@ -166,7 +165,7 @@ def check_partial_reset(trial: Trial) -> None:
     env = trial.env
     for moment in trial.rollout:
         contract.check_executed(env, moment.step, trial.executed)
-    if isinstance(env, Delayed) or env.spec.repeats == "none":
+    if env.max_delay or env.spec.repeats == "none":
         return
     for k, (begin, end) in enumerate(trial.repeated_episodes):
         alone = trial.alone
@@ -207,11 +206,9 @@ def check_seeding(trial: Trial) -> None:
 
 def check_exact_resume(trial: Trial) -> None:
     """A state that was saved in the middle of a run continues exactly in another env."""
-    if not isinstance(trial.env, ExactResume):
+    if not trial.env.resumes_exactly:
         raise NotApplicable("a resumed run starts new episodes")
     env, other = trial.build(trial.num_envs), trial.build(trial.num_envs)
-    assert isinstance(env, ExactResume)
-    assert isinstance(other, ExactResume)
     half = trial.num_chunks // 2
     drawing, resumed = trial.recording(), trial.recording()
     obs = trial.reset(env, drawing)
@@ -230,7 +227,7 @@ def check_exact_resume(trial: Trial) -> None:
 def check_rendering(trial: Trial) -> None:
     """Images for people have the requested size and are not blank, after resets and after every control step."""
     env = trial.build(trial.num_envs)
-    if not isinstance(env, Filmed):
+    if env.film is None:
         raise NotApplicable("it cannot be rendered")
     width, height = FILM_SIZE
     render = env.film(width, height)
@@ -280,7 +277,8 @@ def check_leaks(trial: Trial) -> None:
     obs, before, memory = trial.reset(env, sampler), held.counts(), held.memory_bytes()
     resets, warm, t = 0, 0, 0
     while resets < trial.resets and not trial.is_late():
-        step = trial.step(env, trial.actions(obs, t)[:, :1] if not isinstance(env, Delayed) else trial.actions(obs, t))
+        actions = trial.actions(obs, t)
+        step = trial.step(env, actions if env.max_delay else actions[:, :1])
         obs, resets, t = step.obs, resets + len(step.final_ids), t + 1
         require(env, len(step.final_ids) > 0, "episodes of one control step did not end")
         if not warm and resets >= trial.resets // 5:  # caches are full

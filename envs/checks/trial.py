@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from embodied.core.device import CPU
+from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, Ints
-from embodied.core.errors import UserError
+from embodied.core.errors import UserError, check_base
 from embodied.core.execution import obs_to, timestep_to
-from embodied.core.protocols import Delayed, VecEnv
 from embodied.core.spec import Box, EnvSpec
 from embodied.core.types import Obs, Timestep
 from embodied.envs.base.actions import random_actions
@@ -122,8 +122,10 @@ class Trial:
         self._thread = opened.enter_context(closing(Apart()))
 
     def build(self, num_envs: int) -> VecEnv:
-        """Build an env that is closed when the trial ends."""
-        return self.opened.enter_context(closing(self.make(num_envs)))
+        """Build an env that is closed when the trial ends. UserError if it does not inherit ``VecEnv``."""
+        env = self.make(num_envs)
+        check_base(env, VecEnv, "environment")
+        return self.opened.enter_context(closing(env))
 
     def apart(self, call: Callable[[], Any]) -> Any:
         """Call a function in the thread that steps environments. OutOfTime if the checks' time limit passes first."""
@@ -172,7 +174,7 @@ class Trial:
     @property
     def executed(self) -> int:
         """Control steps of a chunk."""
-        return self.env.execute if isinstance(self.env, Delayed) else self.chunk
+        return self.env.execute if self.env.max_delay else self.chunk
 
     @property
     def num_chunks(self) -> int:

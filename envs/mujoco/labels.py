@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
-from embodied.core.protocols import VecEnv
 from embodied.core.types import Obs
 from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.tasks.ground_truth import ROLE_NAMES, GroundTruth

@@ -64,13 +64,15 @@ class SimConfig:
 
 
 class MujocoPool(EpisodicEnv):
-    """VecEnv of one task (see embodied.core.protocols.VecEnv) that can be resumed exactly.
+    """Environments of one task on MuJoCo's batch engine.
 
     num_threads: threads that step the simulations (0: all cores).
 
     With ``cameras`` observations also have their images (``images.<name>``, see CameraSpec) and ``instruction``, an
     index into ``spec.instructions``. ``state`` then has only what the robot measures; other terms are ``privileged``.
     """
+
+    resumes_exactly = True
 
     def __init__(
         self,

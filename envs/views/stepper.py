@@ -21,10 +21,10 @@ from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodePlans, EpisodeStats
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import from_mapping
-from embodied.core.protocols import ExactResume, Filmed, FilmedQuickly, RowByRow, VecEnv
 from embodied.core.spec import TRAIN, Box, CameraSpec, EnvSpec
 from embodied.core.types import Obs, Timestep
 from embodied.envs.base.episodic import EpisodicEnv
@@ -202,9 +202,9 @@ class Stepper:
         """
         env = self.check_running("render")
         if self._film is None:
-            if not isinstance(env, Filmed):
+            film = env.film_quickly or env.film
+            if film is None:
                 raise UserError(f"render: the simulator of '{self.spec.task}' cannot be filmed")
-            film = env.film_quickly if isinstance(env, FilmedQuickly) else env.film
             self._film = film(640, 480)
         return self._film()
 
@@ -236,7 +236,7 @@ class Stepper:
 
     def __reduce__(self) -> tuple[Any, ...]:
         env = self._env
-        if self.rebuild is None or not (env is None or isinstance(env, ExactResume)):
+        if self.rebuild is None or not (env is None or env.resumes_exactly):
             raise UserError(f"the environments of '{self.spec.task}' cannot be copied: they cannot restore a state")
         if env is None:
             return _rebuilt, (self.rebuild, None)
@@ -259,10 +259,8 @@ def _rebuilt(rebuild: Callable[[], Stepper], state: Mapping[str, Any] | None) ->
     stepper._sampler.load_state_dict(state["sampler"])
     stepper.elapsed_N = state["elapsed"]
     if "env" in state:
-        env = stepper.env
-        assert isinstance(env, ExactResume)
         stepper._sampler.plans = EpisodePlans.from_state_dict(state["plans"])
-        env.load_state_dict(state["env"], stepper._sampler)
+        stepper.env.load_state_dict(state["env"], stepper._sampler)
         stepper.waiting_N.copy_(state["waiting"])
         stepper._running = True
     return stepper
@@ -324,7 +322,7 @@ def open_task(
         sim=sim_options(name, sim or {}),
         cameras=seen,
     )
-    if isinstance(env, RowByRow):
+    if env.batch_size is not None:
         env.close()
         raise UserError("sim.batch_size: a view steps all its environments together; allowed: null")
     return Stepper(env, seed=seed, splits=splits, stagger=stagger, stages=stages, autoreset=autoreset)

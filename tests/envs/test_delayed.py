@@ -11,12 +11,11 @@ from torch import Tensor
 
 from embodied.core.episodes import PlanList
 from embodied.core.execution import step_chunk
-from embodied.core.protocols import Delayed, Demonstrating, ExactResume, Filmed, VecEnv, Watchable
 from embodied.core.spec import Discrete
 from embodied.core.types import Obs, Timestep
 from embodied.envs import first_episodes
 from embodied.envs.base.actions import random_actions
-from embodied.envs.base.delayed import DelayedEnv, delayed
+from embodied.envs.base.delayed import DelayedEnv
 from embodied.envs.base.episodic import Advance
 from embodied.envs.checks.conformance import check_env
 from embodied.envs.episodes.seeding import EpisodeRng
@@ -40,7 +39,7 @@ class Recording(PointEnv):
 
 def build(delay: int | None = None, steps: int = 200, max_delay: int = D) -> tuple[DelayedEnv, Recording]:
     inner = Recording(N, steps)
-    return delayed(inner, E, max_delay, delay), inner
+    return DelayedEnv(inner, E, max_delay, delay), inner
 
 
 def run(env: DelayedEnv, decisions: int, rows: int = H) -> tuple[list[Obs], list[Tensor], list[Timestep]]:
@@ -106,7 +105,7 @@ def test_delays_are_uniform_and_numbers_of_their_episode() -> None:
     rng = EpisodeRng(np.arange(50), np.arange(50) * 3)
     index = np.arange(50) % 7
     np.testing.assert_array_equal(rng.numbers("delay", index), rng.unit("delay", 7)[np.arange(50), index])
-    env = delayed(PointEnv(3000), 4, 4)
+    env = DelayedEnv(PointEnv(3000), 4, 4)
     plans = first_episodes(env.spec, 3000, 0)
     counts = np.bincount(env._drawn(plans, np.full(3000, 9)).numpy(), minlength=5)
     assert (abs(counts - 600) < 5 * np.sqrt(3000 * 0.2 * 0.8)).all()
@@ -135,28 +134,21 @@ def test_the_last_observation_of_an_episode_has_the_prefix_that_would_have_been_
 
 @pytest.mark.parametrize(("limits", "delay"), [((2, 1), None), ((2, 2), None), ((3, 3), None), ((4, 4), 3)])
 def test_it_conforms(limits: tuple[int, int], delay: int | None) -> None:
-    check_env(lambda num_envs: delayed(PointEnv(num_envs, max_episode_steps=7), *limits, delay))
+    check_env(lambda num_envs: DelayedEnv(PointEnv(num_envs, max_episode_steps=7), *limits, delay))
 
 
 def test_our_pool_conforms_with_delays() -> None:
-    check_env(lambda num_envs: delayed(pool("lift", num_envs, max_episode_steps=5), 2, 2))
+    check_env(lambda num_envs: DelayedEnv(pool("lift", num_envs, max_episode_steps=5), 2, 2))
 
 
 def test_it_can_what_the_wrapped_env_can() -> None:
-    class Plain:
-        """A VecEnv and no more."""
+    class Plain(PointEnv):
+        resumes_exactly = False
 
-        def __init__(self, env: VecEnv) -> None:
-            self.spec, self.num_envs, self.device = env.spec, env.num_envs, env.device
-            self.reset, self.step, self.close = env.reset, env.step, env.close
-
-    everything = (ExactResume, Watchable, Filmed, Demonstrating)
     inner = pool("reach", 2)
-    able, plain = delayed(inner, E, D), delayed(Plain(PointEnv(2)), E, D)
-    assert [isinstance(able, kind) for kind in (Delayed, *everything)] == [True] * 5
-    assert [isinstance(plain, kind) for kind in (Delayed, *everything)] == [True] + [False] * 4
-    assert isinstance(able, Filmed)
-    assert isinstance(able, Demonstrating)
+    able, plain = DelayedEnv(inner, E, D), DelayedEnv(Plain(2), E, D)
+    assert able.resumes_exactly
+    assert (plain.resumes_exactly, plain.film, plain.film_quickly, plain.expert) == (False, None, None, None)
     calls: list[Any] = []
     able.on_control_step = calls.append
     able.reset(point_sampler(able.spec, 2, 0))
@@ -176,7 +168,7 @@ def test_choices_keep_their_type() -> None:
     inner = Choosing(N)
     inner.spec = PointEnv(1, spec=point_spec()).spec
     object.__setattr__(inner.spec, "action", Discrete(("a", "b", "c")))
-    env = delayed(inner, E, D, delay=1)
+    env = DelayedEnv(inner, E, D, delay=1)
     env.reset(PlanList(first_episodes(env.spec, N, 5), N))
     for seed in range(3):
         step = env.step(random_actions(env.spec.action, N, E, seed))

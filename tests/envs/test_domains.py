@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from embodied.core.protocols import VecEnv
+from embodied.core.env import VecEnv
 from embodied.envs.checks.conformance import check_env
 from embodied.session.config import compose_run
 from embodied.session.factories import make_env, make_spec

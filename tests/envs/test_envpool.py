@@ -16,7 +16,6 @@ from embodied import eval as eval_command
 from embodied import train
 from embodied.core.episodes import EpisodePlans, PlanList
 from embodied.core.errors import UserError
-from embodied.core.protocols import Filmed
 from embodied.core.spec import Box, CameraSpec, Discrete
 from embodied.envs import FAMILIES, first_episodes, make_sampler
 from embodied.envs.adapters.envpool.family import EnvpoolEnv, envpool_seeds
@@ -220,9 +219,8 @@ def test_pixels_keep_the_contract_and_are_drawn_for_people(gray: bool) -> None:
 
 
 def test_what_envpool_draws_is_rendered_and_mujoco_is_not_claimed() -> None:
-    assert not isinstance(make("HalfCheetah-v5"), Filmed)  # its OpenGL would end the process
+    assert make("HalfCheetah-v5").film is None  # its OpenGL would end the process
     env = make("CartPole-v1", 2)
-    assert isinstance(env, Filmed)
     env.reset(make_sampler(env))
     frames = env.film(64, 48)()
     assert frames.shape == (2, 48, 64, 3)

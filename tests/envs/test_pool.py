@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from embodied.core.env import VecEnv
 from embodied.core.errors import UserError
-from embodied.core.protocols import VecEnv
 from embodied.core.types import Timestep
 from embodied.envs import MujocoPool, make_pool, make_sampler
 from embodied.envs.tasks.lift import Lift, LiftConfig

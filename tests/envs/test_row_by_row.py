@@ -12,7 +12,6 @@ import torch
 
 from embodied import train
 from embodied.core.errors import UserError
-from embodied.core.protocols import RowByRow
 from embodied.core.types import Fragment, Timestep
 from embodied.envs import FAMILIES, make_sampler
 from embodied.envs.adapters.envpool.family import EnvpoolConfig, EnvpoolEnv, RowByRowEnvpoolEnv
@@ -37,7 +36,7 @@ def make(id: str, num_envs: int, steps: int, batch_size: int | None) -> EnvpoolE
     sim = EnvpoolConfig(batch_size=batch_size)
     env = family.make(id, task, num_envs=num_envs, num_threads=2, sim=sim)
     assert isinstance(env, EnvpoolEnv)
-    assert isinstance(env, RowByRow) == (batch_size is not None)
+    assert (env.batch_size is None) == (batch_size is None)
     return env
 
 

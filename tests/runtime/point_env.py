@@ -32,6 +32,8 @@ class PointEnv(EpisodicEnv):
     Success within 0.3 of the origin; terminates outside ``LIMIT``, truncates after ``max_episode_steps``.
     """
 
+    resumes_exactly = True
+
     def __init__(
         self,
         num_envs: int,

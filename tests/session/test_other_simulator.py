@@ -41,8 +41,7 @@ class NoOptions:
 class Plain(PointEnv):
     """Point masses that know no success and cannot be restored."""
 
-    state_dict = None  # type: ignore[assignment]
-    load_state_dict = None  # type: ignore[assignment]
+    resumes_exactly = False
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs, spec=plain_spec())

@@ -19,9 +19,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodeStats
 from embodied.core.options import FractionBelow1, NonNegative, Positive, PositiveInt, Seed, Widths, config_dataclass
-from embodied.core.protocols import VecEnv
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs, Timestep

@@ -11,7 +11,7 @@ fragment, with the weights of that time. With max_staleness=0 every decision is 
 The last observations of episodes are in the next request; the values of truncated ones fill final_value_TN. Each group
 draws its noise with a key of its own when it makes a request, so results do not depend on how requests are merged.
 
-A group whose envs need not be stepped together (``RowByRow``) fills an ``OpenRowFragment``: requests for some envs.
+A group whose envs need not be stepped together (``batch_size``) fills an ``OpenRowFragment``: requests for some envs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from embodied.core.device import CPU
+from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
-from embodied.core.protocols import ExactResume, RowByRow, VecEnv
 from embodied.core.types import Fragment
 from embodied.runtime.collecting.messages import ActReply, ActRequest
 from embodied.runtime.collecting.open_fragment import OpenFragment
@@ -66,12 +66,12 @@ class EnvWorker:
             for group, (env, sampler) in enumerate(groups)
         ]
         self.open: dict[int, OpenFragment] = {}  # fragments in the making, by group
-        self._kinds = [OpenRowFragment if isinstance(env, RowByRow) else OpenFragment for env, _ in groups]
+        self._kinds = [OpenFragment if env.batch_size is None else OpenRowFragment for env, _ in groups]
 
     @property
     def resumes_exactly(self) -> bool:
         """Whether all its envs can be restored from a checkpoint."""
-        return all(isinstance(rollout.env, ExactResume) for rollout in self.rollouts)
+        return all(rollout.env.resumes_exactly for rollout in self.rollouts)
 
     def totals(self) -> dict[str, float]:
         """Return the seconds of each activity so far (``Track.totals``)."""

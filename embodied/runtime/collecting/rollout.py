@@ -12,10 +12,10 @@ from torch import Tensor
 
 from embodied.core.contract import check_obs, check_timestep
 from embodied.core.device import CPU
+from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
 from embodied.core.execution import obs_to
-from embodied.core.protocols import ExactResume, VecEnv
 from embodied.core.types import Obs, Timestep
 from embodied.runtime.watch.track import Track
 
@@ -74,7 +74,7 @@ class GroupRollout:
             "sampler": self.sampler.state_dict(),
             "noise_drawn": self._drawn,
         }
-        if isinstance(self.env, ExactResume):
+        if self.env.resumes_exactly:
             state["env"] = {key: tensor.clone() for key, tensor in self.env.state_dict().items()}
             state["obs"] = {key: tensor.to(CPU, copy=True) for key, tensor in obs.items()}
         return state
@@ -92,7 +92,7 @@ class GroupRollout:
             )
         self.sampler.load_state_dict(state["sampler"])
         self._drawn = state["noise_drawn"]
-        if isinstance(self.env, ExactResume):
+        if self.env.resumes_exactly:
             self.env.load_state_dict(state["env"], self.sampler)
             self.obs = {key: tensor.to(self.device, copy=True) for key, tensor in state["obs"].items()}
         else:

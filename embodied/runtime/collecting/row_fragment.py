@@ -15,7 +15,6 @@ from torch import Tensor
 
 from embodied.core.device import CPU
 from embodied.core.execution import clip_chunk, timestep_to
-from embodied.core.protocols import RowByRow
 from embodied.core.types import Obs, PolicySample
 from embodied.runtime.collecting.open_fragment import OpenFragment
 from embodied.runtime.collecting.recorder import At
@@ -24,7 +23,7 @@ from embodied.runtime.ledger import Ticket
 
 
 class OpenRowFragment(OpenFragment):
-    """A fragment of a group of a ``RowByRow``. ``obs`` of the rollout: the latest observation of every row."""
+    """A fragment of a group with a ``batch_size``. ``obs`` of the rollout: the latest observation of every row."""
 
     def __init__(self, rollout: GroupRollout, ticket: Ticket) -> None:
         super().__init__(rollout, ticket)
@@ -47,7 +46,6 @@ class OpenRowFragment(OpenFragment):
     def _step(self, sample: PolicySample) -> None:
         """Step the rows that were asked for, and wait until rows need a decision or all have made theirs."""
         rollout, env = self.rollout, self.rollout.env
-        assert isinstance(env, RowByRow)
         action_nEA = clip_chunk(env, sample.action_NHA, rollout.execute)
         self._recorder.decide(self._at(), sample, action_nEA.cpu())
         rollout.enter("step")

@@ -61,8 +61,11 @@ class EnvpoolEnv(EpisodicEnv):
     one_by_one = False
     """Whether EnvPool gives the results of its envs one by one."""
 
-    def __init__(self, layout: Layout, num_envs: int, num_threads: int) -> None:
+    def __init__(self, layout: Layout, num_envs: int, num_threads: int, can_render: bool) -> None:
+        """Begin no pool yet. can_render: whether EnvPool can draw the envs for people."""
         super().__init__(layout.spec, num_envs)
+        if can_render:
+            self.film = self._film
         self.layout, self.num_threads = layout, num_threads
         self._discrete = isinstance(layout.spec.action, Discrete)
         self._scaled = not self._discrete and not ((layout.scale_A == 1).all() and (layout.offset_A == 0).all())
@@ -193,11 +196,7 @@ class EnvpoolEnv(EpisodicEnv):
             # An episode that EnvPool ended allows all, and so does a state without any choice, as some mazes begin in.
             self._mask[rows] = mask | (arrays["done"] | ~mask.any(-1))[:, None]
 
-
-class FilmedEnvpoolEnv(EnvpoolEnv):
-    """N envs that EnvPool can draw for people."""
-
-    def film(self, width: int, height: int) -> Callable[[], Pixels]:
+    def _film(self, width: int, height: int) -> Callable[[], Pixels]:
         def render() -> Pixels:
             images = np.zeros((self.num_envs, height, width, 3), dtype=np.uint8)
             for pool, rows in self._parts(self._all):
@@ -228,10 +227,6 @@ class RowByRowEnvpoolEnv(EnvpoolEnv, RowByRowEnv):
             pool.reset(self._env_N[rows])
         else:
             super()._reset(pool, rows)
-
-
-class FilmedRowByRowEnvpoolEnv(RowByRowEnvpoolEnv, FilmedEnvpoolEnv):
-    """N envs that need not be stepped together, and that EnvPool can draw for people."""
 
 
 def _fill(buffer: NDArray[np.float32], at: Any, arrays: Arrays, keys: Sequence[str]) -> None:
@@ -268,7 +263,7 @@ class EnvpoolFamily:
     ) -> EnvpoolEnv:
         layout = read_layout(id, task, cameras)
         if sim is None or sim.batch_size is None:
-            return (FilmedEnvpoolEnv if can_render(id) else EnvpoolEnv)(layout, num_envs, num_threads)
-        env = (FilmedRowByRowEnvpoolEnv if can_render(id) else RowByRowEnvpoolEnv)(layout, num_envs, num_threads)
+            return EnvpoolEnv(layout, num_envs, num_threads, can_render(id))
+        env = RowByRowEnvpoolEnv(layout, num_envs, num_threads, can_render(id))
         env.batch_size = min(sim.batch_size, num_envs)
         return env

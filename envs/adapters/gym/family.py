@@ -67,8 +67,10 @@ class GymSimConfig:
 class GymEnv(EpisodicEnv):
     """N environments of gymnasium."""
 
-    def __init__(self, spec: EnvSpec, rows: Rows, reports_success: bool) -> None:
+    def __init__(self, spec: EnvSpec, rows: Rows, reports_success: bool, can_render: bool) -> None:
         super().__init__(spec, len(rows.arrays["reward"]))
+        if can_render:
+            self.film = self._film
         self.rows, self.arrays, self.reports_success = rows, rows.arrays, reports_success
         self._all = np.arange(self.num_envs)
         self._observed = [
@@ -101,11 +103,7 @@ class GymEnv(EpisodicEnv):
     def close(self) -> None:
         self.rows.close()
 
-
-class FilmedGymEnv(GymEnv):
-    """N environments that give pixels."""
-
-    def film(self, width: int, height: int) -> Callable[[], Pixels]:
+    def _film(self, width: int, height: int) -> Callable[[], Pixels]:
         return lambda: self.rows.render(width, height)
 
 
@@ -161,8 +159,7 @@ class Gym:
             rows = ProcessRows(source, layout, num_envs, processes, found.can_render)
         else:
             rows = LocalRows(source, layout.arrays(num_envs), range(num_envs), found.can_render)
-        kind = FilmedGymEnv if found.can_render else GymEnv
-        return kind(spec, rows, spec.has_success)
+        return GymEnv(spec, rows, spec.has_success, found.can_render)
 
 
 def _layout(spec: EnvSpec, has_state: bool) -> ArrayLayout:

@@ -71,6 +71,8 @@ class WarpPool(EpisodicEnv):
     UserError for tasks and options that it cannot simulate, and for device=cuda without a CUDA device.
     """
 
+    resumes_exactly = True
+
     def __init__(
         self, task: Task, *, num_envs: int, sim: WarpConfig | None = None, cameras: Sequence[CameraSpec] = ()
     ) -> None:

@@ -1,0 +1,131 @@
+"""Base class of all environments: all that the runtime, the commands and the views call on one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats
+from embodied.core.spec import EnvSpec
+from embodied.core.types import Obs, Timestep
+
+Film = Callable[[int, int], Callable[[], NDArray[np.uint8]]]
+"""(width, height) -> a function that renders the present state of every env, uint8 [N, height, width, 3]."""
+
+
+class VecEnv(ABC):
+    """N environments of one task, SAME_STEP autoreset. Used by one thread at a time.
+
+    A subclass sets ``num_envs``, ``spec`` and ``device`` and implements ``reset``, ``step`` and, if it holds anything,
+    ``close``. It asks the sampler for plans by ``first_plans`` and ``next_plans``. All else is optional: by default it
+    is None, or says that the environments do not have the capability. Most simulators subclass ``EpisodicEnv``
+    (envs/base/episodic.py) instead, which leaves them three methods.
+    """
+
+    num_envs: int
+    """N, number of environments."""
+    spec: EnvSpec
+    """Description of the environment; the same for all N."""
+    device: torch.device
+    """Device of observations and rewards, and of the actions that ``step`` takes."""
+    sampler: EpisodeSampler | None = None
+    """Draws the plans of the next episodes; None before ``reset``."""
+    plans: EpisodePlans
+    """Plan of the present episode of each env."""
+
+    @abstractmethod
+    def reset(self, sampler: EpisodeSampler) -> Obs:
+        """Start an episode in every env and return its observation, [N, ...].
+
+        ``sampler`` gives the plans of these episodes, and those of the next ones whenever episodes end.
+        """
+
+    @abstractmethod
+    def step(self, action: Tensor) -> Timestep:
+        """Execute a chunk of actions, float32 [N, E, A] in [-1, 1], or int64 [N, E, A] for choices.
+
+        ValueError for NaN or a wrong shape; nothing is executed then.
+        """
+
+    def close(self) -> None:  # noqa: B027 (many hold nothing)
+        """Free what the environments hold, such as threads."""
+
+    def first_plans(self, sampler: EpisodeSampler) -> EpisodePlans:
+        """Return the plan of a new episode for every env, and keep plans and sampler; to be called by ``reset``."""
+        self.sampler, plans = sampler, sampler.start()
+        self.plans = EpisodePlans.concatenate([plans])  # a copy
+        return plans
+
+    def next_plans(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
+        """Return the plans of the next episodes of envs that ended, and keep them (``EpisodeSampler.next``)."""
+        assert self.sampler is not None
+        plans = self.sampler.next(ended, steps_left_N)
+        self.plans.put(ended.env_id_M.numpy(), plans)
+        return plans
+
+    # -- exact resume --------------------------------------------------------------------------------------------------
+
+    resumes_exactly: bool = False
+    """Whether the envs can continue exactly from a saved state. Others start new episodes when a run is resumed."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return all that ``load_state_dict`` needs to continue exactly, as tensors."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: Mapping[str, Tensor], sampler: EpisodeSampler) -> None:
+        """Continue from a state with a sampler whose state is loaded already. ValueError if it does not fit."""
+        raise NotImplementedError
+
+    # -- delays of inference -------------------------------------------------------------------------------------------
+
+    max_delay: int = 0
+    """D, greatest delay of inference in control steps. Above 0 the envs go on executing a chunk while the policy
+    computes the next one: ``step`` takes all H planned actions, executes E control steps and keeps the later actions.
+    Observations have ``prefix`` [N, D, A], the actions that the robot will execute meanwhile, and ``delay`` int64 [N],
+    their number."""
+    execute: int
+    """E, control steps of a decision, of an environment with delays."""
+
+    # -- rows that need not be stepped together ------------------------------------------------------------------------
+
+    batch_size: int | None = None
+    """Number of envs that ``receive`` waits for. None: all envs are stepped together, by ``step``."""
+
+    def send(self, action: Tensor, ids: Tensor) -> None:
+        """Begin chunks [n, E, A] of envs ``ids``, int64 [n], none of which is under way. ValueError as in ``step``."""
+        raise NotImplementedError
+
+    def receive(self) -> tuple[Tensor, Timestep]:
+        """Wait until ``batch_size`` of the envs under way are done, or all if there are fewer.
+
+        Return their ids, int64 [n] ascending, and the result of their chunks with n rows in that order. ``final_ids``
+        are indices of these rows; ``episodes`` have the ids of envs.
+        """
+        raise NotImplementedError
+
+    # -- for people ----------------------------------------------------------------------------------------------------
+
+    on_control_step: Callable[[Any], None] | None = None
+    """Called with the env itself after every control step, before a reset. Environments with ``film`` call it."""
+    film: Film | None = None
+    """Method that prepares to render the envs for people; None: they cannot be rendered."""
+    film_quickly: Film | None = None
+    """As ``film``, with a second, much faster renderer, whose images look simpler; None: there is none."""
+
+    @property
+    def instruction_texts(self) -> Sequence[str]:
+        """Text of the instruction of every env's present episode; empty where the environment has none."""
+        if not self.spec.instructions:
+            return [""] * self.num_envs
+        return [self.spec.instructions[i].text for i in self.plans.instruction_n.tolist()]
+
+    # -- demonstrations ------------------------------------------------------------------------------------------------
+
+    expert: Callable[[], Tensor] | None = None
+    """Method of a scripted expert: its action in the present state, [N, A]; None: there is no expert."""
