@@ -32,15 +32,16 @@ from typing import Any
 from embodied.core.clock import running_s, ticking
 from embodied.core.config import parse_overrides
 from embodied.session.command import run_command
-from embodied.session.session import Session
-from embodied.trainers import trainer_of
 
 
 def train(argv: Sequence[str]) -> dict[str, Any]:
     """Train and evaluate; return the contract's result. UserError for bad input, Stopped after a signal."""
+    overrides = parse_overrides(argv)
+    from embodied.session.session import Session  # torch and MuJoCo: seconds that --help and a typing error do not cost
+    from embodied.trainers import trainer_of
+
     with ticking():
         start_s = running_s()
-        overrides = parse_overrides(argv)
         run = overrides.pop("resume", None)
         session = Session.new(overrides, start_s) if run is None else Session.resume(Path(str(run)), overrides, start_s)
         trainer = trainer_of(session.config)

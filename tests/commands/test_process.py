@@ -41,6 +41,16 @@ def test_last_line_of_stdout_is_json_and_bad_input_exits_with_2(tmp_path: Path) 
     assert stderr.startswith("error: unknown task 'rech'")
 
 
+@pytest.mark.parametrize(("word", "code"), [("--help", 0), ("num_envs", 2), ("algo.gamma={", 2)])
+def test_help_and_a_word_that_cannot_be_read_wait_for_no_large_library(word: str, code: int) -> None:
+    words = [sys.executable, "-X", "importtime", "-m", "embodied.train", word]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "embodied.core.config" in imported
+    assert not imported & {"torch", "mujoco", "numpy", "gymnasium", "pyarrow", "transformers"}
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
     run_dir = tmp_path / "run"
