@@ -158,7 +158,7 @@ def import_expert(name: str) -> Expert:
     module, _, function = name.partition(":")
     try:
         found = getattr(import_module(module), function)
-    except Exception as error:  # a module of others may raise anything
+    except Exception as error:  # third-party code may raise anything
         what = f"{type(error).__name__}: {one_line(error)}"
         raise UserError(f"expert={name} must be <module>:<function>, importable from this folder: {what}") from error
     if not callable(found):

@@ -130,7 +130,7 @@ def ids_of_families(broken: dict[str, str]) -> dict[str, Sequence[str]]:
                 found[family] = FAMILIES[family].build().ids()
         except UserError as error:
             broken[family] = one_line(error)
-        except Exception as error:  # a simulator of others may raise anything, such as for a library that is missing
+        except Exception as error:  # third-party code may raise anything, for instance if a library is missing
             broken[family] = f"{type(error).__name__}: {one_line(error)}"
     return found
 

@@ -1,7 +1,7 @@
-"""Clock of a training, which stands still while the process is stopped (SIGSTOP, Ctrl-Z).
+"""Training clock; pauses while the process is stopped (SIGSTOP, Ctrl-Z).
 
     tick ── TICK_S ── tick ── TICK_S ── tick ───────────── stopped ───────────── continued, tick
-      + what passed     + what passed     + at most SLACK_S and the CPU time used meanwhile
+      + time passed     + time passed     + at most SLACK_S and the CPU time used meanwhile
 
 No clock of the operating system does this: ``time.monotonic`` goes on in a stopped process, and CPU clocks also stand
 still while the process waits. So a thread ticks. It may fail to tick although the process runs, if a library holds the
@@ -42,14 +42,14 @@ class RunningClock:
     def read(self) -> float:
         """Return the time.
 
-        Computing, waiting, evaluating and compiling count in full. While it ticks, a stop of the process counts at most
-        ``SLACK_S``, and what its threads computed in the ``TICK_S`` before. Otherwise all time counts.
+        Computing, waiting, evaluating and compiling count in full. While it ticks, a stop of the process adds at most
+        ``SLACK_S`` and the CPU time of the last ``TICK_S``. Otherwise all time counts.
         """
         return self._at(self._tick, time.monotonic())
 
     @contextmanager
     def ticking(self) -> Iterator[None]:
-        """Notice from now on when the process was stopped, with a thread that ends with the context."""
+        """Detect stops of the process inside the context, by a thread."""
         ended = threading.Event()
         thread = threading.Thread(target=self._run, args=(ended,), name="clock", daemon=True)
         self._use(1)

@@ -14,7 +14,7 @@ from embodied.core.types import Obs, Timestep
 
 
 def check_obs(env: VecEnv, obs: Obs, rows: int, what: str) -> None:
-    """Raise UserError unless ``obs`` holds ``rows`` observations as ``env.spec`` describes them.
+    """Raise UserError unless ``obs`` holds ``rows`` observations that fit ``env.spec``.
 
     what: origin of ``obs`` for the message, such as ``step().obs``.
     """
@@ -40,7 +40,7 @@ def check_obs(env: VecEnv, obs: Obs, rows: int, what: str) -> None:
 def check_timestep(env: VecEnv, step: Timestep, num_actions: int, rows: Tensor | None = None) -> None:
     """Raise UserError unless ``step`` is a result of executing chunks of ``num_actions`` actions.
 
-    rows: envs [n] that it is of, in order (``VecEnv.receive``); None: all.
+    rows: envs [n] of ``step``, in order (``VecEnv.receive``); None: all.
     """
     check_types(env, step, num_actions, rows)
     check_ends(env, step, rows)

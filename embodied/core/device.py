@@ -10,7 +10,7 @@ CPU = torch.device("cpu")
 
 
 def resolve_device(name: str, key: str = "device") -> torch.device:
-    """Return the device of that name; auto is CUDA if there is one. UserError for cuda without a CUDA device.
+    """Return the device of a name; auto is CUDA if there is a CUDA device. UserError for cuda without a CUDA device.
 
     key: option that has the name, for the message.
     """

@@ -32,7 +32,7 @@ class EpisodePlans:
     number_n: Ints
     """Number of the episode among those of its env seed."""
     instruction_n: Ints
-    """Index into ``EnvSpec.instructions``; 0 where there are none."""
+    """Index into ``EnvSpec.instructions``; 0 if the task has none."""
     stage_n: Ints
     """Stage that the episode starts from: 0 for the ordinary start, i for ``EnvSpec.stages[i - 1]``."""
     time_limit_n: Ints
@@ -159,14 +159,15 @@ class EpisodeSampler(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue exactly from what ``state_dict`` returned."""
+        """Continue exactly from the result of ``state_dict``."""
         ...
 
 
 class PlanList:
     """A sampler that gives each plan of a list once, in order, to the next env that is free.
 
-    Every plan is run to its end, so short episodes are not favoured. If no plan is left, an env repeats its last one.
+    Every plan is run to its end, so short episodes are not favoured. If no plan is left, an env repeats its last plan
+    as a filler.
     """
 
     present: EpisodePlans
@@ -184,7 +185,7 @@ class PlanList:
         return self.plans.rows(slice(self.num_envs))
 
     def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
-        """Return the next plans of the list, then repeats."""
+        """Return the next plans of the list, then fillers."""
         wanted = np.arange(self._num_given, self._num_given + len(ended))
         self._num_given = min(self._num_given + len(ended), len(self.plans))
         fresh = wanted < len(self.plans)

@@ -1,4 +1,4 @@
-"""Ctrl-C while a command is imported: imported first of all, so it imports the standard library alone."""
+"""Ctrl-C while a command is imported. This module is imported first, so it imports only the standard library."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ INTERRUPTED = 130
 
 
 def end_on_interrupt() -> None:
-    """From now on Ctrl-C ends the process at once, with one line and ``INTERRUPTED``.
+    """Let Ctrl-C end the process at once from now on, with one line and ``INTERRUPTED``.
 
-    For the imports of a command, when nothing is open that must be closed. A handler that is not Python's own stays.
+    Used during the imports of a command, when nothing is open. A handler that is not Python's own stays.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)

@@ -28,8 +28,8 @@ class Registry(Generic[T]):
     """A map from names to classes (or builders) and their config dataclasses.
 
     kind: what the names stand for, such as "policy"; used in messages. group: entry points of installed distributions
-    in this group also are names. What such an entry point names is imported when its name is first looked up, and
-    registers the name as our own modules do; until then it may be broken without harm.
+    in this group are names too. The object of an entry point is imported when its name is first looked up, and
+    registers the name as our own modules do. Until then a broken entry point does no harm.
 
     >>> POLICIES = Registry("policy")
     >>> @POLICIES.register("gaussian", config=GaussianConfig)
@@ -78,12 +78,12 @@ class Registry(Generic[T]):
         return {} if self.group is None else {point.name: point for point in entry_points(group=self.group)}
 
     def _load(self, point: EntryPoint) -> None:
-        """Import what an entry point names. UserError if that fails or does not register the name."""
+        """Import the object of an entry point. UserError if that fails or does not register the name."""
         distribution = "" if point.dist is None else f" of {point.dist.name} {point.dist.version}"
         where = f"{self.kind} '{point.name}', entry point {point.value}{distribution}"
         try:
             point.load()
-        except Exception as error:  # a module of others may raise anything
+        except Exception as error:  # third-party code may raise anything
             raise UserError(f"{where}: cannot be imported: {type(error).__name__}: {one_line(error)}") from error
         if point.name not in self._entries:
             raise UserError(f"{where}: importing it registered no {self.kind} '{point.name}'")

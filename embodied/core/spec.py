@@ -16,7 +16,7 @@ SUCCESS = "success"
 
 
 Source = Literal["external", "measured", "kinematics", "command"]
-"""Where a robot's computer gets a quantity from.
+"""Source of a quantity on a robot's computer.
 
 external: perception or a person. measured: the robot's encoders. kinematics: measured joints and the robot's geometry.
 command: the last command that was sent.
@@ -25,7 +25,7 @@ command: the last command that was sent.
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A quantity that follows from others: ``of + offset - minus``, with zeros for missing entries."""
+    """A quantity computed from other terms: ``of + offset - minus``, with zeros for missing entries."""
 
     of: str
     """Name of the term that is subtracted from."""
@@ -50,9 +50,9 @@ class Term:
     scale: float = 1.0
     """Observed number = scale * quantity in ``unit``."""
     source: Source = "external"
-    """Where a robot's computer gets the quantity from."""
+    """Source of the quantity on a robot's computer."""
     difference: Difference | None = None
-    """Terms that the quantity follows from; then ``source`` has no meaning."""
+    """Terms that the quantity is computed from; then ``source`` has no meaning."""
     meaning: str = ""
     """Quantity and order of its entries, in words; empty if the name and ``difference`` say it."""
 
@@ -279,9 +279,9 @@ class EnvSpec:
     outcomes: tuple[str, ...] = (SUCCESS,)
     """Names of predicates of a state that are recorded for every episode; empty for a simulator without any."""
     repeats: Literal["all", "first", "none"] = "all"
-    """Which episodes are functions of their plans and actions. first: of each env seed the first episode, in an env
-    that is built for it, as in evaluations; for simulators that are seeded only when they are built. none: where the
-    simulator says that it is not deterministic."""
+    """Which episodes are functions of their plans and actions. first: only the first episode of an env seed, in an env
+    that is built for it, as in evaluations; for simulators that are seeded only when they are built. none: no episode,
+    because the simulator declares itself not deterministic."""
     robot: str = ""
     """Manufacturer and model of the robot that acts, as data sets name it; empty where there is none."""
     arm: ArmSpec | None = None

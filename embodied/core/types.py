@@ -30,8 +30,8 @@ class Timestep:
     truncated_N: Tensor
     """bool, the episode was cut, for instance by its time limit."""
     num_steps_N: Tensor
-    """int64, executed control steps, 1 to E. The discount of the decision is gamma ** num_steps. 0 for a truncated
-    decision that counts for nothing, because the simulation diverged in it."""
+    """int64, executed control steps, 1 to E. The discount of the decision is gamma ** num_steps. 0 if the
+    simulation diverged: the episode is truncated and the decision is ignored."""
     final_ids: Tensor
     """int64 [M], indices of the envs that ended, ascending."""
     final_obs: Obs
@@ -77,15 +77,15 @@ class Evaluation:
     value_B: Tensor
     """The critic's value."""
     distribution: Tensor
-    """Parameters of the distributions that the decision was drawn from, [B, ...], as ``Policy.kl_divergence`` takes
-    them. Those of a Gaussian: means and standard deviations of the executed actions, [B, 2, steps, E, A]."""
+    """Parameters of the distributions that the decision was drawn from, [B, ...], for ``Policy.kl_divergence``. A
+    Gaussian has means and standard deviations of the executed actions, [B, 2, steps, E, A]."""
     log_prob_BE: Tensor | None = None
-    """Share of each scored action in ``log_prob_B``, their sum. If None, only ``algo.reduction=sum`` works."""
+    """Part of each scored action in the sum ``log_prob_B``. If None, only ``algo.reduction=sum`` works."""
     terms_B: Tensor | None = None
     """Number of scalar densities that ``log_prob_B`` sums, as floats; None together with ``log_prob_BE``."""
     scored_share: float = 1.0
-    """Share of the decision's random choices that ``log_prob_B`` and ``distribution`` contain: 1/K if one of K denoise
-    steps was drawn at random. The KL of the whole decision is then on average K times that of ``distribution``."""
+    """Fraction of the decision's random choices that ``log_prob_B`` and ``distribution`` contain: 1/K if one of K
+    denoise steps was drawn at random. The KL of the decision is then on average K times the KL of ``distribution``."""
 
     @classmethod
     def of(
@@ -104,9 +104,9 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """B decisions with their results, as off-policy algorithms and replay buffers read them.
+    """B decisions with their results, for off-policy algorithms and replay buffers.
 
-    Observations and actions are on the device of the fragment's, all else is on the CPU.
+    Observations and actions are on the device of the fragment's tensors. All other tensors are on the CPU.
     """
 
     obs: Obs
@@ -118,7 +118,7 @@ class Transitions:
     num_steps_B: Tensor
     """int64, executed control steps. The discount of ``next_obs`` is gamma ** num_steps."""
     terminated_B: Tensor
-    """bool, nothing follows after ``next_obs``: its value is 0."""
+    """bool, the episode ended in a terminal state at ``next_obs``, whose value is 0."""
     truncated_B: Tensor
     """bool, the episode was cut at ``next_obs``, whose value still counts."""
     next_obs: Obs
@@ -129,9 +129,9 @@ class Transitions:
 class Fragment:
     """T decisions of one env group, in order: the unit that travels from workers to the learner.
 
-    Observations, chain and actions are on the simulator's device if the learner has the same, all else is on the CPU.
-    Observations may hold the outputs of the frozen part of a policy in place of its inputs. In a fragment either all
-    observations do or none.
+    Observations, chain and actions are on the simulator's device if the learner has the same device. All other tensors
+    are on the CPU. Observations may hold the outputs of a policy's frozen part in place of its inputs; then all
+    observations of the fragment do.
     """
 
     obs: Obs
@@ -145,14 +145,14 @@ class Fragment:
     reward_TNE: Tensor
     """Reward of each executed control step; 0 after the episode's end."""
     num_steps_TN: Tensor
-    """int64, executed control steps, 1 to E; 0 for a decision that counts for nothing (``Timestep.num_steps_N``)."""
+    """int64, executed control steps, 1 to E; 0 for a decision that is ignored (``Timestep.num_steps_N``)."""
     terminated_TN: Tensor
     """bool, the episode ended in a terminal state during the decision."""
     truncated_TN: Tensor
     """bool, the episode was cut during the decision."""
     final_value_TN: Tensor
-    """The behaviour critic's value of the last observation for truncated decisions, of ``obs`` if they count for
-    nothing; 0 elsewhere."""
+    """The behaviour critic's value of the last observation for truncated decisions, of ``obs`` for ignored ones; 0
+    elsewhere."""
     bootstrap_value_N: Tensor
     """The behaviour critic's value of ``last_obs``."""
     version_TN: Tensor
@@ -184,7 +184,7 @@ class Fragment:
     def transitions(self) -> Transitions:
         """Return the decisions with their next observations, ordered by decision, then by env.
 
-        There are T * N of them, less those that count for nothing.
+        There are T * N decisions, minus the ignored ones.
         """
         counts_B = self.num_steps_TN.flatten() > 0
         decision_M, env_M = self.final_index_M2.unbind(-1)

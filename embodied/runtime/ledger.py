@@ -1,4 +1,4 @@
-"""The only authority on staleness: who may begin a fragment, and which batch that fragment belongs to.
+"""The only authority on staleness: which group may begin a fragment, and which batch that fragment belongs to.
 
     worker ── try_acquire ──► Ticket ── (T decisions) ── deliver ──► accepted      learner ── consumed_batch ──► version
 

@@ -1,4 +1,4 @@
-"""Store of the newest weights, with a version. Readers pull; the learner waits for no reader.
+"""Store of the newest weights, with a version. Readers pull; the learner never waits for readers.
 
     learner  ── publish(v, state): copy, then swap one reference ──►  store  ◄── latest() ── actor, evaluator
 
