@@ -10,7 +10,9 @@ Imports neither torch nor modules of ``envs`` that do, because the processes of 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -88,7 +90,7 @@ class Rows(Protocol):
         ...
 
 
-class EncodedRows:
+class EncodedRows(ABC):
     """The way of observations into arrays, and errors. Subclasses build the environments and step them."""
 
     def __init__(self, source: Source, arrays: Arrays, observation: Any, action: Any) -> None:
@@ -111,6 +113,19 @@ class EncodedRows:
         self.rendered = wanted.get(RENDER)
         self.seed_N = np.zeros(len(arrays["reward"]), np.int64)
         self.step_N = np.zeros(len(arrays["reward"]), np.int64)
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Turn whatever code of an environment raises in the block into UserError; ``os._exit`` raises, too."""
+        with staying():
+            try:
+                yield
+            except (Exception, SystemExit) as error:  # an environment of others may raise anything
+                raise self.failure(error) from error
+
+    @abstractmethod
+    def failure(self, error: BaseException) -> UserError:
+        """Return the error for what an environment has raised or returned."""
 
     def write_mask(self, i: int, mask: NDArray[np.bool_] | None) -> None:
         """Write the allowed choices of env ``i``, all without a mask. WrongResult if there is none."""
@@ -149,6 +164,7 @@ class LocalRows(EncodedRows):
     def __init__(self, source: Source, arrays: Arrays, ids: Sequence[int], render: bool) -> None:
         """Build the envs ``ids`` of those that ``arrays`` are for."""
         self.ids = list(ids)
+        self.at = self.ids[0]  # env whose code runs, or ran last
         self.envs: dict[int, gymnasium.Env[Any, Any]] = {}
         for i in self.ids:
             self.envs[i] = source.build(render)
@@ -164,26 +180,23 @@ class LocalRows(EncodedRows):
         """Whether an observation is the state as it is, which saves time."""
         self.usual_states = {(first.observation_space.shape, kind) for kind in NUMBERS}
 
-    @staying()
     def start(self, ids: Ints, seeds: Ints) -> None:
         self.seed_N[ids], self.step_N[ids] = seeds, 0
-        i = 0
-        try:
+        with self.guarded():
             for i, seed in zip(ids.tolist(), seeds.tolist(), strict=True):
+                self.at = i
                 observation, info = reset_of(self.envs[i].reset(seed=seed))
                 self._observe(i, observation, info, ended=False)
-        except (Exception, SystemExit) as error:  # an environment of others may raise anything
-            raise self._failure(i, error) from error
         self.check_finite(ids)
 
-    @staying()
     def step(self, ids: Ints) -> None:
         self.step_N[ids] += 1
         state_NS = self.arrays["state"] if self.is_state else None
         results: list[Any] = []
-        rows, i = ids.tolist(), 0
-        try:
+        rows = ids.tolist()
+        with self.guarded():
             for i, action in zip(rows, self.codec.decode(self.arrays["action"][ids]), strict=True):
+                self.at = i
                 result = self.envs[i].step(action)
                 if state_NS is None:
                     self._write(i, result)
@@ -195,20 +208,16 @@ class LocalRows(EncodedRows):
                     self._write(i, result)  # says what is wrong with it
             if state_NS is not None and not self._write_together(ids, results):
                 for i, result in zip(rows, results, strict=True):
+                    self.at = i
                     self._write(i, result)
-        except (Exception, SystemExit) as error:  # an environment of others may raise anything
-            raise self._failure(i, error) from error
         self.check_finite(ids)
 
-    @staying()
     def render(self, width: int, height: int) -> Pixels:
-        i = self.ids[0]
         frames = []
-        try:
+        with self.guarded():
             for i in self.ids:
+                self.at = i
                 frames.append(resized(self._frame(i), width, height))
-        except (Exception, SystemExit) as error:  # an environment of others may raise anything
-            raise self._failure(i, error) from error
         return np.stack(frames)
 
     def close(self) -> None:
@@ -216,11 +225,10 @@ class LocalRows(EncodedRows):
             env.close()
         self.envs = {}
 
-    def _failure(self, i: int, error: BaseException) -> UserError:
-        """Return the error for what env ``i`` has raised or returned."""
+    def failure(self, error: BaseException) -> UserError:
         if isinstance(error, WrongResult):
-            return self.error(i, f"of {class_of(self.envs[i])} {error}")
-        return self.error(i, f"raised {describe_error(error)}", advice(error, self.thread))
+            return self.error(self.at, f"of {class_of(self.envs[self.at])} {error}")
+        return self.error(self.at, f"raised {describe_error(error)}", advice(error, self.thread))
 
     def _frame(self, i: int) -> Pixels:
         """Return what env ``i`` shows people, bytes [H, W, 1 or 3]. WrongResult if that is no image."""

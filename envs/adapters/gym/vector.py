@@ -23,7 +23,6 @@ from embodied.envs.adapters.gym.results import (
     array_of,
     flat_mask,
     info_of,
-    staying,
     truths,
 )
 from embodied.envs.adapters.gym.rows import Arrays, EncodedRows, Ints
@@ -41,24 +40,20 @@ class VectorRows(EncodedRows):
         super().__init__(source, arrays, self.env.single_observation_space, self.env.single_action_space)
         self.over_N = np.zeros(num_envs, np.bool_)  # the environment itself has ended the episode
 
-    @staying()
     def start(self, ids: Ints, seeds: Ints) -> None:
         self.seed_N[ids], self.step_N[ids] = seeds, 0
         seed_N: list[int | None] = [None] * len(self.seed_N)
         for i, seed in zip(ids.tolist(), seeds.tolist(), strict=True):
             seed_N[i] = seed
-        try:
+        with self.guarded():
             self._observe(ids, *self._reset(ids, seed_N))
-        except (Exception, SystemExit) as error:  # an environment of others may raise anything
-            raise self._failure(error) from error
         self.check_finite(ids)
 
-    @staying()
     def step(self, ids: Ints) -> None:
         self.step_N[ids] += 1
         over_N = self.over_N.copy()
         over_N[ids] = False
-        try:
+        with self.guarded():
             if over_N.any():  # it cannot step these, and nobody reads them before ``start``
                 self._reset(np.flatnonzero(over_N), [None] * len(over_N))
             actions = self.codec.decode(self.arrays["action"])
@@ -76,22 +71,16 @@ class VectorRows(EncodedRows):
             for key, values in results.items():
                 self.arrays[key][ids] = values[ids]
             self._observe(ids, observations, info_of(infos))
-        except (Exception, SystemExit) as error:  # an environment of others may raise anything
-            raise self._failure(error) from error
         self.check_finite(ids)
 
-    @staying()
     def render(self, width: int, height: int) -> Pixels:
-        try:
+        with self.guarded():
             return np.stack([resized(shown(frame), width, height) for frame in self._frames()])
-        except (Exception, SystemExit) as error:  # an environment of others may raise anything
-            raise self._failure(error) from error
 
     def close(self) -> None:
         self.env.close()
 
-    def _failure(self, error: BaseException) -> UserError:
-        """Return the error for an exception, of which nobody knows the environment."""
+    def failure(self, error: BaseException) -> UserError:  # nobody knows of which environment
         steps = int(self.step_N.max())
         when = f"(after {steps} control steps)"
         what = f"{error}" if isinstance(error, WrongResult) else f"raised {describe_error(error)}"
