@@ -6,7 +6,8 @@ main thread ── poll: weights of an iteration, when due ──► Evaluator �
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from embodied.runtime.thread_group import ThreadGroup
 class Job:
     """Weights to be evaluated."""
 
-    weights: dict[str, Tensor]
+    weights: Mapping[str, Tensor]
     """By name, on the CPU."""
     iteration: int
     """Batches that trained them."""
@@ -30,11 +31,10 @@ class Job:
 
 
 class BackgroundEvaluator:
-    """Evaluator with a thread of a group; one evaluation at a time. num_threads: of torch. ``end`` ends the thread."""
+    """Evaluator with a thread of a group; one evaluation at a time. ``end`` ends the thread."""
 
-    def __init__(self, evaluator: Evaluator, group: ThreadGroup, num_threads: int) -> None:
-        self.evaluator = evaluator
-        self._group, self._num_threads = group, num_threads
+    def __init__(self, evaluator: Evaluator, group: ThreadGroup) -> None:
+        self.evaluator, self._group = evaluator, group
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._given = False
@@ -49,10 +49,12 @@ class BackgroundEvaluator:
         """Start the thread."""
         self._group.spawn("evaluator", self._evaluate)
 
-    def poll(self, weights: Callable[[], dict[str, Tensor]], iteration: int, env_steps: int) -> dict[str, Any] | None:
+    def poll(
+        self, weights: Callable[[], Mapping[str, Tensor]], iteration: int, env_steps: int, stop: threading.Event
+    ) -> dict[str, Any] | None:
         """Return a finished result and start the next evaluation if it is due, without waiting.
 
-        weights: returns a copy of those to deploy. iteration, env_steps: that trained them.
+        weights: returns a copy of those to deploy. iteration, env_steps: that trained them. stop: not needed here.
         """
         result = None
         if not self._results.empty():
@@ -74,7 +76,7 @@ class BackgroundEvaluator:
         self._jobs.put(None)
 
     def _evaluate(self) -> None:
-        threads.use(self._num_threads)
+        threads.use(self.evaluator.num_threads)
         board = self._group.board
         while (job := self._jobs.get()) is not None:
             board.set("evaluator", f"judges the weights of iteration {job.iteration}")

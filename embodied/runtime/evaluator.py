@@ -21,6 +21,7 @@ from embodied.core.execution import EvalRollout
 from embodied.core.policy import Policy
 from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.statistics import wilson_interval
+from embodied.runtime import threads
 from embodied.runtime.config import EvalNoise, RuntimeConfig
 from embodied.runtime.watch.track import Track
 
@@ -107,13 +108,19 @@ class Evaluator:
     """Copy of the policy and evaluation envs (built at the first evaluation), to evaluate published weights."""
 
     def __init__(
-        self, policy: Policy, make_env: Callable[[], VecEnv], plans: EpisodePlans, config: RuntimeConfig
+        self,
+        policy: Policy,
+        make_env: Callable[[], VecEnv],
+        plans: EpisodePlans,
+        config: RuntimeConfig,
+        num_threads: int = 1,
     ) -> None:
         policy.eval()
         self.policy: Policy = policy
         self.make_env = make_env
         self.plans = plans
         self.config = config
+        self.num_threads = num_threads  # of torch
         self.env: VecEnv | None = None
         self.last_iteration = 0
         self.track = Track("evaluator", "idle")
@@ -121,6 +128,18 @@ class Evaluator:
     def due(self, iteration: int) -> bool:
         """Return whether eval_every iterations have passed since the last evaluation began."""
         return self.config.eval_every > 0 and iteration - self.last_iteration >= self.config.eval_every
+
+    def poll(
+        self, weights: Callable[[], Mapping[str, Tensor]], iteration: int, env_steps: int, stop: threading.Event
+    ) -> dict[str, Any] | None:
+        """Return the result of an evaluation if one is due, else None, also if ``stop`` was set meanwhile.
+
+        weights: returns those to deploy. iteration, env_steps: that trained them.
+        """
+        if not self.due(iteration):
+            return None
+        threads.use(self.num_threads)
+        return self.run(weights(), iteration, env_steps, stop) or None
 
     def run(
         self, weights: Mapping[str, Tensor], iteration: int, env_steps: int, stop: threading.Event | None = None

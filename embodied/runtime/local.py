@@ -15,7 +15,6 @@ When anything stops, every wait ends: each inbox gets None, and the ledger and t
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -45,6 +44,7 @@ class LocalRuntime(Runtime):
     workers: list[EnvWorker]
     actor: ActorServer
     learner: Learner
+    evaluation: BackgroundEvaluator | None
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
@@ -55,9 +55,7 @@ class LocalRuntime(Runtime):
             self.ledger.batch_fragments, self.ledger.max_staleness, self.config.order
         )
         self.threads = ThreadGroup(self.config.watchdog_s, self._end_waits)
-        self._evaluation = (
-            None if self.evaluator is None else BackgroundEvaluator(self.evaluator, self.threads, self.budget.evaluator)
-        )
+        self.evaluation = None if self.evaluator is None else BackgroundEvaluator(self.evaluator, self.threads)
         self._requests: queue.SimpleQueue[ActRequest | None] = queue.SimpleQueue()
         self._replies: list[queue.SimpleQueue[ActReply | None]] = [queue.SimpleQueue() for _ in self.workers]
         self._snapshot = Snapshot()
@@ -76,8 +74,8 @@ class LocalRuntime(Runtime):
         self.threads.spawn("actor server", self._serve)
         for index in range(len(self.workers)):
             self.threads.spawn(f"env worker {index}", partial(self._work, index))
-        if self._evaluation is not None:
-            self._evaluation.begin()
+        if self.evaluation is not None:
+            self.evaluation.begin()
 
     def collect(self) -> list[Fragment]:
         version = self.learner.iteration
@@ -96,11 +94,6 @@ class LocalRuntime(Runtime):
         self._say("learner", f"hands on the metrics of batch {self.learner.iteration - 1}")
         return metrics
 
-    def _evaluate_if_due(self, stop: threading.Event) -> dict[str, Any] | None:
-        if self._evaluation is None:
-            return None
-        return self._evaluation.poll(self.learner.deployed_weights, self.iteration, self.env_steps)
-
     def _group_states(self) -> Sequence[dict[str, Any] | None]:
         """Wait until each worker has saved each of its groups between two fragments; workers go on afterwards."""
         if not self.threads.started:
@@ -118,7 +111,7 @@ class LocalRuntime(Runtime):
         return self._parts.tracks
 
     def _others_idle(self) -> bool:
-        evaluating = self._evaluation is not None and self._evaluation.busy
+        evaluating = self.evaluation is not None and self.evaluation.busy
         return not evaluating and self.ledger.waiting == len(self.workers)
 
     def _say(self, part: str, doing: str) -> None:
@@ -128,8 +121,8 @@ class LocalRuntime(Runtime):
         self.ledger.close()
         self.channel.close()
         self._requests.put(None)
-        if self._evaluation is not None:
-            self._evaluation.end()
+        if self.evaluation is not None:
+            self.evaluation.end()
         for inbox in self._replies:
             inbox.put(None)
 

@@ -33,6 +33,7 @@ from embodied.core.policy import Policy
 from embodied.core.protocols import Metrics
 from embodied.core.registry import Registry
 from embodied.core.spec import EnvSpec
+from embodied.runtime.background_evaluator import BackgroundEvaluator
 from embodied.runtime.channel import Sampled
 from embodied.runtime.evaluator import Evaluator
 from embodied.runtime.ledger import Ledger
@@ -92,6 +93,8 @@ class Runtime(ABC):
     """The present learner."""
     evaluator: Evaluator | None
     """None if there are no evaluation envs."""
+    evaluation: Evaluator | BackgroundEvaluator | None
+    """The evaluator itself, or with a thread of its own."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.config, self.budget, self.groups = recipe.config, recipe.budget, recipe.groups
@@ -144,7 +147,9 @@ class Runtime(ABC):
             metrics |= {"perf/env_steps_per_s": speed, **measured}
             episodes = EpisodeStats.concatenate([fragment.episodes for fragment in batch])
             self._rollout |= rollout_metrics(episodes, self.spec)
-            evaluation = self._evaluate_if_due(stop)
+            evaluation = None
+            if self.evaluation is not None:
+                evaluation = self.evaluation.poll(self.learner.deployed_weights, self.iteration, self.env_steps, stop)
             self._poll_trace()
             previous_end = running_s()
             metrics |= self._rollout
@@ -158,10 +163,6 @@ class Runtime(ABC):
     @abstractmethod
     def learn(self, batch: Any) -> Metrics:
         """Update on a batch of ``collect`` with the learner's threads and publish; return the metrics."""
-
-    @abstractmethod
-    def _evaluate_if_due(self, stop: threading.Event) -> dict[str, Any] | None:
-        """Return the result of an evaluation, if there is a new one."""
 
     @abstractmethod
     def _group_states(self) -> Sequence[dict[str, Any] | None]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from embodied.core.policy import Policy
 from embodied.runtime.watch.meter import Counted
 from embodied.runtime.watch.track import Track
@@ -55,6 +57,10 @@ class LearnerPart(Counted, Protocol):
     @property
     def deployed(self) -> Policy:
         """The policy to evaluate and to keep."""
+        ...
+
+    def deployed_weights(self) -> dict[str, Tensor]:
+        """Return a copy of the weights to evaluate and to keep, on the CPU."""
         ...
 
     def publish(self) -> None:

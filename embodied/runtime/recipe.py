@@ -185,7 +185,7 @@ class Recipe:
             return None
         plans = self.eval_plans(spec, config.eval_episodes, config.eval_seed)
         num_envs, num_threads = min(config.eval_episodes, MAX_EVAL_ENVS), self.budget.evaluator
-        return Evaluator(policy, lambda: make_env(num_envs, num_threads), plans, config)
+        return Evaluator(policy, lambda: make_env(num_envs, num_threads), plans, config, num_threads)
 
 
 def group_sizes(num_envs: int, num_env_workers: int, groups_per_worker: int) -> list[list[int]]:

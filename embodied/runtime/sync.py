@@ -5,7 +5,6 @@ every group: start ──► [ actor.act(all requests) ──► every group: ad
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +35,7 @@ class SyncRuntime(Runtime):
         self._parts = parts = recipe.build()
         self.spec, self.workers, self.actor = parts.spec, parts.workers, parts.actor
         self.learner, self.evaluator = parts.learner, parts.evaluator
+        self.evaluation = self.evaluator
         self.opened.callback(parts.opened.close)
 
     def collect(self) -> list[Fragment]:
@@ -58,12 +58,6 @@ class SyncRuntime(Runtime):
     def learn(self, batch: Sequence[Fragment]) -> Metrics:
         threads.use(self.budget.learner)
         return self.learner.learn(batch)
-
-    def _evaluate_if_due(self, stop: threading.Event) -> dict[str, Any] | None:
-        if self.evaluator is None or not self.evaluator.due(self.iteration):
-            return None
-        threads.use(self.budget.evaluator)
-        return self.evaluator.run(self.learner.deployed_weights(), self.iteration, self.env_steps, stop) or None
 
     def _group_states(self) -> list[dict[str, Any]]:
         return [self.workers[worker].state_dict(group) for worker, group in self.groups]

@@ -196,22 +196,22 @@ def test_an_evaluation_of_lost_weights_is_dropped_and_the_next_one_counts_from_t
         policy, lambda: PointEnv(2), first_episodes(spec, 2, 0), RuntimeConfig(eval_every=2, eval_episodes=2)
     )
     group = ThreadGroup(0.0, lambda: None)
-    background = BackgroundEvaluator(evaluator, group, 1)
+    background = BackgroundEvaluator(evaluator, group)
     background.begin()
 
     def weights() -> dict[str, Tensor]:
         return {name: value.clone() for name, value in policy.state_dict().items()}
 
-    assert background.poll(weights, 9, 90) is None
+    assert background.poll(weights, 9, 90, group.stopping) is None
     background.forget(4)
     while background.busy:
         time.sleep(0.01)
-    assert background.poll(weights, 5, 50) is None, "it was of iteration 9"
+    assert background.poll(weights, 5, 50, group.stopping) is None, "it was of iteration 9"
     assert evaluator.last_iteration == 4
-    assert background.poll(weights, 6, 60) is None
+    assert background.poll(weights, 6, 60, group.stopping) is None
     while background.busy:
         time.sleep(0.01)
-    result = background.poll(weights, 7, 70)
+    result = background.poll(weights, 7, 70, group.stopping)
     assert result is not None
     assert (result["iteration"], result["env_steps"]) == (6, 60)
     background.end()

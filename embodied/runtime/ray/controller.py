@@ -337,7 +337,7 @@ class Controller:
             log.warning("dropped a late fragment of %s, incarnation %d", name, incarnation)
             return
         try:
-            self.channel.put(Delivery(answer, fragment))
+            self.channel.put(Delivery.of(answer, fragment))
         except Closed:
             return
         self.parts[name].totals = answer.totals

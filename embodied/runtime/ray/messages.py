@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from embodied.core.episodes import EpisodeStats
@@ -15,7 +15,7 @@ from embodied.runtime.watch.track import Span
 class ServerLost(Exception):
     """An env worker got no answer from its actor server. The fragment can go on with another one.
 
-    cause: what the server raised, or why there is no answer.
+    cause: the exception of the server, or the reason why there is no answer.
     """
 
     def __init__(self, cause: BaseException) -> None:
@@ -39,7 +39,7 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What the controller must know of a part that is ready."""
+    """Facts about a part that is ready, for the controller."""
 
     node: str
     """Ray's id of its node."""
@@ -51,7 +51,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the controller must know of a fragment, whose tensors stay in the object store."""
+    """Facts about a fragment for the controller. Its tensors stay in the object store."""
 
     worker: int
     """Index of the env worker."""
@@ -66,54 +66,32 @@ class Summary:
     episodes: EpisodeStats
     """Episodes that ended in it."""
     totals: Mapping[str, float]
-    """What the track of this incarnation of the worker has counted."""
+    """Totals of the track of this incarnation of the worker."""
     server_totals: Mapping[str, float]
-    """What the track of its actor server has counted."""
+    """Totals of the track of its actor server."""
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(Summary):
     """A fragment by reference, as it waits in the channel."""
 
-    summary: Summary
-    """What is known of it."""
     fragment: Any
     """Reference to the fragment."""
 
-    @property
-    def worker(self) -> int:
-        """Index of the env worker."""
-        return self.summary.worker
-
-    @property
-    def group(self) -> int:
-        """Index of the env group in its worker."""
-        return self.summary.group
-
-    @property
-    def sequence(self) -> int:
-        """Number of its ticket."""
-        return self.summary.sequence
-
-    @property
-    def num_env_steps(self) -> int:
-        """Control steps executed in it."""
-        return self.summary.num_env_steps
-
-    @property
-    def episodes(self) -> EpisodeStats:
-        """Episodes that ended in it."""
-        return self.summary.episodes
+    @classmethod
+    def of(cls, summary: Summary, fragment: Any) -> Delivery:
+        """Add the reference to the summary."""
+        return cls(**{field.name: getattr(summary, field.name) for field in fields(summary)}, fragment=fragment)
 
 
 @dataclass(frozen=True, slots=True)
 class Assisted:
-    """What a learner process beside the first one says of an update."""
+    """Result of an update in a learner process other than the first one."""
 
     lost: float
     """Fragments of its share that were lost with their node."""
     totals: Mapping[str, float]
-    """What its track has counted so far."""
+    """Totals of its track so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,4 +107,4 @@ class Learned:
     env_steps: int
     """Control steps consumed."""
     totals: Mapping[str, float]
-    """What its track has counted so far."""
+    """Totals of its track so far."""

@@ -50,6 +50,7 @@ class RayRuntime(Runtime):
     """Parts in processes of Ray, which are up when it is built. Between iterations they go on sampling."""
 
     learner: RemoteLearner
+    evaluation: BackgroundEvaluator | None
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
@@ -75,11 +76,7 @@ class RayRuntime(Runtime):
             self.actor = RemoteServers(self.controller)
             self.learner = RemoteLearner(self.controller, self._wait, creator.policy, self._recover)
             self.evaluator = recipe.evaluator(copy.deepcopy(creator.policy), self.spec)
-            self._evaluation = (
-                None
-                if self.evaluator is None
-                else BackgroundEvaluator(self.evaluator, self.threads, self.budget.evaluator)
-            )
+            self.evaluation = None if self.evaluator is None else BackgroundEvaluator(self.evaluator, self.threads)
             if self.evaluator is not None:
                 opened.callback(self.evaluator.close)
             opened.callback(self.controller.end_parts, CLOSE_S)
@@ -87,8 +84,8 @@ class RayRuntime(Runtime):
             opened.callback(self.threads.join)
             opened.callback(self._keep_weights)
             self.threads.spawn("controller", self.controller.run)
-            if self._evaluation is not None:
-                self._evaluation.begin()
+            if self.evaluation is not None:
+                self.evaluation.begin()
             while not self.controller.ready.wait(CHECK_S):
                 self._check()
             self.opened = opened.pop_all()
@@ -132,11 +129,6 @@ class RayRuntime(Runtime):
         super()._consume()
         self.controller.post()
 
-    def _evaluate_if_due(self, stop: threading.Event) -> dict[str, Any] | None:
-        if self._evaluation is None:
-            return None
-        return self._evaluation.poll(self.learner.deployed_weights, self.iteration, self.env_steps)
-
     def _group_states(self) -> list[dict[str, Any] | None]:
         """Wait until each group was saved between two fragments; groups go on afterwards.
 
@@ -172,8 +164,8 @@ class RayRuntime(Runtime):
 
         self._in_controller(rewind)
         self._rollout = dict(runtime["rollout"])
-        if self._evaluation is not None:
-            self._evaluation.forget(runtime["evaluated_at"])
+        if self.evaluation is not None:
+            self.evaluation.forget(runtime["evaluated_at"])
 
     def _in_controller(self, change: Callable[[], None]) -> None:
         """Make a change in the controller's thread, between two events."""
@@ -224,8 +216,8 @@ class RayRuntime(Runtime):
         self.ledger.close()
         self.channel.close()
         self.controller.stop()
-        if self._evaluation is not None:
-            self._evaluation.end()
+        if self.evaluation is not None:
+            self.evaluation.end()
 
 
 def check_learners(config: RayConfig, recipe: Recipe) -> None:
