@@ -70,6 +70,7 @@ def test_import_rules_hold(root: Path) -> None:
     [
         ("embodied.policies.base", "embodied.envs"),
         ("embodied.core.types", "embodied.runtime"),
+        ("embodied.deployment.bundle.write", "embodied.policies"),
         ("embodied.session.session", "embodied.trainers"),
         ("embodied.runtime.learner", "mujoco"),
         ("embodied.envs.rendering.painter", "embodied.envs.mujoco"),

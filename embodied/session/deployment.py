@@ -57,7 +57,7 @@ class DeploymentRun:
     def stop(self) -> bool:
         """Return whether the emergency key was pressed. KeyboardInterrupt if a signal came.
 
-        So a signal does not break into a call of the driver, which the way home still needs. A second one does.
+        The loop asks between calls of the driver, so the first signal does not interrupt one. A second signal does.
         """
         signalled = self.signalled.is_set()
         with suppress(ConnectionError) if signalled else nullcontext():  # the terminal may be gone
@@ -68,12 +68,12 @@ class DeploymentRun:
         return False
 
     def attempt(self, phase: Callable[[], None]) -> None:
-        """Run a phase and keep its error, so that the next one takes place all the same. The first error counts."""
+        """Run a phase and keep its error, so that the next phase takes place anyway. The first error counts."""
         try:
             phase()
         except (KeyboardInterrupt, Exception) as error:  # of a bug too: what was recorded must not be lost
             self.errors.append(error)
-            self.deployment.error = self.deployment.error or in_words(error)
+            self.deployment.error = self.deployment.error or describe(error)
 
     def episodes(self) -> None:
         """Run all episodes. EmergencyStop if the key was pressed."""
@@ -96,7 +96,7 @@ class DeploymentRun:
                 loop.run(options.instruction or instruction, seed=options.seed * 1_000_003 + index)
         except Exception as error:
             if key.pressed():
-                raise EmergencyStop(f"emergency key, but the robot may not hold: {in_words(error)}") from error
+                raise EmergencyStop(f"emergency key, but the robot may not hold: {describe(error)}") from error
             raise
         finally:
             if loop.record is not before:
@@ -119,8 +119,8 @@ class DeploymentRun:
     def go_home(self) -> None:
         """Move the robot home if a policy has moved it. StoppedOnTheWayHome if the key was pressed.
 
-        It stays where it is after the emergency key, a crash or a silence of the driver, and if an episode was refused
-        before the first control step: its pose may not be the one that the mapping reads.
+        The robot stays where it is after the emergency key, and after the driver crashed or did not answer. It also
+        stays if an episode was refused before the first control step: the mapping may read another pose.
         """
         robot, key, first = self.site.robot, self.key, self.errors[0] if self.errors else None
         known = isinstance(first, KeyboardInterrupt | OSError | UserError | None) and not isinstance(first, RobotHangs)
@@ -186,20 +186,20 @@ class DeploymentRun:
             return result
         first, *others = self.errors
         for error in others:
-            print(f"after that: {in_words(error)}", file=sys.stderr)
+            print(f"after that: {describe(error)}", file=sys.stderr)
         stopped = any(isinstance(error, StoppedOnTheWayHome) for error in self.errors)
         if stopped and isinstance(first, KeyboardInterrupt | StoppedOnTheWayHome):
             raise Failed("emergency key on the way home", result, code=1)
         if isinstance(first, KeyboardInterrupt | EmergencyStop):
-            print(in_words(first), file=sys.stderr)
+            print(describe(first), file=sys.stderr)
             raise Stopped(result)
         if isinstance(first, OSError | UserError):
             raise Failed(str(first), result)
         traceback.print_exception(first)
-        raise Failed(in_words(first), result, code=1)
+        raise Failed(describe(first), result, code=1)
 
 
-def in_words(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """Return what a person reads of an error."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
@@ -207,7 +207,7 @@ def in_words(error: BaseException) -> str:
 
 
 def write_data(folder: Path, deployment: Deployment) -> None:
-    """Write the data set; on a robot's computer, without its libraries, say how to make it elsewhere."""
+    """Write the data set. On a robot's computer, which lacks the libraries, print how to make it elsewhere."""
     try:
         from embodied.session.robot_dataset import write_episodes
     except ImportError as error:

@@ -17,8 +17,6 @@ from math import pi
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.spec import ArmSpec
 from embodied.deployment.bundle.files import read_json
@@ -224,19 +222,6 @@ class MappedRobot:
     def _others(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """Return the external numbers and images, by our names."""
         return {self._our_names.get(name, name): value for name, value in found.items() if name not in self._own}
-
-
-def in_words(mapping: RobotMapping, arm: ArmSpec, now_J: np.ndarray, poses: Mapping[str, np.ndarray]) -> str:
-    """Return a table: each joint with its name on the robot, its position now and in the poses [J]; rad or m."""
-    titles = "".join(f"{title:>10}" for title in ("now", *poses))
-    lines = [f"{'joint':10} {'on the robot':24} sign  {'unit':8}{titles}  (rad, m)"]
-    for i, joint in enumerate(arm.joints):
-        entry, columns = mapping.joints[joint.name], [now_J[i], *(pose[i] for pose in poses.values())]
-        numbers = "".join(f"{value:+10.3f}" for value in columns)
-        lines.append(f"{joint.name:10} {entry.name:24} {entry.sign:+d}    {entry.unit:8}{numbers}")
-    gripper = mapping.gripper
-    lines.append(f"{'gripper':10} {gripper.name:24} {gripper.sign:+d}    {gripper.unit}")
-    return "\n".join(lines)
 
 
 def _require(names: Iterable[str], features: Mapping[str, Any], what: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from embodied.deployment.robots.base import Robot, age, joint_values
 from embodied.deployment.robots.confirmation import DEFAULT, SECOND, check_confirmed, confirm, poses
 from embodied.deployment.robots.draft import propose
 from embodied.deployment.robots.lerobot import connected
-from embodied.deployment.robots.mapping import MappedRobot, in_words, read_mapping, write_mapping
+from embodied.deployment.robots.mapping import MappedRobot, read_mapping, write_mapping
 from embodied.deployment.robots.picture import draw_poses, encode_png
+
+Array = NDArray[np.float64]
 
 
 def mapped(robot: Robot, options: DeployOptions, bundle: Bundle) -> Robot:
@@ -68,7 +71,7 @@ def map_robot(options: DeployOptions, bundle: Bundle) -> dict[str, Any]:
         }  # fmt: skip
 
 
-def show(robot: MappedRobot, path: Path) -> NDArray[np.float64]:
+def show(robot: MappedRobot, path: Path) -> Array:
     """Print the mapping as a table, draw the robot's pose and those of a confirmation; return the joints [J].
 
     UserError for an old measurement.
@@ -76,7 +79,7 @@ def show(robot: MappedRobot, path: Path) -> NDArray[np.float64]:
     observation = robot.get_observation()
     Limits.of(robot.arm).check_age(age(observation, time.monotonic()))
     now, wanted = joint_values(robot.arm, observation), poses(robot.arm)
-    print(in_words(robot.mapping, robot.arm, now, wanted), file=sys.stderr)
+    print(_table(robot, now, wanted), file=sys.stderr)
     picture = path.with_suffix(".png")
     rows = [draw_poses(robot.arm, {"now": now, name: pose}) for name, pose in wanted.items()]
     picture.write_bytes(encode_png(np.concatenate(rows)))
@@ -86,3 +89,16 @@ def show(robot: MappedRobot, path: Path) -> NDArray[np.float64]:
         file=sys.stderr,
     )
     return now
+
+
+def _table(robot: MappedRobot, now_J: Array, wanted: Mapping[str, Array]) -> str:
+    """Return a table: each joint with its name on the robot, its position now and in the poses [J]; rad or m."""
+    titles = "".join(f"{title:>10}" for title in ("now", *wanted))
+    lines = [f"{'joint':10} {'on the robot':24} sign  {'unit':8}{titles}  (rad, m)"]
+    for i, joint in enumerate(robot.arm.joints):
+        entry, columns = robot.mapping.joints[joint.name], [now_J[i], *(pose[i] for pose in wanted.values())]
+        numbers = "".join(f"{value:+10.3f}" for value in columns)
+        lines.append(f"{joint.name:10} {entry.name:24} {entry.sign:+d}    {entry.unit:8}{numbers}")
+    gripper = robot.mapping.gripper
+    lines.append(f"{'gripper':10} {gripper.name:24} {gripper.sign:+d}    {gripper.unit}")
+    return "\n".join(lines)
