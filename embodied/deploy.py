@@ -52,7 +52,7 @@ from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.control.site import ask, site_of
 from embodied.deployment.options import DeployOptions
 from embodied.deployment.report.notice import notice
-from embodied.deployment.report.page import Deployment
+from embodied.deployment.report.record import Deployment
 from embodied.deployment.robots.setup import map_robot
 from embodied.deployment.serving.api_key import read_api_key
 from embodied.deployment.serving.wire import require_packages

@@ -63,14 +63,6 @@ def matrix_of(quat: tuple[float, float, float, float]) -> Array:
     )
 
 
-def about(axis: Array, angle_rad: float) -> Array:
-    """Return the rotation matrix [3, 3] of a turn about a unit axis [3] (Rodrigues)."""
-    x, y, z = axis
-    skew = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
-    turn: Array = np.eye(3) + np.sin(angle_rad) * skew + (1 - np.cos(angle_rad)) * (skew @ skew)
-    return turn
-
-
 class Chain:
     """Forward kinematics of an arm (``ArmSpec``), base frame, metres and radians.
 
@@ -98,6 +90,20 @@ class Chain:
         A Jacobian has translation rows above rotation rows. Column i is (axis_i x (tool - anchor_i), axis_i) for a
         hinge and (axis_i, 0) for a slide.
         """
+        pos, mat, anchors, axes = self._walk(qpos_JN)
+        jacobian = np.concatenate([cross(axes, pos[:, None] - anchors), axes])
+        for i, (_, slide) in enumerate(self._joints):
+            if slide:
+                jacobian[:3, i], jacobian[3:, i] = axes[:, i], 0.0
+        return pos, mat, jacobian
+
+    def points(self, qpos_J: Array) -> Array:
+        """Return the points of the arm from the base over every joint to the tool, [J + 2, 3]."""
+        pos, _, anchors, _ = self._walk(qpos_J[:, None])
+        return np.concatenate([np.zeros((1, 3)), anchors[..., 0].T, pos.T])
+
+    def _walk(self, qpos_JN: Array) -> tuple[Array, Array, Array, Array]:
+        """Return position [3, N] and rotation [3, 3, N] of the tools, anchors and axes [3, J, N] of the joints."""
         joints, num = qpos_JN.shape
         sin, cos = np.sin(qpos_JN), np.cos(qpos_JN)
         pos, mat = np.zeros((3, num)), np.repeat(np.eye(3)[..., None], num, axis=2)
@@ -112,12 +118,7 @@ class Chain:
                 x, y = mat[:, 0], mat[:, 1]
                 mat[:, 0], mat[:, 1] = cos[i] * x + sin[i] * y, cos[i] * y - sin[i] * x
         turned = _turn(mat, self._tool)
-        pos, mat = pos + turned[:, 0], turned[:, 1:]
-        jacobian = np.concatenate([cross(axes, pos[:, None] - anchors), axes])
-        for i, (_, slide) in enumerate(self._joints):
-            if slide:
-                jacobian[:3, i], jacobian[3:, i] = axes[:, i], 0.0
-        return pos, mat, jacobian
+        return pos + turned[:, 0], turned[:, 1:], anchors, axes
 
 
 def _aligned(axis: Array) -> Array:

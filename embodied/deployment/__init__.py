@@ -3,6 +3,10 @@
     export ──► bundle ──► PolicyRunner ──► Schedule ──► ArmController ──► Safety ──► Robot
                                └─► PolicyServer ──► RemotePlanner ─┘
 
-All but ``onnx`` need numpy and onnxruntime alone, server and client also websockets and msgpack: no torch and no
-simulator.
+bundle/    write, read and check the directory that holds a policy     serving/   policy server and its client
+control/   loop, schedule, controller, safety                         robots/    their protocol, mappings, robot=sim
+report/    records of episodes, page
+
+The modules that write bundles (``bundle/write.py``, ``onnx.py``, ``torch_runner.py``) need torch. All others need numpy
+and onnxruntime alone, server and client also websockets and msgpack.
 """

@@ -24,7 +24,8 @@ from embodied.deployment.control.site import Site
 from embodied.deployment.control.watchdog import RobotHangs
 from embodied.deployment.options import DeployOptions
 from embodied.deployment.report.episodes import EPISODES, save_episode
-from embodied.deployment.report.page import PAGE, Deployment
+from embodied.deployment.report.page import PAGE, write_report
+from embodied.deployment.report.record import Deployment
 from embodied.session.command import Failed, Stopped
 from embodied.session.signals import stop_on_signals
 
@@ -159,7 +160,7 @@ class DeploymentRun:
         folder.mkdir(parents=True, exist_ok=True)
         if records:
             save_episode(folder / EPISODES, records[-1], len(records) - 1)
-        self.deployment.write(folder, asdict(self.options), video)
+        write_report(self.deployment, folder, asdict(self.options), video)
 
     def report(self) -> None:
         """Complete the report: the data set, and the film if there is one."""

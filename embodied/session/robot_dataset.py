@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from embodied.data import Episode, write
-from embodied.deployment.report.page import Deployment
+from embodied.deployment.report.record import Deployment
 
 
 def write_episodes(path: Path, deployment: Deployment) -> int:

@@ -31,7 +31,7 @@ from embodied.deployment.robots.confirmation import check_confirmed, confirm, po
 from embodied.deployment.robots.draft import propose
 from embodied.deployment.robots.lerobot import load_robot
 from embodied.deployment.robots.mapping import Entry, MappedRobot, RobotMapping, read_mapping, write_mapping
-from embodied.deployment.robots.picture import draw_poses, encode_png, skeleton
+from embodied.deployment.robots.picture import draw_poses, encode_png
 from tests.commands.helpers import run
 from tests.deployment.exports import small_config, write_small
 from tests.deployment.toy_arm import HOME_DEG, NAMES, OFFSETS_DEG, SIGNS, ToyArm, ToyConfig
@@ -159,7 +159,7 @@ def test_a_class_that_is_no_robot_is_refused() -> None:
 # -- pictures ----------------------------------------------------------------------------------------------------------
 def test_the_skeleton_ends_at_the_tool() -> None:
     home = np.array([joint.home for joint in arm_of_bundle().joints])
-    points = skeleton(arm_of_bundle(), home)
+    points = Chain(arm_of_bundle()).points(home)
     assert points.shape == (9, 3)
     np.testing.assert_allclose(points[-1], Chain(arm_of_bundle()).tool(home)[0])
     np.testing.assert_allclose(points[1], [0, 0, 0.333], atol=1e-9)

@@ -88,13 +88,13 @@ def test_an_arm_outside_of_the_workspace_may_come_back() -> None:
     safety = Safety(ARM, Limits.of(ARM))
     low = HOME - 0.8 * ELBOW
     safety.start(low, 0.04, 0.0)
-    assert safety._outside(low) > 0
+    assert safety._outside_m(low) > 0
     towards = low + 0.1 * ELBOW
     sent, _ = safety.filter(towards, 0.04, low, REST, 5.0)
     np.testing.assert_allclose(sent, towards)
     away = low - 0.1 * ELBOW
     sent, _ = safety.filter(away, 0.04, low, REST, 5.1)
-    assert safety._outside(sent) <= safety._outside(low) + 1e-9
+    assert safety._outside_m(sent) <= safety._outside_m(low) + 1e-9
     assert safety.counts["workspace"] == 1
 
 

@@ -28,7 +28,7 @@ FORMAT = 2
 BUNDLE_FILE, POLICY_FILE, PARITY_FILE, README_FILE = "bundle.json", "policy.onnx", "parity.npz", "README.md"
 SIMULATION_FILE = "simulation.json"
 MODEL_FILE, OPTIONS_FILE, STATISTICS_FILE = "config.json", "policy.json", "statistics.safetensors"
-"""Files of a bundle in the layout of transformers, beside weights and tokenizer."""
+"""Files of a bundle in the layout of transformers, besides weights and tokenizer."""
 BESIDE_POLICY = (PARITY_FILE, SIMULATION_FILE, README_FILE)
 """Files that are no part of the policy."""
 OF_TRANSFORMERS = re.compile(

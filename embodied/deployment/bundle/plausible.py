@@ -73,7 +73,7 @@ MAX_LEAD_TIME_S = 1.0
 RANGE_SLACK = 0.1
 """Share of a joint's range by which recorded positions may be outside of its limits."""
 SIZES = {"fingers": 2, "finger_target": 1, "tcp_pos": 3, "tcp_vel": 3}
-"""Sizes of the terms that a robot's computer makes itself, beside those by joint."""
+"""Sizes of the terms that a robot's computer makes itself, besides those by joint."""
 
 
 def check_plausible(bundle: Bundle, where: str) -> None:

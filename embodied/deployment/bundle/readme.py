@@ -1,4 +1,4 @@
-"""What a bundle says to people: its README.md and the notes in bundle.json."""
+"""The texts of a bundle for people: its README.md and the notes in bundle.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chunks of one episode: what is planned from which observation, and when a chunk arrives."""
+"""The chunks of one episode: requested from an observation, handed to the schedule when they arrive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from embodied.deployment.control.schedule import PlanRequest, Schedule
 
 @dataclass(frozen=True, slots=True)
 class StepStart:
-    """What a control step began with."""
+    """Measurements at the start of a control step, from which its action is planned."""
 
     step: int
     """Number of the control step."""

@@ -24,8 +24,8 @@ def move_home(
 ) -> bool:
     """Move to the default pose with the gripper as it is; return whether it was reached within MAX_S seconds.
 
-    stop: asked in every step; True ends it, and the robot holds its measured position. UserError if it cannot be seen
-    where the arm is, RobotHangs if it does not answer.
+    stop: called in every step; True ends the move, and the robot holds its measured position. UserError if the arm's
+    pose is unknown, RobotHangs if the robot does not answer.
     """
     names = joint_names(arm)
     home = np.array([joint.home for joint in arm.joints])

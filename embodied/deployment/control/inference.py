@@ -1,4 +1,4 @@
-"""Inference alongside the control loop, and the loop's clock."""
+"""Plan in a thread alongside the control loop; the loop's clock."""
 
 from __future__ import annotations
 

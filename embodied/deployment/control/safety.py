@@ -127,7 +127,8 @@ class Safety:
         self.log: deque[Intervention] = deque(maxlen=LOGGED)
         self._during, self._began_s = "", 0.0
         self._sent: tuple[Array, float] | None = None
-        self._active: set[str] = set()
+        self._before: set[str] = set()  # kinds of interventions in the command before
+        self._kinds: set[str] = set()  # and in this one
         self._now_s = 0.0
         self._blind_since_s: float | None = None
 
@@ -149,8 +150,9 @@ class Safety:
                 f"{self.arm.joints[i].name} is at {qpos_J[i]:.4g}, outside of its limits {limits.low_J[i]:.4g} to "
                 f"{limits.high_J[i]:.4g} {self._unit(i)}: are these degrees, or is its sign or offset wrong?"
             )
-        self._during, self._began_s, self._active, self._blind_since_s = during, now_s, set(), None
-        self._sent = (qpos_J.clip(limits.low_J, limits.high_J), self._finger(finger_m))
+        self._during, self._began_s, self._blind_since_s = during, now_s, None
+        self._before, self._kinds = set(), set()
+        self._sent = self._within_limits(qpos_J), self._finger(finger_m)
 
     @property
     def started(self) -> bool:
@@ -173,7 +175,8 @@ class Safety:
         self._blind_since_s = now_s if self._blind_since_s is None else self._blind_since_s
         if now_s - self._blind_since_s > BLIND_S:
             raise UserError(f"{error}, for {BLIND_S:g} s")
-        return self._commit(*self.hold(), self._log_intervention(error.kind, str(error)))
+        self._intervene(error.kind, str(error))
+        return self._commit(*self.hold())
 
     def filter(
         self, targets_J: Array, finger_m: float, qpos_J: Array, qvel_J: Array, now_s: float, age_s: float = 0.0
@@ -182,14 +185,12 @@ class Safety:
 
         UserError after BLIND_S of measurements that are old or not finite.
         """
-        assert self._sent is not None
-        self._now_s = now_s
-        limits, found = self.limits, set[str]()
-        held, held_finger = self._sent
+        self._now_s, limits = now_s, self.limits
+        held, held_finger_m = self.hold()
         wanted = np.asarray(targets_J, np.float64)
         if not (np.isfinite(wanted).all() and np.isfinite(finger_m)):
-            found |= self._log_intervention("not finite", "the command")
-            wanted, finger_m = held, held_finger
+            self._intervene("not finite", "the command")
+            wanted, finger_m = held, held_finger_m
         try:
             limits.check_age(age_s)
             if not (np.isfinite(qpos_J).all() and np.isfinite(qvel_J).all()):
@@ -199,36 +200,40 @@ class Safety:
         self._blind_since_s = None
         if (np.abs(qvel_J) > limits.max_velocity_J).any():
             i = int(np.argmax(np.abs(qvel_J) / limits.max_velocity_J))
-            speed = f"{self.arm.joints[i].name} moves at {qvel_J[i]:.3g} {self._unit(i)}/s"
-            found |= self._log_intervention("velocity", speed)
+            self._intervene("velocity", f"{self.arm.joints[i].name} moves at {qvel_J[i]:.3g} {self._unit(i)}/s")
             wanted = qpos_J
-        passed = (now_s - self._began_s) / limits.ramp_s if limits.ramp_s > 0 else 1.0
-        ramp = min(1.0, RAMP_START + (1 - RAMP_START) * passed)
+        ramp = self._ramp()
         lead = limits.max_lead_J * ramp
         near = np.clip(wanted, qpos_J - lead, qpos_J + lead)
         if ramp >= 1.0 and not np.allclose(near, wanted, atol=1e-9):
-            found |= self._log_intervention("lead", self._largest(wanted - near))
-        inside = near.clip(limits.low_J, limits.high_J)
+            self._intervene("lead", self._largest(wanted - near))
+        inside = self._within_limits(near)
         if not np.allclose(inside, near, atol=1e-9):
-            found |= self._log_intervention("position", self._largest(near - inside))
-        if self._outside(inside) > max(self._outside(qpos_J.clip(limits.low_J, limits.high_J)), 1e-9):
-            place = f"the tool would be {1e3 * self._outside(inside):.1f} mm outside"
-            found |= self._log_intervention("workspace", place)
-            inside = np.clip(held, qpos_J - lead, qpos_J + lead).clip(limits.low_J, limits.high_J)
-            if self._outside(inside) > 0:
-                inside = qpos_J.clip(limits.low_J, limits.high_J)
+            self._intervene("position", self._largest(near - inside))
+        if self._outside_m(inside) > max(self._outside_m(self._within_limits(qpos_J)), 1e-9):
+            self._intervene("workspace", f"the tool would be {1e3 * self._outside_m(inside):.1f} mm outside")
+            inside = self._within_limits(np.clip(held, qpos_J - lead, qpos_J + lead))
+            if self._outside_m(inside) > 0:
+                inside = self._within_limits(qpos_J)
         finger = self._finger(finger_m)
         if abs(finger - finger_m) > 1e-9:
-            found |= self._log_intervention("gripper", f"{finger_m:.4f} m")
-        return self._commit(inside, finger, found)
+            self._intervene("gripper", f"{finger_m:.4f} m")
+        return self._commit(inside, finger)
 
     def report(self, kind: str, detail: str, now_s: float) -> None:
-        """Count and log what intervened elsewhere."""
+        """Count and log an intervention of another part."""
         self._now_s = now_s
-        self._active.discard(kind)
         self._log_intervention(kind, detail)
 
-    def _outside(self, qpos_J: Array) -> float:
+    def _ramp(self) -> float:
+        """Return the share of the largest lead that is allowed now."""
+        passed = (self._now_s - self._began_s) / self.limits.ramp_s if self.limits.ramp_s > 0 else 1.0
+        return min(1.0, RAMP_START + (1 - RAMP_START) * passed)
+
+    def _within_limits(self, qpos_J: Array) -> Array:
+        return qpos_J.clip(self.limits.low_J, self.limits.high_J)
+
+    def _outside_m(self, qpos_J: Array) -> float:
         """Return how far the tool is outside of the workspace at joint positions [J], m; 0 inside."""
         tool = self.chain.tool(qpos_J)[0]
         return float(np.maximum(self.limits.workspace_low_m - tool, tool - self.limits.workspace_high_m).clip(0).max())
@@ -243,15 +248,19 @@ class Safety:
     def _unit(self, i: int) -> str:
         return "m" if self.arm.joints[i].kind == "slide" else "rad"
 
-    def _log_intervention(self, kind: str, detail: str) -> set[str]:
-        """Count and log an intervention unless it goes on from the command before."""
-        if kind not in self._active:
-            self.counts[kind] += 1
-            self.log.append(Intervention(self._during, round(self._now_s - self._began_s, 4), kind, detail))
-            LOG.warning("safety: %s: %s", kind, detail)
-        return {kind}
+    def _intervene(self, kind: str, detail: str) -> None:
+        """Log an intervention in this command, unless it goes on from the command before."""
+        self._kinds.add(kind)
+        if kind not in self._before:
+            self._log_intervention(kind, detail)
 
-    def _commit(self, targets_J: Array, finger_m: float, found: set[str]) -> tuple[Array, float]:
-        self._active = found
+    def _log_intervention(self, kind: str, detail: str) -> None:
+        self.counts[kind] += 1
+        self.log.append(Intervention(self._during, round(self._now_s - self._began_s, 4), kind, detail))
+        LOG.warning("safety: %s: %s", kind, detail)
+
+    def _commit(self, targets_J: Array, finger_m: float) -> tuple[Array, float]:
+        """Let targets leave for the robot."""
+        self._before, self._kinds = self._kinds, set()
         self._sent = targets_J, finger_m
         return self._sent

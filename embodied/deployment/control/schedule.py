@@ -1,4 +1,4 @@
-"""Which action of which chunk is executed at a control step. No clock and no thread: times are control steps.
+"""Choose the action of a control step among the planned chunks. No clock and no thread: times are control steps.
 
     synchronous   plan, execute E actions, plan again; the robot holds its targets while it waits
     ensemble      plan at every step; an action is the mean of all plans for its step (ACT, Zhao et al. 2023)
@@ -8,13 +8,12 @@ Row i of a chunk belongs to the control step of its observation plus i, whenever
 were really consumed meanwhile are skipped, not those that an estimate said. A chunk that arrives within a control step
 has an action for the rest of it. When a chunk runs out before the next one arrives, the last action is repeated, for at
 most E steps. After that the arm gets displacement zero and the gripper keeps its last target, because an action is a
-displacement, and repeating it for ever would go on moving.
+displacement, and the arm would move as long as it is repeated.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import floor
 from typing import Literal
@@ -195,12 +194,3 @@ def ticks_per_step(bundle: Bundle, rate_hz: float | None) -> int:
     if ticks > MAX_TICKS_PER_STEP:
         raise UserError(f"rate_hz: got {rate:g}, allowed: at most {MAX_TICKS_PER_STEP * control_hz:g}")
     return ticks
-
-
-def latency_quantiles_ms(latencies_s: Sequence[float]) -> dict[str, float]:
-    """Return the quantiles 50, 90 and 99 and the maximum of latencies, ms; empty without latencies."""
-    if not latencies_s:
-        return {}
-    values = np.array(latencies_s) * 1e3
-    found = {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 99)}
-    return {name: round(value, 3) for name, value in (found | {"max": float(values.max())}).items()}

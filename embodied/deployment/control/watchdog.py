@@ -1,4 +1,4 @@
-"""Notice that nobody answered: a driver that hangs, or a computer that slept or was stopped. Standard library alone."""
+"""Detect that a robot did not answer: its driver hung, or this computer slept. Standard library alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HANGS_S = 1.0
 
 
 class RobotHangs(ConnectionError):
-    """The robot did not answer for too long. Who stands beside an arm that stood still does not expect it to move."""
+    """The robot did not answer for too long. A person next to an arm that stood still does not expect it to move."""
 
 
 class Watchdog:

@@ -1,4 +1,4 @@
-"""Episodes of a deployment as plain arrays, one file each, written as they end. numpy only.
+"""Files of episodes: plain arrays, one file per episode, written when it ends. numpy only.
 
 embodied.deploy report=<dir> ──► episodes/<n>.npz ── embodied.convert bundle=<dir> ──► LeRobotDataset
 """
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError
 from embodied.deployment.bundle.files import load_arrays
 from embodied.deployment.bundle.format import Bundle
-from embodied.deployment.report.page import Deployment
-from embodied.deployment.report.record import EpisodeRecord, Step
+from embodied.deployment.report.record import Deployment, EpisodeRecord, Step
 
 EPISODES = "episodes"
 """Folder of the files in that of a report."""
@@ -49,7 +48,7 @@ def save_episode(folder: Path, record: EpisodeRecord, index: int) -> None:
 
 
 def load_episodes(source: Path, bundle: Bundle) -> Deployment:
-    """Read what a data set needs of what ``save_episode`` wrote: a folder, or one file. The rest is left empty.
+    """Read episodes that ``save_episode`` wrote, from a folder or one file; fill what a data set needs.
 
     UserError for something else, or for episodes of another policy than the bundle's.
     """

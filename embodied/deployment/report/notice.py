@@ -1,4 +1,4 @@
-"""What a person should read before a robot moves: which policy, within which limits."""
+"""The notice before a robot moves: which policy it will execute, within which limits."""
 
 from __future__ import annotations
 

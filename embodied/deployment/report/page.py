@@ -1,23 +1,18 @@
-"""What a deployment gave: numbers, and a self-contained HTML page. Standard library and numpy alone."""
+"""The report of a deployment: a self-contained HTML page, its numbers as JSON, and all interventions. numpy only."""
 
 from __future__ import annotations
 
 import html
 import json
-import time
-from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from embodied.core.statistics import wilson_interval
-from embodied.deployment.bundle.format import Bundle
 from embodied.deployment.control.safety import Intervention
-from embodied.deployment.control.schedule import latency_quantiles_ms
-from embodied.deployment.report.record import EpisodeRecord
+from embodied.deployment.report.record import Deployment, EpisodeRecord
 
 PAGE = "report.html"
 RESULT = "result.json"
@@ -26,117 +21,63 @@ SHOWN = 50  # interventions on the page
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
 
 
-@dataclass
-class Deployment:
-    """Records of all episodes of a deployment."""
+def write_report(deployment: Deployment, path: Path, options: Mapping[str, Any], video: str | None = None) -> None:
+    """Write page, result and all interventions into a directory, each at once."""
+    result = deployment.result()
+    texts = {
+        RESULT: json.dumps(result | {"options": dict(options)}, indent=1) + "\n",
+        INTERVENTIONS: "".join(json.dumps(asdict(entry)) + "\n" for entry in deployment.log),
+        PAGE: _page(deployment, result, options, video),
+    }
+    for name, text in texts.items():
+        part = path / f"{name}.part"
+        part.write_text(text, encoding="utf-8")
+        part.replace(path / name)
 
-    bundle: Bundle
-    """Description of the policy."""
-    bundle_path: str
-    """Its directory, or the server's address."""
-    robot: str
-    """The robot."""
-    records: list[EpisodeRecord] = field(default_factory=list)
-    """What happened, by episode."""
-    log: deque[Intervention] = field(default_factory=deque)
-    """Interventions of the safety."""
-    error: str | None = None
-    """What ended the deployment before its time: the first cause."""
-    date: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
-    """When it began."""
 
-    def result(self) -> dict[str, Any]:
-        """Return the result of the command ``deploy``."""
-        records = self.records
-        latencies = [latency for record in records for latency in record.latencies_s]
-        quantiles = latency_quantiles_ms(latencies)
-        interventions = sum((Counter(record.interventions) for record in records), Counter[str]())
-        duration_s = sum(record.duration_s for record in records)
-        ticks = sum(record.ticks for record in records)
-        periods = sum(max(0, record.ticks - 1) for record in records)
-        missed = sum(record.missed_deadlines for record in records)
-        errors = [record.tracking_error for record in records if len(record.steps) > 1]
-        judged = [record.success for record in records if record.success is not None]
-        return {
-            "bundle": self.bundle_path,
-            "policy_sha256": self.bundle.digest,
-            "robot": self.robot,
-            "date": self.date,
-            "error": self.error,
-            "episodes": len(records),
-            "failed_episodes": [index + 1 for index, record in enumerate(records) if record.success is False],
-            "success_at_end": sum(judged) / len(judged) if judged else None,
-            "success_at_end_ci95": [*wilson_interval(sum(judged), len(judged))] if judged else None,
-            "rate_hz": round(periods / duration_s, 3) if duration_s else None,
-            "missed_deadlines": missed,
-            "missed_share": round(missed / max(1, ticks + missed), 5),
-            "latency_ms_p99": quantiles.get("p99"),
-            "latency_ms": quantiles,
-            "interventions": sum(interventions.values()),
-            "interventions_by_kind": dict(interventions),
-            "tracking_error_rad": round(float(np.concatenate(errors).mean()), 5) if errors else None,
-            "padded_steps": sum(record.padded_steps for record in records),
-            "beyond_max_delay": sum(record.beyond_max_delay for record in records),
-            "ended": dict(Counter(record.reason for record in records)),
-        }
-
-    def write(self, path: Path, options: Mapping[str, Any], video: str | None = None) -> Path:
-        """Write page, result and all interventions into a directory, each at once; return the page's path."""
-        result = self.result()
-        texts = {
-            RESULT: json.dumps(result | {"options": dict(options)}, indent=1) + "\n",
-            INTERVENTIONS: "".join(json.dumps(asdict(entry)) + "\n" for entry in self.log),
-            PAGE: self._page(result, options, video),
-        }
-        for name, text in texts.items():
-            part = path / f"{name}.part"
-            part.write_text(text, encoding="utf-8")
-            part.replace(path / name)
-        return path / PAGE
-
-    def _page(self, result: Mapping[str, Any], options: Mapping[str, Any], video: str | None) -> str:
-        bundle, rate = self.bundle, result["success_at_end"]
-        success = "not judged"
-        if rate is not None:
-            low, high = result["success_at_end_ci95"]
-            success = f"{rate:.1%} (95% interval {low:.1%} to {high:.1%})"
-        numbers = {
-            "Success at the end": success,
-            "Episodes": result["episodes"],
-            "Failed episodes": ", ".join(map(str, result["failed_episodes"])) or "none",
-            **({"Ended early by": self.error} if self.error else {}),
-            "Began": self.date,
-            "Bundle": self.bundle_path,
-            "SHA-256 of the policy": result["policy_sha256"],
-            "Achieved rate": f"{result['rate_hz']} Hz",
-            "Missed deadlines": f"{result['missed_deadlines']} ({result['missed_share']:.2%} of the ticks)",
-            "Inference latency, ms": ", ".join(f"{name} {value:g}" for name, value in result["latency_ms"].items()),
-            "Tracking error, mean": f"{result['tracking_error_rad']} rad",
-            "Interventions of the safety in episodes": _counts(result["interventions_by_kind"]) or "none",
-            "Steps without an action": result["padded_steps"],
-            **({"Chunks that took longer than trained for": result["beyond_max_delay"]} if bundle.max_delay else {}),
-            "Episodes ended by": _counts(result["ended"]),
-        }
-        last = self.records[-1] if self.records else EpisodeRecord()
-        parts = [
-            f"<h1>{html.escape(f'{bundle.origin.task}: {bundle.origin.policy} on {self.robot}')}</h1>",
-            _table(numbers),
-            _film(video),
-            "<h2>Episodes</h2>",
-            _table({f"episode {i + 1}": _in_words(record) for i, record in enumerate(self.records)}),
-            "<h2>Latency of the inferences</h2>",
-            _histogram([1e3 * latency for record in self.records for latency in record.latencies_s], "ms"),
-            "<h2>Last episode: commanded and measured joints</h2>",
-            _tracking(last, [joint.name for joint in bundle.arm.joints]),
-            "<h2>Interventions</h2>",
-            _interventions(self.log),
-            "<h2>Units of states and actions</h2>",
-            _table({f"{term.name}[{term.size}]": term.unit or "1" for term in bundle.state}),
-            _table({f"action {term.name}": term.unit or "1" for term in bundle.action}),
-            "<h2>Options</h2>",
-            _table(options),
-        ]
-        return STYLE + "\n".join(parts) + "\n</body></html>\n"
+def _page(deployment: Deployment, result: Mapping[str, Any], options: Mapping[str, Any], video: str | None) -> str:
+    bundle, rate = deployment.bundle, result["success_at_end"]
+    success = "not judged"
+    if rate is not None:
+        low, high = result["success_at_end_ci95"]
+        success = f"{rate:.1%} (95% interval {low:.1%} to {high:.1%})"
+    numbers = {
+        "Success at the end": success,
+        "Episodes": result["episodes"],
+        "Failed episodes": ", ".join(map(str, result["failed_episodes"])) or "none",
+        **({"Ended early by": deployment.error} if deployment.error else {}),
+        "Began": deployment.date,
+        "Bundle": deployment.bundle_path,
+        "SHA-256 of the policy": result["policy_sha256"],
+        "Achieved rate": f"{result['rate_hz']} Hz",
+        "Missed deadlines": f"{result['missed_deadlines']} ({result['missed_share']:.2%} of the ticks)",
+        "Inference latency, ms": ", ".join(f"{name} {value:g}" for name, value in result["latency_ms"].items()),
+        "Tracking error, mean": f"{result['tracking_error_rad']} rad",
+        "Interventions of the safety in episodes": _counts(result["interventions_by_kind"]) or "none",
+        "Steps without an action": result["padded_steps"],
+        **({"Chunks that took longer than trained for": result["beyond_max_delay"]} if bundle.max_delay else {}),
+        "Episodes ended by": _counts(result["ended"]),
+    }
+    last = deployment.records[-1] if deployment.records else EpisodeRecord()
+    parts = [
+        f"<h1>{html.escape(f'{bundle.origin.task}: {bundle.origin.policy} on {deployment.robot}')}</h1>",
+        _table(numbers),
+        _film(video),
+        "<h2>Episodes</h2>",
+        _table({f"episode {i + 1}": _in_words(record) for i, record in enumerate(deployment.records)}),
+        "<h2>Latency of the inferences</h2>",
+        _histogram([1e3 * latency for record in deployment.records for latency in record.latencies_s], "ms"),
+        "<h2>Last episode: commanded and measured joints</h2>",
+        _tracking(last, [joint.name for joint in bundle.arm.joints]),
+        "<h2>Interventions</h2>",
+        _interventions(deployment.log),
+        "<h2>Units of states and actions</h2>",
+        _table({f"{term.name}[{term.size}]": term.unit or "1" for term in bundle.state}),
+        _table({f"action {term.name}": term.unit or "1" for term in bundle.action}),
+        "<h2>Options</h2>",
+        _table(options),
+    ]
+    return STYLE + "\n".join(parts) + "\n</body></html>\n"
 
 
 STYLE = """<!doctype html>

@@ -1,11 +1,19 @@
-"""The record of an episode on a robot."""
+"""The records of a deployment, its episodes and their control steps, and the numbers that sum them up."""
 
 from __future__ import annotations
 
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from embodied.core.statistics import wilson_interval
+from embodied.deployment.bundle.format import Bundle
+from embodied.deployment.control.safety import Intervention
 
 Array = NDArray[np.float64]
 
@@ -98,3 +106,67 @@ class EpisodeRecord:
     def rate_hz(self) -> float:
         """Achieved rate of the ticks; the last one begins at the end of the record."""
         return max(0, self.ticks - 1) / self.duration_s if self.duration_s > 0 else 0.0
+
+
+@dataclass
+class Deployment:
+    """Records of all episodes of a deployment."""
+
+    bundle: Bundle
+    """Description of the policy."""
+    bundle_path: str
+    """Its directory, or the server's address."""
+    robot: str
+    """The robot."""
+    records: list[EpisodeRecord] = field(default_factory=list)
+    """What happened, by episode."""
+    log: deque[Intervention] = field(default_factory=deque)
+    """Interventions of the safety."""
+    error: str | None = None
+    """What ended the deployment before its time: the first cause."""
+    date: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
+    """When it began."""
+
+    def result(self) -> dict[str, Any]:
+        """Return the result of the command ``deploy``."""
+        records = self.records
+        latencies = [latency for record in records for latency in record.latencies_s]
+        quantiles = _quantiles_ms(latencies)
+        interventions = sum((Counter(record.interventions) for record in records), Counter[str]())
+        duration_s = sum(record.duration_s for record in records)
+        ticks = sum(record.ticks for record in records)
+        periods = sum(max(0, record.ticks - 1) for record in records)
+        missed = sum(record.missed_deadlines for record in records)
+        errors = [record.tracking_error for record in records if len(record.steps) > 1]
+        judged = [record.success for record in records if record.success is not None]
+        return {
+            "bundle": self.bundle_path,
+            "policy_sha256": self.bundle.digest,
+            "robot": self.robot,
+            "date": self.date,
+            "error": self.error,
+            "episodes": len(records),
+            "failed_episodes": [index + 1 for index, record in enumerate(records) if record.success is False],
+            "success_at_end": sum(judged) / len(judged) if judged else None,
+            "success_at_end_ci95": [*wilson_interval(sum(judged), len(judged))] if judged else None,
+            "rate_hz": round(periods / duration_s, 3) if duration_s else None,
+            "missed_deadlines": missed,
+            "missed_share": round(missed / max(1, ticks + missed), 5),
+            "latency_ms_p99": quantiles.get("p99"),
+            "latency_ms": quantiles,
+            "interventions": sum(interventions.values()),
+            "interventions_by_kind": dict(interventions),
+            "tracking_error_rad": round(float(np.concatenate(errors).mean()), 5) if errors else None,
+            "padded_steps": sum(record.padded_steps for record in records),
+            "beyond_max_delay": sum(record.beyond_max_delay for record in records),
+            "ended": dict(Counter(record.reason for record in records)),
+        }
+
+
+def _quantiles_ms(latencies_s: Sequence[float]) -> dict[str, float]:
+    """Return the quantiles 50, 90 and 99 and the maximum of latencies, ms; empty without latencies."""
+    if not latencies_s:
+        return {}
+    values = np.array(latencies_s) * 1e3
+    found = {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 99)}
+    return {name: round(value, 3) for name, value in (found | {"max": float(values.max())}).items()}

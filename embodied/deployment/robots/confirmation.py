@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
+from embodied.core.kinematics import Chain
 from embodied.core.spec import ArmSpec
 from embodied.deployment.robots.mapping import Confirmation, MappedRobot, RobotMapping
-from embodied.deployment.robots.picture import skeleton
 
 Array = NDArray[np.float64]
 DEFAULT, SECOND = "default", "second"
@@ -42,13 +42,14 @@ def poses(arm: ArmSpec) -> dict[str, Array]:
     unit, margin, nearest = _units(arm), 0.05 * (high - low), np.inf
     sizes = NEAREST + SPACING * np.arange((len(home) + 1) // 2)
     moves, random = np.concatenate([sizes, -sizes]), np.random.Generator(np.random.Philox(key=0))
-    found, default = {DEFAULT: home}, skeleton(arm, home)
+    found, chain = {DEFAULT: home}, Chain(arm)
+    default = chain.points(home)
     for _ in range(TRIES):
         second = home + unit * random.permutation(moves)[: len(home)]
         within = (second >= low + margin) & (second <= high - margin) & (np.abs(second) >= NEAREST * unit)
         if not within.all():
             continue
-        points = skeleton(arm, second)
+        points = chain.points(second)
         distance = float(np.linalg.norm(points[-1] - default[-1]))
         if distance < nearest and points[2:, 2].min() >= default[2:, 2].min():
             nearest, found[SECOND] = distance, second

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.kinematics import Chain, about, matrix_of
+from embodied.core.kinematics import Chain
 from embodied.core.spec import ArmSpec
 
 Array = NDArray[np.float64]
@@ -34,32 +34,19 @@ def draw_poses(arm: ArmSpec, poses: Mapping[str, Array]) -> NDArray[np.uint8]:
     ground = round(0.85 * SIZE)
     image[ground, :] = 200
     image[:, SIZE::SIZE] = 120
+    chain = Chain(arm)
     for colour, qpos in zip(COLOURS, poses.values(), strict=False):
-        tool, frame, _ = Chain(arm).tool(qpos)
+        tool, frame, _ = chain.tool(qpos)
         bar = tool + FINGERS_M * np.stack([-frame[:, 1], frame[:, 1]])
         flag = np.stack([tool, tool + FLAG_M * frame[:, 0]])
         for view, (right, up) in enumerate(VIEWS):
             origin = np.array([(view + ORIGINS[view]) * SIZE, ground])
             axes = SCALE * np.array([right, np.negative(up)], np.float64).T
-            for points in (skeleton(arm, qpos), bar, flag):
+            for points in (chain.points(qpos), bar, flag):
                 for start, end in pairwise(origin + points @ axes):
                     _line(image, start, end, colour)
             _square(image, origin + flag[1] @ axes, colour)
     return image
-
-
-def skeleton(arm: ArmSpec, qpos_J: Array) -> Array:
-    """Return the points of the arm from the base over every joint to the tool, [J + 2, 3], base frame, m."""
-    pos, mat, points = np.zeros(3), np.eye(3), [np.zeros(3)]
-    for joint, value in zip(arm.joints, qpos_J, strict=True):
-        pos, mat = pos + mat @ np.array(joint.pos_m), mat @ matrix_of(joint.quat)
-        points.append(pos)
-        axis = np.array(joint.axis)
-        if joint.kind == "slide":
-            pos = pos + mat @ axis * value
-        else:
-            mat = mat @ about(axis, float(value))
-    return np.stack([*points, Chain(arm).tool(qpos_J)[0]])
 
 
 def encode_png(image: NDArray[np.uint8]) -> bytes:

@@ -1,4 +1,4 @@
-"""What a request of openpi's protocol says, as inputs of a policy, and the other way round.
+"""Convert requests of openpi's protocol to inputs of a policy, and inputs to a request.
 
     state, observation/state                        numbers [S], in the units of the bundle
     images.<camera>, observation/images/<camera>    uint8 [height, width, 3], RGB
@@ -26,7 +26,7 @@ MAX_NAME = 100
 MAX_PROMPT = 1000
 """Characters of a prompt."""
 ALLOWANCE_BYTES = 65536
-"""Bytes of a message beside its arrays."""
+"""Bytes of a message besides its arrays."""
 
 
 class RequestReader:

@@ -7,8 +7,8 @@
                                       ◄ {"actions", "server_timing"}         one binary frame, or
                                       ◄ message of an error                  one text frame; the next request may follow
 
-``GET /healthz`` answers 200. A connection has at most one request under way. Every wait has a limit, and none of them
-is in the way of other clients.
+``GET /healthz`` answers 200. A connection has at most one request under way. Every wait has a limit, and no client
+blocks another one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SEND_S = 10.0
 CLOSE_S = 2.0
 """Longest wait for the other side when a connection is closed."""
 MAX_HANDSHAKES = 64
-"""Connections beside the clients, most of all those that have not shown a key."""
+"""Connections besides the clients, most of them without a key yet."""
 MAX_FRAMES = 4
 """Frames that wait in a connection."""
 
@@ -223,7 +223,7 @@ async def _send(connection: ServerConnection, message: str | bytes) -> None:
 
 
 def _limited(limit: int, max_unsent: int) -> type[ServerConnection]:
-    """Return a connection that is cut at once if the server has more than ``limit``, whatever their state.
+    """Return a class of connections that are cut at once if the server has more than ``limit``, whatever their state.
 
     It is also cut if more than ``max_unsent`` bytes wait for the client to read them: pongs, which answer pings without
     waiting, and one message.
