@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from embodied.algos import losses, returns
 from embodied.core.episodes import EpisodeStats
 from embodied.core.policy import Policy
 from embodied.core.types import Evaluation, Fragment, Obs
@@ -50,25 +49,6 @@ class Batch:
     def column(self, name: str) -> Tensor:
         """Return one of COLUMNS, [B]."""
         return self.columns[self.COLUMNS.index(name)]
-
-    def counts(self) -> Tensor:
-        """Return the number of decisions over which each of ``MinibatchLoss.statistics`` is a mean, float [5]."""
-        valid, measured = self.column("weight").sum(), self.column("kl_weight").sum()
-        num = torch.full_like(valid, len(self))
-        return torch.stack([num, num, measured, valid, num])
-
-    def sample_size(self, log_prob_B: Tensor) -> Tensor:
-        """Return the effective sample size of the weights current / behaviour over valid decisions, a scalar.
-
-        log_prob_B: log-probabilities under the current weights.
-        """
-        kept = self.column("weight") > 0
-        return losses.effective_sample_size(losses.log_ratio(log_prob_B, self.column("behaviour"))[kept])
-
-    def explained_variance(self) -> float:
-        """Return ``returns.explained_variance`` of the behaviour critic over valid decisions."""
-        kept = self.column("weight") > 0
-        return returns.explained_variance(self.column("value")[kept], self.column("return")[kept])
 
     def select(self, index: Tensor) -> Batch:
         """Return the decisions ``index``, int64 [n]."""

@@ -34,16 +34,9 @@ from embodied.core.types import Evaluation, Fragment
 MIN_KL_SAMPLE = 256  # decisions in which the KL is measured; its closed form varies little between decisions
 
 EPOCH_METRICS = (
-    "train/policy_loss",
-    "train/value_loss",
-    "train/approx_kl",
-    "train/clip_fraction",
-    "train/entropy",
-    "train/grad_norm",
-    "train/ratio_first",
-    "async/ess",
-    "train/epochs",
-)
+    "train/policy_loss", "train/value_loss", "train/approx_kl", "train/clip_fraction", "train/entropy",
+    "train/grad_norm", "train/ratio_first", "async/ess", "train/epochs",
+)  # fmt: skip
 
 
 @ALGORITHMS.register("ppo", config=PPOConfig)
@@ -83,15 +76,17 @@ class PPO:
         if config.max_staleness is not None:
             valid_TN = valid_TN & (staleness_TN <= config.max_staleness)
         batch = self.prepare(fragment, staleness_TN, valid_TN)
-        counts = sharing.count_decisions(batch.column("weight"), executed_M, config.max_staleness, self.learners)
+        weight_B, value_B, return_B = map(batch.column, ("weight", "value", "return"))
+        counts = sharing.count_decisions(weight_B, executed_M, config.max_staleness, self.learners)
         warming = version < config.critic_warmup
         if version == config.critic_warmup > 0 and config.schedule == "adaptive":
             reset_actor_rate(self.optimizer, config)
         num_minibatches = min(config.num_minibatches, counts.fewest)
         learned = self._epochs(batch, num_minibatches, warming) if counts.valid else dict.fromkeys(EPOCH_METRICS, 0.0)
         learned["train/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
-        learned["train/explained_variance"] = batch.explained_variance() if config.value_coef else 0.0
-        metrics = counts.metrics | sharing.average_metrics(learned, batch.column("weight").sum(), self.learners)
+        explained = returns.explained_variance(value_B[weight_B > 0], return_B[weight_B > 0])
+        learned["train/explained_variance"] = explained if config.value_coef else 0.0
+        metrics = counts.metrics | sharing.average_metrics(learned, weight_B.sum(), self.learners)
         self.policy.update_normalizer(sharing.gather_normalized(batch.obs, self.learners))
         broken = [f"{key}={value}" for key, value in metrics.items() if not math.isfinite(value)]
         if broken:
@@ -188,12 +183,14 @@ class PPO:
                 loss = self.loss(minibatch)
                 self.optimizer.zero_grad(set_to_none=True)
                 torch.autograd.backward(loss.total)
-                sharing.average_gradients(trained, len(minibatch), self.learners)
-                statistics, counts = sharing.average(loss.statistics, minibatch.counts(), self.learners)
-                measured.append(counts[losses.KL] > 0)
+                weight_B, kl_weight_B = minibatch.column("weight"), minibatch.column("kl_weight")
+                statistics, is_measured = sharing.reduce_step(
+                    trained, loss.statistics, weight_B, kl_weight_B, self.learners
+                )
                 if first is None:  # before any step
-                    first = torch.stack([loss.log_ratio_B.exp().mean(), minibatch.sample_size(loss.log_prob_B)])
-                elif adapts and bool(measured[-1]):
+                    log_weight_B = losses.log_ratio(loss.log_prob_B, minibatch.column("behaviour"))[weight_B > 0]
+                    first = torch.stack([loss.log_ratio_B.exp().mean(), losses.effective_sample_size(log_weight_B)])
+                elif adapts and bool(is_measured):
                     adapt_learning_rate(self.optimizer, float(statistics[losses.KL]), config)
                 if warming:
                     for parameter in self._actor_parameters:
@@ -201,13 +198,14 @@ class PPO:
                 norms = [nn.utils.clip_grad_norm_(group["params"], config.max_grad_norm) for group in groups]
                 self.optimizer.step()
                 rows.append(torch.cat([statistics, norms[0][None]]))
+                measured.append(is_measured)
             epoch_kl = losses.mean_statistics(rows[-num_minibatches:], measured[-num_minibatches:])[losses.KL]
             if config.target_kl is not None and float(epoch_kl) > config.target_kl:
                 break
         if adapts and len(rows) == 1:  # no further minibatch shows how far the only step went
             with torch.no_grad():
                 kl = self.trust_region_kl(minibatch, self.policy.evaluate(minibatch.obs, minibatch.chain))
-            kl, _ = sharing.average(kl, minibatch.counts()[losses.KL], self.learners)
+            kl = sharing.average(kl, kl_weight_B.sum(), self.learners)
             adapt_learning_rate(self.optimizer, float(kl), config)
         assert first is not None
         values = torch.cat([losses.mean_statistics(rows, measured), first]).tolist()

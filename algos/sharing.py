@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from embodied.algos.losses import KL
 from embodied.core.process_group import ProcessGroup
 from embodied.core.protocols import Metrics
 from embodied.core.types import Obs
@@ -66,15 +67,15 @@ def mean_and_std(values: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
     return mean.to(values), var.clamp_min(0).sqrt().to(values)
 
 
-def average(values: Tensor, counts: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Return means over the decisions of all processes, and how many decisions that are, both in the shape of values.
+def average(values: Tensor, counts: Tensor, group: ProcessGroup) -> Tensor:
+    """Return means over the decisions of all processes, in the shape of values.
 
     values: means over the decisions of this process. counts: how many these are, in the same shape.
     """
     if group.size == 1:
-        return values, counts
+        return values
     sums, counts = group.sum(torch.stack([values * counts, counts])).unbind()
-    return sums / counts.clamp_min(1), counts
+    return sums / counts.clamp_min(1)
 
 
 def average_metrics(metrics: Metrics, num: Tensor, group: ProcessGroup) -> Metrics:
@@ -82,22 +83,28 @@ def average_metrics(metrics: Metrics, num: Tensor, group: ProcessGroup) -> Metri
     if group.size == 1:
         return metrics
     values = torch.tensor(list(metrics.values()), dtype=torch.float64)
-    means, _ = average(values, torch.full_like(values, float(num)), group)
+    means = average(values, torch.full_like(values, float(num)), group)
     return dict(zip(metrics, means.tolist(), strict=True))
 
 
-def average_gradients(parameters: Sequence[nn.Parameter], num: int, group: ProcessGroup) -> None:
-    """Replace each gradient, of the mean loss of ``num`` decisions, by that of the mean loss over all processes.
+def reduce_step(
+    parameters: Sequence[nn.Parameter], statistics: Tensor, weight_B: Tensor, kl_weight_B: Tensor, group: ProcessGroup
+) -> tuple[Tensor, Tensor]:
+    """Replace gradients by their means over all processes; return the means of the statistics, and if the KL has any.
 
+    Gradients are those of the mean loss of the B decisions of a minibatch; statistics: ``MinibatchLoss.statistics``.
     A parameter without a gradient has none in any process, because all make the same computation.
     """
     if group.size == 1:
-        return
+        return statistics, kl_weight_B.any()
+    num, valid, measured = weight_B.new_tensor(len(weight_B)), weight_B.sum(), kl_weight_B.sum()
     gradients = [p.grad for p in parameters if p.grad is not None]
-    sums = group.sum(torch.cat([*(gradient.flatten() * num for gradient in gradients), gradients[0].new_tensor([num])]))
-    parts = (sums[:-1] / sums[-1]).split([gradient.numel() for gradient in gradients])
-    for gradient, mean in zip(gradients, parts, strict=True):
-        gradient.copy_(mean.view_as(gradient))
+    counts = torch.stack([num, num, measured, valid, num])
+    own = [*(gradient.flatten() * num for gradient in gradients), statistics * counts, counts]
+    *sums, statistics, counts = group.sum(torch.cat(own)).split([len(part) for part in own])
+    for gradient, part in zip(gradients, sums, strict=True):
+        gradient.copy_(part.view_as(gradient) / counts[0])
+    return statistics / counts.clamp_min(1), counts[KL] > 0
 
 
 def gather_normalized(obs: Obs, group: ProcessGroup) -> Obs:
