@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +25,10 @@ from embodied.algos.adam import adapt_learning_rate, build_adam, reset_actor_rat
 from embodied.algos.batch import Batch, evaluate_in_pieces, merge_fragments
 from embodied.algos.ppo_config import PPOConfig
 from embodied.algos.registry import ALGORITHMS
+from embodied.core.algorithm import Algorithm, Metrics
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.process_group import SINGLE_PROCESS, ProcessGroup
-from embodied.core.protocols import Metrics
 from embodied.core.types import Evaluation, Fragment
 
 MIN_KL_SAMPLE = 256  # decisions in which the KL is measured; its closed form varies little between decisions
@@ -40,17 +40,14 @@ EPOCH_METRICS = (
 
 
 @ALGORITHMS.register("ppo", config=PPOConfig)
-class PPO:
+class PPO(Algorithm):
     """PPO with one Adam optimiser. The policy is moved to ``device`` and trained in place.
 
     ``deployed`` is evaluated and kept. It is the policy itself or, with ``ema_decay``, an exponential moving average of
     its weights over updates, with the policy's newest normaliser. The average varies less than PPO's iterates.
     ``seed`` seeds the shuffling of minibatches, the only randomness here. Not thread-safe: one learner thread.
-    ``learners``: see ``embodied.core.protocols.SharedUpdate``; every use is a call of algos/sharing.py.
+    ``learners``: see ``embodied.core.algorithm.Algorithm``; every use is a call of algos/sharing.py.
     """
-
-    trainer: ClassVar[str] = "reinforcement"
-    explores: ClassVar[bool] = True
 
     def __init__(self, policy: Policy, config: PPOConfig, *, seed: int, device: torch.device) -> None:
         self.policy = policy.to(device)

@@ -15,7 +15,7 @@ class AlgorithmClass(Protocol):
 
     trainer: str
     """Name of its trainer in ``embodied.trainers.TRAINERS``. Algorithms of the trainer ``reinforcement`` are
-    instances of ``embodied.core.protocols.Algorithm``."""
+    instances of ``embodied.core.algorithm.Algorithm``."""
     explores: bool
     """Whether it learns from the policy's own exploration. Only such algorithms train exploration and critic, and only
     from their runs does ``init=`` load them."""

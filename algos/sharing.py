@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from embodied.algos.losses import KL
+from embodied.core.algorithm import Metrics
 from embodied.core.process_group import ProcessGroup
-from embodied.core.protocols import Metrics
 from embodied.core.types import Obs
 
 NORMALIZED = ("state", "privileged")

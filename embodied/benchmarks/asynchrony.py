@@ -32,10 +32,10 @@ from torch import Tensor
 
 from embodied.algos.ppo import PPO
 from embodied.benchmarks.measure import Report, note, paired
+from embodied.core.algorithm import Algorithm, Metrics
 from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodeSampler
 from embodied.core.policy import Policy
-from embodied.core.protocols import Algorithm, Metrics
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment, Obs, PolicySample, Timestep
 from embodied.policies.gaussian import GaussianPolicy

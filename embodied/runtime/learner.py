@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.core.algorithm import Algorithm, Metrics
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.process_group import SINGLE_PROCESS, ProcessGroup
-from embodied.core.protocols import Algorithm, Metrics, SharedUpdate
 from embodied.core.types import Fragment
 from embodied.runtime.watch.track import Track
 from embodied.runtime.weight_store import WeightStore
@@ -46,7 +46,7 @@ class Learner:
         learners: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         if learners.size > 1:
-            if not isinstance(algorithm, SharedUpdate):
+            if algorithm.learners is None:
                 name = type(algorithm).__name__
                 raise UserError(f"runtime.num_learners={learners.size}: {name} cannot share an update; allowed: 1")
             algorithm.learners = learners

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from embodied.core.protocols import Metrics
+from embodied.core.algorithm import Metrics
 from embodied.core.types import Fragment
 from embodied.runtime import threads
 from embodied.runtime.background_evaluator import BackgroundEvaluator

@@ -26,11 +26,11 @@ from typing import Any, Self
 
 import torch
 
+from embodied.core.algorithm import Metrics
 from embodied.core.clock import running_s
 from embodied.core.episodes import EpisodeStats
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
-from embodied.core.protocols import Metrics
 from embodied.core.registry import Registry
 from embodied.core.spec import EnvSpec
 from embodied.runtime.background_evaluator import BackgroundEvaluator

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from embodied.core.algorithm import Algorithm
 from embodied.core.device import CPU, resolve_device
 from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodePlans, EpisodeSampler
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
-from embodied.core.protocols import Algorithm
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import EnvSpec
 from embodied.runtime import threads

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from embodied.core.protocols import Metrics
+from embodied.core.algorithm import Metrics
 from embodied.core.types import Fragment
 from embodied.runtime import threads
 from embodied.runtime.collecting.actor_server import ActorServer

@@ -7,9 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from embodied.core.algorithm import Algorithm
 from embodied.core.device import resolve_device
 from embodied.core.env import VecEnv
-from embodied.core.errors import UserError
+from embodied.core.errors import UserError, check_base
 from embodied.core.policy import Policy
 from embodied.runtime import Recipe, Runtime, build_runtime
 from embodied.runtime.watch.trace import TRACE_S
@@ -112,6 +113,11 @@ def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
     def make_env(num_envs: int, num_threads: int) -> VecEnv:
         return factories.make_acting_env(config, num_envs, num_threads, run_dir)
 
+    def make_algorithm(policy: Policy) -> Algorithm:
+        algorithm: Algorithm = factories.make_algorithm(config, policy)
+        check_base(algorithm, Algorithm, f"algo={config.algo.name}")
+        return algorithm
+
     recipe = Recipe(
         config.runtime,
         num_envs=config.num_envs,
@@ -119,7 +125,7 @@ def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
         make_env=make_env,
         make_sampler=partial(factories.make_sampler, config),
         make_policy=partial(make_initial_policy if new else factories.make_policy, config),
-        make_algorithm=partial(factories.make_algorithm, config),
+        make_algorithm=make_algorithm,
         make_eval_env=make_env,
         eval_plans=partial(factories.evaluation_plans, during_training=True),
     )

@@ -12,9 +12,9 @@ import torch
 from embodied.algos import ALGORITHMS
 from embodied.algos.grpo import GRPO, GRPOConfig
 from embodied.algos.returns import group_relative
+from embodied.core.algorithm import Algorithm
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
-from embodied.core.protocols import Algorithm
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment
 from embodied.envs import SamplerSetup, UniformConfig, UniformSampler

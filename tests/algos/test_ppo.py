@@ -17,9 +17,9 @@ from embodied.algos.batch import Batch
 from embodied.algos.losses import CORRECTIONS, MinibatchLoss
 from embodied.algos.ppo import PPO
 from embodied.algos.ppo_config import PPOConfig
+from embodied.core.algorithm import Algorithm
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
-from embodied.core.protocols import Algorithm
 from embodied.core.types import Evaluation, Fragment, Obs
 from tests.numerics.tiny_policy import TinyPolicy, make_fragment
 

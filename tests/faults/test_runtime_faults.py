@@ -21,10 +21,10 @@ from torch import Tensor
 
 from embodied.algos.ppo import PPO
 from embodied.algos.ppo_config import PPOConfig
+from embodied.core.algorithm import Metrics
 from embodied.core.clock import running_s
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
-from embodied.core.protocols import Metrics
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment, Obs, PolicySample, Timestep
 from embodied.policies import GaussianPolicy

@@ -18,9 +18,9 @@ from torch import Tensor
 from embodied.algos.grpo import GRPO, GRPOConfig
 from embodied.algos.ppo import PPO
 from embodied.algos.ppo_config import PPOConfig
+from embodied.core.algorithm import Metrics
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
-from embodied.core.protocols import Metrics
 from embodied.core.types import Fragment
 from embodied.policies import POLICIES
 from embodied.runtime.learner import Learner

@@ -10,9 +10,9 @@ import torch
 
 from embodied.algos.ppo import PPO
 from embodied.algos.ppo_config import PPOConfig
+from embodied.core.algorithm import Algorithm
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
-from embodied.core.protocols import Algorithm
 from embodied.core.spec import EnvSpec
 from embodied.envs import first_episodes
 from embodied.policies import GaussianConfig, GaussianPolicy

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from embodied.algos.ppo import PPO
 from embodied.algos.ppo_config import PPOConfig
+from embodied.core.algorithm import Metrics
 from embodied.core.device import CPU
 from embodied.core.policy import Policy
-from embodied.core.protocols import Metrics
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment
 from embodied.envs.checks.conformance import check_env

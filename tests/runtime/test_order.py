@@ -14,8 +14,8 @@ import torch
 from embodied.algos import returns
 from embodied.algos.ppo import PPO
 from embodied.algos.ppo_config import PPOConfig
+from embodied.core.algorithm import Metrics
 from embodied.core.policy import Policy
-from embodied.core.protocols import Metrics
 from embodied.core.types import Fragment
 from embodied.runtime.channel import Channel
 from embodied.runtime.learner import mask_before

@@ -15,11 +15,11 @@ import torch
 
 from embodied.algos.ppo import PPO
 from embodied.algos.ppo_config import PPOConfig
+from embodied.core.algorithm import Metrics
 from embodied.core.clock import running_s
 from embodied.core.episodes import EpisodePlans, EpisodeStats
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
-from embodied.core.protocols import Metrics
 from embodied.core.spec import Instruction
 from embodied.core.types import Fragment
 from embodied.runtime import RuntimeConfig, checkpoint

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+from embodied.algos import ALGORITHMS
+from embodied.algos.ppo_config import PPOConfig
+from embodied.core import protocols
+from embodied.core.algorithm import Algorithm
+from embodied.core.env import VecEnv
 from embodied.core.errors import UserError
+from embodied.core.policy import Policy
 from embodied.core.registry import Entry
 from embodied.core.spec import EnvSpec
 from embodied.envs import FAMILIES
@@ -14,6 +22,7 @@ from embodied.envs.checks.conformance import check_env
 from embodied.policies import POLICIES, GaussianConfig
 from embodied.session.config import compose_run
 from embodied.session.factories import make_env, make_policy, make_spec
+from embodied.trainers.reinforcement import build
 
 
 class ForeignPolicy(nn.Module):
@@ -60,3 +69,25 @@ def test_an_environment_without_the_base_class_is_refused_in_runs_and_checks(mon
     with pytest.raises(UserError) as refused:
         check_env(lambda num_envs: ForeignEnv(spec, num_envs))  # type: ignore[arg-type, return-value]
     assert str(refused.value).endswith(wanted)
+
+
+class ForeignAlgorithm:
+    """An algorithm but for its base class."""
+
+    trainer, explores = "reinforcement", True
+
+    def __init__(self, policy: Policy, config: PPOConfig, *, seed: int, device: torch.device) -> None:
+        self.policy = self.deployed = policy
+
+
+def test_an_algorithm_without_the_base_class_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(ALGORITHMS._entries, "ppo", Entry("ppo", ForeignAlgorithm, PPOConfig))
+    config = compose_run({"task": "reach", "policy": "gaussian", "runtime": "sync", "num_envs": 2, "device": "cpu"})
+    with pytest.raises(UserError) as refused:
+        build(config, tmp_path)
+    assert str(refused.value).startswith("algo=ppo: class ")
+    assert str(refused.value).endswith("must inherit Algorithm (from embodied.core.algorithm import Algorithm)")
+
+
+def test_the_names_of_the_former_module_still_lead_to_the_base_classes() -> None:
+    assert (protocols.VecEnv, protocols.Policy, protocols.Algorithm) == (VecEnv, Policy, Algorithm)

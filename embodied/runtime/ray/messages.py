@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from embodied.core.algorithm import Metrics
 from embodied.core.episodes import EpisodeStats
-from embodied.core.protocols import Metrics
 from embodied.runtime.ray.weights import Publication
 from embodied.runtime.watch.track import Span
 

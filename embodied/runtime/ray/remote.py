@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
+from embodied.core.algorithm import Metrics
 from embodied.core.errors import one_line
 from embodied.core.policy import Policy
-from embodied.core.protocols import Metrics
 from embodied.runtime.loop import LearnerLost
 from embodied.runtime.ray.controller import LEARNER, Controller
 from embodied.runtime.ray.messages import Delivery, Learned

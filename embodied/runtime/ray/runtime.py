@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Any
 
+from embodied.core.algorithm import Metrics
 from embodied.core.errors import UserError
-from embodied.core.protocols import Metrics
 from embodied.runtime.background_evaluator import BackgroundEvaluator
 from embodied.runtime.channel import Channel, Closed
 from embodied.runtime.loop import RUNTIMES, LearnerLost, Runtime

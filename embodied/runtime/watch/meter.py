@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from embodied.core.algorithm import Metrics
 from embodied.core.clock import running_s
-from embodied.core.protocols import Metrics
 from embodied.core.statistics import quantile_of_counts
 
 Histograms = dict[str, Counter[int]]
