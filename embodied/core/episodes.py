@@ -170,18 +170,14 @@ class PlanList:
     as a filler.
     """
 
-    present: EpisodePlans
-    """Plan of the present episode of every env."""
-
     def __init__(self, plans: EpisodePlans, num_envs: int) -> None:
         assert 1 <= num_envs <= len(plans), f"{num_envs} envs for {len(plans)} plans"
         self.plans, self.num_envs = plans, num_envs
-        self.present = self.start()
+        self._num_given = num_envs
 
     def start(self) -> EpisodePlans:
         """Return the first plans of the list."""
         self._num_given = self.num_envs
-        self.present = EpisodePlans.concatenate([self.plans.rows(slice(self.num_envs))])  # a copy
         return self.plans.rows(slice(self.num_envs))
 
     def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
@@ -193,14 +189,12 @@ class PlanList:
         again = EpisodePlans.concatenate([plans])  # a copy
         again.filler_n[:] = True
         again.put(np.flatnonzero(fresh), self.plans.rows(wanted[fresh]))
-        self.present.put(ended.env_id_M.numpy(), again)
         return again
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the number of plans given so far, and the present ones."""
-        return {"given": torch.tensor(self._num_given), **self.present.state_dict()}
+        """Return the number of plans given so far."""
+        return {"given": torch.tensor(self._num_given)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue after the plans that were given before."""
         self._num_given = int(state["given"])
-        self.present = EpisodePlans.from_state_dict(state)

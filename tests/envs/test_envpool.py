@@ -133,13 +133,12 @@ def test_an_evaluation_has_the_same_episodes_again_with_any_number_of_envs() -> 
         plans = first_episodes(env.spec, 5, seed=3)
         found: dict[int, list[float]] = {}
         for _ in range(2):  # the second time on the same env
-            sampler = PlanList(plans, num_envs)
-            obs, done = env.reset(sampler), 0
+            obs, done = env.reset(PlanList(plans, num_envs)), 0
             while done < 5:
                 for row in range(num_envs):
-                    if env.steps_made_N()[row] == 0 and not sampler.present.filler_n[row]:
+                    if env.steps_made_N()[row] == 0 and not env.plans.filler_n[row]:
                         state = obs["state"][row].tolist()
-                        assert found.setdefault(int(sampler.present.seed_n[row]), state) == state
+                        assert found.setdefault(int(env.plans.seed_n[row]), state) == state
                 step = env.step(torch.zeros(num_envs, 1, dtype=torch.int64))
                 obs, done = step.obs, done + len(step.episodes.counted())
         return found
