@@ -38,7 +38,7 @@ from embodied.deployment.validation import Options, parse_words
 from embodied.session.command import Stopped, run_command
 
 if TYPE_CHECKING:  # it imports torch, which a machine with an ONNX bundle does not need
-    from embodied.deployment.bundle.torch_runner import TorchRunner
+    from embodied.session.torch_runner import TorchRunner
 
 GPU_TOLERANCE = 1e-2
 """Largest difference of a GPU's plans from the recorded ones, in units of the action's scale."""
@@ -90,14 +90,13 @@ def runner_of(options: ServeOptions) -> PolicyRunner | TorchRunner:
     try:
         import torch
 
-        from embodied.deployment.bundle.torch_runner import TorchRunner
-        from embodied.session.factories import build_policy
+        from embodied.session.torch_runner import TorchRunner
     except ImportError as error:
         raise UserError(f"bundle={path} needs torch and transformers: {one_line(error)}") from error
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device=cuda: torch finds no GPU here")
     torch.set_num_threads(options.num_threads)
-    return TorchRunner(path, build_policy, options.device)
+    return TorchRunner(path, options.device)
 
 
 async def serve_until_stopped(runner: PolicyRunner | TorchRunner, options: ServerOptions) -> dict[str, Any]:

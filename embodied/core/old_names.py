@@ -26,8 +26,10 @@ MOVED = {
     "embodied.envs.common.episodic": "embodied.envs.base.episodic",
     "embodied.envs.common.sampler": "embodied.envs.episodes.sampler",
     "embodied.envs.common.seeding": "embodied.envs.episodes.seeding",
+    "embodied.run": "embodied.session",
+    "embodied.run.torch_runner": "embodied.session.torch_runner",
 }
-"""Modules of version 0.1 that the documents told users to import, and where each is now."""
+"""Modules of version 0.1 that documents and bundles told users to import, and where each is now."""
 
 
 def answer_old_names() -> None:

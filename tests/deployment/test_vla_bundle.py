@@ -25,12 +25,12 @@ from embodied.core.errors import UserError
 from embodied.deployment.bundle.files import sha256
 from embodied.deployment.bundle.format import read_bundle, write_description
 from embodied.deployment.bundle.runner import PolicyRunner, check_parity, parity
-from embodied.deployment.bundle.torch_runner import TorchRunner
 from embodied.deployment.bundle.write import chosen_layout
 from embodied.deployment.serving.client import RemotePlanner
 from embodied.session import exporting
 from embodied.session.config import RunConfig
 from embodied.session.factories import build_policy, make_spec
+from embodied.session.torch_runner import TorchRunner
 from tests.commands.helpers import SMALL, run, run_train
 from tests.deployment.exports import flow_bundle, small_config, write_small
 from tests.deployment.servers import serving
@@ -54,7 +54,7 @@ def large() -> tuple[Path, nn.Module, RunConfig]:
 
 def test_the_bundle_plans_what_the_policy_plans() -> None:
     path, policy, config = large()
-    runner, spec = TorchRunner(path, build_policy), make_spec(config)
+    runner, spec = TorchRunner(path), make_spec(config)
     assert parity(runner, path) <= 1e-5
     assert runner.bundle.parity_max <= 1e-5
     assert (runner.bundle.layout, runner.bundle.horizon) == ("transformers", 4)
@@ -106,10 +106,10 @@ def test_damage_is_refused(tmp_path: Path) -> None:
         file.seek(-4, 2)
         file.write(b"\x00\x01\x02\x03")
     with pytest.raises(UserError, match=r"model.safetensors is not the file that was exported"):
-        TorchRunner(copy, build_policy)
+        TorchRunner(copy)
     (copy / "policy.json").unlink()
     with pytest.raises(UserError, match=r"lacks policy.json|model.safetensors is not"):
-        TorchRunner(copy, build_policy)
+        TorchRunner(copy)
 
 
 def rehash(path: Path, name: str, content: bytes) -> None:
@@ -124,7 +124,7 @@ def test_a_file_that_was_not_hashed_is_refused(tmp_path: Path, name: str) -> Non
     copy = Path(shutil.copytree(large()[0], tmp_path / "bundle"))
     (copy / name).write_text("{}")
     with pytest.raises(UserError, match=f"has '{name}', which was not exported"):
-        TorchRunner(copy, build_policy)
+        TorchRunner(copy)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_tampered_file_is_refused_also_with_its_hash(tmp_path: Path, name: str
     copy = Path(shutil.copytree(large()[0], tmp_path / "bundle"))
     rehash(copy, name, content)
     with pytest.raises(UserError, match=message) as caught:
-        TorchRunner(copy, build_policy)
+        TorchRunner(copy)
     assert "\n" not in str(caught.value)
 
 
@@ -160,7 +160,7 @@ def test_another_tokenizer_changes_plans_and_is_refused(tmp_path: Path) -> None:
     words["red"], words["blue"] = words["blue"], words["red"]
     rehash(copy, "tokenizer.json", json.dumps(content).encode())
     with pytest.raises(UserError, match="the outputs of torch and of the runner differ by"):
-        check_parity(TorchRunner(copy, build_policy), copy)
+        check_parity(TorchRunner(copy), copy)
     outcome = run(serve.main, [f"bundle={copy}"])
     assert (outcome.code, "differ by" in outcome.stderr) == (2, True), outcome.stderr
 

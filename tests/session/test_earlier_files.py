@@ -10,9 +10,8 @@ import pytest
 
 from embodied import deploy
 from embodied.deployment.bundle.runner import PolicyRunner, check_parity
-from embodied.deployment.bundle.torch_runner import TorchRunner
 from embodied.session.config import read_run
-from embodied.session.factories import build_policy
+from embodied.session.torch_runner import TorchRunner
 from tests.commands.helpers import run, run_eval, run_train
 
 EARLIER = Path(__file__).parents[1] / "data" / "earlier"
@@ -72,7 +71,7 @@ def test_training_starts_from_the_policy_of_an_earlier_run(tmp_path: Path, name:
 def test_earlier_bundles_plan_what_they_planned() -> None:
     onnx, model = EARLIER / "bundles" / "onnx", EARLIER / "bundles" / "transformers"
     assert check_parity(PolicyRunner(onnx), onnx) <= 1e-5
-    assert check_parity(TorchRunner(model, build_policy), model) <= 1e-5
+    assert check_parity(TorchRunner(model), model) <= 1e-5
 
 
 def test_an_earlier_bundle_drives_the_simulated_arm(earlier: Path) -> None:

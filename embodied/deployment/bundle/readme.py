@@ -39,11 +39,10 @@ In your own program:
 
 ```python
 from pathlib import Path
-from embodied.deployment.bundle.torch_runner import TorchRunner
-from embodied.session.factories import build_policy
+from embodied.session.torch_runner import TorchRunner
 from transformers import PI0ForConditionalGeneration
 
-runner = TorchRunner(Path("<this directory>"), build_policy)
+runner = TorchRunner(Path("<this directory>"))
 chunk = runner.plan(inputs)  # arrays by name, N rows each ─► [N, H, A], physical units
 model = PI0ForConditionalGeneration.from_pretrained("<this directory>")  # the model without its normaliser
 ```
