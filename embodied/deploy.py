@@ -43,7 +43,8 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.errors import UserError
-from embodied.deployment.bundle.format import Bundle, read_bundle
+from embodied.deployment.bundle.description import Bundle
+from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.bundle.runner import Planner, PolicyRunner, check_parity
 from embodied.deployment.control.inference import Inference
 from embodied.deployment.control.keys import EmergencyKey

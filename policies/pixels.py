@@ -12,7 +12,7 @@ from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from embodied.policies.base import CameraConfig
+from embodied.policies.config import CameraConfig
 from embodied.policies.networks import ACTIVATIONS, orthogonal
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, size of the kernel, stride

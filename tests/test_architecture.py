@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import grimp
@@ -56,6 +57,14 @@ def test_lint_and_types_read_every_file(root: Path, monkeypatch: pytest.MonkeyPa
     options.namespace_packages = options.explicit_package_bases = True
     typed = create_source_list(settings["mypy"]["files"], options)
     assert {source.module for source in typed} == set(modules(root))
+
+
+def test_no_files_import_each_other_in_a_circle(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imports for types alone count too: a reader follows them all the same."""
+    monkeypatch.chdir(root)
+    graph = grimp.build_graph("embodied", cache_dir=None)
+    imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    TopologicalSorter(imports).prepare()  # CycleError names a circle
 
 
 def test_import_rules_hold(root: Path) -> None:

@@ -20,7 +20,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from embodied.core.config import parse_overrides
-from embodied.deployment.bundle.format import Bundle, read_bundle
+from embodied.deployment.bundle.description import Bundle
+from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.robots.confirmation import poses
 from embodied.deployment.robots.picture import draw_poses
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from embodied.core.errors import UserError, unknown_name
-from embodied.deployment.bundle.format import Bundle
+from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.control.inference import TIMEOUT_S
 from embodied.deployment.control.schedule import Schedule, ScheduleName, ticks_per_step
 from embodied.deployment.robots.sim import PERTURBATIONS

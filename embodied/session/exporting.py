@@ -13,7 +13,7 @@ import torch
 from embodied.core.execution import EvalRollout
 from embodied.core.policy import Policy
 from embodied.core.types import Obs
-from embodied.deployment.bundle.format import Origin
+from embodied.deployment.bundle.description import Origin
 from embodied.deployment.bundle.write import Source
 from embodied.runtime import threads
 from embodied.runtime.checkpoint import Checkpoint

@@ -227,7 +227,7 @@ class MujocoPool(EpisodicEnv):
 
     def film_quickly(self, width: int, height: int) -> Callable[[], NDArray[np.uint8]]:
         """Return a function like that of ``film``: a hundred times as fast, without shadows (``QuickViewer``)."""
-        viewer = QuickViewer(self, replace(FRONT, width=width, height=height))
+        viewer = QuickViewer(self.task, self.batch, replace(FRONT, width=width, height=height))
         physics = self.batch.state.copy()
         self.batch.forward(stage=_CURRENT)  # fills what the viewer has bound
         self.batch.state[:] = physics

@@ -14,7 +14,6 @@ from embodied.envs.rendering.cameras import FAST, VIDEO, Camera, RenderStyle, re
 from embodied.envs.rendering.vision import CameraRig
 
 if TYPE_CHECKING:
-    from embodied.envs.mujoco.pool import MujocoPool
     from embodied.envs.tasks.base import Task
 
 SOLVED = np.array([46, 160, 67], np.uint8)  # colour of the border of solved envs
@@ -51,18 +50,18 @@ class Viewer:
 
 
 class QuickViewer:
-    """Render the simulations of a pool as policies' cameras do, a hundred times as fast as ``Viewer``.
+    """Render the simulations of a task as policies' cameras do, a hundred times as fast as ``Viewer``.
 
     It has no shadows, and a robot has only its few coarse geoms (``Robot.coarse``). Images of a robot without these
     show its other geoms and take longer. The image of an env where the task is solved now has a green frame.
-    Create it before the pool's first reset: it renders only after a later call of the pool's batch.
+    Create it before the first reset: it renders only after a later call of the batch.
     """
 
-    def __init__(self, pool: MujocoPool, camera: Camera) -> None:
-        self.pool, self.camera = pool, camera
-        coarse = pool.task.robot.coarse
-        self._slow = Viewer(pool.task, pool.batch, camera, FAST, mark_solved=False) if coarse is None else None
-        self._rig = None if coarse is None else CameraRig(pool.batch, pool.task.scene(), coarse, [camera])
+    def __init__(self, task: Task, batch: Batch, camera: Camera) -> None:
+        self.task, self.batch, self.camera = task, batch, camera
+        coarse = task.robot.coarse
+        self._slow = Viewer(task, batch, camera, FAST, mark_solved=False) if coarse is None else None
+        self._rig = None if coarse is None else CameraRig(batch, task.scene(), coarse, [camera])
 
     def render(self) -> NDArray[np.uint8]:
         """Return colour images of all envs, uint8 [N, h, w, 3]."""
@@ -70,9 +69,9 @@ class QuickViewer:
             assert self._slow is not None
             rgb = self._slow.render()
         else:
-            self._rig.start(np.arange(self.pool.num_envs), None)  # shapes and colours may be those of a new episode
+            self._rig.start(np.arange(self.batch.nsim), None)  # shapes and colours may be those of a new episode
             rgb = self._rig.render()[f"images.{self.camera.name}"].numpy()
-        return with_border(rgb, self.pool.task.success().numpy())
+        return with_border(rgb, self.task.success().numpy())
 
 
 def with_border(rgb_nhw3: NDArray[np.uint8], solved_n: NDArray[np.bool_]) -> NDArray[np.uint8]:

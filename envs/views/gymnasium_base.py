@@ -57,7 +57,7 @@ class Rendering:
             camera = replace(placed, width=self.width, height=self.height)
         elif not isinstance(camera, Camera):
             raise UserError(f"camera: got {camera!r}, allowed: a name or a Camera; what a policy sees is cameras=")
-        return None if self.mode is None else QuickViewer(pool, camera)
+        return None if self.mode is None else QuickViewer(pool.task, pool.batch, camera)
 
 
 @copyable

@@ -17,7 +17,8 @@ from embodied.core.errors import UserError
 from embodied.core.options import NonNegativeInt, Positive, PositiveInt, config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Evaluation, Obs, PolicySample
-from embodied.policies.base import ActorCritic, ActorCriticConfig
+from embodied.policies.base import ActorCritic
+from embodied.policies.config import ActorCriticConfig
 from embodied.policies.flow.network import NoiseNetwork
 from embodied.policies.flow.prefix import fixed_rows, free, hold, prefix_features, put_prefix
 from embodied.policies.flow.sampler import Transition, integrate, one_step_chain, sample_chain, sample_one_step

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from embodied.core.errors import UserError
 from embodied.core.options import NonNegativeInt, PositiveInt, config_dataclass
-from embodied.policies.base import CameraConfig
+from embodied.policies.config import CameraConfig
 from embodied.policies.flow.chains import ChainConfig
 
 Part = Literal["vision", "language"]

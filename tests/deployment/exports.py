@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 import torch
 from torch import nn
 
-from embodied.deployment.bundle.format import Bundle, Origin
+from embodied.deployment.bundle.description import Bundle, Origin
 from embodied.deployment.bundle.write import write_bundle
 from embodied.session.config import RunConfig, compose_run
 from embodied.session.exporting import bundle_source, record

@@ -14,7 +14,8 @@ import pytest
 from websockets.sync.server import ServerConnection, serve
 
 from embodied.core.errors import UserError
-from embodied.deployment.bundle.format import Bundle, read_bundle
+from embodied.deployment.bundle.description import Bundle
+from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner
 from embodied.deployment.serving.client import RemotePlanner
 from embodied.deployment.serving.wire import encode

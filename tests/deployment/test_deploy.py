@@ -22,7 +22,8 @@ from embodied import deploy as deploy_command
 from embodied.core.errors import UserError
 from embodied.core.execution import EvalRollout
 from embodied.data import read
-from embodied.deployment.bundle.format import SIMULATION_FILE, read_bundle
+from embodied.deployment.bundle.description import SIMULATION_FILE
+from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner
 from embodied.deployment.control.home import move_home
 from embodied.deployment.control.inference import Inference, RealClock

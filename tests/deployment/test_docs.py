@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embodied.deployment.bundle.description import PARITY_FILE
 from embodied.deployment.bundle.files import load_arrays
-from embodied.deployment.bundle.format import PARITY_FILE
 from tests.deployment.exports import flow_bundle
 
 

@@ -18,8 +18,9 @@ import torch
 from embodied import export
 from embodied.core.errors import UserError
 from embodied.core.kinematics import matrix_of
+from embodied.deployment.bundle.description import PARITY_FILE
 from embodied.deployment.bundle.files import load_arrays, sha256
-from embodied.deployment.bundle.format import PARITY_FILE, read_bundle
+from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.bundle.onnx import TORCH_LOGGER, PhysicalPlan
 from embodied.deployment.bundle.runner import PolicyRunner, parity
 from embodied.envs import make_pool, make_sampler

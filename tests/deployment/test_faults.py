@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from embodied import deploy as deploy_command
 from embodied.core.errors import UserError
 from embodied.core.kinematics import Chain
-from embodied.deployment.bundle.format import SIMULATION_FILE, read_bundle
+from embodied.deployment.bundle.description import SIMULATION_FILE
+from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner
 from embodied.deployment.control.inference import Inference
 from embodied.deployment.control.keys import EmergencyKey

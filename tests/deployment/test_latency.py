@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from embodied.deployment.bundle.format import SIMULATION_FILE, read_bundle
+from embodied.deployment.bundle.description import SIMULATION_FILE
+from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner
 from embodied.deployment.control.inference import Inference
 from embodied.deployment.control.loop import ControlLoop

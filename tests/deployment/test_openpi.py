@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from embodied.deployment.bundle.format import PARITY_FILE
+from embodied.deployment.bundle.description import PARITY_FILE
 from embodied.deployment.bundle.runner import PolicyRunner
 from tests.deployment.exports import flow_bundle
 from tests.deployment.servers import serving

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, ConnectionClosedError, Inval
 from websockets.sync.client import connect
 
 from embodied.core.errors import UserError
-from embodied.deployment.bundle.format import Bundle as BundleType
+from embodied.deployment.bundle.description import Bundle as BundleType
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner
 from embodied.deployment.serving import server as server_module

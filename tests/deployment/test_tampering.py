@@ -25,15 +25,9 @@ from onnx import TensorProto, numpy_helper
 from embodied import deploy, serve
 from embodied.core.errors import UserError
 from embodied.deployment.bundle import runner
+from embodied.deployment.bundle.description import PARITY_FILE, POLICY_FILE, SIMULATION_FILE, Bundle
 from embodied.deployment.bundle.files import sha256
-from embodied.deployment.bundle.format import (
-    BUNDLE_FILE,
-    PARITY_FILE,
-    POLICY_FILE,
-    SIMULATION_FILE,
-    Bundle,
-    read_bundle,
-)
+from embodied.deployment.bundle.format import BUNDLE_FILE, read_bundle
 from embodied.deployment.bundle.plausible import RANGES
 from embodied.deployment.bundle.runner import OUTPUT_PREFIX
 from tests.commands.helpers import run

@@ -8,14 +8,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from math import hypot, inf, prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from embodied.core.errors import UserError, one_line
 from embodied.core.spec import ArmSpec
+from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.validation import check_range
-
-if TYPE_CHECKING:
-    from embodied.deployment.bundle.format import Bundle
 
 _LENGTH_M = (-10.0, 10.0)
 _UNIT = (-1.001, 1.001)

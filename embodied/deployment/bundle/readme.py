@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embodied.deployment.bundle.format import Bundle
+from embodied.deployment.bundle.description import Bundle
 
 ONNX_RUN = """\
 python -m embodied.deploy bundle=<this directory> robot=sim    # the simulated arm, in real time

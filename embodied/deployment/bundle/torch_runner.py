@@ -26,8 +26,9 @@ from torch import Tensor
 from embodied.core.errors import UserError, one_line
 from embodied.core.policy import Policy
 from embodied.core.spec import EnvSpec
+from embodied.deployment.bundle.description import POLICY_FILE
 from embodied.deployment.bundle.files import read_json
-from embodied.deployment.bundle.format import MAX_JSON_BYTES, OPTIONS_FILE, POLICY_FILE, STATISTICS_FILE, read_bundle
+from embodied.deployment.bundle.format import MAX_JSON_BYTES, OPTIONS_FILE, STATISTICS_FILE, read_bundle
 from embodied.deployment.bundle.onnx import PhysicalPlan
 from embodied.deployment.bundle.runner import InputSpec
 

@@ -19,9 +19,7 @@ from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.spec import Box, EnvSpec
 from embodied.core.types import Obs
-from embodied.deployment.bundle.files import sha256
-from embodied.deployment.bundle.format import (
-    FORMAT,
+from embodied.deployment.bundle.description import (
     PARITY_FILE,
     POLICY_FILE,
     README_FILE,
@@ -29,8 +27,9 @@ from embodied.deployment.bundle.format import (
     Bundle,
     ObservedRange,
     Origin,
-    write_description,
 )
+from embodied.deployment.bundle.files import sha256
+from embodied.deployment.bundle.format import FORMAT, write_description
 from embodied.deployment.bundle.onnx import PhysicalPlan, export_onnx
 from embodied.deployment.bundle.readme import NOTES, bundle_readme
 from embodied.deployment.bundle.runner import OUTPUT_PREFIX, PolicyRunner, check_parity

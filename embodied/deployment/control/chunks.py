@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
-from embodied.deployment.bundle.format import Bundle
+from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.control.inference import Inference
 from embodied.deployment.control.observation import Measurement
 from embodied.deployment.control.schedule import PlanRequest, Schedule

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
-from embodied.deployment.bundle.format import Bundle
+from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.runner import InputSpec
 from embodied.deployment.control.chunks import Chunks, StepStart
 from embodied.deployment.control.controller import ArmController

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError
 from embodied.core.kinematics import Chain
 from embodied.core.terms import difference
-from embodied.deployment.bundle.format import Bundle
+from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.robots.base import GRIPPER, Observation, age, joint_names
 
 Array = NDArray[np.float64]

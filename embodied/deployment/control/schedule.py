@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, unknown_name
-from embodied.deployment.bundle.format import Bundle
+from embodied.deployment.bundle.description import Bundle
 
 Chunk = NDArray[np.float32]
 ScheduleName = Literal["synchronous", "ensemble", "rtc"]

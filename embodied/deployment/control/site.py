@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.deployment.bundle.format import Bundle, read_simulation
+from embodied.deployment.bundle.description import Bundle
+from embodied.deployment.bundle.format import read_simulation
 from embodied.deployment.control.inference import Clock, RealClock
 from embodied.deployment.options import DeployOptions
 from embodied.deployment.robots.base import Robot

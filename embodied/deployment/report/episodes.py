@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
+from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.files import load_arrays
-from embodied.deployment.bundle.format import Bundle
 from embodied.deployment.report.record import Deployment, EpisodeRecord, Step
 
 EPISODES = "episodes"

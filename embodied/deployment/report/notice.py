@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.files import sha256
-from embodied.deployment.bundle.format import BUNDLE_FILE, Bundle
+from embodied.deployment.bundle.format import BUNDLE_FILE
 from embodied.deployment.control.safety import Limits
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.statistics import wilson_interval
-from embodied.deployment.bundle.format import Bundle
+from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.control.safety import Intervention
 
 Array = NDArray[np.float64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import pi
 
 from embodied.core.errors import UserError
-from embodied.deployment.bundle.format import Bundle
+from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.control.observation import StateBuilder
 from embodied.deployment.robots.base import GRIPPER, Robot
 from embodied.deployment.robots.mapping import Entry, RobotMapping, Unit

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
-from embodied.deployment.bundle.format import Bundle
+from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.control.safety import Limits
 from embodied.deployment.options import DeployOptions
 from embodied.deployment.robots.base import Robot, age, joint_values

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from embodied.core.child import ChildProcess
 from embodied.core.errors import UserError
 from embodied.core.socket_messages import receive, send
-from embodied.deployment.bundle.format import Bundle
+from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.robots.base import GRIPPER, Action, Observation, joint_names
 
 START_S = 120.0  # longest start of the process

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, one_line
-from embodied.deployment.bundle.format import MAX_JSON_BYTES, Bundle, parse_bundle
+from embodied.deployment.bundle.description import Bundle
+from embodied.deployment.bundle.format import MAX_JSON_BYTES, parse_bundle
 from embodied.deployment.bundle.runner import InputSpec
 from embodied.deployment.serving.api_key import VARIABLE, authorization
 from embodied.deployment.serving.request import ALLOWANCE_BYTES, request_of

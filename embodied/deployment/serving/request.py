@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, unknown_name
-from embodied.deployment.bundle.format import Bundle
+from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.runner import InputSpec
 
 MAX_NAME = 100

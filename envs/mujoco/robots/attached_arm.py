@@ -5,8 +5,6 @@ action ──► pose, measured or true ──► joint targets ──► minus 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import mujoco
 import numpy as np
 import torch
@@ -17,16 +15,14 @@ from embodied.core.arm_control import ArmLaw, ToolPose
 from embodied.core.kinematics import cross
 from embodied.envs.mujoco.robots.backlash import backlash
 from embodied.envs.mujoco.robots.base import Measurement
+from embodied.envs.mujoco.robots.gripper_description import GripperDescription
 from embodied.envs.mujoco.robots.gripper_state import GripperState
-
-if TYPE_CHECKING:
-    from embodied.envs.mujoco.robots.gripper_arm import GripperArm
 
 
 class AttachedArm(GripperState):
     """Turn actions into ``ctrl`` of a batch; see ``embodied.envs.mujoco.robots.base.EncodedArm``."""
 
-    def __init__(self, batch: Batch, robot: GripperArm) -> None:
+    def __init__(self, batch: Batch, robot: GripperDescription) -> None:
         super().__init__(batch, robot)
         model = batch.model
         self.batch = batch

@@ -6,8 +6,6 @@ that is almost singular would lose most digits of float32.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import mujoco
 import numpy as np
 import torch
@@ -15,16 +13,14 @@ from torch import Tensor
 
 from embodied.core.arm_control import ArmLaw, ToolPose
 from embodied.envs.mujoco.arrays import Simulations, live
+from embodied.envs.mujoco.robots.gripper_description import GripperDescription
 from embodied.envs.mujoco.robots.gripper_state import GripperState
-
-if TYPE_CHECKING:
-    from embodied.envs.mujoco.robots.gripper_arm import GripperArm
 
 
 class DeviceArm(GripperState):
     """Turn actions into ``ctrl`` of a batch; see ``embodied.envs.mujoco.robots.base.TensorArm``."""
 
-    def __init__(self, batch: Simulations, robot: GripperArm) -> None:
+    def __init__(self, batch: Simulations, robot: GripperDescription) -> None:
         super().__init__(batch, robot)
         model, joints = batch.model, self.num_joints
         self.ctrl = live(batch.bind("ctrl"))

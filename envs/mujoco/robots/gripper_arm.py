@@ -1,4 +1,4 @@
-"""An arm with a parallel gripper and position actuators, before it is simulated.
+"""A robot arm with a parallel gripper and position actuators.
 
 ``GripperArm`` is a robot (``embodied.envs.mujoco.robots.base``); a subclass gives the MJCF and a few numbers, as
 ``Panda`` does.
@@ -6,158 +6,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import ClassVar, Literal
-
-import numpy as np
 from mujoco.batch import Batch
 
-from embodied.core.errors import UserError
-from embodied.core.kinematics import Chain
-from embodied.core.options import config_dataclass
-from embodied.core.spec import ActionTerm, ArmSpec, Box, GripperSpec, Term
-from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.arrays import Simulations
-from embodied.envs.mujoco.robots.arm_spec import joint_specs
 from embodied.envs.mujoco.robots.attached_arm import AttachedArm
 from embodied.envs.mujoco.robots.device_arm import DeviceArm
+from embodied.envs.mujoco.robots.gripper_description import ControlConfig, GripperDescription
 
-FINGERS = "distance of each finger from the point where they meet"
-
-
-@config_dataclass
-class ControlConfig:
-    """How actions move the arm."""
-
-    mode: Literal["ee_delta", "joint_delta"] = "ee_delta"
-    """ee_delta: actions displace the tool centre point, gripper kept vertical. joint_delta: they displace joints."""
-    delta_m: float = 0.06
-    """Displacement of the tool at action 1."""
-    delta_rad: float = 0.15
-    """Rotation, or displacement of each joint, at action 1."""
-    gripper_m: float = 0.01
-    """Greatest movement of each finger's target per control step; closing from open takes about five steps."""
-    rotation: bool = False
-    """With ee_delta, add a rotation about the vertical as the action before the gripper."""
-    damping: float = 0.03
-    """Damping of the least-squares inverse kinematics."""
-    posture_gain: float = 0.03
-    """Share of the distance to the home posture that the null space moves per control step."""
-    workspace_low_m: tuple[float, float, float] = (0.25, -0.35, 0.012)
-    """One corner of the box that the tool centre point's target stays in."""
-    workspace_high_m: tuple[float, float, float] = (0.75, 0.35, 0.45)
-    """The opposite corner."""
-
-    def __post_init__(self) -> None:
-        if self.rotation and self.mode != "ee_delta":
-            raise UserError(f"rotation: got true with mode={self.mode}, allowed with mode=ee_delta only")
+__all__ = ["ControlConfig", "GripperArm"]
 
 
-class GripperArm:
-    """A robot whose first J joints are the arm's and whose next two are the fingers', each with a position actuator.
-
-    See ``embodied.envs.mujoco.robots.base.Robot``. Joints are hinges (rad) or slides (m), in the MJCF's order; the
-    actuators are in the order of the joints.
-    """
-
-    name: ClassVar[str]
-    mjcf: ClassVar[Path]
-    visual: ClassVar[Path | None] = None
-    coarse: ClassVar[Path | None] = None
-    home_qpos: ClassVar[np.ndarray]
-    """Joint positions [J], gripper pointing down: episodes start near them, and the null space is pulled to them."""
-    home_spread: ClassVar[np.ndarray]
-    """Greatest distance of each joint from home at the start of an episode, [J]."""
-    held_spread: ClassVar[np.ndarray]
-    """``home_spread`` of episodes that start with the object in the gripper, [J]."""
-    joint_unit: ClassVar[str] = "rad"
-    """Unit of the joint positions; one unit per joint, with commas between them, if the joints differ."""
-    finger_open_m: ClassVar[float]
-    """Target of each finger when the gripper is open."""
-    finger_closed_m: ClassVar[float]
-    """Target of each finger when the gripper is closed; below 0, so that closing squeezes."""
-    finger_max_m: ClassVar[float] = 0.04
-    """Position of each finger when the gripper is open as far as it can."""
-    max_velocity: ClassVar[np.ndarray | None] = None
-    """Largest speed of each joint, unit/s, [J]; None: not known, and policies cannot be exported to the robot."""
-    finger_scale: ClassVar[float] = 25.0
-    """Scale of observed finger positions; they are about 1 when open."""
-
-    def __init__(self, config: ControlConfig) -> None:
-        self.config = config
-        self.workspace_m = config.workspace_low_m, config.workspace_high_m
-
-    @property
-    def num_joints(self) -> int:
-        """Number J of the arm's joints."""
-        return len(self.home_qpos)
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        joint_vel_unit = ", ".join(f"{unit}/s" for unit in self.joint_unit.split(", "))
-        return (
-            Term("joint_pos", self.num_joints, self.joint_unit, source="measured", meaning="joints, base to tool"),
-            Term("joint_vel", self.num_joints, joint_vel_unit, source="measured", meaning="joints, base to tool"),
-            Term("fingers", 2, "m", scale=self.finger_scale, source="measured", meaning=FINGERS),
-            Term("finger_target", 1, "m", scale=self.finger_scale, source="command", meaning="their last target"),
-            Term("tcp_pos", 3, "m", "base", source="kinematics", meaning="x, y, z of the tool centre point"),
-            Term("tcp_vel", 3, "m/s", "base", source="kinematics", meaning="velocity of the tool centre point"),
-        )
-
-    @property
-    def action(self) -> Box:
-        config = self.config
-        move = [ActionTerm(f"d{axis}", f"tool along {axis} of the base", config.delta_m, unit="m") for axis in "xyz"]
-        if config.rotation:
-            move.append(ActionTerm("dyaw", "tool about the vertical", config.delta_rad, unit="rad"))
-        if config.mode == "joint_delta":
-            move = [
-                ActionTerm(f"djoint{i + 1}", f"joint {i + 1} from its present angle", config.delta_rad, unit="rad")
-                for i in range(self.num_joints)
-            ]
-        half_m, centre_m = (
-            (self.finger_open_m - self.finger_closed_m) / 2,
-            (self.finger_open_m + self.finger_closed_m) / 2,
-        )
-        return Box((*move, ActionTerm("gripper", "target of each finger, 1 open and -1 closed", half_m, centre_m, "m")))
-
-    @property
-    def arm(self) -> ArmSpec | None:
-        return None if self.max_velocity is None else self._described(self.max_velocity)
-
-    @property
-    def kinematics(self) -> ArmSpec:
-        """The arm with speeds of 1, on which neither its kinematics nor its control law depend."""
-        return self._described(np.ones(self.num_joints))
-
-    @property
-    def chain(self) -> Chain:
-        """Forward kinematics of the arm."""
-        return Chain(self.kinematics)
-
-    def _described(self, max_velocity: np.ndarray) -> ArmSpec:
-        home, speed = tuple(map(float, self.home_qpos)), tuple(map(float, max_velocity))
-        joints, tool_pos_m, tool_quat = joint_specs(self.mjcf, home, speed)
-        config = self.config
-        gripper = GripperSpec(self.finger_open_m, self.finger_closed_m, config.gripper_m, self.finger_max_m)
-        return ArmSpec(
-            joints,
-            tool_pos_m,
-            tool_quat,
-            gripper,
-            config.mode,
-            config.rotation,
-            config.damping,
-            config.posture_gain,
-            config.workspace_low_m,
-            config.workspace_high_m,
-        )
-
-    def start_qpos(self, rng: EpisodeRng, held_n: np.ndarray) -> np.ndarray:
-        spread = np.where(held_n[:, None], self.held_spread, self.home_spread)
-        low, high = [-1.0] * self.num_joints, [1.0] * self.num_joints
-        qpos: np.ndarray = self.home_qpos + spread * rng.uniform("arm", low, high)
-        return qpos
+class GripperArm(GripperDescription):
+    """A described arm that simulations can attach."""
 
     def attach(self, batch: Batch) -> AttachedArm:
         return AttachedArm(batch, self)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from embodied.core.errors import UserError
 from embodied.envs.mujoco.arrays import Simulations, live
-
-if TYPE_CHECKING:
-    from embodied.envs.mujoco.robots.gripper_arm import GripperArm
+from embodied.envs.mujoco.robots.gripper_description import GripperDescription
 
 
 class GripperState:
@@ -22,7 +18,7 @@ class GripperState:
     ``ctrl`` and observed. With backlash the joints' last targets are state too, and they are in ``ctrl``.
     """
 
-    def __init__(self, batch: Simulations, robot: GripperArm) -> None:
+    def __init__(self, batch: Simulations, robot: GripperDescription) -> None:
         model = batch.model
         self.robot, self.config = robot, robot.config
         self.num_joints = robot.num_joints
