@@ -10,8 +10,8 @@ embodied.<command>``, ``sys.argv`` is ``-m``. Ctrl-C then ends the process quiet
 
 import sys
 
-from embodied.core.interrupts import end_on_interrupt
 from embodied.core.old_names import answer_old_names
+from embodied.core.process.interrupts import end_on_interrupt
 
 __distribution__ = "embodied-rl"
 

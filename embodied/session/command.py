@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import embodied
-from embodied.core.interrupts import INTERRUPTED, raise_on_interrupt
+from embodied.core.process.interrupts import INTERRUPTED, raise_on_interrupt
 
 DISK_ERRORS = (  # errors of a disk; other errors of files are bugs
     errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG,

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from embodied.core.interrupts import INTERRUPTED
+from embodied.core.process.interrupts import INTERRUPTED
 
 SAVING = "stopping: saving a checkpoint (Ctrl-C again: stop now without saving)"
 HANGS_S = 8.0  # how long the parts of an interrupted run may take to end

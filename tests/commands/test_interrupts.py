@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from embodied.core.interrupts import INTERRUPTED
+from embodied.core.process.interrupts import INTERRUPTED
 from embodied.session.signals import interrupt_on_signals, stop_on_signals
 
 COMMANDS = ("train", "eval", "collect", "convert", "tasks", "bench")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.core.arm_control import ArmLaw, ToolPose
-from embodied.core.kinematics import Chain
+from embodied.core.arm.control import ArmLaw, ToolPose
+from embodied.core.arm.kinematics import Chain
 from embodied.core.spec import ArmSpec
 from embodied.envs.mujoco.robots import ROBOTS
 from embodied.envs.mujoco.robots.device_arm import damped_least_squares

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from embodied.core.arm.kinematics import Chain
 from embodied.core.errors import UserError
-from embodied.core.kinematics import Chain
 from embodied.core.spec import SUCCESS
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.control.controller import ArmController

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from embodied import export
+from embodied.core.arm.kinematics import matrix_of
 from embodied.core.errors import UserError
-from embodied.core.kinematics import matrix_of
 from embodied.deployment.bundle.description import PARITY_FILE
 from embodied.deployment.bundle.files import load_arrays, sha256
 from embodied.deployment.bundle.format import read_bundle

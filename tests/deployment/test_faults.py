@@ -21,8 +21,8 @@ import pytest
 from numpy.typing import NDArray
 
 from embodied import deploy as deploy_command
+from embodied.core.arm.kinematics import Chain
 from embodied.core.errors import UserError
-from embodied.core.kinematics import Chain
 from embodied.deployment.bundle.description import SIMULATION_FILE
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner

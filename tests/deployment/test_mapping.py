@@ -19,8 +19,8 @@ import pytest
 from PIL import Image
 
 from embodied import deploy as deploy_command
+from embodied.core.arm.kinematics import Chain
 from embodied.core.errors import UserError
-from embodied.core.kinematics import Chain
 from embodied.core.spec import ArmSpec
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.control.home import move_home

@@ -1,4 +1,4 @@
-"""Objects in child processes, for tests of ``embodied.core.child``."""
+"""Objects in child processes, for tests of ``embodied.core.process.child``."""
 
 from __future__ import annotations
 

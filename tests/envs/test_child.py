@@ -7,8 +7,8 @@ from contextlib import closing
 
 import pytest
 
-from embodied.core.child import ChildDied, ChildObject
 from embodied.core.errors import UserError
+from embodied.core.process.child import ChildDied, ChildObject
 
 ANSWERS = "tests.envs.children:Answers"
 

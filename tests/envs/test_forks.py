@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from embodied.core.child import ChildObject
 from embodied.core.errors import UserError
+from embodied.core.process.child import ChildObject
 from embodied.envs.views.stepper import Stepper, open_task
 
 WAIT_S = 30.0  # for a forked process that hangs

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from embodied.core.arm.kinematics import Chain
 from embodied.core.config import parse_overrides, read_preset
 from embodied.core.errors import UserError
-from embodied.core.kinematics import Chain
 from embodied.deployment.robots.sim import PERTURBATIONS
 from embodied.envs import MujocoPool, make_sampler
 from embodied.envs.episodes.seeding import EpisodeRng

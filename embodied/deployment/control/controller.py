@@ -1,12 +1,12 @@
-"""The control law of training (embodied.core.arm_control) for one arm, in physical units. numpy only."""
+"""The control law of training (embodied.core.arm.control) for one arm, in physical units. numpy only."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.arm_control import ArmLaw, ToolPose
-from embodied.core.kinematics import Chain
+from embodied.core.arm.control import ArmLaw, ToolPose
+from embodied.core.arm.kinematics import Chain
 from embodied.core.spec import ActionTerm, ArmSpec
 
 Array = NDArray[np.float64]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.arm.kinematics import Chain
 from embodied.core.errors import UserError
-from embodied.core.kinematics import Chain
 from embodied.core.terms import difference
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.robots.base import GRIPPER, Observation, age, joint_names

@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.arm.kinematics import Chain
 from embodied.core.errors import UserError
-from embodied.core.kinematics import Chain
 from embodied.core.spec import ArmSpec
 from embodied.deployment.control.observation import NotFinite, Stale, Unusable
 

@@ -17,8 +17,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.arm.kinematics import Chain
 from embodied.core.errors import UserError
-from embodied.core.kinematics import Chain
 from embodied.core.spec import ArmSpec
 from embodied.deployment.robots.mapping import Confirmation, MappedRobot, RobotMapping
 

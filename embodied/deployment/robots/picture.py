@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.kinematics import Chain
+from embodied.core.arm.kinematics import Chain
 from embodied.core.spec import ArmSpec
 
 Array = NDArray[np.float64]

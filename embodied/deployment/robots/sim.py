@@ -19,9 +19,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.child import ChildProcess
 from embodied.core.errors import UserError
-from embodied.core.socket_messages import receive, send
+from embodied.core.process.child import ChildProcess
+from embodied.core.process.socket_messages import receive, send
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.robots.base import GRIPPER, Action, Observation, joint_names
 

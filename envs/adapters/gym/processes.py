@@ -4,7 +4,7 @@
            ─ call of ``step(ids)`` ─► Worker.step
 
 Every process has a range of the N envs, and each call names those to step: an env that has ended waits. The memory has
-no name, and processes end with their parent (``embodied.core.child``), so nothing stays behind.
+no name, and processes end with their parent (``embodied.core.process.child``), so nothing stays behind.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from embodied.core.child import ChildDied, ChildObject
 from embodied.core.errors import UserError
+from embodied.core.process.child import ChildDied, ChildObject
 from embodied.envs.adapters.gym.rows import ArrayLayout, Ints, LocalRows
 from embodied.envs.adapters.gym.source import Source
 from embodied.envs.adapters.pixels import Pixels

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import torch
 
-from embodied.core.child import ChildDied, ChildObject
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import PositiveInt, Text, config_dataclass
+from embodied.core.process.child import ChildDied, ChildObject
 from embodied.core.spec import ActionTerm, Box, CameraSpec, EnvSpec, Instruction, Term
 from embodied.envs.adapters.maniskill.describe import Description
 from embodied.envs.adapters.maniskill.pool import FLAT, SIMULATIONS, ManiSkillEnv, ManiSkillProcesses, ManiSkillScene

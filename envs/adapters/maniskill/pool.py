@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from embodied.core.child import ChildObject
 from embodied.core.episodes import EpisodePlans, Ints
+from embodied.core.process.child import ChildObject
 from embodied.core.spec import Box, EnvSpec
 from embodied.core.types import Obs
 from embodied.envs.adapters.maniskill.request import Request

@@ -1,7 +1,7 @@
 """ManiSkill itself: one simulation of n environments, its description, and the part that runs in child processes.
 
 Only this file imports mani_skill, and only when something is built: its renderer needs a Vulkan device and can crash a
-process whose driver is too old. So ``Simulations`` lives in a child (see ``embodied.core.child``).
+process whose driver is too old. So ``Simulations`` lives in a child (see ``embodied.core.process.child``).
 """
 
 from __future__ import annotations

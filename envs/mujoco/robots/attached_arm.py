@@ -11,8 +11,8 @@ import torch
 from mujoco.batch import Batch
 from torch import Tensor
 
-from embodied.core.arm_control import ArmLaw, ToolPose
-from embodied.core.kinematics import cross
+from embodied.core.arm.control import ArmLaw, ToolPose
+from embodied.core.arm.kinematics import cross
 from embodied.envs.mujoco.robots.backlash import backlash
 from embodied.envs.mujoco.robots.base import Measurement
 from embodied.envs.mujoco.robots.gripper_description import GripperDescription

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.core.arm_control import ArmLaw, ToolPose
+from embodied.core.arm.control import ArmLaw, ToolPose
 from embodied.envs.mujoco.arrays import Simulations, live
 from embodied.envs.mujoco.robots.gripper_description import GripperDescription
 from embodied.envs.mujoco.robots.gripper_state import GripperState
@@ -61,7 +61,7 @@ class DeviceArm(GripperState):
 
 
 def damped_least_squares(jacobian_6JN: Tensor, twist_6N: Tensor, prior_JN: Tensor, damping: float) -> Tensor:
-    """Return joint displacements [J, N]; see ``embodied.core.kinematics.damped_least_squares``.
+    """Return joint displacements [J, N]; see ``embodied.core.arm.kinematics.damped_least_squares``.
 
     Sums are written out, because the order of summation of a matrix product may depend on N.
     """

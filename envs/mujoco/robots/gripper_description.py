@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from embodied.core.arm.kinematics import Chain
 from embodied.core.errors import UserError
-from embodied.core.kinematics import Chain
 from embodied.core.options import config_dataclass
 from embodied.core.spec import ActionTerm, ArmSpec, Box, GripperSpec, Term
 from embodied.envs.episodes.seeding import EpisodeRng

@@ -8,7 +8,8 @@ Started by ``python -m embodied.envs.mujoco.robots.robot_process <socket> <pipe>
 The process steps the physics in real time, whatever the parent does; with ``lockstep``, only as far as the parent asks.
 The physics is at the step nearest to the clock: a command takes effect at the step nearest to its arrival. Commands are
 position targets; the newest one counts. ``perturbation`` makes the arm differ from that of training. The process ends
-with the parent (``embodied.core.child``) or when the parent closes the socket. Client: embodied.deployment.robots.sim.
+with the parent (``embodied.core.process.child``) or when the parent closes the socket.
+Client: embodied.deployment.robots.sim.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embodied.core.child import end_with_parent
 from embodied.core.errors import UserError
 from embodied.core.options import NonNegative, Positive, config_dataclass, from_mapping
+from embodied.core.process.child import end_with_parent
+from embodied.core.process.socket_messages import receive, send
 from embodied.core.seeds import Purpose, first_env_seed
-from embodied.core.socket_messages import receive, send
 from embodied.core.spec import CameraSpec
 from embodied.envs import first_episodes, make_pool
 from embodied.envs.mujoco.robots.backlash import backlash

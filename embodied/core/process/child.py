@@ -3,7 +3,7 @@
     ChildProcess   a Python process with a socket to this one, such as the simulated arm of a deployment
     ChildObject    an object in such a process, for a simulator that is slow in Python or that can crash:
 
-    parent: ChildObject("package.module:Class")        child: python -m embodied.core.child <socket> <pipe> ...
+    parent: ChildObject("package.module:Class")        child: python -m embodied.core.process.child <socket> <pipe> ...
             send("method", arguments) ───────────►            Class().method(*arguments)
             receive()                 ◄───────────            its result, or its UserError
 
@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import Any
 
 from embodied.core.errors import UserError, one_line
-from embodied.core.forks import Builder
+from embodied.core.process.forks import Builder
 
 CLOSE_S = 10.0  # how long a child may take to end
 
@@ -146,7 +146,7 @@ class ChildObject(ChildProcess):
     """
 
     def __init__(self, target: str, *, bare: str = "", pass_fds: Sequence[int] = (), log: bool = True) -> None:
-        super().__init__("embodied.core.child", target, bare, name=target, pass_fds=pass_fds, log=log)
+        super().__init__("embodied.core.process.child", target, bare, name=target, pass_fds=pass_fds, log=log)
         self._connection = Connection(self.socket.detach())
 
     def send(self, method: str, *arguments: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from embodied.core.kinematics import damped_least_squares
+from embodied.core.arm.kinematics import damped_least_squares
 from embodied.core.spec import ArmSpec
 
 Array = Any
