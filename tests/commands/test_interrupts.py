@@ -19,12 +19,13 @@ COMMANDS = ("train", "eval", "collect", "convert", "tasks", "bench")
 
 
 def import_until(command: str, module: str, root: Path) -> subprocess.Popen[bytes]:
-    """Start a command and return it just after it has imported a module.
+    """Start a command with a wrong key and return it just after it has imported a module.
 
-    Python writes a line per import to stderr. The pipe holds one page of them, so the command cannot run far ahead.
+    ``train`` imports most only once it has read its words. Python writes a line per import to stderr. The pipe holds
+    one page of them, so the command cannot run far ahead.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", f"embodied.{command}", "--help"],
+        [sys.executable, "-m", f"embodied.{command}", "nothing=1"],
         cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
         env={**os.environ, "PYTHONPROFILEIMPORTTIME": "1"},
     )  # fmt: skip

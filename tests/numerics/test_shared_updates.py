@@ -6,7 +6,7 @@ The processes are threads here, whose sums are those of torch.distributed over g
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 from embodied.algos.grpo import GRPO, GRPOConfig
 from embodied.algos.ppo import PPO
 from embodied.algos.ppo_config import PPOConfig
-from embodied.core.algorithm import Metrics
+from embodied.core.algorithm import Algorithm, Metrics
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.types import Fragment
@@ -210,10 +210,19 @@ def test_a_process_that_takes_no_part_is_noticed() -> None:
 
 
 def test_an_algorithm_that_cannot_share_an_update_is_refused() -> None:
-    class Single:
+    class Single(Algorithm):
         """An algorithm of one process."""
 
         policy = deployed = build("gaussian")
+
+        def update(self, fragments: Sequence[Fragment], version: int) -> Metrics:
+            return {}
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            pass
 
     class Two:
         rank, size = 0, 2
@@ -222,4 +231,4 @@ def test_an_algorithm_that_cannot_share_an_update_is_refused() -> None:
             return tensor
 
     with pytest.raises(UserError, match=r"num_learners=2: Single .* allowed: 1"):
-        Learner(Single(), WeightStore(), learners=Two())  # type: ignore[arg-type]
+        Learner(Single(), WeightStore(), learners=Two())
