@@ -71,7 +71,7 @@ import embodied
 for command in sys.argv[1].split(","):
     sys.argv[1:] = ["--help"]
     with contextlib.redirect_stdout(io.StringIO()) as page, contextlib.suppress(SystemExit):
-        runpy.run_module(f"embodied.{command}", run_name="__main__")
+        runpy.run_module(f"embodied.{command}", run_name="__main__", alter_sys=True)
     assert command in page.getvalue(), command
 import envs
 assert envs.MINE
