@@ -26,7 +26,7 @@ from embodied.core.types import Fragment
 from embodied.envs.checks.conformance import check_env
 from embodied.policies import FlowPolicy
 from embodied.policies.flow.policy import FlowConfig
-from embodied.runtime import build as building
+from embodied.runtime import recipe
 from tests.runtime import other_device
 from tests.runtime.builders import build, iterate, make_policy
 from tests.runtime.point_env import PointEnv
@@ -60,7 +60,7 @@ def train(device: torch.device, policy: str, name: str, max_staleness: int) -> t
         algorithm.seen = seen
         return algorithm
 
-    building.resolve_device = lambda *_: device
+    recipe.resolve_device = lambda *_: device
     with build(
         lambda num_envs, _: PointEnv(num_envs, device=device),
         make_algorithm,
