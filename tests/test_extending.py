@@ -40,6 +40,7 @@ def apply_block(copy: Path, match: re.Match[str]) -> Path:
     return path
 
 
+@pytest.mark.timeout(900)  # ruff, mypy and trainings, on cores that other tests use
 @pytest.mark.parametrize(
     ("page", "files"),
     [

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from embodied.core.errors import UserError
+from embodied.deployment.robots.base import joint_values
 from embodied.deployment.robots.confirmation import TOLERANCE, check_confirmed, confirm, poses
-from embodied.deployment.robots.mapping import Entry, MappedRobot, RobotMapping, positions
+from embodied.deployment.robots.mapping import Entry, MappedRobot, RobotMapping
 from embodied.deployment.robots.picture import draw_poses
 from tests.deployment.test_mapping import arm_of_bundle, confirmed, toy_mapping
 from tests.deployment.toy_arm import ToyArm, ToyConfig
@@ -51,7 +52,7 @@ def robot_in(pose: str, mapping: RobotMapping) -> MappedRobot:
 
 
 def read(robot: MappedRobot) -> np.ndarray:
-    return positions(robot.arm, robot.get_observation())
+    return joint_values(robot.arm, robot.get_observation())
 
 
 @pytest.mark.parametrize("change", MISTAKES)
