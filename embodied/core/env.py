@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats
+from embodied.core.episodes import EpisodePlans, EpisodeSampler
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs, Timestep
 
@@ -23,8 +23,8 @@ class VecEnv(ABC):
     """N environments of one task, SAME_STEP autoreset. Used by one thread at a time.
 
     A subclass sets ``num_envs``, ``spec`` and ``device`` and implements ``reset``, ``step`` and, if it holds anything,
-    ``close``. It asks the sampler for plans by ``first_plans`` and ``next_plans``. All else is optional: by default it
-    is None, or says that the environments do not have the capability. Most simulators subclass ``EpisodicEnv``
+    ``close``. It draws plans from the sampler and keeps them in ``plans``. All else is optional: by default it is None,
+    or says that the environments do not have the capability. Most simulators subclass ``EpisodicEnv``
     (envs/base/episodic.py) instead, which leaves them three methods.
     """
 
@@ -55,19 +55,6 @@ class VecEnv(ABC):
 
     def close(self) -> None:  # noqa: B027 (many hold nothing)
         """Free what the environments hold, such as threads."""
-
-    def first_plans(self, sampler: EpisodeSampler) -> EpisodePlans:
-        """Return the plan of a new episode for every env, and keep plans and sampler; to be called by ``reset``."""
-        self.sampler, plans = sampler, sampler.start()
-        self.plans = EpisodePlans.concatenate([plans])  # a copy
-        return plans
-
-    def next_plans(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
-        """Return the plans of the next episodes of envs that ended, and keep them (``EpisodeSampler.next``)."""
-        assert self.sampler is not None
-        plans = self.sampler.next(ended, steps_left_N)
-        self.plans.put(ended.env_id_M.numpy(), plans)
-        return plans
 
     # -- exact resume --------------------------------------------------------------------------------------------------
 

@@ -76,10 +76,8 @@ class AttachedArm(GripperState):
         if self.backlash_NJ is not None:
             target = backlash(self.ctrl[:, :joints], target, self.backlash_NJ)
         ctrl[:, :joints] = target
-        closed_m, open_m = self.robot.finger_closed_m, self.robot.finger_open_m
-        finger = closed_m + (open_m - closed_m) * (action_NA[:, -1:] + 1) / 2
         before = self.ctrl[:, joints:]
-        ctrl[:, joints:] = before + self.law.finger_step(finger, before)
+        ctrl[:, joints:] = before + self.law.finger_step(self.finger_goal(action_NA[:, -1:]), before)
         if ids is None:
             self.ctrl[:] = ctrl
         else:

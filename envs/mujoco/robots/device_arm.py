@@ -43,9 +43,8 @@ class DeviceArm(GripperState):
         move_MN = (action[:, :-1] * self.move_scale_M).T
         target_JN = self.law.joint_targets(move_MN, self.joint_pos.double().T, self._tool)
         self.ctrl[:, :joints] = target_JN.T.to(self.ctrl.dtype)
-        closed_m, open_m = self.robot.finger_closed_m, self.robot.finger_open_m
-        finger = closed_m + (open_m - closed_m) * (action[:, -1:] + 1) / 2
-        self.finger_targets += self.law.finger_step(finger, self.finger_targets).to(self.ctrl.dtype)
+        goal = self.finger_goal(action[:, -1:])
+        self.finger_targets += self.law.finger_step(goal, self.finger_targets).to(self.ctrl.dtype)
 
     def _tensor(self, numbers: object) -> Tensor:
         return torch.as_tensor(np.asarray(numbers), dtype=torch.float64, device=self.joint_pos.device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,6 +11,8 @@ from torch import Tensor
 from embodied.core.errors import UserError
 from embodied.envs.mujoco.arrays import Simulations, live
 from embodied.envs.mujoco.robots.gripper_description import GripperDescription
+
+Numbers = TypeVar("Numbers", np.ndarray, Tensor)
 
 
 class GripperState:
@@ -44,6 +48,11 @@ class GripperState:
             "tcp_pos": self.tcp_pos,
             "tcp_vel": self.tcp_vel,
         }
+
+    def finger_goal(self, gripper: Numbers) -> Numbers:
+        """Return the finger position (m) that gripper actions ask for: 1 open, -1 closed."""
+        closed_m, open_m = self.robot.finger_closed_m, self.robot.finger_open_m
+        return closed_m + (open_m - closed_m) * (gripper + 1) / 2
 
     def opening(self) -> Tensor:
         closed_m, open_m = self.robot.finger_closed_m, self.robot.finger_open_m
