@@ -55,7 +55,7 @@ from embodied.deployment.options import DeployOptions
 from embodied.deployment.report.notice import notice
 from embodied.deployment.report.record import Deployment
 from embodied.deployment.robots.setup import map_robot
-from embodied.deployment.serving.api_key import read_api_key
+from embodied.deployment.serving.request import read_api_key
 from embodied.deployment.serving.wire import require_packages
 from embodied.deployment.validation import parse_words
 from embodied.session.command import run_command

@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -31,10 +31,9 @@ from embodied.core.errors import UserError, one_line
 from embodied.deployment.bundle.files import sha256
 from embodied.deployment.bundle.format import BUNDLE_FILE, read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner, check_parity
-from embodied.deployment.serving.api_key import read_api_key
-from embodied.deployment.serving.server import PolicyServer, ServerOptions, is_loopback
+from embodied.deployment.serving.server import PolicyServer, ServerOptions
 from embodied.deployment.serving.wire import require_packages
-from embodied.deployment.validation import Options, parse_words
+from embodied.deployment.validation import Ranges, parse_words
 from embodied.session.command import Stopped, run_command
 
 if TYPE_CHECKING:  # it imports torch, which a machine with an ONNX bundle does not need
@@ -44,40 +43,25 @@ GPU_TOLERANCE = 1e-2
 """Largest difference of a GPU's plans from the recorded ones, in units of the action's scale."""
 
 
-@dataclass(frozen=True)
-class ServeOptions(Options):
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(ServerOptions):
     """Options of the command; see the top of this file."""
 
-    RANGES: ClassVar = {"num_threads": (1, inf)}
+    RANGES: ClassVar[Ranges] = {**ServerOptions.RANGES, "num_threads": (1, inf)}
 
     bundle: str
-    port: int = ServerOptions.port
-    host: str = ServerOptions.host
-    api_key_file: str | None = None
-    insecure: bool = False
-    max_batch: int = ServerOptions.max_batch
-    max_clients: int = ServerOptions.max_clients
-    idle_s: float = ServerOptions.idle_s
     num_threads: int = 1
     device: Literal["cpu", "cuda"] = "cpu"
-
-    def of_server(self) -> ServerOptions:
-        """Return the options of the server, with the key. UserError for values that are not allowed."""
-        return ServerOptions(
-            self.host, self.port, read_api_key(self.api_key_file), self.insecure, self.max_batch, self.max_clients,
-            self.idle_s,
-        )  # fmt: skip
 
 
 def run_server(argv: Sequence[str]) -> dict[str, Any]:
     """Serve until a signal comes, then raise ``Stopped`` with the command's result. UserError for bad input."""
     options = parse_words(ServeOptions, argv)
-    of_server = options.of_server()
     require_packages("embodied.serve")
     runner = runner_of(options)
     # a GPU rounds convolutions to TF32; the first inference is slow, and no client should wait for it
     check_parity(runner, runner.path, GPU_TOLERANCE if options.device == "cuda" else None)
-    raise Stopped({"bundle": options.bundle, **asyncio.run(serve_until_stopped(runner, of_server))})
+    raise Stopped({"bundle": options.bundle, **asyncio.run(serve_until_stopped(runner, options))})
 
 
 def runner_of(options: ServeOptions) -> PolicyRunner | TorchRunner:
@@ -99,7 +83,7 @@ def runner_of(options: ServeOptions) -> PolicyRunner | TorchRunner:
     return TorchRunner(path, options.device)
 
 
-async def serve_until_stopped(runner: PolicyRunner | TorchRunner, options: ServerOptions) -> dict[str, Any]:
+async def serve_until_stopped(runner: PolicyRunner | TorchRunner, options: ServeOptions) -> dict[str, Any]:
     """Serve until SIGINT or SIGTERM; return what was done. A second signal ends the process at once."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
@@ -113,23 +97,22 @@ async def serve_until_stopped(runner: PolicyRunner | TorchRunner, options: Serve
         loop.add_signal_handler(number, on_signal)
     server, began_s = PolicyServer(runner, options), time.monotonic()
     async with server.listening() as port:
-        greet(runner, replace(options, port=port))
+        greet(runner, options, port)
         await stop.wait()
     return {**server.result(), "port": port, "duration_s": round(time.monotonic() - began_s, 3)}
 
 
-def greet(runner: PolicyRunner | TorchRunner, options: ServerOptions) -> None:
-    """Say on stderr what is served, where, and to whom."""
+def greet(runner: PolicyRunner | TorchRunner, options: ServeOptions, port: int) -> None:
+    """Print on stderr what is served, where, and to whom."""
     origin = runner.bundle.origin
     print(f"serving {origin.policy} for {origin.task} from {runner.path}", file=sys.stderr)
     print(f"{BUNDLE_FILE} has SHA-256 {sha256(runner.path / BUNDLE_FILE)}", file=sys.stderr)
     host = f"[{options.host}]" if ":" in options.host else options.host
-    print(f"listening on ws://{host}:{options.port}", file=sys.stderr, flush=True)
-    if is_loopback(options.host):
-        return
-    if options.api_key is None:
-        print("warning: whoever reaches this port commands robots (insecure=true)", file=sys.stderr)
-    print("warning: the connection is not encrypted", file=sys.stderr, flush=True)
+    print(f"listening on ws://{host}:{port}", file=sys.stderr, flush=True)
+    if not options.is_loopback:
+        if options.api_key is None:
+            print("warning: whoever reaches this port commands robots (insecure=true)", file=sys.stderr)
+        print("warning: the connection is not encrypted", file=sys.stderr, flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,6 +13,7 @@ import json
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from math import inf, isfinite
 from typing import Any, ClassVar, TypeVar, Union
@@ -24,14 +25,20 @@ MAX_MESSAGE = 600
 MAX_INTEGER = 2**63
 
 T = TypeVar("T")
+Ranges = Mapping[str, tuple[float, float]]
+"""Lowest and highest value of numbers, by name."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a command; a subclass adds the fields."""
+    """Options of a command, which check themselves; a subclass adds the fields."""
 
-    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    """Lowest and highest value of numbers, by field."""
+    RANGES: ClassVar[Ranges] = {}
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in self.RANGES.items():
+            check_range(name, getattr(self, name), low, high)
+        self.check()
 
     def check(self) -> None:
         """Raise UserError for values that do not fit each other."""
@@ -45,33 +52,22 @@ def parse_words(cls: type[OptionsT], words: Sequence[str]) -> OptionsT:
 
     UserError for an unknown or missing key, or a value that is not allowed.
     """
-    names, hints = [field.name for field in fields(cls)], typing.get_type_hints(cls)
-    given: dict[str, Any] = {}
+    hints = {field.name: typing.get_type_hints(cls)[field.name] for field in fields(cls)}
+    content: dict[str, Any] = {field.name: field.default for field in fields(cls) if field.default is not MISSING}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
             raise UserError(f"'{word}' is not key=value: write for instance episodes=10, without spaces around '='")
-        if key not in names:
-            raise unknown_name("key", key, names)
-        is_text = str in (hints[key], *typing.get_args(hints[key]))
-        given[key] = text if is_text and text != "null" else _parse_value(text)
-    defaults = {field.name: field.default for field in fields(cls) if field.default is not MISSING}
-    missing = [name for name in names if name not in given and name not in defaults]
-    if missing:
-        raise missing_key(missing[0])
-    options = from_json(cls, defaults | given)
-    for name, (low, high) in cls.RANGES.items():
-        check_range(name, getattr(options, name), low, high)
-    options.check()
-    return options
-
-
-def _parse_value(text: str) -> Any:
-    """Return a number, true, false or null; other text as it is."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+        if key not in hints:
+            raise unknown_name("key", key, hints)
+        content[key] = text
+        if text == "null" or str not in (hints[key], *typing.get_args(hints[key])):
+            with suppress(ValueError):  # other text stays as it is
+                content[key] = json.loads(text)
+    for name in hints:
+        if name not in content:
+            raise missing_key(name)
+    return from_json(cls, content)
 
 
 def check_range(key: str, value: float, low: float, high: float) -> None:
@@ -94,7 +90,12 @@ def _value(kind: Any, content: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         return None if content is None else _value(inner[0], content, where)
     if origin is tuple:
-        return tuple(_items(inner, content, where))
+        any_length = inner[-1] is Ellipsis
+        if not isinstance(content, list) or (not any_length and len(content) != len(inner)):
+            raise wrong_value(where, _short(content), "a list" if any_length else f"a list of {len(inner)}")
+        kinds = [inner[0]] * len(content) if any_length else inner
+        items = zip(kinds, content, strict=True)
+        return tuple(_value(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(items))
     if origin is dict:
         if not isinstance(content, dict):
             raise wrong_value(where, _short(content), TYPES[dict])
@@ -103,25 +104,14 @@ def _value(kind: Any, content: Any, where: str) -> Any:
         if content not in inner:
             raise wrong_value(where, _short(content), ", ".join(map(str, inner)), nearest(str(content), inner))
         return content
-    if is_dataclass(kind):
-        return _dataclass(typing.cast(type[Any], kind), content, where)
-    return _plain(kind, content, where)
-
-
-def _items(inner: tuple[Any, ...], content: Any, where: str) -> list[Any]:
-    """Return the entries of a list as those of a tuple with the arguments ``inner``."""
-    any_length = inner[-1] is Ellipsis
-    if not isinstance(content, list) or (not any_length and len(content) != len(inner)):
-        raise wrong_value(where, _short(content), "a list" if any_length else f"a list of {len(inner)}")
-    kinds = [inner[0]] * len(content) if any_length else inner
-    return [_value(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, content, strict=True))]
+    return _dataclass(kind, content, where) if is_dataclass(kind) else _plain(kind, content, where)
 
 
 def _plain(kind: type[Any], content: Any, where: str) -> Any:
     """Return a number, text or boolean. Integers are taken for floats, nothing else is converted."""
     if isinstance(content, int) and abs(content) >= MAX_INTEGER:
         raise wrong_value(where, f"an integer of {content.bit_length()} bits", "below 2^63")
-    if kind is float and isinstance(content, int) and not isinstance(content, bool):
+    if kind is float and type(content) is int:
         content = float(content)
     if not isinstance(content, kind) or (isinstance(content, bool) and kind is not bool):
         raise wrong_value(where, _short(content), TYPES[kind])
@@ -130,16 +120,15 @@ def _plain(kind: type[Any], content: Any, where: str) -> Any:
     return content
 
 
-def _dataclass(cls: type[Any], content: Any, where: str) -> Any:
+def _dataclass(cls: Any, content: Any, where: str) -> Any:
     """Return an instance of ``cls`` with the fields of an object; every field must be there, and no other."""
     if not isinstance(content, Mapping):
         raise wrong_value(where, _short(content), TYPES[dict])
     hints, names = typing.get_type_hints(cls), [field.name for field in fields(cls)]
-    missing, unknown = [name for name in names if name not in content], [key for key in content if key not in names]
-    if missing or unknown:
-        raise UserError(
-            f"{where}: lacks {', '.join(missing) or 'nothing'}; has unknown {', '.join(unknown) or 'nothing'}"
-        )
+    lacks, unknown = [name for name in names if name not in content], [key for key in content if key not in names]
+    if lacks or unknown:
+        lists = ", ".join(lacks) or "nothing", ", ".join(unknown) or "nothing"
+        raise UserError(f"{where}: lacks {lists[0]}; has unknown {lists[1]}")
     prefix = f"{where}." if where else ""
     return cls(**{name: _value(hints[name], content[name], f"{prefix}{name}") for name in names})
 

@@ -25,7 +25,7 @@ LARGE = 2**23
 
 @contextmanager
 def serving(planner: Planner, **options: Any) -> Iterator[tuple[PolicyServer, int]]:
-    """A server on a free port of this machine, and the port."""
+    """A server on a free port of this machine, and the port. options: of the server."""
     port: Future[int] = Future()
     stop: list[Any] = []
     server = PolicyServer(planner, ServerOptions(**{"port": 0} | options))

@@ -348,7 +348,7 @@ def test_it_plans_on_a_server_with_the_same_policy(tmp_path: Path) -> None:
     with serving(PolicyRunner(flow_bundle())) as (server, port):
         there = run(deploy_command.main, [*words, f"server=ws://127.0.0.1:{port}"])
         assert there.code == 0, there.stderr
-        assert server.counts.requests == 20
+        assert server.requests == 20
     assert there.result["tracking_error_rad"] == here["tracking_error_rad"]
     gone = run(deploy_command.main, [*words, f"server=ws://127.0.0.1:{port}"])
     assert gone.code == 2

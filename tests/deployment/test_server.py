@@ -171,7 +171,7 @@ def ask_together(gate: Gate, port: int, requests: list[dict[str, Any]]) -> list[
 @pytest.mark.parametrize(("max_batch", "sizes"), [(32, [1, 15]), (8, [1, 8, 7]), (1, [1] * 16)])
 def test_what_waits_is_planned_together(gate: Gate, runner: PolicyRunner, max_batch: int, sizes: list[int]) -> None:
     with serving(gate, max_batch=max_batch) as (server, port):
-        gate.waiting = server.batcher.waiting
+        gate.waiting = server.batcher.queue.qsize
         replies = ask_together(gate, port, [request(i) for i in range(16)])
         assert gate.sizes == sizes
         assert server.result() == {
@@ -188,9 +188,9 @@ def test_a_request_that_the_planner_refuses_does_not_spoil_its_batch(gate: Gate,
     requests = [request(i) for i in range(4)]
     requests[2]["noise"] = np.full_like(requests[2]["noise"], 3e38)
     with serving(gate) as (server, port):
-        gate.waiting = server.batcher.waiting
+        gate.waiting = server.batcher.queue.qsize
         replies = ask_together(gate, port, requests)
-        assert server.counts.errors == 1
+        assert server.errors == 1
     assert gate.sizes == [1, 3, 1, 1, 1]
     assert "NaN or infinite" in replies[2]
     for i in (0, 1, 3):
@@ -220,7 +220,7 @@ def test_a_client_that_reads_nothing_is_cut_off(tmp_path: Path, monkeypatch: pyt
         assert cut_off(lazy, b"\x82\xfe" + len(payload).to_bytes(2, "big") + bytes(4) + payload)
         with Client(port) as client:
             assert client.ask(state)["actions"].shape == (4000, 4)
-        assert server.counts.requests > 1
+        assert server.requests > 1
 
 
 def test_a_client_that_sends_pings_and_reads_nothing_is_cut_off(runner: PolicyRunner) -> None:
@@ -276,7 +276,7 @@ def test_a_client_that_leaves_before_its_reply(gate: Gate) -> None:
         with Client(port) as client:
             gate.open.set()
             assert client.ask(request(0))["actions"].shape == (4, 4)
-        assert server.counts.requests == 1
+        assert server.requests == 1
 
 
 # -- strangers ---------------------------------------------------------------------------------------------------------
@@ -287,15 +287,21 @@ def refusal(port: int, path: str = "/", **options: Any) -> int:
     return caught.value.response.status_code
 
 
-def test_health_needs_no_key_and_says_nothing(runner: PolicyRunner) -> None:
-    with serving(runner, api_key="secret") as (server, port):
+@pytest.fixture
+def key_file(tmp_path: Path) -> str:
+    (tmp_path / "key").write_text("secret")
+    return str(tmp_path / "key")
+
+
+def test_health_needs_no_key_and_says_nothing(runner: PolicyRunner, key_file: str) -> None:
+    with serving(runner, api_key_file=key_file) as (server, port):
         assert http_get(port, "/healthz") == (200, "OK\n")
         assert http_get(port, "/")[0] == 401
-        assert (server.counts.clients, server.counts.refused) == (0, 1)
+        assert (server.clients, server.refused) == (0, 1)
 
 
-def test_a_wrong_or_missing_key_is_refused(runner: PolicyRunner) -> None:
-    with serving(runner, api_key="secret") as (server, port):
+def test_a_wrong_or_missing_key_is_refused(runner: PolicyRunner, key_file: str) -> None:
+    with serving(runner, api_key_file=key_file) as (server, port):
         wrong = [
             None,
             "Api-Key",
@@ -312,7 +318,7 @@ def test_a_wrong_or_missing_key_is_refused(runner: PolicyRunner) -> None:
         assert refusal(port, additional_headers=twice) == 401
         with Client(port, additional_headers={"Authorization": "Api-Key secret"}) as client:
             assert client.ask(request(0))["actions"].shape == (4, 4)
-        assert server.counts.refused == len(wrong) + 1
+        assert server.refused == len(wrong) + 1
 
 
 def test_pages_of_browsers_and_other_paths_are_refused(port: int) -> None:
@@ -368,8 +374,8 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
         ServerOptions(**options)
 
 
-def test_other_machines_with_a_key_or_on_purpose_are_allowed() -> None:
-    assert ServerOptions(host="0.0.0.0", api_key="secret").api_key == "secret"
+def test_other_machines_with_a_key_or_on_purpose_are_allowed(key_file: str) -> None:
+    assert ServerOptions(host="0.0.0.0", api_key_file=key_file).api_key == "secret"
     assert ServerOptions(host="0.0.0.0", insecure=True).insecure
     for host in ("127.0.0.1", "127.8.0.1", "::1", "localhost"):
         assert ServerOptions(host=host).host == host

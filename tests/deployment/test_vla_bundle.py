@@ -93,7 +93,7 @@ def test_a_robot_without_the_weights_is_driven_by_a_server(tmp_path: Path) -> No
     with serving(runner) as (server, port):
         outcome = run(deploy.main, [*words, f"server=ws://127.0.0.1:{port}"])
         assert outcome.code == 0, outcome.stderr
-        assert server.counts.requests == 2
+        assert server.requests == 2
         assert outcome.result["ended"] == {"time limit": 1}
         with pytest.raises(UserError, match="serves another policy"):
             RemotePlanner(f"ws://127.0.0.1:{port}", bundle=read_bundle(flow_bundle()))

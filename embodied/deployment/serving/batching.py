@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +39,7 @@ class Planned:
     """Rows of the batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    inputs: Inputs
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Planned]
+Job = tuple[Inputs, Future[Planned]]
 
 
 class Batcher:
@@ -54,43 +51,41 @@ class Batcher:
     def __init__(self, planner: Planner, max_batch: int) -> None:
         self.planner, self.max_batch = planner, max_batch
         self.batches = self.largest_batch = 0
-        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self.queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="planner", daemon=True)
         self._thread.start()
 
     async def plan(self, inputs: Inputs) -> Planned:
         """Return the chunk of one row; the inputs must have been checked. Errors of the planner are raised here."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Planned] = loop.create_future()
-        self._queue.put(_Job(inputs, loop, future))
-        return await future
-
-    def waiting(self) -> int:
-        """Return the number of requests that no batch has taken yet."""
-        return self._queue.qsize()
+        future: Future[Planned] = Future()
+        self.queue.put((inputs, future))
+        return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         """Plan what waits, then end the thread."""
-        self._queue.put(None)
+        self.queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while (job := self._queue.get()) is not None:
-            jobs: list[_Job] = [job]
-            while len(jobs) < self.max_batch and not self._queue.empty():
-                other = self._queue.get()
+        while (job := self.queue.get()) is not None:
+            jobs = [job]
+            while len(jobs) < self.max_batch and not self.queue.empty():
+                other = self.queue.get()
                 if other is None:
-                    self._queue.put(None)
+                    self.queue.put(None)
                     break
                 jobs.append(other)
-            self._plan(jobs)
+            jobs = [job for job in jobs if job[1].set_running_or_notify_cancel()]  # not of clients that have gone
+            if jobs:
+                self._plan(jobs)
 
-    def _plan(self, jobs: Sequence[_Job]) -> None:
+    def _plan(self, jobs: Sequence[Job]) -> None:
         """Plan a batch. If the planner refuses it, plan its rows alone, so that only the rows at fault fail."""
         self.batches, self.largest_batch = self.batches + 1, max(self.largest_batch, len(jobs))
+        rows = [inputs for inputs, _ in jobs]
         began_s = time.perf_counter()
         try:
-            chunk = self.planner.plan(_stack([job.inputs for job in jobs]))
+            chunk = self.planner.plan({name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
         except Exception as error:  # whatever ONNX Runtime raises must not end the thread
             if len(jobs) > 1:
                 for job in jobs:
@@ -98,29 +93,8 @@ class Batcher:
                 return
             if not isinstance(error, UserError):
                 traceback.print_exc(file=sys.stderr)
-            _deliver(jobs, error)
+            jobs[0][1].set_exception(error)
             return
         infer_ms = 1e3 * (time.perf_counter() - began_s)
-        _deliver(jobs, [Planned(row_HA, infer_ms, len(jobs)) for row_HA in chunk])
-
-
-def _stack(rows: Sequence[Inputs]) -> Inputs:
-    """Return the rows of all inputs as one batch."""
-    if len(rows) == 1:
-        return rows[0]
-    return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-
-
-def _deliver(jobs: Sequence[_Job], outcome: Sequence[Planned] | Exception) -> None:
-    """Hand results, or an error, to the event loop of the requests; those whose client has gone are dropped."""
-
-    def set_all() -> None:
-        for i, job in enumerate(jobs):
-            if job.future.done():
-                continue
-            if isinstance(outcome, Exception):
-                job.future.set_exception(outcome)
-            else:
-                job.future.set_result(outcome[i])
-
-    jobs[0].loop.call_soon_threadsafe(set_all)
+        for (_, future), row_HA in zip(jobs, chunk, strict=True):
+            future.set_result(Planned(row_HA, infer_ms, len(jobs)))

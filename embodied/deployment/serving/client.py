@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,7 @@ from embodied.core.errors import UserError, one_line
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.format import MAX_JSON_BYTES, parse_bundle
 from embodied.deployment.bundle.runner import InputSpec
-from embodied.deployment.serving.api_key import VARIABLE, authorization
-from embodied.deployment.serving.request import ALLOWANCE_BYTES, request_of
+from embodied.deployment.serving.request import ALLOWANCE_BYTES, VARIABLE, authorization, request_of
 from embodied.deployment.serving.wire import decode, encode
 
 if TYPE_CHECKING:
@@ -42,8 +41,6 @@ class RemotePlanner:
 
     bundle: Bundle
     """Description of the policy."""
-    metadata: dict[str, Any]
-    """What the server said about itself."""
 
     def __init__(
         self, url: str, api_key: str | None = None, timeout_s: float = 5.0, bundle: Bundle | None = None
@@ -52,14 +49,12 @@ class RemotePlanner:
             raise UserError(f"server={url}: allowed: ws://host:port or wss://host:port")
         if not 0 < timeout_s <= 3600:
             raise UserError(f"timeout_s: got {timeout_s}, allowed: above 0, at most 3600")
-        self.url, self.timeout_s = url, timeout_s
+        self.url, self.timeout_s, self._local = url, timeout_s, bundle
         self._headers = None if api_key is None else authorization(api_key)
-        self._local = bundle
-        self._connection: ClientConnection | None = None
-        self._connect(time.monotonic() + timeout_s)
+        self._connection: ClientConnection | None = self._connect(time.monotonic() + timeout_s)
         self._spec = InputSpec(self.bundle)
 
-    def __enter__(self) -> RemotePlanner:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -80,11 +75,16 @@ class RemotePlanner:
         checked = self._spec.check(inputs)
         if len(checked["state"]) != 1:
             raise UserError(f"inputs: got {len(checked['state'])} rows, allowed: 1 for a policy server")
-        message = encode(request_of(self.bundle, checked))
-        reply = self._exchange(message, time.monotonic() + self.timeout_s)
+        reply = self._exchange(encode(request_of(self.bundle, checked)), time.monotonic() + self.timeout_s)
         if isinstance(reply, str):
             raise UserError(f"{self.url}: {one_line(reply[:MAX_ERROR])}")
-        return self._chunk(reply)
+        try:
+            message = decode(reply, 8 * self.bundle.horizon * self.bundle.action_dim + ALLOWANCE_BYTES)
+            chunk = message.get("actions") if isinstance(message, dict) else None
+            rows = chunk[None] if isinstance(chunk, np.ndarray) else chunk
+            return self._spec.check_chunk(rows, 1).astype(np.float32)  # a copy: the reply's memory is read-only
+        except UserError as error:
+            raise ConnectionError(f"{self.url}: {one_line(error)}") from None
 
     def _exchange(self, message: bytes, deadline_s: float) -> str | bytes:
         """Return the reply to a message, after one new connection if the present one is lost."""
@@ -92,8 +92,7 @@ class RemotePlanner:
 
         for last in (False, True):
             if self._connection is None:
-                self._connect(deadline_s)
-            assert self._connection is not None
+                self._connection = self._connect(deadline_s)
             try:
                 self._connection.send(message)
                 return self._connection.recv(timeout=max(0.0, deadline_s - time.monotonic()))
@@ -106,64 +105,47 @@ class RemotePlanner:
                     raise ConnectionError(f"{self.url} closed the connection twice: {one_line(error)}") from None
         raise AssertionError("unreachable")
 
-    def _connect(self, deadline_s: float) -> None:
-        """Connect and read the description of the server's policy."""
+    def _connect(self, deadline_s: float) -> ClientConnection:
+        """Connect and check the description of the server's policy."""
         from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
         from websockets.sync.client import connect
 
-        left_s = max(1e-3, deadline_s - time.monotonic())
         try:
             connection = connect(
-                self.url, additional_headers=self._headers, compression=None, proxy=None, open_timeout=left_s,
-                close_timeout=1.0, max_size=MAX_JSON_BYTES, max_queue=4, legacy=True,
+                self.url, additional_headers=self._headers, compression=None, proxy=None,
+                open_timeout=max(1e-3, deadline_s - time.monotonic()), close_timeout=1.0, max_size=MAX_JSON_BYTES,
+                max_queue=4, legacy=True,
             )  # fmt: skip
         except InvalidURI as error:
             raise UserError(f"server={self.url}: {one_line(error)}") from None
         except InvalidStatus as error:
-            raise self._refused(error.response.status_code, error.response.body) from None
+            status, body = error.response.status_code, (error.response.body or b"")[:200].decode(errors="replace")
+            if status == 401:
+                give = f"give api_key_file=<file> or set {VARIABLE}"
+                raise UserError(f"{self.url}: the API key is missing or wrong: {give}") from None
+            raise ConnectionError(f"{self.url} refused: {status} {one_line(body)}") from None
         except (OSError, EOFError, WebSocketException) as error:
             raise ConnectionError(f"no policy server at {self.url}: {one_line(error)}") from None
         try:
-            greeting = connection.recv(timeout=max(0.0, deadline_s - time.monotonic()))
-            self._check_description(greeting)
+            self._check_description(connection.recv(timeout=max(0.0, deadline_s - time.monotonic())))
         except BaseException as error:
             connection.close()
             if isinstance(error, (OSError, WebSocketException)):
                 raise ConnectionError(f"{self.url} is no policy server: {one_line(error)}") from None
             raise
-        self._connection = connection
-
-    def _refused(self, status: int, body: bytes | bytearray | None) -> Exception:
-        """Return the error for a refused handshake."""
-        if status == 401:
-            return UserError(f"{self.url}: the API key is missing or wrong: give api_key_file=<file> or set {VARIABLE}")
-        return ConnectionError(f"{self.url} refused: {status} {one_line((body or b'')[:200].decode(errors='replace'))}")
+        return connection
 
     def _check_description(self, greeting: str | bytes) -> None:
         """Keep the server's description. UserError if its policy is another one than the local bundle's."""
         try:
             if isinstance(greeting, str):
                 raise UserError(greeting[:MAX_ERROR])
-            metadata = decode(greeting, MAX_JSON_BYTES, MAX_METADATA_ELEMENTS)
-            described = parse_bundle(metadata, "metadata")
+            described = parse_bundle(decode(greeting, MAX_JSON_BYTES, MAX_METADATA_ELEMENTS), "metadata")
         except UserError as error:
             raise ConnectionError(f"{self.url} is no policy server of this project: {one_line(error)}") from None
-        ours = described if self._local is None else self._local
-        theirs, needed = described.digest, ours.digest
-        if theirs != needed:
+        self.bundle = self._local or described
+        if described.digest != self.bundle.digest:
             raise UserError(
-                f"{self.url} serves another policy (task {described.origin.task}): it has SHA-256 {theirs[:12]}..., "
-                f"that of the bundle here {needed[:12]}..."
+                f"{self.url} serves another policy (task {described.origin.task}): it has SHA-256 "
+                f"{described.digest[:12]}..., that of the bundle here {self.bundle.digest[:12]}..."
             )
-        self.metadata, self.bundle = metadata, ours
-
-    def _chunk(self, reply: bytes) -> NDArray[np.float32]:
-        """Return the chunk [1, H, A] of a reply. ConnectionError unless it is one that the bundle's policy can plan."""
-        size = self.bundle.horizon * self.bundle.action_dim
-        try:
-            message = decode(reply, 8 * size + ALLOWANCE_BYTES)
-            chunk = message.get("actions") if isinstance(message, dict) else None
-            rows = chunk[None] if isinstance(chunk, np.ndarray) else chunk
-            return self._spec.check_chunk(rows, 1).astype(np.float32)  # a copy: the reply's memory is read-only
-        except UserError as error:
-            raise ConnectionError(f"{self.url}: {one_line(error)}") from None

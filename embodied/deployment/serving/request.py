@@ -1,4 +1,4 @@
-"""Convert requests of openpi's protocol to inputs of a policy, and inputs to a request.
+"""Requests of openpi's protocol: the header with the key, and the inputs of a policy.
 
     state, observation/state                        numbers [S], in the units of the bundle
     images.<camera>, observation/images/<camera>    uint8 [height, width, 3], RGB
@@ -11,7 +11,11 @@ Any type of number is converted to float32. A camera's images are never resized 
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +25,45 @@ from embodied.core.errors import UserError, unknown_name
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.runner import InputSpec
 
+VARIABLE = "EMBODIED_API_KEY"
+"""Environment variable with the key, if no file is named. The key is no option of a command: others can read these."""
+SCHEME = "Api-Key"
 MAX_NAME = 100
 """Characters of a key that a message repeats."""
 MAX_PROMPT = 1000
 """Characters of a prompt."""
 ALLOWANCE_BYTES = 65536
 """Bytes of a message besides its arrays."""
+
+
+def read_api_key(file: str | None) -> str | None:
+    """Return the key from a file or, without one, from the environment; None if neither has one.
+
+    UserError for a file that cannot be read, and for a key that does not fit into a header.
+    """
+    where, key = VARIABLE, os.environ.get(VARIABLE)
+    if file is not None:
+        where = f"api_key_file={file}"
+        try:
+            key = Path(file).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise UserError(f"{where} cannot be read: {getattr(error, 'strerror', 'it is no text')}") from None
+    if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
+        raise UserError(f"{where}: got an empty key or one with spaces, allowed: printable ASCII letters")
+    return key
+
+
+def authorization(key: str) -> dict[str, str]:
+    """Return the header that carries a key."""
+    return {"Authorization": f"{SCHEME} {key}"}
+
+
+def is_authorized(headers: list[str], key: str) -> bool:
+    """Return whether ``headers``, all of that name, are one with the key. The time does not depend on the key."""
+    if len(headers) != 1:
+        return False
+    got, needed = (hashlib.sha256(text.encode()).digest() for text in (headers[0], f"{SCHEME} {key}"))
+    return hmac.compare_digest(got, needed)
 
 
 class RequestReader:
@@ -49,7 +86,7 @@ class RequestReader:
         """Return the inputs of one decision, one row each. UserError for a wrong key, type, shape or value."""
         if not isinstance(message, dict):
             raise UserError(f"request: got {type(message).__name__}, allowed: a map with {', '.join(self._names)}")
-        found: dict[str, NDArray[Any]] = {}
+        shapes, found = self.spec.shapes, dict[str, NDArray[Any]]()
         for key, value in message.items():
             name = self._names.get(key)
             if name is None:
@@ -57,11 +94,14 @@ class RequestReader:
             if name in found:
                 raise UserError(f"request: has two keys for {name}, allowed: one")
             found[name] = self._index(value) if name == "instruction" else self._convert(name, value)
-        if "instruction" not in self.spec.shapes:
+        if "instruction" not in shapes:
             found.pop("instruction", None)
         elif "instruction" not in found:
             found["instruction"] = self._index(None)
-        self._add_defaults(found)
+        for name in {"noise", "prefix", "delay"} & shapes.keys() - found.keys():
+            found[name] = np.zeros(shapes[name], self.spec.types[name])
+            if name == "noise" and self.bundle.noise == "seeded":
+                found[name] = self._random.standard_normal(shapes[name], np.float32)
         return self.spec.check({name: value[None] for name, value in found.items()})
 
     def _index(self, prompt: Any) -> NDArray[np.int64]:
@@ -75,21 +115,13 @@ class RequestReader:
         shape, kind = self.spec.shapes[name], np.dtype(self.spec.types[name])
         if name == "delay" and type(value) is int and abs(value) < 2**31:
             return np.array(value, kind)
-        allowed = {"u": "u", "i": "iu", "f": "fiu"}[kind.kind]
+        allowed, needed = {"u": ("u", "uint8"), "i": ("iu", "an integer"), "f": ("fiu", "numbers")}[kind.kind]
         fits = isinstance(value, (np.ndarray, np.generic)) and value.shape == shape and value.dtype.kind in allowed
         if not fits or (kind == np.uint8 and value.dtype != kind):
             got = f"{value.dtype} {list(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
-            needed = {"u": "uint8", "i": "an integer", "f": "numbers"}[kind.kind]
             raise UserError(f"{name}: got {got}, needed {needed} {list(shape)}")
         with np.errstate(over="ignore"):  # a float64 too large for float32 becomes inf, which is refused
             return np.asarray(value, kind)
-
-    def _add_defaults(self, found: dict[str, NDArray[Any]]) -> None:
-        """Add the inputs that a request may leave out."""
-        for name in {"noise", "prefix", "delay"} & self.spec.shapes.keys() - found.keys():
-            found[name] = np.zeros(self.spec.shapes[name], self.spec.types[name])
-            if name == "noise" and self.bundle.noise == "seeded":
-                found[name] = self._random.standard_normal(self.spec.shapes[name], np.float32)
 
 
 def request_of(bundle: Bundle, inputs: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
@@ -103,5 +135,6 @@ def request_of(bundle: Bundle, inputs: Mapping[str, NDArray[Any]]) -> dict[str, 
 def max_request_bytes(bundle: Bundle) -> int:
     """Return the size of the largest request, with numbers of eight bytes."""
     spec = InputSpec(bundle)
-    sizes = {name: 1 if kind == np.uint8 else 8 for name, kind in spec.types.items()}
-    return ALLOWANCE_BYTES + sum(sizes[name] * int(np.prod(shape)) for name, shape in spec.shapes.items())
+    return ALLOWANCE_BYTES + sum(
+        int(np.prod(shape)) * (1 if spec.types[name] == np.uint8 else 8) for name, shape in spec.shapes.items()
+    )

@@ -19,24 +19,29 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from http import HTTPStatus
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 from embodied.core.errors import UserError
 from embodied.deployment.bundle.runner import Planner
-from embodied.deployment.serving.api_key import SCHEME, is_authorized
 from embodied.deployment.serving.batching import Batcher
-from embodied.deployment.serving.request import ALLOWANCE_BYTES, RequestReader, max_request_bytes
+from embodied.deployment.serving.request import (
+    ALLOWANCE_BYTES,
+    SCHEME,
+    RequestReader,
+    is_authorized,
+    max_request_bytes,
+    read_api_key,
+)
 from embodied.deployment.serving.wire import decode, encode
-from embodied.deployment.validation import check_range
+from embodied.deployment.validation import Options, Ranges
 
 if TYPE_CHECKING:  # imported where it is used, so that a machine without it gets a message
     from websockets.asyncio.server import ServerConnection
     from websockets.http11 import Request, Response
 
-RANGES = {"port": (0, 65535), "max_batch": (1, 4096), "max_clients": (1, 4096), "idle_s": (1e-3, 86400)}
-"""Lowest and highest value of the numbers of ``ServerOptions``."""
 GOING_AWAY = 1001
 """Code of websockets for a connection that the server ends."""
 HANDSHAKE_S = 5.0
@@ -52,68 +57,63 @@ MAX_FRAMES = 4
 
 
 @dataclass(frozen=True)
-class ServerOptions:
-    """Options of a server, which check themselves."""
+class ServerOptions(Options):
+    """Options of a server; see the top of embodied/serve.py."""
+
+    RANGES: ClassVar[Ranges] = {
+        "port": (0, 65535), "max_batch": (1, 4096), "max_clients": (1, 4096), "idle_s": (1e-3, 86400),
+    }  # fmt: skip
 
     host: str = "127.0.0.1"
-    """Address to listen on."""
     port: int = 8000
-    """Port to listen on; 0 takes a free one."""
-    api_key: str | None = None
-    """Key that clients must show; None asks for none."""
+    api_key_file: str | None = None
     insecure: bool = False
-    """Whether other machines may connect without a key."""
     max_batch: int = 32
-    """Largest number of requests that are planned together."""
     max_clients: int = 64
-    """Largest number of connected clients."""
     idle_s: float = 1800.0
-    """A client without a request for so long is disconnected."""
 
-    def __post_init__(self) -> None:
-        for name, (low, high) in RANGES.items():
-            check_range(name, getattr(self, name), low, high)
+    @cached_property
+    def api_key(self) -> str | None:
+        """Key that clients must show, from the file or the environment; None asks for none."""
+        return read_api_key(self.api_key_file)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches the address."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def check(self) -> None:
+        """Raise UserError for a missing address, and for one that strangers reach without a key."""
         if not self.host.strip():
             raise UserError("host: got '', allowed: an address, such as 127.0.0.1, or 0.0.0.0 for all of this machine")
-        if self.api_key is None and not self.insecure and not is_loopback(self.host):
+        if self.api_key is None and not self.insecure and not self.is_loopback:
             raise UserError(
                 f"host={self.host} lets other machines command a robot without a key: give api_key_file=<file>, or "
                 "insecure=true if the network keeps strangers out"
             )
 
 
-@dataclass
-class Counts:
-    """What a server did."""
-
-    requests: int = 0
-    """Requests that got a chunk."""
-    errors: int = 0
-    """Requests that got an error."""
-    clients: int = 0
-    """Clients that were connected."""
-    refused: int = 0
-    """Handshakes that were refused."""
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 class PolicyServer:
     """Serves chunks of one planner. ``listening()`` is its life; it runs in the event loop that enters it."""
 
     def __init__(self, planner: Planner, options: ServerOptions) -> None:
-        self.planner, self.options, self.counts = planner, options, Counts()
+        self.planner, self.options = planner, options
+        self.requests = self.errors = self.clients = self.refused = 0
         self.batcher = Batcher(planner, options.max_batch)
         self._metadata = encode(asdict(planner.bundle))
         self._max_bytes = max_request_bytes(planner.bundle)
         chunk_bytes = 4 * planner.bundle.horizon * planner.bundle.action_dim
         self._max_unsent = len(self._metadata) + chunk_bytes + ALLOWANCE_BYTES
+
+    def result(self) -> dict[str, int]:
+        """Return counts: requests that got a chunk or an error, clients, refused handshakes, batches."""
+        return {
+            "requests": self.requests, "errors": self.errors, "clients": self.clients, "refused": self.refused,
+            "batches": self.batcher.batches, "largest_batch": self.batcher.largest_batch,
+        }  # fmt: skip
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[int]:
@@ -145,36 +145,31 @@ class PolicyServer:
         """Answer a handshake: None admits it. Nothing about the policy is told before the key was right."""
         if request.path == "/healthz":
             return connection.respond(HTTPStatus.OK, "OK\n")
-        refusal = self._refusal(connection, request)
-        if refusal is None:
+        key, max_clients = self.options.api_key, self.options.max_clients
+        if request.headers.get_all("Origin"):
+            status, why = HTTPStatus.FORBIDDEN, "Pages in a browser may not connect.\n"
+        elif key is not None and not is_authorized(request.headers.get_all("Authorization"), key):
+            status, why = HTTPStatus.UNAUTHORIZED, "The API key is missing or wrong.\n"
+        elif request.path != "/":
+            status, why = HTTPStatus.NOT_FOUND, "The policy is at /.\n"
+        elif len(connection.server.all_connections) >= max_clients:
+            status, why = HTTPStatus.SERVICE_UNAVAILABLE, f"All {max_clients} places for clients are taken.\n"
+        else:
             return None
-        self.counts.refused += 1
-        response = connection.respond(*refusal)
-        if refusal[0] == HTTPStatus.UNAUTHORIZED:
+        self.refused += 1
+        response = connection.respond(status, why)
+        if status == HTTPStatus.UNAUTHORIZED:
             response.headers["WWW-Authenticate"] = SCHEME
         return response
-
-    def _refusal(self, connection: ServerConnection, request: Request) -> tuple[HTTPStatus, str] | None:
-        """Return why a handshake is refused, or None."""
-        if request.headers.get_all("Origin"):
-            return HTTPStatus.FORBIDDEN, "Pages in a browser may not connect.\n"
-        key = self.options.api_key
-        if key is not None and not is_authorized(request.headers.get_all("Authorization"), key):
-            return HTTPStatus.UNAUTHORIZED, "The API key is missing or wrong.\n"
-        if request.path != "/":
-            return HTTPStatus.NOT_FOUND, "The policy is at /.\n"
-        if len(connection.server.all_connections) >= self.options.max_clients:
-            return HTTPStatus.SERVICE_UNAVAILABLE, f"All {self.options.max_clients} places for clients are taken.\n"
-        return None
 
     async def _converse(self, connection: ServerConnection) -> None:
         """Answer the requests of one client until it goes."""
         from websockets.exceptions import ConnectionClosed
 
-        self.counts.clients += 1
-        number = self.counts.clients
+        self.clients += 1
+        number, previous_ms = self.clients, None
         print(f"client {number} connected from {connection.remote_address[0]}", file=sys.stderr)
-        reader, previous_ms = RequestReader(self.planner.bundle, seed=number), None
+        reader = RequestReader(self.planner.bundle, seed=number)
         try:
             await _send(connection, self._metadata)
             while True:
@@ -195,21 +190,14 @@ class PolicyServer:
             if isinstance(message, str):
                 raise UserError("request: got a text frame, allowed: binary frames with msgpack")
             planned = await self.batcher.plan(reader.inputs(decode(message, self._max_bytes)))
-        except UserError as error:
-            self.counts.errors += 1
-            return str(error)
         except Exception as error:  # of the planner, whose thread has printed it
-            self.counts.errors += 1
-            return f"the server failed: {type(error).__name__}"
-        self.counts.requests += 1
+            self.errors += 1
+            return str(error) if isinstance(error, UserError) else f"the server failed: {type(error).__name__}"
+        self.requests += 1
         timing = {"infer_ms": planned.infer_ms, "batch": planned.batch}
         if previous_ms is not None:
             timing["prev_total_ms"] = previous_ms
         return encode({"actions": planned.chunk_HA, "server_timing": timing})
-
-    def result(self) -> dict[str, Any]:
-        """Return what the server did."""
-        return {**asdict(self.counts), "batches": self.batcher.batches, "largest_batch": self.batcher.largest_batch}
 
 
 async def _send(connection: ServerConnection, message: str | bytes) -> None:

@@ -14,7 +14,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, one_line
 
@@ -32,15 +31,15 @@ MAX_TEXT_BYTES = 65536
 MAX_ELEMENTS = 1024
 """Values in a request or reply; an array is four of them."""
 
-_LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
-"""Bytes that hold the length of bytes (0xC4 on) and texts (0xD9 on), by tag."""
-_COUNTS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
-"""Bytes that hold the count of a list or map, and values for each of them, by tag."""
-_SCALARS = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8} | {0xCC + i: 2 ** (i % 4) for i in range(8)}
-_SCALARS |= dict.fromkeys([*range(0x80), *range(0xE0, 0x100)], 0) | {0xA0 + i: i for i in range(32)}
-"""Bytes after the tag of a value whose tag says all."""
-_CHILDREN = {0x80 + i: 2 * i for i in range(16)} | {0x90 + i: i for i in range(16)}
-"""Values in a list or map whose tag says their count."""
+_HEADS = dict.fromkeys([*range(0x80), 0xC0, 0xC2, 0xC3, *range(0xE0, 0x100)], (0, 0, 1, 0))
+_HEADS |= {0xCA: (0, 4, 1, 0), 0xCB: (0, 8, 1, 0)} | {0xCC + i: (0, 2 ** (i % 4), 1, 0) for i in range(8)}
+_HEADS |= {0xA0 + i: (0, i, 1, 0) for i in range(32)}
+_HEADS |= {first + i: (2**i, 0, 1, 0) for first in (0xC4, 0xD9) for i in range(3)}
+_HEADS |= {0x80 + i: (0, i, 0, 2) for i in range(16)} | {0x90 + i: (0, i, 0, 1) for i in range(16)}
+_HEADS |= {0xDC: (2, 0, 0, 1), 0xDD: (4, 0, 0, 1), 0xDE: (2, 0, 0, 2), 0xDF: (4, 0, 0, 2)}
+"""By tag of msgpack: bytes that hold a count, the count if there are none, bytes and values that follow per count."""
+_TEXTS = (0xD9, 0xDA, 0xDB)
+"""Tags of texts whose length is not in the tag."""
 
 
 def require_packages(key: str) -> None:
@@ -74,16 +73,7 @@ def decode(data: bytes, max_bytes: int, max_elements: int = MAX_ELEMENTS) -> Any
         raise UserError(f"message: got {len(data)} bytes, allowed: at most {max_bytes}")
     check_structure(data, max_elements)
     try:
-        return msgpack.unpackb(
-            data,
-            object_hook=_unpack,
-            strict_map_key=True,
-            max_str_len=MAX_TEXT_BYTES,
-            max_bin_len=max_bytes,
-            max_array_len=max_elements,
-            max_map_len=max_elements,
-            max_ext_len=0,
-        )
+        return msgpack.unpackb(data, object_hook=_unpack, strict_map_key=True, max_ext_len=0)
     except UserError:
         raise
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
@@ -104,34 +94,22 @@ def check_structure(data: bytes, max_elements: int) -> None:
         if position >= size:
             raise UserError("message: is incomplete")
         tag = data[position]
-        length = _SCALARS.get(tag)
-        if length is not None:
-            position += 1 + length
-        elif tag in _LENGTHS:
-            begin = position + 1 + _LENGTHS[tag]
-            length = int.from_bytes(data[position + 1 : begin], "big")
-            if tag >= 0xD9 and length > MAX_TEXT_BYTES:
-                raise UserError(f"message: has a text of {length} bytes, allowed: at most {MAX_TEXT_BYTES}")
-            position = begin + length
-        else:
-            children, position = _container(data, position, tag)
+        if tag not in _HEADS:
+            raise UserError(f"message: has a value of type 0x{tag:02x}, which is no number, text, bytes, list or map")
+        width, count, bytes_each, values_each = _HEADS[tag]
+        begin = position + 1 + width
+        if width:
+            count = int.from_bytes(data[position + 1 : begin], "big")
+        if tag in _TEXTS and count > MAX_TEXT_BYTES:
+            raise UserError(f"message: has a text of {count} bytes, allowed: at most {MAX_TEXT_BYTES}")
+        position = begin + count * bytes_each
+        if values_each:
             if len(outer) >= MAX_DEPTH:
                 raise UserError(f"message: is nested deeper than {MAX_DEPTH}")
             outer.append(left)
-            left = children
+            left = count * values_each
     if position != size:
         raise UserError(f"message: ends at byte {size}, its content at {position}")
-
-
-def _container(data: bytes, position: int, tag: int) -> tuple[int, int]:
-    """Return the number of values in a list or map, keys included, and where they begin. UserError for other tags."""
-    if tag in _CHILDREN:
-        return _CHILDREN[tag], position + 1
-    if tag not in _COUNTS:
-        raise UserError(f"message: has a value of type 0x{tag:02x}, which is no number, text, bytes, list or map")
-    width, factor = _COUNTS[tag]
-    begin = position + 1 + width
-    return factor * int.from_bytes(data[position + 1 : begin], "big"), begin
 
 
 def _pack(value: Any) -> dict[bytes, Any]:
@@ -146,28 +124,23 @@ def _pack(value: Any) -> dict[bytes, Any]:
 
 
 def _unpack(found: dict[Any, Any]) -> Any:
-    """Return the array or number that a map of the message describes; other maps as they are."""
-    if ARRAY in found:
-        if found.keys() != {ARRAY, b"data", b"dtype", b"shape"}:
-            raise UserError("message: an array has dtype, shape and data, and nothing else")
-        return _array(found[b"data"], _dtype(found[b"dtype"]), found[b"shape"])
-    if NUMBER in found:
-        if found.keys() != {NUMBER, b"data", b"dtype"} or not isinstance(found[b"data"], (bool, int, float)):
-            raise UserError("message: a number has dtype and data, and nothing else")
-        with np.errstate(all="ignore"):
-            return _dtype(found[b"dtype"]).type(found[b"data"])
-    return found
+    """Return the array or number that a map of the message describes; other maps as they are.
 
-
-def _dtype(name: Any) -> np.dtype[Any]:
-    """Return the type of a name from DTYPES. numpy's parser, which also knows objects and structures, is not asked."""
+    An array is a view of its bytes. numpy's parser of types, which also knows objects and structures, is not asked.
+    """
+    if ARRAY not in found and NUMBER not in found:
+        return found
+    data, name, shape = found.get(b"data"), found.get(b"dtype"), found.get(b"shape")
+    if ARRAY in found and found.keys() != {ARRAY, b"data", b"dtype", b"shape"}:
+        raise UserError("message: an array has dtype, shape and data, and nothing else")
+    if NUMBER in found and (found.keys() != {NUMBER, b"data", b"dtype"} or not isinstance(data, (bool, int, float))):
+        raise UserError("message: a number has dtype and data, and nothing else")
     if not isinstance(name, str) or name not in DTYPES:
         raise UserError(f"message: got dtype {str(name)[:20]!r}, allowed: {', '.join(sorted(DTYPES))}")
-    return DTYPES[name]
-
-
-def _array(data: Any, dtype: np.dtype[Any], shape: Any) -> NDArray[Any]:
-    """Return the array of ``data`` without a copy, once its size is right."""
+    dtype = DTYPES[name]
+    if NUMBER in found:
+        with np.errstate(all="ignore"):
+            return dtype.type(data)
     if not isinstance(data, bytes) or not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
         raise UserError(f"message: an array has bytes, and a shape of at most {MAX_DIMENSIONS} sizes")
     known = all(type(size) is int and 0 <= size <= MAX_SIZE for size in shape)
