@@ -25,10 +25,9 @@ from embodied.algos.adam import adapt_learning_rate, build_adam, reset_actor_rat
 from embodied.algos.batch import Batch, evaluate_in_pieces, merge_fragments
 from embodied.algos.ppo_config import PPOConfig
 from embodied.algos.registry import ALGORITHMS
-from embodied.core.algorithm import Algorithm, Metrics
+from embodied.core.algorithm import SINGLE_PROCESS, Algorithm, Metrics, ProcessGroup
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
-from embodied.core.process_group import SINGLE_PROCESS, ProcessGroup
 from embodied.core.types import Evaluation, Fragment
 
 MIN_KL_SAMPLE = 256  # decisions in which the KL is measured; its closed form varies little between decisions

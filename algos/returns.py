@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from embodied.algos.sharing import mean_and_std
-from embodied.core.process_group import SINGLE_PROCESS, ProcessGroup
+from embodied.core.algorithm import SINGLE_PROCESS, ProcessGroup
 from embodied.core.types import Fragment
 
 ROUNDING = 1e-5  # deviation that may be rounding of float32, in units of the summed numbers' size

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.algos.losses import KL
-from embodied.core.algorithm import Metrics
-from embodied.core.process_group import ProcessGroup
+from embodied.core.algorithm import Metrics, ProcessGroup
 from embodied.core.types import Obs
 
 NORMALIZED = ("state", "privileged")

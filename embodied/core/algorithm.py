@@ -4,14 +4,45 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
 
 from embodied.core.policy import Policy
-from embodied.core.process_group import ProcessGroup
 from embodied.core.types import Fragment
 
 Metrics = dict[str, float]
 """Values of one update by the name under which they are logged."""
+
+
+class ProcessGroup(Protocol):
+    """Learner processes that make each update together. Every process has its own fragments of the batch."""
+
+    rank: int
+    """Number of this process, from 0."""
+    size: int
+    """Number of processes."""
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of a tensor of numbers over all processes, the same bits in each. All must call it.
+
+        Shape, type and device are those of ``tensor``, which must have the same shape and type in all processes.
+        """
+        ...
+
+
+class SingleProcess:
+    """One learner process, which has the whole batch."""
+
+    rank = 0
+    size = 1
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the tensor itself."""
+        return tensor
+
+
+SINGLE_PROCESS = SingleProcess()
 
 
 class Algorithm(ABC):

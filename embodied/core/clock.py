@@ -21,14 +21,11 @@ SLACK_S = 1.0  # a tick may be late on a busy machine
 
 
 class Tick(NamedTuple):
-    """State of the clocks at a tick, s."""
+    """State of the clocks at a tick, s: this one, ``time.monotonic``, and the CPU time of all threads."""
 
     running: float
-    """This clock."""
     monotonic: float
-    """``time.monotonic``."""
     cpu: float
-    """CPU time that all threads of the process have used."""
 
 
 class RunningClock:
@@ -51,36 +48,32 @@ class RunningClock:
     def ticking(self) -> Iterator[None]:
         """Detect stops of the process inside the context, by a thread."""
         ended = threading.Event()
-        thread = threading.Thread(target=self._run, args=(ended,), name="clock", daemon=True)
-        self._use(1)
+
+        def tick() -> None:
+            while not ended.wait(TICK_S):
+                self._advance()
+
+        thread = threading.Thread(target=tick, name="clock", daemon=True)
+        self._advance(new_users=1)
         thread.start()
         try:
             yield
         finally:
             ended.set()
             thread.join()
-            self._use(-1)
+            self._advance(new_users=-1)
 
     def _at(self, tick: Tick, monotonic: float) -> float:
-        """Return the time when ``time.monotonic`` is ``monotonic`` and ``tick`` was the last tick."""
         passed_s = monotonic - tick.monotonic
         if self._users and passed_s > SLACK_S:
             passed_s = min(passed_s, SLACK_S + time.process_time() - tick.cpu)
         return tick.running + passed_s
 
-    def _advance(self) -> None:
-        monotonic = time.monotonic()
-        self._tick = Tick(self._at(self._tick, monotonic), monotonic, time.process_time())
-
-    def _use(self, change: int) -> None:
+    def _advance(self, new_users: int = 0) -> None:
         with self._lock:
-            self._advance()
-            self._users += change
-
-    def _run(self, ended: threading.Event) -> None:
-        while not ended.wait(TICK_S):
-            with self._lock:
-                self._advance()
+            monotonic = time.monotonic()
+            self._tick = Tick(self._at(self._tick, monotonic), monotonic, time.process_time())
+            self._users += new_users
 
 
 _clock = RunningClock()

@@ -17,7 +17,6 @@ Bad input raises UserError with the key, the value and what is allowed.
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,41 +100,38 @@ def compose(config_dir: Path, name: str, overrides: Mapping[str, Any], tasks: Se
     (``task=reach``) or sets a value in it (``task.goal_tolerance_m=0.01``). tasks: names that need no file.
     UserError with the nearest name for an unknown choice.
     """
-    choices: dict[str, str] = {}
     values = dict(overrides)
-    for group in (*GROUPS, *PRESETS):
-        if group in values:
-            choice = values.pop(group)
-            choices[group] = _known_choice(config_dir / group, choice, tasks if group == "task" else ())
+    choices = {
+        group: _known_choice(config_dir / group, values.pop(group), tasks if group == "task" else ())
+        for group in (*GROUPS, *PRESETS)
+        if group in values
+    }
     presets = {group: choices.pop(group) for group in PRESETS if group in choices}
     try:
         config = _compose_groups(config_dir, name, choices)
         for group, choice in presets.items():
             section = PRESETS[group]
             config[section] = OmegaConf.merge(config[section], read_preset(config_dir, group, choice))
-        pairs, pair = _all_pairs(config_dir), f"{config.policy.name}-{config.algo.name}"
-        with_init = _settings_of_pair(config.pop("with_init", None), pair, pairs, "'with_init'")
+        pair = f"{config.policy.name}-{config.algo.name}"
         tuned = [
-            _settings_of_pair(section.pop("tuned", None), pair, pairs, f"'tuned' of {group} {section.name}")
+            _settings_of_pair(config_dir, section.pop("tuned", None), pair, f"'tuned' of {group} {section.name}")
             for group, section in (("policy", config.policy), ("task", config.task))
         ]
-        if values.get("init") is None:
-            with_init = {}
-        tree = OmegaConf.to_container(OmegaConf.merge(config, *tuned, with_init), resolve=False)
-        assert isinstance(tree, dict)
-        apply_values(typing.cast(dict[str, Any], tree), values)
-        resolved = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
+        with_init = _settings_of_pair(config_dir, config.pop("with_init", None), pair, "'with_init'")
+        merged = OmegaConf.merge(config, *tuned, {} if values.get("init") is None else with_init)
+        tree: Any = OmegaConf.to_container(merged, resolve=False)
+        apply_values(tree, values)
+        resolved: Any = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(f"configuration '{name}': {error}") from error
-    return typing.cast(dict[str, Any], resolved)
+    return dict(resolved)
 
 
 def read_preset(config_dir: Path, group: str, choice: str) -> dict[str, Any]:
     """Return the settings of a preset. UserError with the nearest name for an unknown one."""
     path = config_dir / group / f"{_known_choice(config_dir / group, choice, ())}.yaml"
-    settings = OmegaConf.to_container(OmegaConf.load(path))
-    assert isinstance(settings, dict), f"{path} holds no settings"
-    return typing.cast(dict[str, Any], settings)
+    settings: Any = OmegaConf.to_container(OmegaConf.load(path))
+    return dict(settings)
 
 
 def _known_choice(folder: Path, choice: Any, others: Sequence[str]) -> str:
@@ -144,10 +140,9 @@ def _known_choice(folder: Path, choice: Any, others: Sequence[str]) -> str:
     UserError with the nearest name otherwise.
     """
     allowed = sorted({*(path.stem for path in folder.glob("*.yaml")), *others})
-    named = isinstance(choice, str) and (choice in allowed or (folder.name == "task" and "/" in choice))
-    if not named:
-        raise unknown_name(folder.name, str(choice), allowed)
-    return str(choice)
+    if isinstance(choice, str) and (choice in allowed or (folder.name == "task" and "/" in choice)):
+        return choice
+    raise unknown_name(folder.name, str(choice), allowed)
 
 
 def _compose_groups(config_dir: Path, name: str, choices: Mapping[str, str]) -> DictConfig:
@@ -163,22 +158,14 @@ def _compose_groups(config_dir: Path, name: str, choices: Mapping[str, str]) -> 
     return config
 
 
-def _all_pairs(config_dir: Path) -> list[str]:
-    """Return every ``<policy>-<algo>`` pair that can be chosen."""
-    policies, algos = (
-        sorted(path.stem for path in (config_dir / group).glob("*.yaml")) for group in ("policy", "algo")
-    )
-    return [f"{policy}-{algo}" for policy in policies for algo in algos]
+def _settings_of_pair(config_dir: Path, entries: DictConfig | None, pair: str, where: str) -> DictConfig:
+    """Return the settings for a ``<policy>-<algo>`` pair, out of settings by pair.
 
-
-def _settings_of_pair(entries: DictConfig | None, pair: str, pairs: Sequence[str], where: str) -> dict[str, Any]:
-    """Return the settings for ``pair``. UserError if an entry is for a pair that does not exist.
-
-    entries: settings by pair, from a YAML file. pairs: all pairs. where: place of the entries, for the message.
+    UserError if an entry is for a pair that does not exist. where: place of the entries, for the message.
     """
-    entries = entries or DictConfig({})
-    for name in entries:
+    policies, algos = ([path.stem for path in (config_dir / group).glob("*.yaml")] for group in ("policy", "algo"))
+    pairs = [f"{policy}-{algo}" for policy in policies for algo in algos]
+    for name in entries or ():
         if name not in pairs:
             raise unknown_name(f"policy and algorithm in {where}", str(name), pairs)
-    entry = entries.get(pair, {})
-    return typing.cast(dict[str, Any], OmegaConf.to_container(entry) if OmegaConf.is_config(entry) else entry)
+    return (entries or DictConfig({})).get(pair) or DictConfig({})

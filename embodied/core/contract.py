@@ -30,11 +30,8 @@ def check_obs(env: VecEnv, obs: Obs, rows: int, what: str) -> None:
         assert not isinstance(spec.action, Box)
         expected["action_mask"] = (sum(spec.action.counts),), torch.bool
     for key, (shape, dtype) in expected.items():
-        if key not in obs:
-            raise _contract_error(env, f"{what} lacks '{key}', which the spec describes; it has: {', '.join(obs)}")
+        _require(env, key in obs, f"{what} lacks '{key}', which the spec describes; it has: {', '.join(obs)}")
         _check_tensor(env, f"{what}['{key}']", obs[key], (rows, *shape), dtype)
-        if dtype == torch.float32 and not bool(torch.isfinite(obs[key]).all()):
-            raise _contract_error(env, f"{what}['{key}'] has values that are not finite")
 
 
 def check_timestep(env: VecEnv, step: Timestep, num_actions: int, rows: Tensor | None = None) -> None:
@@ -53,50 +50,44 @@ def check_types(env: VecEnv, step: Timestep, num_actions: int, rows: Tensor | No
     num = env.num_envs if rows is None else len(rows)
     check_obs(env, step.obs, num, "step().obs")
     _check_tensor(env, "reward_NE", step.reward_NE, (num, num_actions), torch.float32)
-    for name in ("terminated_N", "truncated_N"):
-        _check_tensor(env, name, getattr(step, name), (num,), torch.bool)
+    _check_tensor(env, "terminated_N", step.terminated_N, (num,), torch.bool)
+    _check_tensor(env, "truncated_N", step.truncated_N, (num,), torch.bool)
     _check_tensor(env, "num_steps_N", step.num_steps_N, (num,), torch.int64)
-    if not bool(torch.isfinite(step.reward_NE).all()):
-        raise _contract_error(env, "reward_NE has values that are not finite")
 
 
 def check_ends(env: VecEnv, step: Timestep, rows: Tensor | None = None) -> None:
     """Raise UserError unless the ends of episodes and the last observations of these belong together."""
-    if bool((step.terminated_N & step.truncated_N).any()):
-        raise _contract_error(env, "an episode cannot be terminated and truncated at once")
-    ended_N = step.terminated_N | step.truncated_N
-    if step.final_ids.tolist() != ended_N.nonzero().squeeze(-1).tolist():
-        raise _contract_error(env, "final_ids must be the rows that terminated or were truncated, in order")
-    check_obs(env, step.final_obs, len(step.final_ids), "step().final_obs")
-    if len(step.final_ids) and set(step.final_obs) != set(step.obs):
-        raise _contract_error(env, f"final_obs has {sorted(step.final_obs)}, must have the keys of obs")
-    ended = step.final_ids if rows is None else rows[step.final_ids]
-    if step.episodes.env_id_M.tolist() != ended.tolist():
-        raise _contract_error(env, "episodes must have one row for each of final_ids")
+    both_N = step.terminated_N & step.truncated_N
+    _require(env, not both_N.any(), "an episode cannot be terminated and truncated at once")
+    ended = (step.terminated_N | step.truncated_N).nonzero().squeeze(-1)
+    matching = step.final_ids.tolist() == ended.tolist()
+    _require(env, matching, "final_ids must be the rows that terminated or were truncated, in order")
+    check_obs(env, step.final_obs, len(ended), "step().final_obs")
+    complete = not len(ended) or set(step.final_obs) == set(step.obs)
+    _require(env, complete, f"final_obs has {sorted(step.final_obs)}, must have the keys of obs")
+    matching = step.episodes.env_id_M.tolist() == (ended if rows is None else rows[ended]).tolist()
+    _require(env, matching, "episodes must have one row for each of final_ids")
 
 
 def check_executed(env: VecEnv, step: Timestep, num_actions: int) -> None:
     """Raise UserError unless envs executed their chunks to the end, or to the end of their episode."""
     ended_N = step.terminated_N | step.truncated_N
     least_N = torch.where(step.truncated_N, 0, 1)  # 0: the simulation diverged
-    if bool((step.num_steps_N < least_N).any()) or int(step.num_steps_N.max()) > num_actions:
-        raise _contract_error(env, f"num_steps_N must be 1 to {num_actions}, the actions of the chunk")
-    if bool((step.num_steps_N[~ended_N] != num_actions).any()):
-        raise _contract_error(env, "an env whose episode has not ended must execute the whole chunk")
+    possible_N = (step.num_steps_N >= least_N) & (step.num_steps_N <= num_actions)
+    _require(env, possible_N.all(), f"num_steps_N must be 1 to {num_actions}, the actions of the chunk")
+    whole = (step.num_steps_N[~ended_N] == num_actions).all()
+    _require(env, whole, "an env whose episode has not ended must execute the whole chunk")
     late_NE = torch.arange(num_actions)[None] >= step.num_steps_N[:, None]
-    if bool((step.reward_NE[late_NE] != 0).any()):
-        raise _contract_error(env, "rewards after the end of an episode must be 0")
+    _require(env, (step.reward_NE[late_NE] == 0).all(), "rewards after the end of an episode must be 0")
 
 
 def check_outcomes(env: VecEnv, step: Timestep) -> None:
     """Raise UserError unless ``step`` reports the outcomes of the spec."""
-    if set(step.info) != set(env.spec.outcomes):
-        raise _contract_error(env, f"info has {sorted(step.info)}, must have the outcomes {list(env.spec.outcomes)}")
+    wanted = env.spec.outcomes
+    _require(env, set(step.info) == set(wanted), f"info has {sorted(step.info)}, must have the outcomes {list(wanted)}")
     for outcomes in (step.episodes.once, step.episodes.at_end):
-        if set(outcomes) != set(env.spec.outcomes):
-            raise _contract_error(
-                env, f"episodes must have exactly the outcomes of the spec, {list(env.spec.outcomes)}"
-            )
+        exact = set(outcomes) == set(wanted)
+        _require(env, exact, f"episodes must have exactly the outcomes of the spec, {list(wanted)}")
 
 
 def check_state(state: Mapping[str, Tensor], present: Mapping[str, Tensor]) -> None:
@@ -108,12 +99,12 @@ def check_state(state: Mapping[str, Tensor], present: Mapping[str, Tensor]) -> N
 
 
 def _check_tensor(env: VecEnv, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Raise UserError unless a tensor has the shape and the type that it must have."""
-    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
-        got = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-        raise _contract_error(env, f"{name} is {got}, must be {str(dtype).removeprefix('torch.')} {list(shape)}")
+    got, wanted = (tensor.dtype, list(tensor.shape)), (dtype, list(shape))
+    _require(env, got == wanted, f"{name} is {got[0]} {got[1]}, must be {wanted[0]} {wanted[1]}".replace("torch.", ""))
+    if dtype == torch.float32:
+        _require(env, tensor.isfinite().all(), f"{name} has values that are not finite")
 
 
-def _contract_error(env: VecEnv, rule: str) -> UserError:
-    """Return the error for a broken rule."""
-    return UserError(f"environment '{env.spec.task}' breaks the contract of a VecEnv: {rule}")
+def _require(env: VecEnv, kept: bool | Tensor, rule: str) -> None:
+    if not kept:
+        raise UserError(f"environment '{env.spec.task}' breaks the contract of a VecEnv: {rule}")

@@ -59,10 +59,9 @@ class Registry(Generic[T]):
         UserError with the nearest name if there is none, and for an entry point that cannot be imported.
         """
         if name not in self._entries:
-            offered = self._offered()
-            if name not in offered:
+            if name not in self.names():
                 raise unknown_name(self.kind, name, self.names())
-            self._load(offered[name])
+            self._load(self._offered()[name])
         return self._entries[name]
 
     def names(self) -> list[str]:

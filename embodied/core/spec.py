@@ -6,8 +6,12 @@ it. Nothing here imports torch or a simulator.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 TRAIN = "train"
 """Split of the instructions that are trained on."""
@@ -60,6 +64,17 @@ class Term:
     def entry_names(self) -> tuple[str, ...]:
         """Names of the entries: ``tcp_pos[0]``, ``tcp_pos[1]``, ..."""
         return tuple(f"{self.name}[{i}]" for i in range(self.size))
+
+    def derive(self, parts: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Return the quantity that ``difference`` describes, [..., size]. parts: quantities by name, [..., size]."""
+        rule = self.difference
+        assert rule is not None
+        of, minus = parts[rule.of], parts[rule.minus]
+        total = np.zeros((*of.shape[:-1], max(self.size, 3)))
+        for sign, piece in ((1.0, of), (1.0, np.array(rule.offset)), (-1.0, minus)):
+            size = min(piece.shape[-1], total.shape[-1])
+            total[..., :size] += sign * piece[..., :size]
+        return total[..., : self.size]
 
 
 @dataclass(frozen=True, slots=True)

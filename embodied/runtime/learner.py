@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.core.algorithm import Algorithm, Metrics
+from embodied.core.algorithm import SINGLE_PROCESS, Algorithm, Metrics, ProcessGroup
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
-from embodied.core.process_group import SINGLE_PROCESS, ProcessGroup
 from embodied.core.types import Fragment
 from embodied.runtime.watch.track import Track
 from embodied.runtime.weight_store import WeightStore

@@ -244,7 +244,7 @@ def test_a_robot_that_dies_is_a_clear_error_and_leaves_no_process() -> None:
     robot = SimRobot(BUNDLE, SIMULATION)
     robot.connect()
     assert robot._process is not None
-    pid = robot._process.pid
+    pid = robot._process.process.pid
     os.kill(pid, signal.SIGKILL)
     robot._process.wait()
     with pytest.raises(ConnectionError, match="the process of the simulated robot ended by SIGKILL"):
@@ -262,7 +262,7 @@ from embodied.deployment.robots.sim import SimRobot
 path = Path({str(flow_bundle())!r})
 robot = SimRobot(read_bundle(path), json.loads((path / "simulation.json").read_text()))
 robot.connect()
-print(robot._process.pid, flush=True)
+print(robot._process.process.pid, flush=True)
 os._exit(1)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)

@@ -34,11 +34,11 @@ def test_answers_errors_and_ends_come_to_the_parent(child: ChildObject, capfd: p
 
 def test_it_ends_with_its_parent_and_survives_ctrl_c(child: ChildObject) -> None:
     assert child.call("double", 1) == 2
-    os.kill(child.pid, signal.SIGINT)
+    os.kill(child.process.pid, signal.SIGINT)
     assert child.call("double", 1) == 2
     child.close()
     with pytest.raises(ProcessLookupError):
-        os.kill(child.pid, 0)
+        os.kill(child.process.pid, 0)
     child.close()
 
 

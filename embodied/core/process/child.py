@@ -80,11 +80,6 @@ class ChildProcess:
         self._kill = weakref.finalize(self, _kill, self.process, held_open, self._builder)
 
     @property
-    def pid(self) -> int:
-        """Id of the process."""
-        return self.process.pid
-
-    @property
     def is_alive(self) -> bool:
         """Whether the process runs."""
         return self.process.poll() is None
@@ -202,30 +197,26 @@ def serve(connection: Connection, target: str, bare: str) -> None:
         getattr(thing, "close", lambda: None)()
 
 
-def _next(connection: Connection) -> tuple[str, tuple[Any, ...]] | None:
+def _next(connection: Connection) -> Any:
     """Return the next call, a method's name and arguments; None if the parent has closed the connection."""
     try:
-        call: tuple[str, tuple[Any, ...]] = connection.recv()
+        return connection.recv()
     except (EOFError, ConnectionError):
         return None
-    return call
 
 
 @contextmanager
 def _without_init(package: str) -> Iterator[None]:
     """Let an empty module stand for ``package``, below which its modules are found; "": do nothing."""
-    if not package:
+    spec = importlib.util.find_spec(package) if package else None
+    if spec is None:
         yield
         return
-    spec = importlib.util.find_spec(package)
-    assert spec is not None
     stub = ModuleType(package)
     stub.__path__ = list(spec.submodule_search_locations or ())
     sys.modules[package] = stub
-    try:
-        yield
-    finally:
-        del sys.modules[package]  # a simulator may import the real one
+    yield
+    del sys.modules[package]  # a simulator may import the real one
 
 
 if __name__ == "__main__":

@@ -23,48 +23,36 @@ def send(connection: socket.socket, message: Mapping[str, Any], arrays: Mapping[
     """Send a message with arrays. ConnectionError if the other side is gone."""
     described = [[name, str(array.dtype), list(array.shape)] for name, array in arrays.items()]
     header = json.dumps({"message": message, "arrays": described}).encode()
-    parts = [
-        struct.pack("<Q", len(header)),
-        header,
-        *(np.ascontiguousarray(array).tobytes() for array in arrays.values()),
-    ]
-    connection.sendall(b"".join(parts))
+    data = [np.ascontiguousarray(array).tobytes() for array in arrays.values()]
+    connection.sendall(b"".join([struct.pack("<Q", len(header)), header, *data]))
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | None:
     """Return the next message and its arrays; None if the other side closed. ConnectionError if it is malformed."""
-    length = _read(connection, 8)
-    if length is None:
+    length = _read(connection, 8, first=True)
+    if not length:
         return None
     (size,) = struct.unpack("<Q", length)
     if size > MAX_BYTES:
         raise ConnectionError(f"a message of {size} bytes is larger than {MAX_BYTES}")
-    header = json.loads(_whole(connection, size))
+    header = json.loads(_read(connection, size))
     arrays = {}
     for name, kind, shape in header["arrays"]:
         if kind not in TYPES or prod(shape) > MAX_BYTES:
             raise ConnectionError(f"an array of {kind} {shape} is not allowed")
-        data = _whole(connection, prod(shape) * np.dtype(kind).itemsize)
+        data = _read(connection, prod(shape) * np.dtype(kind).itemsize)
         arrays[name] = np.frombuffer(data, kind).reshape(shape)
     return header["message"], arrays
 
 
-def _read(connection: socket.socket, size: int) -> bytes | None:
-    """Read ``size`` bytes; None if the other side closed before the first."""
-    parts: list[bytes] = []
-    while size:
-        part = connection.recv(min(size, 2**20))
+def _read(connection: socket.socket, size: int, first: bool = False) -> bytes:
+    """Read ``size`` bytes; none if the other side closed before the ``first`` bytes of a message."""
+    data = bytearray()
+    while len(data) < size:
+        part = connection.recv(min(size - len(data), 2**20))
+        if not part and first and not data:
+            return b""
         if not part:
-            if parts:
-                raise ConnectionError("the connection ended within a message")
-            return None
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-def _whole(connection: socket.socket, size: int) -> bytes:
-    data = _read(connection, size) if size else b""
-    if data is None:
-        raise ConnectionError("the connection ended within a message")
-    return data
+            raise ConnectionError("the connection ended within a message")
+        data += part
+    return bytes(data)

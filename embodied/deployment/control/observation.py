@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from embodied.core.arm.kinematics import Chain
 from embodied.core.errors import UserError
-from embodied.core.terms import difference
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.robots.base import GRIPPER, Observation, age, joint_names
 
@@ -117,7 +116,7 @@ class StateBuilder:
             parts[term.name] = self._numbers(observation, list(term.entry_names))
         for term in self.bundle.state:
             if term.difference is not None:
-                parts[term.name] = difference(term, parts)
+                parts[term.name] = term.derive(parts)
         return np.concatenate([parts[term.name] for term in self.bundle.state]).astype(np.float32)
 
     @staticmethod

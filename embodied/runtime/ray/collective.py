@@ -47,7 +47,7 @@ def open_store(address: str, timeout_s: float) -> tuple[Any, Rendezvous]:
 
 
 class Collective:
-    """The processes of a group, as ``embodied.core.process_group.ProcessGroup``.
+    """The processes of a group, as ``embodied.core.algorithm.ProcessGroup``.
 
     address: of this process's node. device: of the policy; CUDA sums by NCCL. PeerLost if a process does not join
     within ``timeout_s``, and from ``sum`` if one is gone or does not take part for so long.

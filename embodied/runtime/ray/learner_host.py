@@ -17,9 +17,8 @@ import ray
 import torch
 from torch import Tensor
 
-from embodied.core.algorithm import Metrics
+from embodied.core.algorithm import SINGLE_PROCESS, Metrics, ProcessGroup
 from embodied.core.policy import Policy
-from embodied.core.process_group import SINGLE_PROCESS, ProcessGroup
 from embodied.core.types import Fragment
 from embodied.runtime import threads
 from embodied.runtime.learner import Learner

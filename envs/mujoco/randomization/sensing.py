@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.core.terms import difference
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.robots.base import EncodedArm, Measurement
 from embodied.envs.tasks.base import Task
@@ -137,7 +136,7 @@ class Sensing:
             parts[term.name] = external[:, first : first + term.size]
             first += term.size
         for term in self.derived:
-            parts[term.name] = difference(term, parts)
+            parts[term.name] = term.derive(parts)
         return {name: torch.from_numpy(value) for name, value in parts.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
