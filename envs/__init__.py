@@ -41,7 +41,7 @@ def make_pool(
 
     task_config, sim: options of the task and of ``SimConfig``, with defaults for missing ones.
     """
-    placed = [family.find(camera) if isinstance(camera, CameraSpec) else camera for camera in cameras]
+    placed = [family.find(camera) for camera in cameras]
     entry = TASKS[task]
     config = from_mapping(entry.config, task_config, f"task.{task}")
     options = from_mapping(SimConfig, sim or {}, "sim")

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodied.core.episodes import EpisodePlans, EpisodeSampler
+from embodied.core.episodes import EpisodePlans, EpisodeSampler, Ints
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs, Timestep
 
@@ -55,6 +55,21 @@ class VecEnv(ABC):
 
     def close(self) -> None:  # noqa: B027 (many hold nothing)
         """Free what the environments hold, such as threads."""
+
+    # -- episodes that begin later -------------------------------------------------------------------------------------
+
+    autoreset: bool = True
+    """Whether an env whose episode ended begins its next one in the same step. If not, it waits for ``begin``."""
+    waiting_N: Tensor | None = None
+    """Whether each env waits for ``begin``, bool [N]; it is not stepped then. None: the envs cannot wait."""
+
+    def begin(self, ids: Ints, plans: EpisodePlans) -> None:
+        """Start episodes with these plans in envs ``ids`` [n]; others go on. ValueError for plans beyond the spec."""
+        raise NotImplementedError
+
+    def observe(self, ids: Ints | None = None) -> Obs:
+        """Return the present observation of envs ``ids`` (None: all), new tensors with one row per env."""
+        raise NotImplementedError
 
     # -- exact resume --------------------------------------------------------------------------------------------------
 

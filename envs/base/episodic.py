@@ -35,6 +35,7 @@ class EpisodicEnv(VecEnv):
     num_envs: N. Not for use from several threads at once.
     """
 
+    waiting_N: Tensor
     steps_left_N: Tensor
     """Control steps to the time limit of each env's present episode, int64 [N]."""
 
@@ -44,8 +45,7 @@ class EpisodicEnv(VecEnv):
             raise ValueError(f"num_envs: got {num_envs}, allowed: 1 or more")
         self.spec, self.num_envs, self.device = spec, num_envs, device or CPU
         self.plans = EpisodePlans.empty(num_envs)
-        self.autoreset = True  # if False, an env whose episode ended keeps its last state until ``begin``
-        self.waiting_N = torch.zeros(num_envs, dtype=torch.bool, device=device)  # not stepped until ``begin``
+        self.waiting_N = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self.steps_left_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self._soonest = 0  # at most the smallest of steps_left_N: no time limit is reached in fewer control steps
         self._return_N = torch.zeros(num_envs, device=device)

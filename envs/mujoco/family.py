@@ -38,6 +38,8 @@ class MujocoFamily:
         return MujocoPool(TASKS[id].build(task), num_envs=num_envs, num_threads=num_threads, sim=sim, cameras=placed)
 
 
-def find(camera: CameraSpec) -> Camera:
-    """Return the camera named by ``camera``, with its image size. UserError for an unknown name."""
+def find(camera: CameraSpec | Camera) -> Camera:
+    """Return a Camera as it is, or the one that a spec names, with its image size. UserError for an unknown name."""
+    if isinstance(camera, Camera):
+        return camera
     return replace(find_camera(camera.name), width=camera.width, height=camera.height)

@@ -225,9 +225,9 @@ class MujocoPool(EpisodicEnv):
         """Return a function that renders every env from the front, uint8 [N, height, width, 3]."""
         return Viewer(self.task, self.batch, replace(FRONT, width=width, height=height)).render
 
-    def film_quickly(self, width: int, height: int) -> Callable[[], NDArray[np.uint8]]:
+    def film_quickly(self, width: int, height: int, camera: Camera = FRONT) -> Callable[[], NDArray[np.uint8]]:
         """Return a function like that of ``film``: a hundred times as fast, without shadows (``QuickViewer``)."""
-        viewer = QuickViewer(self.task, self.batch, replace(FRONT, width=width, height=height))
+        viewer = QuickViewer(self.task, self.batch, replace(camera, width=width, height=height))
         physics = self.batch.state.copy()
         self.batch.forward(stage=_CURRENT)  # fills what the viewer has bound
         self.batch.state[:] = physics

@@ -17,19 +17,23 @@ the first observation of the next episode, with reward 0 and ``info["elapsed_ste
 from __future__ import annotations
 
 import os
+from collections import namedtuple
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Queue
-from typing import Any
+from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 import torch
+from gymnasium.spaces import Dict
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
+from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from embodied.envs.views.envpool_spec import Spec, form_of
+from embodied.envs.views.spaces import Form, action_space, box_or_discrete
 from embodied.envs.views.stepper import Stepper, open_task
 
 Batch = tuple[Any, NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
@@ -49,37 +53,28 @@ def make(
         raise UserError(f"batch_size: got {batch_size}, allowed: divisors of num_envs, {num_envs}")
     count = num_envs // size
     threads = num_threads if count == 1 or num_threads < 0 else max(1, (num_threads or os.cpu_count() or 1) // count)
-    return EnvPoolView(
-        [
-            open_task(task, size, seed=seed + i * size, num_threads=threads, autoreset=False, **options)
-            for i in range(count)
-        ],
-        {"seed": seed, "num_threads": num_threads},
-    )
+    options = {"num_threads": threads, "autoreset": AutoresetMode.NEXT_STEP, **options}
+    batches = [open_task(task, size, seed=seed + i * size, **options) for i in range(count)]
+    return EnvPoolView(batches, {"seed": seed, "num_threads": num_threads})
 
 
 class EnvPoolView:
     """Several batches of equally many environments of one task. Used by one thread.
 
-    batches: steppers with ``autoreset=False``. config: further entries of ``config``, as they were chosen.
+    batches: steppers with NEXT_STEP autoreset. config: further entries of ``config``, as they were chosen.
     """
 
     metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
     def __init__(self, batches: Sequence[Stepper], config: dict[str, Any] | None = None) -> None:
-        size = batches[0].num_envs
+        spec, size = batches[0].spec, batches[0].num_envs
         self.num_envs = size * len(batches)
-        self.spec = Spec(
-            batches[0].spec,
-            {
-                "num_envs": self.num_envs,
-                "batch_size": size,
-                "max_episode_steps": batches[0].spec.max_episode_steps,
-                "max_num_players": 1,
-                "gym_reset_return_info": True,
-                **(config or {}),
-            },
-        )
+        self.config: dict[str, Any] = {
+            "num_envs": self.num_envs, "batch_size": size, "max_episode_steps": spec.max_episode_steps,
+            "max_num_players": 1, "gym_reset_return_info": True, **(config or {}),
+        }  # fmt: skip
+        self.spec = Spec(spec, self.config)
+        self.is_async = len(batches) > 1  # one ``recv`` returns only some of the envs
         self.all_env_ids = np.arange(self.num_envs, dtype=np.int32)
         self.observation_space = self.single_observation_space = self.spec.observation_space
         self.action_space = self.single_action_space = self.spec.action_space
@@ -99,17 +94,6 @@ class EnvPoolView:
             raise UserError("a copy of environments with a step under way: call recv first")
         return type(self), self._given
 
-    @property
-    def config(self) -> dict[str, Any]:
-        """Options of the environments, by name."""
-        config: dict[str, Any] = self.spec.config._asdict()
-        return config
-
-    @property
-    def is_async(self) -> bool:
-        """Whether one ``recv`` returns only some of the envs."""
-        return len(self._batches) > 1
-
     def async_reset(self) -> None:
         """Start an episode in every env; ``recv`` returns the first observations."""
         for batch in self._batches:
@@ -118,7 +102,8 @@ class EnvPoolView:
     def send(self, action: NDArray[Any] | dict[str, Any], env_id: NDArray[Any] | None = None) -> None:
         """Begin a control step of envs ``env_id`` (None: all) with actions [n, A], or {"action", "env_id"}.
 
-        ValueError for envs that are not one batch in order, as ``info["env_id"]`` has them, or another shape.
+        ValueError for envs that are not one batch in order, as ``info["env_id"]`` has them. ``recv`` raises it for
+        actions of another shape.
         """
         if isinstance(action, dict):
             env_id = action.get("env_id", env_id)
@@ -128,10 +113,7 @@ class EnvPoolView:
         if batch is None:
             size = len(self._batches[0].ids)
             raise ValueError(f"env_id: got {ids[:5].tolist()}..., needed the {size} ids of a batch that recv returned")
-        array = np.asarray(action)
-        if array.shape[:1] != ids.shape:
-            raise ValueError(f"action: got {list(array.shape)}, needed one row for each of {len(ids)} envs")
-        self._run(lambda: batch.step(array))
+        self._run(lambda: batch.step(np.asarray(action)))
 
     def recv(self, reset: bool = False, return_info: bool = True) -> Any:
         """Wait for the batch that is finished first; return observations, rewards [n], terminated, truncated, infos.
@@ -157,8 +139,7 @@ class EnvPoolView:
         """
         if self.is_async or self._pending:
             raise ValueError("reset: batch_size is not num_envs, or a step is under way; use async_reset and recv")
-        ids = self.all_env_ids if env_id is None else np.asarray(env_id)
-        batch = self._batches[0]
+        batch, ids = self._batches[0], self.all_env_ids if env_id is None else np.asarray(env_id)
         done = batch.reset() if len(ids) == self.num_envs else batch.begin(ids)
         return done[0], done[4]
 
@@ -182,28 +163,86 @@ class _Batch:
 
     def reset(self) -> Batch:
         """Start an episode in every env."""
-        return self._batch(self.stepper.reset())
+        return self._first(self.stepper.reset(), np.arange(len(self.ids)))
 
-    def begin(self, ids: NDArray[Any]) -> Batch:
+    def begin(self, rows: NDArray[Any]) -> Batch:
         """Start the next episodes of the envs in these rows."""
-        return self._batch(self.stepper.begin(ids.astype(np.int64)), ids)
+        return self._first(self.stepper.begin(rows.astype(np.int64)), rows)
 
     def step(self, action: NDArray[Any]) -> Batch:
         """Make one control step; envs that wait begin their next episode instead."""
-        step = self.stepper.step_or_begin(action)
-        obs, _, _, _, info = self._batch(step.obs)
-        for name, held_N in step.info.items():
-            info[name] = held_N.cpu().numpy()
-        ends = step.terminated_N.cpu().numpy(), step.truncated_N.cpu().numpy()
-        return obs, step.reward_N.cpu().numpy(), *ends, info
+        step = self.stepper.step(action)
+        info = self._info(step.obs, np.arange(len(self.ids)))
+        info |= {name: held_N.cpu().numpy() for name, held_N in step.info.items()}
+        reward_N, terminated_N = step.reward_N.cpu().numpy(), step.terminated_N.cpu().numpy()
+        return self.form(step.obs), reward_N, terminated_N, step.truncated_N.cpu().numpy(), info
 
-    def _batch(self, obs: Obs, rows: NDArray[Any] | None = None) -> Batch:
-        """Return observations of envs ``rows`` (None: all) with reward 0 and their infos."""
-        rows = np.arange(len(self.ids)) if rows is None else rows
+    def _first(self, obs: Obs, rows: NDArray[Any]) -> Batch:
+        """Return first observations of the envs in these rows, with reward 0."""
+        info, nothing = self._info(obs, rows), np.zeros((3, len(rows)), np.bool_)
+        info |= dict.fromkeys(self.stepper.spec.outcomes, nothing[0])
+        return self.form(obs), np.zeros(len(rows), np.float32), nothing[1], nothing[2], info
+
+    def _info(self, obs: Obs, rows: NDArray[Any]) -> dict[str, Any]:
         ids, elapsed = self.ids[rows], self.stepper.elapsed_N[torch.from_numpy(rows)].numpy().astype(np.int32)
         info = {"env_id": ids, "players": {"env_id": ids}, "elapsed_step": elapsed}
-        info |= {name: np.zeros(len(ids), np.bool_) for name in self.stepper.spec.outcomes}
-        if "privileged" in obs:
-            info["privileged"] = obs["privileged"].cpu().numpy()
-        ends = np.zeros((2, len(ids)), np.bool_)
-        return self.form(obs), np.zeros(len(ids), np.float32), ends[0], ends[1], info
+        return {**info, "privileged": obs["privileged"].cpu().numpy()} if "privileged" in obs else info
+
+
+# -- spec --------------------------------------------------------------------------------------------------------------
+
+
+class ArraySpec(NamedTuple):
+    """Description of an array of EnvPool. shape: for one env; -1 is the number of envs."""
+
+    dtype: type
+    shape: list[int]
+    minimum: Any
+    maximum: Any
+    is_discrete: bool = False
+
+
+class Spec:
+    """``spec`` of environments with EnvPool's API."""
+
+    reward_threshold = None
+
+    def __init__(self, spec: EnvSpec, config: dict[str, Any]) -> None:
+        self.config: Any = namedtuple("Config", [*config])(**config)
+        self.observation_space = self.gymnasium_observation_space = form_of(spec).space
+        self.action_space = self.gymnasium_action_space = action_space(spec)
+
+    @property
+    def state_array_spec(self) -> dict[str, ArraySpec]:
+        """Arrays that ``recv`` returns."""
+        ints = ArraySpec(np.int32, [], -(2**31), 2**31 - 1)
+        flags = ArraySpec(np.bool_, [], False, True)
+        reward = ArraySpec(np.float32, [-1], -np.inf, np.inf)
+        arrays = {"info:env_id": ints, "elapsed_step": ints, "done": flags, "trunc": flags, "reward": reward}
+        if not isinstance(self.observation_space, Dict):
+            return {**arrays, "obs": _array(self.observation_space)}
+        for name, part in self.observation_space.spaces.items():
+            images = part.spaces if isinstance(part, Dict) else {}
+            boxes = {f"obs:{name}.{camera}": image for camera, image in images.items()} or {f"obs:{name}": part}
+            arrays |= {key: _array(box) for key, box in boxes.items()}
+        return arrays
+
+    @property
+    def action_array_spec(self) -> dict[str, ArraySpec]:
+        """Arrays that ``send`` takes."""
+        ids = ArraySpec(np.int32, [], -(2**31), 2**31 - 1)
+        action = _array(self.action_space)
+        return {"env_id": ids, "players.env_id": ids, "action": action._replace(shape=[-1, *action.shape])}
+
+
+def form_of(spec: EnvSpec) -> Form:
+    """Return the form of observations: the state, or with cameras {"state", "images": {camera: image}}."""
+    return Form(spec, flat=not spec.cameras, images="images")
+
+
+def _array(space: gymnasium.Space[Any]) -> ArraySpec:
+    """Return the description of a Box or Discrete. UserError for several choices."""
+    space = box_or_discrete(space)
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return ArraySpec(np.int64, [], 0, int(space.n) - 1, True)
+    return ArraySpec(space.dtype.type, list(space.shape), space.low.min(), space.high.max())

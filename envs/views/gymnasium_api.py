@@ -30,118 +30,79 @@ nearest. ``pickle`` and ``copy.deepcopy`` copy an env with its state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
-import torch
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from embodied.core.episodes import Ints
 from embodied.core.errors import UserError
-from embodied.core.spec import TRAIN
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.registry import TASKS
-from embodied.envs.rendering.cameras import Camera
-from embodied.envs.views.gymnasium_base import (
-    METADATA,
-    OVERVIEW,
-    PoolView,
-    Rendering,
-    cameras_of,
-    check_options,
-    form_of,
-    metadata_of,
-    open_pool,
-)
-from embodied.envs.views.gymnasium_pool import TaskVectorEnv
-from embodied.envs.views.spaces import Observation, action_space, take_row
+from embodied.envs.views.gymnasium_pool import Info, TaskVectorEnv
+from embodied.envs.views.spaces import Observation, take_row
+from embodied.envs.views.stepper import RENDER_MODES
 
-__all__ = ["TaskEnv", "TaskVectorEnv", "gymnasium_id", "register_tasks"]
-
-Info = dict[str, Any]
-
-_NO_LIMIT = 2**31 - 1  # control steps; more than three years
+_NO_LIMIT = 10**9  # control steps
 
 
-class TaskEnv(PoolView, gymnasium.Env[Observation, NDArray[np.float32]]):
-    """One env of a task. It terminates if the task fails and truncates if its simulation diverges.
+class TaskEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
+    """One env of a task, a ``TaskVectorEnv`` of one row. It terminates if the task fails and truncates if its
+    simulation diverges. gymnasium's TimeLimit wrapper truncates at the time limit.
 
-    gymnasium's TimeLimit wrapper truncates at the time limit.
-
-    task: name in the registry of tasks. cameras: names, ``image_size`` pixels wide and high, or Camera objects. flat:
-    whether observations are the state vector alone (None: if there are no cameras). render_mode, width, height, camera:
-    what ``render`` shows. UserError (a ValueError) for an unknown task, camera or render mode, and one that is a
-    TypeError too for an unknown option.
+    options: those of ``TaskVectorEnv``.
     """
 
-    metadata = METADATA
+    metadata: dict[str, Any] = {"render_modes": [*RENDER_MODES]}  # noqa: RUF012 (gymnasium's)
 
-    def __init__(
-        self,
-        task: str,
-        *,
-        num_threads: int = 1,
-        sim: dict[str, Any] | None = None,
-        splits: str | Sequence[str] = (TRAIN,),
-        cameras: str | Camera | Sequence[str | Camera] = (),
-        image_size: int = 64,
-        flat: bool | None = None,
-        render_mode: str | None = None,
-        width: int = 640,
-        height: int = 480,
-        camera: str | Camera = OVERVIEW,
-        **options: Any,
-    ) -> None:
-        check_options(type(self), task, options)
-        stepper = open_pool(
-            task, {"max_episode_steps": _NO_LIMIT, **options}, 1, num_threads, sim,
-            Rendering(render_mode, camera, width, height), splits, cameras_of(cameras, image_size),
-        )  # fmt: skip
-        super().__init__(stepper)
-        self.render_mode = render_mode
-        self.metadata = metadata_of(stepper)
-        self._form = form_of(stepper, flat)
-        self.observation_space, self.action_space = self._form.space, action_space(stepper.spec)
+    def __init__(self, task: str, *, num_threads: int = 1, **options: Any) -> None:
+        options = {"max_episode_steps": _NO_LIMIT, **options}
+        self._envs = TaskVectorEnv(task, num_threads=num_threads, autoreset_mode=AutoresetMode.DISABLED, **options)
+        self.render_mode, rate = self._envs.render_mode, self._envs.metadata["render_fps"]
+        self.metadata = {**type(self).metadata, "render_fps": rate}
+        self.observation_space = self._envs.single_observation_space
+        self.action_space = self._envs.single_action_space
+
+    @property
+    def pool(self) -> MujocoPool:
+        """The pool of one env; ClosedEnvironmentError after ``close``."""
+        return self._envs.pool
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
         """Start the first episode of ``seed``, or the next episode if it is None. UserError for any options."""
         if options:
             raise UserError(f"reset takes no options, got: {', '.join(map(str, options))}")
         super().reset(seed=seed)
-        obs = self._reset([seed], self.np_random, None)
-        info = self._info(obs["privileged"], self.pool.task.success(), self.pool.plans.instruction_n)
-        return take_row(self._form(obs), 0), info
+        observation, infos = self._envs.reset(seed=[seed])
+        return take_row(observation, 0), _of_one(infos)
 
     def step(self, action: NDArray[np.float32]) -> tuple[Observation, float, bool, bool, Info]:
         """Make one control step; if action is not finite or not of shape [A], raise ValueError without stepping.
 
         ResetNeeded before ``reset`` and after an episode that ended.
         """
-        action_A = np.asarray(action, dtype=np.float32)
-        if action_A.shape != self.action_space.shape:
-            raise ValueError(f"action: got shape {action_A.shape}, needed {self.action_space.shape}")
-        step = self._stepper.step(action_A[None])
-        info = self._info(step.obs["privileged"], step.info["success"], self.pool.plans.instruction_n)
-        terminated, truncated = bool(step.terminated_N[0]), bool(step.truncated_N[0])
-        return take_row(self._form(step.obs), 0), float(step.reward_N[0]), terminated, truncated, info
+        observation, reward, terminated, truncated, infos = self._envs.step(np.asarray(action)[None])
+        ends = bool(terminated[0]), bool(truncated[0])
+        return take_row(observation, 0), float(reward[0]), *ends, _of_one(infos)
 
     def render(self) -> NDArray[np.uint8] | None:
         """Render an image [h, w, 3] if ``render_mode="rgb_array"``, with a green border while the task is solved."""
-        self._stepper.check_running("render")
-        return None if self.render_mode is None else self._stepper.frames()[0]
+        images = self._envs.render()
+        return None if images is None else images[0]
 
     def close(self) -> None:
         """Release the simulation."""
-        self._stepper.close()
+        self._envs.close()
 
-    def _info(self, privileged_1P: torch.Tensor, success_1: torch.Tensor, instruction_1: Ints) -> Info:
-        """Return ``info`` of the only env."""
-        success = bool(success_1[0])
-        info = {"privileged": privileged_1P[0].numpy(), "success": success, "is_success": success}
-        if self._has_goals:
-            info["instruction"] = self._instructions(instruction_1)[0]
-        return info
+
+def _of_one(infos: Info) -> Info:
+    """Return the infos of the only env, without masks."""
+    return {
+        key: value[0] if value.ndim > 1 else value.tolist()[0]
+        for key, value in infos.items()
+        if not key.startswith("_")
+    }
 
 
 def gymnasium_id(task: str) -> str:

@@ -1,4 +1,4 @@
-"""N envs of a task as one of gymnasium's vector environments.
+"""N envs as one of gymnasium's vector environments: any stepper, and the tasks of ours with gymnasium's ids.
 
     SAME_STEP   an env that ended is reset in the same step; its last observation is in ``infos["final_obs"]``
     NEXT_STEP   the last observation is returned; the next step ignores the env's action and returns a first one
@@ -9,49 +9,99 @@ Results are those of gymnasium's SyncVectorEnv in the same mode (tests/envs/test
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import mujoco
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from embodied.core.episodes import Ints
 from embodied.core.errors import UserError, unknown_name
+from embodied.core.options import from_mapping
 from embodied.core.spec import TRAIN
 from embodied.core.types import Timestep
+from embodied.envs.mujoco.pool import MujocoPool, SimConfig
+from embodied.envs.mujoco.viewer import FRONT
+from embodied.envs.registry import TASKS
 from embodied.envs.rendering.cameras import Camera
-from embodied.envs.views.gymnasium_base import (
-    METADATA,
-    OVERVIEW,
-    Bools,
-    PoolView,
-    Rendering,
-    cameras_of,
-    check_options,
-    form_of,
-    metadata_of,
-    open_pool,
-    reset_mask,
-)
-from embodied.envs.views.spaces import Observation, action_space, take_row
-from embodied.envs.views.stepper import seeds_of
+from embodied.envs.rendering.vision import CAMERAS
+from embodied.envs.views.spaces import Form, Observation, action_space, seeds_of, take_row
+from embodied.envs.views.stepper import RENDER_MODES, Stepper, check_options, check_render_mode, open_task
 
+Bools = NDArray[np.bool_]
 Info = dict[str, Any]
+OVERVIEW = "overview"  # name of the view of ``render`` that shows the whole arm
 
 
-class TaskVectorEnv(PoolView, VectorEnv[Observation, NDArray[np.float32], NDArray[Any]]):
+class StepperVectorEnv(VectorEnv[Observation, NDArray[Any], NDArray[Any]]):
+    """The envs of a stepper with observations of one form. A subclass has ``reset`` and the infos."""
+
+    metadata: dict[str, Any] = {"render_modes": [*RENDER_MODES], "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(self, stepper: Stepper, form: Form, render_mode: str | None) -> None:
+        self.stepper, self._form, self.render_mode = stepper, form, check_render_mode(render_mode)
+        self.num_envs = stepper.num_envs
+        rate = round(1 / stepper.spec.control_dt_s)
+        self.metadata = {**type(self).metadata, "render_fps": rate, "autoreset_mode": stepper.autoreset}
+        self.single_observation_space, self.single_action_space = form.space, action_space(stepper.spec)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+
+    @abstractmethod
+    def _step_infos(self, step: Timestep, ended_N: Bools, renewed: bool) -> Info:
+        """Return the infos of a step. renewed: whether any env is now in an episode that begins."""
+
+    @abstractmethod
+    def _final_infos(self, step: Timestep, ended_N: Bools) -> Info:
+        """Return the infos of the last states of envs that ended."""
+
+    def step(self, actions: NDArray[Any]) -> tuple[Observation, NDArray[np.float64], Bools, Bools, Info]:
+        """Make one control step; if actions are not finite or not [N, A], raise ValueError without stepping.
+
+        ResetNeeded before ``reset`` and, if autoreset is disabled, while an episode that ended was not reset.
+        """
+        renewed = len(self.stepper.waiting_ids()) > 0
+        step = self.stepper.step(np.asarray(actions))
+        terminated_N, truncated_N = step.terminated_N.cpu().numpy(), step.truncated_N.cpu().numpy()
+        ended_N = terminated_N | truncated_N
+        at_once = bool(ended_N.any()) and self.stepper.autoreset is AutoresetMode.SAME_STEP
+        infos = self._step_infos(step, ended_N, renewed or at_once)
+        if at_once:
+            final_obs, last = np.full(self.num_envs, None, dtype=object), self._form(step.final_obs)
+            for i, row in enumerate(step.final_ids.tolist()):
+                final_obs[row] = take_row(last, i)
+            infos |= {"final_obs": final_obs, "_final_obs": ended_N}
+            infos |= {"final_info": self._final_infos(step, ended_N), "_final_info": ended_N.copy()}
+        return self._form(step.obs), step.reward_N.double().cpu().numpy(), terminated_N, truncated_N, infos
+
+    def render(self) -> tuple[NDArray[np.uint8], ...] | None:
+        """Render an image [480, 640, 3] of every env if ``render_mode="rgb_array"``."""
+        return None if self.render_mode is None else tuple(self.stepper.frames())
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Release the environments."""
+        self.stepper.close()
+
+
+class TaskVectorEnv(StepperVectorEnv):
     """N envs of a task in one batch of simulations, with arrays of N rows.
 
     ``infos`` have the form of gymnasium's own vector envs: every array has a mask of the same name with ``_`` in front.
     With SAME_STEP, rows that ended have ``final_obs`` (an array of objects, None in other rows) and ``final_info``.
 
-    num_threads: threads that step the simulations (0: all cores). stagger: first episodes are cut short by random
-    times. autoreset_mode: a mode, its name or its value. Other arguments: as in TaskEnv.
+    task: name in the registry of tasks. num_threads: threads that step the simulations (0: all cores). stagger: first
+    episodes are cut short by random times. autoreset_mode: a mode, its name or its value. cameras: names,
+    ``image_size`` pixels wide and high, or Camera objects. flat: whether observations are the state vector alone (None:
+    if there are no cameras). render_mode, width, height, camera: what ``render`` shows. UserError (a ValueError) for an
+    unknown task, camera or render mode, and one that is a TypeError too for an unknown option.
     """
-
-    metadata: dict[str, Any] = {**METADATA, "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 (gymnasium's)
 
     def __init__(
         self,
@@ -72,64 +122,63 @@ class TaskVectorEnv(PoolView, VectorEnv[Observation, NDArray[np.float32], NDArra
         camera: str | Camera = OVERVIEW,
         **options: Any,
     ) -> None:
-        check_options(type(self), task, options)
-        self.autoreset_mode = _mode(autoreset_mode)
-        stepper = open_pool(
-            task, options, num_envs, num_threads, sim, Rendering(render_mode, camera, width, height), splits,
-            cameras_of(cameras, image_size), stagger, autoreset=self.autoreset_mode == AutoresetMode.SAME_STEP,
+        check_options(TaskVectorEnv, TASKS[task].config, options)
+        from_mapping(SimConfig, sim or {}, "sim")  # no other simulator
+        modes = {key: mode for mode in AutoresetMode for key in (mode, mode.name, mode.value)}
+        if autoreset_mode not in modes:
+            raise unknown_name("autoreset_mode", str(autoreset_mode), AutoresetMode.__members__)
+        self.autoreset_mode = modes[autoreset_mode]
+        self._camera = _camera_of(camera, width, height)
+        stepper = open_task(
+            task, num_envs, num_threads=num_threads, sim=sim, splits=splits, cameras=cameras, image_size=image_size,
+            stagger=stagger, stages="held_starts" in options,  # the default share is for training only
+            autoreset=self.autoreset_mode, **options,
         )  # fmt: skip
-        super().__init__(stepper)
-        self.num_envs, self.render_mode = num_envs, render_mode
-        self.metadata = {**metadata_of(stepper), "autoreset_mode": self.autoreset_mode}
-        self._form = form_of(stepper, flat)
-        self.single_observation_space = self._form.space
-        self.single_action_space = action_space(stepper.spec)
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
+        names = [each.name for each in stepper.spec.cameras]
+        if flat and names:
+            raise UserError(f"flat: got True with the cameras {', '.join(names)}, allowed: True without cameras")
+        form = Form(stepper.spec, not names if flat is None else flat, bound=mujoco.mjMAXVAL)
+        super().__init__(stepper, form, render_mode)
+        self._seeded_N = np.zeros(num_envs, dtype=np.bool_)
+        self._texts = np.array(stepper.spec.texts, dtype=object) if len(set(stepper.spec.goals)) > 1 else None
         self._set: dict[str, tuple[Any, ...]] = {}  # by ``set_attr``
+
+    @property
+    def pool(self) -> MujocoPool:
+        """The pool; ClosedEnvironmentError after ``close``."""
+        env = self.stepper.env
+        assert isinstance(env, MujocoPool)
+        return env
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
         """Start new episodes in all envs, or in those of ``options["reset_mask"]``, bool [N].
 
-        seed: env i has seed ``seed + i``, or ``seed[i]``; an env whose seed is None goes on with its next episode.
-        UserError (a ValueError) for other options, a bad mask or bad seeds.
+        seed: env i has seed ``seed + i``, or ``seed[i]``; an env whose seed is None goes on with its next episode, or
+        begins with a random seed if it had none so far. UserError for other options, a bad mask or bad seeds.
         """
-        seeds, mask_N = seeds_of(seed, self.num_envs), reset_mask(options, self.num_envs)
+        seeds, mask_N = seeds_of(seed, self.num_envs), _reset_mask(options, self.num_envs)
         super().reset(seed=int(seed) if isinstance(seed, int | np.integer) else None)
-        obs = self._reset(seeds, self.np_random, mask_N)
-        texts = self._instructions(self.pool.plans.instruction_n)
-        return self._form(obs), self._infos(obs["privileged"], self.pool.task.success(), texts, mask_N)
-
-    def step(self, actions: NDArray[np.float32]) -> tuple[Observation, NDArray[np.float64], Bools, Bools, Info]:
-        """Make one control step; if actions are not finite or not [N, A], raise ValueError without stepping.
-
-        ResetNeeded before ``reset`` and, if autoreset is disabled, while an episode that ended was not reset.
-        """
-        pool, action_NA = self.pool, np.asarray(actions, dtype=np.float32)
-        waiting_N = pool.waiting_N.clone()
-        is_next_step = self.autoreset_mode == AutoresetMode.NEXT_STEP
-        step = self._stepper.step_or_begin(action_NA) if is_next_step else self._stepper.step(action_NA)
-        ended_N = step.terminated_N | step.truncated_N
-        begun_N = ended_N if pool.autoreset else waiting_N
-        success_N = step.info["success"]
-        if bool(begun_N.any()):
-            success_N = torch.where(begun_N, pool.task.success(), success_N)
-        infos = self._infos(step.obs["privileged"], success_N, self._instructions(pool.plans.instruction_n))
-        if pool.autoreset and len(step.final_ids):
-            infos |= self._final(step, ended_N.numpy())
-        reward_N = step.reward_N.double().numpy()
-        return self._form(step.obs), reward_N, step.terminated_N.numpy(), step.truncated_N.numpy(), infos
+        chosen_N = np.ones(self.num_envs, np.bool_) if mask_N is None else mask_N
+        for row in np.flatnonzero(chosen_N & ~self._seeded_N):
+            if seeds[row] is None:
+                seeds[row] = int(self.np_random.integers(2**31))
+        obs = self.stepper.reset(seeds, mask_N=mask_N)
+        self._seeded_N |= chosen_N
+        pool = self.pool
+        return self._form(obs), self._infos(obs["privileged"], pool.task.success(), pool.plans.instruction_n, chosen_N)
 
     def render(self) -> tuple[NDArray[np.uint8], ...] | None:
-        """Render an image [h, w, 3] of every env if ``render_mode="rgb_array"``."""
-        self._stepper.check_running("render")
-        return None if self.render_mode is None else tuple(self._stepper.frames())
+        """Render an image [h, w, 3] of every env if ``render_mode="rgb_array"``.
 
-    def close_extras(self, **kwargs: Any) -> None:
-        """Release the simulations."""
-        self._stepper.close()
+        It has a green border while the task is solved.
+        """
+        self.stepper.check_running("render")
+        if self.render_mode is None:
+            return None
+        film = partial(self.pool.film_quickly, camera=self._camera)
+        return tuple(self.stepper.frames(self._camera.width, self._camera.height, film))
 
     # -- one env's attributes, as of gymnasium's vector envs -----------------------------------------------------------
 
@@ -168,31 +217,24 @@ class TaskVectorEnv(PoolView, VectorEnv[Observation, NDArray[np.float32], NDArra
 
     # -- infos ---------------------------------------------------------------------------------------------------------
 
-    def _final(self, step: Timestep, mask_N: Bools) -> Info:
-        """Return ``final_obs`` and ``final_info`` of a step in which envs of the mask ended."""
-        final_obs, texts_N = (np.full(self.num_envs, None, dtype=object) for _ in range(2))
-        last = self._form(step.final_obs)
-        for i, row in enumerate(step.final_ids.tolist()):
-            final_obs[row] = take_row(last, i)
-        texts_N[mask_N] = self._instructions(step.episodes.plans.instruction_n)
-        privileged_NP = torch.zeros_like(step.obs["privileged"])
-        privileged_NP[step.final_ids] = step.final_obs["privileged"]
-        final_info = self._infos(privileged_NP, step.info["success"], texts_N, mask_N)
-        return {"final_obs": final_obs, "_final_obs": mask_N, "final_info": final_info, "_final_info": mask_N.copy()}
+    def _step_infos(self, step: Timestep, ended_N: Bools, renewed: bool) -> Info:
+        pool = self.pool
+        success_N = pool.task.success() if renewed else step.info["success"]
+        all_N = np.ones(self.num_envs, np.bool_)
+        return self._infos(step.obs["privileged"], success_N, pool.plans.instruction_n, all_N)
 
-    def _infos(
-        self,
-        privileged_NP: torch.Tensor,
-        success_N: torch.Tensor,
-        texts_N: NDArray[np.object_],
-        mask_N: Bools | None = None,
-    ) -> Info:
-        """Return ``infos`` with their masks; ``mask_N``: rows that are valid (None: all), others are 0 or None."""
-        mask_N = np.ones(self.num_envs, np.bool_) if mask_N is None else mask_N
+    def _final_infos(self, step: Timestep, ended_N: Bools) -> Info:
+        privileged_NP, instruction_N = torch.zeros_like(step.obs["privileged"]), np.zeros(self.num_envs, np.int64)
+        privileged_NP[step.final_ids] = step.final_obs["privileged"]
+        instruction_N[ended_N] = step.episodes.plans.instruction_n
+        return self._infos(privileged_NP, step.info["success"], instruction_N, ended_N)
+
+    def _infos(self, privileged_NP: torch.Tensor, success_N: torch.Tensor, instruction_N: Ints, mask_N: Bools) -> Info:
+        """Return ``infos`` with their masks; ``mask_N``: rows that are valid, others are 0 or None."""
         success = success_N.numpy()
         infos: Info = {"privileged": privileged_NP.numpy(), "success": success, "is_success": success}
-        if self._has_goals:
-            infos["instruction"] = texts_N
+        if self._texts is not None:
+            infos["instruction"] = self._texts.take(instruction_N)
         for key, value in list(infos.items()):
             infos[key] = value.copy()
             infos[key][~mask_N] = None if value.dtype == object else 0
@@ -200,11 +242,29 @@ class TaskVectorEnv(PoolView, VectorEnv[Observation, NDArray[np.float32], NDArra
         return infos
 
 
-def _mode(mode: str | AutoresetMode) -> AutoresetMode:
-    """Return the mode of that name (``NEXT_STEP``) or value (``NextStep``); UserError for another one."""
-    by_name = {**AutoresetMode.__members__, **{one.value: one for one in AutoresetMode}}
-    if isinstance(mode, AutoresetMode):
-        return mode
-    if mode not in by_name:
-        raise unknown_name("autoreset_mode", str(mode), AutoresetMode.__members__)
-    return by_name[mode]
+def _camera_of(camera: str | Camera, width: int, height: int) -> Camera:
+    """Return the camera of that name, ``width`` x ``height`` pixels, or a Camera as it is; UserError for others."""
+    if isinstance(camera, Camera):
+        return camera
+    if not isinstance(camera, str):
+        raise UserError(f"camera: got {camera!r}, allowed: a name or a Camera; what a policy sees is cameras=")
+    placed = {OVERVIEW: FRONT, **CAMERAS}
+    if camera not in placed:
+        raise unknown_name("camera", camera, placed)
+    return replace(placed[camera], width=width, height=height)
+
+
+def _reset_mask(options: dict[str, Any] | None, num_envs: int) -> Bools | None:
+    """Return the mask of the envs to reset (None: all); UserError for another option or another array."""
+    unknown = [str(key) for key in options or {} if key != "reset_mask"]
+    if unknown:
+        raise UserError(f"reset options: got {', '.join(unknown)}, allowed: reset_mask")
+    if not options:
+        return None
+    mask_N = options["reset_mask"]
+    if not isinstance(mask_N, np.ndarray) or mask_N.dtype != np.bool_ or mask_N.shape != (num_envs,):
+        got = f"{mask_N.dtype} {list(mask_N.shape)}" if isinstance(mask_N, np.ndarray) else type(mask_N).__name__
+        raise UserError(f"reset_mask: got {got}, needed a numpy array of bool [{num_envs}]")
+    if not mask_N.any():
+        raise UserError("reset_mask: got no env to reset, needed one True at least")
+    return mask_N.copy()

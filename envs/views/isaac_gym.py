@@ -18,9 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodied.core.types import Obs, Timestep
-from embodied.envs.views.spaces import action_space, unbounded
-from embodied.envs.views.stepper import Stepper, episode_means, no_cameras, open_task, success_of
+from embodied.core.errors import UserError
+from embodied.core.types import Obs
+from embodied.envs.views.spaces import action_space, episode_means, success_of
+from embodied.envs.views.stepper import Stepper, open_task
 
 
 def make(task: str, num_envs: int, **options: Any) -> IsaacGymTask:
@@ -52,42 +53,44 @@ class IsaacGymTask:
     return, length and outcomes."""
 
     def __init__(self, stepper: Stepper) -> None:
-        no_cameras(stepper, "Isaac Gym's API")
         spec = stepper.spec
+        if spec.cameras:
+            others = "embodied.envs.views.sb3, rsl_rl, envpool and lerobot"
+            raise UserError(f"cameras: Isaac Gym's API has no images here; {others} have them")
         self.stepper = stepper
         self.num_envs, self.device, self.rl_device = stepper.num_envs, stepper.device, stepper.device
         self.num_obs = self.num_observations = spec.state_dim
         self.num_states = spec.state_dim + spec.privileged_dim
         self.num_acts = self.num_actions = spec.action_dim
         self.max_episode_length = spec.max_episode_steps
-        self.observation_space: gymnasium.Space[Any] = unbounded(self.num_obs)
-        self.state_space: gymnasium.Space[Any] = unbounded(self.num_states)
-        self.action_space: gymnasium.Space[Any] = action_space(spec)
+        self.observation_space: Any = gymnasium.spaces.Box(-np.inf, np.inf, (self.num_obs,))
+        self.state_space: Any = gymnasium.spaces.Box(-np.inf, np.inf, (self.num_states,))
+        self.action_space: Any = action_space(spec)
         self.reset()
 
     def reset(self) -> dict[str, Tensor]:
         """Start an episode in every env and return ``obs`` and ``states``."""
-        self._observe(self.stepper.reset())
         self.rew_buf = torch.zeros(self.num_envs, device=self.device)
         self.reset_buf = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         self.timeout_buf = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         self.extras = {"time_outs": self.timeout_buf, "successes": torch.zeros_like(self.timeout_buf)}
-        return self._obs_dict()
+        return self._observe(self.stepper.reset())
 
     def step(self, actions: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor, dict[str, Any]]:
         """Make one control step with actions [N, A]; return observations, rewards, ends and extras."""
         step = self.stepper.step(actions)
-        self._observe(step.obs)
-        self.rew_buf = step.reward_N
+        self.rew_buf, self.timeout_buf = step.reward_N, step.truncated_N
         self.reset_buf = (step.terminated_N | step.truncated_N).long()
-        self.timeout_buf = step.truncated_N
-        successes = success_of(step.info, self.num_envs).to(self.device)
-        self.extras = {"time_outs": self.timeout_buf, "successes": successes, **self._final(step)}
-        return self._obs_dict(), self.rew_buf, self.reset_buf, self.extras
+        self.extras = {"time_outs": self.timeout_buf, "successes": success_of(step)}
+        if len(step.final_ids):
+            final = {"final_ids": step.final_ids, "final_obs": step.final_obs["state"]}
+            means = {"episode": episode_means(step.episodes)}
+            self.extras |= {**final, "final_states": _critic_state(step.final_obs), **means}
+        return self._observe(step.obs), self.rew_buf, self.reset_buf, self.extras
 
     def reset_done(self) -> tuple[dict[str, Tensor], Tensor]:
         """Return the present observations and the ids of the envs that were reset in the last step."""
-        return self._obs_dict(), self.reset_buf.nonzero().squeeze(-1)
+        return {"obs": self.obs_buf, "states": self.states_buf}, self.reset_buf.nonzero().squeeze(-1)
 
     def get_state(self) -> Tensor:
         """Return ``states_buf``."""
@@ -110,20 +113,12 @@ class IsaacGymTask:
         """Release the environments."""
         self.stepper.close()
 
-    def _observe(self, obs: Obs) -> None:
-        self.obs_buf, self.states_buf = obs["state"], critic_state(obs)
+    def _observe(self, obs: Obs) -> dict[str, Tensor]:
+        self.obs_buf, self.states_buf = obs["state"], _critic_state(obs)
         self.progress_buf = self.stepper.elapsed_N.to(self.device)
-
-    def _obs_dict(self) -> dict[str, Tensor]:
         return {"obs": self.obs_buf, "states": self.states_buf}
 
-    def _final(self, step: Timestep) -> dict[str, Any]:
-        if not len(step.final_ids):
-            return {}
-        final = {"final_ids": step.final_ids, "final_obs": step.final_obs["state"]}
-        return {**final, "final_states": critic_state(step.final_obs), "episode": episode_means(step.episodes)}
 
-
-def critic_state(obs: Obs) -> Tensor:
+def _critic_state(obs: Obs) -> Tensor:
     """Return state and privileged observation in one vector, float32 [..., S + P]."""
     return torch.cat([obs["state"], obs["privileged"]], -1) if "privileged" in obs else obs["state"]

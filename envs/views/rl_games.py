@@ -16,11 +16,10 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.errors import UserError
-from embodied.envs.views import isaac_gym
+from embodied.envs.views.isaac_gym import IsaacGymTask
 from embodied.envs.views.spaces import box_or_discrete
 from embodied.envs.views.stepper import Stepper, missing_package, open_task
 
@@ -52,40 +51,23 @@ def _make(num_actors: int, config: dict[str, Any]) -> RlGamesVecEnv:
     return make(**{"num_envs": num_actors, **config})
 
 
-class RlGamesVecEnv(IVecEnv):
-    """N environments whose steps return {"obs", "states"}, rewards [N], ends [N] and infos.
+class RlGamesVecEnv(IsaacGymTask, IVecEnv):
+    """N environments whose steps return {"obs", "states"}, rewards [N], ends [N] and infos. Spaces are gym's.
 
     infos: ``time_outs`` [N], ``scores`` [N] (1.0 where the task is solved after the step) and those of
     ``IsaacGymTask.extras``. UserError for environments with cameras.
     """
 
     def __init__(self, stepper: Stepper) -> None:
-        self.task = isaac_gym.IsaacGymTask(stepper)
-        self.observation_space = _gym_space(self.task.observation_space)
-        self.action_space = _gym_space(self.task.action_space)
-        self.state_space = _gym_space(self.task.state_space)
-
-    def reset(self) -> dict[str, Tensor]:
-        """Start an episode in every env."""
-        return self.task.reset()
+        super().__init__(stepper)
+        self.observation_space = _gym_space(self.observation_space)
+        self.action_space = _gym_space(self.action_space)
+        self.state_space = _gym_space(self.state_space)
 
     def step(self, actions: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor, dict[str, Any]]:
         """Make one control step with actions [N, A]."""
-        obs, rewards, dones, extras = self.task.step(actions)
+        obs, rewards, dones, extras = super().step(actions)
         return obs, rewards, dones, {**extras, "scores": extras["successes"].float()}
-
-    def get_env_info(self) -> dict[str, Any]:
-        """Return the spaces, in gym's classes."""
-        spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
-        return {**spaces, "state_space": self.state_space, "agents": 1, "value_size": 1}
-
-    def render(self, mode: str = "rgb_array") -> NDArray[np.uint8]:
-        """Render every env, uint8 [N, 480, 640, 3]."""
-        return self.task.render(mode)
-
-    def close(self) -> None:
-        """Release the environments."""
-        self.task.close()
 
 
 def _gym_space(space: gymnasium.Space[Any]) -> Any:

@@ -25,7 +25,8 @@ from torch import Tensor
 from embodied.core.errors import UserError
 from embodied.core.spec import Box
 from embodied.core.types import Obs
-from embodied.envs.views.stepper import Stepper, episode_means, missing_package, open_task
+from embodied.envs.views.spaces import episode_means
+from embodied.envs.views.stepper import Stepper, missing_package, open_task
 
 try:
     from rsl_rl.env import VecEnv

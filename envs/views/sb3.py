@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
-from embodied.core.types import Obs, Timestep
-from embodied.envs.views.spaces import Form, Observation, action_space, take_row
-from embodied.envs.views.stepper import Stepper, check_render_mode, missing_package, open_task, success_of
+from embodied.core.types import Obs
+from embodied.envs.views.spaces import Form, Observation, action_space, success_of, take_row
+from embodied.envs.views.stepper import Stepper, check_render_mode, missing_package, open_task
 
 try:
     from stable_baselines3.common.monitor import Monitor
@@ -30,7 +30,6 @@ except ModuleNotFoundError as error:
 
 def make(task: str, num_envs: int, *, render_mode: str | None = None, **options: Any) -> Sb3VecEnv:
     """Return ``num_envs`` environments of ``task=<task>``; options: see ``embodied.envs.views.stepper.open_task``."""
-    check_render_mode(render_mode)
     return Sb3VecEnv(open_task(task, num_envs, **options), render_mode)
 
 
@@ -44,7 +43,6 @@ class Sb3VecEnv(VecEnv):
     def __init__(self, stepper: Stepper, render_mode: str | None = None) -> None:
         self.stepper, self.render_mode = stepper, check_render_mode(render_mode)
         self._began = time.monotonic()
-        self._actions: NDArray[Any] | None = None
         self._masks = np.zeros((stepper.num_envs, 0), dtype=np.bool_)
         self._form = Form(stepper.spec, flat=not stepper.spec.cameras, instruction=True)
         super().__init__(stepper.num_envs, self._form.space, action_space(stepper.spec))
@@ -71,13 +69,17 @@ class Sb3VecEnv(VecEnv):
 
     def step_wait(self) -> tuple[Observation, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
         """Make one control step; return observations, rewards [N], dones [N] and infos."""
-        if self._actions is None:
-            raise ValueError("step_wait before step_async: give actions first")
         step = self.stepper.step(self._actions)
-        self._actions = None
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        for row, info in self._final_infos(step).items():
-            infos[row] = info
+        seconds = round(time.monotonic() - self._began, 6)
+        success_N, episodes, final = success_of(step), step.episodes, self._form(step.final_obs)
+        for i, env in enumerate(step.final_ids.tolist()):
+            infos[env] = {
+                "terminal_observation": take_row(final, i),
+                "TimeLimit.truncated": bool(step.truncated_N[env]),
+                "is_success": bool(success_N[env]),
+                "episode": {"r": float(episodes.return_M[i]), "l": int(episodes.length_M[i]), "t": seconds},
+            }
         done_N = (step.terminated_N | step.truncated_N).cpu().numpy()
         return self._seen(step.obs), step.reward_N.cpu().numpy(), done_N, infos
 
@@ -121,22 +123,3 @@ class Sb3VecEnv(VecEnv):
         if self.stepper.spec.action_mask:
             self._masks = obs["action_mask"].cpu().numpy()
         return self._form(obs)
-
-    def _final_infos(self, step: Timestep) -> dict[int, dict[str, Any]]:
-        """Return the infos of the envs that are done, by env."""
-        if not len(step.final_ids):
-            return {}
-        ids, episodes = step.final_ids.tolist(), step.episodes
-        seconds = round(time.monotonic() - self._began, 6)
-        final = self._form(step.final_obs)
-        truncated_M = step.truncated_N[step.final_ids].tolist()
-        success_M = success_of(episodes.at_end, len(ids)).tolist()
-        return {
-            env: {
-                "terminal_observation": take_row(final, i),
-                "TimeLimit.truncated": truncated_M[i],
-                "is_success": success_M[i],
-                "episode": {"r": float(episodes.return_M[i]), "l": int(episodes.length_M[i]), "t": seconds},
-            }
-            for i, env in enumerate(ids)
-        }

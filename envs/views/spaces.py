@@ -1,17 +1,21 @@
-"""Observations and actions as the views give them: spaces of gymnasium, and arrays in their form."""
+"""What passes between the views and their libraries: spaces of gymnasium, arrays in their form, outcomes, seeds."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from embodied.core.episodes import EpisodeStats
 from embodied.core.errors import UserError
 from embodied.core.spec import Box, EnvSpec, MultiDiscrete
-from embodied.core.types import Obs
+from embodied.core.types import Obs, Timestep
 
 Observation = NDArray[Any] | dict[str, Any]
 
@@ -30,11 +34,6 @@ def box_or_discrete(space: gymnasium.Space[Any]) -> gymnasium.spaces.Box | gymna
     if not isinstance(space, (gymnasium.spaces.Box, gymnasium.spaces.Discrete)):
         raise UserError(f"this view serves a Box or Discrete, got {space}")
     return space
-
-
-def unbounded(size: int) -> gymnasium.spaces.Box:
-    """Return the space of a vector of ``size`` numbers without bounds."""
-    return gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
 
 
 @dataclass(frozen=True)
@@ -58,33 +57,34 @@ class Form:
     @property
     def space(self) -> gymnasium.Space[Any]:
         """The space of one observation."""
-        state = gymnasium.spaces.Box(-self.bound, self.bound, (self.spec.state_dim,), np.float32)
-        images = {
-            camera.name: gymnasium.spaces.Box(0, 255, (camera.height, camera.width, 3), np.uint8)
-            for camera in self.spec.cameras
+        spaces: dict[str, gymnasium.Space[Any]] = {
+            "state": gymnasium.spaces.Box(-self.bound, self.bound, (self.spec.state_dim,), np.float32)
         }
-        instruction = gymnasium.spaces.Discrete(len(self.spec.instructions)) if self._instructed else None
-        return _space(self._arranged(state, images, instruction))
+        for camera in self.spec.cameras:
+            spaces[f"images.{camera.name}"] = gymnasium.spaces.Box(0, 255, (camera.height, camera.width, 3), np.uint8)
+        if self.spec.instructions:
+            spaces["instruction"] = gymnasium.spaces.Discrete(len(self.spec.instructions))
+        space: gymnasium.Space[Any] = self._arrange(spaces.__getitem__, gymnasium.spaces.Dict)
+        return space
 
     def __call__(self, obs: Obs) -> Observation:
         """Return observations [n, ...] as arrays in the space."""
-        images = {camera.name: obs[f"images.{camera.name}"].cpu().numpy() for camera in self.spec.cameras}
-        instruction = obs["instruction"].cpu().numpy() if self._instructed else None
-        observation: Observation = self._arranged(obs["state"].cpu().numpy(), images, instruction)
+        observation: Observation = self._arrange(lambda key: obs[key].cpu().numpy(), dict)
         return observation
 
-    @property
-    def _instructed(self) -> bool:
-        return self.instruction and not self.flat and bool(self.spec.instructions)
-
-    def _arranged(self, state: Any, images: dict[str, Any], instruction: Any) -> Any:
-        """Return the parts in this form."""
+    def _arrange(self, part: Callable[[str], Any], group: Callable[[dict[str, Any]], Any]) -> Any:
+        """Return the parts of an observation, by their keys in ``Obs``, in this form; group: makes a dictionary."""
         if self.flat:
-            return state
-        beside = {f"images_{name}": image for name, image in images.items()}
-        nested = {self.images: images} if images else {}
-        words = {} if instruction is None else {"instruction": instruction}
-        return {self.state: state, **(beside if self.images is None else nested), **words}
+            return part("state")
+        parts = {self.state: part("state")}
+        images = {camera.name: part(f"images.{camera.name}") for camera in self.spec.cameras}
+        if self.images is None:
+            parts |= {f"images_{name}": image for name, image in images.items()}
+        else:
+            parts[self.images] = group(images)
+        if self.instruction and self.spec.instructions:
+            parts["instruction"] = part("instruction")
+        return group(parts)
 
 
 def take_row(observation: Observation, row: int) -> Observation:
@@ -95,9 +95,28 @@ def take_row(observation: Observation, row: int) -> Observation:
     return taken
 
 
-def _space(parts: Any) -> gymnasium.Space[Any]:
-    """Return nested dictionaries of spaces as a space."""
-    if isinstance(parts, dict):
-        return gymnasium.spaces.Dict({key: _space(part) for key, part in parts.items()})
-    space: gymnasium.Space[Any] = parts
-    return space
+def success_of(step: Timestep) -> Tensor:
+    """Return the outcome ``success``, bool [N]; False for an environment without it."""
+    return step.info.get("success", torch.zeros_like(step.terminated_N))
+
+
+def episode_means(episodes: EpisodeStats) -> dict[str, float]:
+    """Return the means over episodes that ended: ``return``, ``length`` and each outcome at the end."""
+    return {
+        "return": float(episodes.return_M.mean()),
+        "length": float(episodes.length_M.float().mean()),
+        **{name: float(held_M.float().mean()) for name, held_M in episodes.at_end.items()},
+    }
+
+
+def seeds_of(seed: Any, num_envs: int) -> list[int | None]:
+    """Return the env seed of each env: ``seed + i`` for a number, else those of the list. UserError for others."""
+    if isinstance(seed, int | np.integer):
+        seed = range(int(seed), int(seed) + num_envs)
+    seeds = [None] * num_envs if seed is None else list(seed)
+    if len(seeds) != num_envs:
+        raise UserError(f"seed: got {len(seeds)} seeds, needed one for each of {num_envs} envs")
+    for one in seeds:
+        if one is not None and (not isinstance(one, int | np.integer) or one < 0):
+            raise UserError(f"seed: got {one!r}, allowed: an integer, at least 0, or None")
+    return [None if one is None else int(one) for one in seeds]

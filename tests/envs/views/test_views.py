@@ -64,7 +64,7 @@ def test_one_camera_and_one_split_need_no_list() -> None:
     stepper = open_task("reach", 1, **FRONT | {"cameras": "front", "splits": "train"})
     assert stepper.reset()["images.front"].shape == (1, 8, 8, 3)
     stepper.close()
-    with pytest.raises(UserError, match=r"unknown key 'camera'. Did you mean 'cameras'\?"):
+    with pytest.raises(UserError, match=r"unknown option 'camera'. Did you mean 'cameras'\?"):
         open_task("reach", 1, camera="front")
 
 
@@ -155,7 +155,7 @@ def test_bad_input_is_one_line() -> None:
         stepper.reset()
     with pytest.raises(UserError, match=r"unknown task 'lft'\. Did you mean 'lift'"):
         isaac_gym.make("lft", num_envs=2)
-    with pytest.raises(UserError, match=r"unknown key 'max_episode_step'\. Did you mean 'max_episode_steps'"):
+    with pytest.raises(UserError, match=r"unknown option 'max_episode_step'\. Did you mean 'max_episode_steps'"):
         isaac_gym.make("lift", num_envs=2, max_episode_step=3)
     with pytest.raises(UserError, match="num_envs: got 0"):
         isaac_gym.make("lift", num_envs=0)
@@ -212,7 +212,7 @@ def test_isaac_gym_buffers() -> None:
 
 # -- EnvPool -----------------------------------------------------------------------------------------------------------
 def test_envpool_returns_the_last_observation_and_then_the_first() -> None:
-    env = envpool.EnvPoolView([toy(autoreset=False)])
+    env = envpool.EnvPoolView([toy(autoreset=AutoresetMode.NEXT_STEP)])
     obs, info = env.reset()
     assert rows(obs) == FIRST
     env.step(np.array(ACTIONS[0]))
@@ -230,7 +230,7 @@ def test_envpool_returns_the_last_observation_and_then_the_first() -> None:
 
 
 def test_envpool_batches_are_received_and_sent_as_they_come() -> None:
-    env = envpool.EnvPoolView([Stepper(Toy(2), seed=2 * i, autoreset=False) for i in range(3)])
+    env = envpool.EnvPoolView([Stepper(Toy(2), seed=2 * i, autoreset=AutoresetMode.NEXT_STEP) for i in range(3)])
     assert (len(env), env.is_async, env.config["batch_size"], env.spec.config.num_envs) == (6, True, 2, 6)
     with pytest.raises(ValueError, match="nothing was sent"):
         env.recv()
@@ -253,7 +253,7 @@ def test_envpool_batches_are_received_and_sent_as_they_come() -> None:
 
 
 def test_an_error_of_a_batch_comes_out_of_recv() -> None:
-    env = envpool.EnvPoolView([toy(autoreset=False)])
+    env = envpool.EnvPoolView([toy(autoreset=AutoresetMode.NEXT_STEP)])
     env.reset()
     env.send(np.full((2, 1), np.nan))
     with pytest.raises(ValueError, match="NaN"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from embodied.core.episodes import EpisodePlans, Ints
@@ -48,7 +49,7 @@ class Toy(EpisodicEnv):
         self.closed = True
 
 
-def toy(autoreset: bool = True) -> Stepper:
+def toy(autoreset: AutoresetMode = AutoresetMode.SAME_STEP) -> Stepper:
     return Stepper(Toy(2), seed=7, autoreset=autoreset)
 
 
