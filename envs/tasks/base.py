@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from typing import Any
 
 import mujoco
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 from torch.nn.functional import pad
 
 from embodied.core.errors import UserError
@@ -63,14 +63,6 @@ class TaskConfig:
         return substeps
 
 
-@config_dataclass
-class ObjectTaskConfig(TaskConfig):
-    """Options of tasks with objects on the table."""
-
-    fail_out_of_reach: bool = False
-    """End an episode as a failure when an object has left the arm's workspace, instead of letting the time run out."""
-
-
 @dataclass(frozen=True, slots=True)
 class Quantity:
     """What a task observes, and how it is read."""
@@ -95,6 +87,10 @@ class Task:
     """Index into ``instructions`` for the present episode of each env, int64; the pool writes it before ``reset``."""
     other_outcomes: tuple[str, ...] = ()
     """Names of what ``outcomes`` returns: what is counted of episodes besides success."""
+    held_object: str | None = None
+    """Body that is in the hand where an episode starts from the stage ``held``; None: there is no such stage."""
+    half_width_m: float | Tensor
+    """Distance from the centre of ``held_object`` to each finger, a number or [N]; set by ``bind``."""
     config: TaskConfig
     """Options."""
     view: View
@@ -117,7 +113,7 @@ class Task:
     @property
     def stages(self) -> tuple[StartStage, ...]:
         """Stages other than the ordinary start; at most one, ``held``, which ``put_in_hand`` makes."""
-        return ()
+        return (StartStage("held", self.config.held_starts),) if self.held_object else ()
 
     def observed(self) -> tuple[Quantity, ...]:
         """Return the quantities of ``obs["state"]`` after the robot's own, in order."""
@@ -131,13 +127,8 @@ class Task:
         """Return the terms of ``observed``."""
         return tuple(quantity.term for quantity in self.observed())
 
-    def privileged_terms(self) -> tuple[Term, ...]:
-        """Return the terms of ``observed_by_critic``."""
-        return tuple(quantity.term for quantity in self.observed_by_critic())
-
     def build_scene(self, spec: mujoco.MjSpec) -> None:
         """Add the task's objects to a spec that holds the robot and the table."""
-        raise NotImplementedError
 
     def scene(self) -> mujoco.MjSpec:
         """Return the robot at its table with the task's objects."""
@@ -150,10 +141,10 @@ class Task:
     def bind(self, view: View) -> None:
         """Keep the view and the tensors that the task reads. Called once."""
         self.view = view
+        self._observed, self._observed_by_critic = self.observed(), self.observed_by_critic()
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
         """Write the initial state of envs ``ids`` [n] (objects and goals; the arm is already placed)."""
-        raise NotImplementedError
 
     def observe(self) -> dict[str, Tensor]:
         """Read the quantities of ``observed``: by name, each [N, size], in the terms' units (the pool scales)."""
@@ -162,14 +153,6 @@ class Task:
     def privileged(self) -> dict[str, Tensor]:
         """Read the quantities of ``observed_by_critic``: by name, each [N, size], in the terms' units."""
         return _read(self._observed_by_critic, self.view)
-
-    @cached_property
-    def _observed(self) -> tuple[Quantity, ...]:
-        return self.observed()
-
-    @cached_property
-    def _observed_by_critic(self) -> tuple[Quantity, ...]:
-        return self.observed_by_critic()
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
         """Return the reward terms by name, each [N]; the reward is their sum. success: of the same state, bool [N]."""
@@ -192,8 +175,16 @@ class Task:
         raise NotImplementedError
 
     def put_in_hand(self, ids: Tensor) -> None:
-        """Put the task's object between the fingers of envs ``ids`` [n], closed on it. For the stage ``held``."""
-        raise NotImplementedError
+        """Put ``held_object`` of envs ``ids`` [n] at the tool centre point, aligned with the fingers, closed on it."""
+        view, name = self.view, self.held_object
+        assert name is not None
+        half_yaw = torch.atan2(view.tcp_mat[ids, 3], view.tcp_mat[ids, 0]) / 2
+        pose = view.qpos.new_zeros(len(ids), 7)
+        pose[:, :3], pose[:, 3], pose[:, 6] = view.tcp_pos[ids], half_yaw.cos(), half_yaw.sin()
+        view.body_qpos(name)[ids] = pose
+        half_width_n = view.tensor(self.half_width_m).expand(len(view.qpos))[ids] * view.size_factor(name, ids)
+        view.arm.finger_qpos[ids] = half_width_n.unsqueeze(-1)
+        view.arm.finger_targets[ids] = 0.0
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the task's state outside of the physics, tensors of fixed shapes; keys begin with ``task/``."""
@@ -212,20 +203,21 @@ def _read(quantities: Sequence[Quantity], view: View) -> dict[str, Tensor]:
             values[term.name] = quantity.read()
         else:
             assert rule is not None
-            of, minus = (_entries(values[name], term.size) for name in (rule.of, rule.minus))
+            of, minus = (pad(values[x], (0, term.size - values[x].shape[1])) for x in (rule.of, rule.minus))
             values[term.name] = (of + of.new_tensor(rule.offset) if rule.offset else of) - minus
     del values["tcp_pos"]
     return values
 
 
-def _entries(x: Tensor, size: int) -> Tensor:
-    """Return the first ``size`` columns of x [N, D], with zeros for missing ones."""
-    return x[:, :size] if x.shape[1] >= size else pad(x, (0, size - x.shape[1]))
-
-
 def column(x: Tensor) -> Tensor:
     """Return a bool or real [N] as real [N, 1]."""
     return (x if x.is_floating_point() else x.float()).unsqueeze(-1)
+
+
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    """Return the Euclidean distance of points [N, d], [N]."""
+    length: Tensor = vector_norm(a - b, dim=-1)
+    return length
 
 
 def near(distance: Tensor, scale_m: float) -> Tensor:
@@ -240,18 +232,17 @@ def progress(distance: Tensor, range_m: float) -> Tensor:
 
 def task_spec(task: Task, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
     """Return the spec of a task. With cameras the state has only the robot's terms; the task's are privileged."""
-    robot, objects, privileged = task.robot.terms, task.state_terms(), task.privileged_terms()
-    state = robot if cameras else (*robot, *objects)
-    privileged = (*objects, *privileged) if cameras else privileged
+    robot, objects = task.robot.terms, task.state_terms()
+    privileged = tuple(quantity.term for quantity in task.observed_by_critic())
     return EnvSpec(
         task=task.name,
-        state=state,
+        state=robot if cameras else (*robot, *objects),
         action=task.robot.action,
         robot=task.robot.name,
         arm=task.robot.arm,
         control_dt_s=task.config.control_dt_s,
         max_episode_steps=task.config.max_episode_steps,
-        privileged=privileged,
+        privileged=(*objects, *privileged) if cameras else privileged,
         cameras=tuple(cameras),
         instructions=task.instructions,
         outcomes=(SUCCESS, *task.other_outcomes),

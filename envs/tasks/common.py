@@ -1,4 +1,4 @@
-"""What several tasks share: observations of cubes, their start positions, reward terms, and moves of experts."""
+"""What several tasks share: tasks with objects, cubes and goals; reward terms; moves of experts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import mujoco
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
+from torch.nn.functional import pad
 
 from embodied.core.options import config_dataclass
-from embodied.core.spec import Difference, StartStage, Term
+from embodied.core.spec import Difference, Term
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.scene import RED, add_cube
+from embodied.envs.mujoco.scene import RED, add_cube, add_goal
 from embodied.envs.mujoco.view import View
-from embodied.envs.tasks.base import ObjectTaskConfig, Quantity, Task, column, near
+from embodied.envs.tasks.base import Quantity, Task, TaskConfig, column, distance, near
 
 ROTATION = "first two columns of the rotation matrix: x axis, then y axis of the object"
 
@@ -42,6 +42,38 @@ def cube_contacts(task: Task, name: str) -> tuple[Quantity, ...]:
 
 
 @config_dataclass
+class ObjectTaskConfig(TaskConfig):
+    """Options of tasks with objects on the table."""
+
+    fail_out_of_reach: bool = False
+    """End an episode as a failure when an object has left the arm's workspace, instead of letting the time run out."""
+
+
+class ObjectTask(Task):
+    """A task with objects on the table, the first of which is the one to move."""
+
+    config: ObjectTaskConfig
+    objects: tuple[str, ...]
+    """Bodies of which the critic sees the contacts and none may leave the workspace."""
+
+    def bind(self, view: View) -> None:
+        super().bind(view)
+        self.object = view.body_qpos(self.objects[0])[:, :3]
+        self.object_vel = view.body_qvel(self.objects[0])[:, :3]
+
+    def observed_by_critic(self) -> tuple[Quantity, ...]:
+        return tuple(quantity for name in self.objects for quantity in cube_contacts(self, name))
+
+    def failure(self) -> Tensor | None:
+        """Return whether an object has left the workspace horizontally, bool [N]; None without that option."""
+        if not self.config.fail_out_of_reach:
+            return None
+        low, high = (torch.tensor(corner[:2]).to(self.object) for corner in self.robot.workspace_m)
+        places = [self.view.body_qpos(name)[:, :2] for name in self.objects]
+        return torch.stack([((place < low) | (place > high)).any(-1) for place in places]).any(0)
+
+
+@config_dataclass
 class CubeConfig(ObjectTaskConfig):
     """Options of tasks with a red cube. ``low`` and ``high`` are corners of an area (x, y) or of a box (x, y, z)."""
 
@@ -55,58 +87,58 @@ class CubeConfig(ObjectTaskConfig):
     """Opposite corner of that area."""
 
 
-class CubeTask(Task):
+class CubeTask(ObjectTask):
     """A task with a red cube, which ``reset`` puts on the table."""
 
     config: CubeConfig
-    cubes: tuple[str, ...] = ("cube",)
-    """Names of all cubes, of which the critic sees the contacts and none may leave the workspace."""
+    objects: tuple[str, ...] = ("cube",)
 
     def build_scene(self, spec: mujoco.MjSpec) -> None:
         add_cube(spec, "cube", self.config.cube_half_m, self.config.cube_mass_kg, RED)
 
     def bind(self, view: View) -> None:
         super().bind(view)
-        self.cube, self.cube_vel = view.body_qpos("cube")[:, :3], view.body_qvel("cube")[:, :3]
+        self.cube, self.half_width_m = self.object, self.config.cube_half_m
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
-        place_cube(
-            self.view, "cube", ids, rng, self.config.cube_low_m, self.config.cube_high_m, self.config.cube_half_m
-        )
-
-    def observed_by_critic(self) -> tuple[Quantity, ...]:
-        return tuple(quantity for name in self.cubes for quantity in cube_contacts(self, name))
-
-    def failure(self) -> Tensor | None:
-        return out_of_reach(self, *(self.view.body_qpos(name)[:, :3] for name in self.cubes))
+        position = draw(self.view, rng, "cube_pos", self.config.cube_low_m, self.config.cube_high_m)
+        stand(self.view, "cube", ids, rng, position, self.config.cube_half_m)
 
 
-class GraspedCubeTask(CubeTask):
-    """A task whose cube is grasped, and may start in the hand."""
+@config_dataclass
+class GoalConfig(TaskConfig):
+    """Options of tasks with a goal. ``low`` and ``high`` are opposite corners of a box, or of an area of the table."""
 
-    @property
-    def stages(self) -> tuple[StartStage, ...]:
-        return (StartStage("held", self.config.held_starts),)
+    goal_low_m: tuple[float, ...] = (0.45, -0.15, 0.12)
+    """Where the goal may be: x, y, z, or x, y on the table."""
+    goal_high_m: tuple[float, ...] = (0.65, 0.15, 0.3)
+    """Opposite corner."""
+    success_m: float = 0.03
+    """Greatest distance from the goal that counts as success."""
 
-    def put_in_hand(self, ids: Tensor) -> None:
-        put_cube_in_hand(self.view, "cube", ids, self.config.cube_half_m)
+
+class GoalTask(Task):
+    """A task with a goal, shown as a green sphere. A base class after this one adds the objects."""
+
+    config: GoalConfig
+
+    def build_scene(self, spec: mujoco.MjSpec) -> None:
+        super().build_scene(spec)
+        add_goal(spec, "goal", self.config.success_m)
+
+    def bind(self, view: View) -> None:
+        super().bind(view)
+        self.goal = view.mocap("goal")
+
+    def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
+        super().reset(ids, rng)
+        goal = draw(self.view, rng, "goal", self.config.goal_low_m, self.config.goal_high_m)
+        self.goal[ids] = pad(goal, (0, 3 - goal.shape[1]))
 
 
 def draw(view: View, rng: EpisodeRng, stream: str, low_m: Sequence[float], high_m: Sequence[float]) -> Tensor:
     """Draw points uniformly from an area or a box between opposite corners, [n, 2 or 3]."""
     return view.tensor(rng.uniform(stream, list(low_m), list(high_m)))
-
-
-def out_of_reach(task: Task, *positions: Tensor) -> Tensor | None:
-    """Return whether any of the objects at positions [N, 3] has left the workspace horizontally, bool [N].
-
-    None unless the task's option ``fail_out_of_reach`` is set.
-    """
-    assert isinstance(task.config, ObjectTaskConfig)
-    if not task.config.fail_out_of_reach:
-        return None
-    low, high = (torch.tensor(corner[:2]).to(positions[0]) for corner in task.robot.workspace_m)
-    return torch.stack([((p[:, :2] < low) | (p[:, :2] > high)).any(-1) for p in positions]).any(0)
 
 
 def firmly_grasped(view: View, name: str) -> Tensor:
@@ -120,7 +152,7 @@ def firmly_grasped(view: View, name: str) -> Tensor:
 
 def reach_reward(view: View, name: str) -> Tensor:
     """Return a reward in [0, 1] for a tool centre point near the cube, [N]."""
-    return near(vector_norm(view.body_qpos(name)[:, :3] - view.tcp_pos, dim=-1), 0.15)
+    return near(distance(view.body_qpos(name)[:, :3], view.tcp_pos), 0.15)
 
 
 def grasp_reward(view: View, name: str) -> Tensor:
@@ -128,59 +160,30 @@ def grasp_reward(view: View, name: str) -> Tensor:
     return 0.5 * view.between(name) * (1 - view.opening()) + 0.5 * view.grasped(name)
 
 
-def move_towards(view: View, target: Tensor, gripper: Tensor, gain: float = 2.0, limit: Tensor | float = 1.0) -> Tensor:
+def move_towards(view: View, target: Tensor, gripper: Tensor, limit: Tensor | float = 1.0) -> Tensor:
     """Return the action [N, A] that moves the tool centre point towards target [N, 3], with gripper command [N].
 
-    gain: factor of the distance, above 1 because the arm covers only part of a displacement in one control step.
     limit: greatest arm action, [N] or a number; a held object slips when it is moved fast. UserError if the robot's
     actions are not displacements of the tool.
     """
-    displacement = (target - view.tcp_pos) * gain
+    displacement = (target - view.tcp_pos) * 2.0  # the arm covers only part of a displacement in one control step
     return view.arm.move_tool(displacement, gripper, view.tensor(limit).reshape(-1, 1))
 
 
-def grasp_move(view: View, name: str, hover_m: float = 0.08) -> tuple[Tensor, Tensor]:
+def grasp_move(view: View, name: str) -> tuple[Tensor, Tensor]:
     """Return target [N, 3] and gripper command [N] of an expert that grasps the cube.
 
-    Hover above the cube, descend when aligned, close when the cube is between the fingers. If the cube is grasped
+    Hover 8 cm above the cube, descend when aligned, close when the cube is between the fingers. If the cube is grasped
     already, the gripper stays closed.
     """
     cube = view.body_qpos(name)[:, :3]
     offset = cube - view.tcp_pos
-    beside_m = vector_norm(offset[:, :2], dim=-1)
+    beside_m = distance(cube[:, :2], view.tcp_pos[:, :2])
     aligned = beside_m < 0.012
     around = aligned & (offset[:, 2].abs() < 0.012)
     target = cube.clone()
-    target[:, 2] += torch.where((beside_m < 0.02) & (offset[:, 2] > -0.03) | aligned, 0.0, hover_m)
-    closing = around | view.grasped(name)
-    return target, torch.where(closing, -1.0, 1.0)
-
-
-def put_cube_in_hand(view: View, name: str, ids: Tensor, half_width_m: float | Tensor) -> None:
-    """Put the cube of envs ``ids`` [n] at the tool centre point, aligned with the fingers, which close on it.
-
-    half_width_m: distance from its centre to each finger, a number or [n, 1].
-    """
-    half_yaw = torch.atan2(view.tcp_mat[ids, 3], view.tcp_mat[ids, 0]) / 2
-    pose = view.qpos.new_zeros(len(ids), 7)
-    pose[:, :3], pose[:, 3], pose[:, 6] = view.tcp_pos[ids], half_yaw.cos(), half_yaw.sin()
-    view.body_qpos(name)[ids] = pose
-    factor = view.size_factor(name, ids)
-    view.arm.finger_qpos[ids] = half_width_m * (factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor)
-    view.arm.finger_targets[ids] = 0.0
-
-
-def place_cube(
-    view: View,
-    name: str,
-    ids: Tensor,
-    rng: EpisodeRng,
-    low_m: tuple[float, float],
-    high_m: tuple[float, float],
-    half_size_m: float,
-) -> None:
-    """Put the cube of envs ``ids`` flat on the table, anywhere in a rectangle and at any angle about the vertical."""
-    stand(view, name, ids, rng, draw(view, rng, f"{name}_pos", low_m, high_m), half_size_m)
+    target[:, 2] += torch.where((beside_m < 0.02) & (offset[:, 2] > -0.03) | aligned, 0.0, 0.08)
+    return target, torch.where(around | view.grasped(name), -1.0, 1.0)
 
 
 def stand(

@@ -11,16 +11,16 @@ from collections.abc import Mapping
 import mujoco
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
+from torch.nn.functional import normalize
 
 from embodied.core.options import Positive, PositiveInt, config_dataclass
 from embodied.core.spec import Difference, Term
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.scene import RED, add_goal, add_post
+from embodied.envs.mujoco.scene import RED, add_post
 from embodied.envs.mujoco.view import View
 from embodied.envs.registry import TASKS
-from embodied.envs.tasks.base import Quantity, Task, TaskConfig, column, near, progress
-from embodied.envs.tasks.common import draw, move_towards
+from embodied.envs.tasks.base import Quantity, column, distance, near, progress
+from embodied.envs.tasks.common import GoalConfig, GoalTask, draw, move_towards
 
 LEFT, RIGHT = "passed_left", "passed_right"
 BESIDE_M = 0.04  # a tool that is this near the post along the way is beside it
@@ -28,11 +28,10 @@ CLEARANCE_M = 0.05  # distance from the forbidden column at which the expert pas
 
 
 @config_dataclass
-class DetourConfig(TaskConfig):
-    """Options of Detour. ``low`` and ``high`` are opposite corners of a box."""
+class DetourConfig(GoalConfig):
+    """Options of Detour."""
 
     max_episode_steps: PositiveInt = 40
-    """Time limit, control steps."""
     keep_out_m: Positive = 0.04
     """The tool centre point must stay this far from the post's axis, at any height."""
     post_low_m: tuple[float, float] = (0.46, -0.01)
@@ -40,15 +39,12 @@ class DetourConfig(TaskConfig):
     post_high_m: tuple[float, float] = (0.48, 0.01)
     """Opposite corner of that area."""
     goal_low_m: tuple[float, float, float] = (0.33, -0.03, 0.13)
-    """Box of goals (x, y, z)."""
     goal_high_m: tuple[float, float, float] = (0.36, 0.03, 0.21)
-    """Opposite corner of that box."""
     success_m: float = 0.06
-    """Greatest distance from the goal that counts as success."""
 
 
 @TASKS.register("detour", config=DetourConfig)
-class Detour(Task):
+class Detour(GoalTask):
     """Bring the tool centre point to a goal behind a post."""
 
     name = "detour"
@@ -58,17 +54,16 @@ class Detour(Task):
 
     def build_scene(self, spec: mujoco.MjSpec) -> None:
         add_post(spec, "post", self.config.keep_out_m / 2, 0.25, RED)
-        add_goal(spec, "goal", self.config.success_m)
+        super().build_scene(spec)
 
     def bind(self, view: View) -> None:
         super().bind(view)
-        self.post, self.goal = view.mocap("post"), view.mocap("goal")
+        self.post = view.mocap("post")
         self.side = torch.ones_like(self.goal[:, 0])  # on which the expert passes: left 1, right -1
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
-        config = self.config
-        self.post[ids, :2] = draw(self.view, rng, "post", config.post_low_m, config.post_high_m)
-        self.goal[ids] = draw(self.view, rng, "goal", config.goal_low_m, config.goal_high_m)
+        super().reset(ids, rng)
+        self.post[ids, :2] = draw(self.view, rng, "post", self.config.post_low_m, self.config.post_high_m)
         self.side[ids] = self.view.tensor(rng.uniform("side", -1.0, 1.0)).sign()
 
     def observed(self) -> tuple[Quantity, ...]:
@@ -84,7 +79,7 @@ class Detour(Task):
 
     def _axes(self) -> tuple[Tensor, Tensor]:
         """Return the horizontal directions from the post to the goal, and to the left of that, each [N, 2]."""
-        forward = torch.nn.functional.normalize((self.goal - self.post)[:, :2], dim=-1)
+        forward = normalize((self.goal - self.post)[:, :2], dim=-1)
         return forward, torch.stack([-forward[:, 1], forward[:, 0]], -1)
 
     def _from_post(self) -> tuple[Tensor, Tensor]:
@@ -104,8 +99,8 @@ class Detour(Task):
         tcp, goal = self.view.tcp_pos, self.goal
         aside = self.config.keep_out_m + CLEARANCE_M
         beside = self._point(0, aside), self._point(0, -aside)
-        around = [vector_norm(point - tcp, dim=-1) + vector_norm(goal - point, dim=-1) for point in beside]
-        return torch.where(self._from_post()[0] > 0, vector_norm(goal - tcp, dim=-1), torch.minimum(*around))
+        around = [distance(point, tcp) + distance(goal, point) for point in beside]
+        return torch.where(self._from_post()[0] > 0, distance(goal, tcp), torch.minimum(*around))
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
         way = self._way()
@@ -116,13 +111,11 @@ class Detour(Task):
         }
 
     def success(self) -> Tensor:
-        distance: Tensor = vector_norm(self.goal - self.view.tcp_pos, dim=-1)
-        return distance < self.config.success_m
+        return distance(self.goal, self.view.tcp_pos) < self.config.success_m
 
     def failure(self) -> Tensor:
         """Return whether the tool is in the column around the post."""
-        distance: Tensor = vector_norm((self.view.tcp_pos - self.post)[:, :2], dim=-1)
-        return distance < self.config.keep_out_m
+        return distance(self.view.tcp_pos[:, :2], self.post[:, :2]) < self.config.keep_out_m
 
     def outcomes(self) -> dict[str, Tensor]:
         """Return whether the tool is beside the post, outside of the forbidden column, on its left and on its right."""

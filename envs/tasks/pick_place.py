@@ -11,11 +11,11 @@ from torch import Tensor
 from embodied.core.options import config_dataclass
 from embodied.core.spec import Difference, Term
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.scene import BLUE, RED, add_cube, add_tray
+from embodied.envs.mujoco.scene import BLUE, add_tray
 from embodied.envs.mujoco.view import View
 from embodied.envs.registry import TASKS
 from embodied.envs.tasks.base import Quantity
-from embodied.envs.tasks.common import CubeConfig, cube_quantities, draw, place_cube
+from embodied.envs.tasks.common import CubeConfig, CubeTask, cube_quantities, draw
 from embodied.envs.tasks.placing import Placing, PlacingConfig
 
 
@@ -32,29 +32,25 @@ class PickPlaceConfig(PlacingConfig, CubeConfig):
 
 
 @TASKS.register("pick_place", config=PickPlaceConfig)
-class PickPlace(Placing):
+class PickPlace(Placing, CubeTask):
     """Put a cube into a walled tray and let go."""
 
     name = "pick_place"
     instruction = "put the red cube into the blue tray"
-    object_name = "cube"
+    held_object = "cube"
     config: PickPlaceConfig
 
     def build_scene(self, spec: mujoco.MjSpec) -> None:
-        add_cube(spec, "cube", self.config.cube_half_m, self.config.cube_mass_kg, RED)
+        super().build_scene(spec)
         add_tray(spec, "tray", self.config.tray_half_m, self.config.wall_m, BLUE)
 
     def bind(self, view: View) -> None:
         super().bind(view)
-        self.tray = view.mocap("tray")
-        self.cube = self.object = view.body_qpos("cube")[:, :3]
-        self.object_vel = view.body_qvel("cube")[:, :3]
-        self.half_width_m = self.half_height_m = self.config.cube_half_m
+        self.tray, self.half_height_m = view.mocap("tray"), self.config.cube_half_m
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
-        config = self.config
-        place_cube(self.view, "cube", ids, rng, config.cube_low_m, config.cube_high_m, config.cube_half_m)
-        self.tray[ids, :2] = draw(self.view, rng, "tray", config.tray_low_m, config.tray_high_m)
+        super().reset(ids, rng)
+        self.tray[ids, :2] = draw(self.view, rng, "tray", self.config.tray_low_m, self.config.tray_high_m)
 
     def observed(self) -> tuple[Quantity, ...]:
         return (

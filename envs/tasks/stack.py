@@ -13,28 +13,16 @@ from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.scene import BLUE, add_cube
 from embodied.envs.mujoco.view import View
 from embodied.envs.registry import TASKS
-from embodied.envs.tasks.base import Quantity, progress
-from embodied.envs.tasks.common import (
-    CubeConfig,
-    GraspedCubeTask,
-    cube_quantities,
-    firmly_grasped,
-    grasp_move,
-    grasp_reward,
-    move_towards,
-    place_cube,
-    reach_reward,
-)
+from embodied.envs.tasks import common
+from embodied.envs.tasks.base import Quantity, distance, progress
 
 
 @config_dataclass
-class StackConfig(CubeConfig):
+class StackConfig(common.CubeConfig):
     """Options of Stack: ``cube`` is the red one, ``base`` the blue one below it. Their areas do not overlap."""
 
     max_episode_steps: PositiveInt = 96
-    """Time limit, control steps."""
     held_starts: Fraction = 0.3
-    """Share of the training episodes that start with the object in the hand; see ``TaskConfig``."""
     base_half_m: float = 0.025
     """Half the blue cube's edge."""
     base_mass_kg: float = 0.15
@@ -48,18 +36,14 @@ class StackConfig(CubeConfig):
 
 
 @TASKS.register("stack", config=StackConfig)
-class Stack(GraspedCubeTask):
+class Stack(common.CubeTask):
     """Put the red cube on the blue cube and let go."""
 
     name = "stack"
     instruction = "put the red cube on the blue cube"
-    cubes = ("cube", "base")
+    objects = ("cube", "base")
+    held_object = "cube"
     config: StackConfig
-
-    @property
-    def height_m(self) -> float:
-        """Height of the stacked cube's centre above that of the blue one."""
-        return self.config.cube_half_m + self.config.base_half_m
 
     def build_scene(self, spec: mujoco.MjSpec) -> None:
         super().build_scene(spec)
@@ -67,40 +51,46 @@ class Stack(GraspedCubeTask):
 
     def bind(self, view: View) -> None:
         super().bind(view)
-        self.base = view.body_qpos("base")[:, :3]
+        self.base, self.on_top = view.body_qpos("base")[:, :3], view.tensor(self._offset)
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
         super().reset(ids, rng)
-        config = self.config
-        place_cube(self.view, "base", ids, rng, config.base_low_m, config.base_high_m, config.base_half_m)
+        position = common.draw(self.view, rng, "base_pos", self.config.base_low_m, self.config.base_high_m)
+        common.stand(self.view, "base", ids, rng, position, self.config.base_half_m)
+
+    @property
+    def _offset(self) -> tuple[float, float, float]:
+        """Centre of the stacked red cube minus that of the blue one, m."""
+        return (0.0, 0.0, self.config.cube_half_m + self.config.base_half_m)
 
     def observed(self) -> tuple[Quantity, ...]:
-        top = Difference("base_pos", "cube_pos", offset=(0.0, 0.0, self.height_m))
-        offset = Quantity(Term("top_from_cube", 3, "m", "base", difference=top))
-        return (*cube_quantities(self, "cube"), *cube_quantities(self, "base"), offset)
+        top = Difference("base_pos", "cube_pos", offset=self._offset)
+        return (
+            *common.cube_quantities(self, "cube"),
+            *common.cube_quantities(self, "base"),
+            Quantity(Term("top_from_cube", 3, "m", "base", difference=top)),
+        )
 
-    def _top(self) -> Tensor:
-        """Return the goal of the red cube's centre, [N, 3]."""
-        return self.base + self.base.new_tensor([0, 0, self.height_m])
+    def _from_top(self) -> Tensor:
+        """Return the position of the red cube minus that on top of the blue one, [N, 3]."""
+        return self.cube - (self.base + self.on_top)
 
     def _on_base(self) -> Tensor:
         """Return whether the red cube stands on the blue one, which is on the table, bool [N]."""
-        offset = self.cube - self._top()
+        offset = self._from_top()
         on_table = (self.base[:, 2] - self.config.base_half_m).abs() < 0.01
         above: Tensor = (vector_norm(offset[:, :2], dim=-1) < self.config.base_half_m) & (offset[:, 2].abs() < 0.008)
         return above & on_table
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
-        on_base, grasped = self._on_base(), self.view.grasped("cube")
-        reach = reach_reward(self.view, "cube")
-        offset = self.cube - self._top()
+        on_base, grasped, offset = self._on_base(), self.view.grasped("cube"), self._from_top()
         over = vector_norm(offset[:, :2], dim=-1) < self.config.base_half_m
         height = ((self.cube[:, 2] - self.config.cube_half_m) / (2 * self.config.base_half_m + 0.02)).clamp(0, 1)
         height = torch.where(over, 1.0, height)
         across = progress(vector_norm(offset, dim=-1), 0.4)
         return {
-            "reach": 0.1 * torch.where(on_base, 1.0, reach),
-            "grasp": 0.1 * torch.where(on_base, 1.0, grasp_reward(self.view, "cube")),
+            "reach": 0.1 * torch.where(on_base, 1.0, common.reach_reward(self.view, "cube")),
+            "grasp": 0.1 * torch.where(on_base, 1.0, common.grasp_reward(self.view, "cube")),
             "lift": 0.15 * torch.where(on_base, 1.0, grasped * height),
             "carry": 0.25 * torch.where(on_base, 1.0, grasped * height * across),
             "release": 0.1 * on_base * self.view.opening(),
@@ -108,13 +98,14 @@ class Stack(GraspedCubeTask):
         }
 
     def success(self) -> Tensor:
-        resting: Tensor = vector_norm(self.cube_vel, dim=-1) < 0.05
+        resting: Tensor = vector_norm(self.object_vel, dim=-1) < 0.05
         return self._on_base() & resting & ~self.view.touched("cube")
 
     def expert(self) -> Tensor:
-        target, gripper = grasp_move(self.view, "cube")
-        carried, tcp, top, cube = firmly_grasped(self.view, "cube"), self.view.tcp_pos, self._top(), self.cube
-        horizontal = vector_norm((top - cube)[:, :2], dim=-1)
+        target, gripper = common.grasp_move(self.view, "cube")
+        carried, tcp = common.firmly_grasped(self.view, "cube"), self.view.tcp_pos
+        top, cube = self.base + self.on_top, self.cube
+        horizontal = distance(top[:, :2], cube[:, :2])
         # up first, then across, and down into a funnel over the blue cube
         height = top[:, 2] + ((horizontal - 0.004) * 4).clamp(-0.004, 0.05)
         low = cube[:, 2] < height - 0.02
@@ -127,4 +118,4 @@ class Stack(GraspedCubeTask):
         target = torch.where(let_go.unsqueeze(-1), torch.where(wait, tcp, retreat), target)
         gripper = torch.where(let_go, 1.0, gripper)
         limit = torch.where(carried & (horizontal < 0.03), 0.3, torch.where(carried, 0.6, 1.0))
-        return move_towards(self.view, target, gripper, limit=limit)
+        return common.move_towards(self.view, target, gripper, limit=limit)

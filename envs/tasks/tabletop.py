@@ -30,7 +30,7 @@ from embodied.envs.mujoco.scene import GREY, add_object, add_object_sensors, add
 from embodied.envs.mujoco.view import View
 from embodied.envs.registry import TASKS
 from embodied.envs.tasks.base import Quantity
-from embodied.envs.tasks.common import cube_quantities, stand
+from embodied.envs.tasks.common import cube_quantities, draw, stand
 from embodied.envs.tasks.ground_truth import Role
 from embodied.envs.tasks.placing import Placing, PlacingConfig
 from embodied.envs.tasks.words import Words, default_words
@@ -83,7 +83,8 @@ class Tabletop(Placing):
 
     name = "tabletop"
     instruction = "put the object that is named into the tray that is named"
-    object_name = SLOTS[0]
+    objects = SLOTS[:1]
+    held_object = SLOTS[0]
     config: TabletopConfig
 
     @property
@@ -96,30 +97,25 @@ class Tabletop(Placing):
         shape, rgb = next(iter(words.shapes.values())), next(iter(words.colors.values()))
         for name in SLOTS:
             add_object(spec, name, shape, self.config.object_mass_kg, (*rgb, 1))
-        add_object_sensors(spec, self.object_name)
+        add_object_sensors(spec, "target")
         for tray in words.trays:
             add_tray(spec, f"{tray}_tray", self.config.tray_half_m, self.config.wall_m, GREY)
 
     def bind(self, view: View) -> None:
-        words, num_envs = self.config.words, len(view.qpos)
         super().bind(view)
-        self.object = view.body_qpos(self.object_name)[:, :3]
-        self.object_vel = view.body_qvel(self.object_name)[:, :3]
+        words, config, num_envs = self.config.words, self.config, len(view.qpos)
         self.trays = [view.mocap(f"{tray}_tray") for tray in words.trays]
         self.tray = torch.zeros(num_envs, 3, dtype=torch.float64)
         shapes, colors = list(words.shapes.values()), list(words.colors.values())
-        self.variants = ShapeVariants(view.batch, SLOTS, shapes, self.config.object_mass_kg)
-        self.rgba = view.batch.expand("geom_rgba")
-        self.geoms = [view.model.geom(name).id for name in SLOTS]
+        self.variants = ShapeVariants(view.batch, SLOTS, shapes, config.object_mass_kg)
+        self.rgba, self.geoms = view.batch.expand("geom_rgba"), [view.model.geom(name).id for name in SLOTS]
         self.rgb_C3 = np.array(colors)
-        half_sizes = [(shape.half_width_m, shape.half_height_m) for shape in shapes]
-        self.half_size_K2 = torch.tensor(half_sizes, dtype=torch.float64)
+        self.half_size_K2 = view.tensor([(shape.half_width_m, shape.half_height_m) for shape in shapes])
         goals_G3 = torch.cartesian_prod(*(torch.arange(len(x)) for x in (colors, shapes, self.trays)))
         self.goal_I3 = goals_G3.repeat_interleave(len(words.templates), 0)  # colour, shape and tray of each instruction
-        cells = (torch.tensor(c, dtype=torch.float64) for c in (self.config.cells_x_m, self.config.cells_y_m))
-        self.cells = torch.cartesian_prod(*cells)
+        self.cells = torch.cartesian_prod(view.tensor(config.cells_x_m), view.tensor(config.cells_y_m))
         self.shape_NB = torch.zeros(num_envs, len(SLOTS), dtype=torch.int64)
-        self.color_NB = torch.zeros(num_envs, len(SLOTS), dtype=torch.int64)
+        self.color_NB = torch.zeros_like(self.shape_NB)
         self._update_scene(torch.arange(num_envs))
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
@@ -129,12 +125,15 @@ class Tabletop(Placing):
         self.shape_NB[ids] = torch.stack([shape, shape, _other(shape, len(words.shapes), rng, "other_shape")], -1)
         order = torch.from_numpy(rng.unit("cells", len(self.cells)).argsort(-1))
         for slot, name in enumerate(SLOTS):
-            place = self.cells[order[:, slot]] + _jitter(config.jitter_m, rng, f"{name}_pos")
+            place = self.cells[order[:, slot]] + self._jitter(config.jitter_m, rng, f"{name}_pos")
             stand(self.view, name, ids, rng, place, self.half_size_K2[self.shape_NB[ids, slot], 1], config.yaw_rad)
         for tray, (name, centre) in zip(self.trays, words.trays.items(), strict=True):
-            offset = _jitter(config.tray_jitter_m, rng, f"{name}_tray")
-            tray[ids, :2] = torch.tensor(centre, dtype=torch.float64) + offset
+            tray[ids, :2] = self.view.tensor(centre) + self._jitter(config.tray_jitter_m, rng, f"{name}_tray")
         self._update_scene(ids)
+
+    def _jitter(self, size_m: tuple[float, float], rng: EpisodeRng, stream: str) -> Tensor:
+        """Draw uniform offsets [n, 2] of at most ``size_m`` to either side."""
+        return draw(self.view, rng, stream, [-size for size in size_m], size_m)
 
     def _update_scene(self, ids: Tensor) -> None:
         """Set shapes and colours of the objects, and the target's tray, in envs ``ids`` [n]."""
@@ -151,22 +150,24 @@ class Tabletop(Placing):
         A tipped target rolls away, or lies so that fingers cannot grasp it. Without this term reinforcement learning
         does not learn to avoid that.
         """
-        upright, safe = self._upright(), self._inside() | (self.half_height_m <= self.half_width_m)
         placing = {name: (1 - UPRIGHT) * term for name, term in super().rewards(success).items()}
-        return placing | {"upright": UPRIGHT * torch.where(safe, 1.0, upright)}
+        return placing | {"upright": UPRIGHT * self._upright()}
 
     def failure(self) -> Tensor | None:
         lost = super().failure()
         if not self.config.fail_tipped:
             return lost
-        safe = self._inside() | (self.half_height_m <= self.half_width_m)
-        tipped = ~safe & (self._upright() < TIPPED)
+        tipped = self._upright() < TIPPED
         return tipped if lost is None else lost | tipped
 
     def _upright(self) -> Tensor:
-        """Return the cosine of the target's tilt, 1 upright or upside down, [N]."""
-        x, y = self.view.body_qpos(self.object_name)[:, 4:6].unbind(-1)
-        return (1 - 2 * (x.square() + y.square())).abs()
+        """Return the cosine of the target's tilt, 1 upright or upside down, [N]; 1 for what cannot be tipped over.
+
+        These are targets in their tray, and those that are not taller than wide.
+        """
+        x, y = self.view.body_qpos("target")[:, 4:6].unbind(-1)
+        safe = self._inside() | (self.half_height_m <= self.half_width_m)
+        return torch.where(safe, 1.0, (1 - 2 * (x.square() + y.square())).abs())
 
     def state_dict(self) -> dict[str, Tensor]:
         return {**super().state_dict(), "task/shape": self.shape_NB.clone(), "task/color": self.color_NB.clone()}
@@ -212,7 +213,7 @@ class Tabletop(Placing):
     def body_roles(self) -> dict[str, Tensor]:
         tray_N = self.goal_I3[self.instruction_N, 2]
         other = torch.full_like(tray_N, Role.OTHER_OBJECT)
-        by_body = dict.fromkeys(SLOTS[1:], other) | {self.object_name: torch.full_like(tray_N, Role.OBJECT)}
+        by_body = dict.fromkeys(SLOTS[1:], other) | {"target": torch.full_like(tray_N, Role.OBJECT)}
         for tray, name in enumerate(self.config.words.trays):
             by_body[f"{name}_tray"] = torch.where(tray_N == tray, Role.PLACE, Role.OTHER_PLACE)
         return {name: role.to(torch.uint8) for name, role in by_body.items()}
@@ -224,8 +225,3 @@ class Tabletop(Placing):
 def _other(index_n: Tensor, size: int, rng: EpisodeRng, stream: str) -> Tensor:
     """Draw for each index below ``size`` another one, all equally likely, int64 [n]."""
     return (index_n + 1 + torch.from_numpy(rng.uniform(stream, 0.0, size - 1.0)).long()) % size
-
-
-def _jitter(size_m: tuple[float, float], rng: EpisodeRng, stream: str) -> Tensor:
-    """Draw uniform offsets [n, 2] of at most ``size_m`` to either side."""
-    return torch.from_numpy(rng.uniform(stream, [-size for size in size_m], list(size_m)))

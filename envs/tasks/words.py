@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -42,10 +43,6 @@ class Words:
     """(colour, shape, tray) of the goals that are not trained on."""
 
     def __post_init__(self) -> None:
-        self._check_templates()
-        self._check_held_out()
-
-    def _check_templates(self) -> None:
         for i, template in enumerate(self.templates):
             try:
                 used = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
@@ -53,20 +50,16 @@ class Words:
                 raise UserError(f"templates[{i}]: cannot read {template!r}: {error}") from error
             for name in sorted(used - set(PLACEHOLDERS)):
                 raise unknown_name(f"placeholder in templates[{i}]", name, PLACEHOLDERS)
-            missing = [f"{{{name}}}" for name in PLACEHOLDERS if name not in used]
-            if missing:
+            if missing := [f"{{{name}}}" for name in PLACEHOLDERS if name not in used]:
                 raise UserError(f"templates[{i}]: {template!r} lacks {', '.join(missing)}")
-        texts = [instruction.text for instruction in self.instructions]
-        twice = sorted({text for text in texts if texts.count(text) > 1})
-        if twice:
-            raise UserError(f"templates: '{twice[0]}' is said twice; every text must be there once")
-
-    def _check_held_out(self) -> None:
-        known: dict[str, Collection[str]] = dict(zip(PLACEHOLDERS, (self.colors, self.shapes, self.trays), strict=True))
+        for text, count in Counter(instruction.text for instruction in self.instructions).items():
+            if count > 1:
+                raise UserError(f"templates: '{text}' is said twice; every text must be there once")
+        known = {"color": list(self.colors), "shape": list(self.shapes), "tray": list(self.trays)}
         for i, goal in enumerate(self.held_out):
-            for (kind, words), word in zip(known.items(), goal, strict=True):
-                if word not in words:
-                    raise unknown_name(f"{kind} in held_out[{i}]", word, words)
+            for kind, word in zip(PLACEHOLDERS, goal, strict=True):
+                if word not in known[kind]:
+                    raise unknown_name(f"{kind} in held_out[{i}]", word, known[kind])
         if len(set(self.held_out)) < len(self.held_out):
             raise UserError("held_out names a goal twice")
         if len(self.held_out) == len(self.goals):
