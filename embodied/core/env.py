@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ class VecEnv(ABC):
     """N environments of one task, SAME_STEP autoreset. Used by one thread at a time.
 
     A subclass sets ``num_envs``, ``spec`` and ``device`` and implements ``reset``, ``step`` and, if it holds anything,
-    ``close``. It draws plans from the sampler and keeps them in ``plans``. All else is optional: by default it is None,
-    or says that the environments do not have the capability. Most simulators subclass ``EpisodicEnv``
+    ``close``. It draws plans from the sampler. All else is optional: by default it is None, or says that the
+    environments do not have the capability. Most simulators subclass ``EpisodicEnv``
     (envs/base/episodic.py) instead, which leaves them three methods.
     """
 
@@ -34,10 +35,14 @@ class VecEnv(ABC):
     """Description of the environment; the same for all N."""
     device: torch.device
     """Device of observations and rewards, and of the actions that ``step`` takes."""
-    sampler: EpisodeSampler | None = None
-    """Draws the plans of the next episodes; None before ``reset``."""
-    plans: EpisodePlans
-    """Plan of the present episode of each env."""
+
+    @cached_property
+    def plans(self) -> EpisodePlans:
+        """Plan of the present episode of each env, for instructions and random delays; a subclass may keep them here.
+
+        Placeholders otherwise: the first instruction.
+        """
+        return EpisodePlans.empty(self.num_envs)
 
     @abstractmethod
     def reset(self, sampler: EpisodeSampler) -> Obs:

@@ -173,12 +173,16 @@ class PlanList:
     def __init__(self, plans: EpisodePlans, num_envs: int) -> None:
         assert 1 <= num_envs <= len(plans), f"{num_envs} envs for {len(plans)} plans"
         self.plans, self.num_envs = plans, num_envs
+        self.present = EpisodePlans.empty(num_envs)
+        """Plan of the present episode of each env."""
         self._num_given = num_envs
 
     def start(self) -> EpisodePlans:
         """Return the first plans of the list."""
         self._num_given = self.num_envs
-        return self.plans.rows(slice(self.num_envs))
+        plans = self.plans.rows(slice(self.num_envs))
+        self.present.put(np.arange(self.num_envs), plans)
+        return plans
 
     def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
         """Return the next plans of the list, then fillers."""
@@ -189,6 +193,7 @@ class PlanList:
         again = EpisodePlans.concatenate([plans])  # a copy
         again.filler_n[:] = True
         again.put(np.flatnonzero(fresh), self.plans.rows(wanted[fresh]))
+        self.present.put(ended.env_id_M.numpy(), again)
         return again
 
     def state_dict(self) -> dict[str, Tensor]:

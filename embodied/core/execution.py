@@ -43,14 +43,15 @@ class EvalRollout:
         self._device = next((weight.device for weight in policy.parameters()), CPU)
         self._decision_n = np.zeros(env.num_envs, dtype=np.int64)
         self._ended, self._num_plans = 0, len(plans)
-        self.obs = env.reset(PlanList(plans, env.num_envs))
+        self._sampler = PlanList(plans, env.num_envs)
+        self.obs = env.reset(self._sampler)
 
     @torch.no_grad()
     def step(self) -> Timestep:
         """Plan and execute the next decision of every env."""
         noise = None
         if self.seeded:
-            noise = plan_noise(self.env.plans, self._decision_n, self.policy.plan_noise_shape)
+            noise = plan_noise(self._sampler.present, self._decision_n, self.policy.plan_noise_shape)
         chunk = self.policy.plan(obs_to(self.obs, self._device), noise)
         _, step = step_chunk(self.env, chunk, self.policy.execute)
         self.obs = step.obs
@@ -62,7 +63,7 @@ class EvalRollout:
     @property
     def share(self) -> float:
         """Fraction of the episodes that is done, in [0, 1]. Episodes in progress count by their time limits."""
-        present = self.env.plans
+        present = self._sampler.present
         part_n = np.minimum(1.0, self._decision_n * self.policy.execute / np.maximum(1, present.time_limit_n))
         return (self._ended + float(part_n[~present.filler_n].sum())) / self._num_plans
 

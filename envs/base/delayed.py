@@ -12,7 +12,7 @@ A decision observes the env at its start, ``prefix`` (the d actions that the rob
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +26,6 @@ from embodied.core.episodes import EpisodePlans, EpisodeSampler, Ints
 from embodied.core.spec import Box
 from embodied.core.types import Obs, Timestep
 from embodied.envs.episodes.seeding import EpisodeRng
-
-STATE = "delayed/"  # prefix of the wrapper's own keys in the state
 
 
 class DelayedEnv(VecEnv):
@@ -56,9 +54,7 @@ class DelayedEnv(VecEnv):
         self._prefix_NDA.zero_()
         self._delay_N.zero_()
         self._decision_N[:] = 0
-        obs = self.env.reset(sampler)
-        self.sampler, self.plans = sampler, self.env.plans
-        return self._observed(obs)
+        return self._observed(self.env.reset(sampler))
 
     def step(self, action: Tensor) -> Timestep:
         """Execute the prefix, then the chunk [N, H, A] from row d on, E control steps together.
@@ -75,13 +71,18 @@ class DelayedEnv(VecEnv):
         final_delay_M = self._drawn(step.episodes.plans, self._decision_N[ended_M])
         final = {"prefix": _masked(left_NDA[step.final_ids], final_delay_M), "delay": final_delay_M}
         self._decision_N[ended_M] = 0
-        self._delay_N = self._drawn(self.plans, self._decision_N)
+        self._delay_N = self._drawn(self.env.plans, self._decision_N)
         self._prefix_NDA = _masked(left_NDA, self._delay_N)
         return replace(step, obs=self._observed(step.obs), final_obs={**step.final_obs, **final})
 
     def close(self) -> None:
         """Close the wrapped env."""
         self.env.close()
+
+    @property
+    def instruction_texts(self) -> Sequence[str]:
+        """Texts of the wrapped env."""
+        return self.env.instruction_texts
 
     @property
     def on_control_step(self) -> Callable[[Any], None] | None:
@@ -94,39 +95,29 @@ class DelayedEnv(VecEnv):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state of the wrapped env, prefixes, delays and numbers of the decisions."""
-        return {**self.env.state_dict(), **self._own_state()}
+        own = {"prefix": self._prefix_NDA, "delay": self._delay_N, "decision": torch.from_numpy(self._decision_N)}
+        return {**self.env.state_dict(), **{f"delayed/{key}": value.clone() for key, value in own.items()}}
 
     def load_state_dict(self, state: Mapping[str, Tensor], sampler: EpisodeSampler) -> None:
         """Continue exactly. ValueError if the state does not fit."""
-        check_state(state, self._own_state())
+        check_state(state, {key: value for key, value in self.state_dict().items() if key.startswith("delayed/")})
         self.env.load_state_dict(state, sampler)
-        self.sampler, self.plans = sampler, self.env.plans
-        self._prefix_NDA.copy_(state[f"{STATE}prefix"])
-        self._delay_N.copy_(state[f"{STATE}delay"])
-        self._decision_N[:] = state[f"{STATE}decision"].numpy()
-
-    def _own_state(self) -> dict[str, Tensor]:
-        return {
-            f"{STATE}prefix": self._prefix_NDA.clone(),
-            f"{STATE}delay": self._delay_N.clone(),
-            f"{STATE}decision": torch.from_numpy(self._decision_N.copy()),
-        }
+        self._prefix_NDA.copy_(state["delayed/prefix"])
+        self._delay_N.copy_(state["delayed/delay"])
+        self._decision_N[:] = state["delayed/decision"].numpy()
 
     def _committed(self, action: Tensor) -> Tensor:
         """Return the actions that the robot will execute if it gets no others, [N, max(H, E), A].
 
         ValueError as in ``step``.
         """
-        if self.sampler is None:
-            raise ValueError("step before the first reset: call reset(sampler) first")
         num, _, action_dim = self._prefix_NDA.shape
         if action.ndim != 3 or (action.shape[0], action.shape[2]) != (num, action_dim) or not action.shape[1]:
             raise ValueError(f"action: got shape {tuple(action.shape)}, needed [{num}, H, {action_dim}] with H >= 1")
         if not bool(torch.isfinite(action).all()):
             raise ValueError("action: NaN or infinite; nothing was executed")
         length = max(action.shape[1], self.execute)
-        rows = torch.arange(length, device=self.device).clamp(max=action.shape[1] - 1)
-        chunk_NCA = action[:, rows]
+        chunk_NCA = action[:, torch.arange(length, device=self.device).clamp(max=action.shape[1] - 1)]
         if isinstance(self.spec.action, Box):
             chunk_NCA = chunk_NCA.float().clamp(-1, 1)
         given_ND1 = (torch.arange(self.max_delay, device=self.device) < self._delay_N[:, None]).unsqueeze(-1)
@@ -135,11 +126,10 @@ class DelayedEnv(VecEnv):
 
     def _drawn(self, plans: EpisodePlans, decision_n: Ints) -> Tensor:
         """Return the delays of decisions ``decision_n`` (0 is an episode's first) of episodes ``plans``, int64 [n]."""
+        delay_n = np.full(len(decision_n), self.delay or 0, dtype=np.int64)
         if self.delay is None:
             uniform_n = EpisodeRng(plans.seed_n, plans.number_n).numbers("delay", decision_n)
             delay_n = (uniform_n * (self.max_delay + 1)).astype(np.int64)
-        else:
-            delay_n = np.full(len(decision_n), self.delay, dtype=np.int64)
         return torch.from_numpy(np.where(decision_n > 0, delay_n, 0)).to(self.device)
 
     def _observed(self, obs: Obs) -> Obs:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -24,9 +25,39 @@ from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, I
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs, Timestep
 from embodied.envs.base.actions import checked_chunk
-from embodied.envs.base.advance import Advance, mask_to_stepped, zero_diverged
 
-__all__ = ["Advance", "EpisodicEnv"]
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Result of one control step of all N envs; rows of envs that were not stepped are ignored."""
+
+    reward_N: Tensor
+    """Reward of the step, float32 [N]."""
+    outcomes: Mapping[str, Tensor] = field(default_factory=dict)
+    """Whether each of ``EnvSpec.outcomes`` is true of the new state, bool [N], by name."""
+    failed_N: Tensor | None = None
+    """Whether the episode ends here as a termination, bool [N]; None: no episode does."""
+    broken_n: Tensor | None = None
+    """Ids of envs whose simulation diverged, int64 [n]; None: none. Their episodes are truncated and their decisions
+    count for nothing (``Timestep.num_steps_N`` is 0), because no episode has the state that they lead to."""
+    truncated_N: Tensor | None = None
+    """Whether the simulator itself cuts the episode here, bool [N]; None: it cuts none. If the episode also failed, it
+    ends as a termination. Time limits of plans need nothing here."""
+
+
+class Chunks:
+    """The chunks that N envs execute, and their results so far: the fields of ``Timestep``."""
+
+    def __init__(self, action_NEA: Tensor, outcomes: Mapping[str, Tensor]) -> None:
+        """outcomes: bool [N] by name, for their shapes."""
+        num, length, _ = action_NEA.shape
+        self.action_NEA = action_NEA
+        self.reward_NE = torch.zeros(num, length, device=action_NEA.device)
+        self.num_steps_N = torch.zeros(num, dtype=torch.int64, device=action_NEA.device)
+        no_N = torch.zeros(num, dtype=torch.bool, device=action_NEA.device)
+        self.ended_N, self.terminated_N = no_N, no_N.clone()
+        self.broken_N: Tensor | None = None
+        self.info = {name: torch.zeros_like(no_N) for name in outcomes}
 
 
 class EpisodicEnv(VecEnv):
@@ -35,6 +66,8 @@ class EpisodicEnv(VecEnv):
     num_envs: N. Not for use from several threads at once.
     """
 
+    sampler: EpisodeSampler | None = None
+    """Draws the plans of the next episodes; None before ``reset``."""
     waiting_N: Tensor
     steps_left_N: Tensor
     """Control steps to the time limit of each env's present episode, int64 [N]."""
@@ -50,9 +83,8 @@ class EpisodicEnv(VecEnv):
         self._soonest = 0  # at most the smallest of steps_left_N: no time limit is reached in fewer control steps
         self._return_N = torch.zeros(num_envs, device=device)
         self._once = {name: torch.zeros_like(self.waiting_N) for name in spec.outcomes}
-        self._no_obs: Obs | None = None  # observations of no env
-        none = torch.zeros(0, dtype=torch.int64)
-        self._nobody = self._statistics(none, self._once)  # of a step in which no episode ends
+        self._final: Obs = {}  # last observation of each env's latest episode, [N, ...]
+        self._nobody = self._statistics(torch.zeros(0, dtype=torch.int64), self._once)
 
     # -- methods of a simulator ----------------------------------------------------------------------------------------
 
@@ -100,40 +132,26 @@ class EpisodicEnv(VecEnv):
         if self.sampler is None:
             raise ValueError("step before the first reset: call reset(sampler) first")
         action_NEA = checked_chunk(torch.as_tensor(action, device=self.device), self.spec.action, self.num_envs)
-        num_actions = action_NEA.shape[1]
-        rewards: list[Tensor] = []  # of each control step, [N]
-        num_steps_N = torch.full_like(self.steps_left_N, num_actions)
-        terminated_N = torch.zeros_like(self.waiting_N)
-        latest = {name: torch.zeros_like(terminated_N) for name in self._once}
-        broken: list[Tensor] = []
-        early: list[tuple[Tensor, Obs]] = []  # ids and last observations of envs that ended before the last action
-        alive_N = None  # all are
-        if bool(self.waiting_N.any()):
-            alive_N, num_steps_N[self.waiting_N] = ~self.waiting_N, 0
-        for e in range(num_actions):
+        chunks = Chunks(action_NEA, self._once)
+        alive_N = ~self.waiting_N if bool(self.waiting_N.any()) else None  # None: all are
+        for e in range(action_NEA.shape[1]):
             ids = None if alive_N is None else alive_N.nonzero().squeeze(-1).cpu().numpy()
             if ids is not None and not len(ids):
                 break
             result = self.advance(action_NEA.select(1, e), ids)
-            if result.outcomes.keys() != self._once.keys():
-                raise ValueError(f"advance: got outcomes {[*result.outcomes]}, the spec has {[*self._once]}")
-            result, ended_N = self._count(result, alive_N, terminated_N, latest)
-            if result.broken_n is not None:
-                broken.append(result.broken_n)
-            rewards.append(result.reward_N.clone() if num_actions > 1 else result.reward_N)
+            chunks.reward_NE[:, e], ended_N = self._count(chunks, result, alive_N)
             if self.on_control_step is not None:
                 self.on_control_step(self)
             if ended_N is not None:
-                num_steps_N.masked_fill_(ended_N, e + 1)
+                self._keep_final(ended_N.nonzero().squeeze(-1))
                 alive_N = ~ended_N if alive_N is None else alive_N & ~ended_N
-                if e < num_actions - 1 and bool(alive_N.any()):  # the others go on
-                    rows = ended_N.nonzero().squeeze(-1)
-                    early.append((rows, self.observe(rows.cpu().numpy())))
-        rewards += [torch.zeros_like(self._return_N)] * (num_actions - len(rewards))
-        step = self._finish(torch.stack(rewards, -1), num_steps_N, latest, terminated_N, alive_N, early)
-        for ids_n in broken:
-            step.reward_NE[ids_n], step.num_steps_N[ids_n] = 0.0, 0
-        return step
+        ended, episodes = chunks.ended_N.nonzero().squeeze(-1), self._nobody
+        if len(ended) and self.autoreset:
+            episodes = self._renew(ended, chunks)
+        elif len(ended):
+            episodes = self._statistics(ended, chunks.info)
+            self.waiting_N |= chunks.ended_N
+        return self._timestep(chunks, episodes)
 
     # -- for subclasses that can be resumed exactly --------------------------------------------------------------------
 
@@ -160,107 +178,7 @@ class EpisodicEnv(VecEnv):
         for name, outcome_N in self._once.items():
             outcome_N.copy_(state[f"once/{name}"])
 
-    # -- inside ------------------------------------------------------------------------------------------------------
-
-    def _count(
-        self, result: Advance, alive_N: Tensor | None, terminated_N: Tensor, latest: dict[str, Tensor]
-    ) -> tuple[Advance, Tensor | None]:
-        """Count a control step of the envs ``alive_N`` (None: all).
-
-        Write failures into ``terminated_N`` and outcomes into ``latest``. Return the result with zeros where nothing
-        counts, and whose episodes end here, bool [N]; None: nobody's.
-        """
-        if alive_N is not None:
-            result = mask_to_stepped(result, alive_N)
-        ended_N = self._ends(result, alive_N, terminated_N)
-        if result.broken_n is not None and len(result.broken_n):
-            result = zero_diverged(result)
-        for name, outcome_N in result.outcomes.items():
-            latest[name] = outcome_N.clone() if alive_N is None else torch.where(alive_N, outcome_N, latest[name])
-            self._once[name] |= outcome_N
-        self._return_N += result.reward_N
-        return result, ended_N
-
-    def _ends(self, result: Advance, alive_N: Tensor | None, terminated_N: Tensor) -> Tensor | None:
-        """Count towards the time limits, write failures into ``terminated_N``, and return whose episodes end here."""
-        stepped: int | Tensor = 1 if alive_N is None else alive_N.long()
-        self.steps_left_N -= stepped
-        self._soonest -= 1
-        failed_N, cut_N, broken_n = result.failed_N, result.truncated_N, result.broken_n
-        if self._soonest > 0 and failed_N is None and cut_N is None and broken_n is None:
-            return None
-        ended_N = self.steps_left_N <= 0
-        if cut_N is not None:
-            ended_N |= cut_N
-        if failed_N is not None:
-            ended_N |= failed_N
-            terminated_N |= failed_N
-        if broken_n is not None:
-            terminated_N[broken_n], ended_N[broken_n] = False, True
-        if alive_N is not None:
-            ended_N &= alive_N
-        return ended_N if bool(ended_N.any()) else None
-
-    def _finish(
-        self,
-        reward_NE: Tensor,
-        num_steps_N: Tensor,
-        latest: dict[str, Tensor],
-        terminated_N: Tensor,
-        alive_N: Tensor | None,
-        early: list[tuple[Tensor, Obs]],
-    ) -> Timestep:
-        """Start the next episodes of envs that ended (if ``autoreset``) and return the timestep."""
-        obs = self.observe()
-        if self._no_obs is None:
-            self._no_obs = {key: value[:0].clone() for key, value in obs.items()}
-        ended, final_obs, episodes = self._nobody.env_id_M, dict(self._no_obs), self._nobody
-        truncated_N = torch.zeros_like(terminated_N)
-        ended_N = None if alive_N is None else ~(alive_N | self.waiting_N)
-        if ended_N is not None and bool(ended_N.any()):
-            truncated_N = ended_N & ~terminated_N
-            ended = ended_N.nonzero().squeeze(-1)
-            final_obs = {key: value.index_select(0, ended) for key, value in obs.items()}
-            for rows, seen in early:
-                for key, value in seen.items():
-                    final_obs[key][torch.searchsorted(ended, rows)] = value
-            if self.autoreset:
-                episodes = self._renew(ended, latest, reward_NE.shape[1] - num_steps_N)
-                for key, value in self.observe(ended.cpu().numpy()).items():
-                    obs[key].index_copy_(0, ended, value)
-            else:
-                episodes = self._statistics(ended, latest)
-                self.waiting_N |= ended_N
-        return Timestep(
-            obs=obs,
-            reward_NE=reward_NE,
-            terminated_N=terminated_N,
-            truncated_N=truncated_N,
-            num_steps_N=num_steps_N,
-            final_ids=ended.to(self.device),
-            final_obs=final_obs,
-            episodes=episodes,
-            info=latest,
-        )
-
-    def _renew(self, ended: Tensor, latest: dict[str, Tensor], unused_N: Tensor) -> EpisodeStats:
-        """Begin the next episodes of envs ``ended`` [M], and return the statistics of those that ended.
-
-        unused_N: actions of each env's chunk after an end. Their time passes too.
-        """
-        assert self.sampler is not None
-        episodes = self._statistics(ended, latest)
-        left_N = (self.steps_left_N - unused_N).clamp(min=0)
-        self.begin(ended.cpu().numpy(), self.sampler.next(episodes, left_N.cpu()))
-        return episodes
-
-    def _statistics(self, ended: Tensor, latest: dict[str, Tensor]) -> EpisodeStats:
-        """Return the statistics of the present episodes of envs ``ended`` [M]."""
-        at_end = {name: outcome_N[ended].cpu() for name, outcome_N in latest.items()}
-        once = {name: outcome_N[ended].cpu() for name, outcome_N in self._once.items()}
-        ids, return_M, left_M = ended.cpu(), self._return_N[ended].cpu(), self.steps_left_N[ended].cpu()
-        plans = self.plans.rows(ids.numpy())
-        return EpisodeStats(ids, return_M, torch.from_numpy(plans.time_limit_n) - left_M, plans, once, at_end)
+    # -- one life of an episode --------------------------------------------------------------------------------------
 
     def begin(self, ids: Ints, plans: EpisodePlans) -> None:
         """Start episodes with these plans in envs ``ids`` [n]; others go on. ValueError for plans beyond the spec."""
@@ -282,3 +200,85 @@ class EpisodicEnv(VecEnv):
         for counted_N in (self.waiting_N, self._return_N, *self._once.values()):
             counted_N.index_fill_(0, rows, 0)
         self.start(ids, plans)
+
+    def _count(self, chunks: Chunks, result: Advance, stepped_N: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Count a control step of the envs ``stepped_N`` (None: all), in their chunks and episodes.
+
+        Return the rewards, 0 where the env was not stepped, and whose episodes end here, bool [N]; None: nobody's.
+        """
+        if result.outcomes.keys() != self._once.keys():
+            raise ValueError(f"advance: got outcomes {[*result.outcomes]}, the spec has {[*self._once]}")
+        counted_N, broken_N = stepped_N, None
+        if result.broken_n is not None and len(result.broken_n):  # a diverged state has neither reward nor outcome
+            broken_N = torch.zeros_like(chunks.ended_N).index_fill_(0, result.broken_n, True)
+            broken_N = broken_N if stepped_N is None else broken_N & stepped_N
+            counted_N = ~broken_N if stepped_N is None else stepped_N & ~broken_N
+            chunks.broken_N = broken_N if chunks.broken_N is None else chunks.broken_N | broken_N
+        reward_N = result.reward_N if counted_N is None else torch.where(counted_N, result.reward_N, 0.0)
+        for name, outcome_N in result.outcomes.items():
+            held_N = outcome_N.clone() if counted_N is None else outcome_N & counted_N
+            chunks.info[name] = held_N if stepped_N is None else torch.where(stepped_N, held_N, chunks.info[name])
+            self._once[name] |= held_N
+        self._return_N += reward_N
+        made: int | Tensor = 1 if stepped_N is None else stepped_N.long()
+        chunks.num_steps_N += made
+        self.steps_left_N -= made
+        self._soonest -= 1
+        if self._soonest > 0 and result.failed_N is None and result.truncated_N is None and broken_N is None:
+            return reward_N, None
+        ended_N = self.steps_left_N <= 0
+        for cause_N in (result.failed_N, result.truncated_N, broken_N):
+            if cause_N is not None:
+                ended_N |= cause_N
+        if stepped_N is not None:
+            ended_N &= stepped_N
+        if result.failed_N is not None:
+            failed_N = ended_N & result.failed_N
+            chunks.terminated_N |= failed_N if broken_N is None else failed_N & ~broken_N
+        chunks.ended_N |= ended_N
+        return reward_N, ended_N if bool(ended_N.any()) else None
+
+    def _keep_final(self, rows: Tensor) -> None:
+        """Keep the last observations of envs ``rows``, whose episodes have ended."""
+        for key, value in self.observe(rows.cpu().numpy()).items():
+            if key not in self._final:
+                self._final[key] = value.new_empty(self.num_envs, *value.shape[1:])
+            self._final[key].index_copy_(0, rows, value)
+
+    def _renew(self, ended: Tensor, chunks: Chunks) -> EpisodeStats:
+        """Begin the next episodes of envs ``ended`` [M], and return the statistics of those that ended."""
+        assert self.sampler is not None
+        episodes = self._statistics(ended, chunks.info)
+        unused_N = chunks.reward_NE.shape[1] - chunks.num_steps_N  # actions after an end; their time passes too
+        plans = self.sampler.next(episodes, (self.steps_left_N - unused_N).clamp(min=0).cpu())
+        self.begin(ended.cpu().numpy(), plans)
+        return episodes
+
+    def _statistics(self, ended: Tensor, latest: Mapping[str, Tensor]) -> EpisodeStats:
+        """Return the statistics of the present episodes of envs ``ended`` [M]."""
+        at_end = {name: outcome_N[ended].cpu() for name, outcome_N in latest.items()}
+        once = {name: outcome_N[ended].cpu() for name, outcome_N in self._once.items()}
+        ids, return_M, left_M = ended.cpu(), self._return_N[ended].cpu(), self.steps_left_N[ended].cpu()
+        plans = self.plans.rows(ids.numpy())
+        return EpisodeStats(ids, return_M, torch.from_numpy(plans.time_limit_n) - left_M, plans, once, at_end)
+
+    def _timestep(self, chunks: Chunks, episodes: EpisodeStats, rows: Tensor | None = None) -> Timestep:
+        """Return the results of the chunks of envs ``rows`` (None: all)."""
+        if chunks.broken_N is not None:
+            chunks.reward_NE[chunks.broken_N], chunks.num_steps_N[chunks.broken_N] = 0.0, 0
+        obs = self.observe(None if rows is None else rows.numpy())
+        at = slice(None) if rows is None else rows
+        ended_n, terminated_n = chunks.ended_N[at], chunks.terminated_N[at]
+        final_ids = ended_n.nonzero().squeeze(-1)
+        final = final_ids if rows is None else rows[final_ids]
+        return Timestep(
+            obs=obs,
+            reward_NE=chunks.reward_NE[at],
+            terminated_N=terminated_n,
+            truncated_N=ended_n & ~terminated_n,
+            num_steps_N=chunks.num_steps_N[at],
+            final_ids=final_ids,
+            final_obs={key: self._final[key][final] if len(final) else obs[key][:0].clone() for key in obs},
+            episodes=episodes,
+            info={name: outcome_N[at] for name, outcome_N in chunks.info.items()},
+        )

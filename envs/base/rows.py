@@ -1,4 +1,4 @@
-"""Envs that are not stepped together: the chunk loop, the ends and the statistics of ``EpisodicEnv`` row by row.
+"""Envs that are not stepped together: ``EpisodicEnv`` row by row.
 
 send(chunks, ids) ─► begin_step ─┐   ┌─ chunk not complete: begin_step with its next action
 receive ─► collect: some rows ◄──┴───┤─ episode ended: last observation, sampler.next, start, which is collected too
@@ -15,9 +15,9 @@ from torch import Tensor
 from embodied.core.episodes import EpisodePlans, EpisodeStats, Ints
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
-from embodied.core.types import Obs, Timestep
+from embodied.core.types import Timestep
 from embodied.envs.base.actions import checked_chunk
-from embodied.envs.base.episodic import Advance, EpisodicEnv
+from embodied.envs.base.episodic import Advance, Chunks, EpisodicEnv
 
 
 class RowByRowEnv(EpisodicEnv):
@@ -34,13 +34,8 @@ class RowByRowEnv(EpisodicEnv):
     def __init__(self, spec: EnvSpec, num_envs: int) -> None:
         super().__init__(spec, num_envs)
         self.batch_size = num_envs
-        no_N = torch.zeros(num_envs, dtype=torch.bool)
-        self._under_way_N, self._starting_N, self._done_N = no_N.clone(), no_N.clone(), no_N.clone()
-        self._failed_N, self._cut_N = no_N.clone(), no_N.clone()
-        self._latest = {name: no_N.clone() for name in spec.outcomes}
-        self._at_N = torch.zeros(num_envs, dtype=torch.int64)  # actions of the chunk that were executed
-        self._action_NEA = self._reward_NE = torch.empty(0)
-        self._final: Obs = {}  # last observation of each row's latest episode, [N, ...]
+        self._chunks = Chunks(torch.empty(num_envs, 0, 0), self._once)
+        self._under_way_N, self._starting_N, self._done_N = torch.zeros(3, num_envs, dtype=torch.bool)
         self._stats: list[EpisodeStats] = []
 
     @abstractmethod
@@ -62,13 +57,16 @@ class RowByRowEnv(EpisodicEnv):
         chunk_nEA = checked_chunk(action, self.spec.action, len(ids))
         if bool(self._under_way_N[ids].any()):
             raise ValueError("ids: some of these envs are under way")
-        if self._action_NEA.shape[1:] != chunk_nEA.shape[1:]:
+        if self._chunks.action_NEA.shape[1:] != chunk_nEA.shape[1:]:
             if bool(self._under_way_N.any()):
-                raise ValueError(f"action: chunks of another size are under way: {list(self._action_NEA.shape[1:])}")
-            self._action_NEA = chunk_nEA.new_zeros(self.num_envs, *chunk_nEA.shape[1:])
-            self._reward_NE = torch.zeros(self.num_envs, chunk_nEA.shape[1])
-        self._action_NEA[ids], self._reward_NE[ids], self._at_N[ids] = chunk_nEA, 0.0, 0
-        self._failed_N[ids] = self._cut_N[ids] = False
+                under_way = list(self._chunks.action_NEA.shape[1:])
+                raise ValueError(f"action: chunks of another size are under way: {under_way}")
+            self._chunks = Chunks(chunk_nEA.new_zeros(self.num_envs, *chunk_nEA.shape[1:]), self._once)
+        chunks = self._chunks
+        chunks.action_NEA[ids], chunks.reward_NE[ids], chunks.num_steps_N[ids] = chunk_nEA, 0.0, 0
+        chunks.ended_N[ids] = chunks.terminated_N[ids] = False
+        if chunks.broken_N is not None:
+            chunks.broken_N[ids] = False
         self._under_way_N[ids] = True
         self.begin_step(chunk_nEA[:, 0], ids.numpy())
 
@@ -77,16 +75,19 @@ class RowByRowEnv(EpisodicEnv):
         wanted = min(self.batch_size, int(self._under_way_N.sum()))
         while (missing := wanted - int(self._done_N.sum())) > 0:
             ids, result = self.collect(missing)
-            rows = torch.from_numpy(ids)
-            starting_n = self._starting_N[rows]
-            self._done_N[rows[starting_n]] = True
-            self._starting_N[rows] = False
-            stepped = rows[~starting_n]
-            if len(stepped):
-                self._continue(stepped, result)
+            collected_N = torch.zeros_like(self._done_N).index_fill_(0, torch.from_numpy(ids), True)
+            self._done_N |= collected_N & self._starting_N
+            stepped_N = collected_N & ~self._starting_N
+            self._starting_N &= ~collected_N
+            if bool(stepped_N.any()):
+                self._continue(stepped_N, result)
         rows = self._done_N.nonzero().squeeze(-1)
         self._done_N[rows] = self._under_way_N[rows] = False
-        return rows, self._timestep(rows)
+        stats = EpisodeStats.concatenate(self._stats)
+        here_M = torch.isin(stats.env_id_M, rows)
+        self._stats, stats = [stats.rows(~here_M)], stats.rows(here_M)
+        episodes = stats.rows(stats.env_id_M.argsort()) if len(stats) else self._nobody
+        return rows, self._timestep(self._chunks, episodes, rows)
 
     def begin(self, ids: Ints, plans: EpisodePlans) -> None:
         """See ``EpisodicEnv``. UserError for plans that repeat others, if rows are apart."""
@@ -94,50 +95,21 @@ class RowByRowEnv(EpisodicEnv):
             raise UserError("sim.batch_size: groups of equal episodes (algo=grpo) are stepped together; leave it out")
         super().begin(ids, plans)
 
-    def _continue(self, rows: Tensor, result: Advance) -> None:
-        """Count a control step of envs ``rows``, and begin the next step, the next episode, or nothing."""
-        stepped_N = torch.zeros_like(self._done_N)
-        stepped_N[rows] = True
-        result, found_N = self._count(result, stepped_N, self._failed_N, self._latest)
-        ended_N = torch.zeros_like(stepped_N) if found_N is None else found_N
-        self._reward_NE[rows, self._at_N[rows]] = result.reward_N[rows]
-        self._at_N[rows] += 1
-        self._cut_N |= ended_N & ~self._failed_N
-        complete_N = self._at_N == self._action_NEA.shape[1]
-        self._done_N |= stepped_N & complete_N & ~ended_N
-        if found_N is not None:
-            self._end(ended_N.nonzero().squeeze(-1))
-        on = (stepped_N & ~complete_N & ~ended_N).nonzero().squeeze(-1)
+    def _continue(self, stepped_N: Tensor, result: Advance) -> None:
+        """Count a control step of envs ``stepped_N``, and begin the next step, the next episode, or nothing."""
+        chunks, rows = self._chunks, stepped_N.nonzero().squeeze(-1)
+        at_n = chunks.num_steps_N[rows]
+        reward_N, ended_N = self._count(chunks, result, stepped_N)
+        chunks.reward_NE[rows, at_n] = reward_N[rows]
+        on_N = stepped_N & ~chunks.ended_N
+        self._done_N |= on_N & (chunks.num_steps_N == chunks.action_NEA.shape[1])
+        if ended_N is not None:
+            ended = ended_N.nonzero().squeeze(-1)
+            self._keep_final(ended)
+            self._starting_N |= ended_N
+            self.apart = True
+            self._stats.append(self._renew(ended, chunks))
+            self.apart = False
+        on = (on_N & ~self._done_N).nonzero().squeeze(-1)
         if len(on):
-            self.begin_step(self._action_NEA[on, self._at_N[on]], on.numpy())
-
-    def _end(self, rows: Tensor) -> None:
-        """Keep statistics and last observations of envs ``rows``, and begin their next episodes."""
-        for key, value in self.observe(rows.numpy()).items():
-            if key not in self._final:
-                self._final[key] = value.new_empty(self.num_envs, *value.shape[1:])
-            self._final[key][rows] = value
-        self._starting_N[rows] = True
-        self.apart = True
-        self._stats.append(self._renew(rows, self._latest, self._action_NEA.shape[1] - self._at_N))
-        self.apart = False
-
-    def _timestep(self, rows: Tensor) -> Timestep:
-        """Return the result of envs ``rows`` that are done."""
-        ended = (self._failed_N[rows] | self._cut_N[rows]).nonzero().squeeze(-1)
-        obs = self.observe(rows.numpy())
-        stats = EpisodeStats.concatenate(self._stats)
-        here_M = torch.isin(stats.env_id_M, rows)
-        self._stats = [stats.rows(~here_M)]
-        stats = stats.rows(here_M)
-        return Timestep(
-            obs=obs,
-            reward_NE=self._reward_NE[rows],
-            terminated_N=self._failed_N[rows],
-            truncated_N=self._cut_N[rows],
-            num_steps_N=self._at_N[rows],
-            final_ids=ended,
-            final_obs={key: self._final[key][rows[ended]] if len(ended) else value[:0] for key, value in obs.items()},
-            episodes=stats.rows(stats.env_id_M.argsort()) if len(stats) else self._nobody,
-            info={name: outcome_N[rows] for name, outcome_N in self._latest.items()},
-        )
+            self.begin_step(chunks.action_NEA[on, chunks.num_steps_N[on]], on.numpy())

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats
 from embodied.core.execution import plan_noise
 from embodied.core.policy import Policy
@@ -46,6 +47,30 @@ class WatchedEnv(PointEnv):
     def step(self, action: Tensor) -> Timestep:
         self.steps.append(super().step(action))
         return self.steps[-1]
+
+
+class SixThings(VecEnv):
+    """A user's environment with nothing optional: spec, num_envs, device, reset, step and close."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.inner = PointEnv(num_envs)
+        self.spec, self.num_envs, self.device = self.inner.spec, num_envs, self.inner.device
+
+    def reset(self, sampler: EpisodeSampler) -> Obs:
+        return self.inner.reset(sampler)
+
+    def step(self, action: Tensor) -> Timestep:
+        return self.inner.step(action)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def test_an_env_that_keeps_no_plans_is_evaluated_as_one_that_does() -> None:
+    policy = make_policy(PointEnv(1).spec)
+    results = [evaluate(policy, env, plans(9, 4), seed=4, noise="seeded") for env in (SixThings(3), PointEnv(3))]
+    assert results[0] == results[1]
+    assert SixThings(3).instruction_texts == [""] * 3
 
 
 def test_each_env_counts_its_first_episode_only() -> None:
