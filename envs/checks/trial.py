@@ -5,12 +5,15 @@ this thread: builds and closes environments ─► a thread of the trial: resets
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -25,7 +28,6 @@ from embodied.core.execution import obs_to, timestep_to
 from embodied.core.spec import Box, EnvSpec
 from embodied.core.types import Obs, Timestep
 from embodied.envs.base.actions import random_actions
-from embodied.envs.base.apart import Apart, OutOfTime
 from embodied.envs.episodes.sampler import SamplerSetup, UniformConfig, UniformSampler
 
 Make = Callable[[int], VecEnv]
@@ -44,10 +46,8 @@ class Shortened(Exception):
     """A check has stopped early, without finding a fault."""
 
 
-def require(env: VecEnv, kept: bool, rule: str) -> None:
-    """Raise UserError with the rule unless the env keeps it."""
-    if not kept:
-        raise UserError(f"environment '{env.spec.task}' breaks the contract of a VecEnv: {rule}")
+class OutOfTime(Exception):
+    """The checks have not ended in time."""
 
 
 class Recording(UniformSampler):
@@ -62,20 +62,14 @@ class Recording(UniformSampler):
         self.given = EpisodePlans.empty(num_envs)
         self.heard: list[list[int]] = []
 
-    def start(self) -> EpisodePlans:
-        plans = super().start()
-        self.given = EpisodePlans.concatenate([plans])
-        return plans
-
     def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
         self.heard.append(ended.env_id_M.tolist())
-        plans = super().next(ended, steps_left_N)
-        self.given.put(ended.env_id_M.numpy(), plans)
-        return plans
+        return super().next(ended, steps_left_N)
 
     def _draw(self, ids: Ints, stagger: bool = False) -> EpisodePlans:
         plans = super()._draw(ids, stagger=True)
         plans.time_limit_n[:] = -(-plans.time_limit_n * self.limit // self.spec.max_episode_steps)
+        self.given.put(ids, plans)
         return plans
 
 
@@ -93,33 +87,38 @@ class Moment:
     """Plans of the episodes in progress at the start of the chunk."""
     heard: list[list[int]]
     """Envs that requested their next plans, a list per call."""
-    given_after: EpisodePlans
-    """Plans of the episodes in progress at the end of the chunk."""
 
 
+@dataclass
 class Trial:
     """An environment on trial: builds copies of it, and records a run of N of them."""
 
-    def __init__(
-        self,
-        make: Make,
-        opened: ExitStack,
-        num_envs: int,
-        seed: int,
-        limit: int | None = None,
-        resets: int = 0,
-        seconds: float = inf,
-        note: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        """opened: closes the envs. limit: see ``Recording``. resets: number of resets of the check of leaks.
+    make: Make
+    opened: ExitStack
+    """Closes the envs."""
+    num_envs: int
+    seed: int
+    limit: int | None = None
+    """See ``Recording``."""
+    resets: int = 0
+    """Number of resets of the check of leaks."""
+    seconds: float = inf
+    """Time limit of all checks."""
+    note: Callable[[str], None] = lambda _: None
+    """Receives a sentence for the user."""
+    broken: bool = False
+    """Whether the recorded run ended with an exception: no check can then say more."""
 
-        seconds: time limit of all checks. note: receives a sentence for the user.
-        """
-        self.make, self.opened, self.num_envs, self.seed, self.resets = make, opened, num_envs, seed, resets
-        self.limit, self.seconds, self.note = limit, seconds, note
-        self.broken = False  # whether the recorded run ended with an exception: no check can then say more
+    def __post_init__(self) -> None:
         self._began = time.monotonic()
-        self._thread = opened.enter_context(closing(Apart()))
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._serve, daemon=True).start()
+        self.opened.callback(self._calls.put, None)
+
+    def require(self, kept: bool, rule: str) -> None:
+        """Raise UserError with the rule unless the env keeps it."""
+        if not kept:
+            raise UserError(f"environment '{self.spec.task}' breaks the contract of a VecEnv: {rule}")
 
     def build(self, num_envs: int) -> VecEnv:
         """Build an env that is closed when the trial ends. UserError if it does not inherit ``VecEnv``."""
@@ -128,13 +127,29 @@ class Trial:
         return self.opened.enter_context(closing(env))
 
     def apart(self, call: Callable[[], Any]) -> Any:
-        """Call a function in the thread that steps environments. OutOfTime if the checks' time limit passes first."""
+        """Call a function in the thread that steps environments. OutOfTime if the checks' time limit passes first.
+
+        The thread does not keep the process from ending, whatever the call does.
+        """
+        future: Future[Any] = Future()
+        self._calls.put((future, call))
         try:
-            return self._thread(call, max(0.0, self._left(1.0)))
-        except OutOfTime:
+            return future.result(min(max(0.0, self._left(1.0)), threading.TIMEOUT_MAX))
+        except TimeoutError:
+            if future.done():  # the call has raised it
+                raise
             self.broken = True
             minutes = f"{self.seconds / 60:g} minutes (max_minutes=)"
             raise OutOfTime(f"not finished: {minutes} are over, within which all checks end") from None
+
+    def _serve(self) -> None:
+        """Make the calls of ``apart``."""
+        while (order := self._calls.get()) is not None:
+            future, call = order
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
 
     def is_late(self) -> bool:
         """Return whether the check of leaks must stop."""
@@ -164,6 +179,7 @@ class Trial:
 
     @property
     def spec(self) -> EnvSpec:
+        """Spec of both."""
         return self.env.spec
 
     @property
@@ -198,27 +214,22 @@ class Trial:
     def rollout(self) -> list[Moment]:
         """The chunks of a run from a reset on, with random actions."""
         try:
-            return self._record()
+            env = self.env
+            if self.seconds < inf:
+                self._shorten()
+            sampler = self.recording()
+            obs = copy(self.reset(env, sampler))
+            moments = []
+            for t in range(self.num_chunks):
+                given, sampler.heard = sampler.given.rows(np.arange(self.num_envs)), []
+                action = self.actions(obs, t)
+                step = self.step(env, action)
+                moments.append(Moment(obs, action, step, given, sampler.heard))
+                obs = copy(step.obs)
+            return moments
         except Exception:  # third-party code may raise anything
             self.broken = True
             raise
-
-    def _record(self) -> list[Moment]:
-        env = self.env
-        if self.seconds < inf:
-            self._shorten()
-        sampler = self.recording()
-        obs = copy(self.reset(env, sampler))
-        moments = []
-        for t in range(self.num_chunks):
-            given = EpisodePlans.concatenate([sampler.given])
-            sampler.heard = []
-            action = self.actions(obs, t)
-            step = self.step(env, action)
-            after = EpisodePlans.concatenate([sampler.given])
-            moments.append(Moment(obs, action, step, given, sampler.heard, after))
-            obs = copy(step.obs)
-        return moments
 
     def _shorten(self) -> None:
         """Lower the time limit of episodes so that the checks end in time, estimated from a few steps."""
@@ -238,10 +249,6 @@ class Trial:
                 "minutes"
             )
 
-    def ends_of(self, k: int) -> list[int]:
-        """Return the chunks in which episodes of env ``k`` ended."""
-        return [t for t, moment in enumerate(self.rollout) if k in moment.step.final_ids.tolist()]
-
     @cached_property
     def repeated_episodes(self) -> list[tuple[int, int]]:
         """Chunks in which the episode that must repeat began and ended, for each env. UserError if there is none.
@@ -250,20 +257,15 @@ class Trial:
         """
         found = []
         for k in range(self.num_envs):
-            ends = self.ends_of(k)
+            ends = [t for t, moment in enumerate(self.rollout) if k in moment.step.final_ids.tolist()]
             steps = len(self.rollout) * self.executed
-            require(self.env, len(ends) >= 2, f"no two episodes of an env ended in {steps} control steps")
+            self.require(len(ends) >= 2, f"no two episodes of an env ended in {steps} control steps")
             found.append((ends[0] + 1, ends[1]) if self.spec.repeats == "all" else (0, ends[0]))
         return found
 
     def plan_of_end(self, t: int, k: int) -> EpisodePlans:
         """Return the plan of the episode of env ``k`` that ended in chunk ``t``, one row."""
         return self.rollout[t].given.rows(np.array([k]))
-
-    def final_row(self, t: int, k: int) -> Obs:
-        """Return the last observation of the episode of env ``k`` that ended in chunk ``t``, one row."""
-        step = self.rollout[t].step
-        return row_of(step.final_obs, step.final_ids.tolist().index(k))
 
 
 def alike(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tolerance: float = TOLERANCE) -> bool:

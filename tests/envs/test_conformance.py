@@ -22,7 +22,8 @@ from embodied.core.types import Timestep
 from embodied.envs import first_episodes
 from embodied.envs.base.actions import random_actions
 from embodied.envs.base.episodic import Advance
-from embodied.envs.checks.conformance import CHECKS, Result, check_env, run_checks
+from embodied.envs.checks.conformance import Result, check_env, run_checks
+from embodied.envs.checks.rules import CHECKS
 from embodied.envs.checks.trial import Trial
 from embodied.envs.mujoco.pool import MujocoPool
 from tests.envs.helpers import TASK_NAMES, pool
