@@ -44,7 +44,8 @@ from typing import Any
 
 from embodied.core.errors import UserError
 from embodied.deployment.bundle.description import Bundle
-from embodied.deployment.bundle.format import read_bundle
+from embodied.deployment.bundle.files import sha256
+from embodied.deployment.bundle.format import BUNDLE_FILE, read_bundle
 from embodied.deployment.bundle.runner import Planner, PolicyRunner, check_parity
 from embodied.deployment.control.inference import Inference
 from embodied.deployment.control.keys import EmergencyKey
@@ -52,7 +53,6 @@ from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.control.site import ask, site_of
 from embodied.deployment.options import DeployOptions
-from embodied.deployment.report.notice import notice
 from embodied.deployment.report.record import Deployment
 from embodied.deployment.robots.setup import map_robot
 from embodied.deployment.serving.request import read_api_key
@@ -83,7 +83,7 @@ def deploy(argv: Sequence[str]) -> dict[str, Any]:
 
 def run_episodes(options: DeployOptions, path: Path, bundle: Bundle) -> dict[str, Any]:
     """Run the phases of a deployment, each whatever became of the one before; return the result. See ``deploy``."""
-    safety = Safety(bundle.arm, Limits.of(bundle.arm).tightened(options.speed))
+    safety = Safety(bundle.arm, Limits.of(bundle.arm, options.speed))
     with ExitStack() as parts:
         planner = parts.enter_context(planner_of(options, path, bundle))
         print(notice(path, bundle, safety.limits), file=sys.stderr)
@@ -94,7 +94,7 @@ def run_episodes(options: DeployOptions, path: Path, bundle: Bundle) -> dict[str
             bundle, site.robot, inference, safety, site.clock,
             schedule=options.schedule, execute=options.execute, rate_hz=options.rate_hz,
             interpolation=options.interpolation, noise=options.noise or bundle.noise,
-            confirm=ask_action if options.confirm else None,
+            confirm=(lambda action: ask(f"{action}   execute?")) if options.confirm else None,
         )  # fmt: skip
         deployment = Deployment(bundle, options.bundle, site.robot.name, log=safety.log)
         run = DeploymentRun(options, loop, site, deployment, EmergencyKey())
@@ -119,9 +119,21 @@ def planner_of(options: DeployOptions, path: Path, bundle: Bundle) -> Iterator[P
         yield client
 
 
-def ask_action(action: str) -> bool:
-    """Ask on the terminal whether an action may be executed."""
-    return ask(f"{action}   execute?")
+def notice(path: Path, bundle: Bundle, limits: Limits) -> str:
+    """Return what is printed before a robot moves: the hash of the bundle's description, and a table of limits."""
+    lines = [
+        f"{bundle.origin.policy} policy for {bundle.origin.task} on {bundle.robot}",
+        f"{path / BUNDLE_FILE} has SHA-256 {sha256(path / BUNDLE_FILE)}",
+        "limits (rad, m, s)      low       high      largest speed   largest lead",
+    ]
+    columns = zip(limits.low_J, limits.high_J, limits.max_velocity_J, limits.max_lead_J, strict=True)
+    for joint, (low, high, speed, lead) in zip(bundle.arm.joints, columns, strict=True):
+        lines.append(f"{joint.name:20} {low:+9.4f}  {high:+9.4f}  {speed:15.4f} {lead:14.4f}")
+    axes = zip("xyz", limits.workspace_low_m, limits.workspace_high_m, strict=True)
+    fingers = ("each finger", limits.finger_low_m, limits.finger_high_m)
+    for name, low, high in (fingers, *((f"tool, {axis}", low, high) for axis, low, high in axes)):
+        lines.append(f"{name:20} {low:+9.4f}  {high:+9.4f}")
+    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

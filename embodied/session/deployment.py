@@ -20,8 +20,8 @@ from embodied.core.errors import UserError, describe_error
 from embodied.deployment.control.home import MAX_S, move_home
 from embodied.deployment.control.keys import EmergencyKey
 from embodied.deployment.control.loop import ControlLoop
+from embodied.deployment.control.safety import RobotHangs
 from embodied.deployment.control.site import Site
-from embodied.deployment.control.watchdog import RobotHangs
 from embodied.deployment.options import DeployOptions
 from embodied.deployment.report.episodes import EPISODES, save_episode
 from embodied.deployment.report.page import PAGE, write_report

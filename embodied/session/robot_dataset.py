@@ -30,6 +30,7 @@ def episodes_of(deployment: Deployment) -> list[Episode]:
     scale, offset = (
         np.array([getattr(term, name) for term in bundle.action], np.float32) for name in ("scale", "offset")
     )
+    cameras = [camera.name for camera in bundle.cameras]
     episodes = []
     for record in deployment.records:
         if not record.steps:
@@ -39,12 +40,12 @@ def episodes_of(deployment: Deployment) -> list[Episode]:
         success[-1] = bool(record.success)
         episodes.append(
             Episode(
-                torch.from_numpy(np.stack(record.states) * state_scale),
-                torch.from_numpy((np.stack(record.actions) - offset) / scale),
+                torch.from_numpy(record.stack("state") * state_scale),
+                torch.from_numpy((record.stack("action") - offset) / scale),
                 torch.zeros(length),
                 success,
                 record.instruction,
-                {c.name: torch.from_numpy(np.stack([step[c.name] for step in record.images])) for c in bundle.cameras},
+                {name: torch.from_numpy(np.stack([step.images[name] for step in record.steps])) for name in cameras},
             )
         )
     return episodes

@@ -57,7 +57,7 @@ def main(bundle: Path, mapping_file: Path) -> None:
         inference.close()
         robot.disconnect()
         result = {
-            "steps": len(record.actions),
+            "steps": len(record.steps),
             "sent": len(arm.sent),
             "names": sorted(arm.sent[-1]),
             "torch": "torch" in sys.modules,

@@ -73,7 +73,7 @@ def test_an_episode_is_the_one_of_the_evaluation(robot: SimRobot) -> None:
     loop = loop_on(robot)
     record = loop.run(steps=77)
     assert record.interventions == {}
-    np.testing.assert_allclose(np.stack(record.qpos[1:]), np.stack(expected)[:76], atol=2e-4)
+    np.testing.assert_allclose(record.stack("qpos")[1:], np.stack(expected)[:76], atol=2e-4)
 
 
 def test_the_robot_follows_its_protocol(robot: SimRobot) -> None:
@@ -119,7 +119,7 @@ def test_a_policy_trained_under_delays_gets_delay_and_prefix(robot: SimRobot, tm
     # the robot waits for the first chunk of an episode; the first latency of all is not taken for typical
     assert [int(inputs["delay"][0]) for inputs in asked] == [0, 0, 2, 2, 0, 2, 2, 2]
     for k in (1, 2, 3):
-        np.testing.assert_array_equal(asked[4 + k]["prefix"][0], np.stack(record.actions[4 * k : 4 * k + 2]))
+        np.testing.assert_array_equal(asked[4 + k]["prefix"][0], record.stack("action")[4 * k : 4 * k + 2])
     asked.clear()
     robot.reset(0, 0)
     record = loop_under(0.15).run(steps=16)
@@ -133,7 +133,7 @@ def test_linear_interpolation_reaches_the_same_targets_in_more_commands(robot: S
     robot.reset(0, 0)
     smooth = loop_on(robot, Gentle(), rate_hz=100, interpolation="linear").run(steps=4)
     assert (held.ticks, smooth.ticks) == (4, 20)
-    np.testing.assert_allclose(smooth.targets[0], held.targets[0], atol=1e-9)
+    np.testing.assert_allclose(smooth.stack("target")[0], held.stack("target")[0], atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_refused_action_is_not_sent(robot: SimRobot) -> None:
         return len(asked) < 3
 
     record = loop_on(robot, confirm=confirm).run()
-    assert (record.reason, len(record.actions)) == ("refused", 2)
+    assert (record.reason, len(record.steps)) == ("refused", 2)
     assert asked[0].startswith("dx ")
 
 
@@ -188,9 +188,9 @@ def test_actions_that_are_not_finite_hold_the_robot(robot: SimRobot) -> None:
     robot.reset(0, 0)
     record = loop_on(robot, Broken()).run(steps=16)
     assert record.interventions["not finite"] == 1
-    assert np.isfinite(np.stack(record.targets)).all()
-    held = np.stack(record.targets[8:12])
-    np.testing.assert_allclose(held, np.broadcast_to(record.targets[7], (4, 7)), atol=0.05)
+    assert np.isfinite(record.stack("target")).all()
+    held = record.stack("target")[8:12]
+    np.testing.assert_allclose(held, np.broadcast_to(record.stack("target")[7], (4, 7)), atol=0.05)
 
 
 def test_home_is_reached_within_the_limits(robot: SimRobot) -> None:
@@ -205,7 +205,7 @@ def test_home_is_reached_within_the_limits(robot: SimRobot) -> None:
 def test_the_way_home_keeps_away_from_a_tightened_speed(robot: SimRobot, monkeypatch: pytest.MonkeyPatch) -> None:
     robot.reset(0, 0)
     loop_on(robot).run(steps=20)
-    safety = Safety(BUNDLE.arm, Limits.of(BUNDLE.arm).tightened(0.2))
+    safety = Safety(BUNDLE.arm, Limits.of(BUNDLE.arm, 0.2))
     seen, observe = [], robot.get_observation
     monkeypatch.setattr(robot, "get_observation", lambda: seen.append(observe()) or seen[-1])
     assert move_home(robot, BUNDLE.arm, safety, robot)
@@ -291,7 +291,7 @@ def test_real_time_keeps_its_rate() -> None:
         )
         record = loop.run(steps=10)
         inference.close()
-        assert len(record.actions) == 10
+        assert len(record.steps) == 10
         assert record.duration_s > 0.4
         assert len(record.latencies_s) >= 2
 

@@ -95,7 +95,7 @@ def loop_on(robot: Faulty, **options: Any) -> ControlLoop:
 def test_a_sensor_that_fails_for_a_moment_holds_the_robot(robot: Faulty, broken: str) -> None:
     robot.begin(broken=broken, blind=range(7, 10))
     record = loop_on(robot).run(steps=12)
-    assert (record.reason, len(record.actions), record.waited_ticks) == ("time limit", 12, 3)
+    assert (record.reason, len(record.steps), record.waited_ticks) == ("time limit", 12, 3)
     assert record.interventions["not finite"] == 1
     held = robot.commands[4:8]  # of the last observation before, and of the three blind ones
     assert all(command == held[0] for command in held)
@@ -105,9 +105,9 @@ def test_a_sensor_that_fails_for_a_moment_holds_the_robot(robot: Faulty, broken:
 def test_a_measurement_far_from_training_holds_the_robot_but_not_at_the_beginning(robot: Faulty) -> None:
     robot.begin(broken="cube_pos[1]", reads=40.0, blind=range(7, 10))
     record = loop_on(robot).run(steps=12)
-    assert (record.reason, len(record.actions), record.waited_ticks) == ("time limit", 12, 3)
+    assert (record.reason, len(record.steps), record.waited_ticks) == ("time limit", 12, 3)
     assert record.interventions["range"] == 1
-    assert np.abs(np.stack(record.states)).max() < 40.0  # no plan was made from it
+    assert np.abs(record.stack("state")).max() < 40.0  # no plan was made from it
     robot.begin(broken="cube_pos[1]", reads=40.0, blind=range(2, 10))
     with pytest.raises(UserError, match=r"cube_pos\[1\] is 40, training saw .* check unit"):
         loop_on(robot).run(steps=12)
@@ -132,7 +132,7 @@ def test_what_the_robot_changes_is_noticed_and_recorded(robot: Faulty) -> None:
     finally:
         del robot.send_action
     assert record.interventions["robot"] == 3
-    assert [target[3] for target in record.targets] == [-2.0] * 3
+    assert [target[3] for target in record.stack("target")] == [-2.0] * 3
     assert "it sent joint4.pos -2.0000 in place of" in loop.safety.log[-1].detail
 
 
@@ -148,7 +148,7 @@ def test_the_recorded_state_is_what_the_policy_saw(robot: Faulty) -> None:
     loop = loop_on(robot)
     loop.inference.planner = Noting()
     record = loop.run(steps=9)
-    np.testing.assert_array_equal(np.stack(record.states[::4]), np.stack(seen))
+    np.testing.assert_array_equal(record.stack("state")[::4], np.stack(seen))
 
 
 # -- policies ----------------------------------------------------------------------------------------------------------

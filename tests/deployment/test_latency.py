@@ -111,7 +111,7 @@ def test_half_a_millisecond_of_latency_costs_no_control_step(served: tuple[SimRo
     robot, _ = served
 
     def path(latency_s: float) -> NDArray[np.float64]:
-        return np.stack(run(robot, PolicyRunner(flow_bundle()), latency_s, steps=40, schedule="rtc").qpos)
+        return run(robot, PolicyRunner(flow_bundle()), latency_s, steps=40, schedule="rtc").stack("qpos")
 
     exact, little, step = path(0.1), path(0.1005), path(0.15)
     assert np.abs(little - exact).max() < 0.1 * np.abs(step - exact).max()
@@ -139,14 +139,14 @@ def test_a_policy_trained_under_delays_is_told_the_nearest_one(
     assert [int(inputs["delay"][0]) for inputs in asked] == [0, 0, 2, 2, 2]
     assert (record.padded_steps, record.beyond_max_delay) == (0, 0)
     for k in (2, 3, 4):  # the prefix is what was executed
-        np.testing.assert_array_equal(asked[k]["prefix"][0], np.stack(record.actions[4 * k : 4 * k + 2]))
+        np.testing.assert_array_equal(asked[k]["prefix"][0], record.stack("action")[4 * k : 4 * k + 2])
 
 
 def test_a_wait_delays_the_steps_after_it_and_shortens_none(served: tuple[SimRobot, Logging]) -> None:
     robot, _ = served
     record = run(robot, PolicyRunner(flow_bundle()), 0.02, steps=12)
     # a step is recorded with the time of its observation; the first one of a chunk then waits for 20 ms
-    began_s = np.array(record.times_s)
+    began_s = record.stack("time_s")
     np.testing.assert_allclose(np.diff(began_s), [0.07 if i % 4 == 0 else 0.05 for i in range(11)], atol=1e-9)
 
 

@@ -159,7 +159,7 @@ def test_the_template_is_driven_by_a_mapping(template: types.ModuleType, topics:
     inference.close()
     sent = topics.published["/joint_position_controller/commands"]
     assert len(sent) == record.ticks >= 3
-    np.testing.assert_allclose([message.data for message in sent[-1:]], record.targets[-1:])
+    np.testing.assert_allclose([message.data for message in sent[-1:]], record.stack("target")[-1:])
     [finger_m] = topics.published["/gripper_position_controller/commands"][0].data
     assert finger_m == pytest.approx(0.035, abs=0.0051)  # at most a step of 1 cm from where it was
     measure(camera_age_s=1.5)  # the joints are new, the camera is dead and its last pose is sent again

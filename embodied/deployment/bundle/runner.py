@@ -19,7 +19,7 @@ from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.deployment.bundle.description import PARITY_FILE, POLICY_FILE, Bundle
 from embodied.deployment.bundle.files import load_arrays
 from embodied.deployment.bundle.format import read_bundle
-from embodied.deployment.control.observation import OutOfRange
+from embodied.deployment.control.observation import Unusable
 
 OUTPUT_PREFIX = "output/"  # of the recorded outputs in parity.npz; the other arrays are inputs
 # A state may leave the recorded range by twice its width and this. A toppled object or a blow to the arm is no mistake
@@ -96,15 +96,16 @@ class InputSpec:
         return {name: np.ascontiguousarray(inputs[name]) for name in self.shapes}
 
     def check_range(self, state_NS: NDArray[Any]) -> None:
-        """Raise OutOfRange for an entry that is far outside of what was recorded in training's environments."""
+        """Raise Unusable for an entry that is far outside of what was recorded in training's environments."""
         outside = (state_NS < self._low) | (state_NS > self._high)
         if not outside.any():
             return
         row, column = np.argwhere(outside)[0]
         entry, unit = self._bundle.state_range[column], self._units[column]
-        raise OutOfRange(
+        raise Unusable(
+            "range",
             f"state: {entry.name} is {state_NS[row, column]:.4g}, training saw {entry.low:.4g} to {entry.high:.4g} "
-            f"{unit}: check unit, order, sign and place"
+            f"{unit}: check unit, order, sign and place",
         )
 
     def check_chunk(self, chunk_NHA: Any, rows: int) -> NDArray[np.float32]:

@@ -8,8 +8,7 @@ import numpy as np
 
 from embodied.core.spec import ArmSpec
 from embodied.deployment.control.inference import Clock
-from embodied.deployment.control.safety import Safety
-from embodied.deployment.control.watchdog import Watchdog
+from embodied.deployment.control.safety import Safety, Watchdog
 from embodied.deployment.robots.base import GRIPPER, Robot, age, joint_names, joint_values
 
 SPEED = 0.2  # share of the largest speed of the joints
@@ -27,8 +26,7 @@ def move_home(
     stop: called in every step; True ends the move, and the robot holds its measured position. UserError if the arm's
     pose is unknown, RobotHangs if the robot does not answer.
     """
-    names = joint_names(arm)
-    home = np.array([joint.home for joint in arm.joints])
+    names, home = joint_names(arm), np.array([joint.home for joint in arm.joints])
     speed = np.array([joint.max_velocity for joint in arm.joints])
     step = PERIOD_S * np.minimum(SPEED * speed, SHARE * safety.limits.max_velocity_J)
     watchdog = Watchdog(clock, safety, PERIOD_S)

@@ -1,4 +1,4 @@
-"""Plan in a thread alongside the control loop; the loop's clock."""
+"""Plan in a thread alongside the control loop; the loop's clock; the chunks of an episode."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
+from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.runner import Planner
+from embodied.deployment.control.observation import Measurement
+from embodied.deployment.control.schedule import PlanRequest, Schedule
 
 TIMEOUT_S = 5.0
 """Default of the longest plan."""
@@ -44,9 +48,7 @@ class RealClock:
         return time.monotonic()
 
     def sleep_until(self, time_s: float) -> None:
-        left_s = time_s - time.monotonic()
-        if left_s > 0:
-            time.sleep(left_s)
+        time.sleep(max(0.0, time_s - time.monotonic()))
 
 
 class Inference:
@@ -86,14 +88,11 @@ class Inference:
         while (job := self._jobs.get()) is not None:
             inputs, future = job
             try:
-                future.set_result(self._plan(inputs))
+                chunk = self.planner.plan(inputs)
+                time.sleep(self.added_s)
+                future.set_result((chunk, self.clock.now()))
             except BaseException as error:  # raised again by take(); it must not end the thread
                 future.set_exception(error)
-
-    def _plan(self, inputs: Inputs) -> Plan:
-        chunk = self.planner.plan(inputs)
-        time.sleep(self.added_s)
-        return chunk, self.clock.now()
 
     def take(self, wait_s: float = 0.0) -> tuple[NDArray[np.float32], float] | None:
         """Return the chunk [H, A] and its latency once it is there, else None. Errors of the planner are raised here.
@@ -136,3 +135,74 @@ class Inference:
         if not self._simulated:
             self._jobs.put(None)
             self._thread.join(self.timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class StepStart:
+    """Measurements at the start of a control step, from which its action is planned."""
+
+    step: int
+    """Number of the control step."""
+    measured: Measurement
+    """What the robot measured."""
+    state: NDArray[np.float32]
+    """What the policy sees of it, [S]."""
+    finger_m: float
+    """Finger target of the step before."""
+
+
+class Chunks:
+    """The chunks of one episode: requested from an observation, handed to the schedule when they arrive.
+
+    instruction: its index. seed: of the noise, if it is ``seeded``.
+    """
+
+    def __init__(
+        self, bundle: Bundle, inference: Inference, schedule: Schedule, instruction: int, noise: str, seed: int
+    ) -> None:
+        self.bundle, self.inference, self.schedule = bundle, inference, schedule
+        self.instruction, self.noise = instruction, noise
+        self.random = np.random.Generator(np.random.Philox(key=seed))
+        self.waited_s = 0.0
+        """Time by which control steps began later because the robot waited for their chunks."""
+
+    def action(self, start: StepStart, until_s: float) -> NDArray[np.float32] | None:
+        """Return the action of a control step; None if the robot has to wait for its chunk beyond ``until_s``."""
+        self.arrive()
+        self.request(start)
+        if self.schedule.pending and self.schedule.waits:
+            began_s = self.inference.clock.now()
+            if not self.arrive(until_s - began_s):
+                return None
+            self.waited_s += self.inference.clock.now() - began_s
+        return self.schedule.action(start.step)
+
+    def request(self, start: StepStart) -> None:
+        """Plan from the observation of a control step, if a chunk is due."""
+        request = self.schedule.request(start.step, self.inference.clock.now() - start.measured.time_s)
+        if request is not None:
+            self.inference.submit(self._inputs(request, start))
+            self.arrive()
+
+    def arrive(self, wait_s: float = 0.0) -> bool:
+        """Hand the pending chunk to the schedule if it arrives within ``wait_s``; return whether it did."""
+        found = self.inference.take(max(0.0, wait_s))
+        if found is not None:
+            self.schedule.arrive(*found)
+        return found is not None
+
+    def _inputs(self, request: PlanRequest, start: StepStart) -> dict[str, NDArray[Any]]:
+        """Return the inputs of the planner, one row."""
+        bundle, shape = self.bundle, self.bundle.noise_shape
+        seeded = self.noise == "seeded"
+        noise = self.random.standard_normal(shape, np.float32) if seeded else np.zeros(shape, np.float32)
+        inputs: dict[str, NDArray[Any]] = {"state": start.state, "noise": noise}
+        for camera in bundle.cameras:
+            if camera.name not in start.measured.observation:
+                raise UserError(f"the robot's observation lacks the image of camera '{camera.name}'")
+            inputs[f"images.{camera.name}"] = np.asarray(start.measured.observation[camera.name])
+        if bundle.cameras and bundle.instructions:
+            inputs["instruction"] = np.array(self.instruction, np.int64)
+        if bundle.max_delay:
+            inputs |= {"prefix": request.prefix_DA, "delay": np.array(request.delay, np.int64)}
+        return {name: value[None] for name, value in inputs.items()}

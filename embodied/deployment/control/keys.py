@@ -27,18 +27,14 @@ class EmergencyKey:
         self._pressed = False
 
     @property
-    def available(self) -> bool:
-        """Whether there is a terminal to watch."""
-        return self._stream is not None and not self._stream.closed and self._stream.isatty() and self._in_foreground()
-
-    @property
     def watching(self) -> bool:
         """Whether a key would be noticed now."""
         return self._before is not None
 
     def __enter__(self) -> EmergencyKey:
         self._pressed = False
-        if self.available:
+        stream = self._stream
+        if stream is not None and not stream.closed and stream.isatty() and self._in_foreground():
             self._before = termios.tcgetattr(self._stream)
             tty.setcbreak(self._stream)  # keys arrive without Enter; those pressed before are forgotten
         return self

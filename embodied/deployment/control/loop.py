@@ -10,7 +10,7 @@ targets meanwhile. In real-time chunking a chunk that arrives between two ticks 
 
 The robot also keeps its targets while a measurement is old, not finite, or far outside of what training saw. If the
 first one is outside, its unit or order is wrong, and the episode does not begin. A robot that does not answer for a
-second ends the episode (embodied.deployment.control.watchdog).
+second ends the episode (``Watchdog``).
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.runner import InputSpec
-from embodied.deployment.control.chunks import Chunks, StepStart
 from embodied.deployment.control.controller import ArmController
-from embodied.deployment.control.inference import Clock, Inference
-from embodied.deployment.control.observation import Measurement, OutOfRange, StateBuilder, Unusable
-from embodied.deployment.control.safety import Safety
+from embodied.deployment.control.inference import Chunks, Clock, Inference, StepStart
+from embodied.deployment.control.observation import Measurement, StateBuilder, Unusable
+from embodied.deployment.control.safety import Safety, Watchdog
 from embodied.deployment.control.schedule import DelayEstimate, Schedule, ticks_per_step
-from embodied.deployment.control.watchdog import Watchdog
 from embodied.deployment.report.record import EpisodeRecord, Step
 from embodied.deployment.robots.base import GRIPPER, Observation, Robot, age, joint_names
 
@@ -107,9 +105,8 @@ class EpisodeRun:
     """One episode of a ``ControlLoop`` under way."""
 
     def __init__(self, loop: ControlLoop, instruction: int, seed: int) -> None:
-        bundle = loop.bundle
-        self.loop, self.bundle = loop, bundle
-        texts = bundle.instructions
+        bundle, texts = loop.bundle, loop.bundle.instructions
+        self.loop, self.safety, self.clock = loop, loop.safety, loop.clock
         self.record = EpisodeRecord(instruction=texts[instruction].text if texts else "")
         self.schedule = Schedule(
             loop.schedule_kind, bundle.horizon, loop.execute, bundle.action_dim, bundle.control_dt_s, bundle.max_delay,
@@ -120,12 +117,12 @@ class EpisodeRun:
         self.finger_m = bundle.arm.gripper.open_m
         self.step, self.phase = 0, 0  # control step, and tick within it
         self.first_latency = len(loop.inference.latencies_s)
-        self.safety_counts = dict(loop.safety.counts)
-        self.watchdog = Watchdog(loop.clock, loop.safety, loop.period_s)
+        self.interventions_before = self.safety.counts.copy()
+        self.watchdog = Watchdog(self.clock, self.safety, loop.period_s)
         observation, self.began_s = self._get_observation()
         qpos, age_s = loop.builder.qpos(observation), age(observation, self.began_s)
-        loop.safety.start(qpos, self.finger_m, self.began_s, f"episode {loop.episodes}", age_s)
-        self.goal = self.previous = loop.safety.hold()[0]  # targets at the end of this control step, and before it
+        self.safety.start(qpos, self.finger_m, self.began_s, f"episode {loop.episodes}", age_s)
+        self.goal = self.previous = self.safety.hold()[0]  # targets at the end of this control step, and before it
 
     def run(self, steps: int) -> None:
         """Run ticks until ``steps`` control steps are done, or somebody stops the episode."""
@@ -134,7 +131,12 @@ class EpisodeRun:
         while self.step < steps:
             due_s = self.began_s + self.chunks.waited_s + tick * loop.period_s
             self._pass_time(due_s)
-            tick += self._missed_ticks(due_s)
+            late_s = self.clock.now() - due_s
+            if late_s >= loop.period_s:
+                self.safety.report("missed", f"{late_s * 1e3:.0f} ms late", self.clock.now())
+                missed = int(late_s / loop.period_s)
+                record.missed_deadlines += missed
+                tick += missed
             if loop.stop is not None and loop.stop():
                 record.reason = "stopped"
                 self._halt()
@@ -148,11 +150,10 @@ class EpisodeRun:
     def finish(self) -> None:
         """Complete the record."""
         loop, record = self.loop, self.record
-        record.duration_s = loop.clock.now() - self.began_s
+        record.duration_s = self.clock.now() - self.began_s
         record.latencies_s = loop.inference.latencies_s[self.first_latency :]
-        counts = {kind: count - self.safety_counts.get(kind, 0) for kind, count in loop.safety.counts.items()}
-        record.interventions = {kind: count for kind, count in counts.items() if count}
-        record.padded_steps, record.beyond_max_delay = self.schedule.padded, self.schedule.beyond_max_delay
+        record.interventions = dict(self.safety.counts - self.interventions_before)
+        record.padded_steps, record.beyond_max_delay = len(self.schedule.padded), self.schedule.beyond_max_delay
         loop.inference.drop()  # waits, so it comes last
 
     def _tick(self, until_s: float) -> bool:
@@ -160,50 +161,50 @@ class EpisodeRun:
 
         until_s: how long the tick may wait for its chunk. Without one, and while it is blind, the robot holds.
         """
-        record, action = self.record, None
+        loop, record, action, state = self.loop, self.record, None, None
         observation, now_s = self._get_observation()
         try:
             measured = self._measure(observation, now_s)
-            state = self._state(observation) if self.phase == 0 else None
+            if self.phase == 0:
+                state = loop.builder.state(observation, self.finger_m)
+                loop.inputs.check_range(state[None])
         except Unusable as error:
-            if isinstance(error, OutOfRange) and not record.steps:
+            if error.kind == "range" and not record.steps:
                 raise
             record.waited_ticks += 1
-            self._send(*self.loop.safety.hold_blind(error, now_s), now_s)
+            self._send(*self.safety.hold_blind(error, now_s), now_s)
             return True
         if state is not None:
             self.start = StepStart(self.step, measured, state, self.finger_m)
             action = self.chunks.action(self.start, until_s)
             if action is None:
                 record.waited_ticks += 1
-                self._apply(*self.loop.safety.hold(), measured)
+                self._apply(*self.safety.hold(), measured)
                 return True
             if not self._confirmed(action):
                 return False
             self.previous = self.goal
-            self._plan_targets(action, self.start)
+            self._aim(action, self.start)
         self.phase += 1
         target = self._apply(self._targets(), self.finger_m, measured)
         if state is not None and action is not None:
-            images = {camera.name: np.array(observation[camera.name]) for camera in self.bundle.cameras}
+            images = {camera.name: np.array(observation[camera.name]) for camera in loop.bundle.cameras}
             record.steps.append(Step(now_s - self.began_s, state, images, action, measured.qpos, target))
         record.steps[-1].target = target
-        if self.phase == self.loop.ticks_per_step:
+        if self.phase == loop.ticks_per_step:
             self.phase, self.step = 0, self.step + 1
         return True
-
-    # -- time ----------------------------------------------------------------------------------------------------------
 
     def _pass_time(self, due_s: float) -> None:
         """Let time pass until ``due_s``. A chunk that arrives meanwhile commands the rest of the control step.
 
         Not while the robot waits or is blind, and not where a person confirms every action.
         """
-        loop, schedule = self.loop, self.schedule
-        acting = schedule.pending and not schedule.waits and not loop.safety.blind and loop.confirm is None
-        if acting and self.chunks.arrive(due_s - loop.clock.now()) and loop.clock.now() < due_s - 1e-9:
+        schedule = self.schedule
+        acting = schedule.pending and not schedule.waits and not self.safety.blind and self.loop.confirm is None
+        if acting and self.chunks.arrive(due_s - self.clock.now()) and self.clock.now() < due_s - 1e-9:
             self._revise()
-        loop.clock.sleep_until(due_s)
+        self.clock.sleep_until(due_s)
 
     def _revise(self) -> None:
         """Command the rest of the present control step by the chunk that has just arrived.
@@ -214,57 +215,36 @@ class EpisodeRun:
         start, last = self.start, self.record.steps[-1]
         assert start is not None
         action = self.schedule.action(start.step)
-        self._plan_targets(action, start)
+        self._aim(action, start)
         observation, now_s = self._get_observation()
         with suppress(Unusable):  # the next tick holds the robot
             last.target = self._apply(self._targets(), self.finger_m, self._measure(observation, now_s))
-        if now_s - start.measured.time_s < self.bundle.control_dt_s / 2:
+        if now_s - start.measured.time_s < self.loop.bundle.control_dt_s / 2:
             last.action = action
             self.chunks.request(start)
-
-    def _missed_ticks(self, due_s: float) -> int:
-        """Return the number of ticks to drop because the one that was due at ``due_s`` begins late."""
-        loop, now_s = self.loop, self.loop.clock.now()
-        late_s = now_s - due_s
-        if late_s < loop.period_s:
-            return 0
-        loop.safety.report("missed", f"{late_s * 1e3:.0f} ms late", now_s)
-        missed = int(late_s / loop.period_s)
-        self.record.missed_deadlines += missed
-        return missed
-
-    # -- get_observation -----------------------------------------------------------------------------------------------
 
     def _get_observation(self) -> tuple[Observation, float]:
         """Return the newest observation, and the time. RobotHangs if the robot took too long."""
         observation = self.loop.robot.get_observation()
         self.watchdog.answered("get_observation")
-        return observation, self.loop.clock.now()
+        return observation, self.clock.now()
 
     def _measure(self, observation: Observation, now_s: float) -> Measurement:
         """Return the joints of an observation. Unusable if it is old or not finite."""
-        loop = self.loop
-        loop.safety.limits.check_age(age(observation, now_s))
-        return Measurement(observation, now_s, loop.builder.qpos(observation), loop.builder.qvel(observation))
-
-    def _state(self, observation: Observation) -> NDArray[np.float32]:
-        """Return what the policy sees, [S]. Unusable if it is not finite, or far outside of what training saw."""
-        state = self.loop.builder.state(observation, self.finger_m)
-        self.loop.inputs.check_range(state[None])
-        return state
-
-    # -- plan ----------------------------------------------------------------------------------------------------------
+        builder = self.loop.builder
+        self.safety.limits.check_age(age(observation, now_s))
+        return Measurement(observation, now_s, builder.qpos(observation), builder.qvel(observation))
 
     def _confirmed(self, action: NDArray[np.float32]) -> bool:
         """Return whether the person who is asked before every action, if there is one, allows it."""
         if self.loop.confirm is None:
             return True
-        parts = zip(self.bundle.action, action.tolist(), strict=True)
+        parts = zip(self.loop.bundle.action, action.tolist(), strict=True)
         allowed = self.loop.confirm(", ".join(f"{term.name} {value:+.4f} {term.unit}" for term, value in parts))
         self.watchdog.restart()
         return allowed
 
-    def _plan_targets(self, action: NDArray[np.float32], start: StepStart) -> None:
+    def _aim(self, action: NDArray[np.float32], start: StepStart) -> None:
         """Set the targets of a control step by its action, which is relative to the pose at its start."""
         self.goal, self.finger_m = self.loop.controller.targets(action, start.measured.qpos, start.finger_m)
 
@@ -274,24 +254,21 @@ class EpisodeRun:
         share = (self.phase or ticks) / ticks if self.loop.interpolation == "linear" else 1.0
         return self.previous + share * (self.goal - self.previous)
 
-    # -- apply_action --------------------------------------------------------------------------------------------------
-
     def _apply(self, targets: Array, finger_m: float, measured: Measurement) -> Array:
         """Command targets within the limits of the safety; return those that the robot sent on."""
-        safe, finger = self.loop.safety.filter(
-            targets, finger_m, measured.qpos, measured.qvel, measured.time_s, measured.age_s
-        )
-        return self._send(safe, finger, measured.time_s)
+        now_s = measured.time_s
+        safe = self.safety.filter(targets, finger_m, measured.qpos, measured.qvel, now_s, measured.age_s)
+        return self._send(*safe, now_s)
 
     def _send(self, safe: Array, finger_m: float, now_s: float) -> Array:
         """Send targets that have left the safety; return those that the robot sent on."""
-        loop = self.loop
-        returned = loop.robot.send_action({**dict(zip(loop.joints, map(float, safe), strict=True)), GRIPPER: finger_m})
+        joints = self.loop.joints
+        returned = self.loop.robot.send_action({**dict(zip(joints, map(float, safe), strict=True)), GRIPPER: finger_m})
         self.watchdog.answered("send_action")
-        sent = np.array([float(returned[name]) for name in loop.joints])
+        sent = np.array([float(returned[name]) for name in joints])
         i = int(np.argmax(np.abs(sent - safe)))
         if abs(sent[i] - safe[i]) > SENT_TOLERANCE:
-            loop.safety.report("robot", f"it sent {loop.joints[i]} {sent[i]:.4f} in place of {safe[i]:.4f}", now_s)
+            self.safety.report("robot", f"it sent {joints[i]} {sent[i]:.4f} in place of {safe[i]:.4f}", now_s)
         return sent
 
     def _halt(self) -> None:
@@ -299,10 +276,9 @@ class EpisodeRun:
 
         The watchdog is not asked before the command: a robot that answers late must still be told to stay.
         """
-        loop = self.loop
-        loop.safety.report("stopped", "a person stopped the robot", loop.clock.now())
-        observation = loop.robot.get_observation()
-        now_s, (held, finger_m) = loop.clock.now(), loop.safety.hold()
+        self.safety.report("stopped", "a person stopped the robot", self.clock.now())
+        observation = self.loop.robot.get_observation()
+        now_s, (held, finger_m) = self.clock.now(), self.safety.hold()
         try:
             measured = self._measure(observation, now_s)
         except Unusable:

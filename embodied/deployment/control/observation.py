@@ -18,26 +18,14 @@ Array = NDArray[np.float64]
 
 
 class Unusable(UserError):
-    """A measurement that no plan may be made from, but that may pass: the robot holds meanwhile."""
+    """A measurement that no plan may be made from, but that may pass: the robot holds meanwhile.
 
-    kind = "not finite"
-    """Kind of the intervention (``Intervention.kind``)."""
+    kind: of the intervention (``Intervention.kind``), ``not finite``, ``range`` or ``stale``.
+    """
 
-
-class NotFinite(Unusable):
-    """A measurement that is NaN or infinite."""
-
-
-class OutOfRange(Unusable):
-    """A measurement far outside of what training saw."""
-
-    kind = "range"
-
-
-class Stale(Unusable):
-    """A measurement that is too old, or whose time stamp is of another clock."""
-
-    kind = "stale"
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +58,11 @@ class StateBuilder:
         self.bundle, self.chain = bundle, Chain(bundle.arm)
         self._positions, self._velocities = joint_names(bundle.arm), joint_names(bundle.arm, "vel")
         own = {"joint_pos", "joint_vel", "fingers", "finger_target", "tcp_pos", "tcp_vel"}
-        names = {term.name for term in bundle.state}
+        names = own | {term.name for term in bundle.state}
         self.external = [term for term in bundle.state if term.name not in own and term.difference is None]
         for term in bundle.state:
-            inputs = () if term.difference is None else (term.difference.of, term.difference.minus)
-            lacking = [name for name in inputs if name not in names | own]
-            if lacking or (term.name not in own and term.source != "external"):
+            inputs = set() if term.difference is None else {term.difference.of, term.difference.minus}
+            if not inputs <= names or (term.name not in own and term.source != "external"):
                 raise UserError(f"the bundle's term {term.name} cannot be computed from a robot's observation")
 
     @property
@@ -97,17 +84,16 @@ class StateBuilder:
         return self._numbers(observation, self._velocities)
 
     def state(self, observation: Mapping[str, Any], finger_target_m: float) -> NDArray[np.float32]:
-        """Return the state [S], physical units. UserError for a missing entry, NotFinite for one that is not finite.
+        """Return the state [S], physical units. UserError for a missing entry, Unusable for one that is not finite.
 
         finger_target: finger position that was last commanded, m.
         """
         qpos, qvel = self.qpos(observation), self.qvel(observation)
         position, _, jacobian = self.chain.tool(qpos)
-        finger = self._numbers(observation, [GRIPPER])[0]
         parts: dict[str, Array] = {
             "joint_pos": qpos,
             "joint_vel": qvel,
-            "fingers": np.array([finger, finger]),
+            "fingers": self._numbers(observation, [GRIPPER, GRIPPER]),
             "finger_target": np.array([finger_target_m]),
             "tcp_pos": position,
             "tcp_vel": jacobian[:3] @ qvel,
@@ -121,12 +107,12 @@ class StateBuilder:
 
     @staticmethod
     def _numbers(observation: Mapping[str, Any], names: list[str]) -> Array:
-        """Return the named numbers as float64; UserError for a missing one, NotFinite for one that is not finite."""
+        """Return the named numbers as float64; UserError for a missing one, Unusable for one that is not finite."""
         missing = [name for name in names if name not in observation]
         if missing:
             raise UserError(f"the robot's observation lacks {', '.join(missing)}; it has {', '.join(observation)}")
         values = np.array([float(observation[name]) for name in names])
-        if not np.isfinite(values).all():
-            bad = [name for name, value in zip(names, values, strict=True) if not np.isfinite(value)]
-            raise NotFinite(f"the robot's observation is not finite in {', '.join(bad)}")
+        bad = [name for name, finite in zip(names, np.isfinite(values), strict=True) if not finite]
+        if bad:
+            raise Unusable("not finite", f"the robot's observation is not finite in {', '.join(bad)}")
         return values

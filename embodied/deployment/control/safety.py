@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from embodied.core.arm.kinematics import Chain
 from embodied.core.errors import UserError
 from embodied.core.spec import ArmSpec
-from embodied.deployment.control.observation import NotFinite, Stale, Unusable
+from embodied.deployment.control.inference import Clock
+from embodied.deployment.control.observation import Unusable
 
 Array = NDArray[np.float64]
 LOG = logging.getLogger("embodied.deployment")
@@ -34,6 +35,8 @@ RAMP_START = 0.1  # share of max_lead at the beginning
 FUTURE_S = 0.02  # how far ahead of this computer's clock a time stamp may be
 BLIND_S = 1.0
 """Longest time without an observation that can be used."""
+HANGS_S = 1.0
+"""Longest time between two answers of the robot, beyond the period of the loop."""
 
 
 @dataclass(frozen=True)
@@ -62,43 +65,31 @@ class Limits:
     """Seconds in which ``max_lead`` grows to its full value."""
 
     @classmethod
-    def of(cls, arm: ArmSpec) -> Limits:
-        """Return the limits of an arm."""
+    def of(cls, arm: ArmSpec, speed: float = 1.0) -> Limits:
+        """Return the limits of an arm. UserError for a ``speed``, share of the largest speed and lead, above 1."""
+        if not 0 < speed <= 1:
+            raise UserError(f"speed: got {speed}, allowed: above 0 and at most 1; limits can only be tightened")
         joints = arm.joints
-        speed = np.array([joint.max_velocity for joint in joints])
+        velocity = speed * np.array([joint.max_velocity for joint in joints])
         return cls(
             np.array([joint.low for joint in joints]),
             np.array([joint.high for joint in joints]),
-            speed * np.array([joint.damping / joint.stiffness for joint in joints]),
-            speed,
+            velocity * np.array([joint.damping / joint.stiffness for joint in joints]),
+            velocity,
             np.array(arm.workspace_low_m) - MARGIN_M,
             np.array(arm.workspace_high_m) + MARGIN_M,
             min(arm.gripper.open_m, arm.gripper.closed_m),
             arm.gripper.max_position_m,
         )
 
-    def tightened(self, speed: float = 1.0, max_age_s: float | None = None, ramp_s: float | None = None) -> Limits:
-        """Return limits that are at least as tight. UserError for values that would loosen them.
-
-        speed: share of the largest speed and lead, at most 1.
-        """
-        if not 0 < speed <= 1:
-            raise UserError(f"speed: got {speed}, allowed: above 0 and at most 1; limits can only be tightened")
-        age_s = self.max_age_s if max_age_s is None else max_age_s
-        if not 0 < age_s <= self.max_age_s:
-            raise UserError(f"max_age_s: got {age_s}, allowed: above 0 and at most {self.max_age_s}")
-        ramp = self.ramp_s if ramp_s is None else ramp_s
-        if ramp < self.ramp_s:
-            raise UserError(f"ramp_s: got {ramp}, allowed: at least {self.ramp_s}")
-        lead, velocity = self.max_lead_J * speed, self.max_velocity_J * speed
-        return replace(self, max_lead_J=lead, max_velocity_J=velocity, max_age_s=age_s, ramp_s=ramp)
-
     def check_age(self, age_s: float) -> None:
-        """Raise Stale for a measurement of this age: too old, in the future, or NaN."""
+        """Raise Unusable for a measurement of this age: too old, in the future, or NaN."""
         if age_s < -FUTURE_S:
-            raise Stale(f"the observation's time stamp is {-age_s:.3f} s in the future: it must be of time.monotonic()")
+            raise Unusable(
+                "stale", f"the observation's time stamp is {-age_s:.3f} s in the future: it must be of time.monotonic()"
+            )
         if not age_s <= self.max_age_s:
-            raise Stale(f"the observation is {age_s:.3f} s old")
+            raise Unusable("stale", f"the observation is {age_s:.3f} s old")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +112,13 @@ class Safety:
     """Filter targets of one episode, and log what was changed. One filter serves one robot."""
 
     def __init__(self, arm: ArmSpec, limits: Limits) -> None:
-        self.arm, self.limits = arm, limits
-        self.chain = Chain(arm)
+        self.arm, self.limits, self.chain = arm, limits, Chain(arm)
         self.counts: Counter[str] = Counter()  # an intervention that lasts for several commands counts once
         self.log: deque[Intervention] = deque(maxlen=LOGGED)
-        self._during, self._began_s = "", 0.0
+        self._units = ["m" if joint.kind == "slide" else "rad" for joint in arm.joints]
+        self._during, self._began_s, self._now_s = "", 0.0, 0.0
         self._sent: tuple[Array, float] | None = None
-        self._before: set[str] = set()  # kinds of interventions in the command before
-        self._kinds: set[str] = set()  # and in this one
-        self._now_s = 0.0
+        self._before, self._kinds = set[str](), set[str]()  # of interventions in the command before, and in this one
         self._blind_since_s: float | None = None
 
     def start(self, qpos_J: Array, finger_m: float, now_s: float, during: str = "episode", age_s: float = 0.0) -> None:
@@ -145,14 +134,14 @@ class Safety:
         slack = 0.05 * (limits.high_J - limits.low_J)
         outside = (qpos_J < limits.low_J - slack) | (qpos_J > limits.high_J + slack)
         if outside.any():
-            i = int(np.flatnonzero(outside)[0])
+            i = int(np.argmax(outside))
             raise UserError(
                 f"{self.arm.joints[i].name} is at {qpos_J[i]:.4g}, outside of its limits {limits.low_J[i]:.4g} to "
-                f"{limits.high_J[i]:.4g} {self._unit(i)}: are these degrees, or is its sign or offset wrong?"
+                f"{limits.high_J[i]:.4g} {self._units[i]}: are these degrees, or is its sign or offset wrong?"
             )
         self._during, self._began_s, self._blind_since_s = during, now_s, None
-        self._before, self._kinds = set(), set()
-        self._sent = self._within_limits(qpos_J), self._finger(finger_m)
+        self._kinds = set()
+        self._commit(self._within_limits(qpos_J), self._within_stroke(finger_m))
 
     @property
     def started(self) -> bool:
@@ -194,15 +183,16 @@ class Safety:
         try:
             limits.check_age(age_s)
             if not (np.isfinite(qpos_J).all() and np.isfinite(qvel_J).all()):
-                raise NotFinite("the measured joints are not finite")
+                raise Unusable("not finite", "the measured joints are not finite")
         except Unusable as error:
             return self.hold_blind(error, now_s)
         self._blind_since_s = None
         if (np.abs(qvel_J) > limits.max_velocity_J).any():
             i = int(np.argmax(np.abs(qvel_J) / limits.max_velocity_J))
-            self._intervene("velocity", f"{self.arm.joints[i].name} moves at {qvel_J[i]:.3g} {self._unit(i)}/s")
+            self._intervene("velocity", f"{self.arm.joints[i].name} moves at {qvel_J[i]:.3g} {self._units[i]}/s")
             wanted = qpos_J
-        ramp = self._ramp()
+        passed = (now_s - self._began_s) / limits.ramp_s if limits.ramp_s > 0 else 1.0
+        ramp = min(1.0, RAMP_START + (1 - RAMP_START) * passed)
         lead = limits.max_lead_J * ramp
         near = np.clip(wanted, qpos_J - lead, qpos_J + lead)
         if ramp >= 1.0 and not np.allclose(near, wanted, atol=1e-9):
@@ -215,52 +205,68 @@ class Safety:
             inside = self._within_limits(np.clip(held, qpos_J - lead, qpos_J + lead))
             if self._outside_m(inside) > 0:
                 inside = self._within_limits(qpos_J)
-        finger = self._finger(finger_m)
+        finger = self._within_stroke(finger_m)
         if abs(finger - finger_m) > 1e-9:
             self._intervene("gripper", f"{finger_m:.4f} m")
         return self._commit(inside, finger)
 
     def report(self, kind: str, detail: str, now_s: float) -> None:
-        """Count and log an intervention of another part."""
-        self._now_s = now_s
-        self._log_intervention(kind, detail)
-
-    def _ramp(self) -> float:
-        """Return the share of the largest lead that is allowed now."""
-        passed = (self._now_s - self._began_s) / self.limits.ramp_s if self.limits.ramp_s > 0 else 1.0
-        return min(1.0, RAMP_START + (1 - RAMP_START) * passed)
+        """Count and log an intervention."""
+        self.counts[kind] += 1
+        self.log.append(Intervention(self._during, round(now_s - self._began_s, 4), kind, detail))
+        LOG.warning("safety: %s: %s", kind, detail)
 
     def _within_limits(self, qpos_J: Array) -> Array:
         return qpos_J.clip(self.limits.low_J, self.limits.high_J)
+
+    def _within_stroke(self, finger_m: float) -> float:
+        return float(np.clip(finger_m, self.limits.finger_low_m, self.limits.finger_high_m))
 
     def _outside_m(self, qpos_J: Array) -> float:
         """Return how far the tool is outside of the workspace at joint positions [J], m; 0 inside."""
         tool = self.chain.tool(qpos_J)[0]
         return float(np.maximum(self.limits.workspace_low_m - tool, tool - self.limits.workspace_high_m).clip(0).max())
 
-    def _finger(self, finger_m: float) -> float:
-        return float(np.clip(finger_m, self.limits.finger_low_m, self.limits.finger_high_m))
-
     def _largest(self, excess_J: Array) -> str:
         i = int(np.argmax(np.abs(excess_J)))
-        return f"{self.arm.joints[i].name} by {excess_J[i]:+.4f} {self._unit(i)}"
-
-    def _unit(self, i: int) -> str:
-        return "m" if self.arm.joints[i].kind == "slide" else "rad"
+        return f"{self.arm.joints[i].name} by {excess_J[i]:+.4f} {self._units[i]}"
 
     def _intervene(self, kind: str, detail: str) -> None:
-        """Log an intervention in this command, unless it goes on from the command before."""
+        """Report an intervention in this command, unless it goes on from the command before."""
         self._kinds.add(kind)
         if kind not in self._before:
-            self._log_intervention(kind, detail)
-
-    def _log_intervention(self, kind: str, detail: str) -> None:
-        self.counts[kind] += 1
-        self.log.append(Intervention(self._during, round(self._now_s - self._began_s, 4), kind, detail))
-        LOG.warning("safety: %s: %s", kind, detail)
+            self.report(kind, detail, self._now_s)
 
     def _commit(self, targets_J: Array, finger_m: float) -> tuple[Array, float]:
         """Let targets leave for the robot."""
         self._before, self._kinds = self._kinds, set()
         self._sent = targets_J, finger_m
         return self._sent
+
+
+class RobotHangs(ConnectionError):
+    """The robot did not answer for too long. A person next to an arm that stood still does not expect it to move."""
+
+
+class Watchdog:
+    """Measure the time between the answers of a robot: its driver may hang, or this computer sleep.
+
+    period_s: time that passes between two answers of a robot that answers at once.
+    """
+
+    def __init__(self, clock: Clock, safety: Safety, period_s: float) -> None:
+        self.clock, self.safety, self.longest_s = clock, safety, HANGS_S + period_s
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the time that has passed, as after a question to a person."""
+        self._answered_s = self.clock.now()
+
+    def answered(self, call: str) -> None:
+        """Note that the robot has answered ``call``. RobotHangs, and an intervention, if it took too long."""
+        before_s = self._answered_s
+        self.restart()
+        if self._answered_s - before_s > self.longest_s:
+            detail = f"the robot did not answer for {self._answered_s - before_s:.1f} s ({call})"
+            self.safety.report("hung", detail, self._answered_s)
+            raise RobotHangs(detail)

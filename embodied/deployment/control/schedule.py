@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from math import floor
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,6 @@ from embodied.deployment.bundle.description import Bundle
 
 Chunk = NDArray[np.float32]
 ScheduleName = Literal["synchronous", "ensemble", "rtc"]
-SCHEDULES: tuple[ScheduleName, ...] = ("synchronous", "ensemble", "rtc")
 MAX_TICKS_PER_STEP = 1000
 REMEMBERED = 10  # latencies that the estimate of the delay looks back on
 
@@ -62,15 +61,9 @@ class DelayEstimate:
             self.latencies_s.append(latency_s)
         self.warm = True
 
-    @property
-    def longest_s(self) -> float:
-        """The estimate; 0 before there is a latency."""
-        return max(self.latencies_s, default=0.0)
-
-    @property
-    def steps(self) -> int:
-        """The estimate in control steps."""
-        return self.nearest(self.longest_s)
+    def steps(self, since_s: float = 0.0) -> int:
+        """Return the estimate, and a time that has passed before, in control steps; 0 before there is a latency."""
+        return self.nearest(since_s + max(self.latencies_s, default=0.0))
 
     def nearest(self, time_s: float) -> int:
         """Return a time in control steps, rounded; half a step is a whole one."""
@@ -88,8 +81,8 @@ class Schedule:
         self, kind: str, horizon: int, execute: int, action_dim: int, control_dt_s: float, max_delay: int = 0,
         decay: float = 0.01, delay: DelayEstimate | None = None,
     ) -> None:  # fmt: skip
-        if kind not in SCHEDULES:
-            raise unknown_name("schedule", kind, SCHEDULES)
+        if kind not in get_args(ScheduleName):
+            raise unknown_name("schedule", kind, get_args(ScheduleName))
         if not 1 <= execute <= horizon:
             raise UserError(f"execute: got {execute}, allowed: 1 to {horizon}")
         self.kind, self.horizon, self.execute, self.max_delay = kind, horizon, execute, max_delay
@@ -100,12 +93,8 @@ class Schedule:
         self._chunks: deque[tuple[int, Chunk]] = deque(maxlen=horizon)
         self._pending: PlanRequest | None = None
         self._last: tuple[int, Chunk] | None = None  # the last step for which a chunk had an action, and the action
-        self._padded: set[int] = set()
-
-    @property
-    def padded(self) -> int:
+        self.padded: set[int] = set()
         """Control steps for which no chunk had an action."""
-        return len(self._padded)
 
     @property
     def pending(self) -> bool:
@@ -124,10 +113,11 @@ class Schedule:
         """
         if self._pending is not None or not self._due(step):
             return None
-        delay = 0 if self.waits else min(self.delay.nearest(late_s + self.delay.longest_s), self.max_delay)
+        delay = 0 if self.waits else min(self.delay.steps(late_s), self.max_delay)
         prefix = np.zeros((self.max_delay, self.action_dim), np.float32)
-        for i in range(delay):
-            prefix[i] = self._row(step + i)
+        if delay:
+            start, chunk = self._chunks[-1]
+            prefix[:delay] = chunk[np.minimum(step - start + np.arange(delay), len(chunk) - 1)]
         self._pending = PlanRequest(step, delay, prefix, late_s)
         return self._pending
 
@@ -143,45 +133,28 @@ class Schedule:
 
     def action(self, step: int) -> Chunk:
         """Return the action [A] of control step ``step``, physical units; a chunk that arrives may change it."""
-        covering = [(start, chunk) for start, chunk in self._chunks if start <= step < start + len(chunk)]
-        if not covering:
-            self._padded.add(step)
-            return self._padding(step)
-        self._padded.discard(step)
+        rows = [chunk[step - start] for start, chunk in self._chunks if start <= step < start + len(chunk)]
+        if not rows:
+            self.padded.add(step)
+            assert self._last is not None, "no chunk has arrived yet"
+            last_step, last = self._last
+            return last if step - last_step <= self.execute else np.concatenate([np.zeros_like(last[:-1]), last[-1:]])
+        self.padded.discard(step)
+        action: Chunk = rows[-1]
         if self.kind == "ensemble":
-            weights = np.exp(-self.decay * np.arange(len(covering)))
-            rows = np.stack([chunk[step - start] for start, chunk in covering])
-            action: Chunk = ((weights[:, None] * rows).sum(0) / weights.sum()).astype(np.float32)
-        else:
-            start, chunk = covering[-1]
-            action = chunk[step - start]
+            weights = np.exp(-self.decay * np.arange(len(rows)))
+            action = ((weights[:, None] * np.stack(rows)).sum(0) / weights.sum()).astype(np.float32)
         self._last = step, action
         return action
 
     def _due(self, step: int) -> bool:
+        """Return whether it is time to plan from the observation of a control step."""
         if not self._chunks:
             return True
-        start = self._chunks[-1][0]
         lead = 1 if self.kind == "ensemble" else self.execute
         if self.kind == "rtc":
-            lead = max(1, min(self.execute, self.horizon - self.delay.steps))
-        return step >= start + lead
-
-    def _row(self, step: int) -> Chunk:
-        """Return the action that the present chunk has for a step ahead."""
-        start, chunk = self._chunks[-1]
-        row: Chunk = chunk[min(step - start, len(chunk) - 1)]
-        return row
-
-    def _padding(self, step: int) -> Chunk:
-        """Return the action of a step for which no chunk has one."""
-        assert self._last is not None, "no chunk has arrived yet"
-        last_step, last = self._last
-        if step - last_step <= self.execute:
-            return last
-        padding = np.zeros(self.action_dim, np.float32)
-        padding[-1] = last[-1]
-        return padding
+            lead = max(1, min(self.execute, self.horizon - self.delay.steps()))
+        return step >= self._chunks[-1][0] + lead
 
 
 def ticks_per_step(bundle: Bundle, rate_hz: float | None) -> int:

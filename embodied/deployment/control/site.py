@@ -24,8 +24,6 @@ from embodied.deployment.robots.lerobot import connected
 from embodied.deployment.robots.setup import mapped
 from embodied.deployment.robots.sim import PERTURBATIONS, SimRobot
 
-Frames = NDArray[np.uint8]
-
 
 @dataclass
 class Site:
@@ -35,7 +33,7 @@ class Site:
     """The robot, in our names and units."""
     clock: Clock
     """Clock of the control loop."""
-    frames: Frames | None = None
+    frames: NDArray[np.uint8] | None = None
     """Film of an episode, uint8 [F, h, w, 3]; None without one."""
 
     def begin(self, seed: int, episode: int) -> str | None:

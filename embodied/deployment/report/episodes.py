@@ -5,12 +5,10 @@ embodied.deploy report=<dir> ──► episodes/<n>.npz ── embodied.convert 
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
 from embodied.deployment.bundle.description import Bundle
@@ -29,17 +27,10 @@ def save_episode(folder: Path, record: EpisodeRecord, index: int) -> None:
     """
     if not record.steps:
         return
-    arrays: dict[str, Any] = {
-        "time_s": np.array(record.times_s),
-        "state": np.stack(record.states),
-        "action": np.stack(record.actions),
-        "qpos": np.stack(record.qpos),
-        "target": np.stack(record.targets),
-        "success": np.array(bool(record.success)),
-        "instruction": np.array(record.instruction),
-        "reason": np.array(record.reason),
-    }
-    arrays |= {f"images.{name}": np.stack([step[name] for step in record.images]) for name in record.images[0]}
+    arrays: dict[str, Any] = {name: record.stack(name) for name in ("time_s", "state", "action", "qpos", "target")}
+    arrays |= {"success": bool(record.success), "instruction": record.instruction, "reason": record.reason}
+    for camera in record.steps[0].images:
+        arrays[f"images.{camera}"] = np.stack([step.images[camera] for step in record.steps])
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{index:04d}.part"
     with part.open("wb") as file:
@@ -61,12 +52,12 @@ def load_episodes(source: Path, bundle: Bundle) -> Deployment:
         for index in sorted({int(name.partition("/")[0]) for name in arrays}):
             parts = {name.partition("/")[2]: value for name, value in arrays.items() if name.startswith(f"{index}/")}
             found.records.append(_record(parts, bundle))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise UserError(f"source={source} has no {EPISODES} of a report: {error}") from error
     return found
 
 
-def _record(arrays: dict[str, NDArray[Any]], bundle: Bundle) -> EpisodeRecord:
+def _record(arrays: dict[str, Any], bundle: Bundle) -> EpisodeRecord:
     """Return an episode from its arrays. UserError if their shapes are not those of the bundle's policy."""
     state, action, count = arrays["state"], arrays["action"], len(arrays["state"])
     images = {camera.name: arrays[f"images.{camera.name}"] for camera in bundle.cameras}
@@ -76,9 +67,11 @@ def _record(arrays: dict[str, NDArray[Any]], bundle: Bundle) -> EpisodeRecord:
         raise UserError("its states and actions are of another policy than the bundle's")
     if shapes != wanted:
         raise UserError(f"its images are {shapes}, the bundle's policy sees {wanted}")
-    dt_s, none = bundle.control_dt_s, np.zeros(0)
+    none = np.zeros(0)
     steps = [
-        Step(i * dt_s, state[i], {name: value[i] for name, value in images.items()}, action[i], none, none)
+        Step(
+            i * bundle.control_dt_s, state[i], {name: value[i] for name, value in images.items()}, action[i], none, none
+        )
         for i in range(count)
     ]
     return EpisodeRecord(str(arrays["instruction"]), success=bool(arrays["success"]), steps=steps)

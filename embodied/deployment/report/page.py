@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from embodied.deployment.control.safety import Intervention
 from embodied.deployment.report.record import Deployment, EpisodeRecord
 
 PAGE = "report.html"
@@ -19,6 +18,17 @@ RESULT = "result.json"
 INTERVENTIONS = "interventions.jsonl"
 SHOWN = 50  # interventions on the page
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
+
+
+STYLE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Deployment report</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 860px; margin: 2em auto; padding: 0 1em; color: #222; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.1em; margin-top: 2em; }
+td { padding: .2em 1.5em .2em 0; border-bottom: 1px solid #eee; vertical-align: top; }
+svg { background: #fafafa; } video { max-width: 100%; }
+</style></head><body>
+"""
 
 
 def write_report(deployment: Deployment, path: Path, options: Mapping[str, Any], video: str | None = None) -> None:
@@ -36,11 +46,10 @@ def write_report(deployment: Deployment, path: Path, options: Mapping[str, Any],
 
 
 def _page(deployment: Deployment, result: Mapping[str, Any], options: Mapping[str, Any], video: str | None) -> str:
-    bundle, rate = deployment.bundle, result["success_at_end"]
-    success = "not judged"
-    if rate is not None:
+    bundle, log, success = deployment.bundle, deployment.log, "not judged"
+    if result["success_at_end"] is not None:
         low, high = result["success_at_end_ci95"]
-        success = f"{rate:.1%} (95% interval {low:.1%} to {high:.1%})"
+        success = f"{result['success_at_end']:.1%} (95% interval {low:.1%} to {high:.1%})"
     numbers = {
         "Success at the end": success,
         "Episodes": result["episodes"],
@@ -59,86 +68,64 @@ def _page(deployment: Deployment, result: Mapping[str, Any], options: Mapping[st
         "Episodes ended by": _counts(result["ended"]),
     }
     last = deployment.records[-1] if deployment.records else EpisodeRecord()
+    shown = [*log][-SHOWN:]
+    left_out = f"<p>The last {SHOWN} of {len(log)}; {INTERVENTIONS} has all.</p>" if len(log) > SHOWN else ""
     parts = [
+        STYLE,
         f"<h1>{html.escape(f'{bundle.origin.task}: {bundle.origin.policy} on {deployment.robot}')}</h1>",
         _table(numbers),
-        _film(video),
+        f'<h2>First episode</h2><video controls src="{html.escape(video)}"></video>' if video else "",
         "<h2>Episodes</h2>",
         _table({f"episode {i + 1}": _in_words(record) for i, record in enumerate(deployment.records)}),
         "<h2>Latency of the inferences</h2>",
-        _histogram([1e3 * latency for record in deployment.records for latency in record.latencies_s], "ms"),
+        _histogram([1e3 * latency for record in deployment.records for latency in record.latencies_s]),
         "<h2>Last episode: commanded and measured joints</h2>",
         _tracking(last, [joint.name for joint in bundle.arm.joints]),
         "<h2>Interventions</h2>",
-        _interventions(deployment.log),
+        left_out + _table({f"{i.during}, {i.time_s:.2f} s, {i.kind}": i.detail for i in shown})
+        if log
+        else "<p>None.</p>",
         "<h2>Units of states and actions</h2>",
         _table({f"{term.name}[{term.size}]": term.unit or "1" for term in bundle.state}),
         _table({f"action {term.name}": term.unit or "1" for term in bundle.action}),
         "<h2>Options</h2>",
         _table(options),
+        "</body></html>\n",
     ]
-    return STYLE + "\n".join(parts) + "\n</body></html>\n"
-
-
-STYLE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Deployment report</title>
-<style>
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 860px; margin: 2em auto; padding: 0 1em; color: #222; }
-h1 { font-size: 1.5em; } h2 { font-size: 1.1em; margin-top: 2em; }
-td { padding: .2em 1.5em .2em 0; border-bottom: 1px solid #eee; vertical-align: top; }
-svg { background: #fafafa; } video { max-width: 100%; }
-</style></head><body>
-"""
+    return "\n".join(parts)
 
 
 def _table(rows: Mapping[str, Any]) -> str:
-    cells = (
+    cells = "".join(
         f"<tr><td>{html.escape(str(name))}</td><td>{html.escape(str(value))}</td></tr>" for name, value in rows.items()
     )
-    return f"<table>{''.join(cells)}</table>"
+    return f"<table>{cells}</table>"
 
 
 def _in_words(record: EpisodeRecord) -> str:
-    """Return how an episode went."""
     solved = {True: "solved", False: "not solved", None: "not judged"}[record.success]
     events = f"; interventions: {_counts(record.interventions)}" if record.interventions else ""
     return f"{solved}; {record.reason}; {len(record.steps)} control steps in {record.duration_s:.1f} s{events}"
 
 
-def _interventions(log: Collection[Intervention]) -> str:
-    """Return the last interventions as a table, and how many were left out."""
-    if not log:
-        return "<p>None.</p>"
-    shown = [*log][-SHOWN:]
-    note = f"<p>The last {len(shown)} of {len(log)}; {INTERVENTIONS} has all.</p>" if len(shown) < len(log) else ""
-    return note + _table({f"{i.during}, {i.time_s:.2f} s, {i.kind}": i.detail for i in shown})
-
-
 def _counts(found: Mapping[str, int]) -> str:
-    """Return counts in words."""
     return ", ".join(f"{name}: {count}" for name, count in found.items())
 
 
-def _film(video: str | None) -> str:
-    return "" if video is None else f'<h2>First episode</h2><video controls src="{html.escape(video)}"></video>'
-
-
-def _histogram(values: Sequence[float], unit: str) -> str:
+def _histogram(values_ms: Sequence[float]) -> str:
     """Return a histogram of numbers from 0 on as SVG."""
-    if not values:
+    if not values_ms:
         return "<p>No inference.</p>"
-    counts, edges = np.histogram(values, bins=40, range=(0.0, max(values) or 1.0))
-    width, height = 800, 140
+    counts, edges = np.histogram(values_ms, bins=40, range=(0.0, max(values_ms) or 1.0))
+    heights, width = 140 * counts / counts.max(), 20
     bars = "".join(
-        f'<rect x="{i * width / 40:.1f}" y="{height - height * count / counts.max():.1f}" width="{width / 40 - 1:.1f}" '
-        f'height="{height * count / counts.max():.1f}" fill="{COLOURS[0]}"/>'
-        for i, count in enumerate(counts)
+        f'<rect x="{i * width}" y="{140 - height:.1f}" width="{width - 1}" height="{height:.1f}" fill="{COLOURS[0]}"/>'
+        for i, height in enumerate(heights)
     )
     labels = (
-        f'<text x="0" y="{height + 16}">{edges[0]:.3g} {unit}</text>'
-        f'<text x="{width}" y="{height + 16}" text-anchor="end">{edges[-1]:.3g} {unit}</text>'
+        f'<text x="0" y="156">{edges[0]:.3g} ms</text><text x="800" y="156" text-anchor="end">{edges[-1]:.3g} ms</text>'
     )
-    return f'<svg width="{width}" height="{height + 22}" font-size="12">{bars}{labels}</svg>'
+    return f'<svg width="800" height="162" font-size="12">{bars}{labels}</svg>'
 
 
 def _tracking(record: EpisodeRecord, names: Sequence[str]) -> str:
@@ -146,23 +133,17 @@ def _tracking(record: EpisodeRecord, names: Sequence[str]) -> str:
     count = len(record.steps)
     if count < 2:
         return "<p>No complete control step.</p>"
-    measured, sent = np.stack(record.qpos), np.stack(record.targets)
-    origin = measured[0]
-    measured, sent = measured - origin, sent - origin
-    low, high = min(measured.min(), sent.min()), max(measured.max(), sent.max())
-    width, height = 800, 260
-    x = np.arange(count) / (count - 1) * width
-
-    def line(values: np.ndarray, colour: str, dash: str) -> str:
-        y = height - (values - low) / max(high - low, 1e-9) * height
-        points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
-        return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-dasharray="{dash}"/>'
-
+    moves = np.stack([record.stack("qpos"), record.stack("target")])  # [measured and commanded, steps, J]
+    moves = moves - moves[0, 0]
+    low, high = moves.min(), moves.max()
+    x, y = np.linspace(0, 800, count), 260 - 260 * (moves - low) / max(high - low, 1e-9)
     lines, legend = [], []
     for i, name in enumerate(names):
         colour = COLOURS[i % len(COLOURS)]
-        lines += [line(measured[:, i], colour, ""), line(sent[:, i], colour, "3 3")]
-        legend.append(f'<text x="{10 + i * 90}" y="{height + 18}" fill="{colour}">{html.escape(name)}</text>')
-    scale = f"rad (m for a slide) from the first position, {low:+.2f} to {high:+.2f}; {record.times_s[-1]:.1f} s"
+        for values, dash in zip(y[:, :, i], ("", "3 3"), strict=True):
+            points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, values, strict=True))
+            lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-dasharray="{dash}"/>')
+        legend.append(f'<text x="{10 + i * 90}" y="278" fill="{colour}">{html.escape(name)}</text>')
+    scale = f"rad (m for a slide) from the first position, {low:+.2f} to {high:+.2f}; {record.steps[-1].time_s:.1f} s"
     note = f"<p>Solid: measured, dashed: commanded; {scale}.</p>"
-    return f'{note}<svg width="{width}" height="{height + 24}" font-size="12">{"".join(lines)}{"".join(legend)}</svg>'
+    return f'{note}<svg width="800" height="284" font-size="12">{"".join(lines)}{"".join(legend)}</svg>'

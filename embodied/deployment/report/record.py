@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,42 +64,9 @@ class EpisodeRecord:
     steps: list[Step] = field(default_factory=list)
     """Control steps, each appended at once, so that an episode may end at any moment."""
 
-    @property
-    def times_s(self) -> list[float]:
-        """Time of each step since the beginning."""
-        return [step.time_s for step in self.steps]
-
-    @property
-    def states(self) -> list[NDArray[np.float32]]:
-        """State [S] of each step, physical units."""
-        return [step.state for step in self.steps]
-
-    @property
-    def images(self) -> list[dict[str, NDArray[np.uint8]]]:
-        """Images of each step, by camera."""
-        return [step.images for step in self.steps]
-
-    @property
-    def actions(self) -> list[NDArray[np.float32]]:
-        """Action [A] of each step, physical units."""
-        return [step.action for step in self.steps]
-
-    @property
-    def targets(self) -> list[Array]:
-        """Joint targets [J] of each step."""
-        return [step.target for step in self.steps]
-
-    @property
-    def qpos(self) -> list[Array]:
-        """Measured joint positions [J] of each step."""
-        return [step.qpos for step in self.steps]
-
-    @property
-    def tracking_error(self) -> Array:
-        """Distance of the measured position from the target of the step before, [steps - 1, J]."""
-        if len(self.steps) < 2:
-            return np.zeros((0, 0))
-        return np.abs(np.stack(self.qpos[1:]) - np.stack(self.targets[:-1]))
+    def stack(self, name: str) -> NDArray[Any]:
+        """Return a field of all control steps, [steps, ...]."""
+        return np.stack([getattr(step, name) for step in self.steps])
 
     @property
     def rate_hz(self) -> float:
@@ -130,14 +96,15 @@ class Deployment:
     def result(self) -> dict[str, Any]:
         """Return the result of the command ``deploy``."""
         records = self.records
-        latencies = [latency for record in records for latency in record.latencies_s]
-        quantiles = _quantiles_ms(latencies)
+        latencies_ms = 1e3 * np.array([latency for record in records for latency in record.latencies_s])
+        quantiles = {"p50": 50, "p90": 90, "p99": 99, "max": 100} if latencies_ms.size else {}
+        latency_ms = {name: round(float(np.percentile(latencies_ms, q)), 3) for name, q in quantiles.items()}
         interventions = sum((Counter(record.interventions) for record in records), Counter[str]())
-        duration_s = sum(record.duration_s for record in records)
-        ticks = sum(record.ticks for record in records)
+        duration_s, ticks = (sum(getattr(record, name) for record in records) for name in ("duration_s", "ticks"))
         periods = sum(max(0, record.ticks - 1) for record in records)
         missed = sum(record.missed_deadlines for record in records)
-        errors = [record.tracking_error for record in records if len(record.steps) > 1]
+        moved = [record for record in records if len(record.steps) > 1]
+        errors = [np.abs(record.stack("qpos")[1:] - record.stack("target")[:-1]) for record in moved]
         judged = [record.success for record in records if record.success is not None]
         return {
             "bundle": self.bundle_path,
@@ -152,8 +119,8 @@ class Deployment:
             "rate_hz": round(periods / duration_s, 3) if duration_s else None,
             "missed_deadlines": missed,
             "missed_share": round(missed / max(1, ticks + missed), 5),
-            "latency_ms_p99": quantiles.get("p99"),
-            "latency_ms": quantiles,
+            "latency_ms_p99": latency_ms.get("p99"),
+            "latency_ms": latency_ms,
             "interventions": sum(interventions.values()),
             "interventions_by_kind": dict(interventions),
             "tracking_error_rad": round(float(np.concatenate(errors).mean()), 5) if errors else None,
@@ -161,12 +128,3 @@ class Deployment:
             "beyond_max_delay": sum(record.beyond_max_delay for record in records),
             "ended": dict(Counter(record.reason for record in records)),
         }
-
-
-def _quantiles_ms(latencies_s: Sequence[float]) -> dict[str, float]:
-    """Return the quantiles 50, 90 and 99 and the maximum of latencies, ms; empty without latencies."""
-    if not latencies_s:
-        return {}
-    values = np.array(latencies_s) * 1e3
-    found = {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 99)}
-    return {name: round(value, 3) for name, value in (found | {"max": float(values.max())}).items()}
