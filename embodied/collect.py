@@ -50,8 +50,8 @@ from embodied.report.progress import duration
 from embodied.runtime import threads
 from embodied.session.command import run_command
 from embodied.session.config import RunConfig, compose_run
-from embodied.session.directory import check_new_dir
 from embodied.session.factories import make_env, make_spec
+from embodied.session.files import check_new_dir
 
 MAX_TRIES = 20  # episodes tried per requested episode before the command gives up
 Expert = Callable[[Mapping[str, Tensor]], Tensor]

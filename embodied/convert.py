@@ -25,7 +25,7 @@ from embodied.data.maniskill import read_trajectories
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.report.episodes import load_episodes
 from embodied.session.command import run_command
-from embodied.session.directory import check_new_dir
+from embodied.session.files import check_new_dir
 from embodied.session.robot_dataset import episodes_of
 
 

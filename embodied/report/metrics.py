@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from embodied.core.spec import TRAIN
+
 METRICS_FILE = "metrics.jsonl"
 MAX_ROW_BYTES = 8192
 
@@ -19,7 +21,7 @@ class MetricsWriter:
     """Append rows to the curves of a run directory.
 
     last_iteration: on resume, the iteration of the checkpoint. Later rows are removed, because that work was lost and
-    will be repeated.
+    will be repeated. ``newest`` has the newest number of every key, over all rows.
     """
 
     def __init__(self, run_dir: Path, last_iteration: int | None = None) -> None:
@@ -34,56 +36,67 @@ class MetricsWriter:
     def _open(self, last_iteration: int | None) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter  # slow to import, and readers do not need it
 
+        self.newest: dict[str, float] = {}
         purge_step = None
         if last_iteration is not None:
-            kept = truncate_metrics(self._path, last_iteration)
-            purge_step = int(kept[-1].get("env_steps", kept[-1]["iteration"])) + 1 if kept else 0
-            _leave_the_second_of_the_newest_events(self._path.parent)
+            kept = [row for row in read_metrics(self._path) if row["iteration"] <= last_iteration]
+            write_atomically(self._path, "".join(json.dumps(row) + "\n" for row in kept))
+            self.newest = {key: value for row in kept for key, value in row.items() if value is not None}
+            purge_step = steps_of(self.newest) + 1 if kept else 0
+            # TensorBoard reads its files in the order of their names, which begin with the second of their creation
+            seconds = {int(path.name.split(".")[3]) for path in self._path.parent.glob("events.out.tfevents.*")}
+            while int(time.time()) in seconds:
+                time.sleep(0.01)
         self._file = self._path.open("a", encoding="utf-8")
         self._tensorboard = SummaryWriter(str(self._path.parent), purge_step=purge_step, flush_secs=30)
 
     def write(
         self, row: Mapping[str, float | int], histograms: Mapping[str, Mapping[int, int]] = MappingProxyType({})
     ) -> None:
-        """Append one iteration. The x axis of TensorBoard is ``env_steps``, or ``iteration`` if it is absent.
+        """Append one iteration. The x axis of TensorBoard is ``steps_of`` the row.
 
         Numbers that are not finite become null. histograms: how often each whole number occurred, for TensorBoard.
         """
-        finite = {key: value if math.isfinite(value) else None for key, value in row.items()}
-        self._file.write(json.dumps(finite) + "\n")
+        finite = {key: value for key, value in row.items() if math.isfinite(value)}
+        self._file.write(json.dumps({key: finite.get(key) for key in row}) + "\n")
         self._file.flush()
-        at = int(row.get("env_steps", row["iteration"]))
-        self.scalars({key: value for key, value in row.items() if "/" in key}, at)
+        self.newest |= finite
+        for key, value in finite.items():
+            if "/" in key:
+                self._tensorboard.add_scalar(key, value, steps_of(row))
         for name, counts in histograms.items():
-            self._histogram(name, counts, at)
+            if counts:
+                self._histogram(name, counts, steps_of(row))
 
-    def scalars(self, values: Mapping[str, float | int], env_steps: int) -> None:
-        """Write numbers to TensorBoard alone."""
-        for key, value in values.items():
-            if math.isfinite(value):
-                self._tensorboard.add_scalar(key, value, env_steps)
-
-    def _histogram(self, name: str, counts: Mapping[int, int], env_steps: int) -> None:
+    def _histogram(self, name: str, counts: Mapping[int, int], steps: int) -> None:
         """Write a histogram to TensorBoard, with a bin from n - 1/2 to n + 1/2 for each whole number n."""
-        if not counts:
-            return
         values = range(min(counts), max(counts) + 1)
-        bins = [counts.get(value, 0) for value in values]
         self._tensorboard.add_histogram_raw(
             name,
             min=values[0],
             max=values[-1],
-            num=sum(bins),
+            num=sum(counts.values()),
             sum=sum(value * count for value, count in counts.items()),
             sum_squares=sum(value * value * count for value, count in counts.items()),
             bucket_limits=[values[0] - 0.5, *(value + 0.5 for value in values)],
-            bucket_counts=[0, *bins],
-            global_step=env_steps,
+            bucket_counts=[0, *(counts.get(value, 0) for value in values)],
+            global_step=steps,
         )
 
     def close(self) -> None:
         self._file.close()
         self._tensorboard.close()
+
+
+def steps_of(row: Mapping[str, Any]) -> int:
+    """Return the control steps of a row, or without a simulator its updates."""
+    return int(row.get("env_steps", row.get("iteration", 0)))
+
+
+def evaluated_success(row: Mapping[str, Any]) -> float | None:
+    """Return the success of the evaluation in a row, on instructions that are trained on; None if it has none."""
+    success: float | None = row.get(f"eval/{TRAIN}/success_at_end", row.get("eval/success_at_end"))
+    return success
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -112,23 +125,6 @@ def read_last_metrics(path: Path, num: int) -> list[dict[str, Any]]:
         except ValueError:  # the first line may be cut, and the last one is not whole while it is written
             continue
     return rows[-num:]
-
-
-def _leave_the_second_of_the_newest_events(run_dir: Path) -> None:
-    """Wait until no file of events was created in the present second.
-
-    TensorBoard reads its files in the order of their names, which begin with the second of their creation.
-    """
-    seconds = {int(path.name.split(".")[3]) for path in run_dir.glob("events.out.tfevents.*")}
-    while int(time.time()) in seconds:
-        time.sleep(0.01)
-
-
-def truncate_metrics(path: Path, last_iteration: int) -> list[dict[str, Any]]:
-    """Drop the rows after ``last_iteration``, atomically; return those that stay."""
-    kept = [row for row in read_metrics(path) if row["iteration"] <= last_iteration]
-    write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))
-    return kept
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from rich.console import Console
@@ -13,34 +12,9 @@ from rich.live import Live
 from rich.text import Text
 
 from embodied.core.clock import running_s
+from embodied.report.metrics import evaluated_success, steps_of
 
 PLAIN_INTERVAL_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """Progress of training. Imitation and grounding count updates as steps, and have a loss instead of a success."""
-
-    iteration: int
-    """Iterations so far."""
-    env_steps: int
-    """Control steps, or updates if there is a loss."""
-    wall_s: float
-    """Seconds that the run has taken."""
-    env_steps_per_s: float
-    """Present rate of ``env_steps``."""
-    success: float | None = None
-    """Success rate in [0, 1] of the training episodes that ended recently; None before the first."""
-    eval_success: float | None = None
-    """Success rate in [0, 1] of the last evaluation; None before the first."""
-    loss: float | None = None
-    """Validation loss."""
-    return_mean: float | None = None
-    """Return of the training episodes that ended recently; shown for tasks that report no success."""
-    eval_return: float | None = None
-    """Return of the last evaluation."""
-    has_success: bool = True
-    """Whether the task reports success."""
 
 
 class Line:
@@ -81,40 +55,42 @@ class Line:
     def close(self) -> None:
         if self._live is not None:
             self._live.stop()
-            self._live = None
 
 
 class Progress(Line):
     """The line of a training.
 
-    total_steps, max_minutes: where training ends, whichever comes first; max_minutes None is no limit.
+    total_steps, max_minutes: where training ends, whichever comes first; max_minutes None is no limit. has_success:
+    whether the task reports success; otherwise returns are shown.
     """
 
-    def __init__(self, total_steps: int, max_minutes: float | None, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, total_steps: int, max_minutes: float | None, has_success: bool = True, stream: TextIO | None = None
+    ) -> None:
         super().__init__(stream)
-        self._total_steps = total_steps
+        self._total_steps, self._has_success = total_steps, has_success
         self._max_s = None if max_minutes is None else 60.0 * max_minutes
 
-    def update(self, status: Status) -> None:
-        """Show the present status."""
-        self.show(self._line(status))
-
-    def _line(self, status: Status) -> str:
-        done = share_done(status.env_steps, self._total_steps, status.wall_s, self._max_s)
-        unit, rate = ("steps" if status.loss is None else "updates"), status.env_steps_per_s
-        parts = [
-            f"{percent(done):>4}",
-            f"{count(status.env_steps)} of {count(self._total_steps)} {unit}",
-            f"{rate:.1f} {unit}/s" if rate < 10 else f"{count(rate)} {unit}/s",
-            *_quality(status),
-            f"{duration(status.wall_s)} gone",
-            f"{duration(self.seconds_left(status))} left",
-        ]
-        return "  ".join(parts)
-
-    def seconds_left(self, status: Status) -> float | None:
-        """Return the time to the first limit at the present rate; None without a limit or rate."""
-        return time_left(status.env_steps, self._total_steps, status.env_steps_per_s, status.wall_s, self._max_s)
+    def update(self, row: Mapping[str, float]) -> None:
+        """Show the newest metrics. Imitation and grounding count updates as steps, and show their validation loss."""
+        steps, wall_s = steps_of(row), row["wall_s"]
+        loss, unit = row.get("train/validation_loss"), "steps"
+        rate = row.get("perf/env_steps_per_s", row.get("perf/updates_per_s", 0.0))
+        if loss is not None:
+            unit, quality = "updates", f"validation loss {loss:.4f}"
+        elif self._has_success:
+            success = percent(row.get("rollout/success_at_end"))
+            quality = f"success {success}  evaluated {percent(evaluated_success(row))}"
+        else:
+            returns = [row.get(f"{kind}/return_mean") for kind in ("rollout", "eval")]
+            quality = "return {}  evaluated {}".format(*("-" if mean is None else f"{mean:.1f}" for mean in returns))
+        done = share_done(steps, self._total_steps, wall_s, self._max_s)
+        left_s = time_left(steps, self._total_steps, rate, wall_s, self._max_s)
+        self.show(
+            f"{percent(done):>4}  {count(steps)} of {count(self._total_steps)} {unit}  "
+            f"{f'{rate:.1f}' if rate < 10 else count(rate)} {unit}/s  {quality}  "
+            f"{duration(wall_s)} gone  {duration(left_s)} left"
+        )
 
 
 def share_done(steps: int, total_steps: int | None, wall_s: float, max_s: float | None) -> float | None:
@@ -142,24 +118,12 @@ def duration(seconds: float | None) -> str:
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
-def _quality(status: Status) -> list[str]:
-    if status.loss is not None:
-        return [f"validation loss {status.loss:.4f}"]
-    if not status.has_success:
-        return [f"return {_decimal(status.return_mean)}", f"evaluated {_decimal(status.eval_return)}"]
-    return [f"success {percent(status.success)}", f"evaluated {percent(status.eval_success)}"]
-
-
 def count(number: float) -> str:
     """Format a number: ``2500`` → "2.5k"."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:
             return f"{number / limit:.1f}{unit}"
     return f"{number:.0f}"
-
-
-def _decimal(number: float | None) -> str:
-    return "-" if number is None else f"{number:.1f}"
 
 
 def percent(rate: float | None) -> str:

@@ -19,7 +19,9 @@ from embodied.envs import SAMPLERS, SamplerSetup, first_episodes
 from embodied.envs.base.delayed import DelayedEnv
 from embodied.envs.registry import FAMILIES, split_name
 from embodied.policies import POLICIES
-from embodied.session.config import RunConfig, Section, read_section
+from embodied.runtime import checkpoint
+from embodied.session.config import RunConfig, read_run, read_section, with_architecture
+from embodied.session.files import CONFIG_FILE
 
 
 def make_spec(config: RunConfig, cameras: Sequence[CameraSpec] | None = None) -> EnvSpec:
@@ -48,15 +50,9 @@ def make_env(
     if getattr(sim, "device", None) == "auto":
         sim = replace(sim, device=resolve_device(config.runtime.device).type)
     spec = make_spec(config, cameras)
-    simulator = FAMILIES[family].build()
-    env = simulator.make(
-        id,
-        config.task.options,
-        num_envs=num_envs,
-        num_threads=num_threads,
-        sim=sim,
-        cameras=spec.cameras,
-    )
+    make = FAMILIES[family].build().make
+    options = config.task.options
+    env = make(id, options, num_envs=num_envs, num_threads=num_threads, sim=sim, cameras=spec.cameras)
     check_base(env, VecEnv, f"task={config.task.name}")
     differ = [field.name for field in fields(spec) if getattr(spec, field.name) != getattr(env.spec, field.name)]
     if differ:
@@ -114,19 +110,55 @@ def evaluation_plans(spec: EnvSpec, episodes: int, seed: int, during_training: b
 
 
 def make_policy(config: RunConfig, spec: EnvSpec) -> Policy:
-    """Build the run's policy on the CPU, with its initial weights."""
-    return _build_policy(spec, config.policy)
+    """Build the run's policy on the CPU, with fresh weights. UserError if its class is no policy."""
+    policy = POLICIES[config.policy.name].build(spec, config.policy.options)
+    check_base(policy, Policy, f"policy={config.policy.name}")
+    return policy
 
 
 def build_policy(spec: EnvSpec, section: Mapping[str, Any]) -> Policy:
     """Build the policy of a section ``policy`` of a file. UserError if a value does not fit."""
-    return _build_policy(spec, read_section(section, POLICIES[section["name"]].config, "policy"))
+    entry = POLICIES[section["name"]]
+    return entry.build(spec, read_section(section, entry.config, "policy").options)
 
 
-def _build_policy(spec: EnvSpec, section: Section) -> Policy:
-    """Build a policy on the CPU, with its initial weights. UserError if its class is no policy."""
-    policy = POLICIES[section.name].build(spec, section.options)
-    check_base(policy, Policy, f"policy={section.name}")
+def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
+    """Build the policy of a new run, with the weights of the run ``init`` if it is given.
+
+    Exploration and critic stay fresh if the algorithm of ``init`` does not explore, because it has not trained them. A
+    policy that wraps another one loads the weights into the wrapped policy. UserError if ``init`` has another task,
+    another architecture or no checkpoint, or if a wrapping policy has no ``init``.
+    """
+    if config.init is None:
+        policy = make_policy(config, spec)
+        if policy.wraps is not None:
+            raise UserError(f"policy={config.policy.name} needs a policy to wrap: init=<run directory> is missing")
+        return policy
+    run_dir, where = Path(config.init), f"init={config.init}"
+    config = with_architecture(config, run_dir)
+    policy = make_policy(config, spec)
+    source = read_run(run_dir)
+    if source.task.name != config.task.name:
+        raise UserError(f"{where} is a run of task {source.task.name}, this one is of {config.task.name}")
+    found = checkpoint.load_latest(run_dir, only="policy")
+    if found is None:
+        raise UserError(f"{where} has no checkpoint yet")
+    fresh = () if ALGORITHMS[source.algo.name].build.explores else tuple(policy.not_imitated or ())
+    weights, own = checkpoint.read_weights(found.state, where), policy.state_dict()
+    if policy.wraps is not None and source.policy.name != config.policy.name:
+        wrapped = policy.wraps
+        weights = {wrapped + key: value for key, value in weights.items()}
+        fresh = tuple(key for key in own if not key.startswith(wrapped))
+    weights = {key: value for key, value in weights.items() if not key.startswith(fresh)}
+    weights |= {key: value for key, value in own.items() if key.startswith(fresh)}
+    weights = {key: own[key] for key in own if key.endswith(policy.optional_suffixes)} | weights
+    cure = f"has a policy of another architecture: give the policy options of its {CONFIG_FILE}"
+    checkpoint.check_weights(weights, own, f"{where} {cure}")
+    for key in policy.must_match:
+        theirs, ours = getattr(source.policy.options, key), getattr(config.policy.options, key)
+        if theirs != ours:
+            raise UserError(f"{where} was trained with policy.{key}={theirs}, this run has {ours}")
+    policy.load_state_dict(weights)
     return policy
 
 

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import socket
+import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,6 +34,20 @@ def check_run_dir(run_dir: Path) -> None:
     if not (run_dir / CONFIG_FILE).is_file():
         kind = "has no config.yaml, so it is not a run directory" if run_dir.is_dir() else "is not a directory"
         raise UserError(f"'{run_dir}' {kind}: give the directory that train wrote, such as runs/reach/flow-ppo-...")
+
+
+def check_new_dir(path: Path, hint: str = "") -> None:
+    """Raise UserError if ``out=path`` exists or cannot be made. Nothing is left behind.
+
+    hint: end of the message for a path that exists.
+    """
+    try:
+        if path.exists():
+            raise UserError(f"out={path} exists; give a new directory{hint}")
+        parent = next(folder for folder in path.parents if folder.exists())
+        os.rmdir(tempfile.mkdtemp(prefix=".", dir=parent))
+    except OSError as error:
+        raise UserError(f"out={path} cannot be written: {error.strerror or error}") from error
 
 
 def lock_run(run_dir: Path) -> TextIO:

@@ -8,29 +8,26 @@ last checkpoint ──► final evaluation ──► result
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import threading
+from collections.abc import Mapping
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
 from embodied.core.clock import running_s
 from embodied.core.errors import UserError, one_line
-from embodied.core.spec import TRAIN
-from embodied.report.metrics import METRICS_FILE, MetricsWriter, read_metrics, write_atomically, write_json
-from embodied.report.progress import Progress, Status, duration
-from embodied.runtime.checkpoint import Checkpoint, check_weights, load_latest, read_weights
+from embodied.report.metrics import MetricsWriter, evaluated_success, write_atomically, write_json
+from embodied.report.progress import Progress, duration
+from embodied.runtime import checkpoint
+from embodied.runtime.checkpoint import Checkpoint
 from embodied.runtime.loop import LearnerLost
 from embodied.session.command import Stopped
 from embodied.session.config import PRETRAINED, RunConfig, compose_run, resume_run, to_yaml
-from embodied.session.directory import (
-    make_run_dir,
-    new_run_dir,
-    save_architecture,
-    save_checkpoint,
-)
-from embodied.session.files import CONFIG_FILE, Journal, lock_run
+from embodied.session.files import CONFIG_FILE, Journal, check_new_dir, lock_run
 from embodied.session.signals import stop_on_signals
-from embodied.session.trainer import Limits, Report, Trainer
+from embodied.session.trainer import Report, Trainer
 
 RATES = ("success_once", "success_at_end", "return_mean")  # of an evaluation, kept in metrics.jsonl if it has them
 
@@ -51,12 +48,9 @@ class Session:
         not exist. It is held until ``run`` ends. found: the checkpoint to continue from; None starts a new training.
         """
         self.config, self.run_dir, self.lock, self.found = config, run_dir, lock, found
-        self.resumed = lock is not None
         self.start_s = start_s - (0.0 if found is None else float(found.state["train"]["wall_s"]))
         self.saved_steps = None if found is None else found.env_steps
         self.saved_at_s = running_s()
-        self.eval_success: float | None = None  # of the last evaluation, on the instructions that are trained on
-        self.eval_return: float | None = None  # of the last evaluation in this session
 
     @classmethod
     def new(cls, overrides: Mapping[str, Any], start_s: float) -> Session:
@@ -69,7 +63,7 @@ class Session:
         """Continue a run from its newest whole checkpoint, if it has one. UserError for a key that cannot change."""
         config = resume_run(run_dir, overrides)
         lock = lock_run(run_dir)
-        return cls(config, run_dir, start_s, lock=lock, found=load_latest(run_dir))
+        return cls(config, run_dir, start_s, lock=lock, found=checkpoint.load_latest(run_dir))
 
     @property
     def wall_s(self) -> float:
@@ -83,141 +77,137 @@ class Session:
         """
         if self.found is not None:
             load_state(trainer, self.found)
-        make_run_dir(self.run_dir, exist_ok=self.resumed)
+        resumed = self.lock is not None
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=resumed)
+        except OSError as error:
+            raise UserError(f"cannot make the run directory {self.run_dir}: {error.strerror or error}") from error
         lock = self.lock or lock_run(self.run_dir)
         write_atomically(self.run_dir / CONFIG_FILE, to_yaml(self.config))
-        save_architecture(trainer.policy, self.run_dir)
+        if not (self.run_dir / PRETRAINED).exists():
+            trainer.policy.save_architecture(self.run_dir / PRETRAINED)
         with ExitStack() as stack:
             stack.callback(lock.close)
             journal = stack.enter_context(Journal(self.run_dir, trainer.total_steps))
-            writer = MetricsWriter(self.run_dir, trainer.iteration if self.resumed else None)
+            writer = MetricsWriter(self.run_dir, trainer.iteration if resumed else None)
             stack.callback(writer.close)
-            self.eval_success = eval_success(read_metrics(self.run_dir / METRICS_FILE))  # of earlier sessions
-            progress = Progress(trainer.total_steps, self.config.max_minutes)
+            progress = Progress(trainer.total_steps, self.config.max_minutes, trainer.has_success)
             stack.callback(progress.close)
             progress.message(trainer.announcement())
             if self.found is not None:
                 progress.message(f"going on from {self.found.path}")
             try:
-                trained_s, interrupted = self._train(trainer, writer, progress)
+                with stop_on_signals() as stop:
+                    trained_s = self._train(stop, trainer, writer, progress)
             except Exception:  # raised again
                 if self.saved_steps is not None:
                     progress.message(f"failed; to go on from the last checkpoint: resume={self.run_dir}")
                 raise
-            result = {"run": str(self.run_dir), "wall_s": round(trained_s, 3), "iterations": trainer.iteration}
+            result: dict[str, Any] = {
+                "run": str(self.run_dir),
+                "wall_s": round(trained_s, 3),
+                "iterations": trainer.iteration,
+            }
             result |= {**trainer.result(), "eval": None}
-            if interrupted:
+            if stop.is_set():
                 progress.message(f"stopped and saved; go on with: python -m embodied.train resume={self.run_dir}")
                 raise Stopped(result)
             journal.enter("evaluating")
-            return result | {"eval": self._evaluate(trainer, progress, trained_s)}
+            trainer.finish()
+            trainer.policy.save_pretrained(self.run_dir / PRETRAINED)
+            if self.config.eval_episodes:
+                size = trainer.evaluation_size()
+                progress.message(f"trained for {duration(trained_s)}; evaluating {size}")
+                result["eval"] = trainer.evaluate(progress.evaluating(size))
+                write_json(self.run_dir / "eval" / f"final_{trainer.steps}.json", result["eval"])
+            return result
 
-    def _train(self, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> tuple[float, bool]:
-        """Train to a limit, a good evaluation or a signal, and save. Return ``wall_s``, and whether by a signal."""
-        minutes = self.config.max_minutes
-        deadline_s = None if minutes is None else self.start_s + 60.0 * minutes
+    def _train(self, stop: threading.Event, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> float:
+        """Train to a limit, a good evaluation or a signal, and save; return ``wall_s`` of the end of training.
+
+        After the loss of a learner, training continues from the last checkpoint, or from the beginning.
+        """
         lost: LearnerLost | None = None
-        with stop_on_signals() as stop:
-            while True:
-                try:
-                    if lost is not None:
-                        self._recover(lost, trainer, writer, progress)
-                    self._iterate(Limits(stop, deadline_s), trainer, writer, progress)
-                    trained_s = self.wall_s
-                    self._save(trainer)
-                    return trained_s, stop.is_set()
-                except LearnerLost as error:
-                    if stop.is_set():
-                        raise
-                    lost = error
+        while True:
+            try:
+                if lost is not None:
+                    found = checkpoint.load_latest(self.run_dir)
+                    progress.message(f"{lost}; going on from {'the beginning' if found is None else found.path}")
+                    lost.recover(None if found is None else found.state)
+                    self.saved_steps = None if found is None else found.env_steps
+                    writer.rewind(trainer.iteration)
+                self._iterate(stop, trainer, writer, progress)
+                trained_s = self.wall_s
+                self._save(trainer)
+                return trained_s
+            except LearnerLost as error:
+                if stop.is_set():
+                    raise
+                lost = error
 
-    def _iterate(self, limits: Limits, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> None:
+    def _iterate(self, stop: threading.Event, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> None:
         """Iterate to a limit, a good evaluation or a signal; save when it is time."""
-        goal = self.config.stop_at_success
-        for report in trainer.iterations(limits):
-            self._record(report, trainer, writer, progress)
+        minutes, goal = self.config.max_minutes, self.config.stop_at_success
+        deadline_s = math.inf if minutes is None else self.start_s + 60.0 * minutes
+        for report in trainer.iterations(stop, deadline_s):
+            row = {"iteration": trainer.iteration, "wall_s": round(self.wall_s, 3), **report.metrics}
+            row |= self._keep_evaluation(report)
+            writer.write(row, report.histograms)
+            progress.update(writer.newest)
+            if report.note is not None:
+                progress.message(report.note)
             if running_s() - self.saved_at_s >= 60.0 * self.config.checkpoint_minutes:
                 self._save(trainer)
-            success = None if report.evaluation is None else self.eval_success  # that of an earlier session is no end
+            success = evaluated_success(row)  # that of an earlier session is no end
             if goal is not None and success is not None and success >= goal:
                 progress.message(f"an evaluation reached {success:.1%}: stop_at_success={goal}")
                 break
 
-    def _recover(self, lost: LearnerLost, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> None:
-        """Continue in the same session from the last checkpoint, or from the beginning if there is none."""
-        found = load_latest(self.run_dir)
-        progress.message(f"{lost}; going on from {'the beginning' if found is None else found.path}")
-        lost.recover(None if found is None else found.state)
-        self.saved_steps = None if found is None else found.env_steps
-        writer.rewind(trainer.iteration)
-        self.eval_success = eval_success(read_metrics(self.run_dir / METRICS_FILE))
-
-    def _record(self, report: Report, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> None:
-        """Write an iteration and an evaluation that finished with it; update the progress line."""
-        wall_s = self.wall_s
-        row = {"iteration": trainer.iteration, "wall_s": round(wall_s, 3), **report.metrics}
-        if report.evaluation is not None:
-            evaluation, splits = report.evaluation, report.evaluation.get("splits", {})
-            row |= {f"eval/{key}": evaluation[key] for key in RATES if key in evaluation}
-            if "success_at_end" in evaluation:
-                row |= {f"eval/{split}/success_at_end": rates["success_at_end"] for split, rates in splits.items()}
-            self.eval_success = eval_success([row])
-            self.eval_return = evaluation.get("return_mean")
-            write_json(self.run_dir / "eval" / f"train_{evaluation['env_steps']}.json", evaluation)
-        writer.write(row, report.histograms)
-        progress.update(
-            Status(
-                trainer.iteration,
-                trainer.steps,
-                wall_s,
-                report.rate,
-                report.success,
-                self.eval_success,
-                report.loss,
-                report.metrics.get("rollout/return_mean"),
-                self.eval_return,
-                trainer.has_success,
-            )
-        )
-        if report.note is not None:
-            progress.message(report.note)
+    def _keep_evaluation(self, report: Report) -> dict[str, float]:
+        """Write an evaluation that finished with an iteration, if any; return its entries of metrics.jsonl."""
+        evaluation = report.evaluation
+        if evaluation is None:
+            return {}
+        write_json(self.run_dir / "eval" / f"train_{evaluation['env_steps']}.json", evaluation)
+        row = {f"eval/{key}": evaluation[key] for key in RATES if key in evaluation}
+        if "success_at_end" in evaluation:
+            for split, rates in evaluation.get("splits", {}).items():
+                row[f"eval/{split}/success_at_end"] = rates["success_at_end"]
+        return row
 
     def _save(self, trainer: Trainer) -> None:
         """Write a checkpoint of the present state, unless there is one. UserError if the disk cannot be written."""
         if trainer.steps == self.saved_steps:
             return
         state = trainer.state_dict() | {"train": {"wall_s": self.wall_s}}
-        save_checkpoint(self.run_dir, trainer.steps, state, after=self.saved_steps)
+        try:
+            checkpoint.save(self.run_dir, trainer.steps, state, after=self.saved_steps)
+        except OSError as error:
+            before = "There is none before it" if self.saved_steps is None else "The checkpoint before it is whole"
+            raise UserError(
+                f"cannot write a checkpoint in {self.run_dir}: {error.strerror or error}. {before}; make room, then go "
+                f"on with resume={self.run_dir}"
+            ) from error
         self.saved_steps, self.saved_at_s = trainer.steps, running_s()
 
-    def _evaluate(self, trainer: Trainer, progress: Progress, trained_s: float) -> dict[str, Any] | None:
-        """Evaluate the trained policy and keep the result; None for eval_episodes=0."""
-        trainer.finish()
-        trainer.policy.save_pretrained(self.run_dir / PRETRAINED)
-        if not self.config.eval_episodes:
-            return None
-        progress.message(f"trained for {duration(trained_s)}; evaluating {trainer.evaluation_size()}")
-        evaluation = trainer.evaluate(progress.evaluating(trainer.evaluation_size()))
-        write_json(self.run_dir / "eval" / f"final_{trainer.steps}.json", evaluation)
-        return evaluation
 
-
-def eval_success(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the success of the last evaluation in rows of metrics.jsonl, on instructions that are trained on.
-
-    None if there is none.
-    """
-    for row in reversed(rows):
-        success = row.get(f"eval/{TRAIN}/success_at_end", row.get("eval/success_at_end"))
-        if success is not None:
-            return float(success)
-    return None
+def new_run_dir(config: RunConfig) -> Path:
+    """Choose the directory of a new run, without making it. UserError if ``out=`` exists or cannot be written."""
+    if config.out is not None:
+        out = Path(config.out)
+        saved = any(out.glob("checkpoints/*"))
+        hint = f", or go on with that run: resume={out}" if saved else "; it has no checkpoint to go on from"
+        check_new_dir(out, hint)
+        return out
+    task = config.task.name.replace(":", ".")  # a colon separates paths in many variables of the shell
+    return Path("runs") / task / f"{config.title}-{datetime.now():%Y%m%d-%H%M%S-%f}"  # others may start in this second
 
 
 def load_state(trainer: Trainer, found: Checkpoint) -> None:
     """Continue from a checkpoint. UserError, in one line, if its state is not one of this run."""
     where = f"{found.path} does not fit this run"
-    check_weights(read_weights(found.state.get("policy"), where), trainer.policy.state_dict(), where)
+    weights = checkpoint.read_weights(found.state.get("policy"), where)
+    checkpoint.check_weights(weights, trainer.policy.state_dict(), where)
     try:
         trainer.load_state_dict(found.state)
     except KeyError as error:

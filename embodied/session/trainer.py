@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from embodied.core.clock import running_s
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.runtime.config import EvalNoise
@@ -21,32 +20,11 @@ from embodied.session.signals import ending_in_time
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of a session; a trainer checks them between iterations."""
-
-    stop: threading.Event
-    """Set by the first signal."""
-    deadline_s: float | None
-    """Time at which training ends, on the clock ``running_s``; None is no limit."""
-
-    @property
-    def late(self) -> bool:
-        """Whether the deadline has passed."""
-        return self.deadline_s is not None and running_s() >= self.deadline_s
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
-    """One row of metrics.jsonl, and the numbers of the progress line."""
+    """One iteration: a row of metrics.jsonl and what else is kept of it."""
 
     metrics: Mapping[str, float]
     """Entries of the row other than ``iteration`` and ``wall_s``."""
-    rate: float
-    """Steps (see ``Trainer.steps``) per second."""
-    success: float | None = None
-    """Success rate of the training episodes that ended lately."""
-    loss: float | None = None
-    """Validation loss."""
     evaluation: Mapping[str, Any] | None = None
     """Result of an evaluation that finished since the last report, with ``env_steps`` of the evaluated weights."""
     note: str | None = None
@@ -65,6 +43,8 @@ class Trainer(ABC):
     """Whether it learns from demonstrations (data=); otherwise it refuses them."""
     evaluates: ClassVar[bool] = False
     """Whether it evaluates the policy during training, which stop_at_success needs."""
+    has_success: bool = True
+    """Whether training episodes report success."""
 
     @abstractmethod
     def __init__(self, config: RunConfig, run_dir: Path, new: bool) -> None:
@@ -78,10 +58,10 @@ class Trainer(ABC):
             raise UserError(f"algo={name} learns from demonstrations: data=<directory of embodied.collect> is missing")
         if not cls.needs_data and config.data is not None:
             raise UserError(f"data={config.data} is for algo=sft; {name} learns from its own experience")
-        if not cls.evaluates and config.runtime.trace:
-            raise UserError(f"trace=true is for reinforcement learning, not for algo={name}")
-        if not cls.evaluates and config.stop_at_success is not None:
-            raise UserError(f"stop_at_success is for reinforcement learning, not for algo={name}")
+        refused = {"trace=true": config.runtime.trace, "stop_at_success": config.stop_at_success is not None}
+        for option, given in refused.items():
+            if given and not cls.evaluates:
+                raise UserError(f"{option} is for reinforcement learning, not for algo={name}")
 
     @property
     @abstractmethod
@@ -89,32 +69,30 @@ class Trainer(ABC):
         """The policy to keep. Read it before training or after ``finish``."""
 
     @property
-    def has_success(self) -> bool:
-        """Whether training episodes report success."""
-        return True
-
-    @property
     @abstractmethod
     def iteration(self) -> int:
         """Iterations made, including those of earlier sessions."""
 
     @property
-    @abstractmethod
     def steps(self) -> int:
         """Progress towards ``total_steps``, which names checkpoints: control steps, or updates without a simulator."""
+        return self.iteration
 
     @property
-    @abstractmethod
     def total_steps(self) -> int:
         """Steps at which training ends."""
+        return self.config.total_steps
 
     @abstractmethod
     def announcement(self) -> str:
         """Describe task, policy, sizes and run directory in one line."""
 
     @abstractmethod
-    def iterations(self, limits: Limits) -> Iterator[Report]:
-        """Train to ``total_steps`` or ``limits``. Between two reports the state can be saved."""
+    def iterations(self, stop: threading.Event, deadline_s: float) -> Iterator[Report]:
+        """Train to ``total_steps``, ``stop`` or ``deadline_s`` on the clock ``running_s``, checked between iterations.
+
+        Between two reports the state can be saved.
+        """
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -131,6 +109,10 @@ class Trainer(ABC):
     @abstractmethod
     def result(self) -> dict[str, Any]:
         """Return this trainer's entries of the command's result, at least ``env_steps``."""
+
+    def parameters(self) -> str:
+        """Return the number of the policy's parameters as text."""
+        return f"{sum(parameter.numel() for parameter in self.policy.parameters()):,} parameters"
 
     def evaluation_size(self) -> str:
         """Return the size of the final evaluation as text."""

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from embodied.algos.grounding import Grounding
@@ -41,10 +42,9 @@ class GroundingTrainer(SupervisedTrainer):
     @classmethod
     def check(cls, config: RunConfig) -> None:
         super().check(config)
-        freeze = getattr(config.policy.options, "freeze", ())
+        spec, freeze = factories.make_spec(config), getattr(config.policy.options, "freeze", ())
         if freeze:
             raise UserError(f"algo=grounding trains vision and language: policy.freeze must be [], got {freeze}")
-        spec = factories.make_spec(config)
         lacking = [f"policy={config.policy.name} has no cameras"] if not spec.cameras else []
         lacking += [f"{spec.task} labels nothing that they see"] if not spec.descriptions else []
         if lacking:
@@ -90,13 +90,13 @@ class GroundingTrainer(SupervisedTrainer):
     def evaluate(self, watch: Callable[[float], None]) -> dict[str, Any]:
         """Evaluate in scenes that are not trained on: localization rate per split and camera, error also per goal."""
         obs = self._predicted()
-        by_split, by_goal = _by(self.spec.splits, obs), _by(self.spec.goals, obs)
+        by_split = _by(self.spec.splits, obs)
         return {
             "task": self.config.task.name,
             "pictures": VALIDATION_SCENES * FRAMES_PER_SCENE,
-            "found": {split: self.algorithm.localization_rates(obs) for split, obs in by_split.items()},
-            "error_cm": {split: _error_cm(obs) for split, obs in by_split.items()},
-            "goals": {goal: _error_cm(obs) for goal, obs in by_goal.items()},
+            "found": {split: self.algorithm.localization_rates(rows) for split, rows in by_split.items()},
+            "error_cm": {split: _error_cm(rows) for split, rows in by_split.items()},
+            "goals": {goal: _error_cm(rows) for goal, rows in _by(self.spec.goals, obs).items()},
         }
 
     def _validation_scenes(self) -> Obs:
@@ -124,6 +124,5 @@ def _error_cm(obs: Obs) -> dict[str, float]:
 
 def _by(labels: Sequence[str], obs: Obs) -> dict[str, Obs]:
     """Group observations by the labels of their instructions."""
-    names = [labels[i] for i in obs["instruction"].tolist()]
-    chosen = {label: [row for row, name in enumerate(names) if name == label] for label in sorted(set(names))}
-    return {label: {key: value[rows] for key, value in obs.items()} for label, rows in chosen.items()}
+    names = np.array([labels[i] for i in obs["instruction"].tolist()])
+    return {name: {key: value[names == name] for key, value in obs.items()} for name in sorted(set(names.tolist()))}

@@ -80,9 +80,8 @@ class ImitationTrainer(SupervisedTrainer):
     @cached_property
     def scenes(self) -> SceneDataset:
         """Scenes for a policy that keeps its grounding; opened at the first update, as ``observed`` is."""
-        return self.open_scenes(
-            masks=False, capacity=CAPACITY, reuse=REUSE, keep=lambda obs: self._precomputed(obs, CAPACITY)
-        )
+        keep = self.policy.precompute if self.policy.fits_cache(CAPACITY) else lambda obs: obs
+        return self.open_scenes(masks=False, capacity=CAPACITY, reuse=REUSE, keep=keep)
 
     @cached_property
     def observed(self) -> Obs:
@@ -90,19 +89,17 @@ class ImitationTrainer(SupervisedTrainer):
 
         Computed at the first update, because a resumed run loads its weights before that.
         """
-        return self._precomputed(self.data.obs(slice(None)), len(self.data.state_FS))
-
-    def _precomputed(self, obs: Obs, kept: int) -> Obs:
-        """Replace the frozen part's inputs by its outputs, if those of ``kept`` observations are small enough."""
-        return self.policy.precompute(obs) if self.policy.fits_cache(kept) else obs
+        obs = self.data.obs(slice(None))
+        return self.policy.precompute(obs) if self.policy.fits_cache(len(self.data.state_FS)) else obs
 
 
 def read_demonstrations(config: RunConfig, spec: EnvSpec) -> tuple[Demonstrations, list[str]]:
     """Read the run's data set, with lines that name what may be in another unit. UserError unless it fits the task."""
     assert config.data is not None
-    check_sizes(Path(config.data), spec)
-    data = read(Path(config.data), config.data_keys, [camera.name for camera in spec.cameras])
-    doubts = check_fits(data, spec, Path(config.data), config.data_keys)
+    path = Path(config.data)
+    check_sizes(path, spec)
+    data = read(path, config.data_keys, [camera.name for camera in spec.cameras])
+    doubts = check_fits(data, spec, path, config.data_keys)
     if spec.cameras:  # policies with cameras read instructions
         data = data.with_instructions(spec.texts)
     return data, doubts

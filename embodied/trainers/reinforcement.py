@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,7 @@ from embodied.runtime import Recipe, Runtime, build_runtime
 from embodied.runtime.watch.trace import TRACE_S
 from embodied.session import factories
 from embodied.session.config import RunConfig
-from embodied.session.trainer import Limits, Report, Trainer
-from embodied.session.warm_start import make_initial_policy
+from embodied.session.trainer import Report, Trainer
 
 TRACE_FILE = "trace.json.gz"
 
@@ -29,7 +29,7 @@ class ReinforcementTrainer(Trainer):
 
     def __init__(self, config: RunConfig, run_dir: Path, new: bool) -> None:
         super().__init__(config, run_dir, new)
-        self._has_success = factories.make_spec(config).has_success
+        self.has_success = factories.make_spec(config).has_success
         self.runtime = build(config, run_dir, new)
         self._traced = False
 
@@ -44,10 +44,6 @@ class ReinforcementTrainer(Trainer):
         return self.runtime.policy
 
     @property
-    def has_success(self) -> bool:
-        return self._has_success
-
-    @property
     def iteration(self) -> int:
         return self.runtime.iteration
 
@@ -55,31 +51,20 @@ class ReinforcementTrainer(Trainer):
     def steps(self) -> int:
         return self.runtime.env_steps
 
-    @property
-    def total_steps(self) -> int:
-        return self.config.total_steps
-
     def announcement(self) -> str:
-        parameters = sum(parameter.numel() for parameter in self.policy.parameters())
         config, options, runtime = self.config, self.config.runtime, self.runtime
-        device = resolve_device(options.device)
         return (
-            f"training {config.task.name}: policy {config.policy.name} ({parameters:,} parameters), algo "
+            f"training {config.task.name}: policy {config.policy.name} ({self.parameters()}), algo "
             f"{config.algo.name}, {config.num_envs:,} envs, runtime {options.name} "
-            f"({runtime.layout_note}; {device.type}), seed {config.seed} → {self.run_dir}; a resumed run continues "
-            f"{runtime.resume_note}"
+            f"({runtime.layout_note}; {resolve_device(options.device).type}), seed {config.seed} → {self.run_dir}; "
+            f"a resumed run continues {runtime.resume_note}"
         )
 
-    def iterations(self, limits: Limits) -> Iterator[Report]:
-        for iteration in self.runtime.iterations(self.config.total_steps, limits.deadline_s, limits.stop):
-            yield Report(
-                {"env_steps": iteration.env_steps, **iteration.metrics},
-                rate=iteration.metrics.get("perf/env_steps_per_s", 0.0),
-                success=iteration.metrics.get("rollout/success_at_end"),
-                evaluation=iteration.evaluation,
-                histograms=iteration.histograms,
-                note=self._write_trace() if self.runtime.trace and self.runtime.trace.complete else None,
-            )
+    def iterations(self, stop: threading.Event, deadline_s: float) -> Iterator[Report]:
+        for iteration in self.runtime.iterations(self.total_steps, deadline_s, stop):
+            row = {"env_steps": iteration.env_steps, **iteration.metrics}
+            note = self._write_trace() if self.runtime.trace and self.runtime.trace.complete else None
+            yield Report(row, iteration.evaluation, note, iteration.histograms)
 
     def state_dict(self) -> dict[str, Any]:
         return self.runtime.state_dict()
@@ -124,7 +109,7 @@ def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
         seed=config.seed,
         make_env=make_env,
         make_sampler=partial(factories.make_sampler, config),
-        make_policy=partial(make_initial_policy if new else factories.make_policy, config),
+        make_policy=partial(factories.make_initial_policy if new else factories.make_policy, config),
         make_algorithm=make_algorithm,
         make_eval_env=make_env,
         eval_plans=partial(factories.evaluation_plans, during_training=True),

@@ -6,6 +6,7 @@ targets ──► algorithm.update ──► average weights ──► validatio
 from __future__ import annotations
 
 import math
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -26,8 +27,7 @@ from embodied.envs.mujoco.labels import LabeledPool
 from embodied.runtime import threads
 from embodied.session import factories
 from embodied.session.config import RunConfig
-from embodied.session.trainer import Limits, Report, Trainer
-from embodied.session.warm_start import make_initial_policy
+from embodied.session.trainer import Report, Trainer
 
 
 class SupervisedTrainer(Trainer):
@@ -45,17 +45,13 @@ class SupervisedTrainer(Trainer):
         super().__init__(config, run_dir, new)
         threads.use(threads.torch_cores())
         torch.manual_seed(config.seed)
-        policy = (make_initial_policy if new else factories.make_policy)(config, spec)
+        policy = (factories.make_initial_policy if new else factories.make_policy)(config, spec)
         policy.to(resolve_device(config.runtime.device))
-        algorithm = factories.make_algorithm(config, policy)
-        assert isinstance(algorithm, Supervised)
-        self.algorithm = algorithm
+        self.algorithm = factories.make_algorithm(config, policy)
         self.patience: int | None = None
-        self.kept = algorithm.weights()
-        self.kept_loss, self.kept_update = float("inf"), 0
+        self.kept = self.algorithm.weights()
+        self.kept_loss, self.kept_update = math.inf, 0
         self.opened = ExitStack()
-
-    # -- of a subclass -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def update(self) -> float:
@@ -64,8 +60,6 @@ class SupervisedTrainer(Trainer):
     @abstractmethod
     def validate(self) -> tuple[float, dict[str, float]]:
         """Return the validation loss of the average weights, and other metrics of them."""
-
-    # -- of Trainer ----------------------------------------------------------------------------------------------------
 
     @property
     def policy(self) -> Policy:
@@ -76,34 +70,29 @@ class SupervisedTrainer(Trainer):
         return self.algorithm.updates
 
     @property
-    def steps(self) -> int:
-        return self.algorithm.updates
-
-    @property
     def total_steps(self) -> int:
         return self.algorithm.config.updates
 
-    def iterations(self, limits: Limits) -> Iterator[Report]:
-        algorithm, options = self.algorithm, self.algorithm.config
+    def iterations(self, stop: threading.Event, deadline_s: float) -> Iterator[Report]:
+        algorithm, every = self.algorithm, self.algorithm.config.validate_every
         losses: list[float] = []
         began, first = running_s(), algorithm.updates
-        while algorithm.updates < options.updates and not limits.stop.is_set():
+        ended = False
+        while algorithm.updates < self.total_steps and not ended and not stop.is_set():
             losses.append(self.update())
-            late = limits.late
-            if algorithm.updates % options.validate_every and algorithm.updates < options.updates and not late:
+            ended = running_s() >= deadline_s
+            if algorithm.updates % every and algorithm.updates < self.total_steps and not ended:
                 continue
             rate = (algorithm.updates - first) / (running_s() - began)
             loss, metrics = self.validate()
             if loss < self.kept_loss or self.patience is None:
                 self.kept, self.kept_loss, self.kept_update = algorithm.weights(), loss, algorithm.updates
             row = {"perf/updates_per_s": rate, self.loss_name: sum(losses) / len(losses), "train/validation_loss": loss}
-            waited = (algorithm.updates - self.kept_update) // options.validate_every
-            hopeless = self.patience is not None and waited >= self.patience
-            note = f"the validation loss has not improved in {waited} validations" if hopeless else None
-            yield Report(row | metrics, rate, loss=loss, note=note)
             losses.clear()
-            if late or hopeless:
-                break
+            waited, note = (algorithm.updates - self.kept_update) // every, None
+            if self.patience is not None and waited >= self.patience:
+                ended, note = True, f"the validation loss has not improved in {waited} validations"
+            yield Report(row | metrics, note=note)
 
     def state_dict(self) -> dict[str, Any]:
         self._keep_newest()
@@ -117,19 +106,13 @@ class SupervisedTrainer(Trainer):
 
     def finish(self) -> None:
         self._keep_newest()
-        self.algorithm.policy.cpu().load_state_dict(self.kept)
+        self.policy.cpu().load_state_dict(self.kept)
 
     def result(self) -> dict[str, Any]:
         return {"env_steps": 0, "validation_loss": self.kept_loss if math.isfinite(self.kept_loss) else None}
 
     def close(self) -> None:
         self.opened.close()
-
-    # -- for subclasses ------------------------------------------------------------------------------------------------
-
-    def parameters(self) -> str:
-        """Return the number of the policy's parameters as text."""
-        return f"{sum(parameter.numel() for parameter in self.algorithm.policy.parameters()):,} parameters"
 
     def open_scenes(
         self, *, masks: bool, capacity: int, reuse: float, keep: Callable[[Obs], Obs] = lambda obs: obs
@@ -139,9 +122,8 @@ class SupervisedTrainer(Trainer):
         Call it at the first update, because a resumed run loads its number of updates before that. A resumed run sees
         other scenes than an uninterrupted one.
         """
-        cores, seed = threads.available_cores(), first_env_seed(Purpose.SCENES, self.config.seed)
-        seed += self.algorithm.updates
-        pool = factories.make_env(self.config, self.config.num_envs, cores, self.run_dir)
+        seed = first_env_seed(Purpose.SCENES, self.config.seed) + self.algorithm.updates
+        pool = factories.make_env(self.config, self.config.num_envs, threads.available_cores(), self.run_dir)
         self.opened.callback(pool.close)
         sampler = factories.make_sampler(self.config, pool.spec, pool.num_envs, seed)
         scenes = Scenes(LabeledPool(pool, sampler, masks=masks), self.policy.execute, seed)

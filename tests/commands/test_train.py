@@ -18,7 +18,7 @@ from embodied.envs.tasks.words import default_words
 from embodied.report.metrics import read_metrics
 from embodied.runtime import checkpoint, evaluate, evaluator
 from embodied.session.config import compose_run, read_run, resolve, resume_run
-from embodied.session.directory import new_run_dir
+from embodied.session.session import new_run_dir
 from tests.commands.helpers import SMALL, Outcome, checkpoint_of, run_train
 
 METRICS = {

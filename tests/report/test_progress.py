@@ -7,9 +7,12 @@ import io
 import pytest
 
 from embodied.report import progress
-from embodied.report.progress import Line, Progress, Status, duration
+from embodied.report.progress import Line, Progress, duration, time_left
 
-STATUS = Status(iteration=3, env_steps=250_000, wall_s=100.0, env_steps_per_s=2500.0, success=0.25, eval_success=0.5)
+STATUS = {
+    "iteration": 3, "env_steps": 250_000, "wall_s": 100.0, "perf/env_steps_per_s": 2500.0,
+    "rollout/success_at_end": 0.25, "eval/success_at_end": 0.5,
+}  # fmt: skip
 
 
 def test_a_plain_line_has_rate_success_and_time_left() -> None:
@@ -23,7 +26,8 @@ def test_a_plain_line_has_rate_success_and_time_left() -> None:
 
 def test_what_learns_from_data_counts_updates_and_slow_ones_too() -> None:
     stream = io.StringIO()
-    Progress(1_000, 10.0, stream).update(Status(100, 100, 240.0, 0.42, loss=0.25))
+    row = {"iteration": 100, "wall_s": 240.0, "perf/updates_per_s": 0.42, "train/validation_loss": 0.25}
+    Progress(1_000, 10.0, stream=stream).update(row)
     assert stream.getvalue() == (
         " 40%  100 of 1.0k updates  0.4 updates/s  validation loss 0.2500  4m00s gone  6m00s left\n"
     )
@@ -31,7 +35,7 @@ def test_what_learns_from_data_counts_updates_and_slow_ones_too() -> None:
 
 def test_plain_lines_are_rare_but_messages_are_not_lost() -> None:
     stream = io.StringIO()
-    line = Progress(1_000_000, None, stream)
+    line = Progress(1_000_000, None, stream=stream)
     for _ in range(100):
         line.update(STATUS)
     line.message("saved [step_3]")
@@ -42,10 +46,9 @@ def test_plain_lines_are_rare_but_messages_are_not_lost() -> None:
 
 
 def test_time_left_is_until_the_first_limit() -> None:
-    assert Progress(1_000_000, None, io.StringIO()).seconds_left(STATUS) == 300.0
-    assert Progress(1_000_000, 2.0, io.StringIO()).seconds_left(STATUS) == 20.0
-    idle = Status(0, 0, 0.0, 0.0)
-    assert Progress(10, None, io.StringIO()).seconds_left(idle) is None
+    assert time_left(250_000, 1_000_000, 2500.0, 100.0, None) == 300.0
+    assert time_left(250_000, 1_000_000, 2500.0, 100.0, 120.0) == 20.0
+    assert time_left(0, 10, 0.0, 0.0, None) is None
 
 
 def test_durations() -> None:
@@ -53,10 +56,10 @@ def test_durations() -> None:
 
 
 def test_returns_are_shown_where_there_is_no_success() -> None:
-    for evaluated, text in ((None, "-"), (480.0, "480.0")):
+    for evaluation, text in (({}, "-"), ({"eval/return_mean": 480.0}, "480.0")):
         stream = io.StringIO()
-        line = Progress(1_000_000, None, stream)
-        line.update(Status(1, 1000, 2.0, 500.0, return_mean=123.456, eval_return=evaluated, has_success=False))
+        line = Progress(1_000_000, None, has_success=False, stream=stream)
+        line.update({"iteration": 1, "wall_s": 2.0, "rollout/return_mean": 123.456, **evaluation})
         line.close()
         assert f"return 123.5  evaluated {text}" in stream.getvalue()
 
@@ -64,7 +67,7 @@ def test_returns_are_shown_where_there_is_no_success() -> None:
 def test_before_the_first_episode_has_ended_the_kind_of_result_is_known() -> None:
     for has_success, text in ((False, "return -  evaluated -"), (True, "success -  evaluated -")):
         stream = io.StringIO()
-        Progress(1_000_000, None, stream).update(Status(1, 1000, 2.0, 500.0, has_success=has_success))
+        Progress(1_000_000, None, has_success, stream).update({"iteration": 1, "wall_s": 2.0})
         assert text in stream.getvalue()
 
 

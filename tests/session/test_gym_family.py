@@ -9,8 +9,8 @@ import pytest
 from embodied import eval as eval_command
 from embodied import tasks, train
 from embodied.session.config import compose_run
-from embodied.session.directory import new_run_dir
 from embodied.session.factories import make_spec
+from embodied.session.session import new_run_dir
 from tests.commands.helpers import Outcome, run
 
 TOY = "tests.envs.toy_gym"

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,14 @@ from embodied.core.clock import running_s
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.report import progress
-from embodied.report.metrics import read_metrics
+from embodied.report.metrics import evaluated_success, read_metrics
 from embodied.runtime import checkpoint
 from embodied.session.command import Stopped
 from embodied.session.config import RunConfig, read_run
 from embodied.session.factories import make_policy, make_spec
 from embodied.session.files import lock_run
-from embodied.session.session import Session, eval_success
-from embodied.session.trainer import Limits, Report, Trainer
+from embodied.session.session import Session
+from embodied.session.trainer import Report, Trainer
 
 OPTIONS: dict[str, Any] = {
     "task": "reach", "policy": "gaussian", "policy.actor_hidden": [4], "policy.critic_hidden": [4], "total_steps": 5,
@@ -57,15 +58,11 @@ class Counting(Trainer):
     def steps(self) -> int:
         return 10 * self.count
 
-    @property
-    def total_steps(self) -> int:
-        return self.config.total_steps
-
     def announcement(self) -> str:
         return "counting"
 
-    def iterations(self, limits: Limits) -> Iterator[Report]:
-        while self.count < self.total_steps and not limits.stop.is_set() and not limits.late:
+    def iterations(self, stop: threading.Event, deadline_s: float) -> Iterator[Report]:
+        while self.count < self.total_steps and not stop.is_set() and running_s() < deadline_s:
             self.count += 1
             if self.count == self.fails:
                 raise FloatingPointError("loss nan")
@@ -73,7 +70,7 @@ class Counting(Trainer):
                 os.kill(os.getpid(), signal.SIGINT)
             success = self.count / 10
             evaluation = {"env_steps": self.steps, "success_once": 1.0, "success_at_end": success, "return_mean": 0.0}
-            yield Report({"env_steps": self.steps}, rate=1.0, evaluation=evaluation if self.evaluated else None)
+            yield Report({"env_steps": self.steps}, evaluation if self.evaluated else None)
 
     def state_dict(self) -> dict[str, Any]:
         return {"policy": self._policy.state_dict(), "count": self.count}
@@ -199,10 +196,9 @@ def test_a_resumed_run_shows_the_last_evaluation(
 
 
 def test_the_evaluation_that_is_shown_is_of_instructions_that_are_trained_on() -> None:
-    rows = [{"eval/success_at_end": 0.5, "eval/train/success_at_end": 0.7}, {"iteration": 2}]
-    assert eval_success(rows) == 0.7
-    assert eval_success([{"eval/success_at_end": 0.5}, {"eval/success_at_end": None}]) == 0.5
-    assert eval_success([]) is None
+    assert evaluated_success({"eval/success_at_end": 0.5, "eval/train/success_at_end": 0.7}) == 0.7
+    assert evaluated_success({"iteration": 2, "eval/success_at_end": 0.5}) == 0.5
+    assert evaluated_success({}) is None
 
 
 def test_a_new_run_takes_no_directory_of_another(tmp_path: Path) -> None:
