@@ -1,18 +1,30 @@
-"""Columns of a data set that are state and action, and the conversion of their numbers for a task (``data_keys``)."""
+"""Columns of a data set that are state and action: conversion for a task (``data_keys``), and a check of their units.
+
+Actions outside the action space are refused, with the ``data_keys`` that convert them. A line names entries that use
+only a small part of the space, states that are implausibly large for their unit, and entries for which the data set
+states another unit.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Text, config_dataclass, from_mapping
+from embodied.core.spec import ActionTerm, Box, EnvSpec, Term
 
 NAMES = {"state": "observation.state", "action": "action"}
 """Usual names of the columns, as LeRobot has them."""
+ROUNDING = 1e-3  # how far an action may be beyond the space
+SMALL = 0.1  # share of the space; an entry that uses less may be in another unit
+PLAUSIBLE = {"rad": 2 * math.pi, "m": 10.0}  # largest states, by unit
+INSTEAD = {"rad": ("degrees", math.pi / 180), "m": ("mm", 1e-3)}  # other units that data sets have, and their sizes
 
 
 @config_dataclass
@@ -42,12 +54,11 @@ def columns_of(keys: Mapping[str, Any]) -> tuple[Column, Column]:
     columns = []
     for what, usual in NAMES.items():
         given = keys.get(what, {})
-        if not isinstance(given, str | Mapping):
+        options = {"name": given} if isinstance(given, str) else given
+        if not isinstance(options, Mapping):
             raise UserError(f"data_keys.{what}: got {given!r}, allowed: a name, or name, entries, scale and offset")
-        options = {"name": given} if isinstance(given, str) else {"name": usual, **given}
-        columns.append(from_mapping(Column, options, f"data_keys.{what}"))
-    state, action = columns
-    return state, action
+        columns.append(from_mapping(Column, {"name": usual, **options}, f"data_keys.{what}"))
+    return columns[0], columns[1]
 
 
 def convert(values_FD: Tensor, names: Sequence[str], column: Column, what: str) -> Tensor:
@@ -77,3 +88,124 @@ def factors(column: Column, size: int, what: str) -> tuple[Tensor, Tensor]:
     if bool((scale == 0).any()):
         raise UserError(f"data_keys.{what}.scale: got a 0, allowed: any other number")
     return scale, offset
+
+
+class Conversion(NamedTuple):
+    """``offset + scale * number``, for a number in ``unit``."""
+
+    unit: str
+    scale: float
+    offset: float = 0.0
+
+
+PERCENT = (Conversion("percent", 0.01), Conversion("percent from 0 to 100", 0.02, -1.0))
+
+
+def unit_of(term: Term | ActionTerm) -> str:
+    """Describe the number 1 of an entry: ``1 rad``, ``0.06 m``, ``0.02 m from 0.02``; empty without a unit."""
+    one, start = (1 / term.scale, 0.0) if isinstance(term, Term) else (term.scale, term.offset)
+    if (one, start, term.unit) == (1.0, 0.0, ""):
+        return ""
+    return f"{one:g} {term.unit}".strip() + (f" from {start:g}" if start else "")
+
+
+def state_units(spec: EnvSpec) -> tuple[str, ...]:
+    """Return ``unit_of`` of every entry of the state."""
+    return tuple(unit_of(term) for term in spec.state for _ in range(term.size))
+
+
+def action_units(spec: EnvSpec) -> tuple[str, ...]:
+    """Return ``unit_of`` of every entry of an action; () for choices."""
+    return tuple(map(unit_of, spec.action.terms)) if isinstance(spec.action, Box) else ()
+
+
+def check_actions(action_FA: Tensor, spec: EnvSpec, column: Column, path: Path) -> list[str]:
+    """Return a line if entries use less than SMALL of the space. UserError for actions beyond it.
+
+    column: how the actions were converted already.
+    """
+    if not isinstance(spec.action, Box):
+        return []
+    beyond: dict[int, Conversion | None] = {}
+    small: dict[int, Conversion | None] = {}
+    for i, (term, (low, high)) in enumerate(zip(spec.action.terms, _ranges(action_FA), strict=True)):
+        size, units = max(-low, high), _units(term)
+        if size > 1 + ROUNDING:
+            beyond[i] = _fitting((low, high), (*units, *PERCENT, Conversion("shares of the largest", 1 / size)))
+        elif 0 < size < SMALL:
+            small[i] = _fitting((low, high), units)
+    if beyond:
+        raise UserError(
+            f"data set {path}: its action goes beyond -1 to 1, which is all that task {spec.task} allows: "
+            f"{_described(beyond, spec.action_names, action_FA, column, 'action')}"
+        )
+    line = (
+        f"data set {path}: its action uses less than a tenth of -1 to 1, as if it had another unit: "
+        f"{_described(small, spec.action_names, action_FA, column, 'action')}"
+    )
+    return [line] if small else []
+
+
+def check_state(state_FS: Tensor, spec: EnvSpec, column: Column, path: Path) -> list[str]:
+    """Return a line if entries are larger than is plausible. column: how the state was converted already."""
+    terms = [term for term in spec.state for _ in range(term.size)]
+    large: dict[int, Conversion | None] = {}
+    for i, (term, (low, high)) in enumerate(zip(terms, _ranges(state_FS), strict=True)):
+        if max(-low, high) > term.scale * PLAUSIBLE.get(term.unit, math.inf):
+            unit, size = INSTEAD[term.unit]
+            large[i] = Conversion(unit, term.scale * size)
+    described = _described(large, spec.state_names, state_FS, column, "state")
+    return [f"data set {path}: its state is too large for the task's units: {described}"] if large else []
+
+
+def check_units(found: Sequence[str], needed: Sequence[str], names: Sequence[str], what: str, path: Path) -> list[str]:
+    """Return a line if the data set states other units than the task's."""
+    other = [
+        f"{name} {theirs}, not {ours}"
+        for name, theirs, ours in zip(names, found, needed, strict=False)
+        if theirs and ours and theirs != ours
+    ]
+    line = (
+        f"data set {path}: 1 is something else in its {what} than in the task's: {'; '.join(other)}. To convert it: "
+        f"data_keys.{what}.scale=[...] data_keys.{what}.offset=[...]"
+    )
+    return [line] if other else []
+
+
+def _ranges(values_FD: Tensor) -> list[tuple[float, float]]:
+    """Return the lowest and the highest number of every entry."""
+    return list(zip(values_FD.amin(0).tolist(), values_FD.amax(0).tolist(), strict=True))
+
+
+def _units(term: ActionTerm) -> list[Conversion]:
+    """Return the conversions of the commanded quantity, in its own unit and in another one."""
+    if not term.scale:
+        return []
+    sizes = [(term.unit or "the environment's unit", 1.0), *([INSTEAD[term.unit]] if term.unit in INSTEAD else [])]
+    return [Conversion(unit, one / term.scale, -term.offset / term.scale) for unit, one in sizes]
+
+
+def _fitting(ends: tuple[float, float], conversions: Sequence[Conversion]) -> Conversion | None:
+    """Return the first conversion that brings a range into the space without using less than SMALL of it."""
+    for conversion in conversions:
+        if SMALL <= max(abs(conversion.offset + conversion.scale * end) for end in ends) <= 1 + ROUNDING:
+            return conversion
+    return None
+
+
+def _described(
+    entries: Mapping[int, Conversion | None], names: Sequence[str], values_FD: Tensor, column: Column, what: str
+) -> str:
+    """Return the entries with their ranges and fitting units, and options that convert them besides ``column``."""
+    ranges, listed = _ranges(values_FD), []
+    scale, offset = factors(column, len(ranges), what)
+    for i, conversion in entries.items():
+        listed.append("{} from {:.4g} to {:.4g}".format(names[i], *ranges[i]))
+        if conversion is not None:
+            listed[-1] += f" ({conversion.unit}?)"
+            scale[i], offset[i] = conversion.scale * scale[i], conversion.scale * offset[i] + conversion.offset
+    if not any(entries.values()):
+        return ", ".join(listed)
+    options = [("scale", scale), *([("offset", offset)] if offset.any() else [])]
+    words = [f"data_keys.{what}.{name}=[{','.join(f'{x:.6g}' for x in numbers.tolist())}]" for name, numbers in options]
+    return f"{', '.join(listed)}. To convert it: {' '.join(words)}"

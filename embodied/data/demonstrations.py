@@ -60,7 +60,7 @@ class Demonstrations:
     action_names: tuple[str, ...] = ()
     """Names of the entries of an action; () if the data set has none."""
     state_units: tuple[str, ...] = ()
-    """Unit of each entry of a state (``units.unit_of``); () if the data set does not state it."""
+    """Unit of each entry of a state (``columns.unit_of``); () if the data set does not state it."""
     action_units: tuple[str, ...] = ()
     """Unit of each entry of an action; () if the data set does not state it."""
     images: dict[str, Tensor] = field(default_factory=dict)

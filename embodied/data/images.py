@@ -27,14 +27,12 @@ def decode_png(data: bytes) -> NDArray[np.uint8]:
             if image.mode != "RGB":
                 raise ValueError(f"the PNG file holds {image.mode}, needed is RGB, into which pillow converts")
             if image.width * image.height > MAX_PIXELS:
-                raise ValueError(
-                    f"the PNG file has {image.width} x {image.height} pixels, at most {MAX_PIXELS} are read"
-                )
+                raise ValueError(f"the PNG file has {image.width} x {image.height} pixels, at most {MAX_PIXELS}")
             pixels: NDArray[np.uint8] = np.array(image)
+            return pixels
     except UnidentifiedImageError:
         raise ValueError("it is not a PNG file; JPEG and others must be converted, for instance with pillow") from None
     except Image.DecompressionBombError as error:
         raise ValueError(f"the PNG file is too large: {error}") from error
     except (OSError, SyntaxError, EOFError, struct.error, zlib.error) as error:
         raise ValueError(f"the PNG file is damaged: {error}") from error
-    return pixels

@@ -5,7 +5,7 @@
           meta/tasks.parquet                          instruction (the index of a pandas frame) -> task_index
           meta/episodes/chunk-000/file-000.parquet    one row per episode: length, instructions, place of its frames
           data/chunk-000/file-000.parquet             one row per frame
-          meta/units.json                             units of state and action (units.py), in data sets of our own
+          meta/units.json                             units of state and action (columns.py), in our own data sets
 
 Format: https://huggingface.co/docs/lerobot/lerobot-dataset-v3. A frame holds an observation and the action that was
 chosen for it; ``next.*`` are the results of that step. Images are columns of PNG files (feature type ``image``) or
@@ -29,11 +29,19 @@ from torch import Tensor
 
 from embodied.core.errors import UserError, nearest
 from embodied.core.spec import CameraSpec, EnvSpec
-from embodied.data.columns import NAMES, columns_of, convert
+from embodied.data.columns import (
+    NAMES,
+    action_units,
+    check_actions,
+    check_state,
+    check_units,
+    columns_of,
+    convert,
+    state_units,
+)
 from embodied.data.demonstrations import Demonstrations
 from embodied.data.images import decode_png
 from embodied.data.lerobot_videos import read_videos
-from embodied.data.units import action_units, check_actions, check_state, check_units, state_units
 
 VERSION = "v3.0"
 FILE = "chunk-000/file-000.parquet"
@@ -51,59 +59,47 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
     or images that are neither PNG files nor frames of videos, or of several sizes.
     """
     state, action = columns_of(keys or {})
-    names = [state.name, action.name]
-    images = {camera: f"{IMAGES}.{camera}" for camera in cameras}
-    info = _info(path)
+    info, units = _info(path), _units(path)
     features = info["features"]
-    _check_features(features, [*names, *images.values()], path)
+    images = {camera: f"{IMAGES}.{camera}" for camera in cameras}
+    missing = [name for name in (state.name, action.name, *images.values()) if name not in features]
+    if missing:
+        hints = {name: nearest(name, features) for name in missing}
+        listed = ", ".join(f"{name} (did you mean {hint}?)" if hint else name for name, hint in hints.items())
+        raise UserError(f"data set {path}: it lacks {listed}. It has: {', '.join(sorted(features))}")
+    stored = []
     for key in images.values():
-        if features[key].get("dtype") not in ("image", "video"):
-            raise UserError(f"data set {path}: {key} is of type {features[key].get('dtype')}, allowed: image and video")
-    stored = [key for key in images.values() if features[key]["dtype"] == "image"]
-    table = _frames(path, [*names, *stored, "episode_index", TASK])
+        kind = features[key].get("dtype")
+        if kind not in ("image", "video"):
+            raise UserError(f"data set {path}: {key} is of type {kind}, allowed: image and video")
+        stored += [key] if kind == "image" else []
+    files = sorted((path / "data").glob("*/*.parquet"))
+    columns = [state.name, action.name, *stored, "episode_index", TASK]
+    try:
+        table = pa.concat_tables([pq.read_table(file, columns=columns) for file in files]).select(columns)
+    except (ArrowException, OSError, KeyError) as error:
+        raise UserError(f"data set {path}: cannot read its frames: {error}") from error
     episode = torch.from_numpy(table["episode_index"].to_numpy().astype(np.int64))
     if len(episode) == 0 or bool((episode.diff() < 0).any()):
         raise UserError(f"data set {path}: frames must be there, and in the order of their episodes")
-    state_names, action_names = (_names(features[name]) for name in names)
-    units = _units(path)
+    state_names, action_names = _names(features[state.name]), _names(features[action.name])
+    instruction, instructions = _instructions(table, path)
     return Demonstrations(
-        convert(_matrix(table, state.name, path), state_names, state, "state"),
-        convert(_matrix(table, action.name, path), action_names, action, "action"),
-        episode,
-        *_instructions(table, path),
-        float(info["fps"]),
-        () if state.entries else state_names,
-        () if action.entries else action_names,
-        () if state.converts else units.get(state.name, ()),
-        () if action.converts else units.get(action.name, ()),
-        {
+        state_FS=convert(_matrix(table, state.name, path), state_names, state, "state"),
+        action_FA=convert(_matrix(table, action.name, path), action_names, action, "action"),
+        episode_F=episode,
+        instruction_F=instruction,
+        instructions=instructions,
+        control_hz=float(info["fps"]),
+        state_names=() if state.entries else state_names,
+        action_names=() if action.entries else action_names,
+        state_units=() if state.converts else units.get(state.name, ()),
+        action_units=() if action.converts else units.get(action.name, ()),
+        images={
             camera: _images(table, key, path) if key in stored else read_videos(path, info, key, episode)
             for camera, key in images.items()
         },
     )
-
-
-def _check_features(features: Mapping[str, Any], needed: Sequence[str], path: Path) -> None:
-    missing = [name for name in needed if name not in features]
-    if missing:
-        hints = {name: nearest(name, features) for name in missing}
-        listed = ", ".join(f"{name}" + (f" (did you mean {hint}?)" if hint else "") for name, hint in hints.items())
-        raise UserError(f"data set {path}: it lacks {listed}. It has: {', '.join(sorted(features))}")
-
-
-def _frames(path: Path, columns: list[str]) -> pa.Table:
-    """Read these columns of all frames, in order."""
-    files = sorted((path / "data").glob("*/*.parquet"))
-    if not files:
-        raise UserError(f"data set {path}: there is no parquet file under data/")
-    try:
-        table = pa.concat_tables([pq.read_table(file, columns=columns) for file in files])
-    except (ArrowException, OSError, KeyError) as error:
-        raise UserError(f"data set {path}: cannot read its frames: {error}") from error
-    missing = [column for column in columns if column not in table.column_names]
-    if missing:
-        raise UserError(f"data set {path}: its frames lack {', '.join(missing)}")
-    return table
 
 
 def check_sizes(path: Path, spec: EnvSpec) -> None:
@@ -112,15 +108,15 @@ def check_sizes(path: Path, spec: EnvSpec) -> None:
     for camera in spec.cameras:
         feature = features.get(f"{IMAGES}.{camera.name}", {})
         sizes = dict(zip(_names(feature), feature.get("shape", ()), strict=False))
-        declared = sizes.get("height", camera.height), sizes.get("width", camera.width)
-        _check_size(path, camera, declared)
+        _check_size(path, camera, sizes.get("height", camera.height), sizes.get("width", camera.width))
 
 
-def _check_size(path: Path, camera: CameraSpec, found: tuple[int, int]) -> None:
-    needed = camera.height, camera.width
-    if found != needed:
-        got, wanted = ("x".join(map(str, size)) for size in (found, needed))
-        raise UserError(f"data set {path}: pictures of camera {camera.name} have {got} pixels, needed is {wanted}")
+def _check_size(path: Path, camera: CameraSpec, height: int, width: int) -> None:
+    if (height, width) != (camera.height, camera.width):
+        raise UserError(
+            f"data set {path}: pictures of camera {camera.name} have {height}x{width} pixels, needed is "
+            f"{camera.height}x{camera.width}"
+        )
 
 
 def check_fits(data: Demonstrations, spec: EnvSpec, path: Path, keys: Mapping[str, Any] | None = None) -> list[str]:
@@ -128,27 +124,24 @@ def check_fits(data: Demonstrations, spec: EnvSpec, path: Path, keys: Mapping[st
 
     UserError unless sizes, names, images and control rate are those of the task, and actions are in its space.
     """
-    rate = 1 / spec.control_dt_s
+    rate, where = 1 / spec.control_dt_s, f"data set {path}"
     if not math.isclose(data.control_hz, rate, rel_tol=1e-3):
-        raise UserError(f"data set {path}: recorded at {data.control_hz:g} Hz, but task {spec.task} runs at {rate:g}")
-    pairs = (("state", data.state_FS, data.state_names, spec.state_dim, spec.state_names),
-             ("action", data.action_FA, data.action_names, spec.action_dim, spec.action_names))  # fmt: skip
-    for what, values, names, size, expected in pairs:
+        raise UserError(f"{where}: recorded at {data.control_hz:g} Hz, but task {spec.task} runs at {rate:g}")
+    pairs = (("state", data.state_FS, data.state_names, spec.state_names),
+             ("action", data.action_FA, data.action_names, spec.action_names))  # fmt: skip
+    for what, values, names, expected in pairs:
         hint = f"data_keys.{what}.entries=[...] names those of its entries that are the task's, in the task's order"
-        if values.shape[1] != size:
-            raise UserError(
-                f"data set {path}: its {what} has {values.shape[1]} entries, task {spec.task} has {size}. {hint}"
-            )
-        if names and expected and names != expected:
-            at = next(i for i, (a, b) in enumerate(zip(names, expected, strict=True)) if a != b)
-            raise UserError(
-                f"data set {path}: entry {at} of its {what} is '{names[at]}', that of task {spec.task} "
-                f"'{expected[at]}'. {hint}"
-            )
+        found, needed = values.shape[1], len(expected)
+        if found != needed:
+            raise UserError(f"{where}: its {what} has {found} entries, task {spec.task} has {needed}. {hint}")
+        for i, (name, other) in enumerate(zip(names, expected, strict=False)):
+            if name != other:
+                raise UserError(
+                    f"{where}: entry {i} of its {what} is '{name}', that of task {spec.task} '{other}'. {hint}"
+                )
     for camera in spec.cameras:
         if camera.name in data.images:
-            height, width = data.images[camera.name].shape[1:3]
-            _check_size(path, camera, (height, width))
+            _check_size(path, camera, *data.images[camera.name].shape[1:3])
     state, action = columns_of(keys or {})
     return [
         *check_units(data.state_units, state_units(spec), spec.state_names, "state", path),
@@ -160,18 +153,16 @@ def check_fits(data: Demonstrations, spec: EnvSpec, path: Path, keys: Mapping[st
 
 def _info(path: Path) -> dict[str, Any]:
     try:
-        info = json.loads((path / "meta" / "info.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        info: dict[str, Any] = json.loads((path / "meta" / "info.json").read_text(encoding="utf-8"))
+        version, _ = info["codebase_version"], (info["fps"], info["features"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"data={path} is not a LeRobotDataset: no readable meta/info.json ({error})") from error
-    missing = [key for key in ("codebase_version", "fps", "features") if key not in info]
-    if missing:
-        raise UserError(f"data set {path}: meta/info.json lacks {', '.join(missing)}")
-    if not str(info["codebase_version"]).startswith("v3."):
+    if not str(version).startswith("v3."):
         raise UserError(
-            f"data set {path} has format {info['codebase_version']}, needed is {VERSION}: LeRobot's "
-            "convert_dataset_v21_to_v30 converts older ones"
+            f"data set {path} has format {version}, needed is {VERSION}: LeRobot's convert_dataset_v21_to_v30 converts "
+            "older ones"
         )
-    return dict(info)
+    return info
 
 
 def _units(path: Path) -> dict[str, tuple[str, ...]]:
@@ -213,15 +204,14 @@ def _instructions(table: pa.Table, path: Path) -> tuple[Tensor, tuple[str, ...]]
         index = [*(rows.schema.pandas_metadata or {}).get("index_columns", ()), "task"]
         others = [name for name in rows.column_names if name != TASK]
         (name,) = [name for name in index if name in others][:1] or others
-        texts = dict(zip(rows[TASK].to_pylist(), rows[name].to_pylist(), strict=True))
+        indices, texts = rows[TASK].to_pylist(), tuple(map(str, rows[name].to_pylist()))
     except (ArrowException, OSError, KeyError, ValueError) as error:
         raise UserError(f"data set {path}: cannot read its instructions, meta/tasks.parquet: {error}") from error
-    indices = table[TASK].to_pylist()
-    unknown = sorted(set(indices) - set(texts))
-    if unknown:
-        raise UserError(f"data set {path}: {TASK} {unknown[0]} of its frames is not in meta/tasks.parquet")
-    place = {index: i for i, index in enumerate(texts)}
-    return torch.tensor([place[index] for index in indices]), tuple(map(str, texts.values()))
+    place = {index: i for i, index in enumerate(indices)}
+    try:
+        return torch.tensor([place[index] for index in table[TASK].to_pylist()]), texts
+    except KeyError as error:
+        raise UserError(f"data set {path}: {TASK} {error} of its frames is not in meta/tasks.parquet") from error
 
 
 def _images(table: pa.Table, key: str, path: Path) -> Tensor:

@@ -34,50 +34,46 @@ def read_videos(path: Path, info: Mapping[str, Any], key: str, episode_F: Tensor
     """
     places = _places(path, key)
     episodes, lengths = episode_F.unique_consecutive(return_counts=True)
-    ends = lengths.cumsum(0).tolist()
-    wanted: dict[Path, list[tuple[int, int, int]]] = defaultdict(list)  # first frame in the file, in the data, length
-    for episode, length, end in zip(episodes.tolist(), lengths.tolist(), ends, strict=True):
+    wanted: dict[Path, dict[int, int]] = defaultdict(dict)  # frame of the data, by the frame of its video
+    end = 0
+    for episode, length in zip(episodes.tolist(), lengths.tolist(), strict=True):
+        end += length
         if episode not in places:
             raise UserError(f"data set {path}: meta/episodes does not say where {key} of episode {episode} is")
-        chunk_index, file_index, begins_s, ends_s = places[episode]
+        place = places[episode]
         pattern = info.get("video_path") or VIDEO_PATH
-        file = path / pattern.format(video_key=key, chunk_index=chunk_index, file_index=file_index)
-        first, last = (round(time_s * float(info["fps"])) for time_s in (begins_s, ends_s))
+        file = path / pattern.format(video_key=key, chunk_index=place["chunk_index"], file_index=place["file_index"])
+        first, last = (round(place[name] * float(info["fps"])) for name in ("from_timestamp", "to_timestamp"))
         if last - first < length:
             raise UserError(f"data set {path}: {file} has {last - first} frames of episode {episode}, needed: {length}")
-        wanted[file].append((first, end - length, length))
+        wanted[file] |= {first + i: end - length + i for i in range(length)}
     images: NDArray[np.uint8] | None = None
-    for file, spans in wanted.items():
-        needed = max(first + length for first, _, length in spans)
-        count = 0
-        for frame in _frames(file, path):
+    for file, places_in_data in wanted.items():
+        count, needed = 0, max(places_in_data) + 1
+        for count, frame in zip(range(1, needed + 1), _frames(file, path), strict=False):
             if images is None:
                 images = np.empty((len(episode_F), *frame.shape), np.uint8)
             if frame.shape != images.shape[1:]:
                 raise UserError(f"data set {path}: {key} has videos of several sizes, the first of another in {file}")
-            for first, place, length in spans:
-                if first <= count < first + length:
-                    images[place + count - first] = frame
-            count += 1
-            if count == needed:
-                break
+            if count - 1 in places_in_data:
+                images[places_in_data[count - 1]] = frame
         if count < needed:
             raise UserError(f"data set {path}: {file} has {count} frames, its episodes need {needed}")
     assert images is not None, "a data set has frames"
     return torch.from_numpy(images)
 
 
-def _places(path: Path, key: str) -> dict[int, tuple[int, int, float, float]]:
-    """Return chunk, file, start (s) and end (s) of the video of each episode."""
+def _places(path: Path, key: str) -> dict[int, dict[str, Any]]:
+    """Return chunk_index, file_index, from_timestamp (s) and to_timestamp (s) of the video of each episode."""
+    prefix = f"videos/{key}/"
     names = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
-    columns = ["episode_index", *(f"videos/{key}/{name}" for name in names)]
-    files = sorted((path / "meta" / "episodes").glob("*/*.parquet"))
+    columns = ["episode_index", *(prefix + name for name in names)]
     try:
-        tables = [pq.read_table(file, columns=columns) for file in files]
-        rows = [table[column].to_pylist() for table in [pa.concat_tables(tables)] for column in columns]
+        files = sorted((path / "meta" / "episodes").glob("*/*.parquet"))
+        rows = pa.concat_tables([pq.read_table(file, columns=columns) for file in files]).select(columns).to_pylist()
     except (ArrowException, OSError, KeyError) as error:
         raise UserError(f"data set {path}: cannot read from meta/episodes where {key} is: {error}") from error
-    return {episode: place for episode, *place in zip(*rows, strict=True)}  # type: ignore[misc]
+    return {row["episode_index"]: {name.removeprefix(prefix): row[name] for name in columns} for row in rows}
 
 
 def _frames(file: Path, path: Path) -> Iterator[NDArray[np.uint8]]:

@@ -12,7 +12,7 @@ import torch
 
 from embodied.core.spec import EnvSpec
 from embodied.data import Episode, lerobot, write
-from embodied.data.lerobot_stats import QUANTILES
+from embodied.data.lerobot_writer import QUANTILES
 
 LENGTHS = (4, 7, 1)
 FRONT = "observation.images.front"

@@ -18,7 +18,7 @@ import torch
 
 from embodied.core.spec import EnvSpec
 from embodied.data import Episode, read, write
-from embodied.data.lerobot_stats import QUANTILES
+from embodied.data.lerobot_writer import QUANTILES
 
 pytestmark = pytest.mark.slow(reason="LeRobot's imports, and its encoding of videos")
 
