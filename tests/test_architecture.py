@@ -82,7 +82,7 @@ def test_import_rules_hold(root: Path) -> None:
         ("embodied.deployment.bundle.write", "embodied.policies"),
         ("embodied.session.session", "embodied.trainers"),
         ("embodied.runtime.learner", "mujoco"),
-        ("embodied.envs.rendering.painter", "embodied.envs.mujoco"),
+        ("embodied.envs.rendering.vision", "embodied.envs.mujoco"),
         ("embodied.envs.tasks.lift", "embodied.envs.mujoco.robots.panda"),
     ],
 )

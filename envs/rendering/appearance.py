@@ -1,9 +1,7 @@
 """Visual geoms, which the stepped model lacks, and the twin simulations that have them.
 
-A geom costs time in every substep even if it collides with nothing (the visual geoms of the Panda: 12%). So the model
-that is stepped has no visual geoms. Images are rendered from a *twin*: simulations of a model with visual geoms whose
-positions are copied from the simulations that are stepped. Videos show detailed geoms; policies'
-cameras show a few coarse ones.
+A geom costs time in every substep even if it collides with nothing (the visual geoms of the Panda: 12%). So images are
+rendered from a *twin*: simulations of a model with visual geoms whose positions are copied from those that are stepped.
 """
 
 from __future__ import annotations
@@ -24,9 +22,8 @@ SYNCED_FIELDS = ("geom_type", "geom_size", "geom_rgba", "geom_rbound", "geom_aab
 def add_visuals(spec: mujoco.MjSpec, file: Path | None) -> mujoco.MjModel:
     """Return the model of a scene with the visual geoms of an MJCF file; ``spec`` is not changed.
 
-    The visual geoms have no contacts and no mass, and the state (qpos, mocap, ...) keeps its layout. The planes of the
-    physics move to the hidden group 3: the file shows a table and the floor below it instead. If there is no file, the
-    collision geoms are shown.
+    The state (qpos, mocap, ...) keeps its layout. The planes of the physics move to the hidden group 3: the file shows
+    a table and the floor below it instead. If there is no file, the collision geoms are shown.
     """
     spec = spec.copy()
     if file is None:
@@ -62,16 +59,16 @@ class Twin:
     """Simulations of a model with visual geoms, with positions copied from the batch ``source``.
 
     sims: ids of the source's simulations; twin i is a copy of sims[i]. nthread: threads that cast rays. The model must
-    have the source's bodies and joints, as ``add_visuals`` leaves them.
+    have the source's bodies and joints, as ``add_visuals`` leaves them. Geoms correspond by name.
     """
 
     def __init__(self, source: Batch, model: mujoco.MjModel, sims: NDArray[np.integer], nthread: int) -> None:
         self.source, self.sims = source, sims
         self.batch = Batch(model, len(sims), nthread)
-        by_name = {model.geom(geom).name: geom for geom in range(model.ngeom)}
-        pairs = [(geom, by_name.get(source.model.geom(geom).name)) for geom in range(source.model.ngeom)]
-        named = [(original, geom) for original, geom in pairs if geom is not None and model.geom(geom).name]
-        self._source_geoms, self._twin_geoms = np.array(named, dtype=np.int64).reshape(-1, 2).T
+        by_name = {model.geom(geom).name: geom for geom in range(model.ngeom) if model.geom(geom).name}
+        names = [source.model.geom(geom).name for geom in range(source.model.ngeom)]
+        pairs = [(geom, by_name[name]) for geom, name in enumerate(names) if name in by_name]
+        self._source_geoms, self._twin_geoms = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
 
     def copy_positions(self) -> None:
         """Copy the positions of joints and mocap bodies from the source."""
@@ -79,14 +76,10 @@ class Twin:
             self.batch.bind(field)[:] = self.source.bind(field)[self.sims]
 
     def copy_geoms(self, rows: NDArray[np.integer] | slice = slice(None)) -> None:
-        """Copy the fields of geoms that differ by simulation (``Batch.expand``) from the source to twins ``rows``.
-
-        Geoms correspond by name; a geom without a name keeps the model's values.
-        """
-        sims = self.sims[rows]
+        """Copy the fields of named geoms that differ by simulation (``Batch.expand``) to twins ``rows``."""
+        twins = np.arange(len(self.sims))[rows]
         for field in SYNCED_FIELDS:
             values = self.source.expanded(field)
             if values is not None:
-                self.batch.expand(field)[np.ix_(np.arange(len(self.sims))[rows], self._twin_geoms)] = values[
-                    np.ix_(sims, self._source_geoms)
-                ]
+                changed = values[np.ix_(self.sims[rows], self._source_geoms)]
+                self.batch.expand(field)[np.ix_(twins, self._twin_geoms)] = changed

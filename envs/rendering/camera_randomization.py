@@ -5,7 +5,7 @@ Draws are those of ``EpisodeRng``: the same env seed and episode give the same i
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import mujoco
 import numpy as np
@@ -16,7 +16,7 @@ from pydantic import Field
 from embodied.core.errors import UserError
 from embodied.core.options import Fraction, config_dataclass
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.rendering.cameras import FAST, Array, Camera, Ids, look_at, mounted_camera
+from embodied.envs.rendering.cameras import SUN, Array, Camera, Ids, look_at, mounted_camera
 
 Array32 = NDArray[np.float32]
 
@@ -44,69 +44,44 @@ class CameraRandomization:
     brightness: Annotated[float, Field(ge=0, le=0.9)] = 0.0
     """Brightness of all light, relative to 1."""
 
-    @property
-    def moves_cameras(self) -> bool:
-        """Whether any pose or field of view is randomised."""
-        return any((self.position_m, self.mounted_position_m, self.lookat_m, self.fovy_deg))
-
-    @property
-    def changes_ground(self) -> bool:
-        """Whether the ground's colours or the light are randomised."""
-        return any((self.table_color, self.light_direction, self.brightness))
-
-    @property
-    def changes_appearance(self) -> bool:
-        """Whether any colour or the light is randomised."""
-        return self.changes_ground or any((self.object_color, self.robot_color))
-
 
 class Lens:
-    """Pose and field of view of one camera in each simulation of ``batch``, whose kinematics must be current."""
+    """Pose and field of view of one camera in each simulation of ``batch``, whose kinematics must be current.
+
+    UserError for ranges that could put the camera at its lookat point or make its field of view impossible.
+    """
 
     def __init__(self, camera: Camera, batch: Batch, randomization: CameraRandomization) -> None:
         self.camera, self.randomization = camera, randomization
-        self._mount: tuple[Array, Array] | None = None
-        self._jitter = "position_m" if camera.mount is None else "mounted_position_m"
+        self.mount: tuple[Array, Array] | None = None  # pose of the MJCF camera in each simulation
         if camera.mount is None:
+            key, self._position_m = "position_m", randomization.position_m
             self._pos, self._aim = np.array(camera.pos, np.float64), np.array(camera.lookat, np.float64)
             self._up, self._fovy_deg = (0.0, 0.0, 1.0), camera.fovy_deg
         else:
+            key, self._position_m = "mounted_position_m", randomization.mounted_position_m
             self._pos, self._aim, self._up = np.zeros(3), np.array([0.0, 0.0, -1.0]), (0.0, 1.0, 0.0)
             cam = mounted_camera(batch.model, camera)
             self._fovy_deg = float(batch.model.cam_fovy[cam])
-            self._mount = batch.bind("cam_xpos")[:, cam], batch.bind("cam_xmat")[:, cam].reshape(-1, 3, 3)
-        self._check()
+            self.mount = batch.bind("cam_xpos")[:, cam], batch.bind("cam_xmat")[:, cam].reshape(-1, 3, 3)
+        reach_m = float(np.linalg.norm(self._aim - self._pos)) / np.sqrt(3)
+        for what, got, limit in (
+            (f"{key} + lookat_m", self._position_m + randomization.lookat_m, reach_m),
+            ("fovy_deg", randomization.fovy_deg, min(self._fovy_deg, 180 - self._fovy_deg)),
+        ):
+            if got >= limit:
+                allowed = f"allowed for camera '{camera.name}': below {limit:.3g}"
+                raise UserError(f"camera_randomization.{what}: got {got:g}, {allowed}")
         count = batch.nsim
         self._pos_N3, self._rotation_N33, self._step_N = np.empty((count, 3)), np.empty((count, 3, 3)), np.empty(count)
-        self.start(np.arange(count), None)
-
-    def _check(self) -> None:
-        """Raise UserError if a draw could put the camera at its lookat point or make the field of view impossible."""
-        jitter = self.randomization
-        together = f"{self._jitter} + lookat_m", getattr(jitter, self._jitter) + jitter.lookat_m
-        limits = {
-            together: float(np.linalg.norm(self._aim - self._pos)) / np.sqrt(3),
-            ("fovy_deg", jitter.fovy_deg): min(self._fovy_deg, 180 - self._fovy_deg),
-        }
-        for (what, got), limit in limits.items():
-            if got >= limit:
-                camera = self.camera.name
-                raise UserError(
-                    f"camera_randomization.{what}: got {got:g}, allowed for camera '{camera}': below {limit:.3g}"
-                )
-
-    @property
-    def mounted(self) -> bool:
-        """Whether the camera moves with a body."""
-        return self._mount is not None
 
     def start(self, ids: Ids, rng: EpisodeRng | None) -> None:
         """Draw the camera's pose for the episodes that begin in simulations ``ids`` [n]; nominal if ``rng`` is None."""
         n, jitter, stream = len(ids), self.randomization, f"camera/{self.camera.name}"
         pos, aim = np.tile(self._pos, (n, 1)), np.tile(self._aim, (n, 1))
         fovy_deg = np.full(n, self._fovy_deg)
-        if rng is not None and jitter.moves_cameras:
-            pos += getattr(jitter, self._jitter) * _signed(rng, f"{stream}/position", 3)
+        if rng is not None:
+            pos += self._position_m * _signed(rng, f"{stream}/position", 3)
             aim += jitter.lookat_m * _signed(rng, f"{stream}/lookat", 3)
             fovy_deg += jitter.fovy_deg * _signed(rng, f"{stream}/fovy", 1)[:, 0]
         self._pos_N3[ids] = pos
@@ -116,8 +91,8 @@ class Lens:
     def pose(self, ids: Ids) -> tuple[Array, Array, Array]:
         """Return position [n, 3], camera-to-world rotation [n, 3, 3] and size of a pixel at unit depth [n]."""
         pos_n3, rotation_n33, step_n = self._pos_N3[ids], self._rotation_N33[ids], self._step_N[ids]
-        if self._mount is not None:
-            base_n3, base_n33 = self._mount[0][ids], self._mount[1][ids]
+        if self.mount is not None:
+            base_n3, base_n33 = self.mount[0][ids], self.mount[1][ids]
             pos_n3 = base_n3 + (base_n33 * pos_n3[:, None]).sum(-1)
             rotation_n33 = (base_n33[..., None] * rotation_n33[:, None]).sum(2)
         return pos_n3, rotation_n33, step_n
@@ -145,39 +120,29 @@ class Scenery:
         robot: NDArray[np.bool_],
         ground: NDArray[np.bool_],
     ) -> None:
-        self.randomization = randomization
         self.rgba_Ng4 = np.zeros((num_envs, model.ngeom, 4), np.float32)
-        self.sun_N3 = np.zeros((num_envs, 3), np.float32)
-        self.brightness_N = np.zeros(num_envs, np.float32)
-        self._robot = robot
-        self._ground = {model.geom(geom).name: geom for geom in np.flatnonzero(ground)}
-        self._objects = {
-            model.body(body).name: ~robot & ~ground & (model.geom_bodyid == body) for body in range(model.nbody)
-        }
+        self.sun_N3, self.brightness_N = np.zeros((num_envs, 3), np.float32), np.zeros(num_envs, np.float32)
+        self._jitter = randomization
+        self._colors: list[tuple[str, float, Any]] = [("robot", randomization.robot_color, robot)]
+        for geom in np.flatnonzero(ground):
+            self._colors.append((f"ground/{model.geom(geom).name}", randomization.table_color, [geom]))
+        for body in range(model.nbody):
+            geoms = ~robot & ~ground & (model.geom_bodyid == body)
+            self._colors.append((f"object/{model.body(body).name}", randomization.object_color, geoms))
 
     def start(self, ids: Ids, rng: EpisodeRng | None, rgba_ng4: Array) -> None:
         """Draw colours and light of simulations ``ids`` [n]; nominal if no ``rng``. rgba: nominal colours (0 to 1)."""
-        jitter, n = self.randomization, len(ids)
-        sun, brightness = np.tile(np.asarray(FAST.sun) / np.linalg.norm(FAST.sun), (n, 1)), np.ones(n)
-        if rng is not None and jitter.changes_appearance:
+        sun, brightness = np.tile(SUN, (len(ids), 1)), np.ones(len(ids))
+        if rng is not None:
             rgba_ng4 = rgba_ng4.copy()
-            rgba_ng4[..., :3] = (rgba_ng4[..., :3] + self._offsets(rng)).clip(0.0, 1.0)
-            sun += jitter.light_direction * _signed(rng, "camera/light", 3)
+            for stream, most, geoms in self._colors:
+                rgba_ng4[:, geoms, :3] += most * _signed(rng, f"camera/{stream}", 3)[:, None]
+            rgba_ng4[..., :3].clip(0.0, 1.0, out=rgba_ng4[..., :3])
+            sun += self._jitter.light_direction * _signed(rng, "camera/light", 3)
             sun /= np.linalg.norm(sun, axis=-1, keepdims=True)
-            brightness += jitter.brightness * _signed(rng, "camera/brightness", 1)[:, 0]
+            brightness += self._jitter.brightness * _signed(rng, "camera/brightness", 1)[:, 0]
         self.rgba_Ng4[ids] = rgba_ng4 * [255.0, 255.0, 255.0, 1.0]
         self.sun_N3[ids], self.brightness_N[ids] = sun, brightness
-
-    def _offsets(self, rng: EpisodeRng) -> Array:
-        """Draw the offset of each geom's colour, [n, g, 3]."""
-        jitter = self.randomization
-        offset_ng3 = np.zeros((len(rng), len(self._robot), 3))
-        offset_ng3[:, self._robot] = jitter.robot_color * _signed(rng, "camera/robot", 3)[:, None]
-        for name, geom in self._ground.items():
-            offset_ng3[:, geom] = jitter.table_color * _signed(rng, f"camera/ground/{name}", 3)
-        for body, geoms in self._objects.items():
-            offset_ng3[:, geoms] = jitter.object_color * _signed(rng, f"camera/object/{body}", 3)[:, None]
-        return offset_ng3
 
 
 def _signed(rng: EpisodeRng, stream: str, size: int) -> Array:

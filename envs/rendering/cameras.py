@@ -1,9 +1,5 @@
 """Images of simulations by ray casting: colour, depth and segmentation, with no OpenGL, EGL or Vulkan.
 
-``render`` casts one ray per pixel with ``mujoco.batch.Batch.ray`` against the geoms of the camera's groups. It reads
-the state of each simulation, so images are current whatever was stepped last. By default groups 0 to 2 are visible, as
-in MuJoCo's viewer: robots have their visual geoms in group 2 and their collision shells in group 3.
-
 Suffixes: n simulations, r rays of one simulation, h and w pixels. World frame, metres; a camera looks along its -z
 axis with +x to the right and +y up, as in MJCF.
 """
@@ -12,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import mujoco
@@ -30,6 +26,9 @@ DEFAULT_RGBA = [0.5, 0.5, 0.5, 1.0]  # MuJoCo's mark of a geom that takes its ma
 GROUPS = (0, 1, 2)  # groups of geoms that MuJoCo shows by default
 EXTENT_M = 8.0  # distance at which the floor has faded into the horizon
 CHECKER_M = 0.25  # edge of the floor's tiles
+SUN = np.array([0.35, -0.45, 0.85]) / np.linalg.norm([0.35, -0.45, 0.85])  # unit vector towards the light
+SUN_RADIUS = 0.06  # of the light's disc, as a tangent
+HORIZON, ZENITH = np.array([0.86, 0.89, 0.92]), np.array([0.42, 0.55, 0.70])  # colours of the sky, 0 to 1
 _SUBPIXELS = ((-0.375, -0.125), (0.125, -0.375), (0.375, 0.125), (-0.125, 0.375))  # rotated grid, in pixels
 
 
@@ -54,8 +53,6 @@ class Camera:
     """Point in the middle of the image, m, world frame; +z is up in the image."""
     mount: str | None = None
     """Name of a ``<camera>`` of the MJCF, whose pose (it moves with its body) and field of view are used."""
-    groups: tuple[int, ...] = GROUPS
-    """Groups of geoms that are visible."""
 
     def __post_init__(self) -> None:
         placed = self.pos is not None and self.lookat is not None
@@ -71,20 +68,12 @@ class Camera:
 
 @dataclass(frozen=True, slots=True)
 class RenderStyle:
-    """Light, sky and quality of an image."""
+    """Quality of an image."""
 
-    sun: Vec3 = (0.35, -0.45, 0.85)
-    """Direction towards the light, of any length."""
-    sun_radius: float = 0.06
-    """Radius of the light's disc, as a tangent."""
     shadow_rays: int = 0
     """Rays per pixel towards the light: 0 no shadows, 1 hard shadows, more soft ones."""
     antialias: bool = False
     """Cast 4 rays per pixel at edges of geoms."""
-    horizon: Vec3 = (0.86, 0.89, 0.92)
-    """Colour of the sky at the horizon, 0 to 1."""
-    zenith: Vec3 = (0.42, 0.55, 0.70)
-    """Colour of the sky overhead, 0 to 1."""
 
 
 FAST = RenderStyle()
@@ -93,15 +82,21 @@ STILL = RenderStyle(shadow_rays=12, antialias=True)
 
 
 def render(
-    batch: Batch, camera: Camera, ids: Sequence[int] | Ids | None = None, style: RenderStyle = FAST
+    batch: Batch,
+    camera: Camera,
+    ids: Sequence[int] | Ids | None = None,
+    style: RenderStyle = FAST,
+    groups: Sequence[int] = GROUPS,
 ) -> dict[str, NDArray[Any]]:
-    """Render simulations ``ids`` (sorted and unique; None: all). Their state is untouched.
+    """Render simulations ``ids`` (sorted and unique; None: all). Their state is untouched, and whatever was stepped
+    last, images are current. groups: of geoms that are visible. Robots have their visual geoms in group 2 and their
+    collision shells in group 3.
 
     Returns ``rgb`` uint8 [n, h, w, 3], ``depth`` float32 [n, h, w] in metres along the optical axis (inf where no geom
     is hit) and ``segmentation`` int32 [n, h, w], the geom's id (-1 where none).
     """
     sims = np.arange(batch.nsim) if ids is None else np.atleast_1d(np.asarray(ids))
-    scene = _Scene(batch, sims, camera.groups, style)
+    scene = _Scene(batch, sims, groups, style.shadow_rays)
     origin_n3, rotation_n33, fovy_deg = _poses(batch, camera, sims, scene.model)
     pixels_r3, step = _pixel_rays(camera.width, camera.height, fovy_deg)
     direction = pixels_r3 @ rotation_n33.transpose(0, 2, 1)
@@ -213,87 +208,64 @@ def _edges(geom_nr: Ids, normal_nr3: Array, height: int, width: int) -> NDArray[
 class _Scene:
     """Cast and shade rays in simulations ``sims`` [n]."""
 
-    def __init__(self, batch: Batch, sims: Ids, groups: tuple[int, ...], style: RenderStyle) -> None:
-        self.batch, self.sims, self.style = batch, sims, style
+    def __init__(self, batch: Batch, sims: Ids, groups: Sequence[int], shadow_rays: int) -> None:
         self.model = model = batch.get_model(int(sims[0]))
-        self.groups = np.isin(np.arange(mujoco.mjNGROUP), groups).astype(np.uint8)
-        self.rows = np.arange(len(sims))[:, None]
+        visible = np.isin(np.arange(mujoco.mjNGROUP), groups).astype(np.uint8)
+        self.cast = partial(batch.ray, geomgroup=visible, ids=sims, normal=True)  # distance, geom and normal of hits
+        self.shadow_rays, self.rows = shadow_rays, np.arange(len(sims))[:, None]
         self.plane_g = model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
-        material = np.clip(model.geom_matid, 0, None)
         self.rgba_ng4 = geom_colors(batch, sims)
-        specular = model.mat_specular[material] if model.nmat else 0.0
+        specular = model.mat_specular[np.clip(model.geom_matid, 0, None)] if model.nmat else 0.0
         self.specular_g = np.where(self.plane_g, 0.0, np.where(model.geom_matid >= 0, specular, 0.2))
-        sun = np.array(style.sun)
-        self.sun = sun / np.linalg.norm(sun)
 
     def trace(self, origin_n3: Array, direction_nr3: Array) -> tuple[Array, Array, Ids, Array]:
         """Return colour [n, r, 3], distance in lengths of the direction [n, r], geom [n, r] and normal [n, r, 3]."""
-        dist, geom, normal = self._cast(origin_n3[:, None], direction_nr3)
+        dist, geom, normal = self.cast(origin_n3[:, None], direction_nr3)
         color, alpha = self._shade(origin_n3, direction_nr3, dist, geom, normal)
         if (alpha < 1.0).any():  # one layer behind translucent geoms
             k = _subset(alpha < 1.0)
             rays = np.take_along_axis(direction_nr3, k[..., None], axis=1)
             body = self.model.geom_bodyid[np.take_along_axis(geom, k, axis=1)]
-            behind = self._cast(origin_n3[:, None], rays, bodyexclude=body)
-            color_b, _ = self._shade(origin_n3, rays, *behind)
+            color_b, _ = self._shade(origin_n3, rays, *self.cast(origin_n3[:, None], rays, bodyexclude=body))
             share = np.take_along_axis(alpha, k, axis=1)[..., None]
             color_k = np.take_along_axis(color, k[..., None], axis=1)
             np.put_along_axis(color, k[..., None], share * color_k + (1.0 - share) * color_b, axis=1)
         return color, dist, geom, normal
 
-    def _cast(self, pnt: Array, vec: Array, bodyexclude: Ids | int = -1) -> tuple[Array, Ids, Array]:
-        """Return distance, geom and normal of each ray's first hit."""
-        dist, geom, normal = self.batch.ray(
-            pnt, vec, geomgroup=self.groups, ids=self.sims, bodyexclude=bodyexclude, normal=True
-        )
-        return dist, geom, normal
-
     def _shade(self, origin_n3: Array, direction: Array, dist: Array, geom: Ids, normal: Array) -> tuple[Array, Array]:
         """Return colour [n, r, 3] and opacity [n, r] at the hits."""
-        unit = direction / np.linalg.norm(direction, axis=-1, keepdims=True)
+        length = np.linalg.norm(direction, axis=-1, keepdims=True)
+        unit, hit, is_plane = direction / length, origin_n3[:, None] + dist[..., None] * direction, self.plane_g[geom]
         rgba = self.rgba_ng4[self.rows, geom]
-        hit = origin_n3[:, None] + dist[..., None] * direction
-        base = rgba[..., :3] * self._checker(hit, geom)[..., None]
+        tile = np.where(is_plane, 0.92 + 0.08 * (np.floor(hit[..., :2] / CHECKER_M).sum(-1) % 2), 1.0)
         facing = -(normal * unit).sum(-1)
         outward = np.where(facing[..., None] < 0.0, -normal, normal)
-        lit = np.where(geom < 0, 0.0, outward @ self.sun).clip(0.0)
-        if self.style.shadow_rays and (lit > 0.0).any():
+        lit = np.where(geom < 0, 0.0, outward @ SUN).clip(0.0)
+        if self.shadow_rays and (lit > 0.0).any():
             k = _subset(lit > 0.0)
             visible = self._visible(*(np.take_along_axis(a, k[..., None], axis=1) for a in (hit, outward)))
             np.put_along_axis(lit, k, np.take_along_axis(lit, k, axis=1) * visible, axis=1)
-        half = self.sun - unit
+        half = SUN - unit
         half /= np.linalg.norm(half, axis=-1, keepdims=True)
         gloss = self.specular_g[geom] * (outward * half).sum(-1).clip(0.0) ** 32 * (lit > 0.0)
         ambient = 0.34 + 0.14 * outward[..., 2] + 0.14 * np.abs(facing)
-        color = base * (ambient + 0.62 * lit)[..., None] + 0.6 * (gloss * lit)[..., None]
-        sky = self._sky(unit)
-        away = np.where(self.plane_g[geom], (dist * np.linalg.norm(direction, axis=-1) / EXTENT_M).clip(0, 1) ** 2, 0)
+        color = rgba[..., :3] * tile[..., None] * (ambient + 0.62 * lit)[..., None] + 0.6 * (gloss * lit)[..., None]
+        high = unit[..., 2:].clip(0.0, 1.0) ** 0.7
+        sky = (1.0 - high) * HORIZON + high * ZENITH
+        away = np.where(is_plane, (dist * length[..., 0] / EXTENT_M).clip(0, 1) ** 2, 0)
         away = np.where(geom < 0, 1.0, away)[..., None]
         return (1.0 - away) * color + away * sky, np.where(geom < 0, 1.0, rgba[..., 3])
 
-    def _checker(self, hit: Array, geom: Ids) -> Array:
-        """Return the brightness of planes' tiles, 1 on other geoms, [n, r]."""
-        cell = np.floor(hit[..., :2] / CHECKER_M).sum(-1) % 2
-        return np.where(self.plane_g[geom], 0.92 + 0.08 * cell, 1.0)
-
     def _visible(self, hit: Array, outward: Array) -> Array:
         """Return the share of the sun's disc that is visible from each point, [n, r]."""
-        count = self.style.shadow_rays
-        start = hit + 1e-4 * outward
-        sideways = np.cross(self.sun, [0.0, 0.0, 1.0] if abs(self.sun[2]) < 0.9 else [1.0, 0.0, 0.0])
+        sideways = np.cross(SUN, [0.0, 0.0, 1.0])
         sideways /= np.linalg.norm(sideways)
-        disc = np.stack([sideways, np.cross(self.sun, sideways)])
+        disc = np.stack([sideways, np.cross(SUN, sideways)])
         turn = np.random.default_rng(0).uniform(0.0, 2 * np.pi, hit.shape[1])  # turns banding into fine grain
         visible = np.zeros(hit.shape[:2])
-        for k in range(count):
-            radius = self.style.sun_radius * np.sqrt((k + 0.5) / count) * (count > 1)
+        for k in range(self.shadow_rays):
+            radius = SUN_RADIUS * np.sqrt((k + 0.5) / self.shadow_rays) * (self.shadow_rays > 1)
             angle = turn + 2.399963 * k  # golden angle
-            towards = self.sun + radius * np.stack([np.cos(angle), np.sin(angle)], -1) @ disc
-            visible += self._cast(start, towards)[1] < 0
-        return visible / count
-
-    def _sky(self, unit: Array) -> Array:
-        """Return the colour of the sky in each direction, [n, r, 3]."""
-        share = unit[..., 2:].clip(0.0, 1.0) ** 0.7
-        sky: Array = (1.0 - share) * np.array(self.style.horizon) + share * np.array(self.style.zenith)
-        return sky
+            towards = SUN + radius * np.stack([np.cos(angle), np.sin(angle)], -1) @ disc
+            visible += self.cast(hit + 1e-4 * outward, towards)[1] < 0
+        return visible / self.shadow_rays

@@ -1,17 +1,15 @@
-"""Culling: skip rays that cannot hit a geom.
-
-An image is cut into square tiles, and a geom is drawn only in tiles that its outline may touch. Outlines are never too
-small, so images are the same as without culling.
+"""Culling: an image is cut into square tiles, and a geom is drawn only in tiles that its outline may touch.
 
 A geom cannot touch a tile if it lies wholly to one side of one of the four planes through the camera and the tile's
-edges. The support function of a convex geom gives its extent in a direction. So no projection is needed, and
-the test holds for geoms beside or behind the camera too.
+edges. The support function of a convex geom gives its extent in a direction. So no projection is needed, the test
+holds for geoms beside or behind the camera too, and images are the same as without culling.
 
 Suffixes: n simulations, g geoms, t tiles (c columns, r rows of them), p pixels of a tile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -39,10 +37,6 @@ class Grid:
     """Centres of the pixels of each column of tiles, right of the optical axis, pixels, [c, TILE]."""
     y_r: Array
     """Centres of the pixels of each row of tiles, above the optical axis, pixels, [r, TILE]."""
-    span_x: Array
-    """Least and greatest ``x_c`` of each column of tiles with a margin, [2, c]."""
-    span_y: Array
-    """Least and greatest ``y_r`` of each row of tiles with a margin, [2, r]."""
 
     @staticmethod
     @lru_cache(maxsize=32)
@@ -51,65 +45,49 @@ class Grid:
         columns, rows = -(-width // TILE), -(-height // TILE)
         x = np.arange(columns * TILE).clip(max=width - 1).reshape(columns, TILE)
         y = np.arange(rows * TILE).clip(max=height - 1).reshape(rows, TILE)
-        x_c, y_r = x - (width - 1) / 2, (height - 1) / 2 - y
-        spans = [np.stack([at.min(1) - MARGIN, at.max(1) + MARGIN]) for at in (x_c, y_r)]
         pixel_tp = (y[:, None, :, None] * width + x[:, None]).reshape(-1, TILE * TILE)
-        return Grid(width, height, pixel_tp, x_c, y_r, *spans)
+        return Grid(width, height, pixel_tp, x - (width - 1) / 2, (height - 1) / 2 - y)
 
 
-class Outlines:
-    """Bounds of geoms in n simulations.
+def bounds(kind_ng: Ids, size_ng3: Array32, rbound_ng: Array) -> tuple[Array32, Array32, Array32]:
+    """Return bounds of geoms: each is the sum of a box along the geom's axes and a sphere, or a disc across z.
 
-    A bound is the Minkowski sum of a box along the geom's axes and a sphere, or of a box and a disc across the z axis.
-    kind, size, rbound: types [n, g], sizes [n, g, 3] and bounding radii [n, g] of the geoms, as in the model.
+    Half sizes of the boxes [n, g, 3], radii [n, g], and 1 where they are of discs, else 0 [n, g]. kind, size, rbound:
+    types, sizes and bounding radii of the geoms, as in the model.
     """
-
-    def __init__(self, kind_ng: Ids, size_ng3: Array32, rbound_ng: Array) -> None:
-        self._half_ng3, self._radius_ng, self._disc_ng = _bounds(kind_ng, size_ng3, rbound_ng)
-
-    def resize(self, rows: Ids, kind_ng: Ids, size_ng3: Array32, rbound_ng: Array) -> None:
-        """Replace types, sizes and bounding radii in simulations ``rows``."""
-        self._half_ng3[rows], self._radius_ng[rows], self._disc_ng[rows] = _bounds(kind_ng, size_ng3, rbound_ng)
-
-    def touched(
-        self, rows: Ids, center_3ng: Array32, axes_33ng: Array32, step_n: Array, grid: Grid
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return which columns and rows of tiles may show each geom of simulations ``rows``, [c, n, g] and [r, n, g].
-
-        center: centres of the geoms in camera coordinates. axes: component i of their axis k, [i, k, n, g].
-        step: size of a pixel at unit depth.
-        """
-        n, g = center_3ng.shape[1:]
-        # all pairs of simulation and geom are one axis, the last one: that is fast
-        center, axes = center_3ng.reshape(3, -1), axes_33ng.reshape(3, 3, -1)
-        half, radius, disc = (
-            self._half_ng3[rows].reshape(-1, 3).T.copy(),
-            self._radius_ng[rows].ravel(),
-            self._disc_ng[rows].ravel(),
-        )
-        touched = []
-        for axis, span in ((0, grid.span_x), (1, grid.span_y)):
-            slope = np.repeat((span.reshape(-1, 1) * step_n).astype(np.float32), g, axis=1)
-            lean = [axes[axis, k] + slope * axes[2, k] for k in range(3)]
-            reach = radius * np.sqrt(np.maximum(1 + slope * slope - disc * (lean[2] * lean[2]), np.float32(0)))
-            for k in range(3):
-                reach += half[k] * np.abs(lean[k])
-            middle = center[axis] + slope * center[2]
-            size = span.shape[1]
-            inside = (middle[:size] + reach[:size] >= 0) & (middle[size:] - reach[size:] <= 0)
-            touched.append(inside.reshape(size, n, g))
-        ahead = radius - center[2] + (np.abs(axes[2]) * half).sum(0) > 0
-        return touched[0] & ahead.reshape(n, g), touched[1]
-
-
-def _bounds(type_ng: Ids, size_ng3: Array32, rbound_ng: Array) -> tuple[Array32, Array32, Array32]:
-    """Return the half sizes of the boxes [..., g, 3], the radii and whether they are of discs, 0 or 1 [..., g]."""
     first, second, third, none = *np.moveaxis(size_ng3, -1, 0), np.zeros_like(rbound_ng)
-    sphere, ellipsoid = type_ng == mjtGeom.mjGEOM_SPHERE, type_ng == mjtGeom.mjGEOM_ELLIPSOID
-    capsule, cylinder = type_ng == mjtGeom.mjGEOM_CAPSULE, type_ng == mjtGeom.mjGEOM_CYLINDER
-    box = type_ng == mjtGeom.mjGEOM_BOX
+    sphere, ellipsoid = kind_ng == mjtGeom.mjGEOM_SPHERE, kind_ng == mjtGeom.mjGEOM_ELLIPSOID
+    capsule, cylinder = kind_ng == mjtGeom.mjGEOM_CAPSULE, kind_ng == mjtGeom.mjGEOM_CYLINDER
+    box = kind_ng == mjtGeom.mjGEOM_BOX
     half_z = np.select([capsule | cylinder, box], [second, third], none)
     half = np.stack([np.where(box, first, none), np.where(box, second, none), half_z], axis=-1)
     unbounded = np.where(rbound_ng > 0, rbound_ng, np.inf)  # planes and height fields
     radius = np.select([sphere | capsule | cylinder, ellipsoid, box], [first, size_ng3.max(-1), none], unbounded)
     return half.astype(np.float32), radius.astype(np.float32), cylinder.astype(np.float32)
+
+
+def touched(
+    bounds_ng: Sequence[Array32], center_3ng: Array32, axes_33ng: Array32, step_n: Array, grid: Grid
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which columns and rows of tiles may show each geom with these ``bounds``, [c, n, g] and [r, n, g].
+
+    center: centres of the geoms in camera coordinates. axes: component i of their axis k, [i, k, n, g]. step: size of a
+    pixel at unit depth.
+    """
+    n, g = center_3ng.shape[1:]
+    # all pairs of simulation and geom are one axis, the last one: that is fast
+    center, axes = center_3ng.reshape(3, -1), axes_33ng.reshape(3, 3, -1)
+    half, radius, disc = bounds_ng[0].reshape(-1, 3).T.copy(), bounds_ng[1].ravel(), bounds_ng[2].ravel()
+    inside = []
+    for axis, place in enumerate((grid.x_c, grid.y_r)):
+        span = np.concatenate([place.min(1) - MARGIN, place.max(1) + MARGIN])[:, None]  # of each column or row
+        slope = np.repeat((span * step_n).astype(np.float32), g, axis=1)
+        lean = [axes[axis, k] + slope * axes[2, k] for k in range(3)]
+        reach = radius * np.sqrt(np.maximum(1 + slope * slope - disc * (lean[2] * lean[2]), np.float32(0)))
+        for k in range(3):
+            reach += half[k] * np.abs(lean[k])
+        middle, size = center[axis] + slope * center[2], len(place)
+        within = (middle[:size] + reach[:size] >= 0) & (middle[size:] - reach[size:] <= 0)
+        inside.append(within.reshape(size, n, g))
+    ahead = radius - center[2] + (np.abs(axes[2]) * half).sum(0) > 0
+    return inside[0] & ahead.reshape(n, g), inside[1]

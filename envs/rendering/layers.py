@@ -8,32 +8,78 @@ triples to be drawn.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
 from embodied.envs.rendering.appearance import Twin
-from embodied.envs.rendering.camera_randomization import Scenery
-from embodied.envs.rendering.cameras import Array, Ids, field_values
-from embodied.envs.rendering.culling import TILE, Array32, Grid, Outlines
-from embodied.envs.rendering.frames import RenderTarget
-from embodied.envs.rendering.mesh_rays import RayCastGeom
+from embodied.envs.rendering.camera_randomization import Lens, Scenery
+from embodied.envs.rendering.cameras import Array, Camera, Ids, field_values
+from embodied.envs.rendering.culling import TILE, Array32, Grid, bounds, touched
 from embodied.envs.rendering.shading import shade, to_uint8
-from embodied.envs.rendering.solids import SOLIDS, Hit, Vector
+from embodied.envs.rendering.solids import MISSED, SOLIDS, Hit, Vector
 
-_SHAPE_FIELDS = ("geom_type", "geom_size", "geom_rbound")
+
+class Frame(NamedTuple):
+    """Images of n simulations while they are drawn, with one axis for all pixels."""
+
+    rgb: NDArray[np.uint8]
+    """Colour, [n, h*w, 3]."""
+    depth: NDArray[np.float32]
+    """Distance along the optical axis of the nearest surface drawn so far, [n, h*w], m."""
+    geom: NDArray[np.int32] | None
+    """Id of the geom at that surface, [n, h*w]; None where ids are not needed, which saves time."""
+
+    @staticmethod
+    def empty(count: int, camera: Camera, geoms: bool = True) -> Frame:
+        """Return uninitialised images of ``count`` simulations."""
+        shape = (count, camera.height * camera.width)
+        geom = np.empty(shape, np.int32) if geoms else None
+        return Frame(np.empty((*shape, 3), np.uint8), np.empty(shape, np.float32), geom)
+
+    def view(self, rows: slice) -> Frame:
+        """Return a view of some rows."""
+        return Frame(self.rgb[rows], self.depth[rows], None if self.geom is None else self.geom[rows])
+
+    def put(self, rows: Ids | slice, other: Frame) -> None:
+        """Replace some rows by those of ``other``."""
+        for ours, theirs in zip(self, other, strict=True):
+            if ours is not None and theirs is not None:
+                ours[rows] = theirs
+
+
+class RenderTarget(NamedTuple):
+    """Images of n simulations that one camera renders together, and the camera's poses (``Lens.pose``)."""
+
+    sims: Ids
+    """Simulations, [n]."""
+    grid: Grid
+    """Tiles of an image."""
+    origin_n3: Array
+    """Positions of the camera, m, world frame."""
+    rotation_n33: Array
+    """Camera-to-world rotations."""
+    step_n: Array
+    """Size of a pixel at unit depth."""
+    frame: Frame
+    """Images that are drawn into."""
+
+    @staticmethod
+    def of(lens: Lens, sims: Ids, frame: Frame) -> RenderTarget:
+        """Return the target for the present poses of ``lens``."""
+        return RenderTarget(sims, Grid.of(lens.camera.width, lens.camera.height), *lens.pose(sims), frame)
 
 
 class Layer:
-    """Draw a set of the twin's geoms.
+    """Draw a set of the twin's geoms, once ``copy_geoms`` was called for all twins.
 
     spec: of the twin's model. geoms: ids in that model. xpos, xmat: poses of the bodies, bound to the source batch.
     """
 
     def __init__(self, twin: Twin, spec: mujoco.MjSpec, geoms: Ids, scenery: Scenery, xpos: Array, xmat: Array) -> None:
-        model = twin.batch.model
+        model, shape = twin.batch.model, (len(twin.sims), len(geoms))
         self.twin, self.geoms, self.scenery, self.xpos, self.xmat = twin, geoms, scenery, xpos, xmat
         self.bodies, self._body_g = np.unique(model.geom_bodyid[geoms], return_inverse=True)
         self._pos_g31 = model.geom_pos[geoms][..., None]
@@ -41,21 +87,18 @@ class Layer:
         for row, geom in zip(rotation_g9, geoms, strict=True):
             mujoco.mju_quat2Mat(row, model.geom_quat[geom])
         self._rotation_g33 = rotation_g9.reshape(-1, 3, 3)
-        self._kind_Ng, self._size_Ng3, rbound_Ng = self._shapes(np.arange(len(twin.sims)))
-        self._outlines = Outlines(self._kind_Ng, self._size_Ng3, rbound_Ng)
+        self._kind_Ng, self._size_Ng3 = np.empty(shape, np.int32), np.empty((*shape, 3), np.float32)
+        self._bounds = (np.empty_like(self._size_Ng3), np.empty(shape, np.float32), np.empty(shape, np.float32))
         ray_cast = [g for g, geom in enumerate(geoms) if model.geom_type[geom] not in SOLIDS]
         self._ray_cast = {g: RayCastGeom(twin, spec, int(geoms[g])) for g in ray_cast}
 
     def copy_geoms(self, rows: Ids) -> None:
         """Copy the types and sizes of geoms from twins ``rows``."""
-        kind_ng, size_ng3, rbound_ng = self._shapes(rows)
-        self._kind_Ng[rows], self._size_Ng3[rows] = kind_ng, size_ng3
-        self._outlines.resize(rows, kind_ng, size_ng3, rbound_ng)
-
-    def _shapes(self, rows: Ids) -> tuple[NDArray[np.int32], Array32, Array]:
-        """Return types [n, g], sizes [n, g, 3] and bounding radii [n, g] of the geoms in twins ``rows``."""
-        kind, size, rbound = (field_values(self.twin.batch, name, rows)[:, self.geoms] for name in _SHAPE_FIELDS)
-        return kind.astype(np.int32), size.astype(np.float32), rbound
+        fields = ("geom_type", "geom_size", "geom_rbound")
+        kind, size, rbound = (field_values(self.twin.batch, name, rows)[:, self.geoms] for name in fields)
+        self._kind_Ng[rows], self._size_Ng3[rows] = kind, size
+        for ours, new in zip(self._bounds, bounds(kind, self._size_Ng3[rows], rbound), strict=True):
+            ours[rows] = new
 
     def poses(self, sims: Ids) -> Array:
         """Return position and rotation matrix of every body, [n, b, 12]."""
@@ -71,7 +114,8 @@ class Layer:
             return
         rows, grid, n = target.sims - self.twin.sims[0], target.grid, len(target.sims)
         center_3ng, axes_33ng = self._to_camera(target)
-        column_cng, line_rng = self._outlines.touched(rows, center_3ng, axes_33ng, target.step_n, grid)
+        bounds_ng = [bound[rows] for bound in self._bounds]
+        column_cng, line_rng = touched(bounds_ng, center_3ng, axes_33ng, target.step_n, grid)
         where_gnrc = line_rng.T[..., None] & column_cng.T[:, :, None]
         place = np.flatnonzero(where_gnrc if cull else np.ones_like(where_gnrc))
         pair_m = place // len(grid.pixel_tp)  # index of the (geom, image) pair
@@ -82,51 +126,7 @@ class Layer:
             chosen = np.flatnonzero(kind_m == kind)
             pair, tile = pair_m.take(chosen), tile_m.take(chosen)
             geom = pair // n
-            self._draw_kind(target, kind, _TileInputs.unpack(packed, pair), geom, pair - geom * n, tile, translucent)
-
-    def _draw_kind(
-        self,
-        target: RenderTarget,
-        kind: int,
-        inputs: _TileInputs,
-        geom_m: Ids,
-        row_m: Ids,
-        tile_m: Ids,
-        translucent: bool,
-    ) -> None:
-        """Draw geoms of one type where they are nearer than the surface drawn so far.
-
-        geom, row, tile: index into ``geoms``, image and tile of each triple, [m].
-        """
-        ray, square = inputs.rays(target.grid, tile_m)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            if kind in SOLIDS:
-                hit = SOLIDS[kind](inputs.size, inputs.origin, ray, square)
-            else:
-                hit = self._cast_rays(target, geom_m, row_m, ray)
-            light = shade(hit.normal, ray, np.sqrt(square), inputs.sun, inputs.up, inputs.brightness)
-        frame, depth = target.frame, hit.depth.ravel()
-        all_places = (target.grid.pixel_tp.T.take(tile_m, axis=1) + row_m * frame.depth.shape[1]).ravel()
-        nearer = _keep_nearest(frame.depth.reshape(-1), all_places, depth)
-        place, rgb = all_places.take(nearer), frame.rgb.reshape(-1, 3)
-        if frame.geom is not None:
-            frame.geom.reshape(-1)[place] = np.broadcast_to(self.geoms[geom_m], light.shape).ravel().take(nearer)
-        for k in range(3):
-            color = light * inputs.rgba_4m[k]
-            if translucent:
-                behind = rgb[:, k].take(all_places).reshape(color.shape)
-                color = inputs.rgba_4m[3] * np.minimum(color, np.float32(255)) + (1 - inputs.rgba_4m[3]) * behind
-            rgb[place, k] = to_uint8(color).ravel().take(nearer)
-
-    def _cast_rays(self, target: RenderTarget, geom_m: Ids, row_m: Ids, ray: Vector) -> Hit:
-        """Return hits of geoms that ``SOLIDS`` lacks; ``ray`` is in world coordinates."""
-        parts = []
-        for g in np.unique(geom_m):
-            some = geom_m == g
-            way = (ray[0][:, some], ray[1][:, some], ray[2][:, some])
-            parts.append(self._ray_cast[g].intersect(target.origin_n3, target.sims, row_m[some], way))
-        x, y, z = (np.concatenate([part.normal[k] for part in parts], -1) for k in range(3))
-        return Hit(np.concatenate([part.depth for part in parts], -1), (x, y, z))
+            self._draw_kind(target, kind, packed.take(pair, axis=1), geom, pair - geom * n, tile, translucent)
 
     def _to_camera(self, target: RenderTarget) -> tuple[Array32, Array32]:
         """Return the geoms' centres [3, n, g] and component i of their axis k [i, k, n, g] in camera coordinates."""
@@ -143,7 +143,10 @@ class Layer:
         )
 
     def _pack_inputs(self, target: RenderTarget, center_3ng: Array32, axes_33ng: Array32) -> Array32:
-        """Return the numbers that ``_TileInputs`` unpacks, for every (geom, image) pair, [numbers, g * n]."""
+        """Return 27 numbers for every (geom, image) pair, [27, g * n]: ``_draw_kind`` names them.
+
+        Vectors are in the geom's frame, in the world's frame for a geom that MuJoCo casts rays at.
+        """
         n, g = center_3ng.shape[1:]
         if self._ray_cast:
             axes_33ng = axes_33ng.copy()
@@ -161,51 +164,92 @@ class Layer:
         ]  # fmt: skip
         return np.concatenate(parts, dtype=np.float32).transpose(0, 2, 1).reshape(-1, g * n)
 
+    def _draw_kind(
+        self, target: RenderTarget, kind: int, packed: Array32, geom_m: Ids, row_m: Ids, tile_m: Ids, translucent: bool
+    ) -> None:
+        """Draw geoms of one type where they are nearer than the surface drawn so far.
 
-@dataclass(frozen=True, slots=True)
-class _TileInputs:
-    """Inputs for drawing one geom into one tile of one image, for m such triples.
+        packed: inputs of each triple, [27, m]. geom, row, tile: index into ``geoms``, image and tile of each, [m].
+        """
+        camera_axes = packed[:9].reshape(3, 3, -1)  # right, up, back
+        origin, sun, up, size = ((packed[k], packed[k + 1], packed[k + 2]) for k in (9, 12, 15, 18))
+        step, brightness, rgba = packed[21], packed[22], packed[23:]
+        ray, square = _tile_rays(target.grid, tile_m, camera_axes, step)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            if kind in SOLIDS:
+                hit = SOLIDS[kind](size, origin, ray, square)
+            else:
+                hit = self._cast_rays(target, geom_m, row_m, ray)
+            light = shade(hit.normal, ray, np.sqrt(square), sun, up, brightness)
+        frame, depth = target.frame, hit.depth.ravel()
+        all_places = (target.grid.pixel_tp.T.take(tile_m, axis=1) + row_m * frame.depth.shape[1]).ravel()
+        nearer = _keep_nearest(frame.depth.reshape(-1), all_places, depth)
+        place, rgb = all_places.take(nearer), frame.rgb.reshape(-1, 3)
+        if frame.geom is not None:
+            frame.geom.reshape(-1)[place] = np.broadcast_to(self.geoms[geom_m], light.shape).ravel().take(nearer)
+        for k in range(3):
+            color = light * rgba[k]
+            if translucent:
+                behind = rgb[:, k].take(all_places).reshape(color.shape)
+                color = rgba[3] * np.minimum(color, np.float32(255)) + (1 - rgba[3]) * behind
+            rgb[place, k] = to_uint8(color).ravel().take(nearer)
 
-    Vectors are three arrays [m] in the geom's frame; in the world's frame for a geom that MuJoCo casts rays at.
+    def _cast_rays(self, target: RenderTarget, geom_m: Ids, row_m: Ids, ray: Vector) -> Hit:
+        """Return hits of geoms that ``SOLIDS`` lacks; ``ray`` is in world coordinates."""
+        parts = []
+        for g in np.unique(geom_m):
+            some = geom_m == g
+            way = (ray[0][:, some], ray[1][:, some], ray[2][:, some])
+            parts.append(self._ray_cast[g].intersect(target.origin_n3, target.sims, row_m[some], way))
+        x, y, z = (np.concatenate([part.normal[k] for part in parts], -1) for k in range(3))
+        return Hit(np.concatenate([part.depth for part in parts], -1), (x, y, z))
+
+
+class RayCastGeom:
+    """A geom of a shape that ``SOLIDS`` lacks, such as a mesh, alone in a twin of its own that MuJoCo casts rays at.
+
+    twin: the twin that the geom belongs to. spec: of its model. geom: id in its model.
     """
 
-    axes_33m: Array32
-    """The camera's axes: right, up, back."""
-    origin: Vector
-    """Position of the camera, m."""
-    sun: Vector
-    """Unit vector towards the light."""
-    up: Vector
-    """Unit vector upwards in the world."""
-    size: Vector
-    """Size of the geom as in the model, m."""
-    step: Array32
-    """Size of a pixel at unit depth, [m]."""
-    brightness: Array32
-    """Factor of all light, [m]."""
-    rgba_4m: Array32
-    """Colour of the geom, 0 to 255, and opacity, 0 to 1."""
+    def __init__(self, twin: Twin, spec: mujoco.MjSpec, geom: int) -> None:
+        spec = spec.copy()
+        for place, one in enumerate([one for body in spec.bodies for one in body.geoms]):
+            if place != geom:
+                spec.delete(one)
+        self.twin = Twin(twin.source, spec.compile(), twin.sims, nthread=1)
 
-    @staticmethod
-    def unpack(packed: Array32, pair_m: Ids) -> _TileInputs:
-        """Return the inputs for (geom, image) pairs; see ``Layer._pack_inputs``."""
-        packed = packed.take(pair_m, axis=1)
-        origin, sun, up, size = ((packed[k], packed[k + 1], packed[k + 2]) for k in (9, 12, 15, 18))
-        axes_33m = packed[:9].reshape(3, 3, -1)
-        return _TileInputs(axes_33m, origin, sun, up, size, packed[21], packed[22], packed[23:])
+    def intersect(self, origin_n3: Array, sims_n: Ids, row_m: Ids, ray: Vector) -> Hit:
+        """Return where rays hit the geom in simulations ``sims[row]`` (sorted).
 
-    def rays(self, grid: Grid, tile_m: Ids) -> tuple[Vector, Array32]:
-        """Return rays of unit depth through the tiles' pixels, three of [p, m], and their squared lengths [p, m]."""
-        line = tile_m // len(grid.x_c)
-        x_km = grid.x_c.T.take(tile_m - line * len(grid.x_c), axis=1).astype(np.float32) * self.step
-        y_km = grid.y_r.T.take(line, axis=1).astype(np.float32) * self.step
+        origin: where the rays of each simulation start. ray: three of [p, m]. Both are in world coordinates.
+        """
+        self.twin.copy_positions()
+        present, first, count = np.unique(row_m, return_index=True, return_counts=True)
+        sim = np.repeat(np.arange(len(present)), count)
+        place = sim, np.arange(len(row_m)) - np.repeat(first, count)
+        ray_nkp3 = np.ones((len(present), count.max(), len(ray[0]), 3))  # entries without a tile are padding
+        ray_nkp3[place] = np.stack(ray, -1).transpose(1, 0, 2)
+        dist, _, normal = self.twin.batch.ray(
+            origin_n3[present][:, None], ray_nkp3.reshape(len(present), -1, 3), ids=sims_n[present] - self.twin.sims[0],
+            normal=True,
+        )  # fmt: skip
+        depth_pm = dist.reshape(ray_nkp3.shape[:3])[place].T
+        x, y, z = normal.reshape(ray_nkp3.shape)[place].T.astype(np.float32)
+        return Hit(np.where(depth_pm < 0, MISSED, depth_pm).astype(np.float32), (x, y, z))
 
-        def sum_over_pixels(across_km: Array32, along_km: Array32) -> Array32:
-            return (along_km[:, None] + across_km[None]).reshape(TILE * TILE, -1)
 
-        right, up, back = self.axes_33m
-        x, y, z = (sum_over_pixels(right[k] * x_km, up[k] * y_km - back[k]) for k in range(3))
-        return (x, y, z), sum_over_pixels(x_km * x_km, y_km * y_km + 1)
+def _tile_rays(grid: Grid, tile_m: Ids, camera_axes_33m: Array32, step_m: Array32) -> tuple[Vector, Array32]:
+    """Return rays of unit depth through the tiles' pixels, three of [p, m], and their squared lengths [p, m]."""
+    line = tile_m // len(grid.x_c)
+    x_km = grid.x_c.T.take(tile_m - line * len(grid.x_c), axis=1).astype(np.float32) * step_m
+    y_km = grid.y_r.T.take(line, axis=1).astype(np.float32) * step_m
+
+    def sum_over_pixels(across_km: Array32, along_km: Array32) -> Array32:
+        return (along_km[:, None] + across_km[None]).reshape(TILE * TILE, -1)
+
+    right, up, back = camera_axes_33m
+    x, y, z = (sum_over_pixels(right[k] * x_km, up[k] * y_km - back[k]) for k in range(3))
+    return (x, y, z), sum_over_pixels(x_km * x_km, y_km * y_km + 1)
 
 
 def _keep_nearest(depth_p: Array32, place_m: Ids, new_m: Array32) -> Ids:

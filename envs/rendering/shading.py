@@ -12,14 +12,15 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.envs.rendering.cameras import CHECKER_M, EXTENT_M, FAST, Array
+from embodied.envs.rendering.cameras import CHECKER_M, EXTENT_M, HORIZON, ZENITH, Array
 from embodied.envs.rendering.culling import Grid
 from embodied.envs.rendering.solids import Vector, dot
 
 Array32 = NDArray[np.float32]
 # light on a surface: ambient, from above, from the camera, from the sun
 AMBIENT, FROM_ABOVE, FACING, SUN = (np.float32(share) for share in (0.34, 0.14, 0.14, 0.62))
-HORIZON, ZENITH = (255 * np.array(color, np.float32) for color in (FAST.horizon, FAST.zenith))
+SKY_LOW, SKY_HIGH = (255 * color.astype(np.float32) for color in (HORIZON, ZENITH))
+TILE_M = np.float32(CHECKER_M)
 NOTHING = -1  # segmentation where there is no geom
 
 
@@ -98,36 +99,21 @@ class Ground:
         for k in range(3):
             rgb[..., k] = to_uint8(light * rgba_ng4[:, self.table, k, None])
         geom = np.where(on_table, np.int32(self.table), np.int32(NOTHING))
-        rest = np.flatnonzero(~on_table)
-        row_m = rest // length.shape[1]
-        color_m3, depth_m = self._beyond(
-            [c.ravel()[rest] for c in ray], length.ravel()[rest], origin_n3[row_m].T, light.ravel()[rest],
-            rgba_ng4[row_m, self.floor, :3], brightness_n[row_m],
-        )  # fmt: skip
-        rgb.reshape(-1, 3)[rest] = to_uint8(color_m3)
+        rest = np.flatnonzero(~on_table)  # rays that reach the floor or the sky
+        row_m, (x, y, z) = rest // length.shape[1], (component.ravel()[rest] for component in ray)
+        origin_m3, length_m = origin_n3[row_m], length.ravel()[rest]
+        sky = SKY_LOW + np.sqrt(np.maximum(z / length_m, np.float32(0)))[:, None] * (SKY_HIGH - SKY_LOW)
+        sky *= brightness_n[row_m, None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            depth_m = (self.floor_z - origin_m3[:, 2]) / z
+            depth_m = np.where((z < 0) & (depth_m > 0), depth_m, np.float32(np.inf))
+            columns, lines = (np.floor((origin_m3[:, k] + depth_m * way) / TILE_M) for k, way in ((0, x), (1, y)))
+            number = columns + lines
+            odd = np.abs(number - 2 * np.floor(number / 2))
+        near = 1 - np.minimum(depth_m * length_m / np.float32(EXTENT_M), np.float32(1)) ** 2
+        share = np.where(near > 0, near, np.float32(0))[:, None]
+        tile = np.where(near > 0, light.ravel()[rest] * (np.float32(0.92) + np.float32(0.08) * odd), np.float32(0))
+        rgb.reshape(-1, 3)[rest] = to_uint8(share * tile[:, None] * rgba_ng4[row_m, self.floor, :3] + (1 - share) * sky)
         depth.ravel()[rest] = depth_m
         geom.ravel()[rest] = np.where(depth_m < np.inf, self.floor, NOTHING)
         return rgb, depth, geom
-
-    def _beyond(
-        self,
-        ray_3m: list[Array32],
-        length_m: Array32,
-        origin_3m: Array32,
-        light_m: Array32,
-        floor_m3: Array32,
-        brightness_m: Array32,
-    ) -> tuple[Array32, Array32]:
-        """Return colour [m, 3] and depth [m] of rays that reach the floor or the sky."""
-        up = ray_3m[2] / length_m
-        sky = HORIZON + np.sqrt(np.maximum(up, np.float32(0)))[:, None] * (ZENITH - HORIZON)
-        sky *= brightness_m[:, None]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            depth = (self.floor_z - origin_3m[2]) / ray_3m[2]
-            depth = np.where((ray_3m[2] < 0) & (depth > 0), depth, np.float32(np.inf))
-            x, y = (np.floor((origin_3m[k] + depth * ray_3m[k]) / np.float32(CHECKER_M)) for k in range(2))
-            odd = np.abs(x + y - 2 * np.floor((x + y) / 2))
-        near = 1 - np.minimum(depth * length_m / np.float32(EXTENT_M), np.float32(1)) ** 2
-        share = np.where(near > 0, near, np.float32(0))[:, None]
-        tile = np.where(near > 0, light_m * (np.float32(0.92) + np.float32(0.08) * odd), np.float32(0))
-        return share * tile[:, None] * floor_m3 + (1 - share) * sky, depth

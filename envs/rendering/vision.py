@@ -1,13 +1,9 @@
 """Images for policies: of all simulations of a pool, thousands per second, without OpenGL or a GPU.
 
     Lens: pose of the camera ─► Ground: table, floor and sky ─► still layer ─► moving layer ─► translucent layer
-        in each layer   Outlines: tiles that may show a geom ─► solids: ray hits ─► shading of the nearest
+        in each layer   outlines: tiles that may show a geom ─► solids: ray hits ─► shading of the nearest
 
-``embodied.envs.rendering.cameras.render`` renders better images for videos and takes longer. Here the robot has only a
-few geoms (such as ``assets/franka/coarse.xml``) and there are no shadows. Rays are cast only where they can hit a geom,
-all rays of one type of geom at once.
-
-Suffixes: n simulations, h and w pixels.
+Suffixes: n simulations, b bodies, g geoms, h and w pixels.
 """
 
 from __future__ import annotations
@@ -15,27 +11,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import mujoco
 import numpy as np
 import torch
 from mujoco.batch import Batch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.errors import UserError, unknown_name
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.rendering.appearance import COLLISION_GROUP, add_geoms
+from embodied.envs.rendering.appearance import COLLISION_GROUP, Twin, add_geoms
 from embodied.envs.rendering.camera_randomization import CameraRandomization, Lens, Scenery
-from embodied.envs.rendering.cameras import GROUPS, Camera, Ids
-from embodied.envs.rendering.frames import Frame
-from embodied.envs.rendering.painter import GROUND, Painter
+from embodied.envs.rendering.cameras import Array, Camera, Ids, geom_colors
+from embodied.envs.rendering.layers import Frame, Layer, RenderTarget
+from embodied.envs.rendering.shading import Ground, frame_rays
 
 CAMERAS = {
     "front": Camera("front", fovy_deg=32.0, pos=(1.2, -0.15, 0.8), lookat=(0.5, 0.0, 0.05)),
     "wrist": Camera("wrist", mount="wrist"),
 }
-OBJECTS, ROBOT = 0, (1, 2, 3, 4)  # groups of the twin's geoms other than GROUND, see assets/franka/coarse.xml
+OBJECTS, ROBOT = 0, (1, 2, 3, 4)  # groups of the twin's geoms, see assets/franka/coarse.xml
+GROUND = 5  # group of the twin's geoms that ``Ground`` computes
 MIN_SIMS_PER_THREAD = 64
+BLOCK = 128  # simulations that are rendered together
 
 
 def find_camera(name: str) -> Camera:
@@ -52,8 +52,8 @@ class CameraRig:
 
     spec: of the batch's model. visuals: MJCF file with the few geoms to show of robot, table and floor (groups:
     assets/franka/coarse.xml). num_threads: 0 is the batch's number. cull: cast only rays that can hit a geom; images
-    are the same. UserError for no cameras or equal names, other groups than the default, a mount that the model lacks,
-    or a randomisation range that is too large for a camera.
+    are the same. UserError for no cameras or equal names, a mount that the model lacks, or a randomisation range that
+    is too large for a camera.
     """
 
     model: mujoco.MjModel
@@ -72,18 +72,15 @@ class CameraRig:
         names = [camera.name for camera in cameras]
         if not names or len(set(names)) < len(names):
             raise UserError(f"cameras: got the names {names}, allowed: one at least, each once")
-        for camera in cameras:
-            if camera.groups != GROUPS:
-                raise UserError(f"camera '{camera.name}': got groups {camera.groups}, allowed for a policy: {GROUPS}")
-        randomization = randomization or CameraRandomization()
+        self.randomization = randomization or CameraRandomization()
         coarse = _coarse_scene(spec, visuals)
         self.batch, self.model = batch, coarse.compile()
-        self.lenses = [Lens(camera, batch, randomization) for camera in cameras]
+        self.lenses = [Lens(camera, batch, self.randomization) for camera in cameras]
         group = self.model.geom_group
-        self.scenery = Scenery(self.model, batch.nsim, randomization, np.isin(group, ROBOT), group == GROUND)
+        self.scenery = Scenery(self.model, batch.nsim, self.randomization, np.isin(group, ROBOT), group == GROUND)
         count = min(num_threads or batch.nthread, -(-batch.nsim // MIN_SIMS_PER_THREAD))
         shares = np.array_split(np.arange(batch.nsim), count)
-        self._painters = [Painter(batch, coarse, self.model, share, self.scenery, cull) for share in shares]
+        self._painters = [_Painter(batch, coarse, self.model, share, self.scenery, cull) for share in shares]
         self._threads = ThreadPoolExecutor(len(shares), "camera")
         self.start(np.arange(batch.nsim), None)
 
@@ -92,6 +89,8 @@ class CameraRig:
 
         Copy the geoms' shapes and colours from the simulations, and draw the randomisation (none if ``rng`` is None).
         """
+        if self.randomization == CameraRandomization():  # all is off: draws would change nothing
+            rng = None
         for lens in self.lenses:
             lens.start(ids, rng)
         self.scenery.start(ids, rng, np.concatenate([painter.copy_geoms(ids) for painter in self._painters]))
@@ -103,22 +102,110 @@ class CameraRig:
         optical axis (inf: the sky) and ``segmentation.<name>`` int32 [n, h, w], ids of ``model``'s geoms (-1: the sky).
         """
         sims = np.arange(self.batch.nsim) if ids is None else ids
-        sizes = [(lens.camera.height, lens.camera.width) for lens in self.lenses]
-        frames = [Frame.empty(len(sims), *size, geoms=segmentation) for size in sizes]
+        frames = [Frame.empty(len(sims), lens.camera, geoms=segmentation) for lens in self.lenses]
 
-        def render_share(painter: Painter) -> None:
+        def render_share(painter: _Painter) -> None:
             for lens, frame in zip(self.lenses, frames, strict=True):
                 painter.paint(lens, sims, frame)
 
         list((self._threads.map if len(self._painters) > 1 else map)(render_share, self._painters))
         outputs: dict[str, Tensor] = {}
         for lens, frame in zip(self.lenses, frames, strict=True):
-            outputs[f"images.{lens.camera.name}"] = torch.from_numpy(frame.rgb)
+            name, shape = lens.camera.name, (len(sims), lens.camera.height, lens.camera.width)
+            outputs[f"images.{name}"] = torch.from_numpy(frame.rgb.reshape(*shape, 3))
             if depth:
-                outputs[f"depth.{lens.camera.name}"] = torch.from_numpy(frame.depth)
+                outputs[f"depth.{name}"] = torch.from_numpy(frame.depth.reshape(shape))
             if frame.geom is not None:
-                outputs[f"segmentation.{lens.camera.name}"] = torch.from_numpy(frame.geom)
+                outputs[f"segmentation.{name}"] = torch.from_numpy(frame.geom.reshape(shape))
         return outputs
+
+
+class _Backdrop(NamedTuple):
+    """Cached images of the ground and the still layer from one camera that does not move, for n simulations."""
+
+    frame: Frame
+    current_n: NDArray[np.bool_]
+    """Whether the image was drawn since the episode began."""
+    pose_nb12: Array
+    """Poses of the bodies when the image was drawn, see ``Layer.poses``."""
+
+
+class _Painter:
+    """One thread's share: render simulations ``sims`` (consecutive) of ``batch``. spec, model: the twin's.
+
+    The ground comes first, then opaque geoms that do not move, opaque geoms that move, and translucent geoms.
+    """
+
+    def __init__(
+        self, batch: Batch, spec: mujoco.MjSpec, model: mujoco.MjModel, sims: Ids, scenery: Scenery, cull: bool
+    ) -> None:
+        self.sims, self.scenery, self.cull = sims, scenery, cull
+        self.ground, self.twin = Ground(model), Twin(batch, model, sims, nthread=1)
+        drawn = model.geom_group != GROUND
+        opaque, body = geom_colors(self.twin.batch, np.zeros(1, int))[0, :, 3] == 1, model.geom_bodyid
+        fixed = (model.body_weldid[body] == 0) | (model.body_mocapid[body] >= 0)
+        self.still, self.moving, self.translucent = self.layers = tuple(
+            Layer(self.twin, spec, np.flatnonzero(drawn & some), scenery, batch.bind("xpos"), batch.bind("xmat"))
+            for some in (opaque & fixed, opaque & ~fixed, ~opaque)
+        )
+        self._backdrops: dict[str, _Backdrop] = {}  # by camera
+
+    def copy_geoms(self, ids: Ids) -> Array:
+        """Copy types, sizes and colours of geoms from those of simulations ``ids`` that this painter renders.
+
+        Returns the colours of all geoms in them, [n, g, 4].
+        """
+        rows = ids[self._own(ids)] - self.sims[0]
+        for backdrop in self._backdrops.values():
+            backdrop.current_n[rows] = False
+        self.twin.copy_geoms(rows)
+        for layer in self.layers:
+            layer.copy_geoms(rows)
+        return geom_colors(self.twin.batch, rows)
+
+    def paint(self, lens: Lens, ids: Ids, frame: Frame) -> None:
+        """Render those of simulations ``ids`` that this painter renders into their rows of ``frame``."""
+        own = self._own(ids)
+        for start in range(own.start, own.stop, BLOCK):
+            rows = slice(start, min(start + BLOCK, own.stop))
+            target = RenderTarget.of(lens, ids[rows], frame.view(rows))
+            if lens.mount is None:
+                self._copy_backdrop(lens, target)
+            else:
+                self._paint_still(target)
+            self.moving.draw(target, self.cull)
+            self.translucent.draw(target, self.cull, translucent=True)
+
+    def _own(self, ids: Ids) -> slice:
+        """Return the places in ``ids`` (sorted) of simulations that this painter renders."""
+        first, last = np.searchsorted(ids, [self.sims[0], self.sims[-1] + 1])
+        return slice(int(first), int(last))
+
+    def _copy_backdrop(self, lens: Lens, target: RenderTarget) -> None:
+        """Start the images with the camera's cached backdrop; redraw it where an episode began or a body was moved."""
+        name, rows, count = lens.camera.name, target.sims - self.sims[0], len(self.sims)
+        if name not in self._backdrops:
+            pose = np.zeros((count, len(self.still.bodies), 12))
+            self._backdrops[name] = _Backdrop(Frame.empty(count, lens.camera), np.zeros(count, bool), pose)
+        backdrop, pose = self._backdrops[name], self.still.poses(target.sims)
+        stale = ~backdrop.current_n[rows] | (backdrop.pose_nb12[rows] != pose).any((1, 2))
+        if stale.any():
+            fresh = Frame.empty(int(stale.sum()), lens.camera)
+            self._paint_still(RenderTarget.of(lens, target.sims[stale], fresh))
+            backdrop.frame.put(rows[stale], fresh)
+            backdrop.pose_nb12[rows], backdrop.current_n[rows] = pose, True
+        for source, copy in zip(backdrop.frame, target.frame, strict=True):
+            if source is not None and copy is not None:
+                source.take(rows, axis=0, out=copy, mode="clip")  # clip needs no buffer
+
+    def _paint_still(self, target: RenderTarget) -> None:
+        """Start the images with the ground and the still layer."""
+        ray, length = frame_rays(target.grid, target.step_n, target.rotation_n33)
+        scenery, sims = self.scenery, target.sims
+        target.frame.put(slice(None), Frame(*self.ground.paint(
+            ray, length, target.origin_n3, scenery.rgba_Ng4[sims], scenery.sun_N3[sims], scenery.brightness_N[sims]
+        )))  # fmt: skip
+        self.still.draw(target, self.cull)
 
 
 def _coarse_scene(spec: mujoco.MjSpec, visuals: Path) -> mujoco.MjSpec:
