@@ -1,4 +1,4 @@
-"""The Adam optimiser of PPO, its adaptive learning rate, and the average of the weights."""
+"""The Adam optimiser of PPO and its adaptive learning rate, and the average of weights over updates."""
 
 from __future__ import annotations
 
@@ -18,22 +18,16 @@ def build_adam(policy: nn.Module, config: PPOConfig) -> torch.optim.Adam:
 
     Parameters named ``critic.*`` are a second group if they have their own learning rate.
     """
-    named = [(name, p) for name, p in policy.named_parameters() if p.requires_grad]
-    own_rate = config.critic_learning_rate is not None
-    critic = [p for name, p in named if own_rate and name.startswith("critic.")]
-    actor = [p for name, p in named if not (own_rate and name.startswith("critic."))]
+    actor: list[nn.Parameter] = []
+    critic: list[nn.Parameter] = []
+    for name, parameter in policy.named_parameters():
+        own_rate = config.critic_learning_rate is not None and name.startswith("critic.")
+        if parameter.requires_grad:
+            (critic if own_rate else actor).append(parameter)
     groups: list[dict[str, Any]] = [{"params": actor, "lr": config.learning_rate}]
     if critic:
         groups.append({"params": critic, "lr": config.critic_learning_rate})
     return torch.optim.Adam(groups, eps=1e-5, fused=True)
-
-
-def reset_actor_rate(optimizer: torch.optim.Adam, config: PPOConfig) -> None:
-    """Set the actor's rate to the lower bound of the adaptive schedule, which soon raises it to what the KL allows.
-
-    An imitated policy is narrow. At the initial rate its first updates would move it by several nats.
-    """
-    optimizer.param_groups[0]["lr"] = min(config.min_learning_rate, config.learning_rate)
 
 
 def adapt_learning_rate(optimizer: torch.optim.Adam, kl: float, config: PPOConfig) -> None:

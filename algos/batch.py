@@ -52,17 +52,13 @@ class Batch:
 
     def select(self, index: Tensor) -> Batch:
         """Return the decisions ``index``, int64 [n]."""
-
-        def rows(tensor: Tensor) -> Tensor:
-            return tensor.index_select(0, index)
-
         return Batch(
-            obs={key: rows(value) for key, value in self.obs.items()},
-            chain=rows(self.chain),
+            obs={key: value.index_select(0, index) for key, value in self.obs.items()},
+            chain=self.chain.index_select(0, index),
             columns=self.columns.index_select(1, index),
-            proximal=rows(self.proximal),
-            reference=None if self.reference is None else rows(self.reference),
-            reduced_BR=None if self.reduced_BR is None else rows(self.reduced_BR),
+            proximal=self.proximal.index_select(0, index),
+            reference=None if self.reference is None else self.reference.index_select(0, index),
+            reduced_BR=None if self.reduced_BR is None else self.reduced_BR.index_select(0, index),
         )
 
 
@@ -81,27 +77,20 @@ def merge_fragments(fragments: Sequence[Fragment]) -> Fragment:
         raise ValueError(f"fragments of one batch must agree in T and in observation keys, got {sorted(kinds)}")
     merged: dict[str, Any] = {name: torch.cat([getattr(f, name) for f in ordered], 1) for name in DECISION_FIELDS}
     if all(fragment.last_obs for fragment in ordered):
-        merged |= _merge_ends(ordered)
+        first_env, final_index = 0, []
+        for fragment in ordered:
+            final_index.append(fragment.final_index_M2 + torch.tensor([0, first_env]))
+            first_env += fragment.value_TN.shape[1]
+        merged["final_index_M2"] = torch.cat(final_index)
+        merged["action_TNEA"] = torch.cat([f.action_TNEA for f in ordered], 1)
+        merged["last_obs"] = _concatenate([f.last_obs for f in ordered])
+        merged["final_obs"] = _concatenate([f.final_obs for f in ordered if f.final_obs])
     return Fragment(
         obs=_concatenate([f.obs for f in ordered], dim=1),
         bootstrap_value_N=torch.cat([f.bootstrap_value_N for f in ordered]),
         episodes=EpisodeStats.concatenate([f.episodes for f in ordered]),
         **merged,
     )
-
-
-def _merge_ends(fragments: Sequence[Fragment]) -> dict[str, Any]:
-    """Return the merged fields from ``action_TNEA`` to ``final_index_M2``, for fragments that have them."""
-    first_env, indices = 0, []
-    for fragment in fragments:
-        indices.append(fragment.final_index_M2 + torch.tensor([0, first_env]))
-        first_env += fragment.value_TN.shape[1]
-    return {
-        "action_TNEA": torch.cat([f.action_TNEA for f in fragments], dim=1),
-        "last_obs": _concatenate([f.last_obs for f in fragments]),
-        "final_obs": _concatenate([f.final_obs for f in fragments if f.final_obs]),
-        "final_index_M2": torch.cat(indices),
-    }
 
 
 def _concatenate(parts: Sequence[Obs], dim: int = 0) -> Obs:
@@ -114,9 +103,8 @@ def evaluate_in_pieces(policy: Policy, obs: Obs, chain: Tensor, size: int) -> Ev
     """Return ``policy.evaluate`` of B decisions, computed for ``size`` of them at a time."""
     pieces = [slice(start, start + size) for start in range(0, len(chain), size)]
     parts = [policy.evaluate({k: v[piece] for k, v in obs.items()}, chain[piece]) for piece in pieces]
-
-    def joined(name: str) -> Any:
-        values = [getattr(part, name) for part in parts]
-        return torch.cat(values) if isinstance(values[0], Tensor) else values[0]
-
-    return Evaluation(*(joined(field.name) for field in fields(Evaluation)))
+    joined: dict[str, Any] = {field.name: getattr(parts[0], field.name) for field in fields(Evaluation)}
+    for name, value in joined.items():
+        if isinstance(value, Tensor):
+            joined[name] = torch.cat([getattr(part, name) for part in parts])
+    return Evaluation(**joined)

@@ -132,11 +132,10 @@ def truncated_objective(log_ratio_B: Tensor, advantage_B: Tensor, cap: float, be
     cap, so that the gradient is min(r, cap) A grad log pi everywhere (AIPO).
     """
     ratio_B = log_ratio_B.exp()
-    above_B = ratio_B > cap
     objective_B = ratio_B.clamp(max=cap) * advantage_B
     if beyond:
         objective_B = objective_B + cap * (log_ratio_B - math.log(cap)).clamp(min=0) * advantage_B
-    return objective_B, above_B.to(ratio_B.dtype)
+    return objective_B, (ratio_B > cap).to(ratio_B.dtype)
 
 
 class Reduced(NamedTuple):
@@ -198,22 +197,20 @@ def policy_term(
 
 
 def value_error(
-    value_B: Tensor, old_value_B: Tensor, return_B: Tensor, kind: str, value_clip: float | None, huber_delta: float
+    value_B: Tensor, old_value_B: Tensor, return_B: Tensor, value_clip: float | None, huber_delta: float | None
 ) -> Tensor:
-    """Return the loss of each value prediction, [B]: squared error ("mse") or torch's Huber loss ("huber").
+    """Return the loss of each value prediction, [B]: torch's Huber loss, or the squared error if huber_delta is None.
 
     With value_clip c it is the larger of this loss and the loss of the value clipped to within c of ``old_value_B``,
     the behaviour critic's value. Near 0 the Huber loss is half the squared error.
     """
-    error_B = _value_loss(value_B, return_B, kind, huber_delta)
+
+    def loss(predicted_B: Tensor) -> Tensor:
+        if huber_delta is None:
+            return functional.mse_loss(predicted_B, return_B, reduction="none")
+        return functional.huber_loss(predicted_B, return_B, reduction="none", delta=huber_delta)
+
     if value_clip is None:
-        return error_B
+        return loss(value_B)
     bounded_B = old_value_B + (value_B - old_value_B).clamp(-value_clip, value_clip)
-    return torch.maximum(error_B, _value_loss(bounded_B, return_B, kind, huber_delta))
-
-
-def _value_loss(value_B: Tensor, return_B: Tensor, kind: str, huber_delta: float) -> Tensor:
-    """Return the loss of each value prediction without clipping, [B]."""
-    if kind == "huber":
-        return functional.huber_loss(value_B, return_B, reduction="none", delta=huber_delta)
-    return functional.mse_loss(value_B, return_B, reduction="none")
+    return torch.maximum(loss(value_B), loss(bounded_B))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.algos import losses, returns, sharing
-from embodied.algos.adam import adapt_learning_rate, build_adam, reset_actor_rate, update_average
+from embodied.algos.adam import adapt_learning_rate, build_adam, update_average
 from embodied.algos.batch import Batch, evaluate_in_pieces, merge_fragments
 from embodied.algos.ppo_config import PPOConfig
 from embodied.algos.registry import ALGORITHMS
@@ -76,7 +76,8 @@ class PPO(Algorithm):
         counts = sharing.count_decisions(weight_B, executed_M, config.max_staleness, self.learners)
         warming = version < config.critic_warmup
         if version == config.critic_warmup > 0 and config.schedule == "adaptive":
-            reset_actor_rate(self.optimizer, config)
+            # An imitated policy is narrow: the initial rate would move it by several nats. The KL soon raises this one.
+            self.optimizer.param_groups[0]["lr"] = min(config.min_learning_rate, config.learning_rate)
         num_minibatches = min(config.num_minibatches, counts.fewest)
         learned = self._epochs(batch, num_minibatches, warming) if counts.valid else dict.fromkeys(EPOCH_METRICS, 0.0)
         learned["train/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
@@ -108,38 +109,29 @@ class PPO(Algorithm):
         stale = bool((staleness_TN[valid_TN] != 0).any())
         recompute = stale and config.correction in ("decoupled", "vtrace") and config.proximal == "recompute"
         piece = -(-len(chain) // config.num_minibatches)  # the size of a minibatch, evaluated at once
-        rows = self._measured_rows(len(chain), piece, every=recompute or config.reduction != "sum").to(self.device)
+        rows, num_measured = torch.arange(len(chain)), max(piece, MIN_KL_SAMPLE)
         some_obs, some_chain = obs, chain
-        if len(rows) < len(chain):
-            some_obs = {key: value.index_select(0, rows) for key, value in obs.items()}
-            some_chain = chain.index_select(0, rows)
+        if not recompute and config.reduction == "sum" and num_measured < len(chain):
+            rows = torch.randperm(len(chain), generator=self._generator)[:num_measured]
+            some_obs = {key: value.index_select(0, rows.to(self.device)) for key, value in obs.items()}
+            some_chain = chain.index_select(0, rows.to(self.device))
         before = evaluate_in_pieces(self.policy, some_obs, some_chain, piece)
         proximal_TN = before.log_prob_B.to(value_TN.device).view_as(behaviour_TN) if recompute else behaviour_TN
         log_rho_TN = losses.log_ratio(proximal_TN, behaviour_TN)
         advantage_TN, return_TN, valid_TN = self.estimate(fragment, log_rho_TN, valid_TN)
-        measured_TN = (
-            torch.zeros_like(valid_TN).flatten().index_fill_(0, rows.to(valid_TN.device), True).view_as(valid_TN)
-        )
+        measured_TN = torch.zeros_like(valid_TN).flatten().index_fill_(0, rows, True).view_as(valid_TN)
         columns = (
             behaviour_TN, proximal_TN, losses.interpolation_alpha(staleness_TN), advantage_TN, return_TN, value_TN,
             valid_TN, valid_TN & measured_TN,
         )  # fmt: skip
         flat = torch.stack([column.flatten().to(value_TN.dtype) for column in columns])
         distribution = before.distribution.new_zeros(len(chain), *before.distribution.shape[1:])
-        distribution.index_copy_(0, rows, before.distribution)
+        distribution.index_copy_(0, rows.to(self.device), before.distribution)
         reference = None
         if self.reference is not None:
             reference = evaluate_in_pieces(self.reference, obs, chain, piece).distribution
         reduced_BR = losses.reduce_log_prob(before, config.reduction).log_prob_BR if config.reduction != "sum" else None
         return Batch(obs, chain, flat.to(self.device, non_blocking=True), distribution, reference, reduced_BR)
-
-    def _measured_rows(self, num: int, piece: int, every: bool) -> Tensor:
-        """Return the decisions of ``num`` that are evaluated before the update, int64: all or a random sample.
-
-        The KL is measured in them.
-        """
-        size = max(piece, MIN_KL_SAMPLE)
-        return torch.arange(num) if every or num <= size else torch.randperm(num, generator=self._generator)[:size]
 
     def estimate(self, fragment: Fragment, log_rho_TN: Tensor, valid_TN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return advantages, the critic's targets and the mask of the decisions that count, all [T, N].
@@ -230,9 +222,8 @@ class PPO(Algorithm):
             dual_clip=config.dual_clip,
             behaviour_cap=config.behaviour_cap,
         )
-        error_B = losses.value_error(
-            now.value_B, value_B, return_B, config.value_loss, config.value_clip, config.huber_delta
-        )
+        huber_delta = config.huber_delta if config.value_loss == "huber" else None
+        error_B = losses.value_error(now.value_B, value_B, return_B, config.value_clip, huber_delta)
         policy_loss = -losses.masked_mean(term.objective_B, weight_B)
         value_loss = losses.masked_mean(error_B, weight_B)
         entropy = losses.masked_mean(now.entropy_B, weight_B)
@@ -277,14 +268,11 @@ class PPO(Algorithm):
         The weights of ``deployed`` must be loaded before.
         """
         if self.reference is not None and "reference" not in state:
-            raise UserError(
-                "algo.reference_kl_coef cannot be turned on when a run is resumed: its first policy is not kept"
-            )
+            raise UserError("algo.reference_kl_coef cannot be turned on by resume=: the first policy is not kept")
         try:
-            optimizer, generator = state["optimizer"], state["generator"]
             rates = [group["lr"] for group in self.optimizer.param_groups]
-            self.optimizer.load_state_dict(optimizer)
-            self._generator.set_state(generator.cpu())
+            self.optimizer.load_state_dict(state["optimizer"])
+            self._generator.set_state(state["generator"].cpu())
             if self.reference is not None:
                 self.reference.load_state_dict(state["reference"])
             self.policy.load_state_dict(state.get("weights", self.deployed.state_dict()))

@@ -1,20 +1,40 @@
-"""Base of supervised algorithms: AdamW, a learning rate schedule, and an average of the weights."""
+"""Supervised algorithms: imitation of demonstrated chunks (SFT), and grounding on labelled images.
+
+Both use AdamW, a learning rate schedule, and an average of the weights. In grounding a fresh policy learns what images
+show, and where the things are that an instruction names. A simulator gives the targets, for any number of scenes: the
+words that describe a pixel, the role of a pixel in the instruction, and the positions of the object and the place that
+the instruction names. Imitation and reinforcement learning then start from a policy that relates words to images. π0
+starts from a model of captioned images instead.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
+from embodied.algos.adam import update_average
+from embodied.algos.registry import ALGORITHMS
 from embodied.core.errors import UserError
 from embodied.core.execution import obs_to
-from embodied.core.options import FractionBelow1, NonNegative, NonNegativeInt, Positive, PositiveInt, config_dataclass
+from embodied.core.options import (
+    Fraction,
+    FractionBelow1,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    config_dataclass,
+)
 from embodied.core.policy import Policy
 from embodied.core.types import Obs
+
+VALIDATION_DRAWS = 8  # draws of noise and time per validation chunk, the same ones in every validation
 
 
 @config_dataclass
@@ -79,9 +99,7 @@ class Supervised:
         self.updates += 1
         self._set_learning_rate()
         decay = min(self.config.ema_decay, self.updates / (self.updates + 10))  # lower at first, to forget the start
-        with torch.no_grad():
-            for mean, now in zip(self.average.parameters(), self.policy.parameters(), strict=True):
-                mean.lerp_(now, 1 - decay)
+        update_average(self.average, self.policy, decay)
         return values["loss"]
 
     def weights(self) -> dict[str, Tensor]:
@@ -121,3 +139,114 @@ class Supervised:
         factor = warm * 0.5 * (1 + float(torch.cos(torch.tensor(torch.pi * done))))
         for group in self.optimizer.param_groups:
             group["lr"], group["weight_decay"] = self.config.learning_rate * factor, self.config.weight_decay
+
+
+# -- imitation ---------------------------------------------------------------------------------------------------------
+@config_dataclass
+class SFTConfig(SupervisedConfig):
+    """Options of SFT, whose samples are chunks."""
+
+    validation_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
+    """Share of the episodes, at least one, that is held out for validation."""
+    keep_grounding: NonNegative = 4.0
+    """Weight of the loss of positions, in scenes of the simulator, for a policy that algo=grounding trained; 0: off."""
+    patience: PositiveInt | None = None
+    """Training stops after this many validations without improvement and keeps the best average; null: it never stops
+    early and keeps the last average."""
+
+
+@ALGORITHMS.register("sft", config=SFTConfig)
+class SFT(Supervised):
+    """Train ``policy.imitation_loss`` with AdamW, plus ``policy.location_loss`` for a policy that was grounded."""
+
+    trainer: ClassVar[str] = "imitation"
+    config: SFTConfig
+
+    def __init__(self, policy: Policy, config: SFTConfig, *, seed: int, device: torch.device) -> None:
+        if policy.not_imitated is None:
+            raise UserError(f"algo=sft needs a policy that can imitate, {type(policy).__name__} cannot")
+        super().__init__(policy, config, seed=seed, device=device)
+
+    @property
+    def keeps_grounding(self) -> bool:
+        """Whether updates need scenes too, so that a grounded policy does not forget how to predict positions."""
+        return self.config.keep_grounding > 0 and self.policy.grounded
+
+    def pick(self, frames_W: Tensor) -> Tensor:
+        """Draw ``batch_size`` of the frames ``frames_W``, with replacement."""
+        return frames_W[torch.randint(len(frames_W), (self.config.batch_size,), generator=self.generator)]
+
+    def update(self, obs: Obs, action_BHA: Tensor, valid_BH: Tensor, scenes: Obs | None = None) -> float:
+        """Take one step on a batch and return its loss. FloatingPointError as in ``descend``.
+
+        valid_BH: which actions were demonstrated (``Policy.imitation_loss``). scenes: observations with
+        ``target_positions``, for a policy that ``keeps_grounding``.
+        """
+        action_BHA, valid_BH = action_BHA.to(self.device), valid_BH.to(self.device)
+        loss = self.policy.imitation_loss(self.to_device(obs), action_BHA, valid_BH, self.generator)
+        if scenes is not None:
+            loss = loss + self.config.keep_grounding * self.policy.location_loss(self.to_device(scenes))
+        return self.descend(loss)
+
+    @torch.no_grad()
+    def validate(self, obs: Obs, action_BHA: Tensor, valid_BH: Tensor) -> float:
+        """Return the loss of the average weights on held-out chunks, with the same noise and times in every call."""
+        obs, action_BHA, valid_BH = self.to_device(obs), action_BHA.to(self.device), valid_BH.to(self.device)
+        generator = torch.Generator().manual_seed(0)
+        draws = [self.average.imitation_loss(obs, action_BHA, valid_BH, generator) for _ in range(VALIDATION_DRAWS)]
+        return float(torch.stack(draws).mean())
+
+
+# -- grounding ---------------------------------------------------------------------------------------------------------
+@config_dataclass
+class GroundingConfig(SupervisedConfig):
+    """Options of Grounding, whose samples are observations with the images of all cameras."""
+
+    batch_size: PositiveInt = 32
+    updates: PositiveInt = 14000
+    learning_rate: Positive = 1.5e-3
+    reuse: Annotated[float, Field(ge=1)] = 2.0
+    """Average number of times that an observation is drawn."""
+    masks_only: Fraction = 0.3
+    """Share of the updates that train masks alone; the later ones train positions too."""
+
+
+@ALGORITHMS.register("grounding", config=GroundingConfig)
+class Grounding(Supervised):
+    """Train ``policy.grounding_loss`` with AdamW: first on masks alone, then on positions too."""
+
+    trainer: ClassVar[str] = "grounding"
+    config: GroundingConfig
+
+    def __init__(self, policy: Policy, config: GroundingConfig, *, seed: int, device: torch.device) -> None:
+        if not policy.roles:
+            raise UserError(f"algo=grounding needs a policy that sees and reads, {type(policy).__name__} does not")
+        super().__init__(policy, config, seed=seed, device=device)
+
+    def update(self, obs: Obs) -> float:
+        """Take one step on labelled observations and return its loss. FloatingPointError as in ``descend``."""
+        return self.descend(self.policy.grounding_loss(self.to_device(obs), self.trains_positions))
+
+    @property
+    def trains_positions(self) -> bool:
+        """Whether the next update trains positions too."""
+        return self.updates >= self.config.masks_only * self.config.updates
+
+    @torch.no_grad()
+    def validate(self, obs: Obs) -> float:
+        """Return the loss of the average weights; it includes positions if the next update trains them."""
+        return float(self.average.grounding_loss(self.to_device(obs), self.trains_positions))
+
+    @torch.no_grad()
+    def localization_rates(self, obs: Obs) -> dict[str, float]:
+        """Return the mean of ``Policy.localization_hits`` with the average weights, by camera.
+
+        Cameras that never see the object are left out.
+        """
+        hits = self.average.localization_hits(self.to_device(obs))
+        return {camera: float(hit_M.float().mean()) for camera, hit_M in hits.items() if len(hit_M)}
+
+    @torch.no_grad()
+    def predict_positions(self, obs: Obs) -> Tensor:
+        """Predict ``target_positions`` with the average weights, on the CPU."""
+        return self.average.predict_positions(self.to_device(obs)).cpu()

@@ -1,19 +1,20 @@
-"""Base of all policies: chunk sizes, a state normaliser and a critic."""
+"""Base of all policies: chunk sizes, a state normaliser, and a critic that a deployed policy does not need."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
 from embodied.core.types import Obs
 from embodied.policies.config import ActorCriticConfig
-from embodied.policies.critic import Critic
 from embodied.policies.likelihood import gaussian_kl
+from embodied.policies.networks import mlp
 from embodied.policies.normalizer import RunningNormalizer
 from embodied.policies.pixels import PixelEncoder
 
@@ -22,6 +23,30 @@ SPACE_NAMES = {
     Discrete: "choices between discrete actions (policy=categorical)",
     MultiDiscrete: "choices between discrete actions (policy=categorical)",
 }
+
+
+class Critic(nn.Module):
+    """V(inputs, privileged) with hidden layers of its own (Pinto et al. 2018, asymmetric actor critic).
+
+    It contains the normaliser of the privileged observation, so that a deployed policy does not need that either.
+    """
+
+    def __init__(self, inputs: int, privileged_dim: int, hidden: Sequence[int], activation: str) -> None:
+        super().__init__()
+        self.normalizer = RunningNormalizer(privileged_dim) if privileged_dim else None
+        self.network = mlp(inputs + privileged_dim, hidden, 1, activation, gain=1.0)
+
+    def forward(self, inputs: Tensor, privileged: Tensor | None) -> Tensor:
+        """Return the value [...] of inputs [..., I] (a normalised state) and a raw privileged observation [..., P].
+
+        privileged: None if P is 0. ValueError if it is None otherwise.
+        """
+        if self.normalizer is not None:
+            if privileged is None:
+                raise ValueError("the critic needs obs['privileged'], which this observation lacks")
+            inputs = torch.cat((inputs, self.normalizer(privileged)), dim=-1)
+        value: Tensor = self.network(inputs).squeeze(-1)
+        return value
 
 
 class ActorCritic(Policy):

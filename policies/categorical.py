@@ -60,18 +60,9 @@ class CategoricalPolicy(ActorCritic):
             )
         counts = torch.tensor(spec.action.counts)
         self.register_buffer("exists_AM", torch.arange(int(counts.max())) < counts[:, None], persistent=False)
+        self.noise_shape = self.plan_noise_shape = (config.horizon, *self.exists_AM.shape)  # [H, A, M]
         chunk = config.horizon * int(counts.sum())
         self.actor = mlp(self.num_inputs, config.actor_hidden, chunk, config.activation, 0.01)
-
-    @property
-    def noise_shape(self) -> tuple[int, ...]:
-        """[H, A, M]."""
-        return (self.horizon, *self.exists_AM.shape)
-
-    @property
-    def plan_noise_shape(self) -> tuple[int, ...]:
-        """[H, A, M]."""
-        return self.noise_shape
 
     def log_probs(self, inputs: Tensor, mask_NC: Tensor | None = None) -> Tensor:
         """Return the log-probability of every choice for inputs [N, I], [N, H, A, M].

@@ -10,9 +10,10 @@ from embodied.core.options import Positive, Widths, config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Evaluation, Obs, PolicySample
 from embodied.policies.base import ActorCritic
+from embodied.policies.config import ActorCriticConfig
 from embodied.policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_by_action, sum_executed
 from embodied.policies.networks import BoundedStd, mlp
-from embodied.policies.pixels import PixelConfig, encoder_of
+from embodied.policies.pixels import PixelConfig, PixelEncoder, encoder_of
 
 
 @config_dataclass
@@ -48,6 +49,11 @@ class GaussianChunk(ActorCritic):
     bounded_std: BoundedStd
     """Standard deviation of the drawn numbers, learned."""
 
+    def __init__(self, spec: EnvSpec, config: ActorCriticConfig, encoder: PixelEncoder | None = None) -> None:
+        super().__init__(spec, config, encoder=encoder)
+        self.plan_noise_shape = (config.horizon, spec.action_dim)
+        self.noise_shape = (1, *self.plan_noise_shape)
+
     @property
     def std(self) -> Tensor:
         """Standard deviation of the drawn numbers, [H, A]."""
@@ -62,16 +68,6 @@ class GaussianChunk(ActorCritic):
         """Return the planned chunk of actions [N, H, A] for drawn numbers [N, H, A]."""
         raise NotImplementedError
 
-    @property
-    def noise_shape(self) -> tuple[int, ...]:
-        """[1, H, A]."""
-        return (1, self.horizon, self.spec.action_dim)
-
-    @property
-    def plan_noise_shape(self) -> tuple[int, ...]:
-        """[H, A]."""
-        return (self.horizon, self.spec.action_dim)
-
     @torch.no_grad()
     def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
         """Return the chunk for the mean, or with noise [N, H, A] for a draw, [N, H, A]."""
@@ -82,9 +78,8 @@ class GaussianChunk(ActorCritic):
     def act(self, obs: Obs, noise: Tensor) -> PolicySample:
         """Draw a chunk for each row with noise [N, 1, H, A]."""
         inputs = self.inputs(obs)
-        mean = self.mean(inputs)
+        mean, std = self.mean(inputs), self.std
         value = self.state_value(inputs, obs)
-        std = self.std
         drawn = mean + std * noise[:, 0].to(mean)
         log_prob = sum_executed(gaussian_log_prob(drawn, mean, std).unsqueeze(1), self.scored_actions)
         version = torch.full(value.shape, -1, dtype=torch.int64, device=value.device)
@@ -112,7 +107,7 @@ class GaussianPolicy(GaussianChunk):
     not_imitated = ("critic.", "bounded_std.")
 
     def __init__(self, spec: EnvSpec, config: GaussianConfig) -> None:
-        super().__init__(spec, config, encoder=encoder_of(spec, config))
+        super().__init__(spec, config, encoder_of(spec, config))
         self.scored_actions = config.execute
         chunk = config.horizon * spec.action_dim
         self.actor = mlp(self.num_inputs, config.actor_hidden, chunk, config.activation, gain=0.01)

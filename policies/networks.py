@@ -1,4 +1,4 @@
-"""Layers and activations of small networks, with their initialisation."""
+"""Layers and activations of small networks with their initialisation, and learned standard deviations."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from math import atanh, log, sqrt
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 LayerT = TypeVar("LayerT", nn.Linear, nn.Conv2d)
@@ -76,3 +77,31 @@ class BoundedStd(nn.Module):
     def forward(self) -> Tensor:
         """Return the standard deviation, in the shape given to the constructor."""
         return self.bounds.std(self.z)
+
+
+class NoiseNetwork(nn.Module):
+    """Bounded standard deviation of a denoise step from the denoiser's F features; initially ``sigma_init``.
+
+    It is ``StdBounds`` of ``z = bias + mean(weight * features)``, with weight 0 at first. With the mean, an optimiser
+    like Adam moves z as fast through all weights together as through the bias. With the sum of a linear layer,
+    exploration would collapse F times faster than that of a Gaussian policy with a free log-std. A deployed policy does
+    not need this network.
+    """
+
+    def __init__(self, features: int, chunk_dim: int, sigma_min: float, sigma_max: float, sigma_init: float) -> None:
+        super().__init__()
+        self.bounds = StdBounds(sigma_min, sigma_max)
+        self.weight = nn.Parameter(torch.zeros(chunk_dim, features))
+        self.bias = nn.Parameter(torch.full((chunk_dim,), self.bounds.inverse(sigma_init)))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return sigma [..., H*A] in [sigma_min, sigma_max] for features [..., F]."""
+        return self.bound(F.linear(features, self.scaled_weight()))
+
+    def scaled_weight(self) -> Tensor:
+        """Return the weight [H*A, F] whose product with the features is ``mean(weight * features)``."""
+        return self.weight / self.weight.shape[1]
+
+    def bound(self, z: Tensor) -> Tensor:
+        """Return sigma [..., H*A] for the product of features and scaled weight, [..., H*A]."""
+        return self.bounds.std(z + self.bias)

@@ -14,7 +14,7 @@ from embodied.core.types import Evaluation, Obs, PolicySample
 class Policy(nn.Module):
     """A torch module that acts and computes the likelihood of its recorded decisions.
 
-    A subclass has ``horizon`` and ``execute`` and implements the methods up to ``value``. All below is optional: by
+    A subclass has the next four attributes and implements the methods up to ``value``. All below is optional: by
     default it does nothing, or says that the policy does not have the capability.
     """
 
@@ -22,16 +22,10 @@ class Policy(nn.Module):
     """H, planned actions of a chunk."""
     execute: int
     """E, executed actions of a chunk."""
-
-    @property
-    def noise_shape(self) -> tuple[int, ...]:
-        """Shape of the standard normals that ``act`` needs for one decision."""
-        raise NotImplementedError
-
-    @property
-    def plan_noise_shape(self) -> tuple[int, ...]:
-        """Shape of the standard normals that ``plan`` takes for one decision."""
-        raise NotImplementedError
+    noise_shape: tuple[int, ...]
+    """Shape of the standard normals that ``act`` needs for one decision."""
+    plan_noise_shape: tuple[int, ...]
+    """Shape of the standard normals that ``plan`` takes for one decision."""
 
     def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
         """Plan a chunk [N, H, A] for each row of obs, as a deployed policy does. No gradient.

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from embodied.algos.grounding import Grounding
+from embodied.algos.supervised import Grounding
 from embodied.core.errors import UserError
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.types import Obs

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from embodied.algos.sft import SFT
+from embodied.algos.supervised import SFT
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
 from embodied.data import Demonstrations, read

@@ -19,11 +19,11 @@ from embodied.core.spec import EnvSpec
 from embodied.core.types import Evaluation, Obs, PolicySample
 from embodied.policies.base import ActorCritic
 from embodied.policies.config import ActorCriticConfig
-from embodied.policies.flow.network import NoiseNetwork
 from embodied.policies.flow.prefix import fixed_rows, free, hold, prefix_features, put_prefix
-from embodied.policies.flow.sampler import Transition, integrate, one_step_chain, sample_chain, sample_one_step
+from embodied.policies.flow.sampler import Transition, integrate, sample_chain, sample_one_step
 from embodied.policies.flow.step import flow_noise, flow_sde, sde_sigma, time_grid
 from embodied.policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_by_action, sum_executed
+from embodied.policies.networks import NoiseNetwork
 
 
 @config_dataclass
@@ -121,6 +121,9 @@ class FlowChains(ActorCritic):
             sigmas = (config.sigma_min, config.sigma_max, config.sigma_init)
             self.noise_network = NoiseNetwork(*noise_shape, *sigmas)
         self.checkpoint_steps = config.checkpoint_steps
+        self.plan_noise_shape = (config.horizon, width)  # the initial noise
+        # the initial noise, then that of every step; or of the one stochastic step, and noise that picks this step
+        self.noise_shape = (3 if self.one_stochastic_step else config.denoise_steps + 1, config.horizon, width)
         self.register_buffer("grid", time_grid(config.denoise_steps).float(), persistent=False)
         sigma = sde_sigma(config.denoise_steps, config.sde_noise)
         self.register_buffer("grid_sigma", sigma.float(), persistent=False)
@@ -179,19 +182,6 @@ class FlowChains(ActorCritic):
         """Return the critic's value of each row of obs, [N]."""
         return self.encoded_value(self.encode(obs), obs)
 
-    @property
-    def noise_shape(self) -> tuple[int, ...]:
-        """[K+1, H, W]: the initial noise, then the noise of every step.
-
-        With one stochastic step [3, H, W]: the initial noise, the noise of the step, and noise that picks the step.
-        """
-        return (3 if self.one_stochastic_step else self.denoise_steps + 1, self.horizon, self.width)
-
-    @property
-    def plan_noise_shape(self) -> tuple[int, ...]:
-        """[H, W]: the initial noise."""
-        return (self.horizon, self.width)
-
     @torch.no_grad()
     def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
         """Return the end of the ODE from the initial noise [N, H, W] (None: zero), [N, H, A]; no noise network runs."""
@@ -201,14 +191,18 @@ class FlowChains(ActorCritic):
 
     @torch.no_grad()
     def act(self, obs: Obs, noise: Tensor) -> PolicySample:
-        """Draw a chunk for each row of obs with noise [N, *noise_shape]."""
+        """Draw a chunk for each row of obs with noise [N, *noise_shape].
+
+        With one stochastic step the chain is both ends of this step and its index, which fills a plane, [N, 3, H, W].
+        """
         encoding = self.encode(obs)
         value = self.encoded_value(encoding, obs)
         if self.one_stochastic_step:
             index = self.pick_step(noise[:, 2, 0, 0]).to(value.device)
             start, step_noise = put_prefix(noise[:, :2].to(value), obs, self._fixed(encoding)).unbind(1)
             one = sample_one_step(partial(self.transition, encoding), start, step_noise, index, self.denoise_steps)
-            action, chain = one.action, one_step_chain(one.before, one.after, index)
+            plane = index[:, None, None].to(start).expand_as(start)
+            action, chain = one.action, torch.stack((one.before, one.after, plane), 1)
             parts = (part.unsqueeze(1) for part in (one.after, one.mean, one.std))
             log_prob = self._density(encoding, *parts).sum(-1)
         else:

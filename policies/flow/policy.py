@@ -1,21 +1,93 @@
-"""A flow policy on the state vector, trainable by RL from scratch and by imitation."""
+"""A flow policy on the state vector, trainable by RL from scratch and by imitation.
+
+An encoder runs once per decision, a small denoiser K times.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from math import pi
+from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from embodied.core.options import Widths, config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
 from embodied.policies.flow.chains import ChainConfig, FlowChains
-from embodied.policies.flow.network import Denoiser, StateEncoding, time_features
 from embodied.policies.flow.prefix import draw_prefix, learned_rows, noisy_chunk
 from embodied.policies.flow.step import time_grid, velocity_to
+from embodied.policies.networks import ACTIVATIONS, NoiseNetwork, linear, trunk
 
 MIN_LOSS_TIME = 0.05  # lower bound of t in the 1/t weight of the imitation loss, as in Li & He (2025)
+TIME_FEATURES = 16
+
+
+def time_features(t: Tensor) -> Tensor:
+    """Return sines and cosines of flow times t [...] with periods from 0.25 to 4, [..., TIME_FEATURES]."""
+    octaves = torch.linspace(-1.0, 3.0, TIME_FEATURES // 2, dtype=t.dtype, device=t.device)
+    angle = t.unsqueeze(-1) * (pi * 2.0**octaves)
+    return torch.cat((angle.sin(), angle.cos()), dim=-1)
+
+
+class StateEncoding(NamedTuple):
+    """An encoded state vector: all that the denoise steps of a decision share."""
+
+    state: Tensor
+    """Normalised state, then prefix and delay if there are any, [..., S]."""
+    first: Tensor
+    """Contribution to the denoiser's first layer, [..., head[0]]."""
+    direct: Tensor
+    """Contribution to the prediction, [..., H*A]."""
+    fixed: Tensor | None = None
+    """Rows of the chunk that the prefix gives, bool [..., H, 1]; None without a prefix."""
+
+
+class Denoiser(nn.Module):
+    """A network that maps (state, x, t) to a prediction for the chunk, and to features for the noise network.
+
+    ``encode`` runs once per decision. It computes the state's contributions to the denoiser's first layer and to the
+    prediction. A denoise step adds x and the features of t and runs only the head. The direct contribution to the
+    prediction learns the mean action as fast as a plain MLP does; the head refines it.
+    """
+
+    def __init__(
+        self, state_dim: int, chunk_dim: int, encoder: Sequence[int], head: Sequence[int], activation: str
+    ) -> None:
+        super().__init__()
+        self.encoder = trunk(state_dim, encoder, activation)
+        self.to_head = linear(encoder[-1], head[0], gain=1.0)
+        self.direct = linear(encoder[-1], chunk_dim, gain=0.01)
+        self.from_flow = linear(chunk_dim + TIME_FEATURES, head[0], gain=1.0, bias=False)
+        self.head = nn.Sequential(ACTIVATIONS[activation](), *trunk(head[0], head[1:], activation))
+        self.output = linear(head[-1], chunk_dim, gain=0.01, bias=False)
+
+    def encode(self, state: Tensor) -> StateEncoding:
+        """Encode a normalised state [N, S] for all denoise steps of the decision."""
+        encoded = self.encoder(state)
+        return StateEncoding(state, self.to_head(encoded), self.direct(encoded))
+
+    def features(self, encoding: StateEncoding, x: Tensor, time: Tensor) -> Tensor:
+        """Return the last hidden layer of the denoiser, [..., head[-1]].
+
+        x: [..., H*A]. time: features of t, [..., TIME_FEATURES]. encoding and time broadcast to the batch of x.
+        """
+        flow = torch.cat((x, time.expand(*x.shape[:-1], -1)), dim=-1)
+        features: Tensor = self.head(encoding.first + self.from_flow(flow))
+        return features
+
+    def predict(self, encoding: StateEncoding, features: Tensor) -> Tensor:
+        """Return the prediction [..., H*A]: clean action or velocity, as the policy is configured."""
+        prediction: Tensor = self.output(features) + encoding.direct
+        return prediction
+
+    def predict_jointly(self, encoding: StateEncoding, features: Tensor, noise: NoiseNetwork) -> tuple[Tensor, Tensor]:
+        """Return ``predict(encoding, features), noise(features)``, computed by one matrix product to save time."""
+        joint = F.linear(features, torch.cat((self.output.weight, noise.scaled_weight())))
+        prediction, z = joint.chunk(2, dim=-1)
+        return prediction + encoding.direct, noise.bound(z)
 
 
 @config_dataclass
@@ -60,7 +132,7 @@ class FlowPolicy(FlowChains):
 
     def expand_steps(self, encoding: StateEncoding) -> StateEncoding:
         """Return the encoding for a batch x [N, steps, H, A]."""
-        return encoding.unsqueeze(1)
+        return encoding._replace(first=encoding.first.unsqueeze(1), direct=encoding.direct.unsqueeze(1))
 
     def encoded_value(self, encoding: StateEncoding, obs: Obs) -> Tensor:
         """Return the critic's value of encoded observations, [N]."""

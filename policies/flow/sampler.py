@@ -71,12 +71,6 @@ def sample_one_step(
     return result._replace(action=x)
 
 
-def one_step_chain(before: Tensor, after: Tensor, index_N: Tensor) -> Tensor:
-    """Stack both ends of the stochastic step [N, H, W] and its index, which fills a plane, to [N, 3, H, W]."""
-    plane = index_N[:, None, None].to(before).expand_as(before)
-    return torch.stack((before, after, plane), 1)
-
-
 def integrate(velocity: Callable[[Tensor, int], Tensor], start: Tensor, steps: int) -> Tensor:
     """Follow the ODE from ``start`` [N, H, A] at t = 1 and return its states [N, K+1, H, A].
 

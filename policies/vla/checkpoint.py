@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from torch import nn
 from transformers import AutoTokenizer, PI0Config, PI0ForConditionalGeneration
 from transformers.utils import logging as transformers_logging
 
@@ -26,13 +25,14 @@ from embodied.policies.vla.config import VLAConfig
 from embodied.policies.vla.lora import merge_adaptations
 from embodied.policies.vla.text import image_token_id, train_tokenizer
 
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+WEIGHTS = "weights (model.safetensors)"
 REQUIRED_FILES = {
     "config.json": ("config.json",),
-    "weights (model.safetensors)": ("model.safetensors", "model.safetensors.index.json"),
+    WEIGHTS: ("model.safetensors", "model.safetensors.index.json"),
     "a tokenizer (tokenizer.json)": ("tokenizer.json", "tokenizer.model"),
-    "an image processor (preprocessor_config.json)": ("preprocessor_config.json", "processor_config.json"),
+    "an image processor (preprocessor_config.json)": PROCESSOR_FILES,
 }
-WEIGHTS = "weights (model.safetensors)"
 ABSENT = "absent"
 MAX_LISTED = 12  # file names in an error
 LOADING_ERRORS = (
@@ -44,23 +44,20 @@ if not sys.stderr.isatty():  # progress bars of loading belong on a terminal, no
 
 
 class Pixels(NamedTuple):
-    """Normalisation of images with pixels in [0, 1]."""
+    """Mean and standard deviation of each colour of images with pixels in [0, 1]; by default those of π0."""
 
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    """Mean of each colour."""
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    """Standard deviation of each colour."""
 
 
 class Parts(NamedTuple):
     """Contents of a checkpoint."""
 
-    model: nn.Module
+    model: Any
     """A PI0ForConditionalGeneration."""
     tokenizer: Any
     """Tokenizer of the instructions."""
     pixels: Pixels
-    """Normalisation of the images."""
 
 
 def build(spec: EnvSpec, config: VLAConfig) -> Parts:
@@ -80,9 +77,13 @@ def build(spec: EnvSpec, config: VLAConfig) -> Parts:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         model_config = PI0Config.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         pixels = _pixels(path)
+        index = path / "model.safetensors.index.json"
+        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values() if index.is_file() else ()
     for key, (wanted, there) in _differences(config.model, model_config.to_dict()).items():
         raise UserError(f"policy.model.{key}={wanted} does not fit policy.pretrained={path}, where it is {there}")
-    _check_shards(path)
+    for name in shards:  # transformers would read files elsewhere
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise UserError(f"{index} names {one_line(name)}: shards are *.safetensors files in the same directory")
     with _loading_errors(path):
         if architecture_only:
             return Parts(PI0ForConditionalGeneration(model_config), tokenizer, pixels)
@@ -95,18 +96,6 @@ def build(spec: EnvSpec, config: VLAConfig) -> Parts:
         some = ", ".join(sorted(lacking)[:3])
         raise UserError(f"policy.pretrained={path} lacks {len(lacking)} of the model's weights, for instance {some}")
     return Parts(model, tokenizer, pixels)
-
-
-def _check_shards(path: Path) -> None:
-    """Raise UserError for an index of shards that names files elsewhere, which transformers would read."""
-    index = path / "model.safetensors.index.json"
-    if not index.is_file():
-        return
-    with _loading_errors(path):
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        outside = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
-    if outside:
-        raise UserError(f"{index} names {one_line(outside[0])}: shards are *.safetensors files in the same directory")
 
 
 def _listing(path: Path) -> str:
@@ -163,74 +152,59 @@ def _differences(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> dict[st
 
 def check_fits(parts: Parts, spec: EnvSpec, config: VLAConfig) -> None:
     """Raise UserError unless the model fits the task's state, actions and cameras and the policy's sizes."""
-    model: Any = parts.model.config
-    needed = {
-        "policy.horizon": (config.horizon, model.chunk_size),
-        "policy.image_size": (config.image_size, model.vlm_config.vision_config.image_size),
-    }
-    for key, (got, expected) in needed.items():
+    model = parts.model.config
+    vision, text, expert = model.vlm_config.vision_config, model.vlm_config.text_config, model.dit_config
+    size, patch, projected = config.image_size, vision.patch_size, model.vlm_config.projection_dim
+    for key, got, expected in (("horizon", config.horizon, model.chunk_size), ("image_size", size, vision.image_size)):
         if got != expected:
-            raise UserError(f"{key}={got} does not fit the model, which was made for {expected}")
-    patch = model.vlm_config.vision_config.patch_size
-    if config.image_size % patch:
+            raise UserError(f"policy.{key}={got} does not fit the model, which was made for {expected}")
+    if size % patch:
+        raise UserError(f"policy.image_size={size} must be a multiple of the model's patches, {patch} pixels")
+    limits = {"state": (spec.state_dim, model.max_state_dim), "action": (spec.action_dim, model.max_action_dim)}
+    for what, (entries, most) in limits.items():
+        if entries > most:
+            raise UserError(f"the {what} of task {spec.task} has {entries} entries, the model takes {most} at most")
+    if projected != text.hidden_size:
         raise UserError(
-            f"policy.image_size={config.image_size} must be a multiple of the model's patches, {patch} pixels"
-        )
-    for what, size, largest in (
-        ("state", spec.state_dim, model.max_state_dim), ("action", spec.action_dim, model.max_action_dim)
-    ):  # fmt: skip
-        if size > largest:
-            raise UserError(f"the {what} of task {spec.task} has {size} entries, the model takes {largest} at most")
-    text, expert = model.vlm_config.text_config, model.dit_config
-    if model.vlm_config.projection_dim != text.hidden_size:
-        raise UserError(
-            f"policy.model: vlm_config.projection_dim (image tokens) is {model.vlm_config.projection_dim}, "
-            f"text_config.hidden_size (word tokens) is {text.hidden_size}: they must be equal"
+            f"policy.model: vlm_config.projection_dim (image tokens) is {projected}, text_config.hidden_size (word "
+            f"tokens) is {text.hidden_size}: they must be equal"
         )
     for name, part in (("text_config", text), ("dit_config", expert)):
-        if part.num_attention_heads % part.num_key_value_heads:
+        heads, groups = part.num_attention_heads, part.num_key_value_heads
+        if heads % groups:
             raise UserError(
-                f"policy.model: {name}.num_attention_heads, {part.num_attention_heads}, must be a multiple of "
-                f"num_key_value_heads, {part.num_key_value_heads}"
+                f"policy.model: {name}.num_attention_heads, {heads}, must be a multiple of key-value heads, {groups}"
             )
     for key in ("num_hidden_layers", "num_key_value_heads", "head_dim"):
-        if getattr(text, key) != getattr(expert, key):
-            raise UserError(
-                f"policy.model: {key} is {getattr(expert, key)} in dit_config and {getattr(text, key)} in text_config; "
-                "they must be equal, because each layer of the expert attends to the same layer of the language model"
-            )
-    seen = {camera.name: (camera.height, camera.width) for camera in spec.cameras}
+        own, its = getattr(expert, key), getattr(text, key)
+        if own != its:  # each layer of the expert attends to the same layer of the language model
+            raise UserError(f"policy.model: {key} is {own} in dit_config, {its} in text_config: they must be equal")
+    seen = {camera.name: f"{camera.height}x{camera.width}" for camera in spec.cameras}
     for name in config.cameras:
-        if seen.get(name) != (config.image_size, config.image_size):
-            has = ", ".join(f"{camera} {height}x{width}" for camera, (height, width) in seen.items()) or "none"
-            raise UserError(
-                f"policy.cameras: the policy needs '{name}' at {config.image_size}x{config.image_size}; this "
-                f"environment has: {has}"
-            )
+        if seen.get(name) != f"{size}x{size}":
+            has = ", ".join(f"{camera} {pixels}" for camera, pixels in seen.items()) or "none"
+            raise UserError(f"policy.cameras: the policy needs '{name}' at {size}x{size}; this environment has: {has}")
 
 
 def save_architecture(parts: Parts, path: Path) -> None:
     """Write a checkpoint without weights, for a run that keeps these in its own checkpoints."""
     path.mkdir(parents=True)
-    model: Any = parts.model
-    model.config.save_pretrained(path)
+    parts.model.config.save_pretrained(path)
     _save_processor(parts, path)
     (path / ".architecture").touch()
 
 
 def save_pretrained(parts: Parts, path: Path) -> None:
     """Write a checkpoint that transformers loads: LoRA is merged into the weights, all of which are float32."""
-    model: Any = merge_adaptations(copy.deepcopy(parts.model).float())
     path.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(path)
+    merge_adaptations(copy.deepcopy(parts.model).float()).save_pretrained(path)
     _save_processor(parts, path)
     (path / ".architecture").unlink(missing_ok=True)
 
 
 def _save_processor(parts: Parts, path: Path) -> None:
     """Write the files of the tokenizer and of the image processor."""
-    model: Any = parts.model
-    vision = model.config.vlm_config.vision_config
+    vision = parts.model.config.vlm_config.vision_config
     size = vision.image_size
     parts.tokenizer.save_pretrained(path)
     processor = {
@@ -246,11 +220,9 @@ def _save_processor(parts: Parts, path: Path) -> None:
 
 
 def _pixels(path: Path) -> Pixels:
-    """Read the normalisation of images from the image processor's file; what it lacks is that of π0."""
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        if (path / name).is_file():
-            processor = json.loads((path / name).read_text(encoding="utf-8"))
-            processor = processor.get("image_processor", processor)
-            mean, std = (processor.get(f"image_{key}", getattr(Pixels(), key)) for key in ("mean", "std"))
-            return Pixels(tuple(mean), tuple(std))
-    return Pixels()
+    """Read the normalisation of images from the image processor's file."""
+    file = next(path / name for name in PROCESSOR_FILES if (path / name).is_file())
+    processor = json.loads(file.read_text(encoding="utf-8"))
+    processor = processor.get("image_processor", processor)
+    mean, std = (processor.get(f"image_{key}", default) for key, default in Pixels()._asdict().items())
+    return Pixels(tuple(mean), tuple(std))

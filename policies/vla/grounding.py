@@ -9,6 +9,7 @@ V words of the descriptions, h and w pixels.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +17,24 @@ from torch import Tensor, nn
 
 from embodied.core.types import Obs
 from embodied.policies.vla.pi0 import ImageTokens
-from embodied.policies.vla.roles import Role
 
+
+class Role(IntEnum):
+    """Role that a pixel's body has in the instruction. A task that labels its images must use the same values."""
+
+    NONE = 0
+    """Neither an object nor a place."""
+    OBJECT = 1
+    """The object that the instruction names."""
+    OTHER_OBJECT = 2
+    """Any other object."""
+    PLACE = 3
+    """The place that the instruction names."""
+    OTHER_PLACE = 4
+    """Any other place."""
+
+
+ROLE_NAMES = tuple(role.name.lower() for role in Role)
 NUM_ROLES = len(Role) - 1  # all but NONE
 POSITION_SIZE = 9  # numbers of ``target_positions``
 PRESENT_SHARE = 1 / 8  # share of a patch that a mask must cover for the target 1

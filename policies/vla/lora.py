@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -33,7 +35,7 @@ def adapt(layers: nn.Module, rank: int) -> None:
                 setattr(module, name, LoRALinear(child, rank))
 
 
-def merge_adaptations(model: nn.Module) -> nn.Module:
+def merge_adaptations(model: Any) -> Any:
     """Add every adaptation to its weight, in place, and return the model without ``LoRALinear``."""
     for module in list(model.modules()):
         for name, child in module.named_children():

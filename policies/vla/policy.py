@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +18,7 @@ from embodied.policies.flow.prefix import draw_prefix, learned_rows, noisy_chunk
 from embodied.policies.normalizer import RunningNormalizer
 from embodied.policies.vla import checkpoint, lora, pi0
 from embodied.policies.vla.config import PARTS, VLAConfig
-from embodied.policies.vla.grounding import POSITION_SIZE, POSITION_WEIGHT, GroundingHeads
-from embodied.policies.vla.roles import ROLE_NAMES
+from embodied.policies.vla.grounding import POSITION_SIZE, POSITION_WEIGHT, ROLE_NAMES, GroundingHeads
 from embodied.policies.vla.text import tokenize
 
 PREFIX = "prefix."  # of the keys that ``precompute`` puts into observations in place of images and instruction
@@ -72,11 +71,12 @@ class VLAPolicy(FlowChains):
             raise UserError(f"policy.cameras: task {spec.task} was built without cameras, the policy needs some")
         parts = checkpoint.build(spec, config)
         checkpoint.check_fits(parts, spec, config)
-        model: Any = parts.model
+        model = parts.model
         width, hidden = model.config.max_action_dim, model.config.dit_config.hidden_size
         super().__init__(spec, config, (hidden, width), width, hidden + spec.state_dim)
         self.config, self.parts = config, parts
         self.model: nn.Module = parts.model
+        self.state_width: int = model.config.max_state_dim
         text_width = model.config.vlm_config.text_config.hidden_size
         patch_size = model.config.vlm_config.vision_config.patch_size
         self.grounding = GroundingHeads(text_width, hidden, patch_size, config.cameras, spec.descriptions)
@@ -87,18 +87,14 @@ class VLAPolicy(FlowChains):
         for name, colours in zip(("pixel_mean", "pixel_std"), parts.pixels, strict=True):
             alike = colours[:1] if len(set(colours)) == 1 else colours  # one number for all colours is faster
             self.register_buffer(name, 255.0 * torch.tensor(alike)[:, None, None], persistent=False)
-        self._freeze(config)
-
-    def _freeze(self, config: VLAConfig) -> None:
-        """Freeze the parts in ``config.freeze`` and add the adaptation of ``config.lora_rank``."""
-        vlm: Any = self.model.get_submodule("model.vlm")
+        vlm = model.model.vlm
         if "vision" in config.freeze:
             vlm.vision_tower.requires_grad_(False)
         if "language" in config.freeze:
             vlm.language_model.requires_grad_(False)
             vlm.multi_modal_projector.requires_grad_(False)
         if config.lora_rank:
-            lora.adapt(self.model.get_submodule("model.dit.layers"), config.lora_rank)
+            lora.adapt(model.model.dit.layers, config.lora_rank)
         self.frozen = set(config.freeze) == set(PARTS)
         self.precompute_in_actor = self.frozen and config.prefix_from_actor
         self.prefix_dtype = getattr(torch, config.dtype)
@@ -124,10 +120,8 @@ class VLAPolicy(FlowChains):
         missing = [camera for camera in self.config.cameras if f"images.{camera}" not in obs]
         if missing:
             present = ", ".join(key.removeprefix("images.") for key in obs if key.startswith("images.")) or "none"
-            raise UserError(
-                f"the policy needs images of {', '.join(self.config.cameras)}; the observation lacks "
-                f"{', '.join(missing)}. It has: {present}"
-            )
+            needed, lacking = ", ".join(self.config.cameras), ", ".join(missing)
+            raise UserError(f"the policy needs images of {needed}; the observation lacks {lacking}. It has: {present}")
         images = torch.stack([obs[f"images.{camera}"] for camera in self.config.cameras], 1)
         pixels = images.permute(0, 1, 4, 2, 3).float().sub_(self.pixel_mean).div_(self.pixel_std)
         tokens, real = (part[:, :num_tokens] for part in self._instruction(obs))
@@ -144,10 +138,7 @@ class VLAPolicy(FlowChains):
         return self.tokens_IT[obs["instruction"]], self.real_IT[obs["instruction"]]
 
     def tokenize(self, texts: Sequence[str]) -> Obs:
-        """Return ``instruction_tokens`` and ``instruction_mask`` [N, L] of N texts, which replace ``instruction``.
-
-        UserError for words outside the tokenizer's vocabulary, and for an empty or too long text.
-        """
+        """Return the tokens of N texts; UserError for unknown words, and for an empty or too long text."""
         tokens, mask = tokenize(self.parts.tokenizer, texts, self.config.max_tokens)
         return {"instruction_tokens": tokens.to(self.tokens_IT.device), "instruction_mask": mask.to(tokens.device)}
 
@@ -158,8 +149,7 @@ class VLAPolicy(FlowChains):
     def _encode_state(self, prefix: pi0.Prefix, obs: Obs) -> VLAContext:
         """Run the state token of N observations on their prefix."""
         state = self.normalized_state(obs)
-        model: Any = self.model
-        padded = F.pad(state, (0, model.config.max_state_dim - state.shape[-1]))
+        padded = F.pad(state, (0, self.state_width - state.shape[-1]))
         return VLAContext(pi0.encode_state(self.model, prefix, padded), state)
 
     def expand_steps(self, encoding: VLAContext) -> VLAContext:
@@ -233,10 +223,7 @@ class VLAPolicy(FlowChains):
     # -- grounding -----------------------------------------------------------------------------------------------------
 
     def grounding_loss(self, obs: Obs, with_positions: bool) -> Tensor:
-        """Return the loss on labelled observations, a differentiable scalar; see ``GroundingHeads``.
-
-        with_positions: add the losses of positions in the image and of ``target_positions`` to those of the masks.
-        """
+        """Return the loss on labelled observations; see ``GroundingHeads``."""
         prefix, tokens = self._encode_prefix(obs, self.tokens_IT.shape[1])
         loss = self.grounding.image_loss(tokens, obs, with_centres=with_positions)
         if not with_positions:
@@ -245,19 +232,18 @@ class VLAPolicy(FlowChains):
 
     @property
     def grounded(self) -> bool:
-        """Whether the policy has the statistics of ``target_positions``, without which it cannot predict them."""
+        """Whether the policy has the statistics of ``target_positions``."""
         return bool(self.named_normalizer.fixed)
 
     def location_loss(self, obs: Obs) -> Tensor:
-        """Return the loss of the predicted ``target_positions``, unweighted, a differentiable scalar."""
+        """Return the loss of the predicted ``target_positions``, unweighted."""
         return self._location_loss(self._encode_state(self.prefix(obs), obs), obs)
 
     def _location_loss(self, encoding: VLAContext, obs: Obs) -> Tensor:
-        """Return the loss of the ``target_positions`` that are predicted for encoded observations, a scalar."""
         return self.grounding.position_loss(encoding.context.feature, self.named_normalizer(obs["target_positions"]))
 
     def localization_hits(self, obs: Obs) -> dict[str, Tensor]:
-        """Return whether the patch rated highest for the named object really shows it; see ``GroundingHeads``."""
+        """Return ``GroundingHeads.localization_hits``."""
         return self.grounding.localization_hits(self._encode_prefix(obs, self.tokens_IT.shape[1])[1], obs)
 
     def predict_positions(self, obs: Obs) -> Tensor:
@@ -278,12 +264,10 @@ class VLAPolicy(FlowChains):
         inputs = {key: value for key, value in obs.items() if key.startswith(("images.", "instruction"))}
         num, num_tokens = len(next(iter(inputs.values()))), self._instruction(obs)[0].shape[1]
         rest = {key: value for key, value in obs.items() if key not in inputs}
-        device = self.tokens_IT.device
-        rows = (
-            {key: value[i : i + PREFIX_ROWS].to(device) for key, value in inputs.items()}
-            for i in range(0, num, PREFIX_ROWS)
-        )
-        pieces = [self._encode_prefix(piece, num_tokens)[0] for piece in rows]
+        pieces = []
+        for first in range(0, num, PREFIX_ROWS):
+            rows = {key: value[first : first + PREFIX_ROWS].to(self.tokens_IT.device) for key, value in inputs.items()}
+            pieces.append(self._encode_prefix(rows, num_tokens)[0])
         parts = (torch.cat(part) if len(part) > 1 else part[0] for part in zip(*pieces, strict=True))
         return rest | {PREFIX + name: part for name, part in zip(pi0.Prefix._fields, parts, strict=True)}
 
@@ -293,8 +277,8 @@ class VLAPolicy(FlowChains):
 
     def _prefix_bytes(self, num_tokens: int) -> int:
         """Return the bytes of one decision's prefix: keys and values of every layer, and the mask of its tokens."""
-        model: Any = self.model
-        vision, text = model.config.vlm_config.vision_config, model.config.vlm_config.text_config
+        vlm = self.parts.model.config.vlm_config
+        vision, text = vlm.vision_config, vlm.text_config
         tokens = len(self.config.cameras) * (vision.image_size // vision.patch_size) ** 2 + num_tokens
         numbers = 2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim
         size: int = tokens * (numbers * self.prefix_dtype.itemsize + 1)
@@ -303,7 +287,7 @@ class VLAPolicy(FlowChains):
     # -- on disk -------------------------------------------------------------------------------------------------------
 
     def save_architecture(self, path: Path) -> None:
-        """Write all that is needed beside the weights to load the policy again: configuration and tokenizer."""
+        """Write configuration and tokenizer."""
         checkpoint.save_architecture(self.parts, path)
 
     def save_pretrained(self, path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from embodied.algos.grounding import Grounding, GroundingConfig
+from embodied.algos.supervised import Grounding, GroundingConfig
 from embodied.core.errors import UserError
 from tests.policies.vla_builders import build
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.algos.sft import SFT, SFTConfig
+from embodied.algos.supervised import SFT, SFTConfig
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs

@@ -16,7 +16,7 @@ import torch
 
 from embodied import collect, tasks, train
 from embodied import eval as eval_command
-from embodied.algos.sft import SFT
+from embodied.algos.supervised import SFT
 from embodied.runtime import checkpoint
 from embodied.session import session
 

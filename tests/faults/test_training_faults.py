@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from embodied.algos.sft import SFT
+from embodied.algos.supervised import SFT
 from embodied.runtime import checkpoint
 from tests.commands.helpers import run_collect, run_train
 
