@@ -7,10 +7,6 @@
                level=<success or return>, total_steps= also time them to a level; rounds=, ppo.num_envs=, ...
   async        asynchronous training, compared with synchronous training and with the bound: simulators with
                heavy-tailed latency, slow inference, robots
-  flow         cost of exploration in an update of the flow policy; sampling compared with bare passes of its network
-  camera       images for policies by ray casting, compared with OpenGL on the CPU
-  vla          inference and learning of the vision-language-action policy, with and without each optimisation
-  deploy       latency of bundles, missed deadlines of a closed loop at 50 Hz, throughput of the policy server
   ray          training on Ray compared with threads on one machine
   out=<file>   also write the result to this file, which must not exist yet
   short=true   use tiny sizes to see that it works; the numbers mean nothing
@@ -27,24 +23,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embodied.benchmarks import asynchrony, camera, deploy, flow, sim, train, vla
+from embodied.benchmarks import asynchrony, sim, train
 from embodied.benchmarks.measure import Report
 from embodied.benchmarks.peers.compare import CompareOptions, compare
 from embodied.core.config import nest, parse_overrides
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.options import config_dataclass, from_mapping
+from embodied.core.options import Text, config_dataclass, from_mapping
 from embodied.report.metrics import write_json
 from embodied.session.command import run_command
 
 BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "async": asynchrony.measure,
-    "camera": camera.measure,
-    "deploy": deploy.measure,
-    "flow": flow.measure,
     "ray": train.measure_ray,
     "sim": sim.measure,
     "train": train.measure,
-    "vla": vla.measure,
 }
 LISTS = ("ours", "peers")
 
@@ -53,7 +45,7 @@ LISTS = ("ours", "peers")
 class BenchOptions:
     """Options after the name of a benchmark; see the top of this file."""
 
-    out: str | None = None
+    out: Text | None = None
     short: bool = False
 
 
@@ -71,7 +63,9 @@ def bench(argv: Sequence[str]) -> dict[str, Any]:
     else:
         own |= values
     options = from_mapping(BenchOptions, own)
-    out = None if options.out is None else _new_file(options.out)
+    out = None if options.out is None else Path(options.out)
+    if out is not None and (out.exists() or not out.parent.is_dir()):  # an error before minutes of measuring
+        raise UserError(f"out={out} exists, or its directory {out.parent} does not; give a new file")
     result = measure(options.short).to_mapping()
     if out is not None:
         write_json(out, result)
@@ -82,16 +76,6 @@ def _as_list(word: str) -> str:
     """Return ``peers=[a,b]`` for ``peers=a,b``, the same for other lists of names, and any other word unchanged."""
     key, _, value = word.partition("=")
     return f"{key}=[{value}]" if key in LISTS and not value.startswith("[") else word
-
-
-def _new_file(name: str) -> Path:
-    """Return the path of the result. UserError before minutes of measuring if it cannot be written."""
-    path = Path(name)
-    if not name.strip() or path.exists():
-        raise UserError(f"out={name} {'exists' if name.strip() else 'is empty'}; give a file that does not exist yet")
-    if not path.parent.is_dir():
-        raise UserError(f"out={name}: there is no directory {path.parent}")
-    return path
 
 
 def main(argv: Sequence[str] | None = None) -> int:

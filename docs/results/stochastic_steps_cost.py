@@ -19,13 +19,21 @@ from typing import Any
 import torch
 
 from embodied.algos.ppo import PPO
-from embodied.benchmarks.fragments import fragment_of
 from embodied.benchmarks.measure import Report, in_turns, paired, timed
-from embodied.benchmarks.vla import RECIPE, make_policy, observe
+from embodied.core.episodes import EpisodeStats
+from embodied.core.spec import EnvSpec, Instruction
+from embodied.core.types import Fragment, Obs
+from embodied.policies import POLICIES
+from embodied.policies.vla.policy import VLAPolicy
 from embodied.report.metrics import write_json
 from embodied.runtime import threads
 from embodied.session.config import compose_run
 
+INSTRUCTIONS = tuple(
+    f"{words} the {colour} {shape}" for colour in ("red", "green", "blue", "yellow") for shape in ("cube", "ball")
+    for words in ("take", "pick up", "please reach out for and pick up")
+)  # fmt: skip
+RECIPE = {"task": "tabletop", "policy": "vla_tiny", "init": "a run of imitation"}
 ACTED, DECISIONS, ENVS, ROUNDS = 64, 8, 16, 5
 MODES: dict[str, dict[str, Any]] = {
     "one": {"stochastic_steps": "one"},
@@ -33,6 +41,56 @@ MODES: dict[str, dict[str, Any]] = {
     "all": {"stochastic_steps": "all"},
     "all_checkpointed": {"stochastic_steps": "all", "checkpoint_steps": True},
 }
+
+
+def make_policy(**options: Any) -> VLAPolicy:
+    """Build the policy of the recipe with other ``options``, for a task with two cameras."""
+    found = compose_run(RECIPE).policy
+    config = replace(found.options, **options)
+    spec = EnvSpec.of_sizes(
+        "bench", state=23, privileged=40, action=4, max_episode_steps=80, cameras=config.observed_cameras,
+        instructions=tuple(Instruction(text, goal=text) for text in INSTRUCTIONS),
+    )  # fmt: skip
+    torch.manual_seed(0)
+    policy = POLICIES[found.name].build(spec, config)
+    assert isinstance(policy, VLAPolicy)
+    return policy
+
+
+def observe(policy: VLAPolicy, num: int) -> Obs:
+    """Draw random observations of ``num`` envs."""
+    generator = torch.Generator().manual_seed(0)
+    obs = {
+        f"images.{camera.name}": torch.randint(
+            0, 256, (num, camera.height, camera.width, 3), generator=generator, dtype=torch.uint8
+        )
+        for camera in policy.spec.cameras
+    }
+    return obs | {
+        "state": torch.randn(num, policy.spec.state_dim, generator=generator),
+        "privileged": torch.randn(num, policy.spec.privileged_dim, generator=generator),
+        "instruction": torch.randint(0, len(INSTRUCTIONS), (num,), generator=generator),
+    }
+
+
+def fragment_of(policy: VLAPolicy, rows: Obs) -> Fragment:
+    """Return a fragment of the policy's decisions on ``rows`` [DECISIONS * ENVS, ...], with random rewards."""
+    shape, generator = (DECISIONS, ENVS), torch.Generator().manual_seed(0)
+    sample = policy.act(rows, torch.randn(DECISIONS * ENVS, *policy.noise_shape, generator=generator))
+    return Fragment(
+        obs={key: value.unflatten(0, shape) for key, value in rows.items()},
+        chain=sample.chain.unflatten(0, shape),
+        log_prob_TN=sample.log_prob_N.view(shape),
+        value_TN=sample.value_N.view(shape),
+        reward_TNE=torch.randn(*shape, policy.execute, generator=generator),
+        num_steps_TN=torch.full(shape, policy.execute),
+        terminated_TN=torch.zeros(shape, dtype=torch.bool),
+        truncated_TN=torch.zeros(shape, dtype=torch.bool),
+        final_value_TN=torch.zeros(shape),
+        bootstrap_value_N=torch.zeros(shape[1]),
+        version_TN=torch.zeros(shape, dtype=torch.int64),
+        episodes=EpisodeStats.concatenate([]),
+    )
 
 
 def measure() -> Report:
@@ -48,7 +106,7 @@ def measure() -> Report:
             noise = torch.randn(ACTED, *policy.noise_shape, generator=torch.Generator().manual_seed(0))
             acts[name] = partial(timed, partial(policy.act, obs, noise))
             rows = policy.precompute(observe(policy, DECISIONS * ENVS))
-            fragment = fragment_of(policy, rows, DECISIONS, torch.Generator().manual_seed(0))
+            fragment = fragment_of(policy, rows)
             algorithm = PPO(policy, config, seed=0, device=torch.device("cpu"))
             updates[name] = partial(timed, partial(algorithm.update, [fragment], 1))
         settings = {"denoise_steps": k, "exploration": "flow_sde", "rounds": ROUNDS, "threads": 1}

@@ -1,6 +1,6 @@
 """Measures in turns, so that ratios are valid even if other programs use the machine.
 
-round 1: a b c   round 2: a b c   ...      a ratio is the median over rounds of a / b within a round
+round 1: a b c   round 2: c b a   ...      a ratio is the median over rounds of a / b within a round
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
 from statistics import median
 from typing import Any, TypeVar
 
@@ -19,22 +20,7 @@ from embodied.core.errors import one_line
 from embodied.runtime import threads
 
 T = TypeVar("T")
-Rounds = dict[str, list[float]]
 PACKAGES = ("mujoco", "torch", "gymnasium", "envpool", "numpy")
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One measured number."""
-
-    name: str
-    """Name within the benchmark."""
-    value: float
-    """The number, to five digits."""
-    unit: str
-    """Its unit."""
-    settings: dict[str, Any] = field(default_factory=dict)
-    """All settings that the number depends on."""
 
 
 @dataclass(slots=True)
@@ -45,12 +31,12 @@ class Report:
     """Name of the benchmark."""
     ratios: dict[str, float] = field(default_factory=dict)
     """The numbers that the benchmark is for, by name."""
-    rows: list[Row] = field(default_factory=list)
-    """All other numbers."""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """All other numbers: ``name``, ``value``, ``unit`` and ``settings``, all that the number depends on."""
 
     def add(self, name: str, value: float, unit: str, **settings: Any) -> None:
         """Add a row."""
-        self.rows.append(Row(name, _rounded(value), unit, settings))
+        self.rows.append({"name": name, "value": _rounded(value), "unit": unit, "settings": settings})
         note(f"{name:40s} {value:14,.4g} {unit}")
 
     def ratio(self, name: str, value: float) -> None:
@@ -65,33 +51,31 @@ class Report:
         unit: str,
         settings: Mapping[str, Any],
         name: str = "{}",
-        scale: float = 1.0,
-    ) -> Rounds:
+    ) -> dict[str, list[float]]:
         """Run measures in turns, add the median of each as a row and return the values of all rounds.
 
-        name: of the rows, with ``{}`` for the measure's name. unit, scale: of the rows; values keep their own.
+        name: of the rows, with ``{}`` for the measure's name. unit: of the rows.
         """
         results = in_turns(measures, rounds)
         for measure, values in results.items():
-            self.add(name.format(measure), scale * median(values), unit, **settings, rounds=rounds)
+            self.add(name.format(measure), median(values), unit, **settings, rounds=rounds)
         return results
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the contract's result: what, machine, ratios, rows."""
-        return {
-            "what": self.what, "machine": machine(), "ratios": self.ratios, "rows": [asdict(row) for row in self.rows]
-        }  # fmt: skip
+        return {"what": self.what, "machine": machine(), "ratios": self.ratios, "rows": self.rows}
 
 
-def in_turns(measures: Mapping[str, Callable[[], float]], rounds: int) -> Rounds:
-    """Run each measure once per round, in order. A first round warms up and does not count."""
-    results: Rounds = {name: [] for name in measures}
-    for number in range(rounds + 1):
-        for name, measure in measures.items():
-            value = measure()
-            if number > 0:
-                results[name].append(value)
-    return results
+def in_turns(measures: Mapping[str, Callable[[], T]], rounds: int, warm_up: int = 1) -> dict[str, list[T]]:
+    """Run each measure once per round, every other round in reverse order; return its values by name.
+
+    warm_up: first rounds, which do not count.
+    """
+    results: dict[str, list[T]] = {name: [] for name in measures}
+    for number in range(warm_up + rounds):
+        for name in list(measures)[:: -1 if number % 2 else 1]:
+            results[name].append(measures[name]())
+    return {name: values[warm_up:] for name, values in results.items()}
 
 
 def paired(numerators: Sequence[float], denominators: Sequence[float]) -> float:
@@ -122,12 +106,6 @@ def note(text: str) -> None:
 
 def machine() -> dict[str, Any]:
     """Describe the measured machine and software. load_1min: mean number of busy processes in the last minute."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return {
         "cpu": _cpu_model(),
         "cores": threads.available_cores(),
@@ -135,7 +113,7 @@ def machine() -> dict[str, Any]:
         "load_1min": round(os.getloadavg()[0], 2),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": {package: version(package) for package in PACKAGES if find_spec(package)},
     }
 
 

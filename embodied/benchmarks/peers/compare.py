@@ -14,33 +14,33 @@ times, of which the median of the seconds counts. Ratios are of trainers that re
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import math
-import os
-import sys
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import replace
+import io
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing, redirect_stdout, suppress
+from dataclasses import asdict, replace
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from embodied.benchmarks.measure import Report, note, paired
-from embodied.benchmarks.peers import ours
-from embodied.benchmarks.peers.meter import Meter, MeteredEnv, PPOSettings, describe
+from embodied.benchmarks.measure import Report, in_turns, note, paired
+from embodied.benchmarks.peers.meter import Finished, Meter, MeteredEnv, PPOSettings
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import NonNegativeInt, PositiveInt, config_dataclass
+from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import Box, EnvSpec, MultiDiscrete
+from embodied.envs.views.stepper import Stepper, missing_package
 from embodied.runtime import threads
-from embodied.session import config as run_config
 from embodied.session import factories
+from embodied.session.config import compose_run
+from embodied.trainers.reinforcement import build
 
 PEERS = {"sb3": "stable_baselines3", "rsl_rl": "rsl_rl", "torchrl": "torchrl"}
 """Names of peers and the packages that they need."""
-INSTALL = "pip install -c constraints.txt -e '.[trainers]'"
 
 
 @config_dataclass
@@ -83,9 +83,6 @@ class CompareOptions:
             raise UserError("ours=recipe and seeds= are of the time to a level: give level=<success or return>")
 
 
-SHORT: dict[str, Any] = {"rounds": 1, "iterations": 1, "warmup": 1, "total_steps": 256}
-
-
 def compare(options: CompareOptions, short: bool) -> Report:
     """Measure; ``short`` only shows that it works.
 
@@ -93,11 +90,11 @@ def compare(options: CompareOptions, short: bool) -> Report:
     """
     if short:
         small = replace(options.ppo, num_envs=8, decisions=8, epochs=1)
-        options = replace(options, ppo=small, **SHORT)
-    for peer in options.peers:
-        if find_spec(PEERS[peer]) is None:
-            raise UserError(f"peers={peer}: {PEERS[peer]} is not installed: {INSTALL}")
-    spec = factories.make_spec(run_config.compose_run({"task": options.task, "policy": "gaussian"}), cameras=())
+        options = replace(options, ppo=small, rounds=1, iterations=1, warmup=1, total_steps=256)
+    for package in PEERS.values():
+        if find_spec(package) is None:
+            raise missing_package(package)
+    spec = factories.make_spec(compose_run({"task": options.task, "policy": "gaussian"}), cameras=())
     if isinstance(spec.action, MultiDiscrete):
         raise UserError(f"task {options.task} makes several choices at once, which the peers are not set up for")
     if spec.action_mask:
@@ -108,52 +105,52 @@ def compare(options: CompareOptions, short: bool) -> Report:
     report = Report("train")
     throughput(report, options, spec, [name for name in names if name != "recipe"])
     if options.level is not None:
-        time_to_level(report, options, spec, names)
+        time_to_level(report, options, spec, names, options.level)
     return report
 
 
 def throughput(report: Report, options: CompareOptions, spec: EnvSpec, names: Sequence[str]) -> None:
     """Add the speeds of all trainers and their ratios."""
-    speeds: dict[str, list[float]] = {name: [] for name in names}
-    of_cpu: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(options.rounds):
-        for name in names if number % 2 == 0 else reversed(names):
-            meter = Meter(spec, iterations=options.warmup + options.iterations)
-            train(name, options, meter)
-            speed, speed_of_cpu = meter.speeds(options.warmup)
-            speeds[name].append(speed)
-            of_cpu[name].append(speed_of_cpu)
-            note(f"round {number + 1}/{options.rounds}: {name:8s} {speed:10,.0f} env steps/s")
-    settings = {"task": options.task, **describe(options.ppo), "cores": threads.available_cores()}
+
+    def speeds(name: str) -> tuple[float, float]:
+        meter = Meter(spec, iterations=options.warmup + options.iterations)
+        train(name, options, meter)
+        found = meter.speeds(options.warmup)
+        note(f"{name:8s} {found[0]:10,.0f} env steps/s")
+        return found
+
+    results = in_turns({name: partial(speeds, name) for name in names}, options.rounds, warm_up=0)
+    of_wall = {name: [wall for wall, _ in found] for name, found in results.items()}
+    of_cpu = {name: [cpu for _, cpu in found] for name, found in results.items()}
+    settings = {"task": options.task, **asdict(options.ppo)} | {"cores": threads.available_cores()}
     settings |= {"torch_threads": options.threads or threads.torch_cores()}
     settings |= {"warmup": options.warmup, "iterations": options.iterations}
     for name in names:
-        of_rounds = [round(speed) for speed in speeds[name]]
-        report.add(f"train_{name}", median(speeds[name]), "env steps/s", **settings, of_rounds=of_rounds)
+        of_rounds = [round(speed) for speed in of_wall[name]]
+        report.add(f"train_{name}", median(of_wall[name]), "env steps/s", **settings, of_rounds=of_rounds)
         report.add(f"train_{name}_cpu", median(of_cpu[name]), "env steps/CPU s", **settings)
     for mine in [name for name in names if name not in PEERS]:
         for peer in options.peers:
-            report.ratio(f"{mine}_over_{peer}", paired(speeds[mine], speeds[peer]))
+            report.ratio(f"{mine}_over_{peer}", paired(of_wall[mine], of_wall[peer]))
             report.add(f"{mine}_over_{peer}_cpu", paired(of_cpu[mine], of_cpu[peer]), "ratio of env steps/CPU s")
-    if {"local", "sync"} <= speeds.keys():
-        report.ratio("local_over_sync", paired(speeds["local"], speeds["sync"]))
+    if {"local", "sync"} <= of_wall.keys():
+        report.ratio("local_over_sync", paired(of_wall["local"], of_wall["sync"]))
 
 
-def time_to_level(report: Report, options: CompareOptions, spec: EnvSpec, names: Sequence[str]) -> None:
-    """Add the seconds to the level of every trainer, the median over its trainings, and what each of them showed."""
+def time_to_level(report: Report, options: CompareOptions, spec: EnvSpec, names: Sequence[str], level: float) -> None:
+    """Add the seconds to the level of every trainer: the median over its trainings, and where each ended."""
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for seed in range(options.ppo.seed, options.ppo.seed + options.seeds):
         for name in names:
-            meter = Meter(spec, env_steps=options.total_steps, level=options.level)
+            meter = Meter(spec, env_steps=options.total_steps, level=level)
             train(name, replace(options, ppo=replace(options.ppo, seed=seed)), meter)
-            last = meter.marks[-1]
-            note(f"{name}: {meter.quality:.4g} after {last.env_steps:,} env steps, {last.wall_s:.0f} s (seed {seed})")
-            runs[name].append({"seed": seed, **_course(meter)})
-    seconds = {name: median(run["seconds"] for run in of_name) for name, of_name in runs.items()}
+            runs[name].append({"seed": seed, "reached": meter.reached, **asdict(meter.marks[-1])})
+            note(f"{name}: {runs[name][-1]}")
+    seconds = {name: median(run["wall_s"] for run in of_name) for name, of_name in runs.items()}
     for name, of_name in runs.items():
-        same = {} if name == "recipe" else describe(options.ppo)
-        facts = {"level": options.level, "of": "success" if spec.has_success else "return", "runs": of_name}
-        report.add(f"time_{name}", seconds[name], "s", task=options.task, **same, **facts)
+        settings = {"task": options.task} if name == "recipe" else {"task": options.task, **asdict(options.ppo)}
+        settings |= {"level": level, "of": "success" if spec.has_success else "return", "runs": of_name}
+        report.add(f"time_{name}", seconds[name], "s", **settings)
     reached = {name for name, of_name in runs.items() if all(run["reached"] for run in of_name)}
     for mine in ("local", "recipe"):
         for peer in options.peers:
@@ -161,41 +158,57 @@ def time_to_level(report: Report, options: CompareOptions, spec: EnvSpec, names:
                 report.ratio(f"{peer}_time_over_{mine}", seconds[peer] / seconds[mine])
 
 
-def _course(meter: Meter) -> dict[str, Any]:
-    """Return where a training ended, and its curve of at most some 40 points."""
-    last = meter.marks[-1]
-    curve = [
-        [mark.env_steps, round(mark.wall_s, 2), round(meter.quality_of(mark), 4)]
-        for mark in [*meter.marks[: -1 : max(1, len(meter.marks) // 40)], last]
-        if not math.isnan(meter.quality_of(mark))
-    ]
-    return {
-        "reached": meter.reached,
-        "quality": None if math.isnan(meter.quality) else round(meter.quality, 4),
-        "seconds": round(last.wall_s, 2),
-        "env_steps": last.env_steps,
-        "load_1min": round(os.getloadavg()[0], 2),
-        "curve_steps_seconds_quality": curve,
-    }
-
-
 def train(name: str, options: CompareOptions, meter: Meter) -> None:
     """Train with one of ours or of the peers until the meter ends it."""
-    if name not in PEERS:
-        ours.train(options.task, meter, options.ppo, name, options.threads)
+    if name in PEERS:
+        train_peer(name, options, meter)
         return
-    cores = threads.available_cores()
+    parts: dict[str, Any] = {f"runtime.{part}_threads": options.threads for part in ("actor", "learner")}
+    if name != "recipe":
+        parts |= shared_settings(meter.spec, options.ppo) | {"runtime": name}
+    config = compose_run(recipe(options, meter.spec) | parts)
+    with tempfile.TemporaryDirectory() as folder, build(config, Path(folder)) as trainer:
+        meter.boundary(0)
+        for iteration in trainer.iterations():
+            meter.record(iteration.episodes)
+            if not meter.boundary(iteration.env_steps):
+                break
+
+
+def train_peer(name: str, options: CompareOptions, meter: Meter) -> None:
+    """Train with a peer and drop what the library prints."""
+    from embodied.benchmarks.peers.libraries import LIBRARIES
+
+    settings = options.ppo
     threads.use(options.threads or threads.torch_cores())
-    config = run_config.compose_run(ours.overrides(options.task, meter.spec, options.ppo) | {"runtime": "sync"})
-    learn: Callable[[MeteredEnv, PPOSettings], None]
-    learn = importlib.import_module(f"embodied.benchmarks.peers.{name}").train
-    with closing(factories.make_env(config, options.ppo.num_envs, cores)) as env, quiet():
-        learn(MeteredEnv(env, meter, options.ppo), options.ppo)
+    config = compose_run(recipe(options, meter.spec) | shared_settings(meter.spec, settings))
+    env = factories.make_env(config, settings.num_envs, threads.available_cores())
+    seed = first_env_seed(Purpose.TRAINING, settings.seed)
+    stepper = Stepper(MeteredEnv(env, meter, settings.decisions), seed=seed, splits=None, stagger=True, stages=True)
+    with closing(stepper), redirect_stdout(io.StringIO()), suppress(Finished):
+        LIBRARIES[name](stepper, settings)
 
 
-@contextlib.contextmanager
-def quiet() -> Any:
-    """Drop what other libraries print."""
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
-        yield
-    sys.stdout.flush()
+def recipe(options: CompareOptions, spec: EnvSpec) -> dict[str, Any]:
+    """Return the configuration of a run with the task's own recipe. Only the seed is that of ``options.ppo``."""
+    policy = "gaussian" if isinstance(spec.action, Box) else "categorical"
+    ends = {"runtime.eval_every": 0, "eval_episodes": 0}
+    return {"task": options.task, "policy": policy, **ends, "seed": options.ppo.seed, "device": "cpu"}
+
+
+def shared_settings(spec: EnvSpec, settings: PPOSettings) -> dict[str, Any]:
+    """Return ``settings`` as overrides of the task's own recipe."""
+    own_keys = ("epochs", "num_minibatches", "learning_rate", "gamma", "gae_lambda", "clip_range", "value_coef",
+                "entropy_coef", "max_grad_norm")  # fmt: skip
+    return {
+        "policy.horizon": 1,
+        "policy.execute": 1,
+        "policy.actor_hidden": list(settings.hidden),
+        "policy.critic_hidden": list(settings.hidden),
+        **({"policy.init_std": settings.init_std} if isinstance(spec.action, Box) else {}),
+        **{f"algo.{name}": getattr(settings, name) for name in own_keys},
+        "algo.critic_learning_rate": None,  # the actor's; the gradients of both are then clipped together
+        "algo.schedule": "fixed",
+        "num_envs": settings.num_envs,
+        "runtime.decisions": settings.decisions,
+    }

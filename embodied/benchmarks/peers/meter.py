@@ -13,19 +13,17 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from embodied.core.env import VecEnv
-from embodied.core.episodes import EpisodeStats
+from embodied.core.episodes import EpisodeSampler, EpisodeStats
 from embodied.core.options import FractionBelow1, NonNegative, Positive, PositiveInt, Seed, Widths, config_dataclass
-from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs, Timestep
-from embodied.envs.episodes.sampler import SamplerSetup, UniformConfig, UniformSampler
 
 WINDOW = 64  # latest episodes whose mean return or success counts
 
@@ -79,27 +77,24 @@ class Mark:
     """Seconds since the first boundary."""
     cpu_s: float
     """CPU seconds of all threads of this process since the first boundary."""
-    return_mean: float
-    """Mean return of the latest ``WINDOW`` whole episodes; NaN before there are so many."""
-    success: float
-    """Share of them that succeeded at their end; NaN also for a task without success."""
+    quality: float | None
+    """Share of the latest ``WINDOW`` whole episodes that succeeded at their end, or their mean return for a task
+    without success; None before there are so many."""
 
 
 class Meter:
     """Clock and statistics of one training.
 
-    iterations, env_steps: where it ends, whichever is first. level: also ends where the success of the latest episodes,
-    or their return for a task without success, is at least this; None: never.
+    iterations, env_steps: where it ends, whichever is first. level: also ends where the quality is at least this.
     """
 
     def __init__(
-        self, spec: EnvSpec, iterations: float = math.inf, env_steps: float = math.inf, level: float | None = None
+        self, spec: EnvSpec, iterations: float = math.inf, env_steps: float = math.inf, level: float = math.inf
     ) -> None:
         self.spec, self.iterations, self.env_steps, self.level = spec, iterations, env_steps, level
         self.marks: list[Mark] = []
         self._began_s = self._began_cpu_s = 0.0
-        self._returns: deque[float] = deque(maxlen=WINDOW)
-        self._successes: deque[float] = deque(maxlen=WINDOW)
+        self._latest: deque[float] = deque(maxlen=WINDOW)
 
     def record(self, episodes: EpisodeStats) -> None:
         """Count the episodes that ran from the ordinary start with the whole time limit."""
@@ -107,34 +102,22 @@ class Meter:
         whole &= ~episodes.plans.filler_n
         if whole.any():
             rows = episodes.rows(torch.from_numpy(whole))
-            self._returns.extend(rows.return_M.tolist())
-            if self.spec.has_success:
-                self._successes.extend(rows.success_at_end_M.tolist())
+            self._latest.extend((rows.success_at_end_M if self.spec.has_success else rows.return_M).tolist())
 
     def boundary(self, env_steps: int) -> bool:
         """Note a boundary between two iterations; return whether the training goes on."""
         now_s, cpu_s = time.perf_counter(), time.process_time()
         if not self.marks:
             self._began_s, self._began_cpu_s = now_s, cpu_s
-        returned, succeeded = (
-            math.fsum(part) / WINDOW if len(part) == WINDOW else math.nan for part in (self._returns, self._successes)
-        )
-        self.marks.append(Mark(env_steps, now_s - self._began_s, cpu_s - self._began_cpu_s, returned, succeeded))
+        quality = math.fsum(self._latest) / WINDOW if len(self._latest) == WINDOW else None
+        self.marks.append(Mark(env_steps, now_s - self._began_s, cpu_s - self._began_cpu_s, quality))
         return not (self.reached or len(self.marks) > self.iterations or env_steps >= self.env_steps)
 
     @property
-    def quality(self) -> float:
-        """What ``level`` is compared with, at the last boundary."""
-        return self.quality_of(self.marks[-1])
-
-    def quality_of(self, mark: Mark) -> float:
-        """What ``level`` is compared with, at a boundary; NaN before there are enough episodes."""
-        return mark.success if self.spec.has_success else mark.return_mean
-
-    @property
     def reached(self) -> bool:
-        """Whether the level is reached."""
-        return self.level is not None and bool(self.marks) and self.quality >= self.level
+        """Whether the level is reached at the last boundary."""
+        quality = self.marks[-1].quality
+        return quality is not None and quality >= self.level
 
     def speeds(self, warmup: int) -> tuple[float, float]:
         """Return the env steps per second and per CPU second after the first ``warmup`` iterations."""
@@ -143,32 +126,25 @@ class Meter:
         return env_steps / (last.wall_s - first.wall_s), env_steps / (last.cpu_s - first.cpu_s)
 
 
-class MeteredEnv:
-    """A ``VecEnv`` for the loop of another library: single actions, staggered first episodes as in our own training."""
+class MeteredEnv(VecEnv):
+    """Environments for the loop of another library, which end its training by Finished at a boundary."""
 
-    def __init__(self, env: VecEnv, meter: Meter, settings: PPOSettings) -> None:
-        self.env, self.meter, self.settings = env, meter, settings
-        self.spec, self.num_envs = env.spec, env.num_envs
+    def __init__(self, env: VecEnv, meter: Meter, decisions: int) -> None:
+        self.env, self.meter, self.decisions = env, meter, decisions
+        self.spec, self.num_envs, self.device = env.spec, env.num_envs, env.device
         self._steps = 0
 
-    def reset(self) -> Obs:
-        """Start the first episodes."""
-        seed = first_env_seed(Purpose.TRAINING, self.settings.seed)
-        setup = SamplerSetup(self.num_envs, seed, stagger=True, stages=True)
-        return self.env.reset(UniformSampler(self.spec, UniformConfig(), setup))
+    def reset(self, sampler: EpisodeSampler) -> Obs:
+        return self.env.reset(sampler)
 
-    def step(self, action_NA: Tensor) -> Timestep:
-        """Make one step of all envs; Finished at a boundary where the training ends."""
-        if self._steps % self.settings.decisions == 0 and not self.meter.boundary(self._steps * self.num_envs):
+    def step(self, action: Tensor) -> Timestep:
+        if self._steps % self.decisions == 0 and not self.meter.boundary(self._steps * self.num_envs):
             raise Finished
-        step = self.env.step(action_NA.unsqueeze(1))
+        step = self.env.step(action)
         self._steps += 1
         if len(step.episodes):
             self.meter.record(step.episodes)
         return step
 
-
-def describe(settings: PPOSettings) -> dict[str, Any]:
-    """Return the sizes that a measured number depends on."""
-    names = ("num_envs", "decisions", "hidden", "epochs", "num_minibatches", "learning_rate", "gamma", "gae_lambda")
-    return {name: getattr(settings, name) for name in names}
+    def close(self) -> None:
+        self.env.close()
