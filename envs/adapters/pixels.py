@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from embodied.core.errors import UserError
 from embodied.envs.adapters.gym.results import INTEGERS, WrongResult
 
 SMALLEST_IMAGE = 16  # pixels; a smaller array of bytes is a grid of numbers
@@ -31,50 +30,25 @@ class Frame:
     channels_first: bool = False
     """Whether the first axis of the part has its channels."""
 
-    def write(self, array: Pixels, out: Pixels) -> None:
-        """Write it into images [n, height, width, 3], for an array of n envs; grey is repeated."""
+    def pixels(self, array: Pixels, height: int, width: int) -> Pixels:
+        """Return the images [n, height, width, 1 or 3] of an array of n envs."""
         array = array[:, *self.part]
         if array.ndim == 3:
             array = array[..., None]
         elif self.channels_first:
             array = array.transpose(0, 2, 3, 1)
-        if array.shape[1:3] == out.shape[1:3]:
-            out[:] = array
-            return
-        height, width = out.shape[1:3]
-        for image, target in zip(np.ascontiguousarray(array), out, strict=True):
-            target[:] = resized(image, width, height)
+        if array.shape[1:3] == (height, width):
+            return array
+        return np.stack([resized(image, width, height) for image in np.ascontiguousarray(array)])
 
 
-def frames_of(task: str, name: str, key: str, shape: Sequence[int], stack: int) -> dict[str, Frame]:
-    """Return the frames of an array of bytes of this shape by camera name, the newest first; {} if it is no image.
-
-    name: of the newest. stack: number of frames, the newest last. UserError for frames of other than 1 or 3 channels.
-    """
-    axis = _channel_axis(shape)
-    if axis is None:
-        return {}
-    channels = 1 if axis < 0 else shape[axis]
-    each = channels // stack
-    if each * stack != channels or each not in (1, 3):
-        raise UserError(
-            f"task={task} observes images of {channels} channels in {stack} frames ({name}: uint8 {list(shape)}); "
-            "supported: frames of 1 or 3 channels"
-        )
-    if axis < 0:
-        return {name: Frame(key, ())}
-    before = (slice(None),) * axis
-    parts = [(*before, slice(at, at + each)) for at in range(channels - each, -1, -each)]
-    return by_age(name, [Frame(key, part, axis == 0) for part in parts])
-
-
-def frames_in(key: str, shape: tuple[int, ...]) -> list[Frame]:
+def frames_in(key: str, shape: Sequence[int]) -> list[Frame]:
     """Return the frames of an array of one env, newest first; [] if it has not the shape of an image.
 
     [H, W], [H, W, 1 or 3] and [1 or 3, H, W] are one frame. [k, H, W] and [k, H, W, 1 or 3] are k frames, the newest
     last; k of the former is no multiple of 3, which may as well be colours.
     """
-    match shape:
+    match tuple(shape):
         case (height, width) | (height, width, 1 | 3):
             frames = [Frame(key, ())]
         case (count, height, width, 1 | 3):
@@ -93,45 +67,30 @@ def by_age(name: str, frames: Sequence[Frame]) -> dict[str, Frame]:
     return {f"{name}_{age}" if age else name: frame for age, frame in enumerate(frames)}
 
 
-def _channel_axis(shape: Sequence[int]) -> int | None:
-    """Return the axis of the channels of an image, -1 if it has none; None if it is too small to be an image."""
-    if len(shape) == 2:
-        return -1 if min(shape) >= SMALLEST_IMAGE else None
-    if len(shape) != 3:
-        return None
-    axis = 0 if shape[0] < shape[2] else 2
-    return axis if min(shape[:2] if axis else shape[1:]) >= SMALLEST_IMAGE else None
-
-
 def as_bytes(image: Any, scale: float = 1.0) -> Pixels:
     """Return an array of real numbers as bytes: booleans are black and white, other values are times ``scale``.
 
     ValueError for a value that is then not within 0 and 255.
     """
-    image = np.asarray(image)
-    pixels: Pixels
-    if image.dtype == np.bool_:
-        pixels = image.astype(np.uint8) * np.uint8(255)
-        return pixels
-    if image.dtype == np.uint8 and scale == 1.0:
-        pixels = image
-        return pixels
-    low, high = float(image.min()) * scale, float(image.max()) * scale
+    array: NDArray[Any] = np.asarray(image)
+    if array.dtype == np.uint8 and scale == 1.0:
+        return array
+    if array.dtype == np.bool_:
+        scale = 255.0
+    low, high = float(array.min()) * scale, float(array.max()) * scale
     if not (low >= 0.0 and high <= 255.0):  # a NaN is neither
         raise ValueError(f"values from {low / scale:g} to {high / scale:g}, allowed: 0 to {255.0 / scale:g}")
-    pixels = np.rint(image * scale).astype(np.uint8)
-    return pixels
+    return np.asarray(np.rint(array * scale), np.uint8)
 
 
 def shown(frame: Any) -> Pixels:
     """Return what ``render`` gave as bytes [H, W, 1 or 3]; RGBA loses its A. WrongResult if it is no image."""
-    what = f"{frame.dtype} {list(frame.shape)}" if isinstance(frame, np.ndarray) else type(frame).__name__
+    is_array = isinstance(frame, np.ndarray)
+    what = f"{frame.dtype} {list(frame.shape)}" if is_array else type(frame).__name__
     wrong = f"gave {what} from render(), needed an array of bytes [height, width, 3]"
-    if not isinstance(frame, np.ndarray) or 0 in frame.shape:
-        raise WrongResult(wrong)
-    if frame.ndim == 2:
+    if is_array and frame.ndim == 2:
         frame = frame[..., None]
-    if frame.ndim != 3 or frame.shape[2] not in (1, 3, 4):
+    if not is_array or not frame.size or frame.ndim != 3 or frame.shape[2] not in (1, 3, 4):
         raise WrongResult(wrong)
     if frame.dtype.kind not in INTEGERS:
         raise WrongResult(f"{wrong}: return (255 * frame).astype(np.uint8) if 1 is white")

@@ -280,7 +280,7 @@ def test_processes_end_with_the_env() -> None:
 def test_processes_import_neither_torch_nor_mujoco() -> None:
     with started("Toy", 2, processes=1) as (env, _):
         (worker,) = env.rows.workers  # type: ignore[attr-defined]
-        mapped = Path(f"/proc/{worker.pid}/maps").read_text()
+        mapped = Path(f"/proc/{worker.process.pid}/maps").read_text()
     assert "numpy" in mapped
     assert "libtorch" not in mapped
     assert "libmujoco" not in mapped

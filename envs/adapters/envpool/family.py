@@ -188,9 +188,7 @@ class EnvpoolEnv(EpisodicEnv):
         if self.layout.privileged:
             _fill(self._privileged, rows, arrays, self.layout.privileged)
         for name, frame in self.layout.frames.items():
-            images = self._images[name][rows]
-            frame.write(arrays[frame.key], images)
-            self._images[name][rows] = images
+            self._images[name][rows] = frame.pixels(arrays[frame.key], *self._images[name].shape[1:3])
         if self.layout.mask is not None:
             mask = arrays[self.layout.mask]
             # An episode that EnvPool ended allows all, and so does a state without any choice, as some mazes begin in.

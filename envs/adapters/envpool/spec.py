@@ -18,7 +18,7 @@ from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.core.options import PositiveInt, Text, config_dataclass
 from embodied.core.spec import SUCCESS, ActionSpace, ActionTerm, Box, CameraSpec, Discrete, EnvSpec, Instruction, Term
 from embodied.envs.adapters.gym.spaces import TIME, images_alone
-from embodied.envs.adapters.pixels import Frame, frames_of
+from embodied.envs.adapters.pixels import SMALLEST_IMAGE, Frame, by_age
 
 INSTALL = "pip install -c constraints.txt -e '.[envpool]'"
 SUCCESS_KEYS = ("info:is_success", "info:success")
@@ -114,7 +114,8 @@ def read_layout(id: str, task: EnvpoolTaskConfig, cameras: Sequence[CameraSpec] 
         for key, array in arrays.items()
         if key.partition(":")[0] == "obs"
     }
-    frames, images = _frames(id, config, arrays, shapes)
+    frames = _frames(id, config, arrays, shapes)
+    images = {frame.key for frame in frames.values()}
     action, scale_A, offset_A = _action(id, found)
     mask = next((key for key in MASK_KEYS if key in arrays and _masks(action, arrays[key].shape)), None)
     if mask is not None:
@@ -153,14 +154,33 @@ def _masks(action: ActionSpace, shape: Sequence[int]) -> bool:
 
 def _frames(
     id: str, config: Mapping[str, Any], arrays: Mapping[str, Any], shapes: Mapping[str, list[int]]
-) -> tuple[dict[str, Frame], set[str]]:
-    """Return the frames of the observed images by camera name, and the keys of these images."""
+) -> dict[str, Frame]:
+    """Return the frames of the observed images by camera name, the newest of a stack first; it is the last in EnvPool.
+
+    UserError for frames of other than 1 or 3 channels.
+    """
     frames: dict[str, Frame] = {}
     stack = config.get("stack_num", config.get("frame_stack", 1))
     for key, shape in shapes.items():
-        if np.dtype(arrays[key].dtype) == np.uint8:
-            frames |= frames_of(f"envpool/{id}", _name(key).replace(".", "_"), key, shape, stack)
-    return frames, {frame.key for frame in frames.values()}
+        if np.dtype(arrays[key].dtype) != np.uint8 or len(shape) not in (2, 3):
+            continue
+        first = len(shape) == 3 and shape[0] < shape[2]  # the axis of the channels
+        height, width, channels = [*shape[1:], shape[0]] if first else [*shape, 1][:3]
+        if min(height, width) < SMALLEST_IMAGE:
+            continue
+        name, each = _name(key).replace(".", "_"), channels // stack
+        if each * stack != channels or each not in (1, 3):
+            raise UserError(
+                f"task=envpool/{id} observes images of {channels} channels in {stack} frames ({name}: uint8 {shape}); "
+                "supported: frames of 1 or 3 channels"
+            )
+        if len(shape) == 2:
+            frames[name] = Frame(key, ())
+            continue
+        before = () if first else (slice(None), slice(None))
+        parts = [slice(at, at + each) for at in range(channels - each, -1, -each)]
+        frames |= by_age(name, [Frame(key, (*before, part), channels_first=first) for part in parts])
+    return frames
 
 
 def _check_cameras(id: str, cameras: Sequence[CameraSpec], frames: Mapping[str, Frame]) -> None:

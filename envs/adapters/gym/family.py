@@ -23,8 +23,8 @@ from embodied.core.spec import SUCCESS, Box, CameraSpec, EnvSpec, Instruction
 from embodied.core.types import Obs
 from embodied.envs.adapters.gym.probe import Probe, known_ids, probe
 from embodied.envs.adapters.gym.processes import ProcessRows, is_portable
-from embodied.envs.adapters.gym.rows import ArrayLayout, LocalRows, Rows
-from embodied.envs.adapters.gym.spaces import RENDER, TIME, cameras_of, images_alone, terms_of
+from embodied.envs.adapters.gym.rows import Layout, LocalRows, allocate
+from embodied.envs.adapters.gym.spaces import RENDER, TIME, images_alone, terms_of
 from embodied.envs.adapters.gym.vector import VectorRows
 from embodied.envs.adapters.pixels import Pixels
 from embodied.envs.base.episodic import Advance, EpisodicEnv
@@ -67,15 +67,13 @@ class GymSimConfig:
 class GymEnv(EpisodicEnv):
     """N environments of gymnasium."""
 
-    def __init__(self, spec: EnvSpec, rows: Rows, reports_success: bool, can_render: bool) -> None:
+    def __init__(self, spec: EnvSpec, rows: LocalRows | VectorRows | ProcessRows, can_render: bool) -> None:
         super().__init__(spec, len(rows.arrays["reward"]))
         if can_render:
             self.film = self._film
-        self.rows, self.arrays, self.reports_success = rows, rows.arrays, reports_success
+        self.rows, self.arrays = rows, rows.arrays
         self._all = np.arange(self.num_envs)
-        self._observed = [
-            key for key in self.arrays if key in ("state", "action_mask") or key.startswith("images.")
-        ]  # keys of the arrays that are observed
+        self._observed = [key for key in self.arrays if key in ("state", "action_mask") or key.startswith("images.")]
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         seeds = EpisodeRng(plans.seed_n, plans.number_n).uniform("gym", 0.0, 2.0**31).astype(np.int64)
@@ -84,7 +82,7 @@ class GymEnv(EpisodicEnv):
     def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
         self.arrays["action"][:] = action_NA.numpy()  # envs that are not stepped do not read theirs
         self.rows.step(self._all if ids is None else ids)
-        outcomes = {SUCCESS: torch.from_numpy(self.arrays["success"].copy())} if self.reports_success else {}
+        outcomes = {SUCCESS: torch.from_numpy(self.arrays["success"].copy())} if self.spec.has_success else {}
         failed_N, truncated_N = (
             torch.from_numpy(self.arrays[key].copy()) if self.arrays[key].any() else None
             for key in ("terminated", "truncated")
@@ -94,7 +92,7 @@ class GymEnv(EpisodicEnv):
     def observe(self, ids: Ints | None = None) -> Obs:
         rows = slice(None) if ids is None else ids
         obs = {key: torch.from_numpy(self.arrays[key][rows].copy()) for key in self._observed}
-        if self.spec.state == (TIME,):
+        if "state" not in obs:
             obs["state"] = self.time_passed_N()[rows, None]
         if self.spec.cameras:
             obs["instruction"] = torch.from_numpy(self.plans.instruction_n[rows].copy())
@@ -120,7 +118,7 @@ class Gym:
     def spec(self, id: str, task: Any, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
         found = probe(id, task.kwargs, task.success_key, task.max_episode_steps)
         name = f"gym/{id}"
-        images = list(cameras_of(found.leaves))
+        images = [name for leaf in found.leaves for name in leaf.frames]
         for camera in cameras:
             available = [*images, *([RENDER] if found.can_render else [])]
             if camera.name not in available:
@@ -149,55 +147,38 @@ class Gym:
     ) -> GymEnv:
         spec = self.spec(id, task, cameras)
         found = probe(id, task.kwargs, task.success_key, task.max_episode_steps)
-        layout = _layout(spec, bool(terms_of(found.leaves)))
+        layout: Layout = {
+            "action": ((spec.action_dim,), "float32" if isinstance(spec.action, Box) else "int64"),
+            "reward": ((), "float32"),
+            **dict.fromkeys(("terminated", "truncated", "success"), ((), "bool")),
+        }
+        if terms_of(found.leaves):
+            layout["state"] = (spec.state_dim,), "float32"
+        for camera in spec.cameras:
+            layout[f"images.{camera.name}"] = (camera.height, camera.width, 3), "uint8"
+        if spec.action_mask and not isinstance(spec.action, Box):
+            layout["action_mask"] = (sum(spec.action.counts),), "bool"
         processes = _processes(found, num_threads, sim)
-        source = found.source
-        rows: Rows
+        rows: LocalRows | VectorRows | ProcessRows
         if found.is_vector:
-            rows = VectorRows(source, layout.arrays(num_envs), found.can_render)
+            rows = VectorRows(found.source, allocate(layout, num_envs), found.can_render)
         elif processes:
-            rows = ProcessRows(source, layout, num_envs, processes, found.can_render)
+            rows = ProcessRows(found.source, layout, num_envs, processes, found.can_render)
         else:
-            rows = LocalRows(source, layout.arrays(num_envs), range(num_envs), found.can_render)
-        return GymEnv(spec, rows, spec.has_success, found.can_render)
-
-
-def _layout(spec: EnvSpec, has_state: bool) -> ArrayLayout:
-    """Return the arrays of an environment."""
-    is_box = isinstance(spec.action, Box)
-    rows: dict[str, tuple[tuple[int, ...], str]] = {
-        "action": ((spec.action_dim,), "float32" if is_box else "int64"),
-        "reward": ((), "float32"),
-        "terminated": ((), "bool"),
-        "truncated": ((), "bool"),
-        "success": ((), "bool"),
-    }
-    if has_state:
-        rows["state"] = (spec.state_dim,), "float32"
-    for camera in spec.cameras:
-        rows[f"images.{camera.name}"] = (camera.height, camera.width, 3), "uint8"
-    if spec.action_mask and not isinstance(spec.action, Box):
-        rows["action_mask"] = (sum(spec.action.counts),), "bool"
-    return ArrayLayout(rows)
+            rows = LocalRows(found.source, allocate(layout, num_envs), range(num_envs), found.can_render)
+        return GymEnv(spec, rows, found.can_render)
 
 
 def _processes(found: Probe, num_threads: int, sim: GymSimConfig | None) -> int:
     """Return the number of processes; UserError if the environment cannot be built in others than this one."""
     wanted = None if sim is None else sim.processes
+    name, why = found.source.name, ""
     if found.is_vector:
-        if wanted:
-            raise UserError(
-                f"sim.processes: got {wanted}, allowed: 0, because task {found.source.name} steps all its environments "
-                "together"
-            )
-        return 0
-    portable = is_portable(found.source)
-    if wanted is None:
-        slow = found.step_s > SLOW_STEP_S
-        return (num_threads or len(os.sched_getaffinity(0))) if slow and portable else 0
-    if wanted and not portable:
-        raise UserError(
-            f"sim.processes: got {wanted}, allowed: 0, because what builds task {found.source.name} is not in a module "
-            "that another process can import"
-        )
-    return wanted
+        why = f"task {name} steps all its environments together"
+    elif not is_portable(found.source):
+        why = f"what builds task {name} is not in a module that another process can import"
+    if wanted and why:
+        raise UserError(f"sim.processes: got {wanted}, allowed: 0, because {why}")
+    if wanted is not None or why or found.step_s <= SLOW_STEP_S:
+        return wanted or 0
+    return num_threads or len(os.sched_getaffinity(0))

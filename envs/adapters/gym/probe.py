@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 import logging
@@ -20,10 +19,10 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.vector import AutoresetMode
 
-from embodied.core.errors import UserError, describe_error
+from embodied.core.errors import UserError, describe_error, nearest
 from embodied.core.spec import ActionSpace
 from embodied.envs.adapters.gym.results import WrongResult, advice, mask_of, reset_of, staying, step_of
-from embodied.envs.adapters.gym.source import SingleEnvView, Source, class_of, resets_by_mask
+from embodied.envs.adapters.gym.source import SingleEnvView, Source, class_of
 from embodied.envs.adapters.gym.spaces import ActionCodec, Leaf, action_space_of, leaves_of
 
 log = logging.getLogger(__name__)
@@ -31,34 +30,17 @@ SUCCESS_KEYS = ("is_success", "success")  # of infos
 PROBE_STEPS = 5
 DEFAULT_DT_S = 0.05
 DEFAULT_STEPS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Package:
-    """A package whose environments have ids that are known without it."""
-
-    module: str
-    """Module that registers them."""
-    install: str
-    """Name that pip installs it by."""
-    prefixes: tuple[str, ...]
-    """Beginnings of their ids."""
-
-
-PACKAGES = (
-    Package(
-        "highway_env",
-        "highway-env",
-        (
-            "highway-", "merge-", "roundabout-", "intersection-", "racetrack-", "parking-", "exit-", "u-turn-",
-            "two-way-", "lane-keeping-",
-        ),
+PACKAGES = {
+    "highway_env": (
+        "highway-", "merge-", "roundabout-", "intersection-", "racetrack-", "parking-", "exit-", "u-turn-", "two-way-",
+        "lane-keeping-",
     ),
-    Package("gym_electric_motor", "gym-electric-motor", ("Cont-", "Finite-")),
-    Package("ale_py", "ale-py", ("ALE/",)),
-    Package("minigrid", "minigrid", ("MiniGrid-", "BabyAI-")),
-    Package("gymnasium_robotics", "gymnasium-robotics", ("Fetch", "Hand", "AntMaze", "PointMaze", "Adroit", "Franka")),
-)  # fmt: skip
+    "gym_electric_motor": ("Cont-", "Finite-"),
+    "ale_py": ("ALE/",),
+    "minigrid": ("MiniGrid-", "BabyAI-"),
+    "gymnasium_robotics": ("Fetch", "Hand", "AntMaze", "PointMaze", "Adroit", "Franka"),
+}  # fmt: skip
+"""Modules that register environments whose ids are known without them: the beginnings of the ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,35 +66,33 @@ class Probe:
 def known_ids() -> list[str]:
     """Return the ids that are registered, newest versions only, without ours."""
     newest: dict[tuple[str | None, str], Registration] = {}
-    for registration in gymnasium.registry.values():
-        key = registration.namespace, registration.name
-        if registration.namespace == "embodied" or registration.entry_point is None:
-            continue
-        if key not in newest or (registration.version or 0) > (newest[key].version or 0):
-            newest[key] = registration
+    for registration in sorted(gymnasium.registry.values(), key=lambda registration: registration.version or 0):
+        if registration.namespace != "embodied" and registration.entry_point is not None:
+            newest[registration.namespace, registration.name] = registration
     return sorted(registration.id for registration in newest.values())
 
 
 def find(id: str) -> tuple[Registration, str | None]:
     """Return the registration of ``<id>`` or ``<module>:<id>``, and the module.
 
-    UserError with the nearest names for an unknown id, with the command that installs it for a missing module.
+    UserError with the nearest name for an unknown id, with the command that installs it for a missing module.
     """
     module, _, name = id.rpartition(":")
-    package = next((p for p in PACKAGES if module == p.module or (not module and name.startswith(p.prefixes))), None)
-    if package is not None and name not in gymnasium.registry:
-        if find_spec(package.module) is None:
-            raise UserError(f"task gym/{id} needs a package that is not installed: pip install {package.install}")
-        module = package.module
+    package = next((p for p, ids in PACKAGES.items() if module == p or (not module and name.startswith(ids))), "")
+    if package and name not in gymnasium.registry:
+        if find_spec(package) is None:
+            install = f"pip install {package.replace('_', '-')}"
+            raise UserError(f"task gym/{id} needs a package that is not installed: {install}")
+        module = package
     if module:
         _import(module, id)
     registration = gymnasium.registry.get(name)
     if registration is None:
-        near = difflib.get_close_matches(name, gymnasium.registry, n=3, cutoff=0.5)
-        hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+        near = nearest(name, gymnasium.registry)
+        hint = f" Did you mean '{near}'?" if near else ""
         where = f"after the import of '{module}'" if module else "in gymnasium; one of a package is gym/<module>:<id>"
         raise UserError(f"unknown environment '{name}' of the family gym.{hint} Not registered {where}")
-    return registration, module or (package.module if package is not None else None)
+    return registration, module or package or None
 
 
 def _import(module: str, id: str) -> None:
@@ -121,16 +101,13 @@ def _import(module: str, id: str) -> None:
         import_module(module)
     except ModuleNotFoundError as error:
         missing = error.name or module
-        if module == missing or module.startswith(f"{missing}."):
-            raise UserError(
-                f"task gym/{id}: there is no module '{missing}': check its spelling, run in its folder, or install the "
-                "package that contains it"
-            ) from error
         package, _, rest = missing.partition(".")
-        cure = f"the '{package}' that is installed does not have it: install another version" if rest else None
-        raise UserError(
-            f"task gym/{id}: importing '{module}' needs '{missing}': {cure or f'pip install {missing}'}"
-        ) from error
+        if f"{module}.".startswith(f"{missing}."):
+            cure = "check its spelling, run in its folder, or install the package that contains it"
+            raise UserError(f"task gym/{id}: there is no module '{missing}': {cure}") from error
+        cure = f"the '{package}' that is installed does not have it: install another version"
+        needs = f"importing '{module}' needs '{missing}': {cure if rest else f'pip install {missing}'}"
+        raise UserError(f"task gym/{id}: {needs}") from error
     except Exception as error:  # a module of others may raise anything
         raise UserError(f"task gym/{id}: importing '{module}' failed: {describe_error(error)}") from error
 
@@ -153,16 +130,15 @@ def _probe(id: str, kwargs: str, success_key: str | None, max_episode_steps: int
     env, is_vector = _built(source)
     try:
         leaves, action = tuple(leaves_of(env.observation_space)), action_space_of(env.action_space)
-        infos, seconds, has_mask = _first_steps(env, leaves)
-        keys = [key for key in SUCCESS_KEYS if any(key in info for info in infos)]
-        success = success_key or (keys[0] if keys else None)
-        if success_key and not any(success_key in info for info in infos):
-            said = ", ".join(sorted(set().union(*infos))) or "nothing"
+        infos, step_s, has_mask = _first_steps(env, leaves)
+        reported = set().union(*infos)
+        success = success_key or next((key for key in SUCCESS_KEYS if key in reported), None)
+        if success_key and success_key not in reported:
             unseen = "task %s: no info of its first %d steps has '%s'; they have: %s"
-            log.warning(unseen, name, PROBE_STEPS, success_key, said)
-        modes = env.metadata.get("render_modes") or ()
+            log.warning(unseen, name, PROBE_STEPS, success_key, ", ".join(sorted(reported)) or "nothing")
         source = replace(source, success=success, has_mask=has_mask)
-        return Probe(source, leaves, action, _dt_s(env), "rgb_array" in modes, min(seconds), is_vector)
+        can_render = "rgb_array" in (env.metadata.get("render_modes") or ())
+        return Probe(source, leaves, action, _dt_s(env), can_render, step_s, is_vector)
     except WrongResult as error:
         raise UserError(f"task {name} cannot be served: its class {class_of(env)} {error}") from error
     except UserError as error:
@@ -180,48 +156,44 @@ def _built(source: Source) -> tuple[gymnasium.Env[Any, Any], bool]:
     """
     registration = source.registration
     single = None if registration.entry_point is None else source.build(render=False)
-    if registration.vector_entry_point is None:
-        assert single is not None  # gymnasium registers nothing without either
+    if single is not None and registration.vector_entry_point is None:
         return single, False
     try:
-        vector = source.build_vector(1, render=False)
+        view = SingleEnvView(source.build_vector(1, render=False))
     except UserError as error:
         if single is None:
             raise
         log.info("%s; single environments are used", error)
         return single, False
-    only, by_mask = SingleEnvView(vector), resets_by_mask(vector)
-    if single is None:
-        mode = vector.metadata.get("autoreset_mode")
-        if not isinstance(mode, AutoresetMode):
-            vector.close()
-            raise UserError(
-                f"task {source.name} is only a vector environment, and its metadata do not say how it resets: "
-                f"autoreset_mode is {mode!r}, needed is one of gymnasium.vector.AutoresetMode"
-            )
-        if not by_mask:
-            log.warning(
-                "task %s is only a vector environment, and resets its environments itself. So each is stepped alone, "
-                "which is slow; with AutoresetMode.DISABLED all would be stepped together",
-                source.name,
-            )
-        return only, by_mask
-    alike = (only.observation_space, only.action_space) == (single.observation_space, single.action_space)
-    is_vector = by_mask and alike
-    (single if is_vector else vector).close()
-    return (only if is_vector else single), is_vector
+    by_mask = bool(view.mode == AutoresetMode.DISABLED)
+    if single is not None:
+        alike = (view.observation_space, view.action_space) == (single.observation_space, single.action_space)
+        used, unused = (view, single) if by_mask and alike else (single, view)
+        unused.close()
+        return used, used is view
+    if not isinstance(view.mode, AutoresetMode):
+        view.close()
+        raise UserError(
+            f"task {source.name} is only a vector environment, and its metadata do not say how it resets: "
+            f"autoreset_mode is {view.mode!r}, needed is one of gymnasium.vector.AutoresetMode"
+        )
+    if not by_mask:
+        log.warning(
+            "task %s is only a vector environment, and resets its environments itself. So each is stepped alone, which "
+            "is slow; with AutoresetMode.DISABLED all would be stepped together",
+            source.name,
+        )
+    return view, by_mask
 
 
 @staying()
-def _first_steps(
-    env: gymnasium.Env[Any, Any], leaves: Sequence[Leaf]
-) -> tuple[list[Mapping[str, Any]], list[float], bool]:
+def _first_steps(env: gymnasium.Env[Any, Any], leaves: Sequence[Leaf]) -> tuple[list[Mapping[str, Any]], float, bool]:
     """Make a reset and ``PROBE_STEPS`` random steps. WrongResult for what cannot be used.
 
-    Return the infos, the durations of the steps (s), and whether a mask says which choices are allowed.
+    Return the infos, the duration of the fastest step (s), and whether a mask says which choices are allowed.
     """
     observation, info = reset_of(env.reset(seed=0))
-    infos, seconds, has_mask = [info], [], mask_of(env, info) is not None
+    infos, step_s, has_mask = [info], math.inf, mask_of(env, info) is not None
     env.action_space.seed(0)
     for _ in range(PROBE_STEPS):
         for leaf in leaves:
@@ -229,12 +201,12 @@ def _first_steps(
         action = _allowed_action(env, info)
         began = time.perf_counter()
         result = env.step(action)
-        seconds.append(time.perf_counter() - began)
+        step_s = min(step_s, time.perf_counter() - began)
         observation, _, terminated, truncated, info = step_of(result)
         infos.append(info)
         if terminated or truncated:
             observation, info = reset_of(env.reset())
-    return infos, seconds, has_mask
+    return infos, step_s, has_mask
 
 
 def _allowed_action(env: gymnasium.Env[Any, Any], info: Mapping[str, Any]) -> Any:
@@ -243,18 +215,19 @@ def _allowed_action(env: gymnasium.Env[Any, Any], info: Mapping[str, Any]) -> An
     if mask is None:
         return env.action_space.sample()
     codec = ActionCodec(env.action_space)
-    begins = np.cumsum((0, *codec.counts[:-1]))
-    allowed = [mask[b : b + n].argmax() for b, n in zip(begins, codec.counts, strict=True)]
+    allowed = [part.argmax() for part in np.split(mask, np.cumsum(codec.counts)[:-1])]
     return codec.decode(np.array([allowed]))[0]
 
 
 def _dt_s(env: gymnasium.Env[Any, Any]) -> float:
     """Return the seconds between two actions, as far as the environment says."""
-    dt_s = _positive(env.get_wrapper_attr("dt") if env.has_wrapper_attr("dt") else None)
-    fps = _positive(env.metadata.get("render_fps"))
-    return dt_s or (1.0 / fps if fps else DEFAULT_DT_S)
+    dt_s: Any = env.get_wrapper_attr("dt") if env.has_wrapper_attr("dt") else None
+    if _is_positive(dt_s):
+        return float(dt_s)
+    fps: Any = env.metadata.get("render_fps")
+    return 1.0 / float(fps) if _is_positive(fps) else DEFAULT_DT_S
 
 
-def _positive(value: Any) -> float | None:
-    """Return a value of any type if it is a finite number above 0, else None."""
-    return float(value) if isinstance(value, numbers.Real) and 0 < float(value) < math.inf else None
+def _is_positive(value: Any) -> bool:
+    """Return whether a value of any type is a finite number above 0."""
+    return isinstance(value, numbers.Real) and 0 < float(value) < math.inf

@@ -13,13 +13,14 @@ import mmap
 import os
 import pickle
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from embodied.core.errors import UserError
 from embodied.core.process.child import ChildDied, ChildObject
-from embodied.envs.adapters.gym.rows import ArrayLayout, Ints, LocalRows
+from embodied.envs.adapters.gym.rows import Ints, Layout, LocalRows, allocate
 from embodied.envs.adapters.gym.source import Source
 from embodied.envs.adapters.pixels import Pixels
 
@@ -37,24 +38,20 @@ def is_portable(source: Source) -> bool:
 
 
 class ProcessRows:
-    """Rows of several processes; see ``rows.Rows``. UserError for what goes wrong in one of them."""
+    """Rows of several processes, with the methods of ``LocalRows``. UserError for what goes wrong in one of them."""
 
-    def __init__(self, source: Source, layout: ArrayLayout, num_envs: int, processes: int, render: bool) -> None:
+    def __init__(self, source: Source, layout: Layout, num_envs: int, processes: int, render: bool) -> None:
         """Start the processes, and wait until each has built its envs."""
         self.source = source
-        size = layout.offsets(num_envs)[1]
         memory = os.memfd_create("gym_rows")
-        os.ftruncate(memory, size)
-        self.arrays = layout.arrays(num_envs, mmap.mmap(memory, size))
         shares = [share.tolist() for share in np.array_split(np.arange(num_envs), min(processes, num_envs))]
         self.workers: list[ChildObject] = []
         self.first_n = np.array([share[0] for share in shares])
         try:
+            self.arrays = allocate(layout, num_envs, partial(_shared, memory))
             for _ in shares:
                 self.workers.append(ChildObject(WORKER, bare="embodied.envs", pass_fds=[memory], log=False))
-            for worker, share in zip(self.workers, shares, strict=True):
-                worker.send("build", source, layout, num_envs, share, render, memory)
-            self._collect(range(len(self.workers)))
+            self._call({k: ("build", source, layout, num_envs, ids, render, memory) for k, ids in enumerate(shares)})
         except BaseException:
             for worker in self.workers:
                 worker.kill()
@@ -63,37 +60,35 @@ class ProcessRows:
             os.close(memory)
 
     def start(self, ids: Ints, seeds: Ints) -> None:
-        owners = self._owners(ids)
-        self._order({k: ("start", ids[owners == k], seeds[owners == k]) for k in np.unique(owners).tolist()})
+        self._call({k: ("start", ids[mine], seeds[mine]) for k, mine in self._shares(ids)})
 
     def step(self, ids: Ints) -> None:
-        owners = self._owners(ids)
-        self._order({k: ("step", ids[owners == k]) for k in np.unique(owners).tolist()})
+        self._call({k: ("step", ids[mine]) for k, mine in self._shares(ids)})
 
     def render(self, width: int, height: int) -> Pixels:
-        return np.concatenate(self._order(dict.fromkeys(range(len(self.workers)), ("render", width, height))))
+        return np.concatenate(self._call(dict.fromkeys(range(len(self.workers)), ("render", width, height))))
 
     def close(self) -> None:
         for worker in self.workers:
             worker.close()
 
-    def _owners(self, ids: Ints) -> Ints:
-        """Return the index of the process of each of ``ids``."""
-        return np.searchsorted(self.first_n, ids, side="right") - 1
+    def _shares(self, ids: Ints) -> Iterable[tuple[int, Any]]:
+        """Return the processes that have some of ``ids``, with the places in ``ids`` of those that they have."""
+        owners = np.searchsorted(self.first_n, ids, side="right") - 1
+        return [(k, owners == k) for k in np.unique(owners).tolist()]
 
-    def _order(self, orders: dict[int, tuple[Any, ...]]) -> list[Any]:
-        """Call a method in processes and return the results."""
-        for k, order in orders.items():
+    def _call(self, calls: dict[int, tuple[Any, ...]]) -> list[Any]:
+        """Call a method in processes and return the results.
+
+        UserError for the first process that failed, after all have answered.
+        """
+        results, failure = [], None
+        for k, call in calls.items():
             try:
-                self.workers[k].send(*order)
+                self.workers[k].send(*call)
             except ChildDied as death:
                 raise self._dead(k, death) from None
-        return self._collect(orders)
-
-    def _collect(self, indices: Iterable[int]) -> list[Any]:
-        """Wait for the results of processes. UserError for the first that failed, after all have answered."""
-        results, failure = [], None
-        for k in indices:
+        for k in calls:
             try:
                 results.append(self.workers[k].receive())
             except ChildDied as death:
@@ -106,10 +101,10 @@ class ProcessRows:
 
     def _dead(self, k: int, death: ChildDied) -> UserError:
         """Return the error for a process that has ended by itself."""
-        last = len(self.arrays["reward"]) if k + 1 == len(self.workers) else int(self.first_n[k + 1])
+        first, end = [*self.first_n, len(self.arrays["reward"])][k : k + 2]
         return UserError(
-            f"task {self.source.name}: the process of envs {self.first_n[k]} to {last - 1} ended {death.how}; what it "
-            "printed is above. sim.processes=0 steps them in this process"
+            f"task {self.source.name}: the process of envs {first} to {end - 1} ended {death.how}; what it printed is "
+            "above. sim.processes=0 steps them in this process"
         )
 
 
@@ -119,14 +114,19 @@ class Worker:
     rows: LocalRows | None = None
 
     def build(
-        self, source: Source, layout: ArrayLayout, num_envs: int, ids: Sequence[int], render: bool, memory: int
+        self, source: Source, layout: Layout, num_envs: int, ids: Sequence[int], render: bool, memory: int
     ) -> None:
         """Build envs ``ids`` of the N. memory: descriptor of the memory that holds the arrays of all."""
-        shared = mmap.mmap(memory, layout.offsets(num_envs)[1])
-        self.rows = LocalRows(source, layout.arrays(num_envs, shared), ids, render)
+        self.rows = LocalRows(source, allocate(layout, num_envs, partial(_shared, memory)), ids, render)
         self.start, self.step, self.render = self.rows.start, self.rows.step, self.rows.render
 
     def close(self) -> None:
         """Close the environments."""
         if self.rows is not None:
             self.rows.close()
+
+
+def _shared(memory: int, size: int) -> mmap.mmap:
+    """Return the memory of a descriptor, of so many bytes."""
+    os.ftruncate(memory, size)
+    return mmap.mmap(memory, size)

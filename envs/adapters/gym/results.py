@@ -69,22 +69,27 @@ def _type(value: Any) -> str:
     return f"{array.dtype.name} {list(array.shape)}"
 
 
-def number(value: Any, what: str) -> float:
+def number(value: Any, name: str) -> float:
     """Return a real number. WrongResult for anything else."""
     array = _array(value)
     if array.ndim or array.dtype.kind not in NUMBERS:
-        cure = f"float({what}.item())" if array.size == 1 and array.dtype.kind in NUMBERS else f"float({what})"
-        raise WrongResult(f"returned the {what} as {_type(value)}, needed a number: return {cure}")
+        raise _not_single(value, name, f"the {name}", "a number", "float")
     return float(array)
 
 
-def truth(value: Any, what: str) -> bool:
+def truth(value: Any, name: str) -> bool:
     """Return a truth value; 0 and 1 are, too. WrongResult for anything else."""
     array = _array(value)
     if array.ndim or array.dtype.kind not in NUMBERS or array not in (0, 1):
-        cure = f"bool({what}.item())" if array.size == 1 and array.dtype.kind in NUMBERS else f"bool({what})"
-        raise WrongResult(f"returned {what} as {_type(value)}, needed True or False: return {cure}")
+        raise _not_single(value, name, name, "True or False", "bool")
     return bool(array)
+
+
+def _not_single(value: Any, name: str, what: str, needed: str, type_name: str) -> WrongResult:
+    """Return the error for a value that is not a single one, with its cure."""
+    array = _array(value)
+    item = f"{name}.item()" if array.size == 1 and array.dtype.kind in NUMBERS else name
+    return WrongResult(f"returned {what} as {_type(value)}, needed {needed}: return {type_name}({item})")
 
 
 def truths(values: Any, num: int, what: str) -> NDArray[np.bool_]:
@@ -98,9 +103,8 @@ def truths(values: Any, num: int, what: str) -> NDArray[np.bool_]:
 def info_of(info: Any) -> Mapping[str, Any]:
     """Return an info. WrongResult unless it is a dictionary."""
     if not isinstance(info, Mapping):
-        raise WrongResult(
-            f"returned info as {_type(info)}, needed a dictionary: return {{}} if there is nothing to say"
-        )
+        cure = "return {} if there is nothing to say"
+        raise WrongResult(f"returned info as {_type(info)}, needed a dictionary: {cure}")
     return info
 
 

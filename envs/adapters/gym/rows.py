@@ -2,6 +2,7 @@
 
     start(ids, seeds) ─► env.reset(seed=...) ─┐
     step(ids)         ─► env.step(...)        ├─► arrays: state, images, action_mask, reward, terminated, truncated, ...
+    render(w, h)      ─► env.render(), [N, h, w, 3]
                                               ┘
 What an environment returns is checked here, once (``results``). The arrays may lie in memory that processes share.
 Imports neither torch nor modules of ``envs`` that do, because the processes of ``processes`` need it.
@@ -11,10 +12,9 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -22,97 +22,52 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, describe_error
-from embodied.envs.adapters.gym.results import (
-    NUMBERS,
-    WrongResult,
-    advice,
-    mask_of,
-    reset_of,
-    staying,
-    step_of,
-    truth,
-)
+from embodied.envs.adapters.gym.results import NUMBERS, WrongResult, advice, mask_of, reset_of, staying, step_of, truth
 from embodied.envs.adapters.gym.source import Source, class_of
 from embodied.envs.adapters.gym.spaces import RENDER, ActionCodec, Leaf, leaves_of
 from embodied.envs.adapters.pixels import Pixels, resized, shown
 
 Ints = NDArray[np.int64]
 Arrays = dict[str, NDArray[Any]]
+Layout = dict[str, tuple[tuple[int, ...], str]]
+"""The arrays of N environments: shape of a row and type, by key."""
 ALIGNMENT = 64  # bytes
 
 
-@dataclass(frozen=True)
-class ArrayLayout:
-    """The arrays of N environments: for each key the shape of a row and its type."""
-
-    rows: dict[str, tuple[tuple[int, ...], str]]
-    """By key."""
-
-    def offsets(self, num_envs: int) -> tuple[dict[str, int], int]:
-        """Return where each array begins in one piece of memory, and the size of that, in bytes."""
-        found, end = {}, 0
-        for key, (shape, dtype) in self.rows.items():
-            found[key] = end
-            size = num_envs * int(np.prod(shape)) * np.dtype(dtype).itemsize
-            end += -(-size // ALIGNMENT) * ALIGNMENT
-        return found, max(end, ALIGNMENT)
-
-    def arrays(self, num_envs: int, memory: Any = None) -> Arrays:
-        """Return the arrays [N, ...], views of ``memory`` if it is given."""
-        offsets, size = self.offsets(num_envs)
-        memory = bytearray(size) if memory is None else memory
-        return {
-            key: np.ndarray((num_envs, *shape), dtype, memory, offsets[key])
-            for key, (shape, dtype) in self.rows.items()
-        }
-
-
-class Rows(Protocol):
-    """N environments that write their results into ``arrays``."""
-
-    arrays: Arrays
-    """Results [N, ...], and the actions that the next step takes."""
-
-    def start(self, ids: Ints, seeds: Ints) -> None:
-        """Begin an episode in each of envs ``ids``."""
-        ...
-
-    def step(self, ids: Ints) -> None:
-        """Make a control step of envs ``ids`` with ``arrays["action"]``."""
-        ...
-
-    def render(self, width: int, height: int) -> Pixels:
-        """Return what every env shows people, [N, height, width, 3]."""
-        ...
-
-    def close(self) -> None:
-        """Close the environments."""
-        ...
+def allocate(layout: Layout, num_envs: int, get_memory: Callable[[int], Any] = bytearray) -> Arrays:
+    """Return the arrays [N, ...], views of one piece of memory. get_memory: returns one of so many bytes."""
+    begins, end = [], 0
+    for shape, dtype in layout.values():
+        begins.append(end)
+        size = num_envs * int(np.prod(shape)) * np.dtype(dtype).itemsize
+        end += -(-size // ALIGNMENT) * ALIGNMENT
+    memory = get_memory(max(end, ALIGNMENT))
+    return {
+        key: np.ndarray((num_envs, *shape), dtype, memory, begin)
+        for (key, (shape, dtype)), begin in zip(layout.items(), begins, strict=True)
+    }
 
 
 class EncodedRows(ABC):
     """The way of observations into arrays, and errors. Subclasses build the environments and step them."""
 
     def __init__(self, source: Source, arrays: Arrays, observation: Any, action: Any) -> None:
-        """observation, action: spaces of one environment."""
-        self.source, self.arrays = source, arrays
-        leaves = list(leaves_of(observation))
-        self.codec = ActionCodec(action)
+        """observation, action: spaces of one environment. arrays: results [N, ...], and actions of the next step."""
+        self.source, self.arrays, self.codec = source, arrays, ActionCodec(action)
+        self.thread = threading.get_ident()  # that builds the environments
+        wanted = {key.removeprefix("images."): array for key, array in arrays.items() if key.startswith("images.")}
+        self.rendered = wanted.get(RENDER)
         self.parts: list[tuple[Leaf, slice]] = []
+        self.images: list[tuple[Leaf, list[tuple[Any, Pixels]]]] = []
         begin = 0
-        for leaf in leaves:
-            if not leaf.frames:
+        for leaf in leaves_of(observation):
+            if leaf.frames:
+                shots = [(frame, wanted[name]) for name, frame in leaf.frames.items() if name in wanted]
+                self.images += [(leaf, shots)] if shots else []
+            else:
                 self.parts.append((leaf, slice(begin, begin + leaf.size)))
                 begin += leaf.size
-        wanted = {key.removeprefix("images."): array for key, array in arrays.items() if key.startswith("images.")}
-        self.images = [
-            (leaf, [(frame, wanted[name]) for name, frame in leaf.frames.items() if name in wanted])
-            for leaf in leaves
-            if not wanted.keys().isdisjoint(leaf.frames)
-        ]
-        self.rendered = wanted.get(RENDER)
-        self.seed_N = np.zeros(len(arrays["reward"]), np.int64)
-        self.step_N = np.zeros(len(arrays["reward"]), np.int64)
+        self.seed_N, self.step_N = np.zeros((2, len(arrays["reward"])), np.int64)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -127,6 +82,15 @@ class EncodedRows(ABC):
     def failure(self, error: BaseException) -> UserError:
         """Return the error for what an environment has raised or returned."""
 
+    def write_observations(self, rows: slice | Ints, value: Callable[[Leaf], NDArray[Any]]) -> None:
+        """Write state and images of envs ``rows``. value: returns their part of the observation, [n, ...]."""
+        for leaf, where in self.parts:
+            self.arrays["state"][rows, where] = leaf.encoded(value(leaf))
+        for leaf, shots in self.images:
+            image = value(leaf)
+            for frame, images in shots:
+                images[rows] = frame.pixels(image, *images.shape[1:3])
+
     def write_mask(self, i: int, mask: NDArray[np.bool_] | None) -> None:
         """Write the allowed choices of env ``i``, all without a mask. WrongResult if there is none."""
         row = self.arrays["action_mask"][i]
@@ -136,11 +100,8 @@ class EncodedRows(ABC):
         if mask.shape != row.shape:
             raise WrongResult(f"returned action_mask of shape {list(mask.shape)}, needed {list(row.shape)}")
         row[:] = mask
-        begin = 0
-        for count in self.codec.counts:
-            if not mask[begin : begin + count].any():
-                raise WrongResult("returned action_mask that allows no choice, and the episode has not ended")
-            begin += count
+        if not all(part.any() for part in np.split(mask, np.cumsum(self.codec.counts)[:-1])):
+            raise WrongResult("returned action_mask that allows no choice, and the episode has not ended")
 
     def check_finite(self, ids: Ints) -> None:
         """Raise UserError for a state or a reward of envs ``ids`` that is not finite."""
@@ -163,24 +124,16 @@ class LocalRows(EncodedRows):
 
     def __init__(self, source: Source, arrays: Arrays, ids: Sequence[int], render: bool) -> None:
         """Build the envs ``ids`` of those that ``arrays`` are for."""
-        self.ids = list(ids)
-        self.at = self.ids[0]  # env whose code runs, or ran last
-        self.envs: dict[int, gymnasium.Env[Any, Any]] = {}
-        for i in self.ids:
-            self.envs[i] = source.build(render)
-        first = self.envs[self.ids[0]]
+        self.envs = {i: source.build(render) for i in ids}
+        self.at = ids[0]  # env whose code runs, or ran last
+        first = self.envs[self.at]
         super().__init__(source, arrays, first.observation_space, first.action_space)
-        self.thread = threading.get_ident()  # that has built them
-        self.is_state = (
-            isinstance(first.observation_space, Box)
-            and [leaf.space.shape for leaf, _ in self.parts] == [first.observation_space.shape[:1]]
-            and self.rendered is None
-            and not source.has_mask
-        )
+        is_vector = isinstance(first.observation_space, Box) and len(first.observation_space.shape) == 1
+        self.is_state = is_vector and bool(self.parts) and self.rendered is None and not source.has_mask
         """Whether an observation is the state as it is, which saves time."""
-        self.usual_states = {(first.observation_space.shape, kind) for kind in NUMBERS}
 
     def start(self, ids: Ints, seeds: Ints) -> None:
+        """Begin an episode in each of envs ``ids``."""
         self.seed_N[ids], self.step_N[ids] = seeds, 0
         with self.guarded():
             for i, seed in zip(ids.tolist(), seeds.tolist(), strict=True):
@@ -190,37 +143,39 @@ class LocalRows(EncodedRows):
         self.check_finite(ids)
 
     def step(self, ids: Ints) -> None:
+        """Make a control step of envs ``ids`` with ``arrays["action"]``."""
         self.step_N[ids] += 1
-        state_NS = self.arrays["state"] if self.is_state else None
         results: list[Any] = []
+        states: list[bytes] = []
         rows = ids.tolist()
         with self.guarded():
             for i, action in zip(rows, self.codec.decode(self.arrays["action"][ids]), strict=True):
                 self.at = i
                 result = self.envs[i].step(action)
-                if state_NS is None:
+                if not self.is_state:
                     self._write(i, result)
                     continue
                 results.append(result)
                 try:
-                    state_NS[i] = result[0]  # at once, because the next env may use the same array
-                except (TypeError, ValueError, LookupError):
-                    self._write(i, result)  # says what is wrong with it
-            if state_NS is not None and not self._write_together(ids, results):
-                for i, result in zip(rows, results, strict=True):
-                    self.at = i
-                    self._write(i, result)
+                    states.append(result[0].tobytes())  # at once, because the next env may use the same array
+                except (AttributeError, TypeError, LookupError):
+                    states.append(b"")  # ``_write`` says what is wrong with it
+            if results and not self._write_together(ids, results, states):
+                for self.at, result in zip(rows, results, strict=True):
+                    self._write(self.at, result)
         self.check_finite(ids)
 
     def render(self, width: int, height: int) -> Pixels:
+        """Return what every env shows people, [n, height, width, 3]."""
         frames = []
         with self.guarded():
-            for i in self.ids:
+            for i in self.envs:
                 self.at = i
                 frames.append(resized(self._frame(i), width, height))
         return np.stack(frames)
 
     def close(self) -> None:
+        """Close the environments."""
         for env in self.envs.values():
             env.close()
         self.envs = {}
@@ -247,36 +202,35 @@ class LocalRows(EncodedRows):
             self.arrays[key][i] = value
         self._observe(i, observation, info, ended=terminated or truncated)
 
-    def _write_together(self, ids: Ints, results: list[Any]) -> bool:
-        """Check the results of a step of envs ``ids`` and write all but the states, much faster than one by one.
+    def _write_together(self, ids: Ints, results: list[Any], states: list[bytes]) -> bool:
+        """Check the results of a step of envs ``ids`` and write them, much faster than one by one.
 
-        Return False, and write nothing, if their types are not the usual ones.
+        states: their observations. Return False, and write nothing, if types are not the usual ones.
         """
         try:
             observations, *numbers, infos = zip(*results, strict=True)
             found = dict(zip(("reward", "terminated", "truncated"), map(np.array, numbers), strict=True))
             if self.source.success is not None:
                 found["success"] = np.array([info.get(self.source.success, False) for info in infos])
-            states = {(observation.shape, observation.dtype.kind) for observation in observations}
-        except (ValueError, TypeError, AttributeError):  # shapes differ, or something is no array or no dictionary
+            (kind,), (dtype,) = set(map(type, observations)), {observation.dtype for observation in observations}
+            shapes = {observation.shape for observation in observations}
+        except (ValueError, TypeError, AttributeError):  # types differ, or something is no array or no dictionary
             return False
-        usual = set(map(type, infos)) == {dict} and states <= self.usual_states
+        usual = kind is np.ndarray and dtype.kind in NUMBERS and shapes == {self.arrays["state"].shape[1:]}
+        usual = usual and set(map(type, infos)) == {dict}
         for key, values in found.items():
             kinds = NUMBERS if key == "reward" else "b"
             usual = usual and values.shape == ids.shape and values.dtype.kind in kinds
         if usual:
+            found["state"] = np.frombuffer(b"".join(states), dtype).reshape(len(ids), -1)
+            rows = slice(None) if len(ids) == len(self.seed_N) else ids
             for key, values in found.items():
-                self.arrays[key][ids] = values
+                self.arrays[key][rows] = values
         return usual
 
     def _observe(self, i: int, observation: Any, info: Any, ended: bool) -> None:
         """Write the observation of env ``i``."""
-        for leaf, where in self.parts:
-            leaf.encode(leaf.value(observation), self.arrays["state"][i, where])
-        for leaf, shots in self.images:
-            image = leaf.value(observation)[None]
-            for frame, images in shots:
-                frame.write(image, images[i : i + 1])
+        self.write_observations(slice(i, i + 1), lambda leaf: leaf.value(observation)[None])
         if self.rendered is not None:
             self.rendered[i] = resized(self._frame(i), *self.rendered.shape[2:0:-1])
         if self.source.has_mask:

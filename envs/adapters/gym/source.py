@@ -58,14 +58,9 @@ class Source:
         if self.registration.entry_point is None:
             return SingleEnvView(self.build_vector(1, render))
         with self.building():
-            mode = {"render_mode": "rgb_array"} if render else {}
-            env = gymnasium.make(
-                self.registration,
-                max_episode_steps=self.max_episode_steps,
-                disable_env_checker=True,
-                **mode,
-                **self.kwargs,
-            )
+            options = self.kwargs | ({"render_mode": "rgb_array"} if render else {})
+            limit = self.max_episode_steps
+            env = gymnasium.make(self.registration, max_episode_steps=limit, disable_env_checker=True, **options)
             return env.env if isinstance(env, TimeLimit) else env
 
     def build_vector(self, num_envs: int, render: bool) -> Vector:
@@ -76,14 +71,11 @@ class Source:
         with self.building():
             creator: Any = self.registration.vector_entry_point
             creator = load_env_creator(creator) if isinstance(creator, str) else creator
-            options = dict(self.kwargs)
+            options = self.kwargs | ({"render_mode": "rgb_array"} if render else {})
             if self.registration.max_episode_steps is not None:
                 options["max_episode_steps"] = self.max_episode_steps
-            if render:
-                options["render_mode"] = "rgb_array"
-            build = functools.partial(
-                gymnasium.make_vec, self.registration, num_envs, vectorization_mode="vector_entry_point", **options
-            )
+            options["vectorization_mode"] = "vector_entry_point"
+            build = functools.partial(gymnasium.make_vec, self.registration, num_envs, **options)
             if "autoreset_mode" in inspect.signature(creator).parameters:
                 try:
                     return build(autoreset_mode=AutoresetMode.DISABLED)
@@ -124,11 +116,6 @@ def _warn_once(message: str) -> None:
     log.warning("MuJoCo: %s", message)
 
 
-def resets_by_mask(env: Vector) -> bool:
-    """Return whether it leaves all resets to its user."""
-    return bool(env.metadata.get("autoreset_mode") == AutoresetMode.DISABLED)
-
-
 class SingleEnvView(gymnasium.Env[Any, Any]):
     """The only environment of a vector environment as a single one, whatever the mode of its resets.
 
@@ -139,20 +126,21 @@ class SingleEnvView(gymnasium.Env[Any, Any]):
 
     def __init__(self, env: Vector) -> None:
         self.vector, self.metadata = env, dict(env.metadata)
-        self.keeps_last = env.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP
-        if self.keeps_last:
+        self.mode = env.metadata.get("autoreset_mode")
+        if self.mode == AutoresetMode.SAME_STEP:
             self.metadata["render_modes"] = []
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observations, infos = self.vector.reset(seed=seed)
-        return self._row(observations), _info(infos)
+        return _first(self.observation_space, observations), _first_info(infos)
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         observations, reward, terminated, truncated, infos = self.vector.step(np.stack([action]))
-        if self.keeps_last and (terminated[0] or truncated[0]):
+        if self.mode == AutoresetMode.SAME_STEP and (terminated[0] or truncated[0]):
             observations, infos = infos["final_obs"], infos.get("final_info", {})
-        return self._row(observations), reward[0], terminated[0], truncated[0], _info(infos)
+        observation = _first(self.observation_space, observations)
+        return observation, reward[0], terminated[0], truncated[0], _first_info(infos)
 
     def render(self) -> Any:
         frames = self.vector.render()
@@ -160,9 +148,6 @@ class SingleEnvView(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         self.vector.close()
-
-    def _row(self, observations: Any) -> Any:
-        return _first(self.observation_space, observations)
 
 
 def class_of(env: gymnasium.Env[Any, Any]) -> str:
@@ -180,7 +165,7 @@ def _first(space: Any, observations: Any) -> Any:
     return observations[0]
 
 
-def _info(infos: Mapping[str, Any]) -> dict[str, Any]:
+def _first_info(infos: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the infos of a vector environment say of its first one (``_<key>`` says whether they do)."""
     return {
         key: values[0]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError
 from embodied.core.spec import ActionSpace, ActionTerm, Box, Discrete, MultiDiscrete, Term
 from embodied.envs.adapters.gym.results import INTEGERS, NUMBERS, WrongResult, array_of
-from embodied.envs.adapters.pixels import SMALLEST_IMAGE, Frame, Pixels, as_bytes, by_age, frames_in
+from embodied.envs.adapters.pixels import SMALLEST_IMAGE, Frame, as_bytes, by_age, frames_in
 
 RENDER = "render"  # camera that shows what the env renders for people
 TIME = Term("time", 1)  # the state of an env that observes images alone: share of the time limit that has passed
@@ -39,20 +39,46 @@ class Leaf:
 
     @cached_property
     def frames(self) -> dict[str, Frame]:
-        """Its frames by the name of their camera, newest first; {} if it is no image. UserError for a doubtful one."""
-        return _frames(self.name, self.space)
+        """Its frames by the name of their camera, newest first; {} if it is no image.
+
+        An image is a Box of bytes, or of other numbers with the limits 0 and 1 or 0 and 255, in a shape that
+        ``frames_in`` knows. UserError for bytes of another shape, and for colours in other numbers with other limits.
+        """
+        space, shape = self.space, self.space.shape
+        if not isinstance(space, spaces.Box) or sum(side >= SMALLEST_IMAGE for side in shape) < 2:
+            return {}
+        frames = frames_in(self.name, shape)
+        is_bytes, limits = space.dtype == np.uint8, _limits(space)
+        if frames and (is_bytes or limits in ((0, 1), (0, 255))):
+            return by_age(self.name.replace(".", "_").replace("observation_", "", 1), frames)
+        if is_bytes:
+            raise UserError(
+                f"its observation '{self.name}' is an array of bytes {list(shape)}; images must be [height, width], "
+                "with 1 or 3 channels last or first, or a stack of frames [frames, height, width] or [frames, height, "
+                "width, 1 or 3]"
+            )
+        if frames and (shape[-1] == 3 or shape[:-2] == (3,)):
+            raise UserError(
+                f"its observation '{self.name}' is {space.dtype} {list(shape)}, an image by its shape, but its limits "
+                f"are {space.low.min():g} and {space.high.max():g}: a Box with the limits 0 and 1, or 0 and 255, is a "
+                "camera; gymnasium.wrappers.FlattenObservation makes it a vector"
+            )
+        return {}
+
+    @cached_property
+    def counts(self) -> NDArray[Any]:
+        """Number of choices of each of its entries; none if these are numbers or bits."""
+        if isinstance(self.space, (spaces.Discrete, spaces.MultiDiscrete)):
+            return np.array(self.space.n if isinstance(self.space, spaces.Discrete) else self.space.nvec)
+        return np.zeros(0, np.int64)
 
     @cached_property
     def size(self) -> int:
         """Entries in the state; a choice is one-hot."""
-        if isinstance(self.space, spaces.Discrete):
-            return int(self.space.n)
-        if isinstance(self.space, spaces.MultiDiscrete):
-            return int(self.space.nvec.sum())
-        return int(np.prod(self.space.shape))
+        return int(self.counts.sum()) if self.counts.size else int(np.prod(self.space.shape))
 
     def value(self, observation: Any, num: int | None = None) -> NDArray[Any]:
-        """Return the part of an observation that this is, an array of the shape of its space.
+        """Return the part of an observation that this is, an array of the shape of its space; images as bytes.
 
         num: the observation is that of so many envs, and the shape begins with it. WrongResult for another shape or
         type, for a choice that does not exist and for an image whose values are beyond the limits of its space.
@@ -63,78 +89,35 @@ class Leaf:
         except (KeyError, IndexError, TypeError):
             raise WrongResult(f"returned an observation without its part '{self.name}'") from None
         space, what = self.space, f"observation '{self.name}'"
+        is_box = isinstance(space, spaces.Box)
         shape = space.shape if num is None else (num, *space.shape)
-        kinds = NUMBERS if isinstance(space, spaces.Box) and not self.is_integer_image else INTEGERS
+        kinds = NUMBERS if is_box and not (self.frames and np.issubdtype(space.dtype, np.integer)) else INTEGERS
         array = array_of(observation, shape, kinds, what)
-        if isinstance(space, spaces.Box):
-            return self._pixels(array, what) if self.frames else array
-        low, counts = (0, 2) if isinstance(space, spaces.MultiBinary) else (space.start, self.counts)
+        if is_box and not self.frames:
+            return array
+        if is_box:
+            try:
+                return as_bytes(array, 255.0 if _limits(space) == (0, 1) else 1.0)
+            except ValueError as error:
+                raise WrongResult(f"returned {what} with {error}") from None
+        low, counts = (space.start, self.counts) if self.counts.size else (0, 2)
         if ((array < low) | (array >= low + counts)).any():
             raise WrongResult(f"returned {what} with a choice that its space {space} does not have: {array.tolist()}")
         return array
 
-    def encode(self, value: NDArray[Any], out: NDArray[np.float32]) -> None:
-        """Write a value of one env as entries of the state [size]."""
-        if isinstance(self.space, (spaces.Discrete, spaces.MultiDiscrete)):
-            out[:] = 0.0
-            ends = np.cumsum(self.counts)
-            out[ends - self.counts.ravel() + (value - self.space.start).ravel()] = 1.0
-        else:
-            out[:] = value.ravel()
-
-    @cached_property
-    def counts(self) -> Any:
-        """Numbers of choices of a Discrete or MultiDiscrete, in its shape."""
-        return np.array(self.space.n if isinstance(self.space, spaces.Discrete) else self.space.nvec)
-
-    @cached_property
-    def is_integer_image(self) -> bool:
-        """Whether it is an image of integers, which an array of floating-point numbers does not fit."""
-        return bool(self.frames) and np.issubdtype(self.space.dtype, np.integer)
-
-    @cached_property
-    def _scale(self) -> float:
-        """The number that makes bytes of an image's values."""
-        return 255.0 if _limits(self.space) == (0, 1) else 1.0
-
-    def _pixels(self, array: NDArray[Any], what: str) -> Pixels:
-        """Return an image as bytes."""
-        try:
-            return as_bytes(array, self._scale)
-        except ValueError as error:
-            raise WrongResult(f"returned {what} with {error}") from None
+    def encoded(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return values [n, ...] of n envs as entries of the state, [n, size]."""
+        num = len(values)
+        if not self.counts.size:
+            return values.reshape(num, -1)
+        places = (values - self.space.start).reshape(num, -1) + np.cumsum(self.counts) - self.counts.ravel()
+        return np.asarray((places[..., None] == np.arange(self.size)).any(1))
 
 
 def _limits(space: spaces.Box) -> tuple[float, float] | None:
     """Return the limits of a Box if they are those of all entries."""
     low, high = space.low, space.high
     return (float(low.min()), float(high.max())) if low.min() == low.max() and high.min() == high.max() else None
-
-
-def _frames(name: str, space: Any) -> dict[str, Frame]:
-    """Return the frames of an observation by the name of their camera, newest first; {} if it is no image.
-
-    An image is a Box of bytes, or of other numbers with the limits 0 and 1 or 0 and 255, in a shape that
-    ``frames_in`` knows. UserError for bytes of another shape, and for colours in other numbers with other limits.
-    """
-    if not isinstance(space, spaces.Box) or sum(side >= SMALLEST_IMAGE for side in space.shape) < 2:
-        return {}
-    shape, is_bytes = space.shape, space.dtype == np.uint8
-    frames = frames_in(name, shape)
-    if frames and (is_bytes or _limits(space) in ((0, 1), (0, 255))):
-        return by_age(name.replace(".", "_").replace("observation_", "", 1), frames)
-    if is_bytes:
-        raise UserError(
-            f"its observation '{name}' is an array of bytes {list(shape)}; images must be [height, width], with 1 or 3 "
-            "channels last or first, or a stack of frames [frames, height, width] or [frames, height, width, 1 or 3]"
-        )
-    if frames and (shape[-1] == 3 or shape[:-2] == (3,)):
-        raise UserError(
-            f"its observation '{name}' is {space.dtype} {list(shape)}, an image by its shape, but its limits are "
-            f"{space.low.min():g} and {space.high.max():g}: a Box with the limits 0 and 1, or 0 and 255, is a camera; "
-            "gymnasium.wrappers.FlattenObservation makes it a vector"
-        )
-    return {}
 
 
 def leaves_of(space: Any, name: str = "", path: tuple[Any, ...] = ()) -> Iterator[Leaf]:
@@ -159,11 +142,6 @@ def terms_of(leaves: Sequence[Leaf]) -> tuple[Term, ...]:
     return tuple(Term(leaf.name, leaf.size) for leaf in leaves if not leaf.frames)
 
 
-def cameras_of(leaves: Sequence[Leaf]) -> dict[str, tuple[Leaf, Frame]]:
-    """Return the frames of images by the name of their camera."""
-    return {name: (leaf, frame) for leaf in leaves for name, frame in leaf.frames.items()}
-
-
 def images_alone(task: str, cameras: Iterable[str], has_choices: bool) -> UserError:
     """Return the error for a policy without cameras in a task that observes images alone.
 
@@ -181,9 +159,8 @@ def action_space_of(space: Any) -> ActionSpace:
     if isinstance(space, spaces.Discrete):
         return Discrete(tuple(map(str, range(int(space.start), int(space.start + space.n)))))
     if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
-        nvec = space.nvec if isinstance(space, spaces.MultiDiscrete) else np.full(space.shape, 2)
-        counts = [int(n) for n in nvec.ravel()]
-        return MultiDiscrete(tuple(f"choice[{i}]" for i in range(len(counts))), tuple(counts))
+        counts = ActionCodec(space).counts
+        return MultiDiscrete(tuple(f"choice[{i}]" for i in range(len(counts))), counts)
     if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
         kind = f"{type(space).__name__} of {space.dtype}" if isinstance(space, spaces.Box) else type(space).__name__
         raise UserError(
@@ -195,39 +172,32 @@ def action_space_of(space: Any) -> ActionSpace:
             "scaled to them: give its action_space finite ones, or wrap it in gymnasium.wrappers.TransformAction(env, "
             "lambda action: action, gymnasium.spaces.Box(low, high))"
         )
-    low, high = space.low.ravel().astype(float), space.high.ravel().astype(float)
-    return Box(
-        tuple(
-            ActionTerm(f"action[{i}]", scale=float(high[i] - low[i]) / 2, offset=float(high[i] + low[i]) / 2)
-            for i in range(len(low))
-        )
-    )
+    codec = ActionCodec(space)
+    terms = zip(codec.scale.ravel().tolist(), codec.offset.ravel().tolist(), strict=True)
+    return Box(tuple(ActionTerm(f"action[{i}]", scale=scale, offset=at) for i, (scale, at) in enumerate(terms)))
 
 
 class ActionCodec:
-    """Actions of an environment from ours."""
+    """Actions of an environment from ours. space: one that ``action_space_of`` accepts."""
 
     def __init__(self, space: Any) -> None:
         self.space = space
+        self.counts: tuple[int, ...] = ()
+        """Number of choices in each dimension; none for a Box."""
         if isinstance(space, spaces.Box):
             low, high = space.low.astype(float), space.high.astype(float)
             self.scale, self.offset = (high - low) / 2, (high + low) / 2
-        ours = action_space_of(space)
-        self.counts = () if isinstance(ours, Box) else ours.counts
-        """Number of choices in each dimension; none for a Box."""
+        elif isinstance(space, spaces.MultiBinary):
+            self.counts = (2,) * int(np.prod(space.shape))
+        else:
+            self.counts = tuple(np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec).tolist())
 
     def decode(self, action_nA: NDArray[Any]) -> NDArray[Any]:
         """Return the environment's actions [n, ...] for n actions [n, A] of ours, float32 in [-1, 1] or int64."""
         space = self.space
-        decoded: NDArray[Any]
-        if isinstance(space, spaces.Discrete):
-            decoded = action_nA[:, 0] + space.start
-            return decoded.astype(space.dtype)
         action = action_nA.reshape(-1, *space.shape)
-        if isinstance(space, spaces.MultiDiscrete):
-            decoded = action + space.start
-        elif isinstance(space, spaces.MultiBinary):
-            decoded = action
-        else:
-            decoded = (self.offset + self.scale * action).clip(space.low, space.high)
-        return decoded.astype(space.dtype)
+        if isinstance(space, spaces.Box):
+            action = (self.offset + self.scale * action).clip(space.low, space.high)
+        elif not isinstance(space, spaces.MultiBinary):
+            action = action + space.start
+        return action.astype(space.dtype)
