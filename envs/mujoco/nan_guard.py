@@ -12,8 +12,7 @@ import torch
 from mujoco.batch import Batch
 from torch import Tensor
 
-_BAD = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{what}")) for what in ("QPOS", "QVEL", "QACC")]
-assert _BAD == list(range(_BAD[0], _BAD[0] + 3)), "a slice of warnings holds them"
+_WARNINGS = slice(int(mujoco.mjtWarning.mjWARN_BADQPOS), int(mujoco.mjtWarning.mjWARN_BADQACC) + 1)
 # Under full random actions joints of the Panda reach 10 rad/s and objects 50 rad/s. Far above that, contacts are
 # missed, and observations spoil a policy's normaliser. The engine warns only at 1e10.
 MAX_SPEED = 1_000.0  # of any degree of freedom, m/s or rad/s
@@ -25,22 +24,20 @@ class StateDumps:
     """Write the states of envs whose simulation diverged to files."""
 
     def __init__(self, dump_dir: Path) -> None:
-        self.dump_dir = dump_dir
-        self.dumps = 0
+        self.dump_dir, self.dumps = dump_dir, 0
 
     def dump(self, ids: np.ndarray, before_nS: np.ndarray, after_nS: np.ndarray) -> None:
         """Write ``ids`` [n] and their states before and after the step, [n, S], as an ``.npz`` file."""
-        self.dumps += 1
-        if self.dumps > MAX_DUMPS:
-            log.warning("simulation diverged in env %s, they start anew", ids[:5].tolist())
-            return
-        path = self.dump_dir / f"nan_{time.time_ns()}.npz"
+        path, self.dumps = self.dump_dir / f"nan_{time.time_ns()}.npz", self.dumps + 1
+        written = f"no dump after {MAX_DUMPS}"
         try:
-            self.dump_dir.mkdir(parents=True, exist_ok=True)
-            np.savez(path, ids=ids, state_before=before_nS, state=after_nS)
-            log.warning("simulation diverged in env %s: state written to %s, they start anew", ids[:5].tolist(), path)
+            if self.dumps <= MAX_DUMPS:
+                self.dump_dir.mkdir(parents=True, exist_ok=True)
+                np.savez(path, ids=ids, state_before=before_nS, state=after_nS)
+                written = f"state written to {path}"
         except OSError as error:
-            log.warning("simulation diverged in env %s, they start anew; no dump: %s", ids[:5].tolist(), error)
+            written = f"no dump: {error}"
+        log.warning("simulation diverged in env %s, they start anew; %s", ids[:5].tolist(), written)
 
 
 class NanGuard(StateDumps):
@@ -53,8 +50,7 @@ class NanGuard(StateDumps):
 
     def __init__(self, batch: Batch, dump_dir: Path) -> None:
         super().__init__(dump_dir)
-        self.batch = batch
-        self.before = batch.state.copy()
+        self.batch, self.before = batch, batch.state.copy()
         self.qvel = batch.bind("qvel")
 
     def remember(self) -> None:
@@ -66,7 +62,7 @@ class NanGuard(StateDumps):
 
         raised: ids of the envs in which the engine raised an error.
         """
-        counts, speed = self.batch.warning[:, _BAD[0] : _BAD[-1] + 1, 1], np.abs(self.qvel)
+        counts, speed = self.batch.warning[:, _WARNINGS, 1], np.abs(self.qvel)
         if raised is None and speed.max() <= MAX_SPEED and not counts.any():
             return None
         broken = counts.any(axis=1) | ~(speed <= MAX_SPEED).all(axis=1)  # a comparison with NaN is false

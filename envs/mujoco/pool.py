@@ -44,9 +44,7 @@ from embodied.envs.tasks.base import Task, task_spec
 
 _CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)  # after this stage observations are current
 # Fields of the model that the engine's reset makes the state from.
-_RESET_FIELDS = (
-    "qpos0", "qpos_spring", "body_pos", "body_quat", "eq_active0", "sensor_interval", "opt.timestep",
-)  # fmt: skip
+_RESET_FIELDS = ("qpos0", "qpos_spring", "body_pos", "body_quat", "eq_active0", "sensor_interval", "opt.timestep")
 
 
 @config_dataclass
@@ -73,6 +71,7 @@ class MujocoPool(EpisodicEnv):
     """
 
     resumes_exactly = True
+    expert: Callable[[], Tensor]
 
     def __init__(
         self,
@@ -87,7 +86,7 @@ class MujocoPool(EpisodicEnv):
             raise UserError(f"num_threads: got {num_threads}, allowed: at least 0, which is all cores")
         sim = sim or SimConfig()
         super().__init__(spec_of(task, cameras), num_envs)
-        self.task = task
+        self.task, self.expert = task, task.expert
         terms = {name: term for name, term in sim.randomization.items() if term is not None}
         spec = task.scene()
         prepare(spec, terms)
@@ -101,12 +100,12 @@ class MujocoPool(EpisodicEnv):
         task.instruction_N = torch.zeros(num_envs, dtype=torch.int64)
         task.bind(self.view)
         self.guard = NanGuard(self.batch, Path(sim.dump_dir))
+        self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)  # of all present episodes
         fields = Fields(self.batch)
-        self.non_model = NonModelRandomization(self.batch, self.arm, task, terms, fields)
-        self.randomizer = Randomizer(self.batch, terms, self.non_model.targets, task.config.control_dt_s, fields)
+        self.non_model = NonModelRandomization(self.arm, task, terms, fields, lambda: (self._rng, self.steps_made_N()))
+        self.randomizer = Randomizer(fields, terms, self.non_model.targets, task.config.control_dt_s)
         if self.non_model.sizes is not None:
             self.view.sizes = self.non_model.sizes.by_name
-        self._rng: EpisodeRng | None = None  # of all present episodes
         self.rig = None
         if cameras:
             self.rig = CameraRig(self.batch, spec, coarse_of(task.robot), cameras, sim.camera_randomization)
@@ -141,15 +140,14 @@ class MujocoPool(EpisodicEnv):
             self.task.put_in_hand(rows[torch.from_numpy(held)])
             self.batch.forward(ids[held], stage=_CURRENT)
         self.view.changed()
-        self.non_model.start(ids, self._rng, self.plans.time_limit_n, self.steps_left_N.numpy())
+        self.non_model.start(ids)
         if self.rig is not None:
             self.rig.start(ids, rng)
 
     def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
         """Make one control step. A simulation that diverged is then in the model's initial state."""
         self._builder.check()
-        if self.randomizer.has_intervals:
-            assert self._rng is not None
+        if self.randomizer.intervals:
             changed = self.randomizer.step(self._rng, self.steps_made_N(), ids)
             if len(changed):
                 self.batch.forward(changed, stage=_CURRENT)
@@ -189,7 +187,7 @@ class MujocoPool(EpisodicEnv):
             "physics": torch.from_numpy(self.batch.state.copy()),
             "model_seed": torch.from_numpy(self._model_seed_N.copy()),
             **self.episode_state(),
-            **self.randomizer.state_dict(),
+            **self.randomizer.fields.state_dict(),
             **self.non_model.state_dict(),
             **self.task.state_dict(),
         }
@@ -205,7 +203,7 @@ class MujocoPool(EpisodicEnv):
         self._model_seed_N[:] = state["model_seed"].numpy()
         self.batch.state[:] = state["physics"].numpy()
         self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)
-        self.non_model.load_state_dict(state, self._rng, self.plans.time_limit_n, self.steps_left_N.numpy())
+        self.non_model.load_state_dict(state)
         self.task.instruction_N.copy_(torch.from_numpy(self.plans.instruction_n))
         with self.non_model.resizing(np.arange(self.num_envs)):
             self.task.load_state_dict(state)
@@ -214,10 +212,6 @@ class MujocoPool(EpisodicEnv):
         self.view.changed()
         if self.rig is not None:
             self.rig.start(np.arange(self.num_envs), self._rng)
-
-    def expert(self) -> Tensor:
-        """Return the action of the task's scripted expert, [N, A]."""
-        return self.task.expert()
 
     # -- for people --------------------------------------------------------------------------------------------------
 

@@ -12,9 +12,11 @@ import mujoco
 
 from embodied.core.errors import UserError
 from embodied.core.options import Positive, config_dataclass, one_of
+from embodied.envs.mujoco.groups import FINGERS
 from embodied.envs.mujoco.robots.base import Robot
 
 WORLD_BITS = {"contype": 2, "conaffinity": 3}
+MARKER = {"contype": 0, "conaffinity": 0, "group": 2, "mass": 0}  # visible, without contacts
 GREY, RED, GREEN, BLUE = (0.55, 0.57, 0.6, 1), (0.85, 0.2, 0.15, 1), (0.2, 0.7, 0.3, 1), (0.2, 0.4, 0.8, 1)
 Rgba = tuple[float, float, float, float]
 # geom type, length of its size, condim (round geoms need friction against rolling)
@@ -77,10 +79,13 @@ def add_object(spec: mujoco.MjSpec, name: str, shape: Shape, mass_kg: float, rgb
 
 def add_object_sensors(spec: mujoco.MjSpec, name: str) -> None:
     """Add the sensors that ``View`` reads: contacts of each finger with the object, and the object's x and y axes."""
-    for finger in ("left_finger", "right_finger"):
-        add_contact_sensor(spec, f"{finger}_{name}", finger, name)
-    for axis in ("x", "y"):
-        kind = getattr(mujoco.mjtSensor, f"mjSENS_FRAME{axis.upper()}AXIS")
+    for finger in FINGERS:
+        sensor = spec.add_sensor(
+            name=f"{finger}_{name}", type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=mujoco.mjtObj.mjOBJ_BODY,
+            objname=finger, reftype=mujoco.mjtObj.mjOBJ_BODY, refname=name,
+        )  # fmt: skip
+        sensor.intprm[:3] = [1 << int(mujoco.mjtConDataField.mjCONDATA_FOUND), 0, 1]  # number of contacts: one value
+    for axis, kind in (("x", mujoco.mjtSensor.mjSENS_FRAMEXAXIS), ("y", mujoco.mjtSensor.mjSENS_FRAMEYAXIS)):
         spec.add_sensor(name=f"{name}_{axis}_axis", type=kind, objtype=mujoco.mjtObj.mjOBJ_XBODY, objname=name)
 
 
@@ -90,44 +95,30 @@ def add_cube(spec: mujoco.MjSpec, name: str, half_size_m: float, mass_kg: float,
     add_object_sensors(spec, name)
 
 
-def add_contact_sensor(spec: mujoco.MjSpec, name: str, body1: str, body2: str) -> None:
-    """Add a sensor whose one value is the number of contacts between two bodies."""
-    sensor = spec.add_sensor(
-        name=name, type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=mujoco.mjtObj.mjOBJ_BODY, objname=body1,
-        reftype=mujoco.mjtObj.mjOBJ_BODY, refname=body2,
-    )  # fmt: skip
-    sensor.intprm[:3] = [1 << int(mujoco.mjtConDataField.mjCONDATA_FOUND), 0, 1]  # fields, reduce, rows
-
-
 def add_tray(spec: mujoco.MjSpec, name: str, inner_half_m: float, wall_height_m: float, rgba: Rgba) -> None:
     """Add a square walled tray on a mocap body: its pose is part of an env's state, and physics does not move it."""
     thick, half, up = 0.004, inner_half_m, wall_height_m / 2
     body = spec.worldbody.add_body(name=name, pos=[0.5, 0.2, 0], mocap=True)
-    outer = half + 2 * thick
-    walls = [
+    outer, middle = half + 2 * thick, half + thick
+    for pos, size in (
         ((0, 0, thick / 2), (outer, outer, thick / 2)),
-        ((half + thick, 0, up), (thick, outer, up)),
-        ((-half - thick, 0, up), (thick, outer, up)),
-        ((0, half + thick, up), (outer, thick, up)),
-        ((0, -half - thick, up), (outer, thick, up)),
-    ]
-    for pos, size in walls:
+        ((middle, 0, up), (thick, outer, up)),
+        ((-middle, 0, up), (thick, outer, up)),
+        ((0, middle, up), (outer, thick, up)),
+        ((0, -middle, up), (outer, thick, up)),
+    ):
         body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, pos=pos, size=size, rgba=rgba, **WORLD_BITS)
 
 
 def add_post(spec: mujoco.MjSpec, name: str, radius_m: float, height_m: float, rgba: Rgba) -> None:
     """Add an upright cylinder without contacts on a mocap body, which stands on the table."""
     body = spec.worldbody.add_body(name=name, pos=[0.5, 0, 0], mocap=True)
-    body.add_geom(
-        name=name, type=mujoco.mjtGeom.mjGEOM_CYLINDER, size=[radius_m, height_m / 2, 0], pos=[0, 0, height_m / 2],
-        rgba=rgba, contype=0, conaffinity=0, group=2, mass=0,
-    )  # fmt: skip
+    size, pos = [radius_m, height_m / 2, 0], [0, 0, height_m / 2]
+    body.add_geom(name=name, type=mujoco.mjtGeom.mjGEOM_CYLINDER, size=size, pos=pos, rgba=rgba, **MARKER)
 
 
-def add_goal(spec: mujoco.MjSpec, name: str, radius_m: float, rgba: Rgba = (0.2, 0.8, 0.3, 0.6)) -> None:
-    """Add a visible sphere without contacts on a mocap body, to mark a goal."""
+def add_goal(spec: mujoco.MjSpec, name: str, radius_m: float) -> None:
+    """Add a green sphere without contacts on a mocap body, to mark a goal."""
     body = spec.worldbody.add_body(name=name, pos=[0.5, 0, 0.2], mocap=True)
-    body.add_geom(
-        name=name, type=mujoco.mjtGeom.mjGEOM_SPHERE, size=[radius_m, 0, 0], rgba=rgba, contype=0, conaffinity=0,
-        group=2, mass=0,
-    )  # fmt: skip
+    rgba = (0.2, 0.8, 0.3, 0.6)
+    body.add_geom(name=name, type=mujoco.mjtGeom.mjGEOM_SPHERE, size=[radius_m, 0, 0], rgba=rgba, **MARKER)

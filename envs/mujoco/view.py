@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import wraps
 
+import mujoco
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -12,6 +14,19 @@ from embodied.envs.mujoco.arrays import Simulations, live
 from embodied.envs.mujoco.robots.base import ArmState
 
 BETWEEN_M = 0.02  # a cube whose centre is this near the tool centre point along every axis is between the fingers
+
+
+def per_state(compute: Callable[[View, str], Tensor]) -> Callable[[View, str], Tensor]:
+    """Keep what a method returns for an object until ``View.changed``."""
+
+    @wraps(compute)
+    def cached(self: View, name: str) -> Tensor:
+        key = (compute.__name__, name)
+        if key not in self.derived:
+            self.derived[key] = compute(self, name)
+        return self.derived[key]
+
+    return cached
 
 
 class View:
@@ -25,15 +40,19 @@ class View:
 
     def __init__(self, batch: Simulations, arm: ArmState) -> None:
         self.batch, self.model, self.arm = batch, batch.model, arm
-        self.qpos = live(batch.bind("qpos"))
-        self.qvel = live(batch.bind("qvel"))
-        self.mocap_pos = live(batch.bind("mocap_pos"))
-        self.sensors = live(batch.bind("sensordata"))
+        self.qpos, self.qvel = live(batch.bind("qpos")), live(batch.bind("qvel"))
+        self.mocap_pos, self.sensors = live(batch.bind("mocap_pos")), live(batch.bind("sensordata"))
         self.tcp_pos, self.tcp_mat = arm.tcp_pos, arm.tcp_mat
         self.finger_target = arm.finger_targets[:, :1]
         self.sizes: Mapping[str, Tensor] = {}  # factor of the size of objects, [N], of those that vary
-        self._views: dict[tuple[str, str], Tensor] = {}  # by (quantity, object): looking up names is slow
-        self._derived: dict[tuple[str, str], Tensor] = {}  # by (quantity, object), for the present state
+        self.derived: dict[tuple[str, str], Tensor] = {}  # results of ``per_state`` by (method, object)
+        self._qpos, self._qvel = dict[str, Tensor](), dict[str, Tensor]()  # by object: looking up names is slow
+        for joint in (self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE).nonzero()[0]:
+            name, at = self.model.joint(int(joint)).name, self.model.jnt_qposadr[joint]
+            dof = self.model.jnt_dofadr[joint]
+            self._qpos[name], self._qvel[name] = self.qpos[:, at : at + 7], self.qvel[:, dof : dof + 6]
+        self._sensor_ids = {self.model.sensor(i).name: i for i in range(self.model.nsensor)}
+        self._sensor_adr = [*self.model.sensor_adr.tolist(), self.model.nsensordata]
 
     def tensor(self, numbers: ArrayLike) -> Tensor:
         """Return numbers, such as random ones, with the type and on the device of the view's tensors."""
@@ -41,24 +60,24 @@ class View:
 
     def changed(self) -> None:
         """Drop the quantities derived from the state, because the simulation has moved."""
-        self._derived.clear()
+        self.derived.clear()
 
-    def sensor(self, name: str) -> Tensor:
-        """Return the reading of a sensor, [N, d]."""
-        sensor = self.model.sensor(name)
-        return self.sensors[:, sensor.adr[0] : sensor.adr[0] + sensor.dim[0]]
+    def sensor(self, name: str, count: int = 1) -> Tensor:
+        """Return the reading of a sensor, [N, d]; those of ``count`` sensors from this one on, in the scene's order."""
+        first = self._sensor_ids[name]
+        return self.sensors[:, self._sensor_adr[first] : self._sensor_adr[first + count]]
 
     def body_qpos(self, name: str) -> Tensor:
         """Return position and quaternion of a free body, [N, 7]; writable."""
-        return _memoized(self._views, ("qpos", name), lambda: _columns(self.qpos, self.model.joint(name).qposadr[0], 7))
+        return self._qpos[name]
 
     def body_qvel(self, name: str) -> Tensor:
         """Return linear (world frame) and angular (body frame) velocity of a free body, [N, 6]; writable."""
-        return _memoized(self._views, ("qvel", name), lambda: _columns(self.qvel, self.model.joint(name).dofadr[0], 6))
+        return self._qvel[name]
 
     def cube_axes(self, name: str) -> Tensor:
         """Return the directions of the x and the y axis of the cube ``name``, [N, 6]."""
-        return self._readings(f"{name}_x_axis", 6)
+        return self.sensor(f"{name}_x_axis", 2)
 
     def mocap(self, name: str) -> Tensor:
         """Return the position of a mocap body, [N, 3]; writable."""
@@ -72,43 +91,20 @@ class View:
         """Return how far the fingers are commanded to open, 0 (closed) to 1 (open), [N]."""
         return self.arm.opening()
 
+    @per_state
     def between(self, name: str) -> Tensor:
         """Return whether the centre of the cube ``name`` is between the fingers, open or closed, bool [N]."""
+        return (self.body_qpos(name)[:, :3] - self.tcp_pos).abs().amax(dim=-1) < BETWEEN_M
 
-        def compute() -> Tensor:
-            return (self.body_qpos(name)[:, :3] - self.tcp_pos).abs().amax(dim=-1) < BETWEEN_M
-
-        return _memoized(self._derived, ("between", name), compute)
-
+    @per_state
     def grasped(self, name: str) -> Tensor:
         """Return whether both fingers touch the cube ``name`` and it is between them, bool [N].
 
         Contacts alone are not enough: closed fingers that rest on top of a cube both touch it.
         """
-        return _memoized(self._derived, ("grasped", name), lambda: self._fingers(name).all(dim=-1) & self.between(name))
+        return (self.sensor(f"left_finger_{name}", 2) > 0).all(dim=-1) & self.between(name)
 
+    @per_state
     def touched(self, name: str) -> Tensor:
         """Return whether any finger touches the cube ``name``, bool [N]."""
-        return _memoized(self._derived, ("touched", name), lambda: self._fingers(name).any(dim=-1))
-
-    def _fingers(self, name: str) -> Tensor:
-        """Return whether the left and the right finger touch the cube, bool [N, 2]."""
-        return self._readings(f"left_finger_{name}", 2) > 0
-
-    def _readings(self, first: str, size: int) -> Tensor:
-        """Return ``size`` readings from the sensor ``first`` on; ``add_object_sensors`` adds them in this order."""
-        return _memoized(
-            self._views, ("sensors", first), lambda: _columns(self.sensors, self.model.sensor(first).adr[0], size)
-        )
-
-
-def _memoized(cache: dict[tuple[str, str], Tensor], key: tuple[str, str], compute: Callable[[], Tensor]) -> Tensor:
-    """Return the value at ``key``; compute it if the cache lacks it."""
-    if key not in cache:
-        cache[key] = compute()
-    return cache[key]
-
-
-def _columns(array: Tensor, first: int, size: int) -> Tensor:
-    """Return a view of ``size`` columns from ``first`` on."""
-    return array[:, first : first + size]
+        return (self.sensor(f"left_finger_{name}", 2) > 0).any(dim=-1)

@@ -12,7 +12,7 @@ from embodied.core.arm.control import ArmLaw, ToolPose
 from embodied.core.arm.kinematics import Chain
 from embodied.core.spec import ArmSpec
 from embodied.envs.mujoco.robots import ROBOTS
-from embodied.envs.mujoco.robots.device_arm import damped_least_squares
+from embodied.envs.mujoco.robots.gripper_arm import damped_least_squares
 
 ARMS = 5
 

@@ -31,7 +31,7 @@ from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.robots.base import Robot
 from embodied.deployment.robots.sim import PERTURBATIONS, SimRobot
-from embodied.envs.mujoco.robots.backlash import backlash
+from embodied.envs.mujoco.robots.gripper_arm import backlash
 from embodied.envs.mujoco.robots.robot_process import Perturbation, RobotOptions, SimulatedArm
 from embodied.session.factories import evaluation_plans, make_env
 from tests.commands.helpers import run

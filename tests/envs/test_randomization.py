@@ -17,7 +17,7 @@ from embodied.core.errors import UserError
 from embodied.core.options import from_mapping
 from embodied.envs import SimConfig
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.randomization.randomizer import Randomizer
+from embodied.envs.mujoco.randomization.randomizer import Fields, Randomizer
 from embodied.envs.mujoco.randomization.terms import RandomizationTerm
 from embodied.envs.mujoco.scene import RED, add_cube, on_table
 from tests.envs.helpers import PANDA, pool, restart
@@ -37,7 +37,7 @@ def term(**changes: Any) -> RandomizationTerm:
 
 
 def apply(sims: Batch, terms: dict[str, RandomizationTerm], episode: int = 0, seed: int = 0) -> Randomizer:
-    randomizer = Randomizer(sims, terms)
+    randomizer = Randomizer(Fields(sims), terms, {}, 1.0)
     ids = np.arange(sims.nsim)
     randomizer.apply(ids, EpisodeRng(ids + seed, np.full(sims.nsim, episode)), first=np.full(sims.nsim, episode == 0))
     return randomizer
@@ -245,7 +245,7 @@ def test_bad_terms_are_named(changes: dict[str, Any], message: str) -> None:
 )
 def test_what_the_model_does_not_have_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Randomizer(batch(1), {"x": term(**changes)})
+        Randomizer(Fields(batch(1)), {"x": term(**changes)}, {}, 1.0)
 
 
 def test_the_documented_example_works(root: Path) -> None:

@@ -274,7 +274,7 @@ def test_sizes_and_masses_vary_together() -> None:
 
 def test_pushes_come_once_in_every_interval_at_their_size() -> None:
     env = with_terms("lift", 40, object_push=0.5, arm_push=0.3)
-    assert env.randomizer.has_intervals
+    assert env.randomizer.intervals
     speeds = env.batch.bind("qvel")
     dof = env.model.joint("cube").dofadr[0]
     rng = EpisodeRng(env.plans.seed_n, env.plans.number_n)

@@ -7,7 +7,6 @@ start: terms of all modes;  step: terms of mode ``interval`` whose moment has co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import mujoco
 import numpy as np
@@ -18,23 +17,9 @@ from torch import Tensor
 from embodied.core.errors import UserError, unknown_name
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.groups import members
-from embodied.envs.mujoco.randomization.terms import OBJECT_OF_PREFIX, RandomizationTerm
+from embodied.envs.mujoco.randomization.terms import OBJECT_OF_PREFIX, RandomizationTerm, Target
 
 _DEPENDENT_FIELDS = {"body_mass": "body_inertia", "actuator_gainprm": "actuator_biasprm"}
-
-
-class Target(Protocol):
-    """Destination of the numbers of a term."""
-
-    size: int
-    """Entries that can have numbers of their own."""
-    pushes: bool
-    """Whether it changes velocities. Then nothing is written when an episode begins, and each number is followed by one
-    for the direction, in [0, 1)."""
-
-    def write(self, ids: np.ndarray, value_nE: np.ndarray) -> bool:
-        """Write numbers [n, size] of envs ``ids`` [n]; return whether constants that the engine derives are stale."""
-        ...
 
 
 class Fields:
@@ -60,40 +45,34 @@ class Fields:
             self.batch.set_const()
 
 
-class ModelField:
-    """A ``Target``: entries of a field of the model, with the values that depend on them."""
-
-    pushes = False
+class ModelField(Target):
+    """Entries of a field of the model, with the values that depend on them."""
 
     def __init__(self, fields: Fields, term: RandomizationTerm) -> None:
-        self.batch, self.term, self.fields = fields.batch, term, fields
-        self.rows, self.entry_of_row = _rows(fields.batch.model, term)
+        self.term, self.fields, self.model = term, fields, fields.batch.model
+        self.rows, self.entry_of_row = _rows(self.model, term)
         self.size = len(np.unique(self.entry_of_row))
-        self.nominal = getattr(fields.batch.model, term.field)[self.rows]
-        self.derives = term.field in mujoco.MjModel._setconst_inputs
+        nominal = getattr(self.model, term.field)[self.rows]
+        self.nominal = nominal if term.column is None else nominal[:, term.column]
         if len(self.rows):
+            self.derives = term.field in mujoco.MjModel._setconst_inputs
             fields.add(term.field)
             if term.field in _DEPENDENT_FIELDS:
                 fields.add(_DEPENDENT_FIELDS[term.field])
 
-    def write(self, ids: np.ndarray, value_nE: np.ndarray) -> bool:
+    def write(self, ids: np.ndarray, value_nE: np.ndarray) -> None:
         if not len(self.rows):
-            return False
+            return
         term, values = self.term, self.fields.values
         at, value_nR = (ids[:, None], self.rows), value_nE[:, self.entry_of_row]
-        if self.nominal.ndim == 1:
-            values[term.field][at] = _operate(term.operation, self.nominal, value_nR)
-        elif term.column is not None:
-            column = self.nominal[:, term.column]
-            values[term.field][(*at, term.column)] = _operate(term.operation, column, value_nR)
-        else:
-            values[term.field][at] = _operate(term.operation, self.nominal, value_nR[..., None])
+        value = value_nR.reshape(*value_nR.shape, *[1] * (self.nominal.ndim - 1))
+        changed = {"abs": value, "scale": self.nominal * value, "add": self.nominal + value}[term.operation]
+        values[term.field][at if term.column is None else (*at, term.column)] = changed
         if term.field == "body_mass":
             ratio = values["body_mass"][at] / self.nominal
-            values["body_inertia"][at] = self.batch.model.body_inertia[self.rows] * ratio[..., None]
+            values["body_inertia"][at] = self.model.body_inertia[self.rows] * ratio[..., None]
         if term.field == "actuator_gainprm":  # a position servo pulls with kp (ctrl - q): both entries are kp
             values["actuator_biasprm"][*at, 1] = -values["actuator_gainprm"][*at, 0]
-        return self.derives
 
 
 class Randomizer:
@@ -104,26 +83,17 @@ class Randomizer:
 
     def __init__(
         self,
-        batch: Batch,
+        fields: Fields,
         terms: Mapping[str, RandomizationTerm],
-        targets: Mapping[str, Target] | None = None,
-        control_dt_s: float = 1.0,
-        fields: Fields | None = None,
+        targets: Mapping[str, Target],
+        control_dt_s: float,
     ) -> None:
-        self.batch, self.terms = batch, dict(terms)
-        self.fields = fields or Fields(batch)
-        given = targets or {}
-        self.targets = {name: given.get(name) or ModelField(self.fields, term) for name, term in terms.items()}
-        self._interval = {
-            name: max(1, round(term.interval_s / control_dt_s))
-            for name, term in self.terms.items() if term.interval_s is not None
-        }  # fmt: skip
+        self.fields, self.batch, self.terms = fields, fields.batch, dict(terms)
+        self.targets = {name: targets.get(name) or ModelField(fields, term) for name, term in terms.items()}
+        spans_s = {name: term.interval_s for name, term in terms.items() if term.interval_s is not None}
+        self.intervals = {name: max(1, round(span_s / control_dt_s)) for name, span_s in spans_s.items()}
+        """Length of the intervals of terms of mode ``interval``, control steps."""
         self._moment_N: dict[str, np.ndarray] = {}  # a function of plan and step: no state
-
-    @property
-    def has_intervals(self) -> bool:
-        """Whether ``step`` may do anything."""
-        return bool(self._interval)
 
     def apply(self, ids: np.ndarray, rng: EpisodeRng, first: np.ndarray) -> None:
         """Draw the values with which the episodes of envs ``ids`` [n] begin.
@@ -136,8 +106,8 @@ class Randomizer:
             if chosen.any() and not self.targets[name].pushes:
                 source = rng.of_first_episodes() if term.mode == "startup" else rng
                 value_nE = self._draw(name, source, np.zeros(len(ids), np.int64))
-                if self.targets[name].write(ids[chosen], value_nE[chosen]):
-                    stale |= chosen
+                self.targets[name].write(ids[chosen], value_nE[chosen])
+                stale |= chosen & self.targets[name].derives
         if stale.any():
             self.batch.set_const(ids[stale])
 
@@ -149,15 +119,12 @@ class Randomizer:
         """
         changed_N, stale_N, stepped_N = np.zeros((3, len(step_N)), bool)
         stepped_N[slice(None) if ids is None else ids] = True
-        for name, length in self._interval.items():
-            moment_N = self._moments(name, rng, step_N, length)
-            rows = np.flatnonzero(moment_N == step_N)
-            if ids is not None:
-                rows = rows[stepped_N[rows]]
+        for name, length in self.intervals.items():
+            rows = np.flatnonzero((self._moments(name, rng, step_N, length) == step_N) & stepped_N)
             if len(rows):
                 target = self.targets[name]
-                value_nE = self._draw(name, rng.rows(rows), step_N[rows] // length + 1)
-                stale_N[rows] |= target.write(rows, value_nE)
+                target.write(rows, self._draw(name, rng.rows(rows), step_N[rows] // length + 1))
+                stale_N[rows] |= target.derives
                 changed_N[rows] |= isinstance(target, ModelField)
         if stale_N.any():
             self.batch.set_const(np.flatnonzero(stale_N))
@@ -165,14 +132,12 @@ class Randomizer:
 
     def _moments(self, name: str, rng: EpisodeRng, step_N: np.ndarray, length: int) -> np.ndarray:
         """Return the step of the present interval at which a term is drawn, [N]; computed when an interval begins."""
-        known = name in self._moment_N
-        rows = np.flatnonzero(step_N % length == 0) if known else np.arange(len(step_N))
-        if not known:
-            self._moment_N[name] = np.zeros(len(step_N), np.int64)
+        rows = np.flatnonzero(step_N % length == 0) if name in self._moment_N else np.arange(len(step_N))
+        moment_N = self._moment_N.setdefault(name, np.zeros(len(step_N), np.int64))
         number_n = step_N[rows] // length
         unit_n = rng.rows(rows).numbers(f"randomization/{name}/moment", number_n)
-        self._moment_N[name][rows] = number_n * length + (unit_n * length).astype(np.int64)
-        return self._moment_N[name]
+        moment_N[rows] = number_n * length + (unit_n * length).astype(np.int64)
+        return moment_N
 
     def _draw(self, name: str, rng: EpisodeRng, number_n: np.ndarray) -> np.ndarray:
         """Return the numbers of a term, [n, size of its target]."""
@@ -183,21 +148,10 @@ class Randomizer:
             return value
         return np.concatenate([value, rng.block(f"randomization/{name}/direction", number_n, size)], axis=1)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the randomised fields, copies."""
-        return self.fields.state_dict()
-
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from ``state_dict``, whose entries ``state`` contains."""
+        """Continue from the ``state_dict`` of ``fields``, whose entries ``state`` contains."""
         self.fields.load_state_dict(state)
         self._moment_N.clear()
-
-
-def _operate(operation: str, nominal: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """Return the new values, broadcast over envs (first axis of ``value``) and rows."""
-    if operation == "abs":
-        return np.broadcast_to(value, np.broadcast_shapes(nominal.shape, value.shape))
-    return np.asarray(nominal * value if operation == "scale" else nominal + value)
 
 
 def _rows(model: mujoco.MjModel, term: RandomizationTerm) -> tuple[np.ndarray, np.ndarray]:
@@ -205,7 +159,6 @@ def _rows(model: mujoco.MjModel, term: RandomizationTerm) -> tuple[np.ndarray, n
 
     A joint has a row for each of its degrees of freedom.
     """
-    kind = OBJECT_OF_PREFIX[term.field.split("_")[0]]
     values = getattr(model, term.field)
     if not np.issubdtype(values.dtype, np.floating):
         raise UserError(f"randomization of {term.field}: it holds {values.dtype}, only real numbers can vary")
@@ -213,21 +166,16 @@ def _rows(model: mujoco.MjModel, term: RandomizationTerm) -> tuple[np.ndarray, n
     if term.column is not None and not 0 <= term.column < columns:
         allowed = f"null or 0 to {columns - 1}" if columns else "null, the field has one number for each object"
         raise UserError(f"randomization of {term.field}: column: got {term.column}, allowed: {allowed}")
-    index = _objects(model, kind, term)
+    kind = OBJECT_OF_PREFIX[term.field.split("_")[0]]
+    count = {"geom": model.ngeom, "body": model.nbody, "actuator": model.nu, "joint": model.njnt}[kind]
+    objtype = getattr(mujoco.mjtObj, f"mjOBJ_{kind.upper()}")
+    names = {mujoco.mj_id2name(model, objtype, i): [i] for i in range(count)}
+    known = {name: ids for name, ids in {**members(model, kind), **names}.items() if name is not None}
+    for name in term.names:
+        if name not in known:
+            raise unknown_name(f"{kind} in the randomization of {term.field}", name, known)
+    index = np.array(list(dict.fromkeys(i for name in term.names for i in known[name])), dtype=np.int64)
     if term.field.startswith("dof"):
         rows = np.flatnonzero(np.isin(model.dof_jntid, index))
         return rows, np.searchsorted(np.sort(index), model.dof_jntid[rows])
     return index, np.arange(len(index))
-
-
-def _objects(model: mujoco.MjModel, kind: str, term: RandomizationTerm) -> np.ndarray:
-    """Return the ids of a term's objects of a kind (geom, body, actuator, joint), int [n], each once."""
-    count = {"geom": model.ngeom, "body": model.nbody, "actuator": model.nu, "joint": model.njnt}[kind]
-    objtype = getattr(mujoco.mjtObj, f"mjOBJ_{kind.upper()}")
-    known = {mujoco.mj_id2name(model, objtype, i): [i] for i in range(count)}
-    known.pop(None, None)
-    known = {**members(model, kind), **known}
-    for name in term.names:
-        if name not in known:
-            raise unknown_name(f"{kind} in the randomization of {term.field}", name, known)
-    return np.array(list(dict.fromkeys(i for name in term.names for i in known[name])), dtype=np.int64)

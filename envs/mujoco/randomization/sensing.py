@@ -10,18 +10,19 @@ of the episode's plan and the control step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.robots.base import EncodedArm, Measurement
+from embodied.envs.mujoco.robots.base import Arm, Measurement
 from embodied.envs.tasks.base import Task
 
 JOINT_QUANTITIES = ("encoder_offset", "joint_noise", "velocity_noise", "joint_delay")
-OBJECT_QUANTITIES = ("object_noise", "object_offset", "object_delay")
+QUANTITIES = {*JOINT_QUANTITIES, "object_noise", "object_offset", "object_delay"}
+"""Quantities that make a measurement differ from the truth."""
 Rows = slice | np.ndarray  # all envs, or ids
 
 
@@ -31,10 +32,6 @@ class Lag:
     def __init__(self, num_envs: int, size: int, longest_s: float, control_dt_s: float) -> None:
         self.control_dt_s = control_dt_s
         self.past = np.zeros((int(np.ceil(longest_s / control_dt_s - 1e-9)) + 1, num_envs, size))
-
-    def fill(self, ids: np.ndarray, value_ND: np.ndarray) -> None:
-        """Fill the past with the signal's present value."""
-        self.past[:, ids] = value_ND[ids]
 
     def push(self, value_ND: np.ndarray) -> None:
         """Add the value of the present control step."""
@@ -55,18 +52,19 @@ class Lag:
 class Sensing:
     """Measurements of all N robots and of the objects in front of them.
 
-    values: numbers of the quantities that vary, [N, size] by name, live. longest_s: largest delays by name.
+    values: numbers of the quantities that vary, [N, size] by name, live. longest_s: largest delays by name. now: see
+    ``NonModelRandomization``.
     """
 
     def __init__(
         self,
         task: Task,
-        arm: EncodedArm,
+        arm: Arm,
         values: Mapping[str, np.ndarray],
         longest_s: Mapping[str, float],
-        control_dt_s: float,
+        now: Callable[[], tuple[EpisodeRng, np.ndarray]],
     ) -> None:
-        self.task, self.arm, self.values = task, arm, values
+        self.task, self.arm, self.values, self.now = task, arm, values, now
         terms, num_envs = task.state_terms(), len(arm.joint_pos)
         self.external = [term for term in terms if term.source == "external" and term.difference is None]
         self.derived = [term for term in terms if term.difference is not None]
@@ -76,21 +74,16 @@ class Sensing:
         self.joints = arm.joint_pos.shape[1]
         sizes = {"joint_delay": 2 * self.joints + 1, "object_delay": len(units)}
         late = [name for name in sizes if name in longest_s]
-        self.lags = {name: Lag(num_envs, sizes[name], longest_s[name], control_dt_s) for name in late}
-        self.rng: EpisodeRng | None = None
-        self.limit_N, self.left_N = np.zeros((2, num_envs), np.int64)
+        self.lags = {name: Lag(num_envs, sizes[name], longest_s[name], task.config.control_dt_s) for name in late}
         self._measured: Measurement | None = None
 
-    def start(self, ids: np.ndarray, rng: EpisodeRng, limit_N: np.ndarray, left_N: np.ndarray) -> None:
-        """Begin episodes in envs ``ids``.
-
-        rng: of all envs' episodes. limit_N, left_N: their time limits and the control steps to these, [N], live.
-        """
-        self.rng, self.limit_N, self.left_N = rng, limit_N, left_N
+    def start(self, ids: np.ndarray) -> None:
+        """Begin episodes in envs ``ids``."""
         for name, lag in self.lags.items():
-            lag.fill(ids, self._signal(name))
-        if self._measured is not None and len(ids) < len(limit_N):
-            self._measured.put(ids, self._measure(ids))
+            lag.past[:, ids] = self._signal(name)[ids]
+        if self._measured is not None and len(ids) < len(self.arm.joint_pos):
+            for known, new in zip(self._measured, self._measure(ids), strict=True):
+                known[..., ids] = new
         else:
             self._measured = None
 
@@ -143,11 +136,9 @@ class Sensing:
         """Return the past of delayed signals, copies."""
         return {f"sensing/{name}": torch.from_numpy(lag.past.copy()) for name, lag in self.lags.items()}
 
-    def load_state_dict(
-        self, state: Mapping[str, Tensor], rng: EpisodeRng, limit_N: np.ndarray, left_N: np.ndarray
-    ) -> None:
-        """Continue from ``state_dict``, whose entries ``state`` contains; otherwise as in ``start``."""
-        self.rng, self.limit_N, self.left_N, self._measured = rng, limit_N, left_N, None
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from ``state_dict``, whose entries ``state`` contains."""
+        self._measured = None
         for name, lag in self.lags.items():
             lag.past[:] = state[f"sensing/{name}"].numpy()
 
@@ -157,9 +148,8 @@ class Sensing:
 
     def _noise(self, stream: str, size: int, rows: Rows) -> np.ndarray:
         """Return standard normals of the present control step, [n, size]."""
-        assert self.rng is not None
-        rng = self.rng if isinstance(rows, slice) else self.rng.rows(rows)
-        return rng.normal(stream, (self.limit_N - self.left_N)[rows], size)
+        rng, step_N = self.now()
+        return (rng if isinstance(rows, slice) else rng.rows(rows)).normal(stream, step_N[rows], size)
 
     def _late(self, delay: str, rows: Rows) -> np.ndarray:
         """Return the true signal at the age of its delay, [n, D]."""

@@ -21,6 +21,26 @@ from embodied.core.errors import UserError
 from embodied.core.options import Positive, config_dataclass, one_of
 from embodied.envs.episodes.seeding import EpisodeRng
 
+
+class Target:
+    """Destination of the numbers of a term."""
+
+    size: int
+    """Entries that can have numbers of their own."""
+    pushes = False
+    """Whether it changes velocities. Then nothing is written when an episode begins, and each number is followed by one
+    for the direction, in [0, 1)."""
+    derives = False
+    """Whether the engine derives constants from it, which are stale after ``write``."""
+
+    def write(self, ids: np.ndarray, value_nE: np.ndarray) -> None:
+        """Write numbers [n, size] of envs ``ids`` [n]."""
+        raise NotImplementedError
+
+    def start(self, ids: np.ndarray) -> None:
+        """Begin episodes in envs ``ids`` [n], whose state is current."""
+
+
 OBJECT_OF_PREFIX = {"geom": "geom", "body": "body", "actuator": "actuator", "dof": "joint", "jnt": "joint"}
 """Kind of the objects that a model field belongs to, by the prefix of its name."""
 
@@ -100,13 +120,11 @@ class RandomizationTerm:
             raise UserError("interval_s: got null, needed with mode=interval: the mean time between two draws, s")
         if self.interval_s is not None and self.mode != "interval":
             raise UserError(f"interval_s: got {self.interval_s:g} with mode={self.mode}, allowed with mode=interval")
-        if self.field in QUANTITIES:
-            self._check_quantity(QUANTITIES[self.field])
-        elif not self.names:
-            raise UserError(f"names: got none, needed: those that {self.field} varies for")
-
-    def _check_quantity(self, quantity: Quantity) -> None:
-        """Raise UserError for an option that the quantity does not use, and for values beyond its limit."""
+        if self.field not in QUANTITIES:
+            if not self.names:
+                raise UserError(f"names: got none, needed: those that {self.field} varies for")
+            return
+        quantity = QUANTITIES[self.field]
         if self.names or self.column is not None or self.operation != "scale":
             given = "names" if self.names else "column" if self.column is not None else "operation"
             raise UserError(f"{given}: {self.field} has no {given}, allowed: only with a field of MjModel")
@@ -119,11 +137,6 @@ class RandomizationTerm:
                 f"range: got {list(self.range)} ({self.distribution}), allowed for {self.field}: uniform or "
                 f"log_uniform, at least {quantity.low:g}"
             )
-
-    @property
-    def of_quantity(self) -> bool:
-        """Whether ``field`` is one of ``QUANTITIES``."""
-        return self.field in QUANTITIES
 
     def draw(self, rng: EpisodeRng, stream: str, size: int = 1, number_n: np.ndarray | None = None) -> np.ndarray:
         """Draw ``size`` numbers per env, [n, size]. number: count of the episodes' earlier draws, int [n]."""

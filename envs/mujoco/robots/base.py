@@ -14,9 +14,8 @@ engine's autoreset disabled. Geoms of the robot have contype 1 and conaffinity 2
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from mujoco.batch import Batch
@@ -31,9 +30,30 @@ from embodied.envs.mujoco.arrays import Simulations
 ASSETS = Path(embodied.__file__).parent / "assets"
 
 
+class Measurement(NamedTuple):
+    """Readings of the encoders of N robots, and the pose computed from them; N is the last axis."""
+
+    joint_pos_JN: np.ndarray
+    """Joint positions."""
+    joint_vel_JN: np.ndarray
+    """Joint velocities."""
+    finger_1N: np.ndarray
+    """Distance of the fingers from the point where they meet, m; the gripper reports one number."""
+    tool_3N: np.ndarray
+    """Tool centre point, base frame, m."""
+    rotation_33N: np.ndarray
+    """Rotation matrix of the tool."""
+    jacobian_6JN: np.ndarray
+    """Jacobian of the tool, translation above rotation."""
+
+
 class ArmState(Protocol):
     """State of a robot in N simulations for tasks: views of live arrays, in metres, radians, seconds."""
 
+    joint_pos: Tensor
+    """Joint positions, [N, J]."""
+    joint_vel: Tensor
+    """Joint velocities, [N, J]."""
     tcp_pos: Tensor
     """Tool centre point, base frame, [N, 3]."""
     tcp_mat: Tensor
@@ -46,10 +66,6 @@ class ArmState(Protocol):
     """Velocity of each finger, [N, 2]."""
     finger_targets: Tensor
     """Position that each finger is commanded to, below 0 to squeeze, [N, 2]; writable."""
-
-    def observe(self) -> Mapping[str, Tensor]:
-        """Return the quantities of ``Robot.terms`` by name, each [N, size], in the terms' units."""
-        ...
 
     def opening(self) -> Tensor:
         """Return how far the fingers are commanded to open, 0 (closed) to 1 (open), [N]."""
@@ -64,78 +80,46 @@ class ArmState(Protocol):
 
 
 class Arm(ArmState, Protocol):
-    """A robot in the N simulations of a ``mujoco.batch.Batch``; its tensors are float64, on the CPU."""
+    """A robot in the N simulations of a ``mujoco.batch.Batch``; its tensors are float64, on the CPU.
 
-    def reset(self, ids: np.ndarray, qpos_nJ: np.ndarray) -> None:
-        """Put the arm of envs ``ids`` [n] at joint positions [n, J] with the gripper open, and hold it there."""
-        ...
+    It can be driven by measurements that differ from the true state, through gears with backlash.
+    """
 
-    def apply(self, action_NA: np.ndarray, ids: np.ndarray | None) -> None:
-        """Command actions [N, A] in [-1, 1] of the envs ``ids`` (None: all)."""
-        ...
-
-
-class TensorArm(ArmState, Protocol):
-    """A robot in the N simulations of a ``WarpBatch``: everything stays on its device."""
-
-    def reset(self, ids: Tensor, qpos_nJ: Tensor) -> None:
-        """Put the arm of envs ``ids`` [n] at joint positions [n, J] with the gripper open, and hold it there."""
-        ...
-
-    def apply(self, action_NA: Tensor) -> None:
-        """Command actions [N, A] in [-1, 1] of all envs."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """Readings of the encoders of N robots, and the pose computed from them. Arrays of the pose have N last."""
-
-    joint_pos_NJ: np.ndarray
-    """Joint positions."""
-    joint_vel_NJ: np.ndarray
-    """Joint velocities."""
-    finger_N1: np.ndarray
-    """Distance of the fingers from the point where they meet, m; the gripper reports one number."""
-    tool_3N: np.ndarray
-    """Tool centre point, base frame, m."""
-    rotation_33N: np.ndarray
-    """Rotation matrix of the tool."""
-    jacobian_6JN: np.ndarray
-    """Jacobian of the tool, translation above rotation."""
-
-    def put(self, ids: np.ndarray, other: Measurement) -> None:
-        """Replace the measurements of robots ``ids`` [n] by the n of ``other``."""
-        for name in ("joint_pos_NJ", "joint_vel_NJ", "finger_N1"):
-            getattr(self, name)[ids] = getattr(other, name)
-        for name in ("tool_3N", "rotation_33N", "jacobian_6JN"):
-            getattr(self, name)[..., ids] = getattr(other, name)
-
-
-@runtime_checkable
-class EncodedArm(Arm, Protocol):
-    """An arm that can be driven by measurements that differ from the true state, through gears with backlash."""
-
-    joint_pos: Tensor
-    """True joint positions, [N, J]."""
-    joint_vel: Tensor
-    """True joint velocities, [N, J]."""
+    ctrl: np.ndarray
+    """Position targets of the joints and the two fingers, [N, J + 2], live."""
     encoder_offset_NJ: np.ndarray | None
     """Reading of each encoder minus the true position; None: encoders are exact."""
     backlash_NJ: np.ndarray | None
     """Play between motor and joint; None: there is none."""
+
+    def reset(self, ids: np.ndarray, qpos_nJ: np.ndarray) -> None:
+        """Put the arm of envs ``ids`` [n] at joint positions [n, J] with the gripper open, and hold it there."""
+        ...
 
     def measurement(self, qpos_NJ: np.ndarray, qvel_NJ: np.ndarray, finger_N1: np.ndarray) -> Measurement:
         """Compute the measured pose from readings of the encoders."""
         ...
 
     def apply(self, action_NA: np.ndarray, ids: np.ndarray | None, measured: Measurement | None = None) -> None:
-        """Command actions relative to the measured pose (None: the true one)."""
+        """Command actions [N, A] in [-1, 1] of the envs ``ids`` (None: all), relative to the measured pose.
+
+        measured: None is the true pose.
+        """
         ...
 
     def observe(self, measured: Measurement | None = None) -> Mapping[str, Tensor]:
-        """Return the quantities of ``Robot.terms`` as measured (None: the true ones)."""
+        """Return the quantities of ``Robot.terms`` by name, [N, size], as measured (None: the true ones)."""
         ...
+
+
+class TensorArm(ArmState, Protocol):
+    """A robot in the N simulations of a ``WarpBatch``: everything stays on its device. See ``Arm``."""
+
+    def reset(self, ids: Tensor, qpos_nJ: Tensor) -> None: ...
+
+    def apply(self, action_NA: Tensor) -> None: ...
+
+    def observe(self) -> Mapping[str, Tensor]: ...
 
 
 class Robot(Protocol):
@@ -169,13 +153,8 @@ class Robot(Protocol):
         """Return the robot in the simulations of a batch whose model contains ``mjcf``."""
         ...
 
-
-@runtime_checkable
-class TensorRobot(Robot, Protocol):
-    """A robot that MuJoCo Warp can simulate too."""
-
     def attach_tensors(self, batch: Simulations) -> TensorArm:
-        """Return the robot in simulations whose live arrays are tensors."""
+        """Return the robot in simulations whose live arrays are tensors. ``sim=warp`` refuses a robot without it."""
         ...
 
 

@@ -1,19 +1,31 @@
-"""A robot arm with a parallel gripper and position actuators.
+"""A robot arm with a parallel gripper and position actuators, and its simulations on the CPU and on any device.
+
+    action ──► pose, measured or true ──► joint targets ──► minus encoder offset ──► backlash ──► ctrl
 
 ``GripperArm`` is a robot (``embodied.envs.mujoco.robots.base``); a subclass gives the MJCF and a few numbers, as
-``Panda`` does.
+``Panda`` does. Actions in [-1, 1] become actuator targets for all envs at once, by one law (``ArmLaw``): in numpy for
+``AttachedArm``, in torch for ``DeviceArm``, which has no encoders and gears.
 """
 
 from __future__ import annotations
 
-from mujoco.batch import Batch
+from typing import TypeVar
 
-from embodied.envs.mujoco.arrays import Simulations
-from embodied.envs.mujoco.robots.attached_arm import AttachedArm
-from embodied.envs.mujoco.robots.device_arm import DeviceArm
+import mujoco
+import numpy as np
+import torch
+from mujoco.batch import Batch
+from torch import Tensor
+
+from embodied.core.arm.control import ArmLaw, ToolPose
+from embodied.core.arm.kinematics import Chain, cross
+from embodied.core.errors import UserError
+from embodied.envs.mujoco.arrays import Simulations, live
+from embodied.envs.mujoco.robots.base import Measurement
 from embodied.envs.mujoco.robots.gripper_description import ControlConfig, GripperDescription
 
 __all__ = ["ControlConfig", "GripperArm"]
+Numbers = TypeVar("Numbers", np.ndarray, Tensor)
 
 
 class GripperArm(GripperDescription):
@@ -24,3 +36,186 @@ class GripperArm(GripperDescription):
 
     def attach_tensors(self, batch: Simulations) -> DeviceArm:
         return DeviceArm(batch, self)
+
+
+class GripperState:
+    """State of the arm for tasks, and the movements of experts; see ``embodied.envs.mujoco.robots.base.ArmState``.
+
+    An arm action is relative to the present pose. So the controller's only state is the fingers' target, which is in
+    ``ctrl`` and observed. With backlash the joints' last targets are state too, and they are in ``ctrl``.
+    """
+
+    def __init__(self, batch: Simulations, robot: GripperDescription) -> None:
+        model = batch.model
+        self.robot, self.config = robot, robot.config
+        self.num_joints = robot.num_joints
+        self.move_scale = np.array([term.scale for term in robot.action.terms[:-1]])  # of all entries but the gripper
+        self.tcp_site = model.site("tcp").id
+        qpos, qvel = live(batch.bind("qpos")), live(batch.bind("qvel"))
+        joints, fingers = slice(self.num_joints), slice(self.num_joints, self.num_joints + 2)
+        self.joint_pos, self.joint_vel = qpos[:, joints], qvel[:, joints]
+        self.finger_qpos, self.finger_qvel = qpos[:, fingers], qvel[:, fingers]
+        self.finger_targets = live(batch.bind("ctrl"))[:, fingers]
+        self.tcp_pos = live(batch.bind("site_xpos"))[:, self.tcp_site]
+        self.tcp_mat = live(batch.bind("site_xmat"))[:, self.tcp_site]
+        velocity = model.sensor("tcp_vel").adr[0]
+        self.tcp_vel = live(batch.bind("sensordata"))[:, velocity : velocity + 3]
+        self._true_state = {
+            "joint_pos": self.joint_pos, "joint_vel": self.joint_vel, "fingers": self.finger_qpos,
+            "finger_target": self.finger_targets[:, :1], "tcp_pos": self.tcp_pos, "tcp_vel": self.tcp_vel,
+        }  # fmt: skip
+
+    def finger_goal(self, gripper: Numbers) -> Numbers:
+        """Return the finger position (m) that gripper actions ask for: 1 open, -1 closed."""
+        closed_m, open_m = self.robot.finger_closed_m, self.robot.finger_open_m
+        return closed_m + (open_m - closed_m) * (gripper + 1) / 2
+
+    def opening(self) -> Tensor:
+        closed_m, open_m = self.robot.finger_closed_m, self.robot.finger_open_m
+        return (self.finger_targets[:, 0] - closed_m) / (open_m - closed_m)
+
+    def move_tool(self, displacement_N3: Tensor, gripper_N: Tensor, limit_N1: Tensor) -> Tensor:
+        if self.config.mode != "ee_delta":
+            raise UserError(f"control.mode: the scripted experts need ee_delta, got '{self.config.mode}'")
+        step = (displacement_N3 / self.config.delta_m).clamp(-limit_N1, limit_N1)
+        yaw = [torch.zeros_like(step[:, :1])] if self.config.rotation else []
+        return torch.cat([step, *yaw, gripper_N.to(step.dtype).unsqueeze(-1)], dim=-1).float()
+
+
+class AttachedArm(GripperState):
+    """The arm in a batch on the CPU; see ``embodied.envs.mujoco.robots.base.Arm``."""
+
+    def __init__(self, batch: Batch, robot: GripperDescription) -> None:
+        super().__init__(batch, robot)
+        self.encoder_offset_NJ: np.ndarray | None = None
+        self.backlash_NJ: np.ndarray | None = None
+        self.chain, self.law = Chain(robot.kinematics), ArmLaw(robot.kinematics)
+        self.qpos, self.ctrl = batch.bind("qpos"), batch.bind("ctrl")
+        self.site_xpos, self.site_xmat = batch.bind("site_xpos"), batch.bind("site_xmat")
+        self.xaxis, self.xanchor = batch.bind("xaxis"), batch.bind("xanchor")
+        self.slides = np.flatnonzero(batch.model.jnt_type[: self.num_joints] == mujoco.mjtJoint.mjJNT_SLIDE)
+
+    def observe(self, measured: Measurement | None = None) -> dict[str, Tensor]:
+        if measured is None:
+            return self._true_state
+        velocity_3N = (measured.jacobian_6JN[:3] * measured.joint_vel_JN).sum(1)
+        found = {
+            "joint_pos": measured.joint_pos_JN, "joint_vel": measured.joint_vel_JN,
+            "fingers": np.repeat(measured.finger_1N, 2, axis=0), "tcp_pos": measured.tool_3N, "tcp_vel": velocity_3N,
+        }  # fmt: skip
+        return self._true_state | {name: torch.from_numpy(value.T) for name, value in found.items()}
+
+    def measurement(self, qpos_NJ: np.ndarray, qvel_NJ: np.ndarray, finger_N1: np.ndarray) -> Measurement:
+        return Measurement(qpos_NJ.T, qvel_NJ.T, finger_N1.T, *self.chain.tools(qpos_NJ.T.copy()))
+
+    def reset(self, ids: np.ndarray, qpos_nJ: np.ndarray) -> None:
+        joints = self.num_joints
+        self.qpos[ids, :joints], self.ctrl[ids, :joints] = qpos_nJ, qpos_nJ
+        self.qpos[ids, joints : joints + 2], self.ctrl[ids, joints:] = (
+            self.robot.finger_open_m,
+            self.robot.finger_open_m,
+        )
+
+    def apply(self, action_NA: np.ndarray, ids: np.ndarray | None, measured: Measurement | None = None) -> None:
+        """Write the actuator targets. ``site_xpos`` and ``qpos`` must be current.
+
+        The gripper action is the desired opening, 1 open and -1 closed. The fingers' target moves towards it at a
+        limited rate, so that noise does not drop a held object. Targets are computed for all N: selecting rows first
+        costs more than it saves.
+        """
+        joints = self.num_joints
+        qpos_JN = self.qpos[:, :joints].T if measured is None else measured.joint_pos_JN
+        move_MN = (action_NA[:, :-1] * self.move_scale).T
+        target = self.law.joint_targets(move_MN, qpos_JN, lambda: self._tool(measured)).T
+        if self.encoder_offset_NJ is not None:  # the robot's own controller reads the same encoders
+            target -= self.encoder_offset_NJ
+        if self.backlash_NJ is not None:
+            target = backlash(self.ctrl[:, :joints], target, self.backlash_NJ)
+        fingers = self.ctrl[:, joints:]
+        fingers = fingers + self.law.finger_step(self.finger_goal(action_NA[:, -1:]), fingers)
+        rows = slice(None) if ids is None else ids
+        self.ctrl[rows, :joints], self.ctrl[rows, joints:] = target[rows], fingers[rows]
+
+    def _tool(self, measured: Measurement | None) -> ToolPose:
+        """Return the pose of the tools that the targets are relative to."""
+        if measured is None:
+            position_N3, frame_N9 = self.site_xpos[:, self.tcp_site], self.site_xmat[:, self.tcp_site]
+            return ToolPose(position_N3.T, frame_N9.T, self._jacobian())
+        return ToolPose(measured.tool_3N, measured.rotation_33N.reshape(9, -1), measured.jacobian_6JN)
+
+    def _jacobian(self) -> np.ndarray:
+        """Return the geometric Jacobian of the tool centre point, [6, J, N]: translation rows above rotation rows.
+
+        Column i is (axis_i x (point - anchor_i), axis_i) for a hinge and (axis_i, 0) for a slide. These arrays are
+        current already. The engine's ``Batch.jac`` gives the same result, but it runs the kinematics again, and a
+        persistent batch then recomputes the first half of its next substep.
+        """
+        axis = self.xaxis[:, : self.num_joints].T.copy()
+        lever = (self.site_xpos[:, None, self.tcp_site] - self.xanchor[:, : self.num_joints]).T.copy()
+        jacobian = np.concatenate([cross(axis, lever), axis])
+        jacobian[:3, self.slides], jacobian[3:, self.slides] = axis[:, self.slides], 0.0
+        return jacobian
+
+
+class DeviceArm(GripperState):
+    """The arm in simulations on any device; see ``embodied.envs.mujoco.robots.base.TensorArm``.
+
+    It computes in float64: the least squares of a pose that is almost singular would lose most digits of float32.
+    """
+
+    def __init__(self, batch: Simulations, robot: GripperDescription) -> None:
+        super().__init__(batch, robot)
+        joints = self.num_joints
+        self.ctrl = live(batch.bind("ctrl"))
+        self.xaxis, self.xanchor = (live(batch.bind(name))[:, :joints] for name in ("xaxis", "xanchor"))
+        self.slide_J1 = self._tensor(batch.model.jnt_type[:joints] == mujoco.mjtJoint.mjJNT_SLIDE).bool().unsqueeze(-1)
+        self.law = ArmLaw(robot.kinematics, torch, self._tensor, damped_least_squares)
+        self.move_scale_M = self._tensor(self.move_scale)
+
+    def observe(self) -> dict[str, Tensor]:
+        return self._true_state
+
+    def reset(self, ids: Tensor, qpos_nJ: Tensor) -> None:
+        joints = self.num_joints
+        self.joint_pos[ids], self.ctrl[ids, :joints] = qpos_nJ, qpos_nJ
+        self.finger_qpos[ids], self.ctrl[ids, joints:] = self.robot.finger_open_m, self.robot.finger_open_m
+
+    def apply(self, action_NA: Tensor) -> None:
+        """Write the actuator targets for actions [N, A] in [-1, 1]; see ``AttachedArm.apply``."""
+        action, joints = action_NA.double(), self.num_joints
+        move_MN = (action[:, :-1] * self.move_scale_M).T
+        target_JN = self.law.joint_targets(move_MN, self.joint_pos.double().T, self._tool)
+        self.ctrl[:, :joints] = target_JN.T.to(self.ctrl.dtype)
+        goal = self.finger_goal(action[:, -1:])
+        self.finger_targets += self.law.finger_step(goal, self.finger_targets).to(self.ctrl.dtype)
+
+    def _tensor(self, numbers: object) -> Tensor:
+        return torch.as_tensor(np.asarray(numbers), dtype=torch.float64, device=self.joint_pos.device)
+
+    def _tool(self) -> ToolPose:
+        axis, lever = self.xaxis.double(), (self.tcp_pos[:, None] - self.xanchor).double()
+        linear = torch.where(self.slide_J1, axis, torch.linalg.cross(axis, lever))
+        jacobian_NJ6 = torch.cat([linear, torch.where(self.slide_J1, 0.0, axis)], -1)
+        return ToolPose(self.tcp_pos.double().T, self.tcp_mat.double().T, jacobian_NJ6.permute(2, 1, 0))
+
+
+def backlash(output: np.ndarray, value: np.ndarray, width: np.ndarray | float) -> np.ndarray:
+    """Return the next output of the hysteresis operator "play" (Krasnosel'skii and Pokrovskii 1989).
+
+    The output follows the input ``value`` when it is half the ``width`` ahead, and stands still otherwise.
+    """
+    return output.clip(value - width / 2, value + width / 2)
+
+
+def damped_least_squares(jacobian_6JN: Tensor, twist_6N: Tensor, prior_JN: Tensor, damping: float) -> Tensor:
+    """Return joint displacements [J, N]; see ``embodied.core.arm.kinematics.damped_least_squares``.
+
+    Sums are written out, because the order of summation of a matrix product may depend on N.
+    """
+    jacobian_NJ6, prior_NJ = jacobian_6JN.permute(2, 1, 0), prior_JN.T
+    gram = (jacobian_NJ6[..., :, None] * jacobian_NJ6[..., None, :]).sum(1)
+    gram = gram + damping**2 * torch.eye(6, dtype=gram.dtype, device=gram.device)
+    residual = twist_6N.T - (jacobian_NJ6 * prior_NJ[..., None]).sum(1)
+    factor = torch.linalg.cholesky_ex(gram).L
+    weight_N6 = torch.cholesky_solve(residual[..., None], factor).squeeze(-1)
+    return (prior_NJ + (jacobian_NJ6 * weight_N6[:, None]).sum(-1)).T

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import mujoco
 import numpy as np
 
-from embodied.core.arm.kinematics import Chain
 from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass
-from embodied.core.spec import ActionTerm, ArmSpec, Box, GripperSpec, Term
+from embodied.core.spec import ActionTerm, ArmSpec, Box, GripperSpec, JointSpec, Term
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.robots.arm_spec import joint_specs
 
 FINGERS = "distance of each finger from the point where they meet"
 
@@ -107,11 +107,12 @@ class GripperDescription:
                 ActionTerm(f"djoint{i + 1}", f"joint {i + 1} from its present angle", config.delta_rad, unit="rad")
                 for i in range(self.num_joints)
             ]
-        half_m, centre_m = (
-            (self.finger_open_m - self.finger_closed_m) / 2,
-            (self.finger_open_m + self.finger_closed_m) / 2,
+        open_m, closed_m, meaning = (
+            self.finger_open_m,
+            self.finger_closed_m,
+            "target of each finger, 1 open and -1 closed",
         )
-        return Box((*move, ActionTerm("gripper", "target of each finger, 1 open and -1 closed", half_m, centre_m, "m")))
+        return Box((*move, ActionTerm("gripper", meaning, (open_m - closed_m) / 2, (open_m + closed_m) / 2, "m")))
 
     @property
     def arm(self) -> ArmSpec | None:
@@ -122,21 +123,11 @@ class GripperDescription:
         """The arm with speeds of 1, on which neither its kinematics nor its control law depend."""
         return self._described(np.ones(self.num_joints))
 
-    @property
-    def chain(self) -> Chain:
-        """Forward kinematics of the arm."""
-        return Chain(self.kinematics)
-
     def _described(self, max_velocity: np.ndarray) -> ArmSpec:
-        home, speed = tuple(map(float, self.home_qpos)), tuple(map(float, max_velocity))
-        joints, tool_pos_m, tool_quat = joint_specs(self.mjcf, home, speed)
         config = self.config
-        gripper = GripperSpec(self.finger_open_m, self.finger_closed_m, config.gripper_m, self.finger_max_m)
         return ArmSpec(
-            joints,
-            tool_pos_m,
-            tool_quat,
-            gripper,
+            *joint_specs(self.mjcf, tuple(map(float, self.home_qpos)), tuple(map(float, max_velocity))),
+            GripperSpec(self.finger_open_m, self.finger_closed_m, config.gripper_m, self.finger_max_m),
             config.mode,
             config.rotation,
             config.damping,
@@ -147,6 +138,55 @@ class GripperDescription:
 
     def start_qpos(self, rng: EpisodeRng, held_n: np.ndarray) -> np.ndarray:
         spread = np.where(held_n[:, None], self.held_spread, self.home_spread)
-        low, high = [-1.0] * self.num_joints, [1.0] * self.num_joints
-        qpos: np.ndarray = self.home_qpos + spread * rng.uniform("arm", low, high)
+        qpos: np.ndarray = self.home_qpos + spread * rng.uniform(
+            "arm", [-1.0] * self.num_joints, [1.0] * self.num_joints
+        )
         return qpos
+
+
+@cache
+def joint_specs(
+    mjcf: Path, home: tuple[float, ...], max_velocity: tuple[float, ...]
+) -> tuple[tuple[JointSpec, ...], Any, Any]:
+    """Return the joints of the arm in ``mjcf``, and position and orientation of the tool in the last joint's frame.
+
+    home, max_velocity: a number per joint. UserError if a joint has a reference position, which no ``JointSpec`` holds.
+    """
+    model = mujoco.MjModel.from_xml_path(str(mjcf))
+    data = mujoco.MjData(model)
+    if np.any(model.qpos0[: len(home)]):
+        raise UserError(f"{mjcf}: joints with a reference position (ref) cannot be described to a robot's computer")
+    data.qpos[:] = 0.0
+    mujoco.mj_kinematics(model, data)
+    pos, mat = np.zeros(3), np.eye(3)
+    joints = []
+    for i, (at, speed) in enumerate(zip(home, max_velocity, strict=True)):
+        frame = data.xmat[model.jnt_bodyid[i]].reshape(3, 3)
+        offset, turn = mat.T @ (data.xanchor[i] - pos), mat.T @ frame
+        pos, mat = data.xanchor[i].copy(), frame.copy()
+        joints.append(
+            JointSpec(
+                name=model.joint(i).name,
+                kind="slide" if model.jnt_type[i] == mujoco.mjtJoint.mjJNT_SLIDE else "hinge",
+                pos_m=tuple(offset.tolist()),
+                quat=_quat(turn),
+                axis=tuple(model.jnt_axis[i].tolist()),
+                low=float(model.actuator_ctrlrange[i, 0]),
+                high=float(model.actuator_ctrlrange[i, 1]),
+                max_velocity=speed,
+                max_effort=float(model.actuator_forcerange[i, 1]),
+                stiffness=float(model.actuator_gainprm[i, 0]),
+                damping=float(-model.actuator_biasprm[i, 2]),
+                home=at,
+            )
+        )
+    site = model.site("tcp").id
+    tool_pos, tool_mat = mat.T @ (data.site_xpos[site] - pos), mat.T @ data.site_xmat[site].reshape(3, 3)
+    return tuple(joints), tuple(tool_pos.tolist()), _quat(tool_mat)
+
+
+def _quat(matrix: np.ndarray) -> Any:
+    """Return the quaternion (w, x, y, z) of a rotation matrix."""
+    quat = np.empty(4)
+    mujoco.mju_mat2Quat(quat, matrix.reshape(-1))
+    return tuple(quat.tolist())

@@ -34,7 +34,7 @@ from embodied.core.process.socket_messages import receive, send
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import CameraSpec
 from embodied.envs import first_episodes, make_pool
-from embodied.envs.mujoco.robots.backlash import backlash
+from embodied.envs.mujoco.robots.gripper_arm import backlash
 
 CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)
 FILM_SIZE = (320, 240)
@@ -135,7 +135,7 @@ class SimulatedArm:
 
     @property
     def _ctrl(self) -> NDArray[np.float64]:
-        ctrl: NDArray[np.float64] = self.pool.arm.ctrl[0]  # type: ignore[attr-defined]  # of the protocol's GripperArm
+        ctrl: NDArray[np.float64] = self.pool.arm.ctrl[0]
         return ctrl
 
     def act(self, targets: Mapping[str, float]) -> None:

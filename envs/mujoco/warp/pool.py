@@ -31,7 +31,6 @@ from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.nan_guard import MAX_SPEED, StateDumps
 from embodied.envs.mujoco.pool import pack_terms, spec_of, step_result
-from embodied.envs.mujoco.robots.base import TensorRobot
 from embodied.envs.mujoco.view import View
 from embodied.envs.mujoco.viewer import FRONT, Viewer
 from embodied.envs.mujoco.warp.batch import WarpBatch
@@ -72,6 +71,7 @@ class WarpPool(EpisodicEnv):
     """
 
     resumes_exactly = True
+    expert: Callable[[], Tensor]
 
     def __init__(
         self, task: Task, *, num_envs: int, sim: WarpConfig | None = None, cameras: Sequence[CameraSpec] = ()
@@ -79,10 +79,10 @@ class WarpPool(EpisodicEnv):
         sim = sim or WarpConfig()
         if cameras:
             raise UserError("sim=warp renders no images for policies: use sim=mujoco, or a policy without cameras")
-        if not isinstance(task.robot, TensorRobot):
+        if not hasattr(task.robot, "attach_tensors"):
             raise UserError(f"sim=warp cannot simulate the robot {task.robot.name}: it has no attach_tensors")
         super().__init__(spec_of(task), num_envs, resolve_device(sim.device, "sim.device"))
-        self.task = task
+        self.task, self.expert = task, task.expert
         self.model = task.scene().compile()
         self.substeps = task.config.substeps(self.model.opt.timestep)
         self.batch = WarpBatch(self.model, num_envs, self.device, sim.max_contacts, sim.max_constraints)
@@ -144,10 +144,6 @@ class WarpPool(EpisodicEnv):
         self.task.load_state_dict(state)
         self.view.changed()
 
-    def expert(self) -> Tensor:
-        """Return the action of the task's scripted expert, [N, A]."""
-        return self.task.expert()
-
     # -- for people --------------------------------------------------------------------------------------------------
 
     def film(self, width: int, height: int) -> Callable[[], NDArray[np.uint8]]:
@@ -175,11 +171,9 @@ class WarpGuard(StateDumps):
         self.qvel = batch.bind("qvel")
 
     def remember(self) -> None:
-        """Copy the state that the next step starts from."""
         self.before = self.batch.state
 
     def check(self) -> Tensor | None:
-        """Write and reset the envs that broke in the last step; return their ids, int64 [n], or None if none did."""
         full_N = self.batch.without_room()
         broken_N = full_N | ~(self.qvel.abs() <= MAX_SPEED).all(-1)  # a comparison with NaN is false
         if not bool(broken_N.any()):
