@@ -78,9 +78,7 @@ def _as_list(word: str) -> str:
     return f"{key}=[{value}]" if key in LISTS and not value.startswith("[") else word
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_command(bench, __doc__, sys.argv[1:] if argv is None else argv)
-
+main = partial(run_command, bench, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

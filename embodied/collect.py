@@ -95,16 +95,15 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
     env, act = make_demonstrating(config, options.episodes, num_threads, cameras, own_expert)
     spec, missing = env.spec, shares(env.spec, options.episodes)
     kept: list[Episode] = []
-    tried, solved = 0, 0
+    tried = solved = 0
     while len(kept) < options.episodes:
         few = min(options.episodes, SPARE * (options.episodes - len(kept)))
         if few < env.num_envs:  # few episodes are missing: a smaller pool is enough
             env.close()
             env, act = make_demonstrating(config, few, num_threads, cameras, own_expert)
         if tried >= MAX_TRIES * options.episodes:
-            raise UserError(
-                f"the expert of {spec.task} solved {solved} of {tried} episodes with noise={options.noise}: too few"
-            )
+            done = f"{solved} of {tried} episodes with noise={options.noise}"
+            raise UserError(f"the expert of {spec.task} solved {done}: too few")
         for episode in record(env, act, options, first_env_seed(Purpose.DEMONSTRATIONS, options.seed) + tried):
             success = bool(episode.success_L[-1])
             goal = spec.goals[spec.texts.index(episode.instruction)] if spec.texts else spec.task
@@ -113,8 +112,7 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
                 missing[goal] -= 1
                 kept.append(episode)
         tried += env.num_envs
-        spent = duration(time.monotonic() - began)
-        print(f"{len(kept)} of {options.episodes} episodes, {spent}", file=sys.stderr)
+        print(f"{len(kept)} of {options.episodes} episodes, {duration(time.monotonic() - began)}", file=sys.stderr)
     env.close()
     write(out, kept, spec)
     return {
@@ -147,9 +145,7 @@ def make_demonstrating(
     expert = env.expert
     if expert is None:
         env.close()
-        raise UserError(
-            f"task={name} has no scripted expert to record; give one of your own: expert=<module>:<function>"
-        )
+        raise UserError(f"task={name} has no scripted expert; give one of your own: expert=<module>:<function>")
     return env, lambda obs: expert()
 
 
@@ -157,20 +153,20 @@ def import_expert(name: str) -> Expert:
     """Return the function ``<module>:<function>``. UserError if there is none."""
     module, _, function = name.partition(":")
     try:
-        found = getattr(import_module(module), function)
+        expert: Expert = getattr(import_module(module), function)
     except Exception as error:  # third-party code may raise anything
         what = f"{type(error).__name__}: {one_line(error)}"
         raise UserError(f"expert={name} must be <module>:<function>, importable from this folder: {what}") from error
-    if not callable(found):
+    if not callable(expert):
         raise UserError(f"expert={name} is not a function")
-    expert: Expert = found
     return expert
 
 
 def ask(expert: Expert, env: VecEnv, obs: Obs) -> Tensor:
     """Return the actions of an expert of the user, [N, A], clipped to [-1, 1]. UserError for another shape, or NaN."""
-    sizes = [term.size for term in env.spec.state]
-    parts = dict(zip((term.name for term in env.spec.state), obs["state"].cpu().split(sizes, 1), strict=True))
+    terms = env.spec.state
+    split = obs["state"].cpu().split([term.size for term in terms], 1)
+    parts = {term.name: part for term, part in zip(terms, split, strict=True)}
     action_NA = torch.as_tensor(expert(parts), dtype=torch.float32)
     shape = (env.num_envs, env.spec.action_dim)
     if action_NA.shape != shape or action_NA.isnan().any():
@@ -211,20 +207,14 @@ def record(env: VecEnv, act: Callable[[Obs], Tensor], options: CollectConfig, se
         solved.append(step.info[SUCCESS])
         obs = step.obs
         length_N[(length_N == steps) & (step.terminated_N | step.truncated_N)] = t + 1
-    state_NLS, action_NLA, reward_NL, success_NL = (torch.stack(c, 1) for c in (states, actions, rewards, solved))
+    columns = [torch.stack(column, 1) for column in (states, actions, rewards, solved)]
+    success_NL = columns[-1]
     episodes = []
     for i in range(num_envs):
         length = cut(success_NL[i, : length_N[i]], options.hold_steps)
-        episodes.append(
-            Episode(
-                state_NLS[i, :length],
-                action_NLA[i, :length],
-                reward_NL[i, :length],
-                success_NL[i, :length],
-                texts[i],
-                {camera: torch.stack([frame[i] for frame in frames[:length]]) for camera, frames in images.items()},
-            )
-        )
+        state, action, reward, success = (column[i, :length] for column in columns)
+        seen = {camera: torch.stack([frame[i] for frame in frames[:length]]) for camera, frames in images.items()}
+        episodes.append(Episode(state, action, reward, success, texts[i], seen))
     return episodes
 
 
@@ -252,9 +242,7 @@ def cut(success_L: Tensor, hold_steps: int) -> int:
     return len(success_L) if last == len(success_L) - 1 else min(len(success_L), last + 1 + max(1, hold_steps))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_command(collect, __doc__, sys.argv[1:] if argv is None else argv)
-
+main = partial(run_command, collect, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,7 @@ def read_source(options: ConvertConfig) -> tuple[list[Episode], EnvSpec]:
     return episodes_of(deployment), deployment.bundle.env_spec
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_command(convert, __doc__, sys.argv[1:] if argv is None else argv)
-
+main = partial(run_command, convert, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -22,6 +22,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +77,13 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
         [result] = evaluate_policy(
             config, policy, options.episodes, options.seed, [noise], options.num_threads, delay, watch
         )
-    result["delay_ms"] = options.delay_ms if config.max_delay else options.delay_ms or 0.0
-    result["randomization"] = options.randomization or "run"
-    result["sim"] = config.sim.name
+    delay_ms = options.delay_ms if config.max_delay else options.delay_ms or 0.0
+    result |= {"delay_ms": delay_ms, "randomization": options.randomization or "run", "sim": config.sim.name}
     for split, rates in result.get("splits", {}).items():
-        if "success_at_end" not in rates:
-            continue
-        low, high = rates["success_at_end_ci95"]
-        note = f"{rates['success_at_end']:.1%} of {rates['episodes']} episodes ({low:.1%} to {high:.1%})"
-        print(f"instructions of split {split}: success {note}", file=sys.stderr)
+        if "success_at_end" in rates:
+            low, high = rates["success_at_end_ci95"]
+            note = f"{rates['success_at_end']:.1%} of {rates['episodes']} episodes ({low:.1%} to {high:.1%})"
+            print(f"instructions of split {split}: success {note}", file=sys.stderr)
     result |= {"run": str(run_dir), "checkpoint": found.path.name, "env_steps": found.env_steps}
     name = f"{found.path.name}_seed{options.seed}" + ("_seeded" if noise == "seeded" else "")
     name += "" if options.delay_ms is None else f"_delay{options.delay_ms:g}ms"
@@ -95,9 +94,8 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
         note = f"filming {VIDEO_ENVS} episodes into {path}; where pictures are ray cast, this takes a minute or two"
         success = f"success {result['success_at_end']:.1%}; " if "success_at_end" in result else ""
         print(f"{success}{note}", file=sys.stderr)
-        env, film = filmed
-        with closing(env):
-            result["video"] = str(record_video(env, film, policy, path, options.seed, noise))
+        record_video(*filmed, policy, path, options.seed, noise)
+        result["video"] = str(path)
     return result
 
 
@@ -113,27 +111,21 @@ def make_filmed(config: RunConfig, delay: int | None) -> tuple[VecEnv, Film]:
     return env, env.film
 
 
-def record_video(env: VecEnv, film: Film, policy: Policy, path: Path, seed: int, noise: EvalNoise) -> Path:
-    """Write an MP4 of the first episodes of an evaluation, each below its instruction, and return its path.
-
-    Episodes are side by side, in real time.
-    """
+def record_video(env: VecEnv, film: Film, policy: Policy, path: Path, seed: int, noise: EvalNoise) -> None:
+    """Write an MP4 of the first episodes of an evaluation side by side, each below its instruction, in real time."""
     from embodied.report import video
     from embodied.report.caption import caption
 
-    render = film(*VIDEO_SIZE)
-    plans = evaluation_plans(env.spec, VIDEO_ENVS, seed)
-    with closing(Line()) as line:
+    with closing(env), closing(Line()) as line:
+        render = film(*VIDEO_SIZE)
         video.record(
-            env, policy, path, lambda: caption(render(), env.instruction_texts), plans, seeded=noise == "seeded",
+            env, policy, path, lambda: caption(render(), env.instruction_texts),
+            evaluation_plans(env.spec, VIDEO_ENVS, seed), seeded=noise == "seeded",
             watch=line.evaluating(f"{VIDEO_ENVS} episodes", "filmed"),
         )  # fmt: skip
-    return path
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_command(evaluate_run, __doc__, sys.argv[1:] if argv is None else argv)
-
+main = partial(run_command, evaluate_run, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

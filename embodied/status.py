@@ -18,6 +18,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +54,11 @@ def status(argv: Sequence[str]) -> dict[str, Any]:
         for name, text in lines(found):
             console.print(f"{name}: {text}", markup=False)
         return found
-    try:
-        with Live(table(found), console=console, auto_refresh=False) as live:
-            while found["state"] in ALIVE:
-                time.sleep(REFRESH_S)
-                found = read_status(run_dir)
-                live.update(table(found), refresh=True)
-    except KeyboardInterrupt:  # the way to leave
-        pass
+    with suppress(KeyboardInterrupt), Live(table(found), console=console, auto_refresh=False) as live:
+        while found["state"] in ALIVE:
+            time.sleep(REFRESH_S)
+            found = read_status(run_dir)
+            live.update(table(found), refresh=True)
     return found
 
 
@@ -82,7 +81,20 @@ def lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         rate = "?" if found["steps_per_s"] is None else count(found["steps_per_s"])
         done += [f"{rate} {unit}/s", f"{duration(found['left_s'])} left"]
     yield "progress", "  ".join(done)
-    yield from _quality(found)
+    if found["validation_loss"] is not None:
+        yield "validation loss", f"{found['validation_loss']:.4f}"
+    if found["success"] is not None:
+        yield "success", f"{percent(found['success'])} of the training episodes that ended lately"
+    elif found["return_mean"] is not None:
+        yield "return", f"{found['return_mean']:.1f} in the training episodes that ended lately"
+    evaluation = found["eval"] or {}
+    text = f"return {evaluation['return_mean']:.1f}" if "return_mean" in evaluation else None
+    if "success_at_end" in evaluation:
+        low, high = evaluation["success_at_end_ci95"]
+        text = f"success {evaluation['success_at_end']:.1%} ({low:.1%} to {high:.1%})"
+    if text is not None:
+        when = "at the end" if evaluation["final"] else f"after {count(evaluation['steps'])} steps"
+        yield "evaluated", f"{text} in {evaluation['episodes']} episodes, {when}"
     for part, shares in found["waits"].items():
         yield part.replace("_", " "), "  ".join(f"{name} {share:.0%}" for name, share in shares.items())
     staleness = {key: value for key, value in found["staleness"].items() if value is not None}
@@ -96,31 +108,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield key, found[key]
 
 
-def _quality(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield how good the policy is, in training episodes and in the last evaluation."""
-    if found["validation_loss"] is not None:
-        yield "validation loss", f"{found['validation_loss']:.4f}"
-    if found["success"] is not None:
-        yield "success", f"{percent(found['success'])} of the training episodes that ended lately"
-    elif found["return_mean"] is not None:
-        yield "return", f"{found['return_mean']:.1f} in the training episodes that ended lately"
-    evaluation = found["eval"]
-    if evaluation is None:
-        return
-    if "success_at_end" in evaluation:
-        low, high = evaluation["success_at_end_ci95"]
-        text = f"success {evaluation['success_at_end']:.1%} ({low:.1%} to {high:.1%})"
-    elif "return_mean" in evaluation:
-        text = f"return {evaluation['return_mean']:.1f}"
-    else:
-        return
-    when = "at the end" if evaluation["final"] else f"after {count(evaluation['steps'])} steps"
-    yield "evaluated", f"{text} in {evaluation['episodes']} episodes, {when}"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_command(status, __doc__, sys.argv[1:] if argv is None else argv)
-
+main = partial(run_command, status, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

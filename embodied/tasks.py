@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from embodied.core.config import GROUPS, PRESETS, parse_overrides
-from embodied.core.env import VecEnv
 from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.core.options import Positive, PositiveInt, Seed, config_dataclass, from_mapping
 from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
@@ -62,15 +62,16 @@ def tasks(argv: Sequence[str]) -> dict[str, Any]:
         return check(values)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     found: list[dict[str, Any]] = []
-    broken: dict[str, str] = {}
-    for name in task_names(broken):
+    ids_of, broken = ids_of_families()
+    large = {family: ids for family, ids in ids_of.items() if len(ids) > MANY}
+    others = [f"{family}/{id}" for family, ids in ids_of.items() if family not in large for id in ids]
+    for name in (*TASKS.names(), *others):  # as ``task=`` takes them; ours come first
         try:
             found.append(describe_task(name))
         except UserError as error:
             broken[name] = one_line(error)
     for task in found:
-        said = [Text(f"— {task['instruction']}")] if task["instruction"] else []
-        console.print(Text(task["task"], style="bold"), *said)
+        console.print(Text(task["task"], style="bold"), Text(f"— {task['instruction']}" if task["instruction"] else ""))
         if task["instructions"] > 1:
             goals = ", ".join(f"{count} {split}" for split, count in task["goals"].items())
             texts = f"{task['instructions']} texts, such as: {task['example']}"
@@ -78,12 +79,11 @@ def tasks(argv: Sequence[str]) -> dict[str, Any]:
         console.print(Text(f"  observes    {', '.join(task['observes'])}  ({task['state_dim']} numbers)"))
         console.print(Text(f"  actions     {task['actions_meaning']}, {task['control_hz']:g} Hz"))
         console.print(Text(f"  time limit  {task['time_limit_s']:g} s, {task['max_episode_steps']} steps\n"))
-    large = {family: list(ids) for family, ids in ids_of_families(broken).items() if len(ids) > MANY}
     for family, ids in large.items():
         examples = ", ".join(f"{family}/{id}" for id in ids[:: max(1, len(ids) // 3)][:3])
-        console.print(Text(f"{family}", style="bold"), Text(f"— {len(ids)} environments, such as {examples}\n"))
+        console.print(Text(family, style="bold"), Text(f"— {len(ids)} environments, such as {examples}\n"))
     for name, why in broken.items():
-        console.print(Text(f"{name}", style="bold"), Text(f"— cannot be used: {why}\n"))
+        console.print(Text(name, style="bold"), Text(f"— cannot be used: {why}\n"))
     return {"tasks": found, "families": large, "broken": broken}
 
 
@@ -97,19 +97,15 @@ def check(values: dict[str, Any]) -> dict[str, Any]:
     overrides = {key: value for key, value in values.items() if key not in own}
     for key in overrides:
         if "." not in key and key not in OVERRIDES:
-            raise unknown_name("key", key, [*CheckConfig.__dataclass_fields__, *OVERRIDES])
+            raise unknown_name("key", key, {*CheckConfig.__dataclass_fields__, *OVERRIDES})
     config = compose_run({"task": options.check, **overrides})
     make_spec(config)  # what cannot be served is bad input, and no failure of a check
-    num_threads = threads.available_cores()
-
-    def make(num_envs: int) -> VecEnv:
-        return make_env(config, num_envs, num_threads)
+    make, seconds = partial(make_env, config, num_threads=threads.available_cores()), 60 * options.max_minutes
 
     def note(text: str) -> None:
         print(f"note: {text}", file=sys.stderr, flush=True)
 
     checks: dict[str, Any] = {}
-    seconds = 60 * options.max_minutes
     for result in run_checks(make, options.num_envs, options.seed, options.resets, options.steps, seconds, note):
         why = f": {result.why}" if result.why else ""
         print(f"{result.name:14} {'ok' if result.passed else 'failed'}{why}", file=sys.stderr, flush=True)
@@ -121,35 +117,32 @@ def check(values: dict[str, Any]) -> dict[str, Any]:
     return verdict
 
 
-def ids_of_families(broken: dict[str, str]) -> dict[str, Sequence[str]]:
-    """Return the ids of all families but ours. A family that cannot be loaded goes into ``broken``, with the reason."""
-    found: dict[str, Sequence[str]] = {}
+def ids_of_families() -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return the ids of all families but ours, and why families that cannot be loaded cannot."""
+    found: dict[str, list[str]] = {}
+    broken: dict[str, str] = {}
     for family in FAMILIES.names():
         try:
             if family != DEFAULT_FAMILY:
-                found[family] = FAMILIES[family].build().ids()
-        except UserError as error:
-            broken[family] = one_line(error)
+                found[family] = list(FAMILIES[family].build().ids())
         except Exception as error:  # third-party code may raise anything, for instance if a library is missing
-            broken[family] = f"{type(error).__name__}: {one_line(error)}"
-    return found
-
-
-def task_names(broken: dict[str, str]) -> list[str]:
-    """Return the tasks that are described, as ``task=`` takes them; those of ours come first. See ids_of_families."""
-    others = {family: ids for family, ids in ids_of_families(broken).items() if len(ids) <= MANY}
-    return [*TASKS.names(), *(f"{family}/{id}" for family, ids in others.items() for id in ids)]
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            broken[family] = f"{kind}{one_line(error)}"
+    return found, broken
 
 
 def describe_task(name: str) -> dict[str, Any]:
     """Describe a task in its default configuration."""
     spec = make_spec(compose_run({"task": name}))
+    goals: dict[str, set[str]] = {}
+    for goal, split in zip(spec.goals, spec.splits, strict=True):
+        goals.setdefault(split, set()).add(goal)
     return {
         "task": name,
         "instruction": TASKS[name].build.instruction if name in TASKS.names() else "".join(spec.texts[:1]),
         "instructions": len(spec.instructions),
         "example": "".join(spec.texts[:1]),
-        "goals": {split: len(goals) for split, goals in goals_by_split(spec).items()},
+        "goals": {split: len(of_split) for split, of_split in goals.items()},
         "observes": [term.name for term in spec.state],
         "state_dim": spec.state_dim,
         "privileged_dim": spec.privileged_dim,
@@ -172,17 +165,7 @@ def actions_of(spec: EnvSpec) -> str:
             return f"{', '.join(spec.action.names)}, each in [-1, 1]"
 
 
-def goals_by_split(spec: EnvSpec) -> dict[str, set[str]]:
-    """Return the goals of the instructions of each split."""
-    found: dict[str, set[str]] = {}
-    for goal, split in zip(spec.goals, spec.splits, strict=True):
-        found.setdefault(split, set()).add(goal)
-    return found
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_command(tasks, __doc__, sys.argv[1:] if argv is None else argv)
-
+main = partial(run_command, tasks, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

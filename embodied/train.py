@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,7 @@ def train(argv: Sequence[str]) -> dict[str, Any]:
             return session.run(training)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_command(train, __doc__, sys.argv[1:] if argv is None else argv)
-
+main = partial(run_command, train, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -74,12 +74,11 @@ class Demonstrations:
         """Return a copy that indexes the ``instructions`` of a task. UserError for a text that the task lacks."""
         unknown = [text for text in self.instructions if text not in instructions]
         if unknown:
-            listed = "; ".join(unknown[:5]) + ("; ..." if len(unknown) > 5 else "")
             raise UserError(
-                f"the task does not know {len(unknown)} of the data set's instructions: {listed}. "
+                f"the task does not know {len(unknown)} of the data set's instructions: {'; '.join(unknown[:5])}. "
                 f"The task has {len(instructions)}, for instance: {instructions[0]}"
             )
-        place = torch.tensor([list(instructions).index(text) for text in self.instructions])
+        place = torch.tensor([instructions.index(text) for text in self.instructions])
         return replace(self, instruction_F=place[self.instruction_F], instructions=tuple(instructions))
 
     def obs(self, rows_B: Tensor | slice) -> Obs:
@@ -100,9 +99,7 @@ class Demonstrations:
         """Return the episodes to train on and those to validate on (every n-th). UserError for fewer than 2."""
         episodes = self.episode_F.unique().tolist()
         if len(episodes) < 2:
-            raise UserError(
-                f"the data set has {len(episodes)} episode: imitation needs 2 or more, one of them to validate on"
-            )
+            raise UserError(f"the data set has {len(episodes)} episode: imitation needs 2 or more, one to validate on")
         stride = max(2, round(1 / validation_share))
         validation = episodes[stride - 1 :: stride] or episodes[-1:]
         return [episode for episode in episodes if episode not in validation], validation

@@ -34,9 +34,14 @@ def read_trajectories(path: Path, instruction: str | None = None) -> tuple[list[
         import h5py
     except ImportError as error:
         raise UserError("reading HDF5 needs h5py: pip install -c constraints.txt -e '.[maniskill]'") from error
-    info = _info(path.with_suffix(".json"))
-    env_id = str(info["env_info"].get("env_id", path.stem))
-    kwargs = info["env_info"].get("env_kwargs") or {}
+    info = path.with_suffix(".json")
+    try:
+        env_info = json.loads(info.read_text(encoding="utf-8"))["env_info"]
+        env_id, kwargs = str(env_info.get("env_id", path.stem)), env_info.get("env_kwargs") or {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"ManiSkill writes {info.name} beside the .h5 file, and it is needed: {error}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{info} is not the description of ManiSkill trajectories: it has no env_info") from error
     rate = float((kwargs.get("sim_config") or {}).get("control_freq", CONTROL_HZ))
     episodes: list[Episode] = []
     terms: tuple[Term, ...] = ()
@@ -53,22 +58,11 @@ def read_trajectories(path: Path, instruction: str | None = None) -> tuple[list[
     sizes = {(episode.state_LS.shape[1], episode.action_LA.shape[1]) for episode in episodes}
     if len(sizes) > 1:
         raise UserError(f"{path}: trajectories differ in the sizes of state and action: {sorted(sizes)}")
-    ((_, action),) = sizes
-    spec = EnvSpec(
-        task=env_id, state=terms, control_dt_s=1 / rate, max_episode_steps=max(map(len, episodes)),
-        action=Box(tuple(ActionTerm(f"{kwargs.get('control_mode', 'action')}[{i}]") for i in range(action))),
-    )  # fmt: skip
-    return episodes, spec
-
-
-def _info(path: Path) -> dict[str, Any]:
-    try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"ManiSkill writes {path.name} beside the .h5 file, and it is needed: {error}") from error
-    if not isinstance(info, dict) or not isinstance(info.get("env_info"), dict):
-        raise UserError(f"{path} is not the description of ManiSkill trajectories: it has no env_info")
-    return info
+    mode, action_dim = kwargs.get("control_mode", "action"), episodes[0].action_LA.shape[1]
+    action = Box(tuple(ActionTerm(f"{mode}[{i}]") for i in range(action_dim)))
+    return episodes, EnvSpec(
+        task=env_id, state=terms, action=action, control_dt_s=1 / rate, max_episode_steps=max(map(len, episodes))
+    )
 
 
 def _episode(group: Any, where: str, instruction: str) -> tuple[Episode, tuple[Term, ...]]:
@@ -87,17 +81,12 @@ def _episode(group: Any, where: str, instruction: str) -> tuple[Episode, tuple[T
     for name, value in (("obs", state), ("actions", actions)):
         if not np.isfinite(value).all():
             raise UserError(f"{where}: {name} is not finite")
-    success = np.asarray(group["success"], dtype=bool) if "success" in group else np.zeros(length, dtype=bool)
-    rewards = np.asarray(group["rewards"], dtype=np.float32) if "rewards" in group else np.zeros(length, np.float32)
+    nothing = np.zeros(length)
+    success = np.asarray(group.get("success", nothing), dtype=bool)
+    rewards = np.asarray(group.get("rewards", nothing), dtype=np.float32)
     terms = tuple(Term(name, value.shape[1]) for name, value in parts.items())
-    episode = Episode(
-        torch.from_numpy(state),
-        torch.from_numpy(actions),
-        torch.from_numpy(rewards),
-        torch.from_numpy(success),
-        instruction,
-    )
-    return episode, terms
+    state_LS, action_LA, reward_L, success_L = map(torch.from_numpy, (state, actions, rewards, success))
+    return Episode(state_LS, action_LA, reward_L, success_L, instruction), terms
 
 
 def _vectors(node: Any, name: str) -> dict[str, NDArray[np.float32]]:

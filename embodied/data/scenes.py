@@ -27,19 +27,15 @@ class LabeledEnv(Protocol):
 
     def next_scene(self) -> Obs:
         """Start the next episode of every env and return its first, labelled observation."""
-        ...
 
     def act(self, action_NA: Tensor) -> None:
         """Execute one action without rendering."""
-        ...
 
     def act_and_render(self, action_NA: Tensor) -> Obs:
         """Execute one action and return the labelled observation after it."""
-        ...
 
     def expert(self) -> Tensor:
         """Return the action of the scripted expert, [N, A]."""
-        ...
 
 
 class Scenes:
@@ -61,8 +57,8 @@ class Scenes:
 
     def _move(self) -> Obs:
         """Execute ``steps`` actions of the expert, or with some probability one random action throughout."""
-        num, action_dim = self.env.num_envs, self.env.spec.action_dim
-        random_NA = torch.from_numpy(self.random.uniform(-1.0, 1.0, (num, action_dim)))
+        num = self.env.num_envs
+        random_NA = torch.from_numpy(self.random.uniform(-1.0, 1.0, (num, self.env.spec.action_dim)))
         chance_N1 = torch.from_numpy(self.random.random((num, 1)) < RANDOM_SHARE)
         for _ in range(self.steps - 1):
             self.env.act(torch.where(chance_N1, random_NA, self.env.expert()))
@@ -110,8 +106,7 @@ class SceneDataset:
         self, scenes: Scenes, *, capacity: int, reuse: float, keep: Callable[[Obs], Obs] = lambda obs: obs
     ) -> None:
         self.scenes, self.reuse, self.keep = scenes, reuse, keep
-        self.buffer = Buffer(capacity)
-        self.drawn = 0
+        self.buffer, self.drawn = Buffer(capacity), 0
         for _ in range(FRAMES_PER_SCENE):  # the first frames show only robots at rest
             self._render()
 

@@ -24,9 +24,8 @@ from typing import Any
 import embodied
 from embodied.core.process.interrupts import INTERRUPTED, raise_on_interrupt
 
-DISK_ERRORS = (  # errors of a disk; other errors of files are bugs
-    errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG,
-)  # fmt: skip
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
+"""Errors of a disk; other errors of files are bugs."""
 UNREAD = 141
 """Exit code of a command with a broken pipe: 128 + SIGPIPE, as shells show it for other programs."""
 
@@ -47,10 +46,7 @@ def check_installation() -> str | None:
 
 
 class Failed(Exception):
-    """Raised by a command that failed, with the reason; its ``result`` is printed.
-
-    code: exit code; by default that of bad input.
-    """
+    """Raised by a command that failed, with the reason; its ``result`` is printed. code: exit code."""
 
     def __init__(self, reason: str, result: dict[str, Any], code: int = 2) -> None:
         super().__init__(reason)
@@ -65,17 +61,24 @@ class Stopped(Exception):
         self.result = result
 
 
-def run_command(command: Callable[[Sequence[str]], dict[str, Any]], usage: str | None, argv: Sequence[str]) -> int:
+def run_command(
+    command: Callable[[Sequence[str]], dict[str, Any]], usage: str | None, argv: Sequence[str] | None = None
+) -> int:
     """Run ``command(argv)``, print its result as the last line of stdout and return the exit code.
 
-    Meanwhile all output to stdout goes to stderr. usage: text that ``--help`` prints.
+    Meanwhile all output to stdout goes to stderr. usage: text that ``--help`` prints. argv: None is ``sys.argv[1:]``.
     """
     _open_streams()
     try:
-        return _run(command, usage, argv)
+        return _run(command, usage, sys.argv[1:] if argv is None else argv)
     except (BrokenPipeError, SystemExit):  # rich exits where others raise
-        if not _silence_unread():
+        unread = [number for number in (1, 2) if _is_unread(number)]
+        if not unread:
             raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for number in unread:  # otherwise the flush at the end of the process fails again
+            os.dup2(nowhere, number)
+        os.close(nowhere)
         return UNREAD
 
 
@@ -96,17 +99,6 @@ def _open_streams() -> None:
             os.close(nowhere)
         os.set_inheritable(number, True)
         setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
-
-
-def _silence_unread() -> bool:
-    """Redirect stdout and stderr to ``/dev/null`` if their pipes are broken; return whether one was."""
-    unread = [number for number in (1, 2) if _is_unread(number)]
-    if unread:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for number in unread:  # otherwise the flush at the end of the process fails again
-            os.dup2(nowhere, number)
-        os.close(nowhere)
-    return bool(unread)
 
 
 def _is_unread(number: int) -> bool:
@@ -135,14 +127,6 @@ def _run(command: Callable[[Sequence[str]], dict[str, Any]], usage: str | None, 
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except OSError as error:
-        if isinstance(error, BrokenPipeError) and (_is_unread(1) or _is_unread(2)):
-            raise
-        if error.errno not in DISK_ERRORS:
-            traceback.print_exc()
-            return 1
-        print(f"error: {error.strerror}: {error.filename or 'the output directory'}", file=sys.stderr)
-        return 2
     except Stopped as stopped:
         result, code = stopped.result, INTERRUPTED
     except Failed as failed:
@@ -151,8 +135,13 @@ def _run(command: Callable[[Sequence[str]], dict[str, Any]], usage: str | None, 
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except Exception:  # a bug, whatever it is: exit code 1
-        traceback.print_exc()
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and (_is_unread(1) or _is_unread(2)):
+            raise
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            print(f"error: {error.strerror}: {error.filename or 'the output directory'}", file=sys.stderr)
+            return 2
+        traceback.print_exc()  # a bug, whatever it is
         return 1
     sys.stderr.flush()
     print(json.dumps(result), flush=True)

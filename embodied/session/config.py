@@ -101,11 +101,9 @@ class RunConfig:
     """Run directory whose policy training starts from."""
 
     def __post_init__(self) -> None:
-        if self.group_size > 1:
-            self._check_groups()
-
-    def _check_groups(self) -> None:
         """Raise UserError unless groups of equal episodes fit into env groups, and fragments are whole episodes."""
+        if self.group_size == 1:
+            return
         runtime = self.runtime
         env_groups = runtime.num_env_workers * runtime.groups_of_worker(resolve_device(runtime.device).type == "cuda")
         if self.num_envs % (env_groups * self.group_size):
@@ -125,7 +123,7 @@ class RunConfig:
     @property
     def group_size(self) -> int:
         """Number of training envs with the same episodes; 1 unless the algorithm compares such groups."""
-        return _group_size(self.algo)
+        return int(getattr(self.algo.options, "group_size", 1))
 
     @property
     def max_delay(self) -> int:
@@ -182,13 +180,13 @@ def with_preset(config: RunConfig, group: str, choice: str | None) -> RunConfig:
     """
     if choice is None:
         return config
-    section = PRESETS[group]
+    mapping, section = to_mapping(config), PRESETS[group]
     settings = read_preset(CONFIG_DIR, group, choice)
-    names = [path.stem for path in (CONFIG_DIR / group).glob("*.yaml")]
-    replaced = {key for name in names for key in read_preset(CONFIG_DIR, group, name)}
-    mapping = to_mapping(config)
-    kept = {key: value for key, value in mapping[section].items() if key not in replaced}
-    return resolve(mapping | {section: kept | settings})
+    for path in (CONFIG_DIR / group).glob("*.yaml"):
+        for key in read_preset(CONFIG_DIR, group, path.stem):
+            mapping[section].pop(key, None)
+    mapping[section] |= settings
+    return resolve(mapping)
 
 
 def with_simulator(config: RunConfig, name: str | None) -> RunConfig:
@@ -209,15 +207,15 @@ def resume_run(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
         if key in PRESETS:
             raise UserError(f"{key} cannot change when a run is resumed: its options of {PRESETS[key]} stay")
         section, _, option = key.partition(".")
+        before: Any = config
+        for part in (f"{key}.name" if key in GROUPS else key).split("."):
+            before = before.get(part) if isinstance(before, Mapping) else None
         name = option.partition(".")[0]
-        if section in GROUPS and name and name not in config[section]:
-            changes[key] = value  # an unknown option: ``resolve`` names it
-            continue
-        before = _value_at(config, key if option or section not in GROUPS else f"{section}.name")
-        if value == before:
+        unknown = section not in config or (section in GROUPS and name and name not in config[section])
+        if value == before and not unknown:
             continue
         free = key in CHANGEABLE or (section in ("algo", "runtime") and option not in ("", "name", "group_size"))
-        if section in config and not free:
+        if not free and not unknown:  # ``resolve`` names an unknown key
             raise UserError(
                 f"{key} cannot change when a run is resumed: it is {before!r}, got {value!r}. "
                 f"Allowed: {', '.join(CHANGEABLE)} and options of algo and runtime"
@@ -225,14 +223,6 @@ def resume_run(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
         changes[key] = value
     apply_values(config, changes)
     return resolve(config)
-
-
-def _value_at(config: Mapping[str, Any], key: str) -> Any:
-    """Return the value at a dotted key; None if there is none."""
-    value: Any = config
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
 
 
 def resolve(mapping: Mapping[str, Any]) -> RunConfig:
@@ -252,30 +242,26 @@ def resolve(mapping: Mapping[str, Any]) -> RunConfig:
     episodes = read_section(sampler, SAMPLERS[sampler["name"]].config, "sampler")
     decisions = mapping["runtime"].get("decisions")
     if decisions is None:
-        decisions = DECISIONS if _group_size(algo) == 1 else max(1, max_episode_steps(task) // policy.options.execute)
+        whole = getattr(algo.options, "group_size", 1) > 1  # episodes are compared
+        decisions = max(1, max_episode_steps(task) // policy.options.execute) if whole else DECISIONS
     runtime_class = RUNTIMES[mapping["runtime"]["name"]].config
     runtime = from_mapping(runtime_class, {**mapping["runtime"], "decisions": decisions}, "runtime")
     parts = dict(zip(GROUPS, (task, policy, algo, runtime, simulation, episodes), strict=True))
-    known = {field.name for field in fields(RunConfig)}
+    known = [field.name for field in fields(RunConfig)]
     for key in mapping:
-        if key not in known:
-            inner = [f"{group}.{key}" for group, part in parts.items() if key in _to_values(part)]
-            if inner:
-                raise UserError(f"unknown key '{key}'. Did you mean '{inner[0]}'?")
-            raise unknown_name("key", key, known | set(SHORTHANDS) | set(PRESETS) | {"resume"})
+        if key in known:
+            continue
+        for group, part in parts.items():
+            if key in getattr(part, "options", part).__dataclass_fields__:
+                raise UserError(f"unknown key '{key}'. Did you mean '{group}.{key}'?")
+        raise unknown_name("key", key, {*known, *SHORTHANDS, *PRESETS, "resume"})
     return from_mapping(RunConfig, {**mapping, **parts})
 
 
 def read_section(section: Mapping[str, Any], config: type[Any], path: str) -> Section:
     """Check a section against the dataclass of its options. path: prefix of the keys in messages."""
-    has_name = any(field.name == "name" for field in fields(config))
-    options = {key: value for key, value in section.items() if key != "name" or has_name}
+    options = {key: value for key, value in section.items() if key != "name" or "name" in config.__dataclass_fields__}
     return Section(section["name"], from_mapping(config, options, path))
-
-
-def _group_size(algo: Section) -> int:
-    """Return the number of equal episodes that an algorithm compares; 1 if it compares none."""
-    return int(getattr(algo.options, "group_size", 1))
 
 
 def max_episode_steps(task: Section) -> int:
@@ -286,11 +272,8 @@ def max_episode_steps(task: Section) -> int:
 
 def to_mapping(config: RunConfig) -> dict[str, Any]:
     """Return the configuration as plain values, the content of ``config.yaml``."""
-    return asdict(config) | {group: _to_values(getattr(config, group)) for group in GROUPS}
-
-
-def _to_values(part: Section | RuntimeConfig) -> dict[str, Any]:
-    return part.to_mapping() if isinstance(part, Section) else asdict(part)
+    sections = {group: getattr(config, group) for group in GROUPS if group != "runtime"}
+    return asdict(config) | {group: section.to_mapping() for group, section in sections.items()}
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -299,6 +282,7 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def _expand(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the short names of keys and of tasks by the full ones."""
     expanded = {SHORTHANDS.get(key, key): value for key, value in overrides.items()}
     if "task" in expanded:
         expanded["task"] = str(expanded["task"]).removeprefix(f"{DEFAULT_FAMILY}/")  # tasks of ours have a short name

@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +40,16 @@ class StoppedOnTheWayHome(EmergencyStop):
     """A person pressed the emergency key while the robot moved home."""
 
 
-@dataclass
 class DeploymentRun:
     """The phases of a deployment on a connected robot, and what went wrong in them."""
 
-    options: DeployOptions
-    loop: ControlLoop
-    site: Site
-    deployment: Deployment
-    key: EmergencyKey
-    errors: list[BaseException] = field(default_factory=list)
-    signalled: threading.Event = field(default_factory=threading.Event)
-
-    def __post_init__(self) -> None:
-        self.loop.stop = self.stop
+    def __init__(
+        self, options: DeployOptions, loop: ControlLoop, site: Site, deployment: Deployment, key: EmergencyKey
+    ) -> None:
+        self.options, self.loop, self.site, self.deployment, self.key = options, loop, site, deployment, key
+        self.errors: list[BaseException] = []
+        self.signalled = threading.Event()
+        loop.stop = self.stop
 
     def stop(self) -> bool:
         """Return whether the emergency key was pressed. KeyboardInterrupt if a signal came.
@@ -188,8 +184,8 @@ class DeploymentRun:
         first, *others = self.errors
         for error in others:
             print(f"after that: {describe(error)}", file=sys.stderr)
-        stopped = any(isinstance(error, StoppedOnTheWayHome) for error in self.errors)
-        if stopped and isinstance(first, KeyboardInterrupt | StoppedOnTheWayHome):
+        on_the_way = any(isinstance(error, StoppedOnTheWayHome) for error in self.errors)
+        if on_the_way and isinstance(first, KeyboardInterrupt | StoppedOnTheWayHome):
             raise Failed("emergency key on the way home", result, code=1)
         if isinstance(first, KeyboardInterrupt | EmergencyStop):
             print(describe(first), file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from math import floor
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,11 @@ def load_checkpoint(run_dir: Path, name: str) -> checkpoint.Checkpoint:
         if newest is None:
             raise UserError(f"{run_dir} has no checkpoint yet")
         return newest
-    found = checkpoint.newest_first(run_dir / "checkpoints")
-    folders = {f"step_{int(path.name.removeprefix('step_'))}": path for path in found}
-    prefix, _, steps = name.partition("_")
-    key = f"step_{int(steps)}" if prefix == "step" and steps.isdecimal() else name
-    if key not in folders:
+    folders = {path.name: path for path in checkpoint.newest_first(run_dir / "checkpoints")}
+    if name not in folders:
         raise unknown_name("checkpoint", name, ["last", *folders])
     try:
-        return checkpoint.load(folders[key], only="policy")
+        return checkpoint.load(folders[name], only="policy")
     except checkpoint.CorruptCheckpoint as error:
         raise UserError(f"{error}; checkpoint=last takes the newest that is whole") from error
 
@@ -65,12 +63,9 @@ def evaluate_policy(
 
     threads.use(num_threads or threads.torch_cores())
     num_threads = num_threads or threads.available_cores()
-    env = make_acting_env(config, min(episodes, MAX_EVAL_ENVS), num_threads, delay=delay)
-    try:
+    with closing(make_acting_env(config, min(episodes, MAX_EVAL_ENVS), num_threads, delay=delay)) as env:
         plans = evaluation_plans(env.spec, episodes, seed)
         return [evaluate(policy, env, plans, seed, noise, watch=part(i)) for i, noise in enumerate(noises)]
-    finally:
-        env.close()
 
 
 def delay_steps(config: RunConfig, delay_ms: float | None) -> int | None:

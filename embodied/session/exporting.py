@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from importlib.metadata import version
 from math import ceil
@@ -19,6 +18,7 @@ from embodied.runtime import threads
 from embodied.runtime.checkpoint import Checkpoint
 from embodied.session.config import RunConfig
 from embodied.session.factories import evaluation_plans, make_acting_env, make_spec
+from embodied.session.files import read_json
 
 LIBRARIES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "mujoco", "numpy")
 
@@ -51,8 +51,7 @@ def record(config: RunConfig, policy: Policy, episodes: int) -> Obs:
 
 def origin_of(config: RunConfig, run_dir: Path, found: Checkpoint) -> Origin:
     """Return where a bundle of a run's checkpoint comes from."""
-    finals = sorted((run_dir / "eval").glob(f"final_{found.env_steps}.json"))
-    success = json.loads(finals[-1].read_text(encoding="utf-8")).get("success_at_end") if finals else None
+    success = read_json(run_dir / "eval" / f"final_{found.env_steps}.json").get("success_at_end")
     versions = {name: version(name) for name in LIBRARIES}
-    name, checkpoint = config.policy.name, found.path.name
-    return Origin(config.task.name, name, str(run_dir), checkpoint, found.env_steps, success, versions)
+    names = config.task.name, config.policy.name, str(run_dir), found.path.name
+    return Origin(*names, found.env_steps, success, versions)

@@ -13,7 +13,7 @@ import os
 import socket
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -26,7 +26,7 @@ CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
 STATE_FILE = "state.json"
 WARNINGS_FILE = "warnings.log"
-LOCK_TRIES, LOCK_PAUSE_S = 3, 0.1  # a reader holds the lock for an instant (``lock_owner``)
+LOCK_PAUSES_S = (0.1, 0.1)  # between tries: a reader holds the lock for an instant (``lock_owner``)
 
 
 def check_run_dir(run_dir: Path) -> None:
@@ -60,18 +60,17 @@ def lock_run(run_dir: Path) -> TextIO:
         file = (run_dir / LOCK_FILE).open("a+", encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write into the run directory {run_dir}: {error.strerror or error}") from error
-    for attempt in range(LOCK_TRIES):
+    for pause_s in (*LOCK_PAUSES_S, None):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            if attempt + 1 < LOCK_TRIES:
-                time.sleep(LOCK_PAUSE_S)
-                continue
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            file.close()
-            raise UserError(f"{run_dir} is being trained by {holder}: stop it first, or wait for its end") from None
+            if pause_s is None:
+                file.seek(0)
+                holder = file.read().strip() or "another process"
+                file.close()
+                raise UserError(f"{run_dir} is being trained by {holder}: stop it, or wait for its end") from None
+            time.sleep(pause_s)
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # of a file system without locks
                 raise
@@ -84,14 +83,11 @@ def lock_run(run_dir: Path) -> TextIO:
 
 def lock_owner(run_dir: Path) -> str | None:
     """Return the process that trains in a directory, and its machine; None if there is none or it cannot be known."""
-    try:
-        with (run_dir / LOCK_FILE).open(encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return file.read().strip() or "another process"
-    except OSError:  # no such file, or a file system without locks
-        pass
+    with suppress(OSError), (run_dir / LOCK_FILE).open(encoding="utf-8") as file:  # no file, or no locks
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read().strip() or "another process"
     return None
 
 
@@ -113,7 +109,7 @@ class Journal:
     def __init__(self, run_dir: Path, total_steps: int) -> None:
         self._run_dir = run_dir
         self._entry: dict[str, Any] = {
-            "state": "training",
+            "state": None,
             "process": os.getpid(),
             "machine": socket.gethostname(),
             "began": _now(),
@@ -123,12 +119,13 @@ class Journal:
         }
         self._opened = ExitStack()
 
-    def enter(self, state: str) -> None:
-        """Write that the session is in another state now."""
-        self._write(state=state)
+    def enter(self, state: str, **entries: Any) -> None:
+        """Write that the session is in another state now, with further entries."""
+        self._entry |= {"state": state, **entries}
+        write_json(self._run_dir / STATE_FILE, self._entry)
 
     def __enter__(self) -> Self:
-        self._write()
+        self.enter("training")
         root = logging.getLogger()
         kept = logging.FileHandler(self._run_dir / WARNINGS_FILE, delay=True, encoding="utf-8")
         kept.setLevel(logging.WARNING)
@@ -143,20 +140,12 @@ class Journal:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._opened.close()
         if error is None:
-            state, message = "finished", None
-        elif isinstance(error, Stopped | KeyboardInterrupt):
-            state, message = "interrupted", None
-        else:
-            state, message = "failed", f"{type(error).__name__}: {one_line(error)}"
-        try:
-            self._write(state=state, ended=_now(), error=message)
-        except OSError:  # a full disk, which ``error`` is about
-            if error is None:
-                raise
-
-    def _write(self, **changes: Any) -> None:
-        self._entry |= changes
-        write_json(self._run_dir / STATE_FILE, self._entry)
+            self.enter("finished", ended=_now())
+            return
+        stopped = isinstance(error, Stopped | KeyboardInterrupt)
+        message = None if stopped else f"{type(error).__name__}: {one_line(error)}"
+        with suppress(OSError):  # a full disk, which ``error`` is about
+            self.enter("interrupted" if stopped else "failed", ended=_now(), error=message)
 
 
 def _now() -> str:

@@ -11,41 +11,34 @@ from embodied.data import Episode, write
 from embodied.deployment.report.record import Deployment
 
 
-def write_episodes(path: Path, deployment: Deployment) -> int:
-    """Write the episodes with at least one control step; return their number. UserError if ``path`` exists.
+def write_episodes(path: Path, deployment: Deployment) -> None:
+    """Write ``episodes_of`` a deployment, if there are any. UserError if ``path`` exists."""
+    episodes = episodes_of(deployment)
+    if episodes:
+        write(path, episodes, deployment.bundle.env_spec)
+
+
+def episodes_of(deployment: Deployment) -> list[Episode]:
+    """Return the episodes with at least one control step.
 
     States and actions are as an environment has them: scaled, and in [-1, 1]. Rewards are not known and are 0. The
     last step has the success that was reported.
     """
-    episodes = episodes_of(deployment)
-    if episodes:
-        write(path, episodes, deployment.bundle.env_spec)
-    return len(episodes)
-
-
-def episodes_of(deployment: Deployment) -> list[Episode]:
-    """Return the episodes with at least one control step; see ``write_episodes``."""
     bundle = deployment.bundle
     state_scale = np.array([term.scale for term in bundle.state for _ in range(term.size)], np.float32)
-    scale, offset = (
-        np.array([getattr(term, name) for term in bundle.action], np.float32) for name in ("scale", "offset")
-    )
-    cameras = [camera.name for camera in bundle.cameras]
+    scale = np.array([term.scale for term in bundle.action], np.float32)
+    offset = np.array([term.offset for term in bundle.action], np.float32)
     episodes = []
     for record in deployment.records:
-        if not record.steps:
-            continue
-        length = len(record.steps)
-        success = torch.zeros(length, dtype=torch.bool)
-        success[-1] = bool(record.success)
-        episodes.append(
-            Episode(
-                torch.from_numpy(record.stack("state") * state_scale),
-                torch.from_numpy((record.stack("action") - offset) / scale),
-                torch.zeros(length),
-                success,
-                record.instruction,
-                {name: torch.from_numpy(np.stack([step.images[name] for step in record.steps])) for name in cameras},
-            )
-        )
+        if record.steps:
+            success = torch.zeros(len(record.steps), dtype=torch.bool)
+            success[-1] = bool(record.success)
+            state = torch.from_numpy(record.stack("state") * state_scale)
+            action = torch.from_numpy((record.stack("action") - offset) / scale)
+            cameras = [camera.name for camera in bundle.cameras]
+            images = {
+                name: torch.from_numpy(np.stack([step.images[name] for step in record.steps])) for name in cameras
+            }
+            reward = torch.zeros(len(record.steps))
+            episodes.append(Episode(state, action, reward, success, record.instruction, images))
     return episodes

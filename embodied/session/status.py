@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import yaml
 
 from embodied.core.errors import UserError
-from embodied.report.metrics import METRICS_FILE, read_last_metrics
+from embodied.report.metrics import METRICS_FILE, read_last_metrics, steps_of
 from embodied.report.progress import share_done, time_left
 from embodied.session.files import CONFIG_FILE, STATE_FILE, WARNINGS_FILE, check_run_dir, lock_owner, read_json
 
@@ -30,14 +31,21 @@ def read_status(run_dir: Path) -> dict[str, Any]:
     activity (``time/*``). None: not known.
     """
     check_run_dir(run_dir)
-    config, journal = _read_config(run_dir), read_json(run_dir / STATE_FILE)
+    try:
+        config = yaml.safe_load((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"cannot read {run_dir / CONFIG_FILE}: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("task"), dict):
+        raise UserError(f"{run_dir / CONFIG_FILE} is not the configuration of a run")
+    journal, locked_by = read_json(run_dir / STATE_FILE), lock_owner(run_dir)
+    state = _state(run_dir, journal.get("state"), locked_by is not None)
     rows = read_last_metrics(run_dir / METRICS_FILE, ROWS)
     last: Mapping[str, Any] = rows[-1] if rows else {}
-    locked_by = lock_owner(run_dir)
-    state = _state(run_dir, journal, locked_by)
     planned = config.get("algo", {}).get("updates", config.get("total_steps"))  # of runs of earlier versions
-    steps, total, rate = _steps(last), journal.get("total_steps", planned), _rate(rows)
-    minutes, wall_s = config.get("max_minutes"), last.get("wall_s", 0.0)
+    steps, total, wall_s = steps_of(last), journal.get("total_steps", planned), last.get("wall_s", 0.0)
+    seconds = wall_s - rows[0]["wall_s"] if rows else 0.0
+    rate = (steps - steps_of(rows[0])) / seconds if seconds > 0 else None
+    minutes = config.get("max_minutes")
     max_s = 60 * minutes if minutes else None
     return {
         "run": str(run_dir),
@@ -64,38 +72,14 @@ def read_status(run_dir: Path) -> dict[str, Any]:
     }
 
 
-def _read_config(run_dir: Path) -> dict[str, Any]:
-    try:
-        config = yaml.safe_load((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {run_dir / CONFIG_FILE}: {error}") from error
-    if not isinstance(config, dict) or not isinstance(config.get("task"), dict):
-        raise UserError(f"{run_dir / CONFIG_FILE} is not the configuration of a run")
-    return config
-
-
-def _state(run_dir: Path, journal: Mapping[str, Any], locked_by: str | None) -> str:
-    noted = journal.get("state")
-    if locked_by is not None:
-        if noted is None:
-            return "running"
-        return str(noted) if noted in ALIVE else "starting"
+def _state(run_dir: Path, noted: str | None, locked: bool) -> str:
+    """Return the state. noted: that of the journal; None in a run of an earlier version, which has no journal."""
     if noted is None:
-        return "finished" if list((run_dir / "eval").glob("final_*.json")) else "unknown"
-    return "killed" if noted in ALIVE else str(noted)
-
-
-def _steps(row: Mapping[str, Any]) -> int:
-    """Return the control steps, or without a simulator the updates, of a row."""
-    return int(row.get("env_steps", row.get("iteration", 0)))
-
-
-def _rate(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return steps per second over the rows; None if there are too few."""
-    if len(rows) < 2:
-        return None
-    seconds = rows[-1]["wall_s"] - rows[0]["wall_s"]
-    return float((_steps(rows[-1]) - _steps(rows[0])) / seconds) if seconds > 0 else None
+        done = any((run_dir / "eval").glob("final_*.json"))
+        return "running" if locked else "finished" if done else "unknown"
+    if locked:
+        return noted if noted in ALIVE else "starting"
+    return "killed" if noted in ALIVE else noted
 
 
 def _evaluation(run_dir: Path) -> dict[str, Any] | None:
@@ -116,15 +100,13 @@ def _evaluation(run_dir: Path) -> dict[str, Any] | None:
 
 def _shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Return, by part, the share of its time that it spent in each activity over the rows, the largest first."""
-    spent: dict[str, dict[str, float]] = {}
+    spent: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for row in rows:
         for key, seconds in row.items():
             kind, _, rest = key.partition("/")
             if kind == "time" and seconds is not None:
                 part, _, activity = rest.partition("/")
-                totals = spent.setdefault(part, {})
-                name = activity.removesuffix("_s")
-                totals[name] = totals.get(name, 0.0) + seconds
+                spent[part][activity.removesuffix("_s")] += seconds
     return {
         part: {name: s / sum(totals.values()) for name, s in sorted(totals.items(), key=lambda entry: -entry[1])}
         for part, totals in spent.items()
