@@ -15,8 +15,6 @@ class Simulations(Protocol):
 
     model: Any
     """The model, ``mujoco.MjModel``."""
-    nsim: int
-    """N."""
 
     def bind(self, name: str) -> Any:
         """Return the live array of a field of ``mujoco.MjData``, [N, ...]: of NumPy or of torch."""

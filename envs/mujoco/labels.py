@@ -35,10 +35,7 @@ class LabeledPool:
         self.spec, self.num_envs, self.masks = pool.spec, pool.num_envs, masks
         pool.observe_segmentation = masks
         self._sampler = sampler
-        model = self.rig.model
-        self._geoms = [(geom, model.body(body).name) for geom, body in enumerate(model.geom_bodyid)]
-        blank_NG = torch.zeros(pool.num_envs, model.ngeom + 1, dtype=torch.uint8)  # the last column, index -1: no geom
-        self._geom_labels = {"masks": blank_NG, "described": blank_NG.clone()}
+        self._bodies = [self.rig.model.body(body).name for body in self.rig.model.geom_bodyid]  # of the geoms
 
     def next_scene(self) -> Obs:
         """Start the next episode of every env and return its first, labelled observation."""
@@ -64,22 +61,17 @@ class LabeledPool:
         self.pool.close()
 
     def _labeled(self, obs: Obs) -> Obs:
-        """Replace the segmentation of an observation by its labels."""
+        """Replace the segmentation of an observation by its labels, those of pixels uint8 [N, height, width]."""
         object_N3, place_N3 = self.truth.target_positions()
         positions = torch.cat((object_N3, object_N3 - self.pool.view.tcp_pos, place_N3), -1).float()
-        kept = {key: value for key, value in obs.items() if not key.startswith("segmentation.")}
-        return {**kept, "target_positions": positions, **(self._pixel_labels(obs) if self.masks else {})}
-
-    def _pixel_labels(self, obs: Obs) -> Obs:
-        """Label the pixels of every camera, uint8 [N, height, width]."""
-        rows = torch.arange(self.num_envs)[:, None, None]
-        described = {body: index_N + 1 for body, index_N in self.truth.body_descriptions().items()}
-        labels = {}
-        for name, by_body in {"masks": self.truth.body_roles(), "described": described}.items():
-            label_NG = self._geom_labels[name]
-            for geom, body in self._geoms:
-                if body in by_body:
-                    label_NG[:, geom] = by_body[body]
-            for camera in self.spec.cameras:
-                labels[f"{name}.{camera.name}"] = label_NG[rows, obs[f"segmentation.{camera.name}"].long()]
-        return labels
+        labeled = {key: value for key, value in obs.items() if not key.startswith("segmentation.")}
+        labeled["target_positions"] = positions
+        if self.masks:
+            rows, no_label_N = torch.arange(self.num_envs)[:, None, None], torch.zeros(self.num_envs)
+            described = {body: index_N + 1 for body, index_N in self.truth.body_descriptions().items()}
+            for name, by_body in {"masks": self.truth.body_roles(), "described": described}.items():
+                columns = [by_body.get(body, no_label_N) for body in self._bodies]
+                label_NG = torch.stack([*columns, no_label_N], -1).to(torch.uint8)  # the last column, index -1: no geom
+                for camera in self.spec.cameras:
+                    labeled[f"{name}.{camera.name}"] = label_NG[rows, obs[f"segmentation.{camera.name}"].long()]
+        return labeled

@@ -174,10 +174,11 @@ class MujocoPool(EpisodicEnv):
         else:
             state = pack_terms(self.spec.state, measured)
         obs = {"state": state, "privileged": pack_terms(self.spec.privileged, true, ids)}
-        if self.rig is None or not self.observe_images:
-            return obs
-        instruction_n = torch.from_numpy(self.plans.instruction_n[slice(None) if ids is None else ids].copy())
-        return {**obs, **self.rig.render(ids, segmentation=self.observe_segmentation), "instruction": instruction_n}
+        if self.rig is not None and self.observe_images:
+            obs |= self.rig.render(ids, segmentation=self.observe_segmentation)
+            instruction_n = self.plans.instruction_n[slice(None) if ids is None else ids]
+            obs["instruction"] = torch.from_numpy(instruction_n.copy())
+        return obs
 
     # -- exact resume ------------------------------------------------------------------------------------------------
 

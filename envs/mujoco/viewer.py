@@ -23,18 +23,11 @@ FRONT = Camera("front", width=640, height=480, fovy_deg=36.0, pos=(1.75, -1.1, 0
 class Viewer:
     """Render the simulations of a task with their visual geoms. The batch is only read.
 
-    mark_solved: put a green frame around the image of an env where the task is solved now.
+    The image of an env where the task is solved now has a green frame.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        batch: Batch,
-        camera: Camera = FRONT,
-        style: RenderStyle = VIDEO,
-        mark_solved: bool = True,
-    ) -> None:
-        self.task, self.camera, self.style, self.mark_solved = task, camera, style, mark_solved
+    def __init__(self, task: Task, batch: Batch, camera: Camera = FRONT, style: RenderStyle = VIDEO) -> None:
+        self.task, self.camera, self.style = task, camera, style
         model = add_visuals(task.scene(), task.robot.visual)
         self.twin = Twin(batch, model, np.arange(batch.nsim), batch.nthread)
 
@@ -43,8 +36,6 @@ class Viewer:
         self.twin.copy_positions()
         self.twin.copy_geoms()
         rgb: NDArray[np.uint8] = render(self.twin.batch, self.camera, ids, self.style)["rgb"]
-        if not self.mark_solved:
-            return rgb
         solved = self.task.success().cpu().numpy()
         return with_border(rgb, solved if ids is None else solved[np.asarray(ids)])
 
@@ -60,17 +51,16 @@ class QuickViewer:
     def __init__(self, task: Task, batch: Batch, camera: Camera) -> None:
         self.task, self.batch, self.camera = task, batch, camera
         coarse = task.robot.coarse
-        self._slow = Viewer(task, batch, camera, FAST, mark_solved=False) if coarse is None else None
+        self._viewer = Viewer(task, batch, camera, FAST) if coarse is None else None
         self._rig = None if coarse is None else CameraRig(batch, task.scene(), coarse, [camera])
 
     def render(self) -> NDArray[np.uint8]:
         """Return colour images of all envs, uint8 [N, h, w, 3]."""
-        if self._rig is None:
-            assert self._slow is not None
-            rgb = self._slow.render()
-        else:
-            self._rig.start(np.arange(self.batch.nsim), None)  # shapes and colours may be those of a new episode
-            rgb = self._rig.render()[f"images.{self.camera.name}"].numpy()
+        if self._viewer is not None:
+            return self._viewer.render()
+        assert self._rig is not None
+        self._rig.start(np.arange(self.batch.nsim), None)  # shapes and colours may be those of a new episode
+        rgb = self._rig.render()[f"images.{self.camera.name}"].numpy()
         return with_border(rgb, self.task.success().numpy())
 
 

@@ -21,8 +21,13 @@ class ShapeVariants:
 
     def __init__(self, batch: Batch, names: Sequence[str], shapes: Sequence[Shape], mass_kg: float) -> None:
         self.batch = batch
-        model, alone = batch.model, [_compiled(shape, mass_kg) for shape in shapes]
-        rows, rows_alone = [_rows(model, name) for name in names], _rows(alone[0], "object")
+        alone = []  # models of worlds that have only the object
+        for shape in shapes:
+            spec = mujoco.MjSpec()
+            add_object(spec, "object", shape, mass_kg, (1, 1, 1, 1))
+            spec.body("object").pos = [0, 0, 0]  # the start position is not part of the shape
+            alone.append(spec.compile())
+        rows, rows_alone = [_rows(batch.model, name) for name in names], _rows(alone[0], "object")
         self._bodies = np.concatenate([part["body"] for part in rows])
         # by field: live values, rows of the bodies [B, R], values of each shape [K, R, ...]
         self._fields: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
@@ -44,20 +49,9 @@ class ShapeVariants:
             self.batch.set_const(ids)
 
 
-def _compiled(shape: Shape, mass_kg: float) -> mujoco.MjModel:
-    """Return the model of a world that has only the object."""
-    spec = mujoco.MjSpec()
-    add_object(spec, "object", shape, mass_kg, (1, 1, 1, 1))
-    spec.body("object").pos = [0, 0, 0]  # the start position is not part of the shape
-    return spec.compile()
-
-
 def _rows(model: mujoco.MjModel, name: str) -> dict[str, np.ndarray]:
     """Return the rows of a free body of one geom in fields with each prefix."""
     body = model.body(name).id
-    return {
-        "body": np.array([body]),
-        "geom": np.array([model.body_geomadr[body]]),
-        "dof": model.body_dofadr[body] + np.arange(6),
-        "bvh": np.array([model.body_bvhadr[body]]),
-    }
+    dofs = model.body_dofadr[body] + np.arange(6)
+    first = {"body": body, "geom": model.body_geomadr[body], "bvh": model.body_bvhadr[body]}
+    return {prefix: np.array([row]) for prefix, row in first.items()} | {"dof": dofs}

@@ -19,7 +19,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import mujoco
@@ -73,15 +73,15 @@ class Perturbation:
 
         Encoders, noise and backlash act where this process meets the robot's computer, at any of its ticks.
         """
-        fields: list[tuple[str, float, dict[str, Any]]] = [
-            ("actuator_gainprm", self.gains, {"names": ["arm"], "column": 0}),
-            ("dof_damping", self.joint_damping, {"names": ["arm"]}),
-            ("dof_frictionloss", self.joint_friction, {"names": ["arm"], "operation": "add"}),
-            ("body_mass", self.object_mass, {"names": ["objects"]}),
-            ("geom_friction", self.object_friction, {"names": ["fingers"], "column": 0}),
-            ("action_delay", self.action_delay_s, {}),
-        ]
-        return {name: {"field": name, "range": [value, value], **options} for name, value, options in fields}
+        fields: dict[str, tuple[float, dict[str, Any]]] = {
+            "actuator_gainprm": (self.gains, {"names": ["arm"], "column": 0}),
+            "dof_damping": (self.joint_damping, {"names": ["arm"]}),
+            "dof_frictionloss": (self.joint_friction, {"names": ["arm"], "operation": "add"}),
+            "body_mass": (self.object_mass, {"names": ["objects"]}),
+            "geom_friction": (self.object_friction, {"names": ["fingers"], "column": 0}),
+            "action_delay": (self.action_delay_s, {}),
+        }
+        return {name: {"field": name, "range": [value, value], **options} for name, (value, options) in fields.items()}
 
 
 @config_dataclass
@@ -110,14 +110,14 @@ class SimulatedArm:
         sim = {"randomization": self.perturbation.terms()}
         self.pool = make_pool(options.task, config, num_envs=1, num_threads=1, sim=sim, cameras=cameras)
         self.pool.observe_images = False
-        spec = self.pool.spec
-        if spec.arm is None:
+        if self.pool.spec.arm is None:
             raise UserError(f"task {options.task} does not describe the arm of its robot")
-        self.joints = [joint.name for joint in spec.arm.joints]
+        self.joints = [joint.name for joint in self.pool.spec.arm.joints]
         of_task = self.pool.task.state_terms()
         self.external = [term for term in of_task if term.source == "external" and term.difference is None]
         self.timestep_s = float(self.pool.model.opt.timestep)
         self.steps_per_frame = max(1, round(FILM_DT_S / self.timestep_s))
+        self.late = 0  # steps of the physics that were not in time
         self.reset(0, 0)
 
     def reset(self, seed: int, episode: int) -> dict[str, Any]:
@@ -129,14 +129,9 @@ class SimulatedArm:
         self.time_s, self.steps, self.success_once = 0.0, 0, False
         self.random = np.random.Generator(np.random.Philox(key=np.array([seed, episode], np.uint64)))
         self.offset = self.perturbation.encoder_offset_rad * self.random.uniform(-1, 1, len(self.joints))
-        self.wanted = self._ctrl.copy()
+        self.wanted = self.pool.arm.ctrl[0].copy()
         self.film: list[NDArray[np.float64]] = []
         return {"instruction": pool.instruction_texts[0]}
-
-    @property
-    def _ctrl(self) -> NDArray[np.float64]:
-        ctrl: NDArray[np.float64] = self.pool.arm.ctrl[0]
-        return ctrl
 
     def act(self, targets: Mapping[str, float]) -> None:
         """Command position targets of the joints and the gripper; they take effect after the action delay.
@@ -154,9 +149,9 @@ class SimulatedArm:
 
     def step(self) -> None:
         """Make one step of the physics."""
-        joints = len(self.joints)
-        self._ctrl[:joints] = backlash(self._ctrl[:joints], self.wanted[:joints], self.perturbation.backlash_rad)
-        self._ctrl[joints:] = self.wanted[joints:]
+        joints, ctrl = len(self.joints), self.pool.arm.ctrl[0]
+        ctrl[:joints] = backlash(ctrl[:joints], self.wanted[:joints], self.perturbation.backlash_rad)
+        ctrl[joints:] = self.wanted[joints:]
         self.pool.batch.step(None, nstep=1, stage=CURRENT)
         self.pool.view.changed()
         self.time_s += self.timestep_s
@@ -172,14 +167,12 @@ class SimulatedArm:
 
     def observe(self) -> dict[str, float]:
         """Return the measurements of robot and perception, by the names of embodied.deployment.robots.base."""
-        p, joints = self.perturbation, len(self.joints)
-        qpos = self.pool.arm.observe()["joint_pos"][0].numpy() + self.offset
-        qpos = qpos + p.joint_noise_rad * self.random.standard_normal(joints)
-        qvel = self.pool.arm.observe()["joint_vel"][0].numpy()
-        qvel = qvel + p.velocity_noise_rad_s * self.random.standard_normal(joints)
+        p, arm, num_joints = self.perturbation, self.pool.arm, len(self.joints)
+        qpos = arm.joint_pos[0].numpy() + self.offset + p.joint_noise_rad * self.random.standard_normal(num_joints)
+        qvel = arm.joint_vel[0].numpy() + p.velocity_noise_rad_s * self.random.standard_normal(num_joints)
         found = {f"{name}.pos": float(value) for name, value in zip(self.joints, qpos, strict=True)}
         found |= {f"{name}.vel": float(value) for name, value in zip(self.joints, qvel, strict=True)}
-        found["gripper.pos"] = float(self.pool.arm.finger_qpos[0].mean())
+        found["gripper.pos"] = float(arm.finger_qpos[0].mean())
         quantities = self.pool.task.observe()
         for term in self.external:
             noise_m = p.object_noise_m if term.unit == "m" else 0.0
@@ -189,80 +182,68 @@ class SimulatedArm:
 
     def images(self) -> dict[str, NDArray[np.uint8]]:
         """Return the images of the cameras, by name."""
-        if self.pool.rig is None:
-            return {}
-        rendered = self.pool.rig.render(None)
+        rendered = {} if self.pool.rig is None else self.pool.rig.render(None)
         return {name.removeprefix("images."): value[0].numpy() for name, value in rendered.items()}
 
     def frames(self) -> NDArray[np.uint8]:
         """Return the film of the episode, ten frames per second, uint8 [F, h, w, 3]."""
-        render, now = self.pool.film(*FILM_SIZE), self.pool.batch.state.copy()
-        pictures = []
-        for state in self.film:
-            self.pool.batch.state[:] = state
-            self.pool.batch.forward(None, stage=CURRENT)
+        render, batch = self.pool.film(*FILM_SIZE), self.pool.batch
+        frames = np.zeros((len(self.film), FILM_SIZE[1], FILM_SIZE[0], 3), np.uint8)
+        for i, state in enumerate([*self.film, batch.state.copy()]):  # the last one is the present state
+            batch.state[:] = state
+            batch.forward(None, stage=CURRENT)
             self.pool.view.changed()
-            pictures.append(render()[0])
-        self.pool.batch.state[:] = now
-        self.pool.batch.forward(None, stage=CURRENT)
-        self.pool.view.changed()
-        return np.stack(pictures) if pictures else np.zeros((0, FILM_SIZE[1], FILM_SIZE[0], 3), np.uint8)
+            if i < len(frames):
+                frames[i] = render()[0]
+        return frames
+
+    def answer(self, call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Execute a call; return its result and its images. UserError for an unknown one."""
+        match call["call"]:
+            case "describe":
+                return {"observed": [*self.observe()]}, {}
+            case "reset":
+                return self.reset(int(call["seed"]), int(call["episode"])), {}
+            case "act":
+                self.act(call["targets"])
+                return {}, {}
+            case "observe":
+                return {"observation": self.observe()}, self.images() if call.get("images") else {}
+            case "outcome":
+                return {"success": self.success, "once": self.success_once, "late": self.late}, {}
+            case "advance":
+                for _ in range(round((float(call["until_s"]) - self.time_s) / self.timestep_s)):
+                    self.step()
+                return {}, {}
+            case "frames":
+                return {}, {"frames": self.frames()}
+        raise UserError(f"unknown call {call['call']!r}")
 
 
 def serve(arm: SimulatedArm, connection: socket.socket, lockstep: bool) -> None:
     """Answer calls until the parent closes the connection; in between, step the physics in real time."""
-    origin_s, late = time.monotonic(), 0
-
-    def reset(call: Mapping[str, Any]) -> dict[str, Any]:
-        nonlocal origin_s
-        found = arm.reset(int(call["seed"]), int(call["episode"]))
-        origin_s = time.monotonic()
-        return found
-
-    def advance(call: Mapping[str, Any]) -> dict[str, Any]:
-        for _ in range(round((float(call["until_s"]) - arm.time_s) / arm.timestep_s)):
-            arm.step()
-        return {}
-
-    def act(call: Mapping[str, Any]) -> dict[str, Any]:
-        arm.act(call["targets"])
-        return {}
+    origin_s = time.monotonic()
 
     def due_s() -> float:
         return origin_s + arm.time_s + arm.timestep_s / 2
 
-    calls: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-        "describe": lambda call: {"observed": [*arm.observe()], "timestep_s": arm.timestep_s},
-        "reset": reset,
-        "act": act,
-        "observe": lambda call: {"observation": arm.observe()},
-        "outcome": lambda call: {"success": arm.success, "once": arm.success_once, "late": late},
-        "advance": advance,
-    }
     while True:
         wait_s = None if lockstep else max(0.0, due_s() - time.monotonic())
         if select.select([connection], [], [], wait_s)[0]:
             message = receive(connection)
             if message is None:
                 return
-            call, arrays = message[0], dict[str, NDArray[Any]]()
             try:
-                name = call.get("call")
-                if name == "frames":
-                    answer, arrays = {}, {"frames": arm.frames()}
-                    origin_s = time.monotonic() - arm.time_s
-                elif name in calls:
-                    answer = calls[name](call)
-                    arrays = arm.images() if name == "observe" and call.get("images") else arrays
-                else:
-                    raise UserError(f"unknown call {name!r}")
-                send(connection, {"ok": answer}, arrays)
+                answer, arrays = arm.answer(message[0])
             except (UserError, KeyError, TypeError, ValueError) as error:
                 send(connection, {"error": str(error)}, {})
+                continue
+            if message[0]["call"] in ("reset", "frames"):  # which take long: time goes on from here
+                origin_s = time.monotonic() - arm.time_s
+            send(connection, {"ok": answer}, arrays)
         if not lockstep and time.monotonic() >= due_s():
             arm.step()
-            if time.monotonic() > due_s():
-                late += 1
+            arm.late += time.monotonic() > due_s()
             if time.monotonic() - origin_s > arm.time_s + 1.0:  # the machine was busy for a second: do not race
                 origin_s = time.monotonic() - arm.time_s
 

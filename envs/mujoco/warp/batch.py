@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
@@ -107,26 +105,17 @@ class WarpBatch:
         with _TURN, self._warp.ScopedDevice(self._device):
             for half in (self._engine.step1, self._engine.step2):
                 half(self._model, self._data)  # compiles the kernels
-                with self._aside(), self._warp.ScopedCapture(device=self._device) as capture:
+                # a stream that the default stream does not wait for: CUDA refuses all use of the default stream, by any
+                # thread, while a stream that it waits for is captured
+                aside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+                stream = None if aside is None else self._warp.stream_from_torch(aside)
+                with self._warp.ScopedStream(stream), self._warp.ScopedCapture(device=self._device) as capture:
                     half(self._model, self._data)
                 graphs.append(capture.graph)
             self._warp.synchronize_device(self._device)
         self.load_state(before)
         first, second = graphs
         return first, second
-
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """On a GPU, use a stream that the default stream does not wait for. Other threads can then use the default one.
-
-        CUDA refuses all use of the default stream while a stream that it waits for is captured.
-        """
-        if self.device.type != "cuda":
-            yield
-            return
-        stream = torch.cuda.Stream(self.device)
-        with self._warp.ScopedStream(self._warp.stream_from_torch(stream)):
-            yield
 
     def _replay(self, graphs: tuple[Any, ...]) -> None:
         with _TURN:
