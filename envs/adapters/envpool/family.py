@@ -25,7 +25,7 @@ from torch import Tensor
 
 from embodied.core.episodes import EpisodePlans, Ints
 from embodied.core.options import PositiveInt, config_dataclass
-from embodied.core.spec import SUCCESS, CameraSpec, Discrete, EnvSpec
+from embodied.core.spec import SUCCESS, Box, CameraSpec, EnvSpec
 from embodied.core.types import Obs
 from embodied.envs.adapters.envpool.pool import Arrays, Pool, can_render
 from embodied.envs.adapters.envpool.spec import EnvpoolTaskConfig, Layout, read_layout, require_known
@@ -67,22 +67,25 @@ class EnvpoolEnv(EpisodicEnv):
         if can_render:
             self.film = self._film
         self.layout, self.num_threads = layout, num_threads
-        self._discrete = isinstance(layout.spec.action, Discrete)
-        self._scaled = not self._discrete and not ((layout.scale_A == 1).all() and (layout.offset_A == 0).all())
         self._pools: list[Pool] = []
         self._pool_N = np.zeros(num_envs, dtype=np.int64)  # index into _pools of each row
         self._env_N = np.zeros(num_envs, dtype=np.int32)  # env_id of each row in its pool
-        self._all = np.arange(num_envs)
         self._seed_N = np.full(num_envs, -1, dtype=np.int64)  # env seed that each row was built for
         self._next_N = np.zeros(num_envs, dtype=np.int64)  # number of the episode that its next reset begins
-        self._state = np.zeros((num_envs, layout.spec.state_dim), dtype=np.float32)
-        self._privileged = np.zeros((num_envs, layout.spec.privileged_dim), dtype=np.float32)
-        self._images = {
-            camera.name: np.zeros((num_envs, camera.height, camera.width, 3), dtype=np.uint8)
-            for camera in layout.spec.cameras
-        }
-        choices = layout.spec.action.n if isinstance(layout.spec.action, Discrete) else 0
-        self._mask = np.ones((num_envs, choices), dtype=np.bool_)
+        spec, action = layout.spec, layout.spec.action
+        self._observed: Arrays = {}  # the present observations
+        if layout.state:
+            self._observed["state"] = np.zeros((num_envs, spec.state_dim), dtype=np.float32)
+        if layout.privileged:
+            self._observed["privileged"] = np.zeros((num_envs, spec.privileged_dim), dtype=np.float32)
+        for camera in spec.cameras:
+            self._observed[f"images.{camera.name}"] = np.zeros((num_envs, camera.height, camera.width, 3), np.uint8)
+        if not isinstance(action, Box):
+            if layout.mask is not None:
+                self._observed["action_mask"] = np.ones((num_envs, sum(action.counts)), dtype=np.bool_)
+            return
+        self._scale_A, self._offset_A = np.array([(term.scale, term.offset) for term in action.terms]).T
+        self._is_scaled = bool((self._scale_A != 1).any() or self._offset_A.any())
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         follows = (self._seed_N[ids] == plans.seed_n) & (self._next_N[ids] == plans.number_n)
@@ -96,31 +99,18 @@ class EnvpoolEnv(EpisodicEnv):
         self._next_N[ids] += 1
 
     def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
-        action = self._converted(action_NA)
-        if ids is None and len(self._pools) == 1:
-            self._pools[0].send(action, self._env_N)
-            result = self._pools[0].receive(self.num_envs)
-            self._store(result, slice(None))
-            return self._advance(result)
-        parts = self._parts(self._all if ids is None else ids)
+        action, parts = self._converted(action_NA), self._parts(ids)
         for pool, rows in parts:
             pool.send(action[rows], self._env_N[rows])
-        results = [(pool.receive(len(rows)), rows) for pool, rows in parts]
-        for result, rows in results:
-            self._store(result, rows)
-        return self._advance(self._spread(results))
+        return self._result([(pool.receive(len(self._env_N[rows])), rows) for pool, rows in parts])
 
     def observe(self, ids: Ints | None = None) -> Obs:
-        seen: Arrays = {"state": self._state, **{f"images.{name}": images for name, images in self._images.items()}}
-        if self.spec.privileged:
-            seen["privileged"] = self._privileged
+        rows = slice(None) if ids is None else ids
+        obs = {key: torch.from_numpy(value[rows].copy()) for key, value in self._observed.items()}
+        if "state" not in obs:
+            obs["state"] = self.time_passed_N()[rows, None]
         if self.spec.cameras:
-            seen["instruction"] = self.plans.instruction_n
-        if self.spec.action_mask:
-            seen["action_mask"] = self._mask
-        obs = {key: torch.from_numpy(value.copy() if ids is None else value[ids]) for key, value in seen.items()}
-        if not self.layout.state:
-            obs["state"] = self.time_passed_N()[slice(None) if ids is None else ids, None]
+            obs["instruction"] = torch.from_numpy(self.plans.instruction_n[rows].copy())
         return obs
 
     def close(self) -> None:
@@ -132,38 +122,38 @@ class EnvpoolEnv(EpisodicEnv):
 
     def _converted(self, action: Tensor) -> NDArray[Any]:
         """Return actions [n, A] as EnvPool takes them."""
-        if self._discrete:
+        if not isinstance(self.spec.action, Box):
             return action.numpy()[:, 0]
-        return self.layout.offset_A + self.layout.scale_A * action.numpy() if self._scaled else action.numpy()
+        return self._offset_A + self._scale_A * action.numpy() if self._is_scaled else action.numpy()
 
-    def _spread(self, results: Sequence[tuple[Arrays, Ints]]) -> Arrays:
-        """Return arrays of all N rows, given those of some rows; the others are zero."""
-        spread: Arrays = {}
-        for result, rows in results:
-            for key in self.layout.results:
-                spread.setdefault(key, np.zeros(self.num_envs, result[key].dtype))[rows] = result[key]
-        return spread
-
-    def _advance(self, result: Arrays) -> Advance:
-        """Return the outcome of a control step from EnvPool's arrays."""
-        outcomes = {}
-        if self.layout.success is not None:
-            outcomes[SUCCESS] = torch.from_numpy(result[self.layout.success] > 0)
+    def _result(self, results: Sequence[tuple[Arrays, Ints | slice]]) -> Advance:
+        """Keep the observations in EnvPool's arrays of some rows, and return the result of their control step."""
+        success = self.layout.success
+        found: Arrays = {}
+        for arrays, rows in results:
+            self._store(arrays, rows)
+            if isinstance(rows, slice):  # all
+                found = arrays
+                continue
+            for key in ("reward", "done", "trunc", *([success] if success else [])):
+                found.setdefault(key, np.zeros(self.num_envs, arrays[key].dtype))[rows] = arrays[key]
+        outcomes = {SUCCESS: torch.from_numpy(found[success] > 0)} if success else {}
         failed_N = truncated_N = None
-        if result["done"].any():
-            failed_N, truncated_N = (torch.from_numpy(result[key]) for key in ("done", "trunc"))
-            failed_N &= ~truncated_N
-        return Advance(torch.from_numpy(result["reward"]), outcomes, failed_N, truncated_N=truncated_N)
+        if found["done"].any():
+            truncated_N = torch.from_numpy(found["trunc"])
+            failed_N = torch.from_numpy(found["done"]) & ~truncated_N
+        return Advance(torch.from_numpy(found["reward"]), outcomes, failed_N, truncated_N=truncated_N)
 
-    def _reset(self, pool: Pool, rows: Ints) -> None:
+    def _reset(self, pool: Pool, rows: Ints | slice) -> None:
         """Begin episodes in ``rows`` of a pool, and keep their observations."""
         pool.reset(self._env_N[rows])
-        self._store(pool.receive(len(rows)), rows)
+        self._store(pool.receive(len(self._env_N[rows])), rows)
 
-    def _parts(self, ids: Ints) -> list[tuple[Pool, Ints]]:
-        """Return pools with those of rows ``ids`` [n] that are in them."""
+    def _parts(self, ids: Ints | None) -> list[tuple[Pool, Ints | slice]]:
+        """Return pools with those of rows ``ids`` [n] (None: all) that are in them."""
         if len(self._pools) == 1:
-            return [(self._pools[0], ids)]
+            return [(self._pools[0], slice(None) if ids is None else ids)]
+        ids = np.arange(self.num_envs) if ids is None else ids
         pool_n = self._pool_N[ids]
         return [(self._pools[index], ids[pool_n == index]) for index in np.unique(pool_n)]
 
@@ -184,20 +174,24 @@ class EnvpoolEnv(EpisodicEnv):
 
     def _store(self, arrays: Arrays, rows: Ints | slice) -> None:
         """Keep the observations of ``rows``."""
-        _fill(self._state, rows, arrays, self.layout.state)
-        if self.layout.privileged:
-            _fill(self._privileged, rows, arrays, self.layout.privileged)
+        for key, names in (("state", self.layout.state), ("privileged", self.layout.privileged)):
+            begin = 0
+            for name in names:
+                columns = arrays[name].reshape(len(arrays[name]), -1)
+                self._observed[key][rows, begin : begin + columns.shape[1]] = columns
+                begin += columns.shape[1]
         for name, frame in self.layout.frames.items():
-            self._images[name][rows] = frame.pixels(arrays[frame.key], *self._images[name].shape[1:3])
+            images = self._observed[f"images.{name}"]
+            images[rows] = frame.pixels(arrays[frame.key], *images.shape[1:3])
         if self.layout.mask is not None:
             mask = arrays[self.layout.mask]
             # An episode that EnvPool ended allows all, and so does a state without any choice, as some mazes begin in.
-            self._mask[rows] = mask | (arrays["done"] | ~mask.any(-1))[:, None]
+            self._observed["action_mask"][rows] = mask | (arrays["done"] | ~mask.any(-1))[:, None]
 
     def _film(self, width: int, height: int) -> Callable[[], Pixels]:
         def render() -> Pixels:
             images = np.zeros((self.num_envs, height, width, 3), dtype=np.uint8)
-            for pool, rows in self._parts(self._all):
+            for pool, rows in self._parts(None):
                 images[rows] = pool.render(self._env_N[rows], width, height)
             return images
 
@@ -215,25 +209,15 @@ class RowByRowEnvpoolEnv(EnvpoolEnv, RowByRowEnv):
 
     def collect(self, count: int) -> tuple[Ints, Advance]:
         (pool,) = self._pools
-        result = pool.receive(count)
-        ids = result["info:env_id"].astype(np.int64)  # of the only pool, so they are those of the rows
-        self._store(result, ids)
-        return ids, self._advance(self._spread([(result, ids)]))
+        arrays = pool.receive(count)
+        ids = arrays["info:env_id"].astype(np.int64)  # of the only pool, so they are those of the rows
+        return ids, self._result([(arrays, ids)])
 
-    def _reset(self, pool: Pool, rows: Ints) -> None:
+    def _reset(self, pool: Pool, rows: Ints | slice) -> None:
         if self.apart:
             pool.reset(self._env_N[rows])
         else:
             super()._reset(pool, rows)
-
-
-def _fill(buffer: NDArray[np.float32], at: Any, arrays: Arrays, keys: Sequence[str]) -> None:
-    """Write arrays side by side into rows ``at`` of a buffer [N, D]."""
-    start = 0
-    for key in keys:
-        columns = arrays[key].reshape(len(arrays[key]), -1)
-        buffer[at, start : start + columns.shape[1]] = columns
-        start += columns.shape[1]
 
 
 def envpool_seeds(plans: EpisodePlans) -> Ints:

@@ -46,14 +46,10 @@ class Pool:
         self, id: str, options: Mapping[str, Any], seed_n: Ints, num_threads: int, one_by_one: bool = False
     ) -> None:
         """Build an env for each seed. one_by_one: EnvPool gives the result of each as it comes."""
-        num_envs = len(seed_n)
-        threads = min(num_threads, num_envs)
-        options = {**options, "batch_size": 1} if one_by_one else options
-        self._pool = library().make_gymnasium(
-            id, num_envs=num_envs, num_threads=threads, seed=seed_n.tolist(), **options
-        )
-        self._builder = Builder()
-        self._one_by_one = one_by_one
+        sizes = {"num_envs": len(seed_n), "num_threads": min(num_threads, len(seed_n))}
+        options = {**options, **sizes, **({"batch_size": 1} if one_by_one else {})}
+        self._pool = library().make_gymnasium(id, seed=seed_n.tolist(), **options)
+        self._builder, self._one_by_one = Builder(), one_by_one
         self._keys: list[str] = self._pool._state_keys
         self._dtype = self._pool.spec.action_array_spec["action"].dtype
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +11,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embodied.core.errors import UserError, one_line, unknown_name
+from embodied.core.errors import UserError, nearest, one_line, unknown_name
 from embodied.core.options import PositiveInt, Text, config_dataclass
-from embodied.core.spec import SUCCESS, ActionSpace, ActionTerm, Box, CameraSpec, Discrete, EnvSpec, Instruction, Term
+from embodied.core.spec import SUCCESS, ActionTerm, Box, CameraSpec, Discrete, EnvSpec, Instruction, Term
 from embodied.envs.adapters.gym.spaces import TIME, images_alone
 from embodied.envs.adapters.pixels import SMALLEST_IMAGE, Frame, by_age
 
@@ -65,15 +63,6 @@ class Layout:
     """EnvPool's name of the array that tells success."""
     mask: str | None
     """EnvPool's name of the array that tells which choices the next action has."""
-    scale_A: NDArray[np.float64]
-    """EnvPool's action = offset + scale * ours, for a ``Box``."""
-    offset_A: NDArray[np.float64]
-    """EnvPool's action at 0, for a ``Box``."""
-
-    @property
-    def results(self) -> tuple[str, ...]:
-        """EnvPool's names of the arrays that tell the outcome of a control step."""
-        return ("reward", "done", "trunc", *([self.success] if self.success else []))
 
 
 def library() -> ModuleType:
@@ -85,13 +74,13 @@ def library() -> ModuleType:
 
 
 def require_known(id: str) -> str:
-    """Return ``id``. UserError with the nearest names if EnvPool has no such environment."""
+    """Return ``id``. UserError with the nearest name if EnvPool has no such environment."""
     names = library().list_all_envs()
     if id in names:
         return id
     short = {name.lower().rpartition("/")[2]: name for name in names}
-    found = [short[word] for word in difflib.get_close_matches(id.lower().rpartition("/")[2], short, n=3, cutoff=0.5)]
-    hint = f" Nearest: {', '.join(f'envpool/{name}' for name in found)}." if found else ""
+    found = nearest(id.lower().rpartition("/")[2], short)
+    hint = f" Nearest: envpool/{short[found]}." if found else ""
     raise UserError(f"task=envpool/{id}: EnvPool has {len(names)} environments, none with this name.{hint}")
 
 
@@ -109,23 +98,24 @@ def read_layout(id: str, task: EnvpoolTaskConfig, cameras: Sequence[CameraSpec] 
     if not 0 < limit < NO_LIMIT:
         raise UserError(f"task=envpool/{id} has no time limit in EnvPool: give task.max_episode_steps=<control steps>")
     arrays = found.state_array_spec
-    shapes = {
-        key: [length for length in array.shape if length != -1]
-        for key, array in arrays.items()
-        if key.partition(":")[0] == "obs"
-    }
+    shapes = {key: [length for length in array.shape if length != -1] for key, array in arrays.items()}
+    action = _action(id, found)
+    choices = [action.n] if isinstance(action, Discrete) else None
+    mask = next((key for key in MASK_KEYS if key in arrays and shapes[key] == choices), None)
+    shapes = {key: shape for key, shape in shapes.items() if key.partition(":")[0] == "obs" and key != mask}
     frames = _frames(id, config, arrays, shapes)
     images = {frame.key for frame in frames.values()}
-    action, scale_A, offset_A = _action(id, found)
-    mask = next((key for key in MASK_KEYS if key in arrays and _masks(action, arrays[key].shape)), None)
-    if mask is not None:
-        shapes.pop(mask, None)
-    if len(images) == len(shapes) and not cameras:
+    vectors = [key for key in shapes if key not in images]
+    if not vectors and not cameras:
         raise images_alone(f"envpool/{id}", [next(iter(frames))], not isinstance(action, Box))
-    _check_cameras(id, cameras, frames)
-    terms = {key: Term(_name(key), int(np.prod(shape))) for key, shape in shapes.items() if key not in images}
+    for camera in cameras:
+        if not frames:
+            raise UserError(f"task envpool/{id} has no cameras: choose a policy that gets a state vector")
+        if camera.name not in frames:
+            raise unknown_name(f"camera of task envpool/{id}", camera.name, frames)
     state, privileged = (
-        {key: term for key, term in terms.items() if (key == PRIVILEGED_KEY) == hidden} for hidden in (False, True)
+        {key: Term(_name(key), int(np.prod(shapes[key]))) for key in vectors if (key == PRIVILEGED_KEY) == hidden}
+        for hidden in (False, True)
     )
     success = next((key for key in SUCCESS_KEYS if key in arrays), None)
     text = task.instruction or id.rpartition("/")[2].partition("-v")[0]
@@ -144,12 +134,7 @@ def read_layout(id: str, task: EnvpoolTaskConfig, cameras: Sequence[CameraSpec] 
     )
     shown = {camera.name: frames[camera.name] for camera in cameras}
     options["max_episode_steps"] = limit + 1  # at its own limit EnvPool calls a failure a truncation, so ours is first
-    return Layout(id, options, spec, tuple(state), tuple(privileged), shown, success, mask, scale_A, offset_A)
-
-
-def _masks(action: ActionSpace, shape: Sequence[int]) -> bool:
-    """Return whether an array of this shape has an entry for each choice of ``action``."""
-    return isinstance(action, Discrete) and [length for length in shape if length != -1] == [action.n]
+    return Layout(id, options, spec, tuple(state), tuple(privileged), shown, success, mask)
 
 
 def _frames(
@@ -183,36 +168,24 @@ def _frames(
     return frames
 
 
-def _check_cameras(id: str, cameras: Sequence[CameraSpec], frames: Mapping[str, Frame]) -> None:
-    """Raise UserError for cameras that do not exist."""
-    for camera in cameras:
-        if not frames:
-            raise UserError(f"task envpool/{id} has no cameras: choose a policy that gets a state vector")
-        if camera.name not in frames:
-            raise unknown_name(f"camera of task envpool/{id}", camera.name, frames)
-
-
 def _make_spec(id: str, options: Mapping[str, Any]) -> Any:
     """Return EnvPool's own spec. UserError for an unknown option, a bad value or an environment that cannot run."""
     try:
         found = library().make_spec(id)
         defaults = {name: value for name, value in found.config._asdict().items() if name not in OURS}
         for name, value in options.items():
-            if name != "max_episode_steps":
-                _check_option(id, name, value, defaults)
+            if name == "max_episode_steps":
+                continue
+            if name not in defaults:
+                raise unknown_name(f"option of task=envpool/{id}", name, defaults)
+            default = defaults[name]
+            kinds = (float, int) if isinstance(default, float) else type(default)
+            if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool):
+                allowed = f"{type(default).__name__}, such as {default!r}"
+                raise UserError(f"task.options.{name}: got {value!r}, allowed: {allowed}")
         return library().make_spec(id, **options) if options else found
     except (ImportError, TypeError, RuntimeError) as error:
         raise UserError(f"task=envpool/{id}: {one_line(error)}") from error
-
-
-def _check_option(id: str, name: str, value: Any, defaults: Mapping[str, Any]) -> None:
-    """Raise UserError unless ``value`` has the type of EnvPool's default of the option ``name``."""
-    if name not in defaults:
-        raise unknown_name(f"option of task=envpool/{id}", name, defaults)
-    default = defaults[name]
-    kinds = (float, int) if isinstance(default, float) else type(default)
-    if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool):
-        raise UserError(f"task.options.{name}: got {value!r}, allowed: {type(default).__name__}, such as {default!r}")
 
 
 def _name(key: str) -> str:
@@ -220,25 +193,25 @@ def _name(key: str) -> str:
     return (key.partition(":")[2] or key).replace(":", ".")
 
 
-def _action(id: str, found: Any) -> tuple[ActionSpace, NDArray[np.float64], NDArray[np.float64]]:
-    """Return the action space, with scale and offset of a ``Box``. UserError for a space that is not supported."""
-    none = np.zeros(0)
+def _action(id: str, found: Any) -> Box | Discrete:
+    """Return the action space. UserError for one that is not supported."""
     if found.config.max_num_players != 1:
         raise UserError(f"task=envpool/{id} has {found.config.max_num_players} players, supported: one")
     space = found.action_space
     kind = type(space).__name__
     if kind == "Discrete" and space.start == 0:
-        return Discrete(tuple(str(choice) for choice in range(space.n))), none, none
+        return Discrete(tuple(str(choice) for choice in range(space.n)))
     if kind != "Box" or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
-        raise UserError(
-            f"task=envpool/{id} has actions {space}, supported: a vector of real numbers (Box) or Discrete from 0"
-        )
-    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-    if (np.abs([low, high]) > NO_BOUND).any():
+        supported = "a vector of real numbers (Box) or Discrete from 0"
+        raise UserError(f"task=envpool/{id} has actions {space}, supported: {supported}")
+    limits = np.stack([space.low, space.high], axis=-1).astype(np.float64).tolist()
+    if np.abs(limits).max() > NO_BOUND:
         raise UserError(f"task=envpool/{id} has actions without limits ({space}); policies act within limits")
-    scale, offset = (high - low) / 2, (high + low) / 2
-    terms = zip(scale, offset, strict=True)
-    return Box(tuple(ActionTerm(f"action[{i}]", scale=s, offset=o) for i, (s, o) in enumerate(terms))), scale, offset
+    terms = (
+        ActionTerm(f"action[{i}]", scale=(high - low) / 2, offset=(high + low) / 2)
+        for i, (low, high) in enumerate(limits)
+    )
+    return Box(tuple(terms))
 
 
 def control_dt_s(config: Mapping[str, Any]) -> float:
