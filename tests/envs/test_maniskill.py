@@ -21,8 +21,8 @@ from embodied.data.lerobot import check_fits
 from embodied.data.maniskill import read_trajectories
 from embodied.envs import FAMILIES, make_sampler
 from embodied.envs.adapters.maniskill import family as maniskill
+from embodied.envs.adapters.maniskill.describe import INSTALL, VULKAN, Request
 from embodied.envs.adapters.maniskill.pool import ManiSkillScene
-from embodied.envs.adapters.maniskill.request import INSTALL, VULKAN, Request
 from embodied.envs.checks.conformance import check_env
 
 ID = "PickCube-v1"
@@ -146,8 +146,8 @@ def test_what_is_not_there_is_named(request_: Request, message: str, simulations
 
 def test_several_robots_and_failures_are_described(simulations: Any) -> None:
     two = simulations.describe(Request("TwoRobotPickCube-v1"))
-    assert len(two.action_names) == len(two.low) == 16
-    assert two.action_names[8] == "panda_wristcam-1/0"
+    assert len(two.action.terms) == 16
+    assert two.action.terms[8].name.endswith("[panda_wristcam-1/0]")
     assert two.robot == "panda_wristcam+panda_wristcam"
     balance = simulations.describe(Request("MS-CartpoleBalance-v1"))
     assert (balance.outcomes, "sparse" in balance.reward_modes) == (("fail",), False)  # ManiSkill raises for it
@@ -167,7 +167,7 @@ def test_options_are_refused_with_what_is_allowed(family: Any, monkeypatch: Any)
 
 
 def test_without_the_package_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maniskill, "is_installed", lambda: False)
+    monkeypatch.setattr(maniskill, "find_spec", lambda name: None)
     maniskill._ids.cache_clear()
     with pytest.raises(UserError, match=r"ManiSkill, which is not installed: pip install .*\[maniskill\]"):
         FAMILIES["maniskill"].build().spec("Lift-v9", options())
@@ -183,7 +183,7 @@ def test_without_a_vulkan_device_what_to_install_is_named(family: Any, monkeypat
 
 def test_a_driver_that_crashes_is_named_and_ends_only_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maniskill, "SIMULATIONS", "tests.envs.children:Answers")
-    monkeypatch.setattr(maniskill, "is_installed", lambda: True)
+    monkeypatch.setattr(maniskill, "find_spec", lambda name: name)
     with pytest.raises(UserError, match=r"needs a Vulkan device.*ended by SIGSEGV"):
         FAMILIES["maniskill"].build().spec("PullCube-v1", options())
 

@@ -1,4 +1,4 @@
-"""What a ManiSkill environment offers: vectors of the state, limits of actions, modes, cameras, outcomes."""
+"""A ManiSkill environment: the request for it, and what it offers."""
 
 from __future__ import annotations
 
@@ -9,29 +9,45 @@ import numpy as np
 from torch import Tensor
 
 from embodied.core.errors import UserError
-from embodied.envs.adapters.maniskill.request import OUTCOMES
+from embodied.core.spec import ActionTerm, Box, CameraSpec, Term
+
+INSTALL = "pip install -c constraints.txt -e '.[maniskill]'"
+VULKAN = (
+    "ManiSkill needs a Vulkan device even without rendering, and found none that works. As root, `bash "
+    "envs/adapters/install_vulkan.sh` installs Mesa's software device on Debian and Ubuntu (Mesa 25 or newer)"
+)
+OUTCOMES = ("success", "fail")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Which environment to build, with ManiSkill's own names of its options. None: the environment's default."""
+
+    id: str
+    """Name of the environment, such as PickCube-v1."""
+    robot_uids: str | None = None
+    control_mode: str | None = None
+    reward_mode: str | None = None
+    obs_mode: str = "state_dict"
+    sim_backend: str = "physx_cpu"
+    cameras: tuple[CameraSpec, ...] = ()
+    """Cameras that observations have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
     """What a built environment says about itself."""
 
-    terms: tuple[tuple[str, int], ...]
-    """Path and size of every vector of the state, in the order of the state."""
-    privileged: tuple[str, ...]
-    """Paths of those that observations with images do not have."""
+    terms: tuple[Term, ...]
+    """Vectors of the state, in the order of the state; named by their paths."""
+    privileged: tuple[Term, ...]
+    """Those that observations with images do not have."""
     cameras: tuple[str, ...]
     """Names of the cameras."""
-    control_mode: str
-    """Control mode that acts."""
+    action: Box
+    """Actions, named by the control mode."""
     reward_modes: tuple[str, ...]
     """Reward modes that it can compute."""
-    action_names: tuple[str, ...]
-    """Names of the A entries of an action, without the control mode."""
-    low: tuple[float, ...]
-    """Lower limit of each entry of an action."""
-    high: tuple[float, ...]
-    """Upper limit of each entry of an action."""
     outcomes: tuple[str, ...]
     """Which of success and fail it evaluates."""
     robot: str
@@ -54,22 +70,13 @@ def describe(env: Any, max_episode_steps: int | None) -> Description:
     vectors = _flat(env._get_obs_state_dict(info))
     env._obs_mode, env.obs_mode_struct = "rgb", parse_obs_mode_to_struct("rgb")
     measured = _flat(env._get_obs_state_dict(info))
-    space = env.single_action_space
-    boxes = dict(space.spaces) if hasattr(space, "spaces") else {"": space}
-    limits = [np.stack([box.low, box.high]) for box in boxes.values() if hasattr(box, "low")]
-    if len(limits) < len(boxes) or not np.isfinite(np.concatenate(limits, axis=-1)).all():
-        raise UserError(f"task.control_mode={control_mode(env)}: its actions have no finite limits: {space}")
-    low, high = np.concatenate(limits, axis=-1).tolist()
-    names = [f"{robot}{'/' if robot else ''}{i}" for robot, box in boxes.items() for i in range(box.shape[0])]
+    terms = {path: Term(path, value.reshape(1, -1).shape[-1]) for path, value in vectors.items()}
     return Description(
-        terms=tuple((path, value.reshape(1, -1).shape[-1]) for path, value in vectors.items()),
-        privileged=tuple(path for path in vectors if path not in measured),
+        terms=tuple(terms.values()),
+        privileged=tuple(term for path, term in terms.items() if path not in measured),
         cameras=tuple(env._sensors),
-        control_mode=control_mode(env),
+        action=_action(env),
         reward_modes=tuple(rewards),
-        action_names=tuple(names),
-        low=tuple(low),
-        high=tuple(high),
         outcomes=tuple(name for name in OUTCOMES if name in info),
         robot="+".join(agent.uid for agent in agents(env)),
         control_dt_s=1.0 / env.control_freq,
@@ -82,6 +89,24 @@ def agents(env: Any) -> list[Any]:
     if env.agent is None:
         raise UserError(f"{type(env).__name__} of ManiSkill has no robot, so no actions")
     return list(getattr(env.agent, "agents", [env.agent]))
+
+
+def _action(env: Any) -> Box:
+    """Return the actions; of several robots, the control mode is that of the first."""
+    mode, space = str(agents(env)[0].control_mode), env.single_action_space
+    boxes = dict(space.spaces) if hasattr(space, "spaces") else {"": space}
+    limits = [np.stack([box.low, box.high], axis=-1) for box in boxes.values() if hasattr(box, "low")]
+    if len(limits) < len(boxes) or not np.isfinite(np.concatenate(limits)).all():
+        raise UserError(f"task.control_mode={mode}: its actions have no finite limits: {space}")
+    names = [f"{robot}{'/' if robot else ''}{i}" for robot, box in boxes.items() for i in range(box.shape[0])]
+    pairs = np.concatenate(limits).tolist()
+    if any(pair != [-1.0, 1.0] for pair in pairs):
+        mode += "_normalized"  # no data set that holds the limits' own units fits by accident
+    terms = (
+        ActionTerm(f"{mode}[{name}]", scale=(high - low) / 2, offset=(high + low) / 2)
+        for name, (low, high) in zip(names, pairs, strict=True)
+    )
+    return Box(tuple(terms))
 
 
 def _reward_modes(env: Any) -> list[str]:
@@ -100,11 +125,6 @@ def _reward_modes(env: Any) -> list[str]:
         found.append(mode)
     env._reward_mode = present
     return found
-
-
-def control_mode(env: Any) -> str:
-    """Return the control mode; of several robots, that of the first."""
-    return str(agents(env)[0].control_mode)
 
 
 def _flat(node: Any, name: str = "") -> dict[str, Tensor]:

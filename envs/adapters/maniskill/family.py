@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import closing
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -18,11 +19,9 @@ import torch
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import PositiveInt, Text, config_dataclass
 from embodied.core.process.child import ChildDied, ChildObject
-from embodied.core.spec import ActionTerm, Box, CameraSpec, EnvSpec, Instruction, Term
-from embodied.envs.adapters.maniskill.describe import Description
+from embodied.core.spec import CameraSpec, EnvSpec, Instruction, Term
+from embodied.envs.adapters.maniskill.describe import INSTALL, VULKAN, Description, Request
 from embodied.envs.adapters.maniskill.pool import FLAT, SIMULATIONS, ManiSkillEnv, ManiSkillProcesses, ManiSkillScene
-from embodied.envs.adapters.maniskill.request import INSTALL, VULKAN, Request
-from embodied.envs.adapters.maniskill.sim import is_installed
 from embodied.envs.registry import FAMILIES
 
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)  # ends of a process by a bad driver
@@ -85,25 +84,17 @@ class ManiSkill:
         limit = task.max_episode_steps or found.max_episode_steps
         if limit is None:
             raise UserError(f"task.max_episode_steps: {id} has no time limit of its own, so it needs one")
-        terms = [Term(path, size) for path, size in found.terms if not cameras or path not in found.privileged]
+        hidden = found.privileged if cameras else ()
+        state = tuple(term for term in found.terms if term not in hidden)
         if task.obs_mode == FLAT:
-            terms = [Term(FLAT, sum(size for _, size in found.terms))]
-        name = found.control_mode
-        limits = list(zip(found.low, found.high, strict=True))
-        if any(pair != (-1.0, 1.0) for pair in limits):
-            name += "_normalized"  # no data set that holds the limits' own units fits by accident
+            state = (Term(FLAT, sum(term.size for term in found.terms)),)
         return EnvSpec(
             task=f"maniskill/{id}",
-            state=tuple(terms),
-            action=Box(
-                tuple(
-                    ActionTerm(f"{name}[{entry}]", scale=(high - low) / 2, offset=(high + low) / 2)
-                    for entry, (low, high) in zip(found.action_names, limits, strict=True)
-                )
-            ),
+            state=state,
+            action=found.action,
             control_dt_s=found.control_dt_s,
             max_episode_steps=limit,
-            privileged=tuple(Term(path, size) for path, size in found.terms if cameras and path in found.privileged),
+            privileged=hidden,
             cameras=tuple(cameras),
             instructions=(Instruction(task.instruction or id, goal=id),),
             outcomes=found.outcomes,
@@ -127,9 +118,7 @@ class ManiSkill:
 @functools.cache
 def _ids() -> tuple[str, ...]:
     """Return the names of all environments; none if ManiSkill is not installed."""
-    if not is_installed():
-        return ()
-    return tuple(_ask("ids"))
+    return () if find_spec("mani_skill") is None else tuple(_ask("ids"))
 
 
 @functools.cache
@@ -138,7 +127,7 @@ def _describe(request: Request) -> Description:
 
     UserError if ManiSkill is not installed, finds no Vulkan device, or lacks the environment or an option.
     """
-    if not is_installed():
+    if find_spec("mani_skill") is None:
         raise UserError(f"the family maniskill needs ManiSkill, which is not installed: {INSTALL}")
     description: Description = _ask("describe", request)
     return description

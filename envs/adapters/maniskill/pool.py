@@ -6,6 +6,7 @@ GPU   N envs in one scene ──► observations, rewards and outcomes stay on i
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -21,7 +22,7 @@ from embodied.core.episodes import EpisodePlans, Ints
 from embodied.core.process.child import ChildObject
 from embodied.core.spec import Box, EnvSpec
 from embodied.core.types import Obs
-from embodied.envs.adapters.maniskill.request import Request
+from embodied.envs.adapters.maniskill.describe import Request
 from embodied.envs.adapters.maniskill.sim import Simulation
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
@@ -48,7 +49,7 @@ class ManiSkillEnv(EpisodicEnv):
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         """Reset envs ``ids`` [n] with seeds that are a function of their plans."""
-        seed_n = (EpisodeRng(plans.seed_n, plans.number_n).unit("maniskill", 1)[:, 0] * 2**31).astype(np.int64)
+        seed_n = (EpisodeRng(plans.seed_n, plans.number_n).uniform("maniskill", 0.0, 1.0) * 2**31).astype(np.int64)
         self._state_NS[torch.from_numpy(ids).to(self.device)] = self._start(ids, seed_n.tolist())
 
     def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
@@ -56,16 +57,14 @@ class ManiSkillEnv(EpisodicEnv):
         reward_N, outcomes = self._step(self._offset_A + self._scale_A * action_NA, ids)
         ends = [outcomes[name] for name in self.terminate_on]
         failed_N = torch.stack(ends).any(0) if ends else None
-        broken_n = None
-        if not bool(torch.isfinite(self._state_NS.sum() + reward_N.sum())):
-            finite_N = torch.isfinite(self._state_NS).all(-1) & torch.isfinite(reward_N)
-            broken_n = (~finite_N).nonzero().squeeze(-1)
-        return Advance(reward_N, outcomes, failed_N, broken_n)
+        finite_N = torch.isfinite(self._state_NS).all(-1) & torch.isfinite(reward_N)
+        broken_n = (~finite_N).nonzero().squeeze(-1)
+        return Advance(reward_N, outcomes, failed_N, broken_n if len(broken_n) else None)
 
     def observe(self, ids: Ints | None = None) -> Obs:
         """Return the present observation of envs ``ids`` (sorted and unique; None: all); images are rendered now."""
         rows = np.arange(self.num_envs) if ids is None else ids
-        state = self._state_NS.clone() if ids is None else self._state_NS[torch.from_numpy(ids).to(self.device)]
+        state = self._state_NS[torch.from_numpy(rows).to(self.device)]
         obs = {"state": state[:, : self.spec.state_dim]}
         if self.spec.privileged:
             obs["privileged"] = state[:, self.spec.state_dim :]
@@ -93,6 +92,11 @@ class ManiSkillEnv(EpisodicEnv):
 
         return render
 
+    def _paths(self) -> tuple[str, ...]:
+        """Return the paths of the vectors of state and privileged observation; none if ManiSkill flattens the state."""
+        names = [term.name for term in self.spec.state]
+        return (*([] if names == [FLAT] else names), *(term.name for term in self.spec.privileged))
+
     @abstractmethod
     def _start(self, ids: Ints, seeds: list[int]) -> Tensor:
         """Reset envs ``ids`` [n] and return their states [n, S + P]."""
@@ -118,64 +122,57 @@ class ManiSkillProcesses(ManiSkillEnv):
     ) -> None:
         super().__init__(spec, num_envs, terminate_on)
         self._bounds = np.linspace(0, num_envs, min(num_processes, num_envs) + 1).astype(np.int64)
-        self._opened = ExitStack()
         self._children: list[ChildObject] = []
-        for _ in self._bounds[1:]:
-            self._children.append(ChildObject(SIMULATIONS))
-            self._opened.callback(self._children[-1].close)
         with ExitStack() as failing:
-            failing.push(self._opened.__exit__)
-            state, privileged = _paths(spec)
-            sizes = np.diff(self._bounds).tolist()
-            self._ask("build", [(request, size, state, privileged) for size in sizes])
+            failing.callback(self.close)
+            for _ in self._bounds[1:]:
+                self._children.append(ChildObject(SIMULATIONS))
+            self._call("build", [(request, size, self._paths()) for size in np.diff(self._bounds).tolist()])
             failing.pop_all()
 
     def close(self) -> None:
         """End the child processes."""
-        self._opened.close()
+        with ExitStack() as closing:
+            for child in self._children:
+                closing.callback(child.close)
 
     def _start(self, ids: Ints, seeds: list[int]) -> Tensor:
-        parts = self._shares(ids)
-        arguments = [(part, [seeds[i] for i in at]) if len(part) else None for part, at in parts]
-        return torch.from_numpy(np.concatenate(self._ask("start", arguments)))
+        arguments = [(numbers, seeds[at]) for numbers, at in self._shares(ids)]
+        return torch.from_numpy(np.concatenate(self._call("start", arguments)))
 
     def _step(self, action_NA: Tensor, ids: Ints | None) -> tuple[Tensor, Mapping[str, Tensor]]:
         rows = np.arange(self.num_envs) if ids is None else ids
         action_nA = action_NA.numpy()[rows]
-        arguments = [(part, action_nA[at]) if len(part) else None for part, at in self._shares(rows)]
-        states, rewards, outcomes = zip(*self._ask("step", arguments), strict=True)
-        state_nS, reward_n = (torch.from_numpy(np.concatenate(parts)) for parts in (states, rewards))
-        found = {name: torch.from_numpy(np.concatenate([o[name] for o in outcomes])) for name in self.spec.outcomes}
-        if ids is None:
-            self._state_NS = state_nS
-            return reward_n, found
-        index = torch.from_numpy(ids)
-        self._state_NS[index] = state_nS
-        spread = {name: torch.zeros(self.num_envs, dtype=torch.bool) for name in found}
-        for name, outcome_n in found.items():
-            spread[name][index] = outcome_n
-        return torch.zeros(self.num_envs).index_copy(0, index, reward_n), spread
+        parts = self._call("step", [(numbers, action_nA[at]) for numbers, at in self._shares(rows)])
+        states, rewards, outcomes = zip(*parts, strict=True)
+        index = torch.from_numpy(rows)
+        self._state_NS[index] = torch.from_numpy(np.concatenate(states))
+        reward_N = torch.zeros(self.num_envs)
+        reward_N[index] = torch.from_numpy(np.concatenate(rewards))
+        spread = {name: torch.zeros(self.num_envs, dtype=torch.bool) for name in self.spec.outcomes}
+        for name, outcome_N in spread.items():
+            outcome_N[index] = torch.from_numpy(np.concatenate([part[name] for part in outcomes]))
+        return reward_N, spread
 
     def _images(self, ids: Ints) -> Mapping[str, Tensor]:
-        if not len(ids):
+        parts = self._call("images", [(numbers,) for numbers, _ in self._shares(ids)])
+        if not parts:
             return {c.name: torch.zeros(0, c.height, c.width, 3, dtype=torch.uint8) for c in self.spec.cameras}
-        images = self._ask("images", [(part,) if len(part) else None for part, _ in self._shares(ids)])
-        return {name: torch.from_numpy(np.concatenate([part[name] for part in images])) for name in images[0]}
+        return {name: torch.from_numpy(np.concatenate([part[name] for part in parts])) for name in parts[0]}
 
     def _frames(self) -> Tensor:
-        return torch.from_numpy(np.concatenate(self._ask("frames", [() for _ in self._children])))
+        shares = self._shares(np.arange(self.num_envs))
+        return torch.from_numpy(np.concatenate(self._call("frames", [(numbers,) for numbers, _ in shares])))
 
-    def _shares(self, ids: Ints) -> list[tuple[list[int], Ints]]:
+    def _shares(self, ids: Ints) -> list[tuple[list[int], slice]]:
         """Return for each child which of envs ``ids`` (sorted) it has: their numbers in it, and their places in ids."""
-        ends = np.searchsorted(ids, self._bounds)
-        return [
-            ((ids[low:high] - first).tolist(), np.arange(low, high))
-            for low, high, first in zip(ends[:-1], ends[1:], self._bounds, strict=False)
-        ]
+        ends = np.searchsorted(ids, self._bounds).tolist()
+        places = [slice(low, high) for low, high in itertools.pairwise(ends)]
+        return [((ids[at] - first).tolist(), at) for at, first in zip(places, self._bounds, strict=False)]
 
-    def _ask(self, method: str, arguments: list[Any]) -> list[Any]:
-        """Call a method in all children at once, except those whose arguments are None; return the results."""
-        asked = [(child, given) for child, given in zip(self._children, arguments, strict=True) if given is not None]
+    def _call(self, method: str, arguments: list[Any]) -> list[Any]:
+        """Call a method in all children at once, except those with no envs to call it for; return the results."""
+        asked = [(child, given) for child, given in zip(self._children, arguments, strict=True) if given[0] != []]
         for child, given in asked:
             child.send(method, *given)
         return [child.receive() for child, _ in asked]
@@ -187,8 +184,7 @@ class ManiSkillScene(ManiSkillEnv):
     def __init__(self, spec: EnvSpec, request: Request, num_envs: int, terminate_on: Iterable[str]) -> None:
         self._simulation = Simulation(request, num_envs)
         super().__init__(spec, num_envs, terminate_on, self._simulation.env.device)
-        state, privileged = _paths(spec)
-        self._simulation.choose((*state, *privileged))
+        self._simulation.choose(self._paths())
 
     def close(self) -> None:
         """Release the scene."""
@@ -209,9 +205,3 @@ class ManiSkillScene(ManiSkillEnv):
 
     def _frames(self) -> Tensor:
         return self._simulation.frame()
-
-
-def _paths(spec: EnvSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the paths of the vectors of state and privileged observation; none if ManiSkill flattens the state."""
-    names = tuple(term.name for term in spec.state)
-    return (() if names == (FLAT,) else names), tuple(term.name for term in spec.privileged)

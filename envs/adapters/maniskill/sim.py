@@ -12,7 +12,6 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from operator import getitem
 from typing import Any
 
@@ -22,16 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.errors import UserError, one_line, unknown_name
-from embodied.envs.adapters.maniskill.describe import Description, agents, describe
-from embodied.envs.adapters.maniskill.request import OUTCOMES, VULKAN, Request
+from embodied.envs.adapters.maniskill.describe import OUTCOMES, VULKAN, Description, Request, agents, describe
 
 Pixels = NDArray[np.uint8]
 Floats = NDArray[np.float32]
-
-
-def is_installed() -> bool:
-    """Return whether ManiSkill is installed, without importing it."""
-    return find_spec("mani_skill") is not None
 
 
 def registered() -> Mapping[str, Any]:
@@ -76,7 +69,11 @@ class Simulation:
 
     def step(self, action_NA: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Make one control step of all envs; return rewards [N] and outcomes, bool [N]."""
-        self._state, reward_N, _, _, info = self.env.step(self._action(action_NA))
+        action: Any = action_NA
+        if hasattr(space := self.env.single_action_space, "spaces"):  # of several robots, by name
+            sizes = [part.shape[0] for part in space.spaces.values()]
+            action = dict(zip(space.spaces, action_NA.split(sizes, dim=-1), strict=True))
+        self._state, reward_N, _, _, info = self.env.step(action)
         return reward_N.float(), {name: info[name].bool() for name in OUTCOMES if name in info}
 
     def state(self) -> Tensor:
@@ -97,14 +94,6 @@ class Simulation:
         """Return an image of the present state for people, uint8 [N, H, W, 3]."""
         image: Tensor = self.env.render_rgb_array()
         return image
-
-    def _action(self, action_NA: Tensor) -> Any:
-        """Return the action as the env takes it: of several robots, by name."""
-        space = self.env.single_action_space
-        if not hasattr(space, "spaces"):
-            return action_NA
-        sizes = [part.shape[0] for part in space.spaces.values()]
-        return dict(zip(space.spaces, action_NA.split(sizes, dim=-1), strict=True))
 
 
 class Simulations:
@@ -138,12 +127,12 @@ class Simulations:
             ) from error
 
     @torch.inference_mode()
-    def build(self, request: Request, num_envs: int, state: tuple[str, ...], privileged: tuple[str, ...]) -> None:
-        """Build ``num_envs`` environments. state, privileged: paths of the vectors of either observation."""
+    def build(self, request: Request, num_envs: int, paths: tuple[str, ...]) -> None:
+        """Build ``num_envs`` environments. paths: of the vectors of the state."""
         torch.set_num_threads(1)
         self.simulations = [Simulation(request) for _ in range(num_envs)]
         for simulation in self.simulations:
-            simulation.choose((*state, *privileged))
+            simulation.choose(paths)
 
     @torch.inference_mode()
     def start(self, rows: list[int], seeds: list[int]) -> Floats:
@@ -170,9 +159,9 @@ class Simulations:
         return {name: torch.cat([image[name] for image in images]).numpy() for name in images[0]}
 
     @torch.inference_mode()
-    def frames(self) -> Pixels:
-        """Return an image of every env for people, uint8 [N, H, W, 3]."""
-        return torch.cat([simulation.frame() for simulation in self.simulations]).numpy()
+    def frames(self, rows: list[int]) -> Pixels:
+        """Return an image of envs ``rows`` [m] for people, uint8 [m, H, W, 3]."""
+        return torch.cat([self.simulations[row].frame() for row in rows]).numpy()
 
 
 def _entry(id: str) -> Any:
@@ -193,17 +182,12 @@ def _make(request: Request, num_envs: int, obs_mode: str) -> Any:
         sapien.render.RenderSystem(sapien.Device("cpu" if render == "cpu" else "cuda"))
     except RuntimeError as error:
         raise UserError(f"{VULKAN} ({one_line(error)})") from error
-    options: dict[str, Any] = {
-        "obs_mode": obs_mode,
-        "sim_backend": request.sim_backend,
-        "render_backend": render,
-        "sensor_configs": {c.name: {"width": c.width, "height": c.height} for c in request.cameras},
-    }
-    for name in ("robot_uids", "control_mode", "reward_mode"):
-        if getattr(request, name) is not None:
-            options[name] = getattr(request, name)
-    if request.robot_uids is not None:
-        _check_robot(request.robot_uids)
+    given = {name: getattr(request, name) for name in ("robot_uids", "control_mode", "reward_mode")}
+    options = {name: value for name, value in given.items() if value is not None}
+    options |= {"obs_mode": obs_mode, "sim_backend": request.sim_backend, "render_backend": render}
+    options["sensor_configs"] = {c.name: {"width": c.width, "height": c.height} for c in request.cameras}
+    if request.robot_uids not in (None, *(robots := _robots())):
+        raise unknown_name("task.robot_uids", str(request.robot_uids), robots)
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
@@ -216,9 +200,9 @@ def _make(request: Request, num_envs: int, obs_mode: str) -> Any:
         ) from error
 
 
-def _check_robot(robot: str) -> None:
-    """Raise UserError unless the robot exists."""
+def _robots() -> Mapping[str, Any]:
+    """Return ManiSkill's registry of robots."""
     from mani_skill.agents.registration import REGISTERED_AGENTS
 
-    if robot not in REGISTERED_AGENTS:
-        raise unknown_name("task.robot_uids", robot, REGISTERED_AGENTS)
+    robots: Mapping[str, Any] = REGISTERED_AGENTS
+    return robots
