@@ -1,7 +1,5 @@
 """The Adam optimiser of PPO and its adaptive learning rate, and the average of weights over updates."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

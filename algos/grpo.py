@@ -1,7 +1,5 @@
 """Group-relative policy optimisation: PPO without a critic, whose baseline is the mean return of a group."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

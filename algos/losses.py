@@ -14,8 +14,6 @@ u = current / p and r = current / b:
 On fresh data p = b; decoupled, vtrace and none are then equal.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
@@ -138,30 +136,22 @@ def truncated_objective(log_ratio_B: Tensor, advantage_B: Tensor, cap: float, be
     return objective_B, (ratio_B > cap).to(ratio_B.dtype)
 
 
-class Reduced(NamedTuple):
-    """Reduced log-probabilities of B decisions."""
-
-    log_prob_BR: Tensor
-    """Log-probabilities whose ratios PPO clips, R per decision."""
-    scale: Tensor | int
-    """Factor of the mean over the R objectives; its gradient at ratio 1 is then that of the exact log-probability."""
-
-
-def reduce_log_prob(evaluation: Evaluation, reduction: str) -> Reduced:
-    """Return the log-probabilities whose ratios PPO clips under one of REDUCTIONS.
+def reduce_log_prob(evaluation: Evaluation, reduction: str) -> tuple[Tensor, Tensor | int]:
+    """Return the log-probabilities [B, R] whose ratios PPO clips under one of REDUCTIONS, and a scale.
 
     sum: the decision's exact log-probability (R = 1). mean: the same divided by the number of terms of the whole
-    decision (R = 1). action: one for each executed action (R = E).
+    decision (R = 1). action: one for each executed action (R = E). The scale is the factor of the mean over the R
+    objectives; its gradient at ratio 1 is then that of the exact log-probability.
     UserError if the policy does not give the shares of its actions.
     """
     if reduction == "sum":
-        return Reduced(evaluation.log_prob_B[:, None], 1)
+        return evaluation.log_prob_B[:, None], 1
     if evaluation.log_prob_BE is None or evaluation.terms_B is None:
         raise UserError(f"algo.reduction={reduction} needs a policy that gives its actions' shares; use reduction=sum")
     if reduction == "action":
-        return Reduced(evaluation.log_prob_BE, evaluation.log_prob_BE.shape[-1])
+        return evaluation.log_prob_BE, evaluation.log_prob_BE.shape[-1]
     terms_B = (evaluation.terms_B / evaluation.scored_share).round()
-    return Reduced((evaluation.log_prob_B / terms_B)[:, None], terms_B)
+    return (evaluation.log_prob_B / terms_B)[:, None], terms_B
 
 
 def policy_term(

@@ -10,8 +10,6 @@ epochs:  Batch ── shuffle, select ──► minibatch ── loss ──► 
 observations of the batch ──► normaliser of the policy ;  weights ──► average that is deployed
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Mapping, Sequence
@@ -130,7 +128,7 @@ class PPO(Algorithm):
         reference = None
         if self.reference is not None:
             reference = evaluate_in_pieces(self.reference, obs, chain, piece).distribution
-        reduced_BR = losses.reduce_log_prob(before, config.reduction).log_prob_BR if config.reduction != "sum" else None
+        reduced_BR = losses.reduce_log_prob(before, config.reduction)[0] if config.reduction != "sum" else None
         return Batch(obs, chain, flat.to(self.device, non_blocking=True), distribution, reference, reduced_BR)
 
     def estimate(self, fragment: Fragment, log_rho_TN: Tensor, valid_TN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -207,9 +205,8 @@ class PPO(Algorithm):
         now = self.policy.evaluate(batch.obs, batch.chain)
         if config.proximal == "interpolate":
             proximal_B = losses.interpolate_proximal(now.log_prob_B, behaviour_B, alpha_B)
-        reduced, reduced_ratio_BR = losses.reduce_log_prob(now, config.reduction), None
-        if batch.reduced_BR is not None:
-            reduced_ratio_BR = losses.log_ratio(reduced.log_prob_BR, batch.reduced_BR)
+        reduced_BR, reduced_scale = losses.reduce_log_prob(now, config.reduction)
+        reduced_ratio_BR = None if batch.reduced_BR is None else losses.log_ratio(reduced_BR, batch.reduced_BR)
         term = losses.policy_term(
             config.correction,
             now.log_prob_B,
@@ -217,7 +214,7 @@ class PPO(Algorithm):
             proximal_B,
             advantage_B,
             reduced_ratio_BR=reduced_ratio_BR,
-            reduced_scale=reduced.scale,
+            reduced_scale=reduced_scale,
             clip_range=config.clip_range * math.sqrt(now.scored_share),
             dual_clip=config.dual_clip,
             behaviour_cap=config.behaviour_cap,

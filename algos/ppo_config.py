@@ -1,7 +1,5 @@
 """Options of PPO and of the algorithms that extend it."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -108,15 +106,11 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         if self.min_learning_rate > self.max_learning_rate:
-            raise UserError(
-                f"min_learning_rate: got {self.min_learning_rate}, allowed: at most "
-                f"max_learning_rate={self.max_learning_rate}"
-            )
+            limit = f"at most max_learning_rate={self.max_learning_rate}"
+            raise UserError(f"min_learning_rate: got {self.min_learning_rate}, allowed: {limit}")
         exact = self.correction in ("decoupled", "vtrace") and self.proximal == "recompute"
         if self.reduction != "sum" and not exact:
-            raise UserError(
-                f"reduction={self.reduction} needs proximal=recompute with correction=decoupled or vtrace, "
-                f"got {self.proximal} and {self.correction}"
-            )
+            needed = "proximal=recompute with correction=decoupled or vtrace"
+            raise UserError(f"reduction={self.reduction} needs {needed}, got {self.proximal} and {self.correction}")
         if self.proximal == "interpolate" and self.correction != "decoupled":
             raise UserError(f"proximal=interpolate needs correction=decoupled, got '{self.correction}'")

@@ -1,7 +1,5 @@
 """Registry of the algorithms."""
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 import torch

@@ -13,8 +13,6 @@ and V(last_obs) at the end of the fragment. The end of an episode inside a fragm
 Shapes: T decisions, N envs, E executed actions. Everything is vectorised over N; Python loops only over T.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

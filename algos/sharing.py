@@ -9,8 +9,6 @@ Each process has its own minibatches; the k-th minibatches of all processes toge
 the same number of sums and get the same bits from them. So they stay equal, whatever decisions each of them has.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -7,8 +7,6 @@ the instruction names. Imitation and reinforcement learning then start from a po
 starts from a model of captioned images instead.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Mapping

@@ -30,14 +30,6 @@ POLICIES.register("vla", config=VLAConfig)(build_vla)
 POLICIES.register("vla_tiny", config=VLAConfig)(build_vla)
 
 __all__ = [
-    "POLICIES",
-    "CategoricalConfig",
-    "CategoricalPolicy",
-    "DSRLConfig",
-    "DSRLPolicy",
-    "FlowConfig",
-    "FlowPolicy",
-    "GaussianConfig",
-    "GaussianPolicy",
-    "VLAConfig",
-]
+    "POLICIES", "CategoricalConfig", "CategoricalPolicy", "DSRLConfig", "DSRLPolicy", "FlowConfig", "FlowPolicy",
+    "GaussianConfig", "GaussianPolicy", "VLAConfig",
+]  # fmt: skip

@@ -1,7 +1,5 @@
 """Base of all policies: chunk sizes, a state normaliser, and a critic that a deployed policy does not need."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Categorical distributions over discrete actions, with masks of the allowed choices."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch
@@ -54,10 +52,8 @@ class CategoricalPolicy(ActorCritic):
         super().__init__(spec, config, encoder=encoder_of(spec, config))
         assert not isinstance(spec.action, Box)
         if spec.action_mask and config.horizon > 1:
-            raise UserError(
-                f"policy.horizon: got {config.horizon}, allowed: 1, because the action masks of task {spec.task} hold "
-                "for the next action alone"
-            )
+            why = f"because the action masks of task {spec.task} hold for the next action alone"
+            raise UserError(f"policy.horizon: got {config.horizon}, allowed: 1, {why}")
         counts = torch.tensor(spec.action.counts)
         self.register_buffer("exists_AM", torch.arange(int(counts.max())) < counts[:, None], persistent=False)
         self.noise_shape = self.plan_noise_shape = (config.horizon, *self.exists_AM.shape)  # [H, A, M]
@@ -117,7 +113,6 @@ def _choose(log_probs: Tensor, noise: Tensor | None) -> Tensor:
 
 
 def _of_choice(log_probs: Tensor, choice: Tensor) -> Tensor:
-    """Return the log-probabilities [...] of choices [...], out of those of all choices [..., M]."""
     return log_probs.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
 
 

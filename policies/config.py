@@ -1,7 +1,5 @@
 """Options that policies share."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from embodied.core.errors import UserError

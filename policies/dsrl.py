@@ -1,7 +1,5 @@
 """Steering of a frozen flow policy by its initial noise."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """A Gaussian over action chunks with a learned standard deviation, the usual actor of on-policy algorithms."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Densities of diagonal Gaussians over action chunks, and their sums over the executed actions."""
 
-from __future__ import annotations
-
 from math import log, pi
 
 from torch import Tensor

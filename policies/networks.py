@@ -1,7 +1,5 @@
 """Layers and activations of small networks with their initialisation, and learned standard deviations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import atanh, log, sqrt
 from typing import TypeVar
@@ -12,12 +10,7 @@ from torch import Tensor, nn
 
 LayerT = TypeVar("LayerT", nn.Linear, nn.Conv2d)
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "elu": nn.ELU,
-    "relu": nn.ReLU,
-    "silu": nn.SiLU,
-    "tanh": nn.Tanh,
-}
+ACTIVATIONS: dict[str, type[nn.Module]] = {"elu": nn.ELU, "relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}
 
 
 def linear(inputs: int, outputs: int, gain: float = sqrt(2.0), bias: bool = True) -> nn.Linear:

@@ -15,8 +15,6 @@ is (u + (1 - w)^2 (b - m)^2) / v' before it is clipped, by 1 / w.
 No constant here has a unit: a feature times c has m and sqrt(v) times c, the same outliers and the same z.
 """
 
-from __future__ import annotations
-
 from math import ceil
 from typing import Any
 
@@ -65,9 +63,8 @@ class RunningNormalizer(nn.Module):
     count: Tensor
     """int64 [], number of vectors in the statistics."""
     mean: Tensor
-    """float64 [D]."""
     var: Tensor
-    """float64 [D], biased variance."""
+    """float64 [D], mean and biased variance."""
     fixed: Tensor
     """bool [], whether the statistics are frozen."""
     center: Tensor
@@ -98,10 +95,7 @@ class RunningNormalizer(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
-        """Fold x [..., D] into the statistics; do nothing if x is empty.
-
-        Of frozen statistics only those of features that outgrow them change.
-        """
+        """Fold x [..., D] into the statistics; of frozen ones only those of features that outgrow them change."""
         batch = x.reshape(-1, self.mean.shape[0]).double()
         if batch.shape[0] == 0:
             return

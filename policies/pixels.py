@@ -38,10 +38,8 @@ def encoder_of(spec: EnvSpec, config: PixelConfig) -> PixelEncoder | None:
     if not config.cameras:
         return None
     if len({instruction.goal for instruction in spec.instructions}) > 1:
-        raise UserError(
-            f"policy.cameras: the instructions of task {spec.task} name one of several goals, and this policy cannot "
-            "read them: use policy=vla or vla_tiny"
-        )
+        why = f"the instructions of task {spec.task} name one of several goals, and this policy cannot read them"
+        raise UserError(f"policy.cameras: {why}: use policy=vla or vla_tiny")
     return PixelEncoder(config)
 
 

@@ -1,7 +1,5 @@
 """Base class of the algorithms of reinforcement learning: all that the runtime calls on one."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol

@@ -8,8 +8,6 @@ still while the process waits. So a thread ticks. It may fail to tick although t
 interpreter's lock, for instance to compile. The process then uses CPU time, which a stopped process does not.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -15,8 +15,6 @@ The dataclasses are the schema (embodied/core/options.py): a YAML file lists onl
 Bad input raises UserError with the key, the value and what is allowed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks of the rules that the outputs of a VecEnv must keep. Every error names the rule that is broken."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

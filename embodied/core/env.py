@@ -1,7 +1,5 @@
 """Base class of all environments: all that the runtime, the commands and the views call on one."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property

@@ -101,11 +101,6 @@ class EpisodeStats:
         return len(self.env_id_M)
 
     @property
-    def success_once_M(self) -> Tensor:
-        """Whether the episode was solved after at least one step, bool; KeyError without the outcome ``success``."""
-        return self.once[SUCCESS]
-
-    @property
     def success_at_end_M(self) -> Tensor:
         """Whether the episode was solved after the last step, bool; KeyError without the outcome ``success``."""
         return self.at_end[SUCCESS]
@@ -127,12 +122,14 @@ class EpisodeStats:
         if not parts:
             none = torch.zeros(0)
             return EpisodeStats(none.long(), none, none.long(), EpisodePlans.empty(0), {}, {})
-        once = {name: torch.cat([part.once[name] for part in parts]) for name in parts[0].once}
-        at_end = {name: torch.cat([part.at_end[name] for part in parts]) for name in parts[0].at_end}
-        env_id, returns, length = (
-            torch.cat([getattr(part, name) for part in parts]) for name in ("env_id_M", "return_M", "length_M")
+        return EpisodeStats(
+            env_id_M=torch.cat([part.env_id_M for part in parts]),
+            return_M=torch.cat([part.return_M for part in parts]),
+            length_M=torch.cat([part.length_M for part in parts]),
+            plans=EpisodePlans.concatenate([part.plans for part in parts]),
+            once={name: torch.cat([part.once[name] for part in parts]) for name in parts[0].once},
+            at_end={name: torch.cat([part.at_end[name] for part in parts]) for name in parts[0].at_end},
         )
-        return EpisodeStats(env_id, returns, length, EpisodePlans.concatenate([p.plans for p in parts]), once, at_end)
 
 
 @runtime_checkable
@@ -186,15 +183,13 @@ class PlanList:
 
     def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
         """Return the next plans of the list, then fillers."""
-        wanted = np.arange(self._num_given, self._num_given + len(ended))
-        self._num_given = min(self._num_given + len(ended), len(self.plans))
-        fresh = wanted < len(self.plans)
-        plans = ended.plans.rows(slice(None))
-        again = EpisodePlans.concatenate([plans])  # a copy
-        again.filler_n[:] = True
-        again.put(np.flatnonzero(fresh), self.plans.rows(wanted[fresh]))
-        self.present.put(ended.env_id_M.numpy(), again)
-        return again
+        fresh = np.arange(self._num_given, min(self._num_given + len(ended), len(self.plans)))
+        self._num_given += len(fresh)
+        plans = EpisodePlans.concatenate([ended.plans])  # a copy
+        plans.filler_n[:] = True
+        plans.put(np.arange(len(fresh)), self.plans.rows(fresh))
+        self.present.put(ended.env_id_M.numpy(), plans)
+        return plans
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the number of plans given so far."""

@@ -1,7 +1,5 @@
 """The error for bad input, and suggestions of names for its message."""
 
-from __future__ import annotations
-
 import difflib
 import traceback
 from collections.abc import Iterable
@@ -56,8 +54,7 @@ def nearest(name: str, allowed: Iterable[str]) -> str | None:
     names = list(allowed)
     if SYNONYMS.get(name) in names:
         return SYNONYMS[name]
-    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return matches[0] if matches else None
+    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.5)), None)
 
 
 def unknown_name(kind: str, got: str, allowed: Iterable[str]) -> UserError:

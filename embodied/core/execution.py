@@ -1,7 +1,5 @@
 """Execute a policy's chunks in an environment: the same limits and devices in training, evaluation and videos."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -5,8 +5,6 @@
 module or package that a user calls ``envs`` is found first.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable, Sequence

@@ -12,8 +12,6 @@ pydantic checks one field at a time, by its annotation. A ``__post_init__`` chec
 UserError. Nothing here imports torch or hydra.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import types
@@ -49,11 +47,8 @@ Widths = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 """Widths of one or more hidden layers."""
 
 OLD_NAMES = {
-    "Count": "PositiveInt",
-    "Natural": "NonNegativeInt",
-    "Share": "Fraction",
-    "ShareBelow1": "FractionBelow1",
-}
+    "Count": "PositiveInt", "Natural": "NonNegativeInt", "Share": "Fraction", "ShareBelow1": "FractionBelow1",
+}  # fmt: skip
 """Names of version 0.1, which the documents told users to import."""
 
 
@@ -143,13 +138,12 @@ def _exact(schema: dict[str, Any]) -> dict[str, Any]:
     if schema["type"] in ("bool", "int", "float"):
         schema["strict"] = True
     if schema["type"] == "int":
-        return dict(core_schema.no_info_before_validator_function(_whole_to_int, cast(CoreSchema, schema)))
+
+        def whole_to_int(value: Any) -> Any:
+            return int(value) if isinstance(value, float) and value.is_integer() else value
+
+        return dict(core_schema.no_info_before_validator_function(whole_to_int, cast(CoreSchema, schema)))
     return schema
-
-
-def _whole_to_int(value: Any) -> Any:
-    """Convert a float without a fraction to an integer; return anything else unchanged."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
@@ -184,7 +178,12 @@ def _user_error(error: ValidationError, cls: type[Any], path: str) -> UserError:
         section = _without_null(_annotation(cls, loc))
         return UserError(_with_path(str(first["ctx"]["error"]), section, _join(path, *loc)))
     if kind == "unexpected_keyword_argument":
-        return _unknown_key(str(loc[-1]), _without_null(_annotation(cls, loc[:-1])), _join(path, *loc[:-1]))
+        section, place = _without_null(_annotation(cls, loc[:-1])), _join(path, *loc[:-1])
+        names = {name: _join(place, name) for name in sorted(field.name for field in dataclasses.fields(section))}
+        suggestion = nearest(str(loc[-1]), names)
+        hint = f" Did you mean '{names[suggestion]}'?" if suggestion else ""
+        allowed = ", ".join(names.values()) or "none, it has no options"
+        return UserError(f"unknown key '{_join(path, *loc)}'.{hint} Allowed: {allowed}")
     if kind == "missing" and isinstance(loc[-1], str):
         return missing_key(_join(path, *loc))
     if kind == "missing":  # an item of a tuple, whose input is the whole tuple
@@ -198,8 +197,10 @@ def _wrong_value(error: ErrorDetails, annotation: Any, path: str) -> UserError:
     context = error.get("ctx", {})
     inner = _without_null(annotation)
     allowed = ALLOWED.get(error["type"], error["msg"]).format_map(context)
-    if context.keys() & BOUNDS.keys():
-        allowed = _bounds(inner)
+    if context.keys() & BOUNDS.keys():  # ``Annotated[float, Field(ge=0, lt=1)]`` → "at least 0 and below 1"
+        marks = [mark for field in inner.__metadata__ for mark in field.metadata]
+        bounds = [(words, getattr(mark, name, None)) for mark in marks for name, words in BOUNDS.items()]
+        allowed = " and ".join(f"{words} {bound}" for words, bound in bounds if bound is not None)
     if typing.get_origin(inner) is tuple and Ellipsis not in typing.get_args(inner):
         allowed = f"a list of {len(typing.get_args(inner))}"
     elif error["type"] == "tuple_type" and isinstance(error["input"], str):
@@ -208,15 +209,6 @@ def _wrong_value(error: ErrorDetails, annotation: Any, path: str) -> UserError:
         allowed += " or null"
     suggestion = nearest(str(error["input"]), re.findall(r"\w+", context.get("expected", "")))
     return wrong_value(path, got, allowed, suggestion)
-
-
-def _unknown_key(key: str, cls: Any, path: str) -> UserError:
-    """Return the error for a key that the options ``cls`` lack; it suggests the nearest one."""
-    names = sorted(field.name for field in dataclasses.fields(cls))
-    suggestion = nearest(key, names)
-    hint = f" Did you mean '{_join(path, suggestion)}'?" if suggestion else ""
-    allowed = ", ".join(_join(path, name) for name in names) or "none, it has no options"
-    return UserError(f"unknown key '{_join(path, key)}'.{hint} Allowed: {allowed}")
 
 
 def _with_path(message: str, cls: Any, path: str) -> str:
@@ -246,15 +238,6 @@ def _without_null(hint: Any) -> Any:
     """Return ``X`` for ``X | None``, any other annotation unchanged."""
     args = typing.get_args(hint)
     return args[0] if types.NoneType in args else hint
-
-
-def _bounds(hint: Any) -> str:
-    """Describe the bounds of an annotation: ``Annotated[float, Field(ge=0, lt=1)]`` → "at least 0 and below 1"."""
-    marks = [mark for field in hint.__metadata__ for mark in field.metadata]
-    bounds = [
-        f"{words} {getattr(mark, name)}" for mark in marks for name, words in BOUNDS.items() if hasattr(mark, name)
-    ]
-    return " and ".join(bounds)
 
 
 def _join(path: str, *parts: int | str) -> str:

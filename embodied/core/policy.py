@@ -1,7 +1,5 @@
 """Base class of all policies: all that the runtime, the trainers and the exports call on one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,13 +17,11 @@ class Policy(nn.Module):
     """
 
     horizon: int
-    """H, planned actions of a chunk."""
     execute: int
-    """E, executed actions of a chunk."""
+    """H planned and E executed actions of a chunk."""
     noise_shape: tuple[int, ...]
-    """Shape of the standard normals that ``act`` needs for one decision."""
     plan_noise_shape: tuple[int, ...]
-    """Shape of the standard normals that ``plan`` takes for one decision."""
+    """Shapes of the standard normals that ``act`` needs and that ``plan`` takes for one decision."""
 
     def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
         """Plan a chunk [N, H, A] for each row of obs, as a deployed policy does. No gradient.

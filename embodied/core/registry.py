@@ -1,7 +1,5 @@
 """Registries: from a name that users write in configurations to a class and its options."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points

@@ -1,12 +1,8 @@
 """Blocks of env seeds: each pair of a purpose and a user's seed has its own block, and no two blocks overlap."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 BLOCK_SIZE = 1_000_000  # env seeds, more than any pool has envs
-
-
 SEEDS = 2**31  # seeds of a user are below it (embodied.core.options.Seed)
 
 

@@ -32,9 +32,8 @@ class Difference:
     """A quantity computed from other terms: ``of + offset - minus``, with zeros for missing entries."""
 
     of: str
-    """Name of the term that is subtracted from."""
     minus: str
-    """Name of the term that is subtracted."""
+    """Names of the terms."""
     offset: tuple[float, ...] = ()
     """Constant that is added, in the unit of the terms."""
 
@@ -44,7 +43,6 @@ class Term:
     """One part of ``obs["state"]`` or ``obs["privileged"]``."""
 
     name: str
-    """Name of the part."""
     size: int
     """Number of entries."""
     unit: str = ""
@@ -84,9 +82,8 @@ class CameraSpec:
     name: str
     """Name of the camera, such as front or wrist."""
     height: int
-    """Height of the image, pixels."""
     width: int
-    """Width of the image, pixels."""
+    """Pixels of the image."""
 
     @classmethod
     def square(cls, name: str, size: int) -> CameraSpec:
@@ -99,7 +96,6 @@ class ActionTerm:
     """One dimension of a ``Box`` of actions, in [-1, 1]."""
 
     name: str
-    """Name of the dimension."""
     meaning: str = ""
     """Effect of the dimension, in words."""
     scale: float = 1.0
@@ -179,7 +175,6 @@ class JointSpec:
     """One joint of an arm with its position controller. Units: rad for a hinge, m for a slide."""
 
     name: str
-    """Name of the joint."""
     kind: Literal["hinge", "slide"]
     """Rotation about, or translation along, ``axis``."""
     pos_m: tuple[float, float, float]
@@ -189,17 +184,15 @@ class JointSpec:
     axis: tuple[float, float, float]
     """Axis in the joint's own frame, a unit vector."""
     low: float
-    """Lower position limit."""
     high: float
-    """Upper position limit."""
+    """Position limits."""
     max_velocity: float
     """Largest speed, unit/s."""
     max_effort: float
     """Largest torque (N m) or force (N) of the actuator."""
     stiffness: float
-    """Gain kp of the position controller."""
     damping: float
-    """Gain kd of the position controller."""
+    """Gains kp and kd of the position controller."""
     home: float
     """Position in the default pose."""
 
@@ -239,9 +232,8 @@ class ArmSpec:
     posture_gain: float
     """Share of the distance to the home posture that the null space moves per control step."""
     workspace_low_m: tuple[float, float, float]
-    """One corner of the box that the tool centre point's target stays in, base frame."""
     workspace_high_m: tuple[float, float, float]
-    """The opposite corner."""
+    """Corners of the box that the tool centre point's target stays in, base frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +241,6 @@ class Instruction:
     """One instruction of a task."""
 
     text: str
-    """Words of the instruction."""
     goal: str
     """Name of the goal; paraphrases share it."""
     split: str = TRAIN
@@ -261,7 +252,6 @@ class StartStage:
     """A later stage of a task that an episode can start from, for instance with the object in the gripper."""
 
     name: str
-    """Name of the stage."""
     share: float
     """Share of training episodes that start from the stage by default. Evaluations never do."""
 

@@ -1,7 +1,5 @@
 """Confidence intervals: of a success rate over episodes, and of a mean over training seeds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -89,14 +89,9 @@ class Evaluation:
 
     @classmethod
     def of(
-        cls,
-        log_prob_BE: Tensor,
-        entropy_B: Tensor,
-        value_B: Tensor,
-        distribution: Tensor,
-        terms: Tensor | int,
-        scored_share: float = 1.0,
-    ) -> Evaluation:
+        cls, log_prob_BE: Tensor, entropy_B: Tensor, value_B: Tensor, distribution: Tensor,
+        terms: Tensor | int, scored_share: float = 1.0,
+    ) -> Evaluation:  # fmt: skip
         """Build an evaluation from the shares of the scored actions. terms: ``terms_B``, or its one value."""
         terms_B = terms if isinstance(terms, Tensor) else torch.full_like(log_prob_BE[:, 0].detach(), terms)
         return cls(log_prob_BE.sum(-1), entropy_B, value_B, distribution, log_prob_BE, terms_B, scored_share)
@@ -147,9 +142,8 @@ class Fragment:
     num_steps_TN: Tensor
     """int64, executed control steps, 1 to E; 0 for a decision that is ignored (``Timestep.num_steps_N``)."""
     terminated_TN: Tensor
-    """bool, the episode ended in a terminal state during the decision."""
     truncated_TN: Tensor
-    """bool, the episode was cut during the decision."""
+    """bool, whether the episode ended in a terminal state, or was cut, during the decision."""
     final_value_TN: Tensor
     """The behaviour critic's value of the last observation for truncated decisions, of ``obs`` for ignored ones; 0
     elsewhere."""
@@ -168,9 +162,8 @@ class Fragment:
     final_index_M2: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.int64))
     """Decision and env of each row of ``final_obs``."""
     worker: int = 0
-    """Index of the env worker."""
     group: int = 0
-    """Index of the env group in its worker."""
+    """Indices of the env worker, and of the env group in its worker."""
     incarnation: int = 0
     """How many times the worker had been replaced."""
     sequence: int = 0

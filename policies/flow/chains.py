@@ -4,8 +4,6 @@ obs ─► encode ─► encoding ─► K times: network(encoding, x, k) ─►
                      └─────► all recorded steps at once ───────► mean, std ─► log-density, entropy (evaluate)
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, Literal
 

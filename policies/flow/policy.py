@@ -3,8 +3,6 @@
 An encoder runs once per decision, a small denoiser K times.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import pi
 from typing import Literal, NamedTuple
@@ -131,11 +129,9 @@ class FlowPolicy(FlowChains):
         return encoding._replace(fixed=self.fixed_rows(obs))
 
     def expand_steps(self, encoding: StateEncoding) -> StateEncoding:
-        """Return the encoding for a batch x [N, steps, H, A]."""
         return encoding._replace(first=encoding.first.unsqueeze(1), direct=encoding.direct.unsqueeze(1))
 
     def encoded_value(self, encoding: StateEncoding, obs: Obs) -> Tensor:
-        """Return the critic's value of encoded observations, [N]."""
         return self.state_value(encoding.state, obs)
 
     def value(self, obs: Obs) -> Tensor:
@@ -143,7 +139,6 @@ class FlowPolicy(FlowChains):
         return self.state_value(self.with_prefix(self.normalized_state(obs), obs), obs)
 
     def velocity(self, encoding: StateEncoding, x: Tensor, k: int | slice | Tensor) -> Tensor:
-        """Return the velocity at x [..., H, A] at the times ``grid[k]``."""
         return self.velocity_at(encoding, x, self.grid[k], self.grid_features[k])
 
     def velocity_at(self, encoding: StateEncoding, x: Tensor, t: Tensor, time: Tensor) -> Tensor:
@@ -152,7 +147,6 @@ class FlowPolicy(FlowChains):
         return self.to_velocity(self.denoiser.predict(encoding, features), x, t)
 
     def noisy_velocity(self, encoding: StateEncoding, x: Tensor, k: int | slice | Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``velocity`` and the standard deviations of the noise network, [..., H, A] each."""
         assert self.noise_network is not None
         features = self.denoiser.features(encoding, x.flatten(-2), self.grid_features[k])
         prediction, sigma = self.denoiser.predict_jointly(encoding, features, self.noise_network)

@@ -10,8 +10,6 @@ al. 2025).
 functions then do nothing.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

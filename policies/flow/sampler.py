@@ -1,7 +1,5 @@
 """Integration of a flow from noise to action, stochastic and deterministic, on the grid of ``step.time_grid``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,9 +15,8 @@ class Transition(NamedTuple):
     velocity: Tensor
     """Velocity at x, [N, H, A]."""
     mean: Tensor
-    """Mean of the next x, [N, H, A]."""
     std: Tensor
-    """Standard deviation of the next x, [N, H, A]."""
+    """Mean and standard deviation of the next x, [N, H, A]."""
 
 
 def sample_chain(denoise: Callable[[Tensor, int], Transition], noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -28,12 +25,11 @@ def sample_chain(denoise: Callable[[Tensor, int], Transition], noise: Tensor) ->
     noise: standard normals [N, K+1, H, A]: the initial noise, then the noise of each step. Returns the chain
     [N, K+1, H, A], and mean and standard deviation [N, K, H, A] of its K transitions.
     """
-    chain, means, stds = [noise[:, 0]], [], []
+    chain, steps = [noise[:, 0]], []
     for k in range(noise.shape[1] - 1):
-        step = denoise(chain[k], k)
-        means.append(step.mean)
-        stds.append(step.std)
-        chain.append(torch.addcmul(step.mean, step.std, noise[:, k + 1]))
+        steps.append(denoise(chain[k], k))
+        chain.append(torch.addcmul(steps[k].mean, steps[k].std, noise[:, k + 1]))
+    means, stds = [step.mean for step in steps], [step.std for step in steps]
     return torch.stack(chain, 1), torch.stack(means, 1), torch.stack(stds, 1)
 
 
@@ -43,13 +39,10 @@ class OneStep(NamedTuple):
     action: Tensor
     """End of the chain."""
     before: Tensor
-    """State at which the stochastic step begins."""
     after: Tensor
-    """State at which it ends, drawn from N(mean, std^2)."""
+    """States at which the stochastic step begins and ends; ``after`` is drawn from N(mean, std^2)."""
     mean: Tensor
-    """Mean of ``after``."""
     std: Tensor
-    """Standard deviation of ``after``."""
 
 
 def sample_one_step(

@@ -4,8 +4,6 @@ Flow time t runs from 1 (noise) to 0 (action): ``x_t = t * noise + (1 - t) * act
 The K inference steps start at t = 1 and are ``delta = 1 / K`` long. Times are floats or tensors that broadcast with x.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 config.json  model.safetensors (or shards)  tokenizer.json, tokenizer_config.json  preprocessor_config.json
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import sys

@@ -1,7 +1,5 @@
 """Options of the vision-language-action policy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal, get_args

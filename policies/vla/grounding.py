@@ -6,8 +6,6 @@ Suffixes: N observations, C cameras, P patches of all cameras, M masks (of words
 V words of the descriptions, h and w pixels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import IntEnum
 

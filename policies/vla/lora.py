@@ -1,7 +1,5 @@
 """Low-rank adaptation (LoRA, Hu et al. 2021) of linear layers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -13,8 +13,6 @@ Suffixes: N decisions, C cameras, P prefix tokens, S denoise steps, H action tok
 steps, L layers, G key-value heads, D size of a head, Q queries of a key-value head, T tokens that they attend to.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -30,9 +28,8 @@ class Prefix(NamedTuple):
     """Output of vision and language for the action expert to attend to."""
 
     key: Tensor
-    """Keys of the tokens of images and words in every layer, [N, L, G, P, D]."""
     value: Tensor
-    """Values of these tokens, [N, L, G, P, D]."""
+    """Keys and values of the tokens of images and words in every layer, [N, L, G, P, D]."""
     real: Tensor
     """Whether a token is no padding, bool [N, P]."""
 
@@ -175,26 +172,25 @@ def _keys_values(attention: Any, x: Tensor, rotation: tuple[Tensor, Tensor]) -> 
     return _rotate(key, (rotation[0].unsqueeze(2), rotation[1].unsqueeze(2))).transpose(1, 2), value.transpose(1, 2)
 
 
-def _queries(attention: Any, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the queries of tokens x [N, P, hidden], [N, G, Pg, D] for g query heads per key-value head.
-
-    The g queries of a token are neighbours. With one key-value head, as in π0, nothing is copied.
-    """
-    num, tokens = x.shape[:2]
-    query = attention.q_proj(x).view(num, tokens, -1, attention.head_dim)
-    query = _rotate(query, (rotation[0].unsqueeze(2), rotation[1].unsqueeze(2)))
-    query = query.view(num, tokens, -1, attention.num_key_value_groups, attention.head_dim)
-    return query.permute(0, 2, 1, 3, 4).flatten(2, 3)
-
-
 def _layer(
     layer: Any, x: Tensor, normed: Tensor, rotation: tuple[Tensor, Tensor], key: Tensor, value: Tensor, bias: Tensor
 ) -> Tensor:
-    """Run a layer on tokens x [N, P, hidden] that attend to keys and values. normed: x after the input norm."""
-    attention = layer.self_attn
-    out = _attention(attention, _queries(attention, normed, rotation), key, value, bias)
+    """Run a layer on tokens x [N, P, hidden] that attend to keys and values. normed: x after the input norm.
+
+    Queries are [N, G, P * g, D] for g query heads per key-value head; the g queries of a token are neighbours. With one
+    key-value head, as in π0, nothing is copied. Without a gradient the gated product is computed in place.
+    """
+    attention, mlp = layer.self_attn, layer.mlp
+    heads = (*x.shape[:2], -1, attention.num_key_value_groups, attention.head_dim)
+    query = attention.q_proj(normed).view(*x.shape[:2], -1, attention.head_dim)
+    query = _rotate(query, (rotation[0].unsqueeze(2), rotation[1].unsqueeze(2)))
+    out = _attention(attention, query.view(heads).permute(0, 2, 1, 3, 4).flatten(2, 3), key, value, bias)
     out = out.view(*out.shape[:2], x.shape[1], attention.num_key_value_groups, -1).permute(0, 2, 1, 3, 4).flatten(2)
-    return _feed_forward(layer, x + attention.o_proj(out))
+    x = x + attention.o_proj(out)
+    normed = _rms_norm(layer.post_attention_layernorm, x)
+    gate, up = mlp.act_fn(mlp.gate_proj(normed)), mlp.up_proj(normed)
+    residual: Tensor = mlp.down_proj(gate * up if torch.is_grad_enabled() else gate.mul_(up))
+    return x + residual
 
 
 def _attention(attention: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
@@ -207,14 +203,6 @@ def _attention(attention: Any, query: Tensor, key: Tensor, value: Tensor, bias: 
     bias = bias.expand(-1, query.shape[1], query.shape[2], -1).flatten(0, 1)
     scores = torch.baddbmm(bias, query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2), alpha=attention.scaling)
     return torch.bmm(scores.softmax(-1), value.flatten(0, 1)).view(query.shape)
-
-
-def _feed_forward(layer: Any, x: Tensor) -> Tensor:
-    """Add the output of a layer's gated network to x. Without a gradient the product is computed in place."""
-    mlp, normed = layer.mlp, _rms_norm(layer.post_attention_layernorm, x)
-    gate, up = mlp.act_fn(mlp.gate_proj(normed)), mlp.up_proj(normed)
-    residual: Tensor = mlp.down_proj(gate * up if torch.is_grad_enabled() else gate.mul_(up))
-    return x + residual
 
 
 def _rms_norm(norm: Any, x: Tensor) -> Tensor:

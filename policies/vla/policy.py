@@ -1,7 +1,5 @@
 """A policy of images, an instruction and the state: π0 of transformers, with the exploration of the flow policies."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -57,13 +55,11 @@ class VLAPolicy(FlowChains):
     library = "transformers"
 
     tokens_IT: Tensor
-    """Tokens of ``spec.instructions``, int64."""
     real_IT: Tensor
-    """Whether a token is no padding, bool."""
+    """Tokens of ``spec.instructions``, int64, and whether each is no padding, bool."""
     pixel_mean: Tensor
-    """Mean of the pixels (0 to 255) that the vision tower expects, [1 or 3, 1, 1]."""
     pixel_std: Tensor
-    """Their standard deviation, [1 or 3, 1, 1]."""
+    """Mean and standard deviation of the pixels (0 to 255) that the vision tower expects, [1 or 3, 1, 1]."""
 
     def __init__(self, spec: EnvSpec, config: VLAConfig) -> None:
         """Build or load the model. UserError if it does not fit the task or the options."""
@@ -157,7 +153,6 @@ class VLAPolicy(FlowChains):
         return encoding
 
     def encoded_value(self, encoding: VLAContext, obs: Obs) -> Tensor:
-        """Return the critic's value of encoded observations, [N]."""
         features = torch.cat((encoding.context.feature.detach(), encoding.state), -1)
         return self.state_value(self.with_prefix(features, obs), obs)
 
@@ -181,11 +176,9 @@ class VLAPolicy(FlowChains):
         return velocity
 
     def velocity(self, encoding: VLAContext, x: Tensor, k: int | slice | Tensor) -> Tensor:
-        """Return the velocity at x [..., H, W] at the times ``grid[k]``."""
         return self.to_velocity(self.features(encoding, x, self.grid[k]))
 
     def noisy_velocity(self, encoding: VLAContext, x: Tensor, k: int | slice | Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``velocity`` and the standard deviations of the noise network, [..., H, W] each."""
         assert self.noise_network is not None
         features = self.features(encoding, x, self.grid[k])
         return self.to_velocity(features), self.noise_network(features)

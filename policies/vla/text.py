@@ -1,7 +1,5 @@
 """Tokens of instructions, by the tokenizer of a checkpoint or by one trained on the instructions of a task."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,9 +18,8 @@ def train_tokenizer(instructions: Sequence[str]) -> Any:
     """Train a word-level tokenizer whose vocabulary is the words of ``instructions``, sorted."""
     normalizer = normalizers.Lowercase()
     splitter = pre_tokenizers.Split(Regex(r"\w+|[^\w\s]|\n"), behavior="removed", invert=True)
-    words = {
-        word for text in instructions for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text + "\n"))
-    }
+    text = normalizer.normalize_str("".join(f"{instruction}\n" for instruction in instructions))
+    words = {word for word, _ in splitter.pre_tokenize_str(text)}
     vocabulary = {word: index for index, word in enumerate([*SPECIAL_TOKENS.values(), IMAGE_TOKEN, *sorted(words)])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS["unk_token"]))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
@@ -51,9 +48,7 @@ def tokenize(tokenizer: Any, instructions: Sequence[str], max_tokens: int) -> tu
             raise UserError("an instruction is empty: policy=vla needs words that say what to do")
         ids = tokenizer(f"{tokenizer.bos_token}{text}\n", add_special_tokens=False)["input_ids"]
         if len(ids) > max_tokens:
-            raise UserError(
-                f"instruction '{text}' has {len(ids)} tokens, policy.max_tokens allows {max_tokens}: shorten it"
-            )
+            raise UserError(f"instruction '{text}' has {len(ids)} tokens, policy.max_tokens allows {max_tokens}")
         if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
             raise UserError(f"instruction '{text}' has words outside the vocabulary of the policy's tokenizer")
         rows.append(ids)

@@ -126,7 +126,7 @@ def test_episode_statistics_tell_once_from_at_the_end() -> None:
     goal[1, 0, 2] = 2.0  # env 1 loses what it had, env 0 keeps it
     goal[2, 0] = env.view.tcp_pos[2]
     step = env.step(torch.zeros(4, 9, 4))
-    assert step.episodes.success_once_M.tolist() == [True, True, True, False]
+    assert step.episodes.once["success"].tolist() == [True, True, True, False]
     assert step.episodes.success_at_end_M.tolist() == [True, False, True, False]
     assert step.info["success"].tolist() == [True, False, True, False]
 

@@ -91,7 +91,7 @@ def test_breaking_is_no_success(task: str, tmp_path: Path) -> None:
     env.batch.bind("qvel")[:] = np.nan
     step = env.step(torch.zeros(N, 3, 4))
     assert step.truncated_N.all()
-    assert not step.episodes.success_once_M.any()
+    assert not step.episodes.once["success"].any()
     assert not step.episodes.success_at_end_M.any()
     assert all(torch.isfinite(value).all() for value in (*step.obs.values(), *step.final_obs.values()))
 

@@ -150,15 +150,15 @@ def test_effective_sample_size() -> None:
 def test_other_reductions_need_the_shares_of_the_actions() -> None:
     share_BE = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
     evaluation = Evaluation.of(share_BE, torch.zeros(2), torch.zeros(2), torch.zeros(2, 6), terms=6)
-    assert losses.reduce_log_prob(evaluation, "sum").log_prob_BR.tolist() == [[3.0], [8.0]]
-    assert losses.reduce_log_prob(evaluation, "mean").log_prob_BR.tolist() == [[0.5], [pytest.approx(8 / 6)]]
-    assert losses.reduce_log_prob(evaluation, "action").log_prob_BR is share_BE
+    assert losses.reduce_log_prob(evaluation, "sum")[0].tolist() == [[3.0], [8.0]]
+    assert losses.reduce_log_prob(evaluation, "mean")[0].tolist() == [[0.5], [pytest.approx(8 / 6)]]
+    assert losses.reduce_log_prob(evaluation, "action")[0] is share_BE
     one_of_three = replace(evaluation, scored_share=1 / 3)
-    assert losses.reduce_log_prob(one_of_three, "mean").log_prob_BR.tolist() == [
+    assert losses.reduce_log_prob(one_of_three, "mean")[0].tolist() == [
         [pytest.approx(3 / 18)], [pytest.approx(8 / 18)],
     ]  # fmt: skip
     plain = Evaluation(torch.zeros(2), torch.zeros(2), torch.zeros(2), torch.zeros(2, 6))
-    assert losses.reduce_log_prob(plain, "sum").log_prob_BR.tolist() == [[0.0], [0.0]]
+    assert losses.reduce_log_prob(plain, "sum")[0].tolist() == [[0.0], [0.0]]
     for reduction in ("mean", "action"):
         with pytest.raises(
             UserError, match=f"algo.reduction={reduction} needs a policy that gives its actions' shares"

@@ -8,8 +8,6 @@ Displacements are relative to the measured pose. Training and robots use this la
 envs, a robot's computer for one arm. Every array has the batch last. No torch is imported here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 Batched functions have the batch as the last axis, so every operation is vectorised over it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

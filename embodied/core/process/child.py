@@ -12,8 +12,6 @@ only the parent holds open. Signals of the terminal do not reach it. The only pi
 processes, over a socket that no other process has. A fork of the parent may not use its children.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

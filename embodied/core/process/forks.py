@@ -1,7 +1,5 @@
 """Simulators with threads or processes, which a forked process lacks or shares with its parent."""
 
-from __future__ import annotations
-
 import os
 
 from embodied.core.errors import UserError

@@ -1,7 +1,5 @@
 """Ctrl-C while a command is imported. This module is imported first, so it imports only the standard library."""
 
-from __future__ import annotations
-
 import os
 import signal
 from types import FrameType

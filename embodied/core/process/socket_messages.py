@@ -3,8 +3,6 @@
 8 bytes length of the JSON | JSON {"message": ..., "arrays": [[name, dtype, shape], ...]} | the arrays' bytes
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import struct
