@@ -1,4 +1,4 @@
-"""Channel of delivered fragments from the workers to the learner, in whole batches.
+"""What workers hand to the main thread: fragments in whole batches, and states of their groups.
 
     workers ── put(fragment) ──►  {sequence: fragment}  ── take(version) ──► batch of exactly batch_fragments
 
@@ -11,8 +11,8 @@ numbers. Within a batch, fragments are sorted by worker and group, so that their
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Generic, Literal, Protocol, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from embodied.core.episodes import EpisodeStats
 
@@ -22,27 +22,16 @@ class Closed(Exception):
 
 
 class Sampled(Protocol):
-    """A complete fragment, or a reference to one that is in another process."""
+    """A complete fragment, or a reference to one that is in another process; see ``Fragment``."""
 
     @property
-    def worker(self) -> int:
-        """Index of the env worker."""
-        ...
-
+    def worker(self) -> int: ...
     @property
-    def group(self) -> int:
-        """Index of the env group in its worker."""
-        ...
-
+    def group(self) -> int: ...
     @property
-    def sequence(self) -> int:
-        """Number of its ticket."""
-        ...
-
+    def sequence(self) -> int: ...
     @property
-    def episodes(self) -> EpisodeStats:
-        """Episodes that ended in it."""
-        ...
+    def episodes(self) -> EpisodeStats: ...
 
 
 SampledT = TypeVar("SampledT", bound=Sampled)
@@ -54,8 +43,7 @@ class Channel(Generic[SampledT]):
     def __init__(
         self, batch_fragments: int, max_staleness: int, order: Literal["ticket", "arrival"] = "ticket"
     ) -> None:
-        self.batch_fragments = batch_fragments
-        self.order = order
+        self.batch_fragments, self.order = batch_fragments, order
         self.capacity = batch_fragments * (1 + max_staleness)
         self._fragments: dict[int, SampledT] = {}
         self._changed = threading.Condition()
@@ -111,3 +99,22 @@ class Channel(Generic[SampledT]):
         if self.order == "arrival":
             return sorted(self._fragments)[: self.batch_fragments]
         return range(version * self.batch_fragments, (version + 1) * self.batch_fragments)
+
+
+class Snapshot:
+    """States of env groups, each saved between two of its fragments. keys: worker and group of those to be saved."""
+
+    def __init__(self, keys: Iterable[tuple[int, int]] = ()) -> None:
+        self.states: dict[tuple[int, int], dict[str, Any] | None] = {}
+        self.complete = threading.Event()
+        self._keys = set(keys)
+
+    def lacks(self, key: tuple[int, int]) -> bool:
+        """Return whether a group is still to be saved."""
+        return key in self._keys and key not in self.states
+
+    def put(self, key: tuple[int, int], state: dict[str, Any] | None) -> None:
+        """Keep the state of a group; None if its worker is not there."""
+        self.states[key] = state
+        if self.states.keys() == self._keys:
+            self.complete.set()

@@ -2,12 +2,13 @@
 
     weights to deploy ──► evaluate(policy, env, plans, seed) ──► {success_at_end, ...}
 
-In a local run the evaluator has a thread of its own. It evaluates the weights to deploy when it is free and
-``eval_every`` iterations have passed. In a sync run it runs between two iterations.
+A runtime polls its evaluator between two iterations. ``Evaluator`` evaluates at once if ``eval_every`` iterations have
+passed. ``BackgroundEvaluator`` does so in a thread, while training goes on, and has the result at a later poll.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,9 +24,11 @@ from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.statistics import wilson_interval
 from embodied.runtime import threads
 from embodied.runtime.config import EvalNoise, RuntimeConfig
+from embodied.runtime.thread_group import ThreadGroup
 from embodied.runtime.watch.track import Track
 
 MAX_EVAL_ENVS = 512  # more envs cost memory and save no time
+Weights = Mapping[str, Tensor]
 
 
 def evaluate(
@@ -71,22 +74,18 @@ def summary(stats: EpisodeStats, spec: EnvSpec, seed: int) -> dict[str, Any]:
         "seed": seed,
     }
     if len(set(spec.splits)) > 1:
-        result["splits"] = _by_split(stats, spec)
-    return result
-
-
-def _by_split(stats: EpisodeStats, spec: EnvSpec) -> dict[str, Any]:
-    rows: dict[str, dict[str, list[int]]] = {split: {} for split in spec.splits}  # by split and goal
-    for row, i in enumerate(stats.plans.instruction_n.tolist()):
-        rows[spec.splits[i]].setdefault(spec.goals[i], []).append(row)
-    return {
-        split: {
-            **rates(stats.rows(torch.tensor([row for group in goals.values() for row in group]))),
-            "goals": {goal: rates(stats.rows(torch.tensor(group))) for goal, group in sorted(goals.items())},
+        rows: dict[str, dict[str, list[int]]] = {split: {} for split in spec.splits}  # by split and goal
+        for row, i in enumerate(stats.plans.instruction_n.tolist()):
+            rows[spec.splits[i]].setdefault(spec.goals[i], []).append(row)
+        result["splits"] = {
+            split: {
+                **rates(stats.rows(torch.tensor([row for group in goals.values() for row in group]))),
+                "goals": {goal: rates(stats.rows(torch.tensor(group))) for goal, group in sorted(goals.items())},
+            }
+            for split, goals in rows.items()
+            if goals
         }
-        for split, goals in rows.items()
-        if goals
-    }
+    return result
 
 
 def rates(stats: EpisodeStats) -> dict[str, Any]:
@@ -115,12 +114,10 @@ class Evaluator:
         config: RuntimeConfig,
         num_threads: int = 1,
     ) -> None:
+        """num_threads: of torch."""
         policy.eval()
-        self.policy: Policy = policy
-        self.make_env = make_env
-        self.plans = plans
-        self.config = config
-        self.num_threads = num_threads  # of torch
+        self.policy, self.make_env, self.plans = policy, make_env, plans
+        self.config, self.num_threads = config, num_threads
         self.env: VecEnv | None = None
         self.last_iteration = 0
         self.track = Track("evaluator", "idle")
@@ -130,7 +127,7 @@ class Evaluator:
         return self.config.eval_every > 0 and iteration - self.last_iteration >= self.config.eval_every
 
     def poll(
-        self, weights: Callable[[], Mapping[str, Tensor]], iteration: int, env_steps: int, stop: threading.Event
+        self, weights: Callable[[], Weights], iteration: int, env_steps: int, stop: threading.Event
     ) -> dict[str, Any] | None:
         """Return the result of an evaluation if one is due, else None, also if ``stop`` was set meanwhile.
 
@@ -142,7 +139,7 @@ class Evaluator:
         return self.run(weights(), iteration, env_steps, stop) or None
 
     def run(
-        self, weights: Mapping[str, Tensor], iteration: int, env_steps: int, stop: threading.Event | None = None
+        self, weights: Weights, iteration: int, env_steps: int, stop: threading.Event | None = None
     ) -> dict[str, Any]:
         """Evaluate weights. Return the result with their iteration and env_steps, or {} if ``stop`` was set."""
         self.last_iteration = iteration
@@ -158,3 +155,60 @@ class Evaluator:
         if self.env is not None:
             self.env.close()
             self.env = None
+
+
+class BackgroundEvaluator:
+    """Evaluator with a thread of a group; one evaluation at a time. ``end`` ends the thread."""
+
+    def __init__(self, evaluator: Evaluator, group: ThreadGroup) -> None:
+        self.evaluator, self._group = evaluator, group
+        self._jobs: queue.SimpleQueue[tuple[Weights, int, int] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._given = False
+        self._after: int | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether it evaluates now."""
+        return self._given and self._results.empty()
+
+    def begin(self) -> None:
+        """Start the thread."""
+        self._group.spawn("evaluator", self._evaluate)
+
+    def poll(
+        self, weights: Callable[[], Weights], iteration: int, env_steps: int, stop: threading.Event
+    ) -> dict[str, Any] | None:
+        """Return a finished result and start the next evaluation if it is due, without waiting.
+
+        weights: returns a copy of those to deploy. iteration, env_steps: that trained them. stop: not needed here.
+        """
+        result = None
+        if not self._results.empty():
+            result, self._given = self._results.get(), False
+            if self._after is not None:
+                result, self.evaluator.last_iteration, self._after = None, self._after, None
+        if not self._given and self.evaluator.due(iteration):
+            self._jobs.put((weights(), iteration, env_steps))
+            self._given = True
+        return result
+
+    def forget(self, last_iteration: int) -> None:
+        """Drop the result under way: its weights are lost. last_iteration: of the last evaluation that counts."""
+        self.evaluator.last_iteration = last_iteration
+        self._after = last_iteration if self._given else None
+
+    def end(self) -> None:
+        """Make the thread end after its present evaluation; ``stopping`` of the group cuts that short."""
+        self._jobs.put(None)
+
+    def _evaluate(self) -> None:
+        threads.use(self.evaluator.num_threads)
+        say = self._group.board.set
+        while (job := self._jobs.get()) is not None:
+            weights, iteration, env_steps = job
+            say("evaluator", f"judges the weights of iteration {iteration}")
+            result = self.evaluator.run(weights, iteration, env_steps, self._group.stopping)
+            if result:
+                self._results.put(result)
+            say("evaluator", "has nothing to do")

@@ -49,13 +49,9 @@ class Learner:
                 name = type(algorithm).__name__
                 raise UserError(f"runtime.num_learners={learners.size}: {name} cannot share an update; allowed: 1")
             algorithm.learners = learners
-        self.algorithm = algorithm
-        self.store = store
-        self.relabel = relabel
-        self.mask_above = mask_above
-        self.learners = learners
-        self.iteration = 0
-        self.env_steps = 0
+        self.algorithm, self.store, self.learners = algorithm, store, learners
+        self.relabel, self.mask_above = relabel, mask_above
+        self.iteration = self.env_steps = 0
         self.track = Track("learner", "other")
 
     @property
@@ -88,11 +84,13 @@ class Learner:
                 batch = [mask_before(fragment, self.iteration - self.mask_above) for fragment in batch]
             if self.relabel is not None:
                 batch = self.relabel(batch)
-            self._count_staleness(batch)
+            ages = torch.cat([self.iteration - fragment.version_TN[fragment.num_steps_TN > 0] for fragment in batch])
+            for age, count in zip(*(column.tolist() for column in ages.unique(return_counts=True)), strict=True):
+                self.track.add(f"staleness/{age}", count)
             metrics = self.algorithm.update(batch, self.iteration)
+            decisions = sum(int((fragment.num_steps_TN > 0).sum()) for fragment in fragments)
             env_steps, dropped = self._over_all(
-                sum(fragment.num_env_steps for fragment in batch),
-                sum(map(num_decisions, fragments)) - sum(map(num_decisions, batch)),
+                sum(fragment.num_env_steps for fragment in batch), decisions - len(ages)
             )
             if self.mask_above is not None:
                 metrics = {**metrics, "async/dropped": metrics.get("async/dropped", 0.0) + dropped}
@@ -101,10 +99,6 @@ class Learner:
             if self.learners.rank == 0:  # nobody reads the stores of the others
                 self.publish()
         return metrics
-
-    def totals(self) -> dict[str, float]:
-        """Return the seconds of each activity and the counts so far (``Track.totals``)."""
-        return self.track.totals()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, with keys policy, algorithm and counters."""
@@ -142,11 +136,6 @@ class Learner:
             raise RuntimeError(f"learner processes have different weights after update {self.iteration}")
         return tuple(sums)
 
-    def _count_staleness(self, batch: Sequence[Fragment]) -> None:
-        ages = torch.cat([self.iteration - fragment.version_TN[fragment.num_steps_TN > 0] for fragment in batch])
-        for age, decisions in zip(*(column.tolist() for column in ages.unique(return_counts=True)), strict=True):
-            self.track.add(f"staleness/{age}", decisions)
-
 
 def mask_before(fragment: Fragment, oldest: int) -> Fragment:
     """Mask the decisions of a fragment that were drawn by older weights than version ``oldest``.
@@ -160,8 +149,3 @@ def mask_before(fragment: Fragment, oldest: int) -> Fragment:
     num_steps_TN = fragment.num_steps_TN.clone()
     num_steps_TN[: int(old_T.nonzero().max()) + 1] = 0
     return replace(fragment, num_steps_TN=num_steps_TN)
-
-
-def num_decisions(fragment: Fragment) -> int:
-    """Return the number of decisions that count."""
-    return int((fragment.num_steps_TN > 0).sum())

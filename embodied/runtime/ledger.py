@@ -7,19 +7,16 @@ version counts consumed batches. Tickets are numbered in order of admission and 
 ``b * batch_fragments ...`` of that order, whatever the order of delivery: since ticket k is given out only while
 ``k < (version + 1 + max_staleness) * batch_fragments`` and is consumed when version is ``k // batch_fragments``, no
 decision is ever more than max_staleness versions old at its update, however slow its worker was. Tickets are leases:
-``release`` frees a dead worker's number for the next ticket.
+``release_worker`` frees a dead worker's numbers for the next tickets.
 
 Nothing can deadlock as long as every ticket is delivered or released: the limit is always at least
 ``(version + 1) * batch_fragments``, so the batch that the learner waits for can always be admitted whole.
 
 With order=arrival, batch b is the first ``batch_fragments`` fragments that are complete, those with the lowest numbers
-if there are more (``Channel``). A slow fragment then holds up nothing, and may become too old. Its maximum age: every
-decision is stamped with the version w of the weights that drew it. In the update of batch b the learner masks it, and
-the decisions of its fragment before it, if ``b - w > max_staleness`` (``mask_before``). So no decision that is learned
-from is more than max_staleness versions old, whatever the order of events. The batch comes in finite time: while it is
-not complete, fewer than ``(version + 1) * batch_fragments`` fragments have been accepted. So the limit admits the rest,
-and every ticket in flight is delivered or released. ``accepted + in_flight`` keeps its limit, since neither depends on
-the order.
+if there are more (``Channel``). A slow fragment then holds up nothing, and may become too old: in the update of batch b
+the learner masks decisions of weights w, and those of the same fragment before them, if ``b - w > max_staleness``
+(``mask_before``). The batch comes in finite time: while it is not complete, fewer than
+``(version + 1) * batch_fragments`` fragments have been accepted, so the limit admits the rest.
 
 With max_staleness=0 (synchronous PPO) each group gives exactly one fragment to each batch, so that a batch does not
 depend on which group was faster. A worker that dies for good must then be replaced, or the run stopped.
@@ -59,64 +56,53 @@ class Ticket:
 class Ledger:
     """Thread-safe; every method returns at once except ``acquire``.
 
-    batch_fragments: fragments of one batch. max_staleness: see above.
+    batch_fragments: fragments of one batch. max_staleness: see above. version: batches consumed. accepted: fragments
+    delivered since the beginning. waiting: calls that wait in ``acquire`` now, until a batch has been consumed.
     """
 
     def __init__(self, batch_fragments: int, max_staleness: int) -> None:
-        assert batch_fragments >= 1
-        assert max_staleness >= 0
-        self.batch_fragments = batch_fragments
-        self.max_staleness = max_staleness
+        self.batch_fragments, self.max_staleness = batch_fragments, max_staleness
+        self.version = self.accepted = self.waiting = 0
         self._changed = threading.Condition()
-        self._version = 0
-        self._accepted = 0
         self._next = 0
         self._freed: list[int] = []  # heap of released numbers
         self._leases: dict[int, Ticket] = {}
-        self._given: Counter[tuple[int, int]] = Counter()  # with max_staleness=0: tickets of the next batch per group
+        self._given: Counter[tuple[int, int]] = Counter()  # tickets per group since the last consumed batch
         self._learner = 0
         self._wakes = 0
-        self._waiting = 0
         self._closed = False
-
-    @property
-    def version(self) -> int:
-        """Batches consumed."""
-        return self._version
-
-    @property
-    def accepted(self) -> int:
-        """Fragments delivered since the beginning."""
-        return self._accepted
 
     @property
     def in_flight(self) -> int:
         """Tickets that are neither delivered nor released."""
         return len(self._leases)
 
-    @property
-    def waiting(self) -> int:
-        """Calls that wait in ``acquire`` now. They continue only when a batch has been consumed."""
-        return self._waiting
-
     def try_acquire(self, worker: int, incarnation: int = 0, group: int = 0) -> Ticket | None:
         """Return a ticket, or None if the limit is reached or the ledger is closed."""
         with self._changed:
-            return self._try_acquire(worker, incarnation, group)
+            limit = (self.version + 1 + self.max_staleness) * self.batch_fragments
+            if self._closed or self.accepted + len(self._leases) >= limit:
+                return None
+            if self.max_staleness == 0 and self._given[worker, group]:
+                return None
+            self._given[worker, group] += 1
+            if self._freed:
+                sequence = heapq.heappop(self._freed)
+            else:
+                sequence, self._next = self._next, self._next + 1
+            self._leases[sequence] = ticket = Ticket(sequence, worker, group, incarnation, self._learner)
+            return ticket
 
-    def acquire(
-        self, worker: int, incarnation: int = 0, group: int = 0, timeout_s: float | None = None
-    ) -> Ticket | None:
-        """Wait for a ticket and return it; None on timeout, ``wake`` or ``close``."""
+    def acquire(self, worker: int, incarnation: int = 0, group: int = 0) -> Ticket | None:
+        """Wait for a ticket and return it; None on ``wake`` or ``close``."""
         with self._changed:
             wakes = self._wakes
-            self._waiting += 1
-            ticket = self._try_acquire(worker, incarnation, group)
-            while ticket is None and not self._closed and self._wakes == wakes:
-                if not self._changed.wait(timeout_s):
+            self.waiting += 1
+            while (ticket := self.try_acquire(worker, incarnation, group)) is None:
+                if self._closed or self._wakes != wakes:
                     break
-                ticket = self._try_acquire(worker, incarnation, group)
-            self._waiting -= 1
+                self._changed.wait()
+            self.waiting -= 1
             return ticket
 
     def deliver(self, ticket: Ticket) -> bool:
@@ -125,32 +111,28 @@ class Ledger:
             if self._leases.get(ticket.sequence) != ticket:
                 return False
             del self._leases[ticket.sequence]
-            self._accepted += 1
+            self.accepted += 1
             return True
-
-    def release(self, ticket: Ticket) -> None:
-        """Give a ticket back unused; no effect if it was delivered or released before."""
-        with self._changed:
-            self._release(ticket)
-            self._changed.notify_all()
 
     def release_worker(self, worker: int, incarnation: int) -> int:
         """Give back all tickets of a dead worker; return their number."""
         with self._changed:
             held = [t for t in self._leases.values() if (t.worker, t.incarnation) == (worker, incarnation)]
             for ticket in held:
-                self._release(ticket)
+                del self._leases[ticket.sequence]
+                heapq.heappush(self._freed, ticket.sequence)
+                self._given[worker, ticket.group] -= 1
             self._changed.notify_all()
             return len(held)
 
     def consumed_batch(self) -> int:
         """Count batch ``version`` as consumed, after version + 1 was published; return the new version."""
         with self._changed:
-            assert self._accepted >= (self._version + 1) * self.batch_fragments, "a batch that was never delivered"
-            self._version += 1
+            assert self.accepted >= (self.version + 1) * self.batch_fragments, "a batch that was never delivered"
+            self.version += 1
             self._given.clear()
             self._changed.notify_all()
-            return self._version
+            return self.version
 
     def wake(self) -> None:
         """Make every waiting ``acquire`` return None once."""
@@ -164,17 +146,16 @@ class Ledger:
             self._closed = True
             self._changed.notify_all()
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the number of consumed batches. Fragments in flight or not consumed are not in a checkpoint."""
-        return {"version": self._version}
-
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue from ``state_dict``, before anything was admitted."""
+        """Continue after ``version`` consumed batches, before anything was admitted.
+
+        Fragments in flight or not consumed are not in a checkpoint.
+        """
         with self._changed:
             assert not self._leases
-            assert self._accepted == self._version * self.batch_fragments
-            self._version = state["version"]
-            self._accepted = self._next = self._version * self.batch_fragments
+            assert self.accepted == self.version * self.batch_fragments
+            self.version = state["version"]
+            self.accepted = self._next = self.version * self.batch_fragments
 
     def rewind(self, version: int, learner: int) -> None:
         """Go back to ``version`` consumed batches, for another incarnation of the learner.
@@ -186,29 +167,6 @@ class Ledger:
             self._leases.clear()
             self._freed.clear()
             self._given.clear()
-            self._version, self._learner = version, learner
-            self._accepted = self._next = version * self.batch_fragments
+            self.version, self._learner = version, learner
+            self.accepted = self._next = version * self.batch_fragments
             self._changed.notify_all()
-
-    def _try_acquire(self, worker: int, incarnation: int, group: int) -> Ticket | None:
-        limit = (self._version + 1 + self.max_staleness) * self.batch_fragments
-        if self._closed or self._accepted + len(self._leases) >= limit:
-            return None
-        if self.max_staleness == 0:
-            if self._given[worker, group]:
-                return None
-            self._given[worker, group] += 1
-        if self._freed:
-            sequence = heapq.heappop(self._freed)
-        else:
-            sequence, self._next = self._next, self._next + 1
-        ticket = Ticket(sequence, worker, group, incarnation, self._learner)
-        self._leases[sequence] = ticket
-        return ticket
-
-    def _release(self, ticket: Ticket) -> None:
-        if self._leases.get(ticket.sequence) == ticket:
-            del self._leases[ticket.sequence]
-            heapq.heappush(self._freed, ticket.sequence)
-            if self.max_staleness == 0:
-                self._given[ticket.worker, ticket.group] -= 1

@@ -22,44 +22,34 @@ from typing import Any
 from embodied.core.algorithm import Metrics
 from embodied.core.types import Fragment
 from embodied.runtime import threads
-from embodied.runtime.background_evaluator import BackgroundEvaluator
-from embodied.runtime.channel import Channel, Closed
-from embodied.runtime.collecting.actor_server import ActorServer
-from embodied.runtime.collecting.env_worker import EnvWorker
-from embodied.runtime.collecting.messages import ActReply, ActRequest
+from embodied.runtime.channel import Channel, Closed, Snapshot
+from embodied.runtime.collecting.actor_server import ActReply, ActRequest
 from embodied.runtime.config import LocalConfig
-from embodied.runtime.learner import Learner
+from embodied.runtime.evaluator import BackgroundEvaluator
 from embodied.runtime.ledger import Ticket
-from embodied.runtime.loop import RUNTIMES, Runtime
+from embodied.runtime.loop import RUNTIMES
+from embodied.runtime.one_process import OneProcess
 from embodied.runtime.recipe import Recipe
-from embodied.runtime.snapshot import Snapshot
 from embodied.runtime.thread_group import ThreadGroup
-from embodied.runtime.watch.track import Track
 
 
 @RUNTIMES.register("local", config=LocalConfig)
-class LocalRuntime(Runtime):
+class LocalRuntime(OneProcess):
     """Parts in threads, from the first iteration to ``close``. Between iterations they go on sampling."""
 
-    workers: list[EnvWorker]
-    actor: ActorServer
-    learner: Learner
     evaluation: BackgroundEvaluator | None
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
-        self._parts = parts = recipe.build()
-        self.spec, self.workers, self.actor = parts.spec, parts.workers, parts.actor
-        self.learner, self.evaluator = parts.learner, parts.evaluator
         self.channel: Channel[Fragment] = Channel(
             self.ledger.batch_fragments, self.ledger.max_staleness, self.config.order
         )
         self.threads = ThreadGroup(self.config.watchdog_s, self._end_waits)
         self.evaluation = None if self.evaluator is None else BackgroundEvaluator(self.evaluator, self.threads)
+        self._say = self.threads.board.set
         self._requests: queue.SimpleQueue[ActRequest | None] = queue.SimpleQueue()
         self._replies: list[queue.SimpleQueue[ActReply | None]] = [queue.SimpleQueue() for _ in self.workers]
         self._snapshot = Snapshot()
-        self.opened.callback(parts.opened.close)
         self.opened.callback(self.threads.join)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -97,25 +87,17 @@ class LocalRuntime(Runtime):
     def _group_states(self) -> Sequence[dict[str, Any] | None]:
         """Wait until each worker has saved each of its groups between two fragments; workers go on afterwards."""
         if not self.threads.started:
-            return [self.workers[worker].state_dict(group) for worker, group in self.groups]
+            return super()._group_states()
         self._snapshot = snapshot = Snapshot(self.groups)
         while not snapshot.complete.wait(0.01):
-            stopping = self.threads.stopping.is_set()  # read before ``check``: a failure is set before ``stopping``
-            self.threads.check()
-            assert not stopping, "a closed runtime has no state"
+            self.threads.check_running()
             self.ledger.wake()
         self._snapshot = Snapshot()
         return [snapshot.states[key] for key in self.groups]
 
-    def _tracks(self) -> dict[str, list[Track]]:
-        return self._parts.tracks
-
     def _others_idle(self) -> bool:
         evaluating = self.evaluation is not None and self.evaluation.busy
         return not evaluating and self.ledger.waiting == len(self.workers)
-
-    def _say(self, part: str, doing: str) -> None:
-        self.threads.board.set(part, doing)
 
     def _end_waits(self) -> None:
         self.ledger.close()

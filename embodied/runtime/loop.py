@@ -5,10 +5,6 @@
 With max_staleness=0 the ledger counts batch v as consumed when the next iteration begins. At a yield every group then
 rests between two fragments with nothing in flight, so a state saved there is exact. With max_staleness>0 the batch
 counts as consumed right after the update, so that workers continue while the caller logs.
-
-    with build_runtime(Recipe(config, num_envs=..., seed=..., make_env=..., ...)) as runtime:
-        for iteration in runtime.iterations(max_env_steps=..., deadline_s=..., stop_event=...):
-            log(iteration.metrics); maybe checkpoint.save(run_dir, runtime.env_steps, runtime.state_dict())
 """
 
 from __future__ import annotations
@@ -21,10 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import fmean
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
+from torch import Tensor
 
 from embodied.core.algorithm import Metrics
 from embodied.core.clock import running_s
@@ -33,13 +29,11 @@ from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.registry import Registry
 from embodied.core.spec import EnvSpec
-from embodied.runtime.background_evaluator import BackgroundEvaluator
 from embodied.runtime.channel import Sampled
-from embodied.runtime.evaluator import Evaluator
+from embodied.runtime.evaluator import BackgroundEvaluator, Evaluator
 from embodied.runtime.ledger import Ledger
-from embodied.runtime.parts import LearnerPart, WorkerPart
 from embodied.runtime.recipe import Recipe
-from embodied.runtime.watch.meter import Counted, Histograms, Meter
+from embodied.runtime.watch.meter import Histograms, Meter, Totals
 from embodied.runtime.watch.trace import Trace
 from embodied.runtime.watch.track import Track
 
@@ -80,15 +74,28 @@ class LearnerLost(Exception):
         self.recover = recover
 
 
+class LearnerPart(Protocol):
+    """The learner, in this process or in another one; see ``Learner``."""
+
+    iteration: int
+    env_steps: int
+    track: Track
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def deployed(self) -> Policy: ...
+    def deployed_weights(self) -> dict[str, Tensor]: ...
+    def publish(self) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
 class Runtime(ABC):
     """A run: iterate it, checkpoint it between iterations, close it. A subclass builds the parts in ``__init__``."""
 
     spec: EnvSpec
     """Of the envs."""
-    workers: Sequence[WorkerPart]
-    """Env workers."""
-    actor: Counted
-    """Actor server, or all of them together."""
     learner: LearnerPart
     """The present learner."""
     evaluator: Evaluator | None
@@ -120,7 +127,7 @@ class Runtime(ABC):
             raise self._failure
         stop = stop_event or threading.Event()
         self._start()
-        meter, previous_end = Meter(self.workers, self.actor, self.learner), running_s()
+        meter, previous_end = Meter(self._totals), running_s()
         self._poll_trace()
         while not (
             stop.is_set()
@@ -164,9 +171,27 @@ class Runtime(ABC):
     def learn(self, batch: Any) -> Metrics:
         """Update on a batch of ``collect`` with the learner's threads and publish; return the metrics."""
 
+    @property
+    @abstractmethod
+    def incarnations(self) -> list[int]:
+        """How often each worker was replaced, in earlier sessions of the run too."""
+
+    @property
+    @abstractmethod
+    def resumes_exactly(self) -> bool:
+        """Whether all envs can be restored from a checkpoint."""
+
     @abstractmethod
     def _group_states(self) -> Sequence[dict[str, Any] | None]:
         """Return the state of each of ``groups`` between two fragments; None: it has none."""
+
+    @abstractmethod
+    def _load_groups(self, states: Sequence[Mapping[str, Any] | None], incarnations: Sequence[int]) -> None:
+        """Continue from ``_group_states`` and ``incarnations``; checkpoints of earlier versions lack the latter."""
+
+    @abstractmethod
+    def _totals(self) -> dict[str, Totals]:
+        """Return the totals of env_worker, actor_server and learner."""
 
     @abstractmethod
     def _tracks(self) -> dict[str, list[Track]]:
@@ -206,7 +231,7 @@ class Runtime(ABC):
     @property
     def resume_note(self) -> str:
         """How exactly a run that loads ``state_dict`` continues, in words."""
-        if not all(worker.resumes_exactly for worker in self.workers):
+        if not self.resumes_exactly:
             return "with new episodes: these environments cannot restore a state"
         if self.config.max_staleness:
             return f"without the fragments in flight: max_staleness={self.config.max_staleness}"
@@ -229,7 +254,7 @@ class Runtime(ABC):
                 "rollout": dict(self._rollout),
                 "evaluated_at": 0 if self.evaluator is None else self.evaluator.last_iteration,
                 "groups": self._group_states(),
-                "incarnations": [worker.incarnation for worker in self.workers],
+                "incarnations": self.incarnations,
             },
         }
 
@@ -241,10 +266,7 @@ class Runtime(ABC):
                 f"the checkpoint has {len(runtime['groups'])} env groups, this run {len(self.groups)}: "
                 "resume with the same num_envs, num_env_workers and groups_per_worker"
             )
-        for (worker, group), saved in zip(self.groups, runtime["groups"], strict=True):
-            self.workers[worker].load_state_dict(group, saved)
-        for part, incarnation in zip(self.workers, runtime.get("incarnations", ()), strict=False):
-            part.incarnation = incarnation  # checkpoints of earlier versions have none
+        self._load_groups(runtime["groups"], runtime.get("incarnations", ()))
         self.learner.load_state_dict({**state, "counters": runtime["counters"]})
         self.ledger.load_state_dict(runtime["ledger"])
         self._rollout = dict(runtime["rollout"])
@@ -259,7 +281,7 @@ class Runtime(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _poll_trace(self) -> None:
@@ -290,23 +312,18 @@ def rollout_metrics(episodes: EpisodeStats, spec: EnvSpec) -> Metrics:
     has several goals, also the success of each, over the first kind. A kind without episodes has no metrics.
     """
     own_M = torch.from_numpy((episodes.plans.stage_n == 0) & (episodes.plans.time_limit_n >= spec.max_episode_steps))
-    own = episodes.rows(own_M)
-    metrics = _means("rollout", own) | _means("rollout/other_starts", episodes.rows(~own_M))
-    if len(own) and spec.has_success and len(set(spec.goals)) > 1:
+    metrics: Metrics = {}
+    for prefix, rows_M in (("rollout", own_M), ("rollout/other_starts", ~own_M)):
+        if rows_M.any():
+            kind = episodes.rows(rows_M)
+            metrics[f"{prefix}/return_mean"] = float(kind.return_M.mean())
+            metrics |= {f"{prefix}/{name}_once": float(held_M.float().mean()) for name, held_M in kind.once.items()}
+            metrics |= {f"{prefix}/{name}_at_end": float(held_M.float().mean()) for name, held_M in kind.at_end.items()}
+            metrics[f"{prefix}/episode_length_mean"] = float(kind.length_M.float().mean())
+    if own_M.any() and spec.has_success and len(set(spec.goals)) > 1:
+        own = episodes.rows(own_M)
         solved: defaultdict[str, list[bool]] = defaultdict(list)
         for i, success in zip(own.plans.instruction_n.tolist(), own.success_at_end_M.tolist(), strict=True):
             solved[re.sub(r"\W+", "_", spec.goals[i])].append(success)
         metrics |= {f"rollout/goals/{goal}/success_at_end": fmean(values) for goal, values in sorted(solved.items())}
     return metrics
-
-
-def _means(prefix: str, episodes: EpisodeStats) -> Metrics:
-    """Return the mean return, outcomes and length of the episodes under ``prefix``; {} if there are none."""
-    if len(episodes) == 0:
-        return {}
-    return {
-        f"{prefix}/return_mean": float(episodes.return_M.mean()),
-        **{f"{prefix}/{name}_once": float(held_M.float().mean()) for name, held_M in episodes.once.items()},
-        **{f"{prefix}/{name}_at_end": float(held_M.float().mean()) for name, held_M in episodes.at_end.items()},
-        f"{prefix}/episode_length_mean": float(episodes.length_M.float().mean()),
-    }

@@ -7,7 +7,6 @@ make_policy(spec) ──► policy ──copy──► ActorServer ├──► 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -23,13 +22,10 @@ from embodied.core.policy import Policy
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import EnvSpec
 from embodied.runtime import threads
-from embodied.runtime.collecting.actor_server import ActorServer
 from embodied.runtime.collecting.env_worker import EnvWorker
 from embodied.runtime.config import RuntimeConfig
 from embodied.runtime.evaluator import MAX_EVAL_ENVS, Evaluator
-from embodied.runtime.learner import Learner, Relabel
-from embodied.runtime.watch.track import Track
-from embodied.runtime.weight_store import WeightStore
+from embodied.runtime.learner import Relabel
 
 EnvFactory = Callable[[int, int], VecEnv]
 """(num_envs, num_threads) -> VecEnv"""
@@ -38,31 +34,6 @@ SamplerFactory = Callable[[EnvSpec, int, int, int], EpisodeSampler]
 first env; incarnation: how often its worker was replaced"""
 PlanFactory = Callable[[EnvSpec, int, int], EpisodePlans]
 """(spec, episodes, seed) -> the fixed episodes of an evaluation"""
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Parts of a run in one process."""
-
-    spec: EnvSpec
-    """Of the envs."""
-    workers: list[EnvWorker]
-    """With envs that are open."""
-    actor: ActorServer
-    """With a copy of the policy."""
-    learner: Learner
-    """With the policy."""
-    evaluator: Evaluator | None
-    """With a copy of the policy; None if there are no evaluation envs."""
-    opened: ExitStack
-    """Closes all envs."""
-
-    @property
-    def tracks(self) -> dict[str, list[Track]]:
-        """Tracks by part."""
-        tracks = {worker.track.name: worker.tracks for worker in self.workers}
-        tracks |= {track.name: [track] for track in (self.actor.track, self.learner.track)}
-        return tracks if self.evaluator is None else {**tracks, "evaluator": [self.evaluator.track]}
 
 
 @dataclass
@@ -116,35 +87,6 @@ class Recipe:
         """Worker and group of each env group, over all workers."""
         return [(worker, group) for worker, sizes in enumerate(self.sizes) for group in range(len(sizes))]
 
-    def build(self) -> Parts:
-        """Build all parts in this process.
-
-        If the simulator is on the learner's device, observations and actions stay there from simulator to learner.
-        """
-        with ExitStack() as opened:  # closes the envs if anything is refused
-            envs: list[list[VecEnv]] = []
-            for worker in range(len(self.sizes)):
-                envs.append(self.open_envs(worker, self.budget.sim))
-                for env in envs[-1]:
-                    opened.callback(env.close)
-            spec = envs[0][0].spec
-            policy = self.initial_policy(spec)
-            acting, evaluated = copy.deepcopy(policy), copy.deepcopy(policy)
-            policy.to(self.device)
-            resident = all(_is_resident(env, self.device) for groups in envs for env in groups)
-            device = self.device if resident else CPU
-            store = WeightStore()
-            evaluator = self.evaluator(evaluated, spec)
-            if evaluator is not None:
-                opened.callback(evaluator.close)
-            workers = [
-                self.env_worker(worker, groups, policy.execute, policy.noise_shape, device=device)
-                for worker, groups in enumerate(envs)
-            ]
-            actor = ActorServer(acting, store, self.device, merge=self.config.max_staleness > 0, resident=resident)
-            learner = Learner(self.make_algorithm(policy), store, self.relabel, self.config.mask_above)
-            return Parts(spec, workers, actor, learner, evaluator, opened.pop_all())
-
     def open_envs(self, worker: int, num_threads: int) -> list[VecEnv]:
         """Build the envs of one worker, a VecEnv per group; none stays open if one cannot be built."""
         with ExitStack() as opened:
@@ -175,8 +117,7 @@ class Recipe:
     def initial_policy(self, spec: EnvSpec) -> Policy:
         """Build the policy on the CPU from the run's seed, which it sets in torch's global generator."""
         torch.manual_seed(self.seed)
-        policy = self.make_policy(spec)
-        return policy
+        return self.make_policy(spec)
 
     def evaluator(self, policy: Policy, spec: EnvSpec) -> Evaluator | None:
         """Build the evaluator, or None if there are no evaluation envs. policy: a copy that no other part uses."""
@@ -195,13 +136,5 @@ def group_sizes(num_envs: int, num_env_workers: int, groups_per_worker: int) -> 
     ([[3, 3], [2, 2]], [[1]])
     """
     groups = num_env_workers * groups_per_worker
-    sizes = [num_envs // groups + (index < num_envs % groups) for index in range(groups)]
-    workers = [sizes[first : first + groups_per_worker] for first in range(0, groups, groups_per_worker)]
-    filled = [[size for size in worker if size] for worker in workers]
-    return [worker for worker in filled if worker]
-
-
-def _is_resident(env: VecEnv, device: torch.device) -> bool:
-    """Return whether the observations of an env can stay on ``device``."""
-    same = env.device.type == device.type and (env.device.index or 0) == (device.index or 0)
-    return same and env.batch_size is None
+    sizes = [num_envs // groups + (index < num_envs % groups) for index in range(min(groups, num_envs))]
+    return [sizes[first : first + groups_per_worker] for first in range(0, len(sizes), groups_per_worker)]

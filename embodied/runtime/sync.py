@@ -6,37 +6,25 @@ every group: start ──► [ actor.act(all requests) ──► every group: ad
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from embodied.core.algorithm import Metrics
 from embodied.core.types import Fragment
 from embodied.runtime import threads
-from embodied.runtime.collecting.actor_server import ActorServer
-from embodied.runtime.collecting.env_worker import EnvWorker
-from embodied.runtime.collecting.messages import ActRequest
+from embodied.runtime.collecting.actor_server import ActRequest
 from embodied.runtime.config import RuntimeConfig
-from embodied.runtime.learner import Learner
 from embodied.runtime.ledger import Ticket
-from embodied.runtime.loop import RUNTIMES, Runtime
+from embodied.runtime.loop import RUNTIMES
+from embodied.runtime.one_process import OneProcess
 from embodied.runtime.recipe import Recipe
-from embodied.runtime.watch.track import Track
 
 
 @RUNTIMES.register("sync", config=RuntimeConfig)
-class SyncRuntime(Runtime):
+class SyncRuntime(OneProcess):
     """Parts in one thread. The batches are the same as those of ``LocalRuntime`` with max_staleness=0."""
-
-    workers: list[EnvWorker]
-    actor: ActorServer
-    learner: Learner
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
-        self._parts = parts = recipe.build()
-        self.spec, self.workers, self.actor = parts.spec, parts.workers, parts.actor
-        self.learner, self.evaluator = parts.learner, parts.evaluator
         self.evaluation = self.evaluator
-        self.opened.callback(parts.opened.close)
 
     def collect(self) -> list[Fragment]:
         threads.use(self.budget.actor)
@@ -58,9 +46,3 @@ class SyncRuntime(Runtime):
     def learn(self, batch: Sequence[Fragment]) -> Metrics:
         threads.use(self.budget.learner)
         return self.learner.learn(batch)
-
-    def _group_states(self) -> list[dict[str, Any]]:
-        return [self.workers[worker].state_dict(group) for worker, group in self.groups]
-
-    def _tracks(self) -> dict[str, list[Track]]:
-        return self._parts.tracks

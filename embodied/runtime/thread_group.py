@@ -31,10 +31,8 @@ class Board:
 
     def report(self) -> str:
         """Return a line per part."""
-        now = running_s()
-        return "\n".join(
-            f"  {part} {doing} for {now - since:.1f} s" for part, (doing, since) in sorted(self._entries.items())
-        )
+        now, entries = running_s(), sorted(self._entries.items())
+        return "\n".join(f"  {part} {doing} for {now - since:.1f} s" for part, (doing, since) in entries)
 
 
 class ThreadGroup:
@@ -43,11 +41,10 @@ class ThreadGroup:
     def __init__(self, watchdog_s: float, on_stop: Callable[[], None]) -> None:
         self.board = Board()
         self.stopping = threading.Event()
-        self._on_stop = on_stop
+        self._watchdog_s, self._on_stop = watchdog_s, on_stop
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._threads: list[threading.Thread] = []
-        self._watchdog_s = watchdog_s
 
     @property
     def started(self) -> bool:
@@ -56,29 +53,22 @@ class ThreadGroup:
 
     def spawn(self, name: str, run: Callable[[], None]) -> None:
         """Run ``run`` in a new thread; an exception in it stops all threads. The first thread starts the watchdog."""
-        if not self.started and self._watchdog_s > 0:
-            self._spawn("watchdog", self._watch)
-        self._spawn(name, run)
+        watched = self.started or self._watchdog_s <= 0
+        for title, function in [(name, run)] if watched else [("watchdog", self._watch), (name, run)]:
+            thread = threading.Thread(target=self._guard, args=(title, function), name=f"embodied {title}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
-    def _spawn(self, name: str, run: Callable[[], None]) -> None:
-
-        def guarded() -> None:
-            try:
-                run()
-            except BaseException as error:  # of any kind: ``check`` raises it again
-                self.fail(name, error)
-
-        thread = threading.Thread(target=guarded, name=f"embodied {name}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def fail(self, name: str, error: BaseException) -> None:
-        """Keep the first failure and stop."""
-        with self._lock:
-            if self._failure is None and not self.stopping.is_set():
-                error.add_note(f"(raised in the thread of the {name})")
-                self._failure = error
-        self.stop()
+    def _guard(self, name: str, run: Callable[[], None]) -> None:
+        """Run a thread; keep the first failure of all and stop."""
+        try:
+            run()
+        except BaseException as error:  # of any kind: ``check`` raises it again
+            with self._lock:
+                if self._failure is None and not self.stopping.is_set():
+                    error.add_note(f"(raised in the thread of the {name})")
+                    self._failure = error
+            self.stop()
 
     def stop(self) -> None:
         """Signal every thread to end; return at once."""
@@ -92,6 +82,13 @@ class ThreadGroup:
         """Raise the exception of the first part that failed, if one did, with its traceback."""
         if self._failure is not None:
             raise self._failure
+
+    def check_running(self) -> None:
+        """Raise the exception of the first part that failed, or RuntimeError if the threads have been stopped."""
+        stopping = self.stopping.is_set()  # read before ``check``: a failure is set before ``stopping``
+        self.check()
+        if stopping:
+            raise RuntimeError("the runtime is closed")
 
     def join(self) -> None:
         """Stop and wait for all threads. Every 10 seconds, log a thread that has not ended."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,28 +29,16 @@ class Weights:
     """Version that last changed each tensor: a reader with version v loads the tensors above v."""
 
 
-class WeightSource(Protocol):
-    """Where a reader pulls weights from."""
-
-    @property
-    def version(self) -> int:
-        """Version of the newest weights; -1 if there are none."""
-
-    def latest(self) -> Weights:
-        """Return the newest weights. RuntimeError if there are none."""
-
-
 class WeightStore:
     """Thread-safe holder of the newest weights."""
 
     def __init__(self) -> None:
-        self._newest: Weights | None = None
+        self._newest = Weights(-1, {}, {})
 
     @property
     def version(self) -> int:
-        """Version of the newest weights; -1 before the first ``publish``."""
-        newest = self._newest
-        return -1 if newest is None else newest.version
+        """Version of the newest weights; -1 if there are none."""
+        return self._newest.version
 
     def publish(self, version: int, state: Mapping[str, Tensor], frozen: Collection[str] = ()) -> None:
         """Copy ``state`` (on its device) and make it the newest. Versions must not decrease.
@@ -59,10 +46,10 @@ class WeightStore:
         frozen: names of tensors that have not changed since the first publication.
         """
         newest = self._newest
-        assert version >= self.version, f"published {version} after {self.version}"
+        assert version >= newest.version, f"published {version} after {newest.version}"
         tensors, changed = {}, {}
         for name, tensor in state.items():
-            if newest is not None and name in frozen and name in newest.tensors:
+            if name in frozen and name in newest.tensors:
                 tensors[name], changed[name] = newest.tensors[name], newest.changed[name]
             else:
                 tensors[name], changed[name] = tensor.detach().clone(), version
@@ -71,8 +58,5 @@ class WeightStore:
         self._newest = Weights(version, tensors, changed)
 
     def latest(self) -> Weights:
-        """Return the newest weights. RuntimeError before the first ``publish``."""
-        newest = self._newest
-        if newest is None:
-            raise RuntimeError("no weights have been published yet")
-        return newest
+        """Return the newest weights; without tensors if there are none."""
+        return self._newest

@@ -19,9 +19,8 @@ from embodied.envs.adapters.envpool.spec import EnvpoolTaskConfig
 from embodied.envs.base.actions import random_actions
 from embodied.envs.checks.conformance import check_env
 from embodied.policies import POLICIES
-from embodied.runtime.collecting.actor_server import ActorServer
+from embodied.runtime.collecting.actor_server import ActorServer, ActRequest
 from embodied.runtime.collecting.env_worker import EnvWorker
-from embodied.runtime.collecting.messages import ActRequest
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.weight_store import WeightStore
 from tests.commands.helpers import run

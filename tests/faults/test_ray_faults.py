@@ -222,7 +222,7 @@ def test_a_learner_that_is_lost_is_replaced_and_goes_on_from_its_last_state(run:
     state = None if how == "at first" else run.state_dict()
     iterate(run, 2)
     others, restarts, pid = states(run), run.controller.supervision.restarts, run.controller.parts["learner"].built.pid
-    incarnations = [worker.incarnation for worker in run.workers]
+    incarnations = run.incarnations
     if how in ("stopped", "at first"):
         os.kill(pid, signal.SIGSTOP if how == "stopped" else signal.SIGKILL)
     else:
@@ -240,7 +240,7 @@ def test_a_learner_that_is_lost_is_replaced_and_goes_on_from_its_last_state(run:
     assert [iteration.index for iteration in done] == [counters["iteration"] + 1 + i for i in range(again)]
     assert done[-1].metrics["async/restarts"] == restarts + 1
     assert states(run) == others, "all other parts stay"
-    assert [worker.incarnation for worker in run.workers] == incarnations
+    assert run.incarnations == incarnations
     assert ends(pid)
     assert refuses(run, learner=run.learner.incarnation - 1)
     check_credits(run)

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from embodied.policies.vla.policy import VLAPolicy
-from embodied.runtime.collecting.actor_server import ActorServer
-from embodied.runtime.collecting.messages import ActReply, ActRequest
+from embodied.runtime.collecting.actor_server import ActorServer, ActReply, ActRequest
 from embodied.runtime.weight_store import WeightStore
 from tests.policies.vla_builders import FROZEN, build, observe
 

@@ -9,9 +9,8 @@ from torch import Tensor
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.types import Fragment
 from embodied.envs import UniformSampler
-from embodied.runtime.collecting.actor_server import ActorServer
+from embodied.runtime.collecting.actor_server import ActorServer, ActRequest
 from embodied.runtime.collecting.env_worker import EnvWorker
-from embodied.runtime.collecting.messages import ActRequest
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.weight_store import WeightStore
 from tests.runtime.builders import make_policy

@@ -20,9 +20,8 @@ from embodied.core.statistics import wilson_interval
 from embodied.core.types import Obs, Timestep
 from embodied.envs import first_episodes
 from embodied.runtime import evaluate
-from embodied.runtime.background_evaluator import BackgroundEvaluator
 from embodied.runtime.config import EvalNoise, RuntimeConfig
-from embodied.runtime.evaluator import Evaluator, summary
+from embodied.runtime.evaluator import BackgroundEvaluator, Evaluator, summary
 from embodied.runtime.thread_group import ThreadGroup
 from tests.runtime.builders import make_policy
 from tests.runtime.point_env import PointEnv, point_sampler, point_spec

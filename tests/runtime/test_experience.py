@@ -14,8 +14,8 @@ from embodied.core.episodes import PlanList
 from embodied.core.types import Fragment, Transitions
 from embodied.envs import first_episodes
 from embodied.envs.base.episodic import Advance
+from embodied.runtime.collecting.actor_server import ActRequest
 from embodied.runtime.collecting.env_worker import EnvWorker
-from embodied.runtime.collecting.messages import ActRequest
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.weight_store import WeightStore
 from tests.runtime.builders import build, iterate

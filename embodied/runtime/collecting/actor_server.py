@@ -16,15 +16,51 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from embodied.core.policy import Policy
 from embodied.core.types import Obs, PolicySample
-from embodied.runtime.collecting.messages import ActReply, ActRequest
 from embodied.runtime.watch.track import Track
-from embodied.runtime.weight_store import WeightSource
+from embodied.runtime.weight_store import WeightStore
+
+
+@dataclass(frozen=True, slots=True)
+class ActRequest:
+    """Request of one env group for its next decision, or at the end of a fragment for values alone."""
+
+    worker: int
+    """Index of the env worker."""
+    group: int
+    """Index of the worker's env group."""
+    obs: Obs
+    """Observations [N, ...] to act on."""
+    noise: Tensor | None
+    """Noise of ``Policy.act``, [N, ...]; None requests values alone."""
+    final_obs: Obs | None = None
+    """Last observations [M, ...] of the episodes that ended at the previous decision, if any did."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActReply:
+    """Reply to a request: its actions, chain and observations on the device of the request's, all else on the CPU."""
+
+    worker: int
+    """Index of the env worker."""
+    group: int
+    """Index of the worker's env group."""
+    sample: PolicySample | None = None
+    """The decision; None if values alone were requested."""
+    obs: Obs | None = None
+    """Observations for the learner in place of the request's, if the policy precomputes in the actor."""
+    value_N: Tensor | None = None
+    """Values of the request's ``obs``; None with a sample, whose ``value_N`` has them."""
+    final_value_M: Tensor | None = None
+    """Values of the request's ``final_obs``, if it has any."""
+    final_obs: Obs | None = None
+    """Last observations for the learner in place of the request's, if the policy precomputes in the actor."""
 
 
 class ActorServer:
@@ -38,17 +74,15 @@ class ActorServer:
     def __init__(
         self,
         policy: Policy,
-        store: WeightSource,
+        store: WeightStore,
         device: torch.device,
         merge: bool,
         index: int = 0,
         resident: bool = False,
     ) -> None:
         self.policy = policy.to(device).eval()
-        self.store = store
-        self.device = device
-        self.merge = merge
-        self.version = -1
+        self.store, self.device, self.merge = store, device, merge
+        self.version = -1  # of the loaded weights; -1 loads all tensors at the next ``act``
         self.track = Track(f"actor server {index}", "wait_requests")
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" and not resident else None
 
@@ -60,19 +94,11 @@ class ActorServer:
         with self.track.during("infer"), stream:
             if self.store.version > self.version:
                 with self.track.during("fetch"):
-                    self._take_newest()
+                    self._load_newest()
             batches = [requests] if self.merge else [[request] for request in requests]
             return [reply for batch in batches for reply in self._serve(batch)]
 
-    def totals(self) -> dict[str, float]:
-        """Return the seconds of each activity and the counts so far (``Track.totals``)."""
-        return self.track.totals()
-
-    def forget(self) -> None:
-        """Load all tensors at the next ``act``, because the weights are of another learner, with other versions."""
-        self.version = -1
-
-    def _take_newest(self) -> None:
+    def _load_newest(self) -> None:
         """Load the tensors of the newest weights that have changed since the loaded version."""
         weights = self.store.latest()
         changed = {name: weights.tensors[name] for name, since in weights.changed.items() if since > self.version}
@@ -84,74 +110,74 @@ class ActorServer:
 
     def _serve(self, requests: Sequence[ActRequest]) -> list[ActReply]:
         """Answer all requests with one call of ``Policy.act`` and one of ``Policy.value``."""
-        acting = [request for request in requests if request.noise is not None]
-        valued = [request.obs for request in requests if request.noise is None]
-        valued += [request.final_obs for request in requests if request.final_obs is not None]
-        samples = iter(self._samples(acting))
-        values = iter(self._values(valued))
-        states = [None if request.noise is not None else next(values) for request in requests]
-        finals = [(None, None) if request.final_obs is None else next(values) for request in requests]
+        valued = [(None if request.noise is not None else request.obs, request.final_obs) for request in requests]
+        samples = iter(self._samples([request for request in requests if request.noise is not None]))
+        values = iter(self._values([obs for pair in valued for obs in pair if obs is not None]))
         replies = []
-        for request, state, final in zip(requests, states, finals, strict=True):
-            sample, obs, value = (*next(samples), None) if state is None else (None, state[1], state[0])
-            replies.append(ActReply(request.worker, request.group, sample, obs, value, *final))
+        for request in requests:
+            sample = value_N = final_value_M = final_obs = None
+            if request.noise is None:
+                value_N, obs = next(values)
+            else:
+                sample, obs = next(samples)
+            if request.final_obs is not None:
+                final_value_M, final_obs = next(values)
+            replies.append(ActReply(request.worker, request.group, sample, obs, value_N, final_value_M, final_obs))
         return replies
 
     def _samples(self, requests: Sequence[ActRequest]) -> list[tuple[PolicySample, Obs | None]]:
         """Return the sample of each request, and its observations for the learner if they are precomputed here."""
         if not requests:
             return []
-        noise = self._to_device([request.noise for request in requests if request.noise is not None])
-        obs, computed = self._prepare([request.obs for request in requests])
-        sample = self.policy.act(obs, noise)
-        numbers, tensors = self._returned(
-            [sample.log_prob_N, sample.value_N], [sample.action_NHA, sample.chain, *computed.values()]
+        parts = [request.obs for request in requests]
+        obs, noise = (
+            self._batch(parts),
+            self._to_device([request.noise for request in requests if request.noise is not None]),
         )
-        version = torch.full((len(noise),), self.version, dtype=torch.int64)
-        sizes = [_rows(request.obs) for request in requests]
-        rows = zip(*(column.split(sizes) for column in [*numbers, version, *tensors]), strict=True)
+        sample = self.policy.act(obs, noise)
+        version_N = torch.full((len(noise),), self.version, dtype=torch.int64)
+        rows = self._split(
+            parts, [sample.log_prob_N, sample.value_N, version_N], [sample.action_NHA, sample.chain], obs
+        )
         return [
-            (PolicySample(action, log_prob, value, chain, drawn_by), dict(zip(computed, kept, strict=True)) or None)
-            for log_prob, value, drawn_by, action, chain, *kept in rows
+            (PolicySample(action, log_prob, value, chain, version), seen)
+            for (log_prob, value, version, action, chain), seen in rows
         ]
 
     def _values(self, parts: Sequence[Obs]) -> list[tuple[Tensor, Obs | None]]:
         """Return the values of each part, and its observations for the learner if they are precomputed here."""
         if not parts:
             return []
-        obs, computed = self._prepare(parts)
-        numbers, tensors = self._returned([self.policy.value(obs)], [*computed.values()])
-        columns = [*numbers, *tensors]
-        sizes = [_rows(part) for part in parts]
-        rows = zip(*(column.split(sizes) for column in columns), strict=True)
-        return [(value, dict(zip(computed, kept, strict=True)) or None) for value, *kept in rows]
+        obs = self._batch(parts)
+        return [(value, seen) for (value,), seen in self._split(parts, [self.policy.value(obs)], [], obs)]
 
-    def _prepare(self, parts: Sequence[Obs]) -> tuple[Obs, Obs]:
-        """Merge observations into one batch. Return it for the policy, and for the learner if precomputed here."""
-        obs = self._merge(parts)
-        if self.policy.precompute_in_actor:
-            obs = self.policy.precompute(obs)
-            return obs, obs
-        return obs, {}
-
-    def _merge(self, parts: Sequence[Obs]) -> Obs:
-        return {key: self._to_device([obs[key] for obs in parts]) for key in parts[0]}
+    def _batch(self, parts: Sequence[Obs]) -> Obs:
+        """Merge observations into one batch on the device, precomputed if the policy does so in the actor."""
+        obs = {key: self._to_device([part[key] for part in parts]) for key in parts[0]}
+        return self.policy.precompute(obs) if self.policy.precompute_in_actor else obs
 
     def _to_device(self, parts: Sequence[Tensor]) -> Tensor:
         rows = parts[0] if len(parts) == 1 else torch.cat(list(parts))
         return rows.to(self.device) if self._stream is None else rows.pin_memory().to(self.device, non_blocking=True)
 
-    def _returned(self, numbers: Sequence[Tensor], tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return numbers of decisions on the CPU, and other tensors as well unless they stay on the device."""
+    def _split(
+        self, parts: Sequence[Obs], numbers: Sequence[Tensor], tensors: Sequence[Tensor], obs: Obs
+    ) -> list[tuple[Sequence[Tensor], Obs | None]]:
+        """Return the rows of each part of a batch, and its observations for the learner if they are precomputed here.
+
+        Numbers of decisions come to the CPU. Other tensors and observations do so as well, unless resident.
+        """
+        kept = obs if self.policy.precompute_in_actor else {}
+        columns = [*numbers, *tensors, *kept.values()]
         if self._stream is None:
-            return [number.cpu() for number in numbers], list(tensors)
-        sources = [*numbers, *tensors]
-        host = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in sources]
-        for destination, source in zip(host, sources, strict=True):
-            destination.copy_(source, non_blocking=True)
-        self._stream.synchronize()
-        return host[: len(numbers)], host[len(numbers) :]
-
-
-def _rows(obs: Obs) -> int:
-    return next(iter(obs.values())).shape[0]
+            columns[: len(numbers)] = [number.cpu() for number in numbers]
+        else:
+            sources = columns
+            columns = [torch.empty_like(source, device="cpu", pin_memory=True) for source in sources]
+            for column, source in zip(columns, sources, strict=True):
+                column.copy_(source, non_blocking=True)
+            self._stream.synchronize()
+        sizes = [len(next(iter(part.values()))) for part in parts]
+        rows = zip(*(column.split(sizes) for column in columns), strict=True)
+        num = len(columns) - len(kept)
+        return [(row[:num], dict(zip(kept, row[num:], strict=True)) or None) for row in rows]

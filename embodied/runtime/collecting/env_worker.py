@@ -10,8 +10,6 @@ fragment, with the weights of that time. With max_staleness=0 every decision is 
 
 The last observations of episodes are in the next request; the values of truncated ones fill final_value_TN. Each group
 draws its noise with a key of its own when it makes a request, so results do not depend on how requests are merged.
-
-A group whose envs need not be stepped together (``batch_size``) fills an ``OpenRowFragment``: requests for some envs.
 """
 
 from __future__ import annotations
@@ -25,12 +23,9 @@ import torch
 from embodied.core.device import CPU
 from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodeSampler
-from embodied.core.errors import UserError
 from embodied.core.types import Fragment
-from embodied.runtime.collecting.messages import ActReply, ActRequest
-from embodied.runtime.collecting.open_fragment import OpenFragment
-from embodied.runtime.collecting.rollout import GroupRollout
-from embodied.runtime.collecting.row_fragment import OpenRowFragment
+from embodied.runtime.collecting.actor_server import ActReply, ActRequest
+from embodied.runtime.collecting.rollout import GroupRollout, RowRollout
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.watch.track import Track
 
@@ -56,26 +51,17 @@ class EnvWorker:
         incarnation: int = 0,
         device: torch.device = CPU,
     ) -> None:
-        self.worker_id = worker_id
-        self.incarnation = incarnation
         self.track = Track(f"env worker {worker_id}", "wait_ticket")
-        self.rollouts = [
-            GroupRollout(
-                env, sampler, (worker_id, group, incarnation), decisions, execute, noise_shape, seed, self.track, device
-            )
-            for group, (env, sampler) in enumerate(groups)
-        ]
-        self.open: dict[int, OpenFragment] = {}  # fragments in the making, by group
-        self._kinds = [OpenFragment if env.batch_size is None else OpenRowFragment for env, _ in groups]
+        self.rollouts: list[GroupRollout] = []
+        for group, (env, sampler) in enumerate(groups):
+            kind = GroupRollout if env.batch_size is None else RowRollout
+            key = worker_id, group, incarnation
+            self.rollouts.append(kind(env, sampler, key, decisions, execute, noise_shape, seed, self.track, device))
 
     @property
     def resumes_exactly(self) -> bool:
         """Whether all its envs can be restored from a checkpoint."""
         return all(rollout.env.resumes_exactly for rollout in self.rollouts)
-
-    def totals(self) -> dict[str, float]:
-        """Return the seconds of each activity so far (``Track.totals``)."""
-        return self.track.totals()
 
     @property
     def tracks(self) -> list[Track]:
@@ -84,29 +70,21 @@ class EnvWorker:
 
     def start(self, ticket: Ticket) -> ActRequest:
         """Begin a fragment of ``ticket.group``; return the request of its first decision."""
-        group = ticket.group
-        assert group not in self.open, "the group is in the middle of a fragment"
-        with self._working(group):
-            self.open[group] = self._kinds[group](self.rollouts[group], ticket)
-            return self.open[group].request()
+        assert self.rollouts[ticket.group].request is None, "the group is in the middle of a fragment"
+        with self._working(ticket.group) as rollout:
+            return rollout.start(ticket)
 
     def advance(self, reply: ActReply) -> ActRequest | Fragment:
         """Execute the actor's reply; return the next request, or the complete fragment."""
-        with self._working(reply.group):
-            result = self.open[reply.group].advance(reply)
-            if isinstance(result, Fragment):
-                del self.open[reply.group]
-            return result
+        with self._working(reply.group) as rollout:
+            return rollout.advance(reply)
 
     def state_dict(self, group: int) -> dict[str, Any]:
         """Return the state of one group, between two of its fragments."""
-        assert group not in self.open, "a group can be saved between its fragments only"
         return self.rollouts[group].state_dict()
 
     def load_state_dict(self, group: int, state: Mapping[str, Any] | None) -> None:
         """Continue one group from its state. UserError if the checkpoint has none."""
-        if state is None:
-            raise UserError("the checkpoint lacks env workers that were still to join: resume it with runtime=ray")
         self.rollouts[group].load_state_dict(state)
 
     def close(self) -> None:
@@ -114,12 +92,13 @@ class EnvWorker:
             rollout.env.close()
 
     @contextmanager
-    def _working(self, group: int) -> Iterator[None]:
-        """Keep the tracks of the worker and of a group that it works on."""
+    def _working(self, group: int) -> Iterator[GroupRollout]:
+        """Work on a group, and keep its track and the worker's."""
         rollout = self.rollouts[group]
-        rollout.enter("record")
+        rollout.track.enter("record")
+        self.track.enter("record")
         try:
-            yield
+            yield rollout
         finally:
-            rollout.track.enter("wait_actor" if group in self.open else "wait_ticket")
-            self.track.enter("wait_actor" if self.open else "wait_ticket")
+            rollout.track.enter("wait_actor" if rollout.request else "wait_ticket")
+            self.track.enter("wait_actor" if any(rollout.request for rollout in self.rollouts) else "wait_ticket")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -17,26 +15,6 @@ At = int | tuple[Tensor, Tensor]
 """Decisions of a fragment: t, for all envs, or decisions [n] of envs [n]."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """M episodes that ended in a fragment."""
-
-    decision_M: Tensor
-    """Decision in which each ended, int64."""
-    env_M: Tensor
-    """Its env, int64."""
-    counts_M: Tensor
-    """Whether the decision counts (``Timestep.num_steps_N``)."""
-    truncated_M: Tensor
-    """Whether it was truncated."""
-
-    @staticmethod
-    def of(step: Timestep, decision_N: Tensor, env_N: Tensor) -> Ends:
-        """Return the ends in ``step``, whose rows are decisions ``decision_N`` of envs ``env_N``."""
-        rows = step.final_ids
-        return Ends(decision_N[rows], env_N[rows], step.num_steps_N[rows] > 0, step.truncated_N[rows])
-
-
 class Recorder:
     """Buffers [T, N, ...] of one fragment, filled for all envs at once or for some.
 
@@ -45,32 +23,28 @@ class Recorder:
     """
 
     def __init__(self, decisions: int, num_envs: int) -> None:
-        self.decisions = decisions
+        self.shape = shape = decisions, num_envs
         self.obs: Obs = {}
+        self.chain = self.reward_TNE = self.action_TNEA = torch.empty(0)  # allocated at the first decision, as ``obs``
+        self.log_prob_TN, self.value_TN = torch.empty(shape), torch.empty(shape)
+        self.num_steps_TN = torch.empty(shape, dtype=torch.int64)
+        self.terminated_TN, self.truncated_TN = (
+            torch.empty(shape, dtype=torch.bool),
+            torch.empty(shape, dtype=torch.bool),
+        )
+        self.final_value_TN = torch.zeros(shape)
+        self.version_TN = torch.empty(shape, dtype=torch.int64)
         self.final_obs: list[Obs] = []
         self.final_index: list[Tensor] = []
-        self.num_envs = num_envs
-        self.chain = self.reward_TNE = self.action_TNEA = torch.empty(0)  # allocated at the first decision
-        self.log_prob_TN = torch.empty(decisions, num_envs)
-        self.value_TN = torch.empty(decisions, num_envs)
-        self.num_steps_TN = torch.empty(decisions, num_envs, dtype=torch.int64)
-        self.terminated_TN = torch.empty(decisions, num_envs, dtype=torch.bool)
-        self.truncated_TN = torch.empty(decisions, num_envs, dtype=torch.bool)
-        self.final_value_TN = torch.zeros(decisions, num_envs)
-        self.version_TN = torch.empty(decisions, num_envs, dtype=torch.int64)
         self.episodes: list[EpisodeStats] = []
 
-    def observe(self, at: At, obs: Obs) -> None:
-        """Copy the observations of decisions ``at``."""
+    def decide(self, at: At, obs: Obs, sample: PolicySample, action_NEA: Tensor) -> None:
+        """Copy the observations of decisions ``at``, the decisions and the executed actions."""
         if not self.obs:
-            self.obs = {key: self._rows(value) for key, value in obs.items()}
+            self.obs = {key: self._buffer(value) for key, value in obs.items()}
+            self.chain, self.action_TNEA = self._buffer(sample.chain), self._buffer(action_NEA)
         for key, buffer in self.obs.items():
             buffer[at] = obs[key]
-
-    def decide(self, at: At, sample: PolicySample, action_NEA: Tensor) -> None:
-        """Keep decisions ``at`` and their executed actions."""
-        if not len(self.chain):
-            self.chain, self.action_TNEA = self._rows(sample.chain), self._rows(action_NEA)
         self.chain[at] = sample.chain
         self.action_TNEA[at] = action_NEA
         self.log_prob_TN[at] = sample.log_prob_N
@@ -78,9 +52,9 @@ class Recorder:
         self.version_TN[at] = sample.version_N
 
     def result(self, at: At, step: Timestep) -> None:
-        """Keep the outcome of decisions ``at``."""
+        """Copy the outcome of decisions ``at``."""
         if not len(self.reward_TNE):
-            self.reward_TNE = self._rows(step.reward_NE)
+            self.reward_TNE = self._buffer(step.reward_NE)
         self.reward_TNE[at] = step.reward_NE
         self.num_steps_TN[at] = step.num_steps_N
         self.terminated_TN[at] = step.terminated_N
@@ -88,13 +62,16 @@ class Recorder:
         if len(step.episodes):
             self.episodes.append(step.episodes.counted())
 
-    def end(self, ends: Ends, value_M: Tensor, final_obs: Obs) -> None:
-        """Keep the last observations [M, ...] of episodes that ended, and their values, which count if truncated."""
-        at = ends.decision_M, ends.env_M
-        value_M = torch.where(ends.counts_M, value_M, self.value_TN[at])
-        self.final_value_TN[at] = torch.where(ends.truncated_M, value_M, 0.0)
-        self.final_obs.append({key: value.clone() for key, value in final_obs.items()})
-        self.final_index.append(torch.stack(at, dim=-1))
+    def end(self, index_M2: Tensor, value_M: Tensor, final_obs: Obs) -> None:
+        """Keep the last observations [M, ...] of episodes that ended, and their values, which count if truncated.
+
+        index_M2: decision and env of each end.
+        """
+        at = index_M2[:, 0], index_M2[:, 1]
+        value_M = torch.where(self.num_steps_TN[at] > 0, value_M, self.value_TN[at])
+        self.final_value_TN[at] = torch.where(self.truncated_TN[at], value_M, 0.0)
+        self.final_obs.append(final_obs)
+        self.final_index.append(index_M2)
 
     def fragment(self, last_obs: Obs, bootstrap_value_N: Tensor, ticket: Ticket) -> Fragment:
         """Return the fragment of all decisions. last_obs: observations [N, ...] after the last decision.
@@ -127,9 +104,14 @@ class Recorder:
         )
 
     def _check_finite(self, last_obs: Obs, bootstrap_value_N: Tensor, ticket: Ticket) -> None:
-        """Raise FloatingPointError for numbers that are not finite."""
+        """Raise FloatingPointError for numbers that are not finite, also those observed at ends of episodes."""
+        finite_N = torch.ones(self.shape[1], dtype=torch.bool)
+        for key in VECTOR_KEYS & self.obs.keys():
+            finite_N &= (self.obs[key].isfinite().all(-1).all(0) & last_obs[key].isfinite().all(-1)).cpu()
+            for index_M2, obs in zip(self.final_index, self.final_obs, strict=True):
+                finite_N[index_M2[~obs[key].isfinite().all(-1).cpu(), 1]] = False
         numbers = {
-            "observations": self._finite_obs_N(last_obs),
+            "observations": finite_N,
             "rewards": self.reward_TNE.isfinite().all(-1).all(0),
             "log-probabilities": self.log_prob_TN.isfinite().all(0),
             "values": (self.value_TN + self.final_value_TN).isfinite().all(0) & bootstrap_value_N.isfinite(),
@@ -142,15 +124,6 @@ class Recorder:
                 f"{ticket.worker} are not finite: the simulation or the policy has diverged; nothing is learned from it"
             )
 
-    def _finite_obs_N(self, last_obs: Obs) -> Tensor:
-        """Return whether all numbers that were observed of each env are finite, also those at ends of episodes."""
-        finite_N = torch.ones(self.num_envs, dtype=torch.bool)
-        for key in VECTOR_KEYS & self.obs.keys():
-            finite_N &= (self.obs[key].isfinite().all(-1).all(0) & last_obs[key].isfinite().all(-1)).cpu()
-            for index, obs in zip(self.final_index, self.final_obs, strict=True):
-                finite_N[index[~obs[key].isfinite().all(-1).cpu(), 1]] = False
-        return finite_N
-
-    def _rows(self, like: Tensor) -> Tensor:
+    def _buffer(self, like: Tensor) -> Tensor:
         """Return a buffer [T, N, ...] for rows as those of ``like``."""
-        return torch.empty((self.decisions, self.num_envs, *like.shape[1:]), dtype=like.dtype, device=like.device)
+        return torch.empty((*self.shape, *like.shape[1:]), dtype=like.dtype, device=like.device)

@@ -1,8 +1,15 @@
-"""Progress of one env group from fragment to fragment: its env, its sampler, its noise and its latest observations."""
+"""Progress of one env group: its env, its sampler, its noise, its latest observations and the fragment in the making.
+
+    start: obs, noise ──► actor ──► advance: record ──► step the envs ──► record ──► next request ── … ──► Fragment
+
+The last request of a fragment is for values alone. The last observations of episodes that ended are in the next
+request.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,72 +22,155 @@ from embodied.core.device import CPU
 from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
-from embodied.core.execution import obs_to
-from embodied.core.types import Obs, Timestep
+from embodied.core.execution import clip_chunk, obs_to, timestep_to
+from embodied.core.types import Fragment, Obs, Timestep
+from embodied.runtime.collecting.actor_server import ActReply, ActRequest
+from embodied.runtime.collecting.recorder import At, Recorder
+from embodied.runtime.ledger import Ticket
 from embodied.runtime.watch.track import Track
 
 
+@dataclass(eq=False)
 class GroupRollout:
-    """Progress of one group. key: worker, group and incarnation. device: of recorded observations and actions."""
+    """Progress of one group, whose envs are stepped together."""
 
-    def __init__(
-        self,
-        env: VecEnv,
-        sampler: EpisodeSampler,
-        key: tuple[int, int, int],
-        decisions: int,
-        execute: int,
-        noise_shape: tuple[int, ...],
-        seed: int,
-        worker_track: Track,
-        device: torch.device = CPU,
-    ) -> None:
-        self.env = env
-        self.sampler = sampler
-        self.decisions = decisions
-        self.execute = execute
-        self.noise_shape = noise_shape
-        self.device = device
-        self._noise_key = np.random.SeedSequence((seed, *key)).generate_state(2, np.uint64)
+    env: VecEnv
+    """Envs of the group."""
+    sampler: EpisodeSampler
+    """Sampler of their episodes."""
+    key: tuple[int, int, int]
+    """Worker, group and incarnation."""
+    decisions: int
+    """T of a fragment."""
+    execute: int
+    """E of a chunk."""
+    noise_shape: tuple[int, ...]
+    """``Policy.noise_shape``."""
+    seed: int
+    """Seed of the run."""
+    worker_track: Track
+    """Track of the worker."""
+    device: torch.device = CPU
+    """Device of recorded observations and actions."""
+
+    request: ActRequest | None = None
+    """The latest request of the fragment in the making; None between two fragments."""
+
+    def __post_init__(self) -> None:
+        self.track = Track(f"group {self.key[1]}", "wait_ticket")
+        self._noise_key = np.random.SeedSequence((self.seed, *self.key)).generate_state(2, np.uint64)
         self._drawn = 0  # decisions whose noise was drawn
-        self.track = Track(f"group {key[1]}", "wait_ticket")
-        self._worker_track = worker_track
         self._checked = False  # whether a step in which episodes ended has passed ``check_timestep``
+        self._env_N = torch.arange(self.env.num_envs)
+        self._ends: list[tuple[Tensor, Obs]] = []  # decision and env of ends [M, 2], last observations; see ``_ended``
 
     @cached_property
     def obs(self) -> Obs:
-        """Input of the next decision of each env; its first reading resets the envs."""
+        """Latest observation of each env; its first reading resets the envs."""
         return self._reset()
 
-    def enter(self, activity: str) -> None:
-        """Begin an activity of the group and its worker."""
-        self.track.enter(activity)
-        self._worker_track.enter(activity)
+    def start(self, ticket: Ticket) -> ActRequest:
+        """Begin a fragment; return the request of its first decision."""
+        self.ticket, self._recorder, self._t = ticket, Recorder(self.decisions, self.env.num_envs), 0
+        return self._ask()
 
-    def check(self, step: Timestep, rows: Tensor | None = None) -> None:
-        """Check the contract of the env until a step in which episodes end has passed. rows: envs of ``step``."""
+    def advance(self, reply: ActReply) -> ActRequest | Fragment:
+        """Execute the actor's reply; return the next request, or the complete fragment."""
+        request, recorder = self.request, self._recorder
+        assert request is not None
+        if request.final_obs is not None:
+            assert reply.final_value_M is not None
+            recorder.end(self._ended_M2, reply.final_value_M, reply.final_obs or request.final_obs)
+        obs = request.obs if reply.obs is None else reply.obs
+        if reply.sample is None:
+            assert reply.value_N is not None
+            self.request = None
+            return recorder.fragment(obs, reply.value_N, self.ticket)
+        action_NEA = clip_chunk(self.env, reply.sample.action_NHA, self.execute)
+        recorder.decide(self._at, obs, reply.sample, action_NEA[:, : self.execute].to(self.device))
+        self._step(action_NEA.to(self.env.device))
+        return self._ask()
+
+    def _ask(self) -> ActRequest:
+        """Request the next decision, or after the last decision values alone."""
+        obs, noise = self._inputs()
+        final_obs = None
+        if self._ends:
+            indices, parts = zip(*self._ends, strict=True)
+            self._ended_M2 = torch.cat(indices)
+            final_obs = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+            self._ends = []
+        self.request = ActRequest(self.ticket.worker, self.ticket.group, obs, noise, final_obs)
+        return self.request
+
+    # ------------------------------------------------------------- what differs if envs are not stepped together
+    @property
+    def _at(self) -> At:
+        """Decisions of the latest request."""
+        return self._t
+
+    def _inputs(self) -> tuple[Obs, Tensor | None]:
+        """Return observations and noise of the next decision; no noise if all have been made."""
+        return self.obs, self.draw_noise() if self._t < self.decisions else None
+
+    def _step(self, action_NEA: Tensor) -> None:
+        """Execute the decisions of a reply and record them."""
+        self._enter("step")
+        step = timestep_to(self.env.step(action_NEA), self.device)
+        self._record(step, self._t, torch.full_like(self._env_N, self._t), self._env_N)
+        self.obs = step.obs
+        self._t += 1
+
+    # -------------------------------------------------------------------------------------------------------------
+    def _record(self, step: Timestep, at: At, decision_N: Tensor, env_N: Tensor) -> None:
+        """Keep the outcome of decisions ``at``, which are ``decision_N`` of envs ``env_N``.
+
+        The contract of the env is checked until a step in which episodes end has passed.
+        """
+        self._enter("record")
+        ids = step.final_ids
         if not self._checked:
-            check_timestep(self.env, step, self.execute, rows)
-            self._checked = len(step.final_ids) > 0
+            check_timestep(self.env, step, self.execute, env_N)
+            self._checked = len(ids) > 0
+        self._recorder.result(at, step)
+        if len(ids):
+            self._ends.append((torch.stack([decision_N[ids], env_N[ids]], dim=-1), step.final_obs))
+
+    def _enter(self, activity: str) -> None:
+        self.track.enter(activity)
+        self.worker_track.enter(activity)
+
+    def draw_noise(self) -> Tensor:
+        """Draw the noise of the group's next decision, standard normals [N, *noise_shape].
+
+        It is a function of the group's key and of the number of the decision. Generator: Philox (Salmon et al. 2011).
+        Its key has 128 bits. A generator of torch uses 32 bits of its seed on the CPU, so some groups would be alike.
+        """
+        philox = np.random.Philox(key=self._noise_key, counter=self._drawn << 128)
+        self._drawn += 1
+        shape = (self.env.num_envs, *self.noise_shape)
+        return torch.from_numpy(np.random.Generator(philox).standard_normal(shape, np.float32))
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the states of sampler and noise, between fragments only.
 
         If the env can be resumed exactly, also of env and pending observation.
         """
+        assert self.request is None, "a group can be saved between its fragments only"
         obs = self.obs
-        state: dict[str, Any] = {
-            "num_envs": self.env.num_envs,
-            "sampler": self.sampler.state_dict(),
-            "noise_drawn": self._drawn,
-        }
+        state = {"num_envs": self.env.num_envs, "sampler": self.sampler.state_dict(), "noise_drawn": self._drawn}
         if self.env.resumes_exactly:
             state["env"] = {key: tensor.clone() for key, tensor in self.env.state_dict().items()}
             state["obs"] = {key: tensor.to(CPU, copy=True) for key, tensor in obs.items()}
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from ``state_dict``; an env that cannot be resumed exactly starts new episodes."""
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Continue from ``state_dict``; an env that cannot be resumed exactly starts new episodes.
+
+        UserError if the checkpoint has no state of this group, or one of another layout.
+        """
+        if state is None:
+            raise UserError("the checkpoint lacks env workers that were still to join: resume it with runtime=ray")
         if not {"sampler", "noise_drawn"} <= state.keys():
             raise UserError(
                 "the checkpoint is of a version of this code that kept other states of environments and cannot be "
@@ -98,18 +188,53 @@ class GroupRollout:
         else:
             self.obs = self._reset()
 
-    def draw_noise(self) -> Tensor:
-        """Draw the noise of the group's next decision, standard normals [N, *noise_shape].
-
-        It is a function of the group's key and of the number of the decision. Generator: Philox (Salmon et al. 2011).
-        Its key has 128 bits. A generator of torch uses 32 bits of its seed on the CPU, so some groups would be alike.
-        """
-        philox = np.random.Philox(key=self._noise_key, counter=self._drawn << 128)
-        self._drawn += 1
-        shape = (self.env.num_envs, *self.noise_shape)
-        return torch.from_numpy(np.random.Generator(philox).standard_normal(shape, np.float32))
-
     def _reset(self) -> Obs:
         obs = obs_to(self.env.reset(self.sampler), self.device)
         check_obs(self.env, obs, self.env.num_envs, "reset()")
         return obs
+
+
+class RowRollout(GroupRollout):
+    """Progress of a group whose envs need not be stepped together (``VecEnv.batch_size``).
+
+        request for rows that are done ──► sample ──► send ──► receive: rows that are done ──► request for them
+                                                      (the other rows are in the simulator all the time)
+
+    A fragment is complete when each row has its T decisions: a row that has them waits for the others. The last request
+    is for the values of all rows. The noise of decision t of a row is the one that a ``GroupRollout`` would draw,
+    whatever the order in which rows are done. So the same weights draw the same decisions, up to rounding.
+    """
+
+    def start(self, ticket: Ticket) -> ActRequest:
+        self._noise_TN = torch.stack([self.draw_noise() for _ in range(self.decisions)])
+        self._t_N = torch.zeros(self.env.num_envs, dtype=torch.int64)  # decisions that each row has made
+        self._asked = self._env_N  # rows of the latest request; none if it is for the values of all
+        self._under_way = 0  # rows in the simulator
+        return super().start(ticket)
+
+    @property
+    def _at(self) -> At:
+        return self._t_N[self._asked], self._asked
+
+    def _inputs(self) -> tuple[Obs, Tensor | None]:
+        if not len(self._asked):
+            return self.obs, None
+        return {key: value[self._asked] for key, value in self.obs.items()}, self._noise_TN[self._at]
+
+    def _step(self, action_NEA: Tensor) -> None:
+        """Step the rows that were asked for, and wait until rows need a decision or all have made theirs."""
+        self._enter("step")
+        self.env.send(action_NEA, self._asked)
+        self._under_way += len(self._asked)
+        self._asked = self._asked[:0]
+        while self._under_way and not len(self._asked):
+            self._enter("step")
+            rows, step = self.env.receive()
+            step = timestep_to(step, CPU)
+            decision_n = self._t_N[rows]
+            self._record(step, (decision_n, rows), decision_n, rows)
+            for key, value in step.obs.items():
+                self.obs[key][rows] = value
+            self._under_way -= len(rows)
+            self._t_N[rows] += 1
+            self._asked = rows[self._t_N[rows] < self.decisions]

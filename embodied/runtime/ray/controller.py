@@ -19,6 +19,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -27,28 +28,68 @@ from ray.exceptions import RayError, RayTaskError
 
 from embodied.core.clock import running_s
 from embodied.core.errors import UserError, one_line
-from embodied.runtime.channel import Channel, Closed
+from embodied.runtime.channel import Channel, Closed, Snapshot
 from embodied.runtime.ledger import Ledger, Ticket
 from embodied.runtime.ray.config import RayConfig
-from embodied.runtime.ray.creation import Creator, Role, roles
-from embodied.runtime.ray.group import kill
-from embodied.runtime.ray.messages import Built, Delivery, Pulse, ServerLost, Summary
-from embodied.runtime.ray.state import Part, Slot
+from embodied.runtime.ray.creation import Creator, roles
+from embodied.runtime.ray.hosts import Built, Delivery, Pulse, ServerLost
 from embodied.runtime.ray.supervision import Ask, Decision, End, Kill, Start, Supervision, Unresponsive
 from embodied.runtime.ray.weights import Publication, WeightsLost
-from embodied.runtime.ray.wire import own_cause
-from embodied.runtime.snapshot import Snapshot
+from embodied.runtime.ray.wire import is_fault, own_cause
 from embodied.runtime.thread_group import Board
+from embodied.runtime.watch.meter import Totals
 from embodied.runtime.watch.trace import Trace
 from embodied.runtime.watch.track import Track
 
 log = logging.getLogger(__name__)
 
-LEARNER = Role("learner").name
+LEARNER = "learner"
 
 
 class Unsaved(Exception):
     """A worker has no state to continue from."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """An env group."""
+
+    worker: int
+    """Index of its worker."""
+    group: int
+    """Index in its worker."""
+    ticket: Ticket | None = None
+    """Of its present fragment; None between two fragments."""
+    calling: bool = False
+    """Whether its worker has a call for it."""
+
+
+@dataclass(slots=True)
+class Part:
+    """The present processes of a part."""
+
+    incarnation: int
+    """How often the part was replaced before."""
+    processes: list[Any]
+    """Ray's handles of its actors: several of a learner that shares its updates, otherwise one."""
+    built: Built | None = None
+    """What it said when it was ready; None before."""
+    totals: Totals = field(default_factory=dict)
+    """Totals of its track, as of the last fragment."""
+
+    @property
+    def handle(self) -> Any:
+        """Handle of the process that answers."""
+        return self.processes[0]
+
+    @property
+    def node(self) -> str | None:
+        """Ray's id of its node; None before it is ready."""
+        return None if self.built is None else self.built.node
+
+    def kill(self) -> None:
+        for process in self.processes:
+            ray.kill(process)
 
 
 class Controller:
@@ -68,12 +109,13 @@ class Controller:
         trace: Trace | None,
     ) -> None:
         self.config, self.ledger, self.channel, self.board, self.creator = config, ledger, channel, board, creator
-        self.roles = {role.name: role for role in roles(config, len({worker for worker, _ in groups}))}
-        self.workers = [name for name, role in self.roles.items() if role.kind == "env_worker"]
-        self.servers = [name for name, role in self.roles.items() if role.kind == "actor_server"]
+        self.roles = roles(config, len({worker for worker, _ in groups}))
+        self.workers = [name for name, (kind, _) in self.roles.items() if kind == "env_worker"]
+        self.servers = [name for name, (kind, _) in self.roles.items() if kind == "actor_server"]
+        self.needed_workers = config.needed_workers(len(self.workers))
         self.slots = [Slot(*key) for key in groups]
         self.parts: dict[str, Part] = {}
-        self.publication: Publication | None = None  # of the main thread; see ``_present``
+        self.publication: Publication | None = None  # of the main thread: the newest weights
         self.snapshot = Snapshot()  # of the main thread; groups that it lacks save themselves
         self.elastic = config.min_env_workers is not None
         self.supervision = Supervision(
@@ -83,11 +125,11 @@ class Controller:
             operation_s={LEARNER: config.update_timeout_s},
             start_s=dict.fromkeys(self.workers, math.inf) if self.elastic else None,
         )
-        self._enough_s = running_s()  # when enough workers were up last
         self.track = Track("controller", "wait_events")
         self.trace = trace
         self.ready = threading.Event()  # set once all parts that are needed have been up
         self.prior_restarts: Counter[str] = Counter()  # how often a worker was replaced in earlier sessions of the run
+        self._enough_s = running_s()  # when enough workers were up last
         self._dead_totals: defaultdict[str, Counter[str]] = defaultdict(Counter)  # of processes that are gone
         self._seen: dict[str, tuple[str, int]] = {}  # what each part did at its last sign of life
         self._best_iteration = 0  # iterations of the learner that made most of them
@@ -95,25 +137,26 @@ class Controller:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopped = False
 
-    def totals(self, name: str) -> Counter[str]:
+    # ---------------------------------------------------------------------------------------------------- any thread
+    def totals(self, name: str) -> Totals:
         """Return what the tracks of all processes of a worker or server have counted, up to its last fragment."""
         part, totals = self.parts.get(name), Counter(self._dead_totals[name])
         totals.update({} if part is None else part.totals)
         return totals
 
-    def seed_incarnation(self, name: str) -> int:
-        """Return how often a worker was replaced, in earlier sessions of the run too."""
-        return self.prior_restarts[name] + self.supervision.incarnation(name)
+    @property
+    def incarnations(self) -> list[int]:
+        """How often each worker was replaced, in earlier sessions of the run too."""
+        return [self.prior_restarts[name] + self.supervision.incarnation(name) for name in self.workers]
+
+    @property
+    def num_up(self) -> int:
+        """Number of env workers that are up."""
+        return sum(map(self.supervision.is_up, self.workers))
 
     def post(self, event: Callable[[], None] = lambda: None) -> None:
         """Let the thread call ``event``, and then look what can be given out."""
         self._events.put(event)
-
-    def learned(self, incarnation: int, iteration: int) -> None:
-        """Count an update as useful work of the learner, unless it repeats one; in the controller's thread."""
-        if iteration > self._best_iteration:
-            self._best_iteration = iteration
-            self.supervision.worked(LEARNER, incarnation)
 
     def stop(self) -> None:
         """End the thread."""
@@ -123,13 +166,13 @@ class Controller:
     def end_parts(self, timeout_s: float) -> None:
         """Let the workers close their envs, and end all processes; the thread has ended."""
         built = [part for name, part in self.parts.items() if name in self.workers and part.built]
-        closing = [part.handle.close.remote() for part in built]
-        if closing:
-            ray.wait(closing, num_returns=len(closing), timeout=timeout_s)
+        if built:
+            ray.wait([part.handle.close.remote() for part in built], num_returns=len(built), timeout=timeout_s)
         for part in self.parts.values():
-            kill(part.handle)
+            part.kill()
         self.parts.clear()
 
+    # ---------------------------------------------------------------------------------------------------- the thread
     def run(self) -> None:
         """Handle events until ``stop``. Raise what ends the run."""
         while not self._stopped:
@@ -145,13 +188,14 @@ class Controller:
             self.track.enter("decide")
             event()
 
-    @property
-    def num_up(self) -> int:
-        """Number of env workers that are up."""
-        return sum(map(self.supervision.is_up, self.workers))
+    def learned(self, incarnation: int, iteration: int) -> None:
+        """Count an update as useful work of the learner, unless it repeats one."""
+        if iteration > self._best_iteration:
+            self._best_iteration = iteration
+            self.supervision.worked(LEARNER, incarnation)
 
     def renew(self, name: str) -> None:
-        """Replace a worker that a checkpoint has no state for, so that it has new episodes; in this thread."""
+        """Replace a worker that a checkpoint has no state for, so that it has new episodes."""
         cause = Unsaved(f"{name} was not there at the checkpoint or is not there yet, so it has new episodes")
         self._carry_out(self.supervision.failed(name, self.supervision.incarnation(name), running_s(), cause))
 
@@ -160,47 +204,41 @@ class Controller:
 
         Without ``min_env_workers`` all are needed, and each has this limit by itself.
         """
-        if not self.elastic:
-            return
-        needed = self.config.needed_workers(len(self.workers))
-        if self.num_up >= needed:
+        if not self.elastic or self.num_up >= self.needed_workers:
             self._enough_s = now_s
         elif now_s - self._enough_s > self.config.start_timeout_s:
             raise Unresponsive(
                 f"for {self.config.start_timeout_s:g} s only {self.num_up} env workers have been up; "
-                f"runtime.min_env_workers={needed}"
+                f"runtime.min_env_workers={self.needed_workers}"
             )
 
-    # ---------------------------------------------------------------------------------------------------- decisions
     def _carry_out(self, decisions: list[Decision]) -> None:
         for decision in decisions:
+            name = decision.part
             if isinstance(decision, Start):
-                self._start(decision)
+                self.board.set(name, "starts")
+                self._idle &= name != LEARNER  # a new one takes the others to be busy
+                processes = self.creator(*self.roles[name], self.prior_restarts[name] + decision.incarnation)
+                part = self.parts[name] = Part(decision.incarnation, processes)
+                self._call(part.handle.build.remote(processes[1:]), name, decision.incarnation, self._on_built)
             elif isinstance(decision, Ask):
-                handle = self.parts[decision.part].handle
                 tracing = self.trace is not None and self.trace.recording
-                self._call(handle.pulse.remote(tracing), decision.part, decision.incarnation, self._on_pulse)
+                pulse = self.parts[name].handle.pulse.remote(tracing)
+                self._call(pulse, name, decision.incarnation, self._on_pulse)
             elif isinstance(decision, Kill):
                 cause = f"{type(decision.cause).__name__}: {one_line(decision.cause)}"
-                log.warning("%s is replaced: %s", decision.part, cause[:500])
-                self._remove(decision.part, decision.incarnation)
+                log.warning("%s is replaced: %s", name, cause[:500])
+                self._remove(name, decision.incarnation)
             elif isinstance(decision, End):
-                decision.cause.add_note(f"(raised in the {decision.part})")
+                decision.cause.add_note(f"(raised in the {name})")
                 raise decision.cause
 
-    def _start(self, start: Start) -> None:
-        self.board.set(start.part, "starts")
-        self._idle &= start.part != LEARNER  # a new one takes the others to be busy
-        role, incarnation = self.roles[start.part], self.prior_restarts[start.part] + start.incarnation
-        part = self.parts[start.part] = Part(start.incarnation, self.creator(role, incarnation))
-        self._call(part.handle.build.remote(), start.part, start.incarnation, self._on_built)
-
     def _remove(self, name: str, incarnation: int) -> None:
-        """End the process of a part. Give back the tickets of a worker; wake who waits for a batch for the learner."""
+        """End the processes of a part. Give back a worker's tickets; wake who waits for a batch for the learner."""
         part = self.parts.pop(name)
         assert part.incarnation == incarnation
         self.board.set(name, "is replaced")
-        kill(part.handle)
+        part.kill()
         self._dead_totals[name].update(part.totals)
         if name in self.workers:
             worker = self.workers.index(name)
@@ -211,42 +249,39 @@ class Controller:
         elif name == LEARNER:
             self.channel.empty(incarnation + 1)
 
-    # ---------------------------------------------------------------------------------------------------- tickets
     def _assign(self) -> None:
         """Give every resting group of a worker that is up something to do, if there is something."""
         for slot in self.slots:
             name, snapshot = self.workers[slot.worker], self.snapshot
-            unsaved = snapshot.lacks(slot.key)
+            unsaved = snapshot.lacks((slot.worker, slot.group))
             if not self.supervision.is_up(name):
                 if self.elastic and unsaved:
-                    snapshot.put(slot.key, None)
+                    snapshot.put((slot.worker, slot.group), None)
                 continue
             if slot.calling:
                 continue
             part = self.parts[name]
             if slot.ticket is None and unsaved:
-                self._save(slot, part, snapshot)
+                slot.calling = True
+                saved = partial(self._on_saved, slot, snapshot)
+                self._call(part.handle.state_dict.remote(slot.group), name, part.incarnation, saved)
                 continue
-            publication, server = self._present(), self._server_of(slot.worker)
-            if publication is None or server is None:
+            newest, server = self.publication, self._server_of(slot.worker)
+            if newest is None or server is None or not self.supervision.is_up(LEARNER, newest.learner):
                 continue
             if slot.ticket is None:
                 slot.ticket = self.ledger.try_acquire(slot.worker, part.incarnation, slot.group)
             if slot.ticket is not None:
-                self._sample(slot, slot.ticket, part, server, publication)
-        self._set_others_idle(not any(slot.calling for slot in self.slots))
-
-    def _sample(self, slot: Slot, ticket: Ticket, part: Part, server: str, publication: Publication) -> None:
-        slot.calling = True
-        host, timeout_s = self.parts[server].handle, 2 * self.config.operation_timeout_s
-        summary, fragment = part.handle.sample.options(num_returns=2).remote(ticket, host, publication, timeout_s)
-        sampled = partial(self._on_sampled, slot, ticket, fragment, server, self.parts[server].incarnation)
-        self._call(summary, self.workers[slot.worker], ticket.incarnation, sampled)
-
-    def _present(self) -> Publication | None:
-        """Return the newest weights, if the learner that published them is still up."""
-        newest = self.publication
-        return newest if newest is not None and self.supervision.is_up(LEARNER, newest.learner) else None
+                slot.calling = True
+                host, ticket, timeout_s = self.parts[server], slot.ticket, 2 * self.config.operation_timeout_s
+                sample = part.handle.sample.options(num_returns=2)
+                delivery, fragment = sample.remote(ticket, host.handle, newest, timeout_s)
+                sampled = partial(self._on_sampled, slot, ticket, fragment, server, host.incarnation)
+                self._call(delivery, name, ticket.incarnation, sampled)
+        idle = not any(slot.calling for slot in self.slots)
+        if idle != self._idle and self.supervision.is_up(LEARNER):
+            self._idle = idle
+            self.parts[LEARNER].handle.set_others_idle.remote(idle)
 
     def _server_of(self, worker: int) -> str | None:
         """Return the actor server of a worker: one that is up, on its own node if there is one; None if none is."""
@@ -254,23 +289,6 @@ class Controller:
         near = [name for name in up if self.parts[name].node == self.parts[self.workers[worker]].node]
         choice = near or up
         return choice[worker % len(choice)] if choice else None
-
-    def _set_others_idle(self, idle: bool) -> None:
-        """Tell the learner when all workers begin or cease to wait for it."""
-        if idle != self._idle and self.supervision.is_up(LEARNER):
-            self._idle = idle
-            self.parts[LEARNER].handle.set_others_idle.remote(idle)
-
-    # ---------------------------------------------------------------------------------------------------- checkpoints
-    def _save(self, slot: Slot, part: Part, snapshot: Snapshot) -> None:
-        slot.calling = True
-        saved = partial(self._on_saved, slot, snapshot)
-        self._call(part.handle.state_dict.remote(slot.group), self.workers[slot.worker], part.incarnation, saved)
-
-    def _on_saved(self, slot: Slot, snapshot: Snapshot, name: str, incarnation: int, state: Any) -> None:
-        if self.supervision.is_up(name, incarnation):
-            slot.calling = False
-            snapshot.put(slot.key, state)
 
     # ---------------------------------------------------------------------------------------------------- answers
     def _call(self, reference: Any, name: str, incarnation: int, then: Callable[..., None]) -> None:
@@ -291,13 +309,13 @@ class Controller:
             self.fail(name, incarnation, error)
 
     def fail(self, name: str, incarnation: int, error: BaseException) -> None:
-        """A part died, or raised something; in the controller's thread."""
+        """A part died, or raised something."""
         if self.supervision.incarnation(name) != incarnation:
             return
         if not isinstance(error, RayError):
             raise error
         cause = own_cause(error)
-        never_built = incarnation == 0 and isinstance(error, RayTaskError) and self.parts[name].built is None
+        never_built = incarnation == 0 and self.parts[name].built is None and not is_fault(error)
         curable = not isinstance(cause, UserError) and not never_built
         self._carry_out(self.supervision.failed(name, incarnation, running_s(), cause, curable))
 
@@ -305,11 +323,9 @@ class Controller:
         if self.supervision.incarnation(name) != incarnation:
             return
         self.parts[name].built = built
-        self._carry_out(self.supervision.started(name, incarnation, running_s()))
+        self.supervision.started(name, incarnation, running_s())
         self.board.set(name, "is up")
-        others = self.roles.keys() - self.workers
-        needed = self.config.needed_workers(len(self.workers))
-        if all(map(self.supervision.is_up, others)) and self.num_up >= needed:
+        if all(map(self.supervision.is_up, [LEARNER, *self.servers])) and self.num_up >= self.needed_workers:
             self.ready.set()
 
     def _on_pulse(self, name: str, incarnation: int, pulse: Pulse) -> None:
@@ -320,9 +336,14 @@ class Controller:
             self.board.set(name, pulse.doing)
         self._carry_out(self.supervision.answered(name, incarnation, running_s(), pulse.busy_s))
 
+    def _on_saved(self, slot: Slot, snapshot: Snapshot, name: str, incarnation: int, state: Any) -> None:
+        if self.supervision.is_up(name, incarnation):
+            slot.calling = False
+            snapshot.put((slot.worker, slot.group), state)
+
     def _on_sampled(
         self, slot: Slot, ticket: Ticket, fragment: Any, server: str, served_by: int, name: str, incarnation: int,
-        answer: Summary | ServerLost,
+        answer: Delivery | ServerLost,
     ) -> None:  # fmt: skip
         if slot.ticket == ticket:
             slot.calling = False
@@ -337,7 +358,7 @@ class Controller:
             log.warning("dropped a late fragment of %s, incarnation %d", name, incarnation)
             return
         try:
-            self.channel.put(Delivery.of(answer, fragment))
+            self.channel.put(replace(answer, fragment=fragment))
         except Closed:
             return
         self.parts[name].totals = answer.totals

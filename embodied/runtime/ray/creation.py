@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import ray
 import torch
@@ -12,7 +12,6 @@ import torch
 from embodied.core.spec import EnvSpec
 from embodied.runtime.ray.cluster import Cluster
 from embodied.runtime.ray.config import Placement, RayConfig
-from embodied.runtime.ray.group import LearnerGroup
 from embodied.runtime.ray.hosts import ServerHost, WorkerHost
 from embodied.runtime.ray.learner_host import LearnerHost
 from embodied.runtime.ray.wire import nbytes, share_tensors
@@ -20,21 +19,6 @@ from embodied.runtime.recipe import Recipe
 
 MAX_CALLS = 10_000
 """Calls that a host may have open; each waits in its event loop and costs no thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Role:
-    """A part of the run."""
-
-    kind: Literal["env_worker", "actor_server", "learner"]
-    """Key of its placement."""
-    index: int = 0
-    """Its number among its kind."""
-
-    @property
-    def name(self) -> str:
-        """Name in messages."""
-        return "learner" if self.kind == "learner" else f"{self.kind.replace('_', ' ')} {self.index}"
 
 
 class Creator:
@@ -47,8 +31,10 @@ class Creator:
     def __init__(self, cluster: Cluster, recipe: Recipe, spec: EnvSpec) -> None:
         self.recipe, self.config = recipe, RayConfig.of(recipe.config)
         parts = roles(self.config, self.config.needed_workers(len(recipe.sizes)))
-        parts += [role for role in parts if role.kind == "learner"] * (self.config.num_learners - 1)
-        cluster.check([(role.name, *self._demand(role)) for role in parts])
+        demands = [(name, *self._demand(kind)) for name, (kind, _) in parts.items()]
+        cluster.check(
+            demands + [demand for demand in demands if demand[0] == "learner"] * (self.config.num_learners - 1)
+        )
         cluster.check_code()
         self.policy = recipe.initial_policy(spec)
         cluster.check_room(nbytes(self.policy.state_dict()))
@@ -56,42 +42,41 @@ class Creator:
         share_tensors()
         self._recipe, self._policy = ray.put(recipe), ray.put(self.policy)
 
-    def __call__(self, role: Role, incarnation: int) -> Any:
-        """Return the handle of a new actor, or of a group of learners, whose ``build`` has not been called.
+    def __call__(self, kind: str, index: int, incarnation: int) -> list[Any]:
+        """Return the handles of a part's new processes, whose ``build`` has not been called.
 
         incarnation: of a worker's seeds or of a learner's weights.
         """
-        resources, labels = self._demand(role)
+        resources, labels = self._demand(kind)
         options, config, budget = actor_options(resources, labels), self.config, self.recipe.budget
         cpus = int(resources.get("CPU", 0))
-        if role.kind == "env_worker":
+        if kind == "env_worker":
             num_threads = config.sim_threads or cpus or budget.sim
             shape = (self.policy.execute, self.policy.noise_shape)
             host = ray.remote(WorkerHost).options(**options)
-            return host.remote(self._recipe, role.index, incarnation, *shape, num_threads)
-        if role.kind == "actor_server":
+            return [host.remote(self._recipe, index, incarnation, *shape, num_threads)]
+        if kind == "actor_server":
             num_threads = config.actor_threads or cpus or budget.actor
             server = ray.remote(ServerHost).options(**options)
-            return server.remote(self._recipe, self._policy, role.index, num_threads)
+            return [server.remote(self._recipe, self._policy, index, num_threads)]
         num = config.num_learners
-        if cpus and not config.learner_threads:
-            budget = replace(budget, learner=cpus, learner_alone=cpus)
-        elif num > 1 and not config.learner_threads:
-            budget = replace(budget, learner=max(1, budget.learner // num), learner_alone=max(1, budget.learner // num))
+        if (cpus or num > 1) and not config.learner_threads:
+            each = cpus or max(1, budget.learner // num)
+            budget = replace(budget, learner=each, learner_alone=each)
         learner = ray.remote(LearnerHost).options(**options)
         given = (self._recipe, incarnation, self._policy, self._rng_state, budget)
-        members = [learner.remote(*given, rank) for rank in range(num)]
-        return members[0] if num == 1 else LearnerGroup(members)
+        return [learner.remote(*given, rank) for rank in range(num)]
 
-    def _demand(self, role: Role) -> tuple[dict[str, float], dict[str, str]]:
-        placement: Placement = getattr(self.config, role.kind)
-        return self.config.resources_of(role.kind, self.recipe.device), placement.labels
+    def _demand(self, kind: str) -> tuple[dict[str, float], dict[str, str]]:
+        placement: Placement = getattr(self.config, kind)
+        return self.config.resources_of(kind, self.recipe.device), placement.labels
 
 
-def roles(config: RayConfig, num_env_workers: int) -> list[Role]:
-    """Return all parts of a run."""
-    servers = [Role("actor_server", index) for index in range(config.num_actor_servers)]
-    return [Role("learner"), *servers, *(Role("env_worker", index) for index in range(num_env_workers))]
+def roles(config: RayConfig, num_env_workers: int) -> dict[str, tuple[str, int]]:
+    """Return all parts of a run by name: the key of its placement, and its number among its kind."""
+    servers = {f"actor server {index}": ("actor_server", index) for index in range(config.num_actor_servers)}
+    workers = {f"env worker {index}": ("env_worker", index) for index in range(num_env_workers)}
+    return {"learner": ("learner", 0), **servers, **workers}
 
 
 def actor_options(resources: Mapping[str, float], labels: Mapping[str, str]) -> dict[str, Any]:

@@ -14,34 +14,94 @@ import asyncio
 import copy
 import os
 import time
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from embodied.core.episodes import EpisodeStats
 from embodied.core.policy import Policy
 from embodied.core.types import Fragment
 from embodied.runtime import threads
-from embodied.runtime.collecting.actor_server import ActorServer
-from embodied.runtime.collecting.env_worker import EnvWorker
-from embodied.runtime.collecting.messages import ActReply, ActRequest
+from embodied.runtime.collecting.actor_server import ActorServer, ActReply, ActRequest
 from embodied.runtime.ledger import Ticket
-from embodied.runtime.ray.messages import Built, Pulse, ServerLost, Summary
 from embodied.runtime.ray.supervision import Unresponsive
 from embodied.runtime.ray.weights import Publication, PulledWeights
 from embodied.runtime.ray.wire import nbytes, share_tensors
 from embodied.runtime.recipe import Recipe
+from embodied.runtime.watch.meter import Totals
 from embodied.runtime.watch.trace import take
-from embodied.runtime.watch.track import Track
+from embodied.runtime.watch.track import Span, Track
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Host:
+class ServerLost(Exception):
+    """An env worker got no answer from its actor server. The fragment can go on with another one.
+
+    cause: the exception of the server, or the reason why there is no answer.
+    """
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """Facts about a part that is ready, for the controller."""
+
+    node: str
+    """Ray's id of its node."""
+    pid: int
+    """Id of its process there."""
+    resumes_exactly: bool
+    """Whether all its envs can be restored from a checkpoint; of env workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """Sign of life of a part."""
+
+    doing: str
+    """Its present operation, or what it waits for."""
+    done: int
+    """Operations so far."""
+    busy_s: float
+    """Time in the present operation; 0 while it waits."""
+    spans: Sequence[Span]
+    """Of its tracks since the last one, while a trace is recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A fragment by reference, as it waits in the channel. Its tensors stay in the object store."""
+
+    worker: int
+    """Index of the env worker."""
+    group: int
+    """Index of the env group in its worker."""
+    sequence: int
+    """Of the ticket."""
+    episodes: EpisodeStats
+    """Episodes that ended in it."""
+    totals: Totals
+    """Totals of this incarnation of the worker."""
+    server_totals: Totals
+    """Totals of its actor server."""
+    fragment: Any = None
+    """Reference to the fragment, once the controller has added it."""
+
+
+class Host(ABC):
     """Event loop and computing thread of a part. recipe: of the run."""
+
+    resumes_exactly = True
 
     def __init__(self, recipe: Recipe) -> None:
         share_tensors()
@@ -50,15 +110,20 @@ class Host:
         self._thread = ThreadPoolExecutor(1)
         self._doing, self._done, self._since = "is built", 0, time.monotonic()
 
+    async def build(self, peers: Sequence[Any] = ()) -> Built:
+        """Build the part. peers: handles of its other processes; only a learner has them."""
+        self._tracks = await self._run("builds", self._build)
+        take(self._tracks, self.recipe.config.trace)  # record spans until a pulse ends it
+        return Built(ray.get_runtime_context().get_node_id(), os.getpid(), self.resumes_exactly)
+
+    @abstractmethod
+    def _build(self) -> list[Track]:
+        """Build the part in the computing thread; return its tracks."""
+
     async def pulse(self, tracing: bool) -> Pulse:
         """Return a sign of life. tracing: whether spans are recorded from now on."""
         busy_s = time.monotonic() - self._since if self._since else 0.0
         return Pulse(self._doing, self._done, busy_s, take(self._tracks, tracing))
-
-    def _record(self, tracks: list[Track]) -> None:
-        """Record the spans of these tracks, if a trace is wanted, until a pulse ends it."""
-        self._tracks = tracks
-        take(tracks, self.recipe.config.trace)
 
     async def _run(self, doing: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function in the computing thread, after those that were given to it before."""
@@ -84,32 +149,33 @@ class WorkerHost(Host):
         self, recipe: Recipe, index: int, incarnation: int, execute: int, noise_shape: tuple[int, ...], num_threads: int
     ) -> None:
         super().__init__(recipe)
-        self.key, self.shape, self.num_threads = (index, incarnation), (execute, noise_shape), num_threads
-        self._requests: dict[int, ActRequest] = {}  # by group, whose replies have not been used
+        self.index, self.given, self.num_threads = index, (execute, noise_shape, incarnation), num_threads
 
-    async def build(self) -> Built:
-        """Build the envs."""
-        self.worker = await self._run("builds its envs", self._build)
-        self._record(self.worker.tracks)
-        return Built(node_id(), os.getpid(), self.worker.resumes_exactly)
+    def _build(self) -> list[Track]:
+        threads.use(1)
+        envs = self.recipe.open_envs(self.index, self.num_threads)
+        self.worker = self.recipe.env_worker(self.index, envs, *self.given)
+        self.resumes_exactly = self.worker.resumes_exactly
+        return self.worker.tracks
 
     async def sample(
         self, ticket: Ticket, server: Any, publication: Publication, timeout_s: float
-    ) -> tuple[Summary, Fragment]:
+    ) -> tuple[Delivery, Fragment]:
         """Sample the fragment of a ticket with at least these weights, or go on with it after a ServerLost.
 
         A request that got no answer is sent again as it was. An inference is a function of request and weights, so it
         does no harm if it was answered before. ServerLost if there is no answer after ``timeout_s``.
         """
-        group = ticket.group
-        if group not in self._requests:
-            self._requests[group] = await self._run(f"starts group {group}", self.worker.start, ticket)
-        assert self.worker.open[group].ticket == ticket, "a group has one fragment at a time"
-        while True:
+        group, worker, track = ticket.group, self.worker, self.worker.track
+        rollout = worker.rollouts[group]
+        if rollout.request is None:
+            await self._run(f"starts group {group}", worker.start, ticket)
+        assert rollout.ticket == ticket, "a group has one fragment at a time"
+        result: ActRequest | Fragment | None = rollout.request
+        while not isinstance(result, Fragment):
             try:
-                self.worker.track.add("requests_bytes", nbytes(self._requests[group]))
-                answer = server.act.remote(self._requests[group], publication)
-                reply, server_totals = await asyncio.wait_for(answer, timeout_s)
+                track.add("requests_bytes", nbytes(result))
+                reply, server_totals = await asyncio.wait_for(server.act.remote(result, publication), timeout_s)
             except RayTaskError as error:
                 error.cause.add_note(str(error))  # the traceback of the server's process
                 raise ServerLost(error.cause) from None
@@ -117,23 +183,11 @@ class WorkerHost(Host):
                 raise ServerLost(Unresponsive(str(error))) from None
             except TimeoutError:
                 raise ServerLost(Unresponsive(f"no answer in {timeout_s:g} s")) from None
-            self.worker.track.add("replies_bytes", nbytes(reply))
-            result = await self._run(f"steps group {group}", self.worker.advance, reply)
-            if isinstance(result, Fragment):
-                del self._requests[group]
-                self.worker.track.add("fragments_bytes", nbytes(result))
-                summary = Summary(
-                    worker=ticket.worker,
-                    group=group,
-                    incarnation=ticket.incarnation,
-                    sequence=ticket.sequence,
-                    num_env_steps=result.num_env_steps,
-                    episodes=result.episodes,
-                    totals=self.worker.totals(),
-                    server_totals=server_totals,
-                )
-                return summary, result
-            self._requests[group] = result
+            track.add("replies_bytes", nbytes(reply))
+            result = await self._run(f"steps group {group}", worker.advance, reply)
+        track.add("fragments_bytes", nbytes(result))
+        episodes, totals = result.episodes, track.totals()
+        return Delivery(ticket.worker, group, ticket.sequence, episodes, totals, server_totals), result
 
     async def state_dict(self, group: int) -> dict[str, Any]:
         """Return the state of one group, between two of its fragments."""
@@ -147,12 +201,6 @@ class WorkerHost(Host):
         """Close the envs."""
         await self._run("closes its envs", self.worker.close)
 
-    def _build(self) -> EnvWorker:
-        threads.use(1)
-        (index, incarnation), (execute, noise_shape) = self.key, self.shape
-        envs = self.recipe.open_envs(index, self.num_threads)
-        return self.recipe.env_worker(index, envs, execute, noise_shape, incarnation)
-
 
 class ServerHost(Host):
     """An actor server. policy: the initial one. index: of the server."""
@@ -161,22 +209,22 @@ class ServerHost(Host):
         super().__init__(recipe)
         self.policy, self.index, self.num_threads = policy, index, num_threads
         self.store = PulledWeights()
-        self._waiting: list[tuple[ActRequest, asyncio.Future[tuple[ActReply, dict[str, float]]]]] = []
+        self._waiting: list[tuple[ActRequest, asyncio.Future[tuple[ActReply, Totals]]]] = []
         self._serving: asyncio.Task[None] | None = None
 
-    async def build(self) -> Built:
-        """Build the actor server."""
-        self.actor = await self._run("builds the policy", self._build)
-        self._record([self.actor.track])
-        return Built(node_id(), os.getpid())
+    def _build(self) -> list[Track]:
+        threads.use(self.num_threads)
+        policy, merge = copy.deepcopy(self.policy), self.recipe.config.max_staleness > 0
+        self.actor = ActorServer(policy, self.store, self.recipe.device, merge, self.index)
+        return [self.actor.track]
 
-    async def act(self, request: ActRequest, publication: Publication) -> tuple[ActReply, dict[str, float]]:
+    async def act(self, request: ActRequest, publication: Publication) -> tuple[ActReply, Totals]:
         """Return the reply, by these weights or newer ones, and the totals of the actor server so far.
 
         Requests that arrive during an inference are served together by the next one.
         """
         self.store.offer(publication)
-        future: asyncio.Future[tuple[ActReply, dict[str, float]]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[tuple[ActReply, Totals]] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         if self._serving is None or self._serving.done():
             self._serving = asyncio.create_task(self._serve())
@@ -185,30 +233,19 @@ class ServerHost(Host):
     async def _serve(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting, []
-            requests, futures = [request for request, _ in batch], [future for _, future in batch]
+            requests, futures = zip(*batch, strict=True)
             try:
                 learner = self.store.learner
                 with self.actor.track.during("fetch"):
                     self.actor.track.add("weights_bytes", await self.store.pull())
                 if self.store.learner != learner:
-                    self.actor.forget()
+                    self.actor.version = -1  # of another learner, with other versions
                 replies = await self._run(f"acts for {len(requests)} groups", self.actor.act, requests)
             except Exception as error:  # of any kind: every caller gets it
                 for future in futures:
                     future.set_exception(error)
                 continue
-            totals = self.actor.totals()
+            totals = self.actor.track.totals()
             for future, reply in zip(futures, replies, strict=True):
                 if not future.done():  # a caller that gave up cancels it
                     future.set_result((reply, totals))
-
-    def _build(self) -> ActorServer:
-        threads.use(self.num_threads)
-        recipe = self.recipe
-        merge = recipe.config.max_staleness > 0
-        return ActorServer(copy.deepcopy(self.policy), self.store, recipe.device, merge, self.index)
-
-
-def node_id() -> str:
-    """Return Ray's id of the node of this process."""
-    return str(ray.get_runtime_context().get_node_id())

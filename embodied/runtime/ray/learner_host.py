@@ -1,16 +1,19 @@
 """What runs in a learner's process of Ray: the learner, or one of several that make each update together.
 
-controller ── learn(its fragments, by reference) ──► process 0: updates, puts weights
-    └──────── assist(its fragments, by reference) ──► process r: makes the same update     (algos/sharing.py)
-                                                      └── sums over all processes (collective.py)
+controller ── learn(fragments, by reference) ──► process 0: updates on every n-th, puts weights
+                                                     ├── update(its share) ──► process r       (algos/sharing.py)
+                                                     └── sums over all processes ── process r  (collective.py)
+
+To the controller several processes are one part. One that dies, hangs or takes too long is a failure of the part, so
+all of them are killed and replaced.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -24,12 +27,29 @@ from embodied.runtime import threads
 from embodied.runtime.learner import Learner
 from embodied.runtime.ray.collective import Collective, Rendezvous, open_store
 from embodied.runtime.ray.config import RayConfig
-from embodied.runtime.ray.hosts import Host, node_id
-from embodied.runtime.ray.messages import Assisted, Built, Learned
-from embodied.runtime.ray.weights import Publisher
+from embodied.runtime.ray.hosts import Built, Host, Pulse
+from embodied.runtime.ray.weights import Publication, Publisher
 from embodied.runtime.ray.wire import fetch
 from embodied.runtime.recipe import Recipe
+from embodied.runtime.watch.meter import Totals, joined
+from embodied.runtime.watch.track import Track
 from embodied.runtime.weight_store import WeightStore
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """Result of an update, or of a publication without one."""
+
+    metrics: Metrics
+    """Of the algorithm, and ``async/lost``, the fragments that were lost with their node."""
+    publication: Publication
+    """The new weights."""
+    iteration: int
+    """Batches consumed."""
+    env_steps: int
+    """Control steps consumed."""
+    totals: Totals
+    """Totals of its track so far, joined with those of the other processes."""
 
 
 class LearnerHost(Host):
@@ -47,44 +67,90 @@ class LearnerHost(Host):
         super().__init__(recipe)
         self.policy, self.rng_state, self.budget, self.rank = policy, rng_state, budget, rank
         self.config = RayConfig.of(recipe.config)
-        self.publisher = Publisher(incarnation)
+        self.publisher, self.store = Publisher(incarnation), WeightStore()
+        self.peers: Sequence[Any] = ()
         self._others_idle = False
 
-    async def open_store(self) -> Rendezvous:
-        """Let the other processes find this one, which has rank 0."""
-        address = ray.util.get_node_ip_address()
-        self._store, rendezvous = open_store(address, self.config.start_timeout_s)
-        return rendezvous
+    async def build(self, peers: Sequence[Any] = (), rendezvous: Rendezvous | None = None) -> Built:
+        """Build algorithm and learner. UserError if several processes cannot share an update.
 
-    async def build(self, rendezvous: Rendezvous | None = None) -> Built:
-        """Build algorithm and learner. rendezvous: of several processes. UserError if they cannot share an update."""
-        self.learner = await self._run("builds the algorithm", self._build, rendezvous)
+        peers: handles of the other processes, in process 0. rendezvous: where the others find it.
+        """
+        self.peers, self._rendezvous, self._address = peers, rendezvous, ray.util.get_node_ip_address()
+        if peers:
+            self._sums, self._rendezvous = open_store(self._address, self.config.start_timeout_s)
+        others = [peer.build.remote((), self._rendezvous) for peer in peers]
+        built: list[Built] = await asyncio.gather(super().build(), *others)
+        return built[0]
+
+    def _build(self) -> list[Track]:
+        threads.use(self.budget.learner)
+        recipe = self.recipe
+        policy = copy.deepcopy(self.policy).to(recipe.device)
+        torch.set_rng_state(self.rng_state.clone())
+        algorithm = recipe.make_algorithm(policy)
+        learners: ProcessGroup = SINGLE_PROCESS
+        if self._rendezvous is not None:
+            learners = Collective(
+                self._rendezvous,
+                self.rank,
+                self.config.num_learners,
+                address=self._address,
+                device=recipe.device,
+                timeout_s=self.config.update_timeout_s,
+            )
+        self.learner = Learner(algorithm, self.store, recipe.relabel, recipe.config.mask_above, learners)
         self.learner.track.enter("wait_controller")
-        self._record([self.learner.track])
-        return Built(node_id(), os.getpid())
+        return [self.learner.track]
+
+    async def pulse(self, tracing: bool) -> Pulse:
+        """Return one sign of life of all processes: what process 0 does, and the longest present operation."""
+        others = [peer.pulse.remote(tracing) for peer in self.peers]
+        pulses: list[Pulse] = await asyncio.gather(super().pulse(tracing), *others)
+        done, busy_s = sum(pulse.done for pulse in pulses), max(pulse.busy_s for pulse in pulses)
+        return replace(pulses[0], done=done, busy_s=busy_s)
 
     async def publish(self) -> Learned:
         """Publish the present weights."""
-        return await self._run("publishes", self._publish)
+        await self._run("publishes", self.learner.publish)
+        return await self._put({}, self.learner.track.totals())
 
     async def learn(self, fragments: Sequence[Any]) -> Learned:
         """Update on the fragments of one batch, given by reference, and publish.
 
+        Every process gets every n-th fragment, so that those of a node that is lost are shared too.
+        """
+        num = 1 + len(self.peers)
+        others = [peer.update.remote(fragments[rank::num]) for rank, peer in enumerate(self.peers, 1)]
+        updates = await asyncio.gather(self.update(fragments[::num]), *others)
+        lost = sum(metrics["async/lost"] for metrics, _ in updates)
+        return await self._put(updates[0][0] | {"async/lost": lost}, joined([totals for _, totals in updates]))
+
+    async def update(self, fragments: Sequence[Any]) -> tuple[Metrics, Totals]:
+        """Make an update on this process's share of a batch; return its metrics and totals.
+
         Fragments that were lost with their node are left out; ``async/lost`` counts them.
         """
-        fetched = await self._fetch(fragments)
-        learned = await self._run(f"learns from batch {self.learner.iteration}", self._learn, fetched)
-        return replace(learned, metrics=learned.metrics | {"async/lost": float(len(fragments) - len(fetched))})
+        doing = f"batch {self.learner.iteration}"
+        self._begin(f"fetches {doing}")
+        with self.learner.track.during("fetch"):
+            fetched = await fetch(fragments)
+        metrics = await self._run(f"learns from {doing}", self._update, fetched)
+        return {**metrics, "async/lost": float(len(fragments) - len(fetched))}, self.learner.track.totals()
 
-    async def assist(self, fragments: Sequence[Any]) -> Assisted:
-        """Make the update of ``learn`` of process 0 together with it, on other fragments of the batch."""
-        fetched = await self._fetch(fragments)
-        totals = await self._run(f"learns from batch {self.learner.iteration}", self._assist, fetched)
-        return Assisted(float(len(fragments) - len(fetched)), totals)
+    def _update(self, fragments: Sequence[Fragment]) -> Metrics:
+        with threads.using_idle_cores(self.budget.learner, self.budget.learner_alone, lambda: self._others_idle):
+            return self.learner.learn(fragments)
+
+    async def _put(self, metrics: Metrics, totals: Totals) -> Learned:
+        publication = await self._run("puts weights", self.publisher.put, self.store.latest())
+        return Learned(metrics, publication, self.learner.iteration, self.learner.env_steps, totals)
 
     async def set_others_idle(self, others_idle: bool) -> None:
         """Say whether all other parts are idle, so that the learner can use their cores."""
         self._others_idle = others_idle
+        for peer in self.peers:
+            peer.set_others_idle.remote(others_idle)
 
     async def deployed_weights(self) -> dict[str, Tensor]:
         """Return the weights to evaluate and to keep."""
@@ -96,51 +162,6 @@ class LearnerHost(Host):
 
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state."""
-        await self._run("loads a state", self.learner.load_state_dict, copy.deepcopy(state))
-
-    async def _fetch(self, fragments: Sequence[Any]) -> list[Fragment]:
-        self._begin(f"fetches batch {self.learner.iteration}")
-        with self.learner.track.during("fetch"):
-            return await fetch(fragments)
-
-    def _build(self, rendezvous: Rendezvous | None) -> Learner:
-        threads.use(self.budget.learner)
-        policy = copy.deepcopy(self.policy)
-        policy.to(self.recipe.device)
-        torch.set_rng_state(self.rng_state.clone())
-        self.store = WeightStore()
-        recipe = self.recipe
-        algorithm = recipe.make_algorithm(policy)
-        return Learner(algorithm, self.store, recipe.relabel, recipe.config.mask_above, self._join(rendezvous))
-
-    def _join(self, rendezvous: Rendezvous | None) -> ProcessGroup:
-        if rendezvous is None:
-            return SINGLE_PROCESS
-        config, address = self.config, ray.util.get_node_ip_address()
-        return Collective(
-            rendezvous,
-            self.rank,
-            config.num_learners,
-            address=address,
-            device=self.recipe.device,
-            timeout_s=config.update_timeout_s,
-        )
-
-    def _update(self, fragments: Sequence[Fragment]) -> Metrics:
-        with threads.using_idle_cores(self.budget.learner, self.budget.learner_alone, lambda: self._others_idle):
-            return self.learner.learn(fragments)
-
-    def _learn(self, fragments: Sequence[Fragment]) -> Learned:
-        return self._learned(self._update(fragments))
-
-    def _assist(self, fragments: Sequence[Fragment]) -> Mapping[str, float]:
-        self._update(fragments)
-        return self.learner.totals()
-
-    def _publish(self) -> Learned:
-        self.learner.publish()
-        return self._learned({})
-
-    def _learned(self, metrics: Mapping[str, float]) -> Learned:
-        learner, publication = self.learner, self.publisher.put(self.store.latest())
-        return Learned(dict(metrics), publication, learner.iteration, learner.env_steps, learner.totals())
+        shared = ray.put(state) if self.peers else None
+        others = [peer.load_state_dict.remote(shared) for peer in self.peers]
+        await asyncio.gather(self._run("loads a state", self.learner.load_state_dict, copy.deepcopy(state)), *others)

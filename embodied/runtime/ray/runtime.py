@@ -17,24 +17,25 @@ import concurrent.futures
 import copy
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from embodied.core.algorithm import Metrics
 from embodied.core.errors import UserError
-from embodied.runtime.background_evaluator import BackgroundEvaluator
-from embodied.runtime.channel import Channel, Closed
+from embodied.runtime.channel import Channel, Closed, Snapshot
+from embodied.runtime.evaluator import BackgroundEvaluator
 from embodied.runtime.loop import RUNTIMES, LearnerLost, Runtime
 from embodied.runtime.ray.cluster import Cluster
 from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.recipe import Recipe
-from embodied.runtime.snapshot import Snapshot
 from embodied.runtime.thread_group import ThreadGroup
+from embodied.runtime.watch.meter import Totals, joined
 from embodied.runtime.watch.track import Track
 
 if TYPE_CHECKING:
-    from embodied.runtime.ray.messages import Delivery
+    from embodied.runtime.ray.hosts import Delivery
     from embodied.runtime.ray.remote import RemoteLearner
 
 CHECK_S = 0.2
@@ -59,12 +60,12 @@ class RayRuntime(Runtime):
         with closing(recipe.make_env(1, 1)) as env:  # bad options of an environment are reported from here
             self.spec = env.spec
         with ExitStack() as opened:
-            self.cluster = opened.enter_context(closing(Cluster(config.address)))
+            cluster = opened.enter_context(closing(Cluster(config.address)))
             from embodied.runtime.ray.controller import Controller  # imports Ray, which ``cluster`` has prepared
             from embodied.runtime.ray.creation import Creator
-            from embodied.runtime.ray.remote import RemoteLearner, RemoteServers, RemoteWorker
+            from embodied.runtime.ray.remote import RemoteLearner
 
-            creator = Creator(self.cluster, recipe, self.spec)
+            creator = Creator(cluster, recipe, self.spec)
             self.channel: Channel[Delivery] = Channel(
                 self.ledger.batch_fragments, self.ledger.max_staleness, config.order
             )
@@ -72,9 +73,7 @@ class RayRuntime(Runtime):
             self.controller = Controller(
                 config, self.groups, self.ledger, self.channel, self.threads.board, creator, self.trace
             )
-            self.workers = [RemoteWorker(self.controller, self._wait, index) for index in range(len(recipe.sizes))]
-            self.actor = RemoteServers(self.controller)
-            self.learner = RemoteLearner(self.controller, self._wait, creator.policy, self._recover)
+            self.learner = RemoteLearner(self.controller, creator.policy, self._wait, self._recover)
             self.evaluator = recipe.evaluator(copy.deepcopy(creator.policy), self.spec)
             self.evaluation = None if self.evaluator is None else BackgroundEvaluator(self.evaluator, self.threads)
             if self.evaluator is not None:
@@ -86,21 +85,10 @@ class RayRuntime(Runtime):
             self.threads.spawn("controller", self.controller.run)
             if self.evaluation is not None:
                 self.evaluation.begin()
-            while not self.controller.ready.wait(CHECK_S):
-                self._check()
+            self._wait_for(self.controller.ready)
             self.opened = opened.pop_all()
 
-    @property
-    def layout_note(self) -> str:
-        workers, servers = len(self.controller.workers), len(self.controller.servers)
-        return (
-            f"processes: env workers {workers}, actor servers {servers}, learner {self.controller.config.num_learners}"
-        )
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        assert self.learner.version < 0, "load a state before the first iteration"
-        super().load_state_dict(state)
-
+    # ---------------------------------------------------------------------------------------------------- the loop
     def collect(self) -> list[Delivery]:
         version = self.learner.iteration
         self.threads.board.set("learner", f"waits for the fragments of batch {version}")
@@ -116,11 +104,6 @@ class RayRuntime(Runtime):
         restarts, workers = self.controller.supervision.restarts, self.controller.num_up
         return {**self.learner.learn(batch), "async/restarts": float(restarts), "async/env_workers": float(workers)}
 
-    def _tracks(self) -> dict[str, list[Track]]:
-        """Return the tracks of this process; those of the parts come with their signs of life."""
-        tracks = {"controller": [self.controller.track, self.learner.track]}
-        return tracks if self.evaluator is None else {**tracks, "evaluator": [self.evaluator.track]}
-
     def _start(self) -> None:
         super()._start()
         self.controller.post()
@@ -128,6 +111,37 @@ class RayRuntime(Runtime):
     def _consume(self) -> None:
         super()._consume()
         self.controller.post()
+
+    def _totals(self) -> dict[str, Totals]:
+        totals = self.controller.totals
+        return {
+            "env_worker": joined([totals(name) for name in self.controller.workers]),
+            "actor_server": joined([totals(name) for name in self.controller.servers]),
+            "learner": self.learner.totals(),
+        }
+
+    def _tracks(self) -> dict[str, list[Track]]:
+        """Return the tracks of this process; those of the parts come with their signs of life."""
+        tracks = {"controller": [self.controller.track, self.learner.track]}
+        return tracks if self.evaluator is None else {**tracks, "evaluator": [self.evaluator.track]}
+
+    # ---------------------------------------------------------------------------------------------------- checkpoints
+    @property
+    def layout_note(self) -> str:
+        workers, servers = len(self.controller.workers), len(self.controller.servers)
+        return (
+            f"processes: env workers {workers}, actor servers {servers}, learner {self.controller.config.num_learners}"
+        )
+
+    @property
+    def incarnations(self) -> list[int]:
+        return self.controller.incarnations
+
+    @property
+    def resumes_exactly(self) -> bool:
+        """Whether all envs can be restored from a checkpoint; of workers that have not joined it is not known."""
+        parts = [self.controller.parts.get(name) for name in self.controller.workers]
+        return all(part is None or part.built is None or part.built.resumes_exactly for part in parts)
 
     def _group_states(self) -> list[dict[str, Any] | None]:
         """Wait until each group was saved between two fragments; groups go on afterwards.
@@ -138,66 +152,77 @@ class RayRuntime(Runtime):
         self.controller.post()
         try:
             while not snapshot.complete.wait(CHECK_S):
-                self._check()
+                self.threads.check_running()
                 self.learner.check()  # without it the fragments under way do not end
         finally:
             self.controller.snapshot = Snapshot()
         return [copy.deepcopy(snapshot.states[key]) for key in self.groups]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        assert self.learner.version < 0, "load a state before the first iteration"
+        super().load_state_dict(state)
+
+    def _load_groups(self, states: Sequence[Mapping[str, Any] | None], incarnations: Sequence[int]) -> None:
+        """Continue from states. A worker without one, or that has not joined, gets new episodes."""
+        from embodied.runtime.ray.wire import value_of
+
+        controller, lacking = self.controller, set()
+        for (worker, group), state in zip(self.groups, states, strict=True):
+            name = controller.workers[worker]
+            if state is None or not controller.supervision.is_up(name):
+                lacking.add(name)
+            else:
+                value_of(self._wait(controller.parts[name].handle.load_state_dict.remote(group, state)))
+        for name, incarnation in zip(controller.workers, incarnations, strict=False):
+            controller.prior_restarts[name] = incarnation
+        for name in sorted(lacking):
+            controller.post(partial(controller.renew, name))
 
     def _recover(self, state: Mapping[str, Any] | None) -> None:
         """Continue with the learner that replaces the lost one; see ``LearnerLost``.
 
         Episodes, noise and incarnations of the workers go on from where they are now, so nothing is sampled twice.
         """
-        supervision, lost = self.controller.supervision, self.learner.incarnation
-        while supervision.incarnation("learner") == lost or not supervision.is_up("learner"):
-            self._check()
+        supervision, learner = self.controller.supervision, self.learner
+        while supervision.incarnation("learner") == learner.incarnation or not supervision.is_up("learner"):
+            self.threads.check_running()
             time.sleep(CHECK_S)
-        self.learner = learner = self.learner.successor(supervision.incarnation("learner"))
+        learner.begin(supervision.incarnation("learner"))
         runtime = BEGINNING if state is None else state["runtime"]
         if state is not None:
             learner.load_state_dict({**state, "counters": runtime["counters"]})
+        done = threading.Event()
 
-        def rewind() -> None:
+        def rewind() -> None:  # in the controller's thread, between two events
             self.ledger.rewind(learner.iteration, learner.incarnation)
             self.channel.empty(learner.incarnation)
+            done.set()
 
-        self._in_controller(rewind)
+        self.controller.post(rewind)
+        self._wait_for(done)
         self._rollout = dict(runtime["rollout"])
         if self.evaluation is not None:
             self.evaluation.forget(runtime["evaluated_at"])
 
-    def _in_controller(self, change: Callable[[], None]) -> None:
-        """Make a change in the controller's thread, between two events."""
-        done = threading.Event()
-
-        def event() -> None:
-            change()
-            done.set()
-
-        self.controller.post(event)
-        while not done.wait(CHECK_S):
-            self._check()
+    # ---------------------------------------------------------------------------------------------------- waiting
+    def _wait_for(self, event: threading.Event) -> None:
+        """Wait for an event. Raise what ended the run meanwhile."""
+        while not event.wait(CHECK_S):
+            self.threads.check_running()
 
     def _wait(self, reference: Any) -> concurrent.futures.Future[Any]:
         """Return the future of a reference when it is done. Raise what ended the run meanwhile."""
         future: concurrent.futures.Future[Any] = reference.future()
         while not concurrent.futures.wait([future], CHECK_S).done:
-            self._check()
+            self.threads.check_running()
         return future
 
-    def _check(self) -> None:
-        """Raise the failure of a part, or RuntimeError if the runtime has been closed."""
-        stopping = self.threads.stopping.is_set()  # read before ``check``: a failure is set before ``stopping``
-        self.threads.check()
-        if stopping:
-            raise RuntimeError("the runtime is closed")
-
+    # ---------------------------------------------------------------------------------------------------- the end
     def _keep_weights(self) -> None:
         """Bring ``policy`` up to date for those who read it after the end, unless the learner is in an update."""
         if self.learner.version >= 0 and not self.threads.stopping.is_set():
             with suppress(LearnerLost):
-                weights = self.learner.ask_weights()
+                weights = self.learner.check().deployed_weights.remote().future()
                 if concurrent.futures.wait([weights], CLOSE_S).done and weights.exception() is None:
                     self.learner.update_replica(weights.result())
 

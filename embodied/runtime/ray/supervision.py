@@ -21,7 +21,7 @@ the loop. It ends at once if a part fails in a way that no restart can cure.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -55,33 +55,25 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class _OfPart:
+    part: str
+    """Name of the part."""
+    incarnation: int
+    """How often it was replaced."""
+
+
+class Start(_OfPart):
     """Create this incarnation of a part."""
 
-    part: str
-    """Name of the part."""
-    incarnation: int
-    """How often it was replaced."""
 
-
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(_OfPart):
     """Ask this incarnation for a sign of life."""
 
-    part: str
-    """Name of the part."""
-    incarnation: int
-    """How often it was replaced."""
-
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(_OfPart):
     """Make sure that this incarnation is gone, and give back what it holds."""
 
-    part: str
-    """Name of the part."""
-    incarnation: int
-    """How often it was replaced."""
     cause: BaseException
     """Why it is replaced."""
 
@@ -110,10 +102,10 @@ class Phase(Enum):
 @dataclass(slots=True)
 class _Part:
     name: str
-    incarnation: int
     operation_s: float  # most time in one operation
     start_s: float  # most time from Start to started
     due_s: float  # WAITING: of Start; STARTING: of started; UP: of the next Ask, or of its answer
+    incarnation: int = 0
     phase: Phase = Phase.WAITING
     asked: bool = False
     failures: int = 0  # since its last useful work
@@ -124,33 +116,30 @@ class _Part:
 class Supervision:
     """States of all parts. Its methods are the events; they return decisions in the order to carry them out.
 
-    parts: names, each with the incarnation to begin with. operation_s, start_s: limits of those that have another one
-    than that of ``Patience``.
+    parts: names. operation_s, start_s: limits of those that have another one than that of ``Patience``.
     """
 
     def __init__(
         self,
-        parts: Mapping[str, int],
+        parts: Iterable[str],
         patience: Patience,
         now_s: float = 0.0,
         operation_s: Mapping[str, float] | None = None,
         start_s: Mapping[str, float] | None = None,
     ) -> None:
-        operation = dict.fromkeys(parts, patience.operation_s) | dict(operation_s or {})
-        start = dict.fromkeys(parts, patience.start_s) | dict(start_s or {})
+        operation, start = operation_s or {}, start_s or {}
         self.patience = patience
         self.restarts = 0
         self.ended = False
-        self._parts = {name: _Part(name, first, operation[name], start[name], now_s) for name, first in parts.items()}
+        self._parts = {
+            name: _Part(name, operation.get(name, patience.operation_s), start.get(name, patience.start_s), now_s)
+            for name in parts
+        }
 
     @property
     def due_s(self) -> float:
         """Time at which ``tick`` has something to do, unless an event comes first."""
         return min(part.due_s for part in self._parts.values())
-
-    def phase(self, part: str) -> Phase:
-        """Return where a part is in its life."""
-        return self._parts[part].phase
 
     def incarnation(self, part: str) -> int:
         """Return the present incarnation of a part, or while it waits the next one."""
@@ -170,9 +159,7 @@ class Supervision:
         """Time has passed."""
         decisions: list[Decision] = []
         for part in self._parts.values():
-            if self.ended:
-                break
-            if now_s >= part.due_s:
+            if now_s >= part.due_s and not self.ended:
                 decisions += self._overdue(part, now_s)
         return decisions
 
@@ -214,17 +201,15 @@ class Supervision:
         return state if not self.ended and incarnation == state.incarnation and state.phase in phases else None
 
     def _overdue(self, part: _Part, now_s: float) -> list[Decision]:
-        patience = self.patience
+        answer_s = self.patience.answer_s
         if part.phase is Phase.WAITING:
             part.phase, part.due_s = Phase.STARTING, now_s + part.start_s
             return [Start(part.name, part.incarnation)]
         if part.phase is Phase.STARTING:
             return self._lost(part, now_s, Unresponsive(f"{part.name} did not start within {part.start_s:g} s"))
         if part.asked:
-            return self._lost(
-                part, now_s, Unresponsive(f"{part.name} gave no sign of life for {patience.answer_s:g} s")
-            )
-        part.asked, part.due_s = True, now_s + patience.answer_s
+            return self._lost(part, now_s, Unresponsive(f"{part.name} gave no sign of life for {answer_s:g} s"))
+        part.asked, part.due_s = True, now_s + answer_s
         return [Ask(part.name, part.incarnation)]
 
     def _lost(self, part: _Part, now_s: float, cause: BaseException, curable: bool = True) -> list[Decision]:

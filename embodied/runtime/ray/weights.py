@@ -20,7 +20,7 @@ from ray.exceptions import OwnerDiedError
 from torch import Tensor
 
 from embodied.runtime.ray.wire import nbytes, pack
-from embodied.runtime.weight_store import Weights
+from embodied.runtime.weight_store import Weights, WeightStore
 
 
 class DamagedWeights(Exception):
@@ -79,66 +79,55 @@ class Publisher:
 
     def put(self, weights: Weights) -> Publication:
         """Put the tensors that changed, and return references to all."""
-        names: dict[int, list[str]] = {}
+        groups: dict[int, dict[str, Tensor]] = {}
         for name, version in weights.changed.items():
-            names.setdefault(version, []).append(name)
-        fresh = weights.version
-        kept = {version: group for version, group in self._groups.items() if version in names and version != fresh}
-        for version in names.keys() - kept.keys():
-            tensors = {name: weights.tensors[name] for name in names[version]}
-            kept[version] = TensorGroup(version, ray.put(tensors), digest(tensors))
+            groups.setdefault(version, {})[name] = weights.tensors[name]
+        kept = {}
+        for version, tensors in sorted(groups.items()):
+            if version in self._groups and version != weights.version:
+                kept[version] = self._groups[version]
+            else:
+                kept[version] = TensorGroup(version, ray.put(tensors), digest(tensors))
         self._groups = kept
-        return Publication(weights.version, tuple(kept[version] for version in sorted(kept)), self.learner)
+        return Publication(weights.version, tuple(kept.values()), self.learner)
 
 
-class PulledWeights:
-    """An actor server's end, in the place of its ``WeightStore``. learner: incarnation that published what it has."""
+class PulledWeights(WeightStore):
+    """An actor server's end. learner: incarnation that published what it has."""
 
     def __init__(self) -> None:
-        self._newest: Publication | None = None
-        self._pulled: Weights | None = None
+        super().__init__()
         self.learner = 0
-
-    @property
-    def version(self) -> int:
-        """Version of the weights that were pulled last; -1 before the first."""
-        return -1 if self._pulled is None else self._pulled.version
+        self._offered = Publication(-1, ())
 
     def offer(self, publication: Publication) -> None:
         """Take note of a publication; older ones are ignored. Nothing is fetched yet."""
-        if self._newest is None or publication.age > self._newest.age:
-            self._newest = publication
+        self._offered = max(self._offered, publication, key=lambda known: known.age)
 
     async def pull(self) -> int:
         """Fetch what is new, and return its bytes. All is new if another learner published it than before.
 
         DamagedWeights if a digest differs. WeightsLost if the learner has died.
         """
-        newest = self._newest
-        if newest is None or newest.age == (self.learner, self.version):
+        offered, base = self._offered, self._newest
+        if offered.age == (self.learner, base.version):
             return 0
-        known = self._pulled if newest.learner == self.learner else None
-        base = known or Weights(-1, {}, {})
+        if offered.learner != self.learner:
+            base = Weights(-1, {}, {})
         tensors, changed = dict(base.tensors), dict(base.changed)
-        lacking = [group for group in newest.groups if group.version > base.version]
+        lacking = [group for group in offered.groups if group.version > base.version]
         try:
             fetched = await asyncio.gather(*(group.tensors for group in lacking))
         except OwnerDiedError:
-            raise WeightsLost(newest.learner) from None
+            raise WeightsLost(offered.learner) from None
         for group, found in zip(lacking, fetched, strict=True):
             if digest(found) != group.digest:
                 raise DamagedWeights(f"weights of version {group.version} do not have their digest")
             tensors |= found
             changed |= dict.fromkeys(found, group.version)
-        self._pulled, self.learner = Weights(newest.version, tensors, changed), newest.learner
+        self._newest, self.learner = Weights(offered.version, tensors, changed), offered.learner
         new = {group.version for group in lacking}
         return sum(nbytes(tensors[name]) for name, version in changed.items() if version in new)
-
-    def latest(self) -> Weights:
-        """Return the weights that were pulled last. RuntimeError if there are none."""
-        if self._pulled is None:
-            raise RuntimeError("no weights have been pulled yet")
-        return self._pulled
 
 
 def digest(tensors: Mapping[str, Tensor]) -> bytes:

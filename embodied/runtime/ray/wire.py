@@ -82,8 +82,8 @@ def value_of(future: Future[T]) -> T:
 async def fetch(references: Sequence[Awaitable[T]]) -> list[T]:
     """Return the objects, in order, without those that no node has any more. ObjectLostError if that leaves none."""
     found = await asyncio.gather(*references, return_exceptions=True)
-    errors = [value for value in found if isinstance(value, BaseException)]
-    for error in errors:
-        if not isinstance(error, ObjectLostError) or len(errors) == len(found):
+    kept = [value for value in found if not isinstance(value, BaseException)]
+    for error in found:
+        if isinstance(error, BaseException) and (not kept or not isinstance(error, ObjectLostError)):
             raise error
-    return [value for value in found if not isinstance(value, BaseException)]
+    return kept

@@ -6,13 +6,14 @@ totals of the parts ── less those of the reading before ──► time/*, pe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 from embodied.core.algorithm import Metrics
 from embodied.core.clock import running_s
 from embodied.core.statistics import quantile_of_counts
 
+Totals = Mapping[str, float]
+"""Seconds of each activity and counts so far (``Track.totals``), of a part or of several parts of a kind together."""
 Histograms = dict[str, Counter[int]]
 """How often each whole number occurred, by name."""
 HISTOGRAMS = {"staleness": "async/staleness", "requests": "queue/requests"}
@@ -23,20 +24,15 @@ EDGES = ("requests", "replies", "fragments", "weights")
 """Kinds of messages between processes whose bytes are counted."""
 
 
-class Counted(Protocol):
-    """A part, or several parts of a kind together."""
-
-    def totals(self) -> Mapping[str, float]:
-        """Return the seconds of each activity and the counts so far (``Track.totals``)."""
-        ...
-
-
 class Meter:
-    """Differences between readings; the first is that of its creation."""
+    """Differences between readings; the first is that of its creation.
 
-    def __init__(self, workers: Sequence[Counted], actor: Counted, learner: Counted) -> None:
-        self._workers, self._actor, self._learner = workers, actor, learner
-        self._last_s, self._last = running_s(), self._read()
+    totals: reads those of env_worker, actor_server and learner.
+    """
+
+    def __init__(self, totals: Callable[[], dict[str, Totals]]) -> None:
+        self._totals = totals
+        self._last_s, self._last = running_s(), totals()
 
     def read(self) -> tuple[Metrics, Histograms]:
         """Return metrics and histograms of the time since the last reading.
@@ -45,60 +41,42 @@ class Meter:
         ``infer_s``, ``learn_s``: when simulator, policy and learner were busy. ``perf/wait_s``: when the learner lacked
         data.
         """
-        now_s, present = running_s(), self._read()
-        passed_s, self._last_s = now_s - self._last_s, now_s
-        new = {kind: _difference(totals, self._last[kind]) for kind, totals in present.items()}
-        self._last = present
-        spent = {
-            f"time/{kind}/{name}": amount
-            for kind, totals in new.items()
-            for name, amount in sorted(totals.items())
-            if name.endswith("_s")
+        now_s, present = running_s(), self._totals()
+        new = {
+            kind: {name: amount - self._last[kind].get(name, 0.0) for name, amount in totals.items()}
+            for kind, totals in present.items()
         }
-        sent = {edge: sum(totals.get(f"{edge}_bytes", 0.0) for totals in new.values()) for edge in EDGES}
-        learner, queue = new["learner"], new["learner"].get("fragments")
+        passed_s, self._last_s, self._last = now_s - self._last_s, now_s, present
+        actor, learner = new["actor_server"], new["learner"]
         metrics: Metrics = {
             "perf/sim_s": new["env_worker"].get("step_s", 0.0),
-            "perf/infer_s": new["actor_server"].get("infer_s", 0.0) + new["actor_server"].get("fetch_s", 0.0),
+            "perf/infer_s": actor.get("infer_s", 0.0) + actor.get("fetch_s", 0.0),
             "perf/learn_s": learner.get("learn_s", 0.0) + learner.get("publish_s", 0.0),
             "perf/wait_s": learner.get("wait_fragments_s", 0.0) + learner.get("fetch_s", 0.0),
-            **spent,
-            **({} if queue is None else {"queue/fragments": queue}),
-            **{f"bytes/{edge}_per_s": amount / passed_s for edge, amount in sent.items() if amount},
         }
-        histograms = {name: _histogram(f"{prefix}/", new.values()) for prefix, name in HISTOGRAMS.items()}
-        for name, counts in histograms.items():
-            if not counts:
-                continue
-            metrics |= {f"{name}_p{share}": float(quantile_of_counts(counts, share / 100)) for share in QUANTILES}
+        for kind, totals in new.items():
+            metrics |= {f"time/{kind}/{name}": totals[name] for name in sorted(totals) if name.endswith("_s")}
+        if "fragments" in learner:
+            metrics["queue/fragments"] = learner["fragments"]
+        for edge in EDGES:
+            sent = sum(totals.get(f"{edge}_bytes", 0.0) for totals in new.values())
+            if sent:
+                metrics[f"bytes/{edge}_per_s"] = sent / passed_s
+        histograms = {}
+        for prefix, name in HISTOGRAMS.items():
+            histograms[name] = counts = Counter[int]()
+            for totals in new.values():
+                for key, amount in totals.items():
+                    if key.startswith(f"{prefix}/") and amount:
+                        counts[int(key.removeprefix(f"{prefix}/"))] += round(amount)
+            if counts:
+                metrics |= {f"{name}_p{share}": float(quantile_of_counts(counts, share / 100)) for share in QUANTILES}
         return metrics, histograms
 
-    def _read(self) -> dict[str, Mapping[str, float]]:
-        """Return the totals by kind of part."""
-        return {
-            "env_worker": joined([worker.totals() for worker in self._workers]),
-            "actor_server": self._actor.totals(),
-            "learner": self._learner.totals(),
-        }
 
-
-def joined(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def joined(parts: Sequence[Totals]) -> dict[str, float]:
     """Return the totals of parts of a kind together: of seconds the mean, of counts the sum."""
     total: Counter[str] = Counter()
     for part in parts:
         total.update(part)
     return {name: amount / len(parts) if name.endswith("_s") else amount for name, amount in total.items()}
-
-
-def _difference(now: Mapping[str, float], then: Mapping[str, float]) -> dict[str, float]:
-    return {name: amount - then.get(name, 0.0) for name, amount in now.items()}
-
-
-def _histogram(prefix: str, parts: Iterable[Mapping[str, float]]) -> Counter[int]:
-    """Return how often each value was counted under ``<prefix><value>``."""
-    counts: Counter[int] = Counter()
-    for part in parts:
-        for name, amount in part.items():
-            if name.startswith(prefix) and amount:
-                counts[int(name.removeprefix(prefix))] += round(amount)
-    return counts

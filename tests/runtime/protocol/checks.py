@@ -62,7 +62,11 @@ class Checks:
         self.failures.clear()
         self.killed_s.clear()
         if checkpoint is not None:
-            must(session.earlier == checkpoint["earlier"], "incarnations after the start:", session.earlier)
+            must(
+                session.prior_restarts == checkpoint["prior_restarts"],
+                "incarnations after the start:",
+                session.prior_restarts,
+            )
         self._continue(checkpoint)
 
     def rewound(self, checkpoint: dict[str, Any] | None) -> None:
@@ -100,8 +104,10 @@ class Checks:
         steps = self._steps(batches)
         now = [self.wanted[name] for name in self.session.workers]
         now = [incarnation if incarnation >= 0 else -1 - incarnation for incarnation in now]  # or the next one
-        earlier = [first + incarnation for first, incarnation in zip(self.session.earlier, now, strict=True)]
-        return {**state, "counters": (len(batches), steps), "earlier": earlier}
+        prior_restarts = [
+            first + incarnation for first, incarnation in zip(self.session.prior_restarts, now, strict=True)
+        ]
+        return {**state, "counters": (len(batches), steps), "prior_restarts": prior_restarts}
 
     def after_step(self) -> None:
         """Check what must always hold."""

@@ -34,7 +34,7 @@ class Loop(ABC):
     processes: dict[str, Process]
     names: list[str]
     workers: list[str]
-    earlier: list[int]
+    prior_restarts: list[int]
 
     def begin(self, checkpoint: dict[str, Any] | None, policy: Weight) -> None:
         """Start from a checkpoint, if there is one."""
@@ -43,7 +43,7 @@ class Loop(ABC):
         self.publication: Publication | None = None
         self._doing = "waits for parts"
         self._lost = False
-        self._furthest = 0
+        self._best_iteration = 0
         self._begin_learner(policy)
 
     @abstractmethod
@@ -96,8 +96,8 @@ class Loop(ABC):
     def _write(self, groups: dict[tuple[int, int], tuple[int, int]]) -> None:
         self._doing, self.saving = "writes", None
         incarnations = [
-            earlier + self.supervision.incarnation(name)
-            for earlier, name in zip(self.earlier, self.workers, strict=True)
+            prior + self.supervision.incarnation(name)
+            for prior, name in zip(self.prior_restarts, self.workers, strict=True)
         ]
         state = {"groups": groups, "incarnations": incarnations, "learner": self.learner.state_dict()}
         state["ledger"] = {"version": self.learner.iteration}
@@ -156,8 +156,8 @@ class Loop(ABC):
             return
         self._take(process)
         self.checks.learned(batch)
-        if self.learner.iteration > self._furthest:
-            self._furthest = self.learner.iteration
+        if self.learner.iteration > self._best_iteration:
+            self._best_iteration = self.learner.iteration
             self.worked("learner", process.incarnation)
         due = self.learner.iteration % self.plan.save_every == 0
         if self.plan.max_staleness > 0 or not due:

@@ -22,18 +22,20 @@ class LosesCreditOfTheDead(Ledger):
 
 
 class LosesNumberOfTheDead(Ledger):
-    def _release(self, ticket: Ticket) -> None:
-        super()._release(ticket)
+    def release_worker(self, worker: int, incarnation: int) -> int:
+        released = super().release_worker(worker, incarnation)
         self._freed.clear()
+        return released
 
 
 class KeepsPlaceOfTheDead(Ledger):
     """With max_staleness=0 the group of a dead worker may not sample for the batch again."""
 
-    def _release(self, ticket: Ticket) -> None:
-        super()._release(ticket)
-        if self.max_staleness == 0:
-            self._given[ticket.worker, ticket.group] = 1
+    def release_worker(self, worker: int, incarnation: int) -> int:
+        given = self._given.copy()
+        released = super().release_worker(worker, incarnation)
+        self._given = given
+        return released
 
 
 class CountsDuplicates(Ledger):
@@ -47,9 +49,9 @@ class AcceptsOldIncarnations(Ledger):
 
 
 class AdmitsOneMore(Ledger):
-    def _try_acquire(self, worker: int, incarnation: int, group: int) -> Ticket | None:
+    def try_acquire(self, worker: int, incarnation: int = 0, group: int = 0) -> Ticket | None:
         self.batch_fragments += 1
-        ticket = super()._try_acquire(worker, incarnation, group)
+        ticket = super().try_acquire(worker, incarnation, group)
         self.batch_fragments -= 1
         return ticket
 
@@ -57,17 +59,17 @@ class AdmitsOneMore(Ledger):
 class GivesNumbersAnew(Ledger):
     """The number of a released ticket is not the next one's."""
 
-    def _release(self, ticket: Ticket) -> None:
-        super()._release(ticket)
-        if self._freed:
-            self._freed[:] = [self._next]
-            self._next += 1
+    def release_worker(self, worker: int, incarnation: int) -> int:
+        released = super().release_worker(worker, incarnation)
+        self._freed[:] = range(self._next, self._next + len(self._freed))
+        self._next += len(self._freed)
+        return released
 
 
 class LetsFastGroupsIn(Ledger):
-    def _try_acquire(self, worker: int, incarnation: int, group: int) -> Ticket | None:
+    def try_acquire(self, worker: int, incarnation: int = 0, group: int = 0) -> Ticket | None:
         self._given.clear()
-        return super()._try_acquire(worker, incarnation, group)
+        return super().try_acquire(worker, incarnation, group)
 
 
 class ForgetsItsVersion(Ledger):

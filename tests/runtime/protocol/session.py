@@ -37,7 +37,7 @@ class Session(Loop):
         self.processes: dict[str, Process] = {}
         self.calls = Servers(world)
         self.sampling = Sampling(world, self.calls, plan.decisions, self._on_sampled, self._on_lost)
-        self.earlier = [0] * plan.workers
+        self.prior_restarts = [0] * plan.workers
         self._restored: dict[tuple[int, int], tuple[int, int]] = {}
         self._due_s = self.supervision.due_s
         self._up_servers: list[str] = []
@@ -45,7 +45,7 @@ class Session(Loop):
         self.begin(checkpoint, checks.policy)
         if checkpoint is not None:
             self._restored = dict(checkpoint["groups"])
-            self.earlier = list(checkpoint["incarnations"])
+            self.prior_restarts = list(checkpoint["incarnations"])
             self.ledger.load_state_dict(checkpoint["ledger"])
         checks.begin(self, checkpoint)
 
@@ -134,7 +134,7 @@ class Session(Loop):
         if process.part in self.workers:
             worker = self.workers.index(process.part)
             for group in range(self.plan.groups):
-                new = self.earlier[worker] + process.incarnation, 0
+                new = self.prior_restarts[worker] + process.incarnation, 0
                 process.memory[group] = new if process.incarnation else self._restored.get((worker, group), new)
         self.world.answer(0.02, self._on_built, process.part, process.incarnation)
 

@@ -1,0 +1,85 @@
+"""Runtimes whose parts are all in this process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from embodied.core.device import CPU
+from embodied.core.env import VecEnv
+from embodied.runtime.collecting.actor_server import ActorServer
+from embodied.runtime.learner import Learner
+from embodied.runtime.loop import Runtime
+from embodied.runtime.recipe import Recipe
+from embodied.runtime.watch.meter import Totals, joined
+from embodied.runtime.watch.track import Track
+from embodied.runtime.weight_store import WeightStore
+
+
+class OneProcess(Runtime):
+    """Base class that builds all parts.
+
+    If the simulator is on the learner's device, observations and actions stay there from simulator to learner.
+    """
+
+    learner: Learner
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        with ExitStack() as opened:  # closes the envs if anything is refused
+            envs: list[list[VecEnv]] = []
+            for worker in range(len(recipe.sizes)):
+                envs.append(recipe.open_envs(worker, self.budget.sim))
+                for env in envs[-1]:
+                    opened.callback(env.close)
+            self.spec, to = envs[0][0].spec, recipe.device
+            policy = recipe.initial_policy(self.spec)
+            acting, evaluated = copy.deepcopy(policy), copy.deepcopy(policy)
+            policy.to(to)
+            resident = all(
+                env.device.type == to.type and (env.device.index or 0) == (to.index or 0) and env.batch_size is None
+                for groups in envs
+                for env in groups
+            )
+            self.evaluator = recipe.evaluator(evaluated, self.spec)
+            if self.evaluator is not None:
+                opened.callback(self.evaluator.close)
+            shape, device = (policy.execute, policy.noise_shape), to if resident else CPU
+            self.workers = [
+                recipe.env_worker(worker, groups, *shape, device=device) for worker, groups in enumerate(envs)
+            ]
+            store = WeightStore()
+            self.actor = ActorServer(acting, store, to, merge=self.config.max_staleness > 0, resident=resident)
+            self.learner = Learner(recipe.make_algorithm(policy), store, recipe.relabel, self.config.mask_above)
+            self._incarnations = [0] * len(self.workers)
+            self.opened = opened.pop_all()
+
+    @property
+    def incarnations(self) -> list[int]:
+        return list(self._incarnations)
+
+    @property
+    def resumes_exactly(self) -> bool:
+        return all(worker.resumes_exactly for worker in self.workers)
+
+    def _group_states(self) -> Sequence[dict[str, Any] | None]:
+        return [self.workers[worker].state_dict(group) for worker, group in self.groups]
+
+    def _load_groups(self, states: Sequence[Mapping[str, Any] | None], incarnations: Sequence[int]) -> None:
+        for (worker, group), state in zip(self.groups, states, strict=True):
+            self.workers[worker].load_state_dict(group, state)
+        self._incarnations[: len(incarnations)] = incarnations[: len(self.workers)]
+
+    def _totals(self) -> dict[str, Totals]:
+        return {
+            "env_worker": joined([worker.track.totals() for worker in self.workers]),
+            "actor_server": self.actor.track.totals(),
+            "learner": self.learner.track.totals(),
+        }
+
+    def _tracks(self) -> dict[str, list[Track]]:
+        tracks = {worker.track.name: worker.tracks for worker in self.workers}
+        tracks |= {track.name: [track] for track in (self.actor.track, self.learner.track)}
+        return tracks if self.evaluator is None else {**tracks, "evaluator": [self.evaluator.track]}
