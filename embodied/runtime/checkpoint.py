@@ -5,12 +5,7 @@
         last -> step_200000
 
 Timeline of ``save``: write everything into a hidden folder, flush it to the disk, rename the folder, swap the link
-``last``, delete the oldest checkpoints. If anything fails before the rename, the hidden folder is removed and earlier
-checkpoints are unchanged. ``load_latest`` loads the newest checkpoint whose files match the manifest and can be read.
-
-Three checkpoints that load are kept, so those that do not are not counted. A file of another size than in the manifest
-is found by its size. Hashes cost reading the files and are only compared by ``load``. So ``save`` takes the checkpoint
-that its state continues from: ``load_latest`` refused all newer ones, and they are deleted.
+``last``, delete the oldest checkpoints. ``load_latest`` loads the newest checkpoint whose files match the manifest.
 
 There is one file per top-level key of the state: nested dicts and lists of tensors and plain values. It is written by
 ``torch.save`` and read with ``weights_only=True`` alone, so no pickled code is run.
@@ -73,7 +68,13 @@ def save(run_dir: Path, env_steps: int, state: Mapping[str, Any], *, keep: int =
     hidden = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
     replaced = hidden.with_name(hidden.name + "-replaced")
     try:
-        files = {f"{key}.pt": _write(hidden / f"{key}.pt", _serialize(value)) for key, value in state.items()}
+        files = {}
+        for key, value in state.items():
+            buffer = (
+                io.BytesIO()
+            )  # writing to a file, torch.save turns an OSError into a RuntimeError without its cause
+            torch.save(value, buffer)
+            files[f"{key}.pt"] = _write(hidden / f"{key}.pt", buffer.getvalue())
         manifest = {"format": FORMAT, "env_steps": env_steps, "files": files}
         _write(hidden / MANIFEST, json.dumps(manifest, indent=1).encode())
         hidden.chmod(0o755)
@@ -86,10 +87,13 @@ def save(run_dir: Path, env_steps: int, state: Mapping[str, Any], *, keep: int =
         if replaced.exists() and not final.exists():
             replaced.rename(final)
         raise
-    _point_last(folder, final.name)
+    link = folder / ".saving-last"
+    link.unlink(missing_ok=True)
+    link.symlink_to(final.name)
+    link.replace(folder / "last")
     _flush_folder(folder)
     before = [path for path in newest_first(folder) if path != final and (after is None or _steps(path) <= after)]
-    kept = {final, *[path for path in before if _has_its_sizes(path)][: keep - 1]}
+    kept = {final, *[path for path in before if _has_its_sizes(path)][: keep - 1]}  # hashes would cost reading them
     for path in {*newest_first(folder), *folder.glob(".saving-*")} - kept:
         shutil.rmtree(path, ignore_errors=True)
     return final
@@ -118,13 +122,17 @@ def load(folder: Path, only: str | None = None) -> Checkpoint:
     for name, expected in files.items():
         key = name.removesuffix(".pt")
         if only is None or key == only:
+            corrupt = f"checkpoint {folder} is corrupt"
             try:
                 data = (folder / name).read_bytes()
             except OSError as error:
-                raise CorruptCheckpoint(f"checkpoint {folder} is corrupt: {error}") from error
+                raise CorruptCheckpoint(f"{corrupt}: {error}") from error
             if _entry(data) != expected:
-                raise CorruptCheckpoint(f"checkpoint {folder} is corrupt: {name} is not what was written")
-            state[key] = _deserialize(data, folder / name)
+                raise CorruptCheckpoint(f"{corrupt}: {name} is not what was written")
+            try:
+                state[key] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            except Exception as error:  # torch has no exception of its own for bytes that it cannot read
+                raise CorruptCheckpoint(f"{corrupt}: cannot read {name}: {one_line(error)}") from error
     if only is not None and only not in state:
         raise UserError(f"checkpoint {folder} has no '{only}', only {', '.join(sorted(files))}")
     return Checkpoint(folder, env_steps, state if only is None else state[only])
@@ -168,22 +176,6 @@ def _has_its_sizes(folder: Path) -> bool:
         return False
 
 
-def _deserialize(data: bytes, path: Path) -> Any:
-    """Read a file's bytes. CorruptCheckpoint if they are not what torch.save writes of tensors and plain values."""
-    try:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch has no exception of its own for bytes that it cannot read
-        message = f"checkpoint {path.parent} is corrupt: cannot read {path.name}: {one_line(error)}"
-        raise CorruptCheckpoint(message) from error
-
-
-def _serialize(value: object) -> bytes:
-    """Serialise in memory: writing to a file, torch.save turns an OSError into a RuntimeError without its cause."""
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
-
-
 def _write(path: Path, data: bytes) -> dict[str, Any]:
     """Write a file and flush it to the disk; return its entry in the manifest."""
     with path.open("wb") as file:
@@ -195,13 +187,6 @@ def _write(path: Path, data: bytes) -> dict[str, Any]:
 
 def _entry(data: bytes) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-
-def _point_last(folder: Path, name: str) -> None:
-    link = folder / ".saving-last"
-    link.unlink(missing_ok=True)
-    link.symlink_to(name)
-    link.replace(folder / "last")
 
 
 def _flush_folder(folder: Path) -> None:

@@ -6,8 +6,8 @@ A fragment is admitted only while ``accepted + in_flight < (version + 1 + max_st
 version counts consumed batches. Tickets are numbered in order of admission and batch b is the tickets
 ``b * batch_fragments ...`` of that order, whatever the order of delivery: since ticket k is given out only while
 ``k < (version + 1 + max_staleness) * batch_fragments`` and is consumed when version is ``k // batch_fragments``, no
-decision is ever more than max_staleness versions old at its update, however slow its worker was. Tickets are leases:
-``release_worker`` frees a dead worker's numbers for the next tickets.
+decision is ever more than max_staleness versions old at its update. Tickets are leases: ``release_worker`` frees a dead
+worker's numbers for the next tickets.
 
 Nothing can deadlock as long as every ticket is delivered or released: the limit is always at least
 ``(version + 1) * batch_fragments``, so the batch that the learner waits for can always be admitted whole.

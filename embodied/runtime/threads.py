@@ -1,17 +1,10 @@
 """Thread budget: how many cores each part may use.
 
-torch slows down sharply when its threads share cores, the simulator does not (docs/architecture.md). torch has a
-number of threads per calling thread, so each part sets its own (``use``).
+torch slows down sharply when its threads share cores, the simulator does not: docs/architecture.md has the table. torch
+has a number of threads per calling thread, so each part sets its own (``use``).
 
-The budget on C cores:
-
-- If phases alternate (sync, or local with max_staleness=0): simulation, inference and learning use all C cores in turn.
-- If they overlap (local with max_staleness>0): the simulator has C threads, fixed when a VecEnv is built, and yields
-  to the others. The learner has max(1, C // 2) threads, the actor server max(1, C // 4). While every env worker waits
-  for the learner, the learner uses all cores (``using_idle_cores``). With a GPU, learner and actor server have a
-  thread each.
-- An evaluation during training has one thread if the runtime runs it in a thread of its own, otherwise C.
-- ``OMP_NUM_THREADS`` bounds the default of each number of torch's threads.
+If phases overlap, the simulator has all cores, fixed when a VecEnv is built, and yields to the others. While every env
+worker waits for the learner, the learner uses all cores (``using_idle_cores``).
 """
 
 from __future__ import annotations

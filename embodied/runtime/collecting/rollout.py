@@ -35,26 +35,15 @@ class GroupRollout:
     """Progress of one group, whose envs are stepped together."""
 
     env: VecEnv
-    """Envs of the group."""
-    sampler: EpisodeSampler
-    """Sampler of their episodes."""
-    key: tuple[int, int, int]
-    """Worker, group and incarnation."""
-    decisions: int
-    """T of a fragment."""
-    execute: int
-    """E of a chunk."""
-    noise_shape: tuple[int, ...]
-    """``Policy.noise_shape``."""
-    seed: int
-    """Seed of the run."""
+    sampler: EpisodeSampler  # of the episodes
+    key: tuple[int, int, int]  # worker, group and incarnation
+    decisions: int  # T of a fragment
+    execute: int  # E of a chunk
+    noise_shape: tuple[int, ...]  # of the policy
+    seed: int  # of the run
     worker_track: Track
-    """Track of the worker."""
-    device: torch.device = CPU
-    """Device of recorded observations and actions."""
-
-    request: ActRequest | None = None
-    """The latest request of the fragment in the making; None between two fragments."""
+    device: torch.device = CPU  # of recorded observations and actions
+    request: ActRequest | None = None  # the latest of the fragment in the making; None between two fragments
 
     def __post_init__(self) -> None:
         self.track = Track(f"group {self.key[1]}", "wait_ticket")

@@ -8,6 +8,7 @@ is a variable of the environment that it reads when it is imported (``LOOPBACK_O
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import secrets
 import shutil
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
+from contextlib import ExitStack
 from typing import Any
 
 from embodied.core.errors import UserError, one_line
@@ -33,15 +34,6 @@ LOOK_S = 25.0
 PACKAGES = ("embodied",)
 """What this project installs; all nodes must have the same files of it."""
 LABEL_OPERATORS = ("!", "in(", "!in(")  # of Ray's label selectors; Ray checks those itself
-
-
-def import_ray() -> ModuleType:
-    """Import Ray. UserError with the command that installs it if it is not installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise UserError("runtime=ray needs Ray: pip install -c constraints.txt -e '.[ray]'")
-    import ray
-
-    return ray
 
 
 def prepare_environment() -> None:
@@ -67,23 +59,22 @@ class Cluster:
     """
 
     def __init__(self, address: str | None) -> None:
-        self._folder: str | None = None
-        self._connected = False
         os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # the reference of a fragment that failed is dropped unread
         if address is None:
             prepare_environment()
-        self.ray = import_ray()
-        if self.ray.is_initialized():
-            return
-        try:
-            if address is None:
-                self._start()
-            else:
-                self._connect(address)
-        except BaseException:
-            self._remove_folder()
-            raise
-        self._connected = True
+        if importlib.util.find_spec("ray") is None:
+            raise UserError("runtime=ray needs Ray: pip install -c constraints.txt -e '.[ray]'")
+        import ray
+
+        self.ray, self._opened = ray, ExitStack()
+        if not ray.is_initialized():
+            with ExitStack() as opened:
+                if address is None:
+                    self._start(opened)
+                else:
+                    self._connect(address)
+                opened.callback(ray.shutdown)
+                self._opened = opened.pop_all()
 
     def check(self, demands: Sequence[tuple[str, Mapping[str, float], Mapping[str, str]]]) -> None:
         """Raise UserError if a part cannot be placed. demands: name, resources and labels of each part."""
@@ -92,16 +83,19 @@ class Cluster:
         for part, resources, labels in demands:
             for name, amount in resources.items():
                 most = max(node["Resources"].get(name, 0.0) for node in nodes)
-                if most < amount:
-                    raise UserError(
-                        f"{part} needs {name}: {amount:g} on one node, but no node of the Ray cluster has more than "
-                        f"{most:g}. Its resources are {_named(self.ray.cluster_resources())}"
-                    )
                 free[name] = free.get(name, 0.0) - amount
+                if most < amount:
+                    has = f"no node of the Ray cluster has more than {most:g}"
+                    raise UserError(f"{part} needs {name}: {amount:g} on one node, but {has}")
                 if free[name] < 0:
+                    has = ", ".join(
+                        f"{key}: {value:g}"
+                        for key, value in sorted(self.ray.available_resources().items())
+                        if "node:" not in key
+                    )
                     raise UserError(
                         f"the Ray cluster has too little {name} for all parts: {part} is the first that finds none. "
-                        f"Free are {_named(self.ray.available_resources())}"
+                        f"Free are {has}"
                     )
             for key, value in labels.items():
                 values = sorted({node["Labels"][key] for node in nodes if key in node["Labels"]})
@@ -129,7 +123,8 @@ class Cluster:
                 there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
                 task = self.ray.remote(look).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
                 answers[task.remote()] = _address(node)
-        self.ray.wait(list(answers), num_returns=len(answers), timeout=LOOK_S) if answers else None
+        if answers:
+            self.ray.wait(list(answers), num_returns=len(answers), timeout=LOOK_S)
         for answer, address in answers.items():
             try:
                 found = self.ray.get(answer, timeout=0)
@@ -144,25 +139,20 @@ class Cluster:
 
     def close(self) -> None:
         """Disconnect, and end a cluster of our own with all its processes."""
-        if self._connected:
-            self.ray.shutdown()
-            self._connected = False
-        self._remove_folder()
+        self._opened.close()
 
-    def _remove_folder(self) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)  # its last process may still write a log
-
-    def _start(self) -> None:
+    def _start(self, opened: ExitStack) -> None:
+        """Start a cluster of our own. opened: removes its folder."""
         base = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
         try:
-            self._folder = tempfile.mkdtemp(prefix="ray-", dir=base)
+            folder = tempfile.mkdtemp(prefix="ray-", dir=base)
+            opened.callback(shutil.rmtree, folder, ignore_errors=True)  # its last process may still write a log
             self._init(
                 address="local",  # otherwise RAY_ADDRESS decides
                 num_cpus=threads.available_cores(),
                 include_dashboard=False,
                 _node_ip_address=LOOPBACK,
-                _temp_dir=self._folder,
+                _temp_dir=folder,
             )
         except (ConnectionError, TimeoutError):
             raise
@@ -187,19 +177,15 @@ class Cluster:
                 socket.create_connection((host, int(port)), REACH_S).close()
             except (OSError, OverflowError) as error:
                 raise UserError(f"{where}: no Ray cluster answers there ({one_line(error)}). {start}") from None
-            self._check_health(address, where)
+            check = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+            try:  # in a process of its own, which can be given up on
+                subprocess.run(check, check=True, capture_output=True, timeout=2 * REACH_S)
+            except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+                raise UserError(f"{where}: what listens there does not answer as a Ray cluster") from None
         try:
             self._init(address=address)
         except (ConnectionError, RuntimeError, self.ray.exceptions.RayError) as error:
             raise UserError(f"{where}: cannot join the Ray cluster: {one_line(error)}. {start}") from None
-
-    def _check_health(self, address: str, where: str) -> None:
-        """Raise UserError if what listens there is not a Ray cluster. A process of its own can be given up on."""
-        check = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
-        try:
-            subprocess.run(check, check=True, capture_output=True, timeout=2 * REACH_S)
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
-            raise UserError(f"{where}: what listens there does not answer as a Ray cluster") from None
 
     def _init(self, **options: Any) -> None:
         """Call ``ray.init`` and keep this process's handler of SIGTERM, which Ray replaces.
@@ -207,11 +193,11 @@ class Cluster:
         Ray's processes ignore SIGHUP: a closed terminal stops this process alone, which then saves what theirs hold.
         """
         if threading.current_thread() is not threading.main_thread():
-            self.ray.init(logging_level="WARNING", **options)
+            self.ray.init(logging_level=logging.WARNING, **options)
             return
         term, hangup = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGHUP, signal.SIG_IGN)
         try:
-            self.ray.init(logging_level="WARNING", **options)
+            self.ray.init(logging_level=logging.WARNING, **options)
         finally:
             signal.signal(signal.SIGTERM, term)
             signal.signal(signal.SIGHUP, hangup)
@@ -244,9 +230,3 @@ def _sources(packages: Sequence[str]) -> Callable[[], str | None]:
         return found.hexdigest()
 
     return digest
-
-
-def _named(resources: Mapping[str, float]) -> str:
-    """Return resources in one line, without those that Ray makes for its own use."""
-    named = {name: amount for name, amount in sorted(resources.items()) if "node:" not in name}
-    return ", ".join(f"{name}: {amount:g}" for name, amount in named.items())

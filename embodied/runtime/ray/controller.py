@@ -55,27 +55,19 @@ class Slot:
     """An env group."""
 
     worker: int
-    """Index of its worker."""
-    group: int
-    """Index in its worker."""
-    ticket: Ticket | None = None
-    """Of its present fragment; None between two fragments."""
-    calling: bool = False
-    """Whether its worker has a call for it."""
+    group: int  # index in its worker
+    ticket: Ticket | None = None  # of its present fragment; None between two fragments
+    calling: bool = False  # whether its worker has a call for it
 
 
 @dataclass(slots=True)
 class Part:
     """The present processes of a part."""
 
-    incarnation: int
-    """How often the part was replaced before."""
-    processes: list[Any]
-    """Ray's handles of its actors: several of a learner that shares its updates, otherwise one."""
-    built: Built | None = None
-    """What it said when it was ready; None before."""
-    totals: Totals = field(default_factory=dict)
-    """Totals of its track, as of the last fragment."""
+    incarnation: int  # how often the part was replaced before
+    processes: list[Any]  # Ray's handles of its actors: several of a learner that shares its updates, otherwise one
+    built: Built | None = None  # what it said when it was ready; None before
+    totals: Totals = field(default_factory=dict)  # of its track, as of the last fragment
 
     @property
     def handle(self) -> Any:

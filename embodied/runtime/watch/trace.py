@@ -3,12 +3,9 @@
     tracks of the parts ── poll, in every iteration ──► Trace ── write ──► trace.json.gz
     processes of Ray ── spans in their signs of life ──┘
 
-A trace has the first ``TRACE_S`` seconds of a session, and at most ``MAX_EVENTS`` spans. Each part is a process of the
-trace, and each of its tracks a thread, on which spans follow one another without overlap. Format: "Trace Event Format",
-the JSON object form, with complete events ("ph": "X", times in microseconds) and metadata ("ph": "M").
-
-Times are those of the clock of each machine. On several machines, parts are shifted by how far these clocks differ. A
-process that was stopped and continued has lost the time of the stop.
+Each part is a process of the trace, and each of its tracks a thread, on which spans follow one another without overlap.
+Format: the JSON object form, complete events ("ph": "X", times in microseconds) and metadata ("ph": "M"). Times are
+those of the clock of each machine.
 """
 
 from __future__ import annotations
@@ -93,10 +90,10 @@ def _events(parts: Mapping[str, Sequence[Span]]) -> Iterator[dict[str, Any]]:
     """Yield the metadata and the spans of each track in order, from time 0 on."""
     zero_s = min((span.began_s for spans in parts.values() for span in spans), default=0.0)
     for pid, (part, spans) in enumerate(sorted(parts.items()), 1):
-        yield _name("process_name", pid, 0, part)
+        yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": part}}
         tracks = sorted({span.track for span in spans}, key=lambda name: (name != part, name))
         for tid, track in enumerate(tracks, 1):
-            yield _name("thread_name", pid, tid, track)
+            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": track}}
             end_us = 0.0
             for span in sorted((span for span in spans if span.track == track), key=lambda span: span.began_s):
                 begin_us = max(end_us, round(1e6 * (span.began_s - zero_s), 3))  # a replaced part has its own clock
@@ -104,7 +101,3 @@ def _events(parts: Mapping[str, Sequence[Span]]) -> Iterator[dict[str, Any]]:
                 duration_us = round(end_us - begin_us, 3)
                 yield {"ph": "X", "name": span.activity, "cat": part, "pid": pid, "tid": tid, "ts": begin_us,
                        "dur": duration_us}  # fmt: skip
-
-
-def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
