@@ -8,7 +8,7 @@ our own tasks, in the family ``mujoco``. Other distributions add families and ta
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from embodied.core.env import VecEnv
 from embodied.core.errors import UserError
@@ -22,7 +22,11 @@ DEFAULT_FAMILY = "mujoco"
 
 
 class Family(Protocol):
-    """Environments of one simulator: a class without arguments, registered with the dataclass of ``sim`` options."""
+    """Environments of one simulator: a class without arguments, registered with the dataclass of ``sim`` options.
+
+    A family that more than one simulator can run has ``simulators``, the dataclasses of ``sim`` options by the name of
+    the simulator, ``sim=``; the first one is the default.
+    """
 
     def ids(self) -> Sequence[str]:
         """Return the names of the environments, as users write them."""
@@ -46,14 +50,6 @@ class Family(Protocol):
         ...
 
 
-@runtime_checkable
-class SeveralSimulators(Protocol):
-    """A family whose environments more than one simulator can run."""
-
-    simulators: Mapping[str, type[Any]]
-    """Dataclasses of ``sim`` options by the name of the simulator, ``sim=``; the first one is the default."""
-
-
 FAMILIES: Registry[type[Family]] = Registry("family of environments", group="embodied.families")
 
 
@@ -66,8 +62,8 @@ def split_name(task: str) -> tuple[str, str]:
 def simulators(family: str) -> Mapping[str, type[Any]]:
     """Return the dataclasses of ``sim`` options of the simulators of a family by name; the first is the default."""
     entry = FAMILIES[family]
-    built = entry.build()
-    return built.simulators if isinstance(built, SeveralSimulators) else {family: entry.config}
+    found: Mapping[str, type[Any]] = getattr(entry.build, "simulators", {family: entry.config})
+    return found
 
 
 def sim_options(family: str, options: Mapping[str, Any]) -> Any:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, Ints
+from embodied.core.errors import unknown_name
 from embodied.core.options import config_dataclass
 from embodied.core.registry import Registry
-from embodied.core.spec import EnvSpec
-from embodied.envs.episodes.instructions import InstructionDraw
+from embodied.core.spec import EnvSpec, Instruction
 from embodied.envs.episodes.seeding import EpisodeRng
 
 INCARNATION = 1_000_000  # distance between the episode numbers of a worker and of its replacement
@@ -44,6 +44,40 @@ class SamplerSetup:
     """Number of consecutive envs that have the same episodes at the same time, as GRPO needs."""
     incarnation: int = 0
     """How often the worker was replaced; every incarnation draws different episodes."""
+
+
+class InstructionDraw:
+    """Draw the instructions of episodes: the next split, the next goal of the split, and a random text of the goal.
+
+    Consecutive seeds get consecutive splits and goals. So evaluations and batches of training envs have equally many
+    episodes of each. splits: splits to draw from (None: all). UserError for an unknown split.
+    """
+
+    def __init__(self, instructions: Sequence[Instruction], splits: Sequence[str] | None = None) -> None:
+        texts: dict[str, dict[str, list[int]]] = {}
+        for i, instruction in enumerate(instructions):
+            texts.setdefault(instruction.split, {}).setdefault(instruction.goal, []).append(i)
+        self.splits = list(texts) if splits is None else list(splits)
+        for split in self.splits:
+            if split not in texts:
+                raise unknown_name("split of the instructions", split, texts)
+        groups = [group for split in self.splits for group in texts[split].values()]
+        # texts ordered by goal, goals ordered by split: number and first place of each goal's texts, each split's goals
+        self._order = np.concatenate([np.array(group) for group in groups])
+        self._num_texts = np.array([len(group) for group in groups])
+        self._first_text = np.cumsum(self._num_texts) - self._num_texts
+        self._num_goals = np.array([len(texts[split]) for split in self.splits])
+        self._first_goal = np.cumsum(self._num_goals) - self._num_goals
+
+    def __call__(self, rng: EpisodeRng) -> np.ndarray:
+        """Draw indices of texts, int64 [n]."""
+        if len(self._order) == 1:
+            return np.repeat(self._order, len(rng))
+        turn_n, split_n = np.divmod(rng.turn_n, len(self.splits))
+        goal_n = self._first_goal[split_n] + turn_n % self._num_goals[split_n]
+        text_n = (rng.uniform("instruction", 0.0, 1.0) * self._num_texts[goal_n]).astype(np.int64)
+        index_n: np.ndarray = self._order[self._first_text[goal_n] + text_n]
+        return index_n
 
 
 @config_dataclass
@@ -102,7 +136,8 @@ class UniformSampler:
         if self.setup.group_size == 1:
             self.number_N[ids] += 1
             return self._draw(ids)
-        group_left_N = self._group_steps_left(steps_left_N)
+        left_GM = steps_left_N.numpy().reshape(-1, self.setup.group_size)
+        group_left_N = left_GM.min(axis=1).repeat(self.setup.group_size)  # to the end of the group's episodes
         again = group_left_N[ids] > 0  # the group is not done: repeat its plan to keep its envs synchronous
         self.number_N[ids] += ~again
         plans = self._draw(ids)
@@ -138,18 +173,13 @@ class UniformSampler:
         number_n = self.number_N[ids]
         rng = EpisodeRng(self.seed_N[ids], number_n)
         limit = self.spec.max_episode_steps
-        skipped_n = np.zeros(len(ids), dtype=np.int64)
+        limit_n = np.full(len(ids), limit)
         if stagger:
-            skipped_n = (rng.uniform("stagger", 0.0, 1.0) * limit).astype(np.int64)
-        instruction_n, stage_n = self.draw_instructions(rng), self.draw_stages(rng)
+            limit_n -= (rng.uniform("stagger", 0.0, 1.0) * limit).astype(np.int64)
+        no_n = np.zeros(len(ids), dtype=np.bool_)
         return EpisodePlans(
-            self.seed_N[ids], number_n, instruction_n, stage_n, limit - skipped_n, np.zeros(len(ids), dtype=np.bool_)
+            self.seed_N[ids], number_n, self.draw_instructions(rng), self.draw_stages(rng), limit_n, no_n
         )
-
-    def _group_steps_left(self, steps_left_N: Tensor) -> Ints:
-        """Return the control steps to the end of the present episode of each env's group, [N]."""
-        left_GM = steps_left_N.numpy().reshape(-1, self.setup.group_size)
-        return np.asarray(left_GM.min(axis=1).repeat(self.setup.group_size))
 
 
 SAMPLERS: Registry[Callable[[EnvSpec, Any, SamplerSetup], EpisodeSampler]] = Registry("sampler")

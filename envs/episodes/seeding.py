@@ -74,9 +74,7 @@ class EpisodeRng:
 
     def numbers(self, stream: str, index_n: np.ndarray) -> np.ndarray:
         """Draw number ``index_n`` of each episode's stream, uniform in [0, 1), float64 [n]; the same as in ``unit``."""
-        with np.errstate(over="ignore"):
-            counter_n = np.uint64(zlib.crc32(stream.encode())) * _STREAM + (index_n + 1).astype(np.uint64) * _GOLDEN
-        return _uniform(_mix(self._key_n + counter_n))
+        return self.block(stream, index_n, 1)[:, 0]
 
     def block(self, stream: str, block_n: np.ndarray, size: int) -> np.ndarray:
         """Draw block ``block_n`` of ``size`` numbers of each episode's stream, uniform in [0, 1), float64 [n, size].

@@ -20,7 +20,6 @@ from torch.nn.functional import pad
 from embodied.core.errors import UserError
 from embodied.core.options import Fraction, PositiveInt, config_dataclass, from_mapping
 from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Instruction, StartStage, Term
-from embodied.envs.episodes.instructions import single_instruction
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.robots import ROBOTS
 from embodied.envs.mujoco.robots.base import Robot
@@ -108,7 +107,7 @@ class Task:
     @property
     def instructions(self) -> tuple[Instruction, ...]:
         """All instructions of the task; by default one."""
-        return single_instruction(self.instruction)
+        return (Instruction(self.instruction, goal=self.instruction),)
 
     @property
     def stages(self) -> tuple[StartStage, ...]:

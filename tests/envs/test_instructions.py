@@ -11,7 +11,7 @@ import torch
 
 from embodied.core.errors import UserError
 from embodied.core.spec import Instruction
-from embodied.envs.episodes.instructions import InstructionDraw
+from embodied.envs.episodes.sampler import InstructionDraw
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.tasks.words import default_words
 from tests.envs.helpers import pool, restart
