@@ -30,24 +30,20 @@ class Family(Protocol):
 
     def ids(self) -> Sequence[str]:
         """Return the names of the environments, as users write them."""
-        ...
 
     def task_config(self, id: str) -> type[Any]:
         """Return the dataclass of the environment's options. UserError with the nearest name for an unknown ``id``."""
-        ...
 
     def spec(self, id: str, task: Any, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
         """Return the spec of the environment with options ``task``, without building it.
 
         UserError for cameras that it cannot have.
         """
-        ...
 
     def make(
         self, id: str, task: Any, *, num_envs: int, num_threads: int, sim: Any, cameras: Sequence[CameraSpec] = ()
     ) -> VecEnv:
         """Return ``num_envs`` copies of the environment, stepped by ``num_threads`` threads (0: all cores)."""
-        ...
 
 
 FAMILIES: Registry[type[Family]] = Registry("family of environments", group="embodied.families")

@@ -16,7 +16,7 @@ from embodied.core.episodes import PlanList
 from embodied.core.spec import Box
 from embodied.envs.base.actions import random_actions
 from embodied.envs.checks import process_usage
-from embodied.envs.checks.trial import NotApplicable, Recording, Shortened, Trial, alike, difference, row_of
+from embodied.envs.checks.trial import Excused, Recording, Trial, alike, difference, row_of
 
 FUNCTION_OF_ITS_PLAN = "an episode must be a function of its plan and actions, whatever the other envs do"
 FILM_SIZE = (64, 48)  # width and height, pixels
@@ -123,7 +123,7 @@ def check_success(trial: Trial) -> None:
             trial.require(held, f"outcome {name}: episodes.once must be true of an episode in which it held")
             reported[name][step.final_ids] = False
     if not outcomes:
-        raise NotApplicable("it reports no outcomes, so evaluations show returns")
+        raise Excused("not claimed: it reports no outcomes, so evaluations show returns")
 
 
 def check_partial_reset(trial: Trial) -> None:
@@ -147,7 +147,7 @@ def check_partial_reset(trial: Trial) -> None:
 def check_seeding(trial: Trial) -> None:
     """An episode of each env repeats when it runs alone: the second episode, if later episodes repeat at all."""
     if trial.spec.repeats == "none":
-        raise NotApplicable("its simulator says that it is not deterministic")
+        raise Excused("not claimed: its simulator says that it is not deterministic")
     for k, (begin, end) in enumerate(trial.repeated_episodes):
         obs = trial.reset(trial.alone, PlanList(trial.plan_of_end(end, k), 1))
         for t in range(begin, end + 1):
@@ -170,7 +170,7 @@ def check_seeding(trial: Trial) -> None:
 def check_exact_resume(trial: Trial) -> None:
     """A state that was saved in the middle of a run continues exactly in another env."""
     if not trial.env.resumes_exactly:
-        raise NotApplicable("a resumed run starts new episodes")
+        raise Excused("not claimed: a resumed run starts new episodes")
     env, other = trial.build(trial.num_envs), trial.build(trial.num_envs)
     half = trial.num_chunks // 2
     drawing, resumed = trial.recording(), trial.recording()
@@ -191,7 +191,7 @@ def check_rendering(trial: Trial) -> None:
     """Images for people have the requested size and are not blank, after resets and after every control step."""
     env = trial.build(trial.num_envs)
     if env.film is None:
-        raise NotApplicable("it cannot be rendered")
+        raise Excused("not claimed: it cannot be rendered")
     width, height = FILM_SIZE
     render = env.film(width, height)
     obs = trial.reset(env, trial.recording())
@@ -246,7 +246,7 @@ def check_leaks(trial: Trial) -> None:
         kept = count <= before[what] + MAX_LEFT_OVER
         trial.require(kept, f"{what} have grown from {before[what]} to {count} {over}")
     if resets < trial.resets:
-        raise Shortened(f"{resets} resets instead of {trial.resets}, for lack of time (max_minutes=)")
+        raise Excused(f"{resets} resets instead of {trial.resets}, for lack of time (max_minutes=)")
 
 
 CHECKS: dict[str, Callable[[Trial], None]] = {

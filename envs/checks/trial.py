@@ -38,12 +38,8 @@ LEAKS_SHARE = 0.9
 TOLERANCE = 1e-4  # a simulator may round differently for another number of envs
 
 
-class NotApplicable(Exception):
-    """A check does not apply to an environment."""
-
-
-class Shortened(Exception):
-    """A check has stopped early, without finding a fault."""
+class Excused(Exception):
+    """A check has found no fault, because it does not apply or has stopped early; the message says why."""
 
 
 class OutOfTime(Exception):
