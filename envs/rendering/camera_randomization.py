@@ -16,9 +16,7 @@ from pydantic import Field
 from embodied.core.errors import UserError
 from embodied.core.options import Fraction, config_dataclass
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.rendering.cameras import SUN, Array, Camera, Ids, look_at, mounted_camera
-
-Array32 = NDArray[np.float32]
+from embodied.envs.rendering.cameras import SUN, Array, Array32, Camera, Ids, look_at, mounted_camera
 
 
 @config_dataclass

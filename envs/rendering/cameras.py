@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError
 
 Array = NDArray[np.float64]
+Array32 = NDArray[np.float32]
 Ids = NDArray[np.integer]
 Vec3 = tuple[float, float, float]
 

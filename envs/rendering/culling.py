@@ -17,9 +17,8 @@ import numpy as np
 from mujoco import mjtGeom
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Array32 = NDArray[np.float32]
-Ids = NDArray[np.integer]
+from embodied.envs.rendering.cameras import Array, Array32, Ids
+
 TILE, MARGIN = 4, 0.05  # pixels; the margin is for rounding
 
 

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from embodied.envs.rendering.appearance import Twin
 from embodied.envs.rendering.camera_randomization import Lens, Scenery
-from embodied.envs.rendering.cameras import Array, Camera, Ids, field_values
-from embodied.envs.rendering.culling import TILE, Array32, Grid, bounds, touched
-from embodied.envs.rendering.shading import shade, to_uint8
-from embodied.envs.rendering.solids import MISSED, SOLIDS, Hit, Vector
+from embodied.envs.rendering.cameras import Array, Array32, Camera, Ids, field_values
+from embodied.envs.rendering.culling import TILE, Grid, bounds, touched
+from embodied.envs.rendering.solids import MISSED, SOLIDS, Hit, Vector, dot
+
+# light on a surface: ambient, from above, from the camera, from the sun
+AMBIENT, FROM_ABOVE, FACING, FROM_SUN = (np.float32(share) for share in (0.34, 0.14, 0.14, 0.62))
 
 
 class Frame(NamedTuple):
@@ -89,8 +91,8 @@ class Layer:
         self._rotation_g33 = rotation_g9.reshape(-1, 3, 3)
         self._kind_Ng, self._size_Ng3 = np.empty(shape, np.int32), np.empty((*shape, 3), np.float32)
         self._bounds = (np.empty_like(self._size_Ng3), np.empty(shape, np.float32), np.empty(shape, np.float32))
-        ray_cast = [g for g, geom in enumerate(geoms) if model.geom_type[geom] not in SOLIDS]
-        self._ray_cast = {g: RayCastGeom(twin, spec, int(geoms[g])) for g in ray_cast}
+        others = [g for g, geom in enumerate(geoms) if model.geom_type[geom] not in SOLIDS]  # such as meshes
+        self._ray_cast = {g: _twin_of_one(twin, spec, int(geoms[g])) for g in others}
 
     def copy_geoms(self, rows: Ids) -> None:
         """Copy the types and sizes of geoms from twins ``rows``."""
@@ -105,19 +107,15 @@ class Layer:
         at = np.ix_(sims, self.bodies)
         return np.concatenate([self.xpos[at], self.xmat[at].reshape(len(sims), -1, 9)], axis=-1)
 
-    def draw(self, target: RenderTarget, cull: bool, translucent: bool = False) -> None:
-        """Draw all geoms over the images of ``target``.
-
-        cull: cast only rays of tiles that a geom's outline may touch. translucent: blend with the image behind.
-        """
+    def draw(self, target: RenderTarget, translucent: bool = False) -> None:
+        """Draw all geoms over the images of ``target``. translucent: blend with the image behind."""
         if not len(self.geoms):
             return
         rows, grid, n = target.sims - self.twin.sims[0], target.grid, len(target.sims)
         center_3ng, axes_33ng = self._to_camera(target)
         bounds_ng = [bound[rows] for bound in self._bounds]
         column_cng, line_rng = touched(bounds_ng, center_3ng, axes_33ng, target.step_n, grid)
-        where_gnrc = line_rng.T[..., None] & column_cng.T[:, :, None]
-        place = np.flatnonzero(where_gnrc if cull else np.ones_like(where_gnrc))
+        place = np.flatnonzero(line_rng.T[..., None] & column_cng.T[:, :, None])
         pair_m = place // len(grid.pixel_tp)  # index of the (geom, image) pair
         tile_m = place - pair_m * len(grid.pixel_tp)
         kind_m = self._kind_Ng[rows].T.ravel().take(pair_m)
@@ -195,47 +193,52 @@ class Layer:
             rgb[place, k] = to_uint8(color).ravel().take(nearer)
 
     def _cast_rays(self, target: RenderTarget, geom_m: Ids, row_m: Ids, ray: Vector) -> Hit:
-        """Return hits of geoms that ``SOLIDS`` lacks; ``ray`` is in world coordinates."""
-        parts = []
+        """Return hits of geoms that ``SOLIDS`` lacks, by MuJoCo; ``ray`` is in world coordinates."""
+        depth_pm, normal_3pm = np.empty(ray[0].shape, np.float32), np.empty((3, *ray[0].shape), np.float32)
         for g in np.unique(geom_m):
-            some = geom_m == g
-            way = (ray[0][:, some], ray[1][:, some], ray[2][:, some])
-            parts.append(self._ray_cast[g].intersect(target.origin_n3, target.sims, row_m[some], way))
-        x, y, z = (np.concatenate([part.normal[k] for part in parts], -1) for k in range(3))
-        return Hit(np.concatenate([part.depth for part in parts], -1), (x, y, z))
+            chosen, twin = np.flatnonzero(geom_m == g), self._ray_cast[g]
+            twin.copy_positions()
+            present, first, count = np.unique(row_m[chosen], return_index=True, return_counts=True)
+            place = np.repeat(np.arange(len(present)), count), np.arange(len(chosen)) - np.repeat(first, count)
+            ray_nkp3 = np.ones((len(present), count.max(), len(ray[0]), 3))  # entries without a tile are padding
+            ray_nkp3[place] = np.stack([way[:, chosen] for way in ray], -1).transpose(1, 0, 2)
+            origin, ids = target.origin_n3[present][:, None], target.sims[present] - twin.sims[0]
+            dist, _, normal = twin.batch.ray(origin, ray_nkp3.reshape(len(present), -1, 3), ids=ids, normal=True)
+            depth_pm[:, chosen] = dist.reshape(ray_nkp3.shape[:3])[place].T
+            normal_3pm[:, :, chosen] = normal.reshape(ray_nkp3.shape)[place].T
+        x, y, z = normal_3pm
+        return Hit(np.where(depth_pm < 0, MISSED, depth_pm), (x, y, z))
 
 
-class RayCastGeom:
-    """A geom of a shape that ``SOLIDS`` lacks, such as a mesh, alone in a twin of its own that MuJoCo casts rays at.
+def _twin_of_one(twin: Twin, spec: mujoco.MjSpec, geom: int) -> Twin:
+    """Return a twin that has only this geom, at which MuJoCo casts rays. spec: of the twin's model."""
+    spec = spec.copy()
+    for place, one in enumerate([one for body in spec.bodies for one in body.geoms]):
+        if place != geom:
+            spec.delete(one)
+    return Twin(twin.source, spec.compile(), twin.sims, nthread=1)
 
-    twin: the twin that the geom belongs to. spec: of its model. geom: id in its model.
+
+def shade(normal: Vector, ray: Vector, length: Array32, sun: Vector, up: Vector, brightness: Array32) -> Array32:
+    """Return the light that white surfaces reflect to the camera, a factor of their colour.
+
+    normal, ray, sun, up: vectors in one common frame, of shapes that broadcast. ray, from the camera, has ``length``;
+    the directions to the sun and upwards are unit vectors. The light is that of ``cameras.render`` without gloss and
+    shadows. Only operations that IEEE 754 defines exactly are used, so a pixel does not depend on other pixels.
     """
+    facing = -dot(normal, ray) / length
+    outward = np.where(facing < 0, np.float32(-1), np.float32(1))
+    lit = np.maximum(outward * dot(normal, sun), np.float32(0))
+    light = AMBIENT + FROM_ABOVE * (outward * dot(normal, up)) + FACING * np.abs(facing) + FROM_SUN * lit
+    shaded: Array32 = light * brightness
+    return shaded
 
-    def __init__(self, twin: Twin, spec: mujoco.MjSpec, geom: int) -> None:
-        spec = spec.copy()
-        for place, one in enumerate([one for body in spec.bodies for one in body.geoms]):
-            if place != geom:
-                spec.delete(one)
-        self.twin = Twin(twin.source, spec.compile(), twin.sims, nthread=1)
 
-    def intersect(self, origin_n3: Array, sims_n: Ids, row_m: Ids, ray: Vector) -> Hit:
-        """Return where rays hit the geom in simulations ``sims[row]`` (sorted).
-
-        origin: where the rays of each simulation start. ray: three of [p, m]. Both are in world coordinates.
-        """
-        self.twin.copy_positions()
-        present, first, count = np.unique(row_m, return_index=True, return_counts=True)
-        sim = np.repeat(np.arange(len(present)), count)
-        place = sim, np.arange(len(row_m)) - np.repeat(first, count)
-        ray_nkp3 = np.ones((len(present), count.max(), len(ray[0]), 3))  # entries without a tile are padding
-        ray_nkp3[place] = np.stack(ray, -1).transpose(1, 0, 2)
-        dist, _, normal = self.twin.batch.ray(
-            origin_n3[present][:, None], ray_nkp3.reshape(len(present), -1, 3), ids=sims_n[present] - self.twin.sims[0],
-            normal=True,
-        )  # fmt: skip
-        depth_pm = dist.reshape(ray_nkp3.shape[:3])[place].T
-        x, y, z = normal.reshape(ray_nkp3.shape)[place].T.astype(np.float32)
-        return Hit(np.where(depth_pm < 0, MISSED, depth_pm).astype(np.float32), (x, y, z))
+def to_uint8(color: Array32) -> NDArray[np.uint8]:
+    """Return colours of at least 0 rounded and limited to 255. Overwrites ``color``."""
+    np.minimum(color, np.float32(255), out=color)
+    color += np.float32(0.5)
+    return color.astype(np.uint8)
 
 
 def _tile_rays(grid: Grid, tile_m: Ids, camera_axes_33m: Array32, step_m: Array32) -> tuple[Vector, Array32]:

@@ -3,13 +3,9 @@
 MuJoCo's ``Batch.ray`` tests each ray against one geom at a time, in double precision. For rays that are known to come
 near a geom a few array operations give the same numbers in a fifth of the time. Tests compare the two.
 
-Each function gets rays in the frame of their solid:
-
-    size, origin, ray  size of the geom as in the model, start and direction of the rays, three arrays each
-    square             squared lengths of the rays, the same in every frame
-
-Only operations that IEEE 754 defines exactly are used, element by element, so a hit does not depend on the other rays.
-A ray that begins inside a solid does not hit it.
+Each function gets the size of the geom as in the model, start and direction of the rays in its frame (three arrays
+each), and squared lengths of the rays. A ray that begins inside a solid does not hit it. Only operations that IEEE 754
+defines exactly are used, element by element, so a hit does not depend on the other rays.
 
 Suffixes: p rays of one tile, m tiles.
 """
@@ -23,7 +19,8 @@ import numpy as np
 from mujoco import mjtGeom
 from numpy.typing import NDArray
 
-Array32 = NDArray[np.float32]
+from embodied.envs.rendering.cameras import Array32
+
 Vector = tuple[Array32, Array32, Array32]  # components, of shapes that broadcast
 MISSED = np.float32(np.inf)  # depth of a ray that hits nothing
 _TINY = np.float32(1e-20)
@@ -55,12 +52,9 @@ def _if_ahead(depth: Array32, hit: NDArray[np.bool_]) -> Array32:
 
 
 def sphere(size: Vector, origin: Vector, ray: Vector, square: Array32) -> Hit:
-    """Return the hits of spheres; size[0]: radius.
-
-    Go from the ray's point nearest to the centre back to the surface. This avoids the difference of two large squares
-    in the usual formula.
-    """
+    """Return the hits of spheres; size[0]: radius."""
     radius = size[0]
+    # from the ray's point nearest to the centre back to the surface: no difference of two large squares
     middle = -dot(origin, ray) / square
     nearest = _along(origin, ray, middle)
     inside = radius * radius - dot(nearest, nearest)

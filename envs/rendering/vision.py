@@ -1,6 +1,6 @@
 """Images for policies: of all simulations of a pool, thousands per second, without OpenGL or a GPU.
 
-    Lens: pose of the camera ─► Ground: table, floor and sky ─► still layer ─► moving layer ─► translucent layer
+    Lens: pose of the camera ─► ground: table, floor and sky ─► still layer ─► moving layer ─► translucent layer
         in each layer   outlines: tiles that may show a geom ─► solids: ray hits ─► shading of the nearest
 
 Suffixes: n simulations, b bodies, g geoms, h and w pixels.
@@ -24,18 +24,29 @@ from embodied.core.errors import UserError, unknown_name
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.rendering.appearance import COLLISION_GROUP, Twin, add_geoms
 from embodied.envs.rendering.camera_randomization import CameraRandomization, Lens, Scenery
-from embodied.envs.rendering.cameras import Array, Camera, Ids, geom_colors
-from embodied.envs.rendering.layers import Frame, Layer, RenderTarget
-from embodied.envs.rendering.shading import Ground, frame_rays
+from embodied.envs.rendering.cameras import (
+    CHECKER_M,
+    EXTENT_M,
+    HORIZON,
+    ZENITH,
+    Array,
+    Array32,
+    Camera,
+    Ids,
+    geom_colors,
+)
+from embodied.envs.rendering.layers import AMBIENT, FACING, FROM_ABOVE, FROM_SUN, Frame, Layer, RenderTarget, to_uint8
 
 CAMERAS = {
     "front": Camera("front", fovy_deg=32.0, pos=(1.2, -0.15, 0.8), lookat=(0.5, 0.0, 0.05)),
     "wrist": Camera("wrist", mount="wrist"),
 }
 OBJECTS, ROBOT = 0, (1, 2, 3, 4)  # groups of the twin's geoms, see assets/franka/coarse.xml
-GROUND = 5  # group of the twin's geoms that ``Ground`` computes
+GROUND = 5  # group of the twin's geoms that ``_Ground`` computes
 MIN_SIMS_PER_THREAD = 64
 BLOCK = 128  # simulations that are rendered together
+SKY_LOW, SKY_HIGH = (255 * color.astype(np.float32) for color in (HORIZON, ZENITH))
+TILE_M = np.float32(CHECKER_M)
 
 
 def find_camera(name: str) -> Camera:
@@ -51,9 +62,8 @@ class CameraRig:
     The arrays that a rig binds are filled by the batch's next call; a new rig can render only after it.
 
     spec: of the batch's model. visuals: MJCF file with the few geoms to show of robot, table and floor (groups:
-    assets/franka/coarse.xml). num_threads: 0 is the batch's number. cull: cast only rays that can hit a geom; images
-    are the same. UserError for no cameras or equal names, a mount that the model lacks, or a randomisation range that
-    is too large for a camera.
+    assets/franka/coarse.xml). num_threads: 0 is the batch's number. UserError for no cameras or equal names, a mount
+    that the model lacks, or a randomisation range that is too large for a camera.
     """
 
     model: mujoco.MjModel
@@ -67,7 +77,6 @@ class CameraRig:
         cameras: Sequence[Camera],
         randomization: CameraRandomization | None = None,
         num_threads: int = 0,
-        cull: bool = True,
     ) -> None:
         names = [camera.name for camera in cameras]
         if not names or len(set(names)) < len(names):
@@ -80,7 +89,7 @@ class CameraRig:
         self.scenery = Scenery(self.model, batch.nsim, self.randomization, np.isin(group, ROBOT), group == GROUND)
         count = min(num_threads or batch.nthread, -(-batch.nsim // MIN_SIMS_PER_THREAD))
         shares = np.array_split(np.arange(batch.nsim), count)
-        self._painters = [_Painter(batch, coarse, self.model, share, self.scenery, cull) for share in shares]
+        self._painters = [_Painter(batch, coarse, self.model, share, self.scenery) for share in shares]
         self._threads = ThreadPoolExecutor(len(shares), "camera")
         self.start(np.arange(batch.nsim), None)
 
@@ -136,11 +145,9 @@ class _Painter:
     The ground comes first, then opaque geoms that do not move, opaque geoms that move, and translucent geoms.
     """
 
-    def __init__(
-        self, batch: Batch, spec: mujoco.MjSpec, model: mujoco.MjModel, sims: Ids, scenery: Scenery, cull: bool
-    ) -> None:
-        self.sims, self.scenery, self.cull = sims, scenery, cull
-        self.ground, self.twin = Ground(model), Twin(batch, model, sims, nthread=1)
+    def __init__(self, batch: Batch, spec: mujoco.MjSpec, model: mujoco.MjModel, sims: Ids, scenery: Scenery) -> None:
+        self.sims, self.scenery = sims, scenery
+        self.ground, self.twin = _Ground(model), Twin(batch, model, sims, nthread=1)
         drawn = model.geom_group != GROUND
         opaque, body = geom_colors(self.twin.batch, np.zeros(1, int))[0, :, 3] == 1, model.geom_bodyid
         fixed = (model.body_weldid[body] == 0) | (model.body_mocapid[body] >= 0)
@@ -173,8 +180,8 @@ class _Painter:
                 self._copy_backdrop(lens, target)
             else:
                 self._paint_still(target)
-            self.moving.draw(target, self.cull)
-            self.translucent.draw(target, self.cull, translucent=True)
+            self.moving.draw(target)
+            self.translucent.draw(target, translucent=True)
 
     def _own(self, ids: Ids) -> slice:
         """Return the places in ``ids`` (sorted) of simulations that this painter renders."""
@@ -200,12 +207,66 @@ class _Painter:
 
     def _paint_still(self, target: RenderTarget) -> None:
         """Start the images with the ground and the still layer."""
-        ray, length = frame_rays(target.grid, target.step_n, target.rotation_n33)
-        scenery, sims = self.scenery, target.sims
-        target.frame.put(slice(None), Frame(*self.ground.paint(
-            ray, length, target.origin_n3, scenery.rgba_Ng4[sims], scenery.sun_N3[sims], scenery.brightness_N[sims]
-        )))  # fmt: skip
-        self.still.draw(target, self.cull)
+        self.ground.paint(target, self.scenery)
+        self.still.draw(target)
+
+
+class _Ground:
+    """Table top, tiled floor that fades into the horizon, and sky, drawn without testing rays against geoms.
+
+    The planes are the geoms ``table_top`` and ``floor`` of the model, both horizontal. The light is that of ``shade``.
+    """
+
+    def __init__(self, model: mujoco.MjModel) -> None:
+        self.table, self.floor = model.geom("table_top").id, model.geom("floor").id
+        self.table_pos = model.geom_pos[self.table].astype(np.float32)
+        self.table_half = model.geom_size[self.table].astype(np.float32)
+        self.floor_z = np.float32(model.geom_pos[self.floor, 2])
+
+    def paint(self, target: RenderTarget, scenery: Scenery) -> None:
+        """Draw colour, depth (inf: sky) and geom (-1: sky) of all pixels of ``target``."""
+        sims, frame, origin_n3 = target.sims, target.frame, target.origin_n3.astype(np.float32)
+        rgba_ng4, brightness_n = scenery.rgba_Ng4[sims], scenery.brightness_N[sims]
+        (x, y, z), length = _frame_rays(target)
+        lit_n = AMBIENT + FROM_ABOVE + FROM_SUN * np.maximum(scenery.sun_N3[sims, 2], np.float32(0))
+        light = (lit_n[:, None] + FACING * (-z / length)) * brightness_n[:, None]
+        for k in range(3):
+            frame.rgb[..., k] = to_uint8(light * rgba_ng4[:, self.table, k, None])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            frame.depth[:] = depth = (self.table_pos[2] - origin_n3[:, 2:]) / z
+            on_table = (z < 0) & (depth > 0)
+            for k, way in enumerate((x, y)):
+                on_table &= np.abs(origin_n3[:, k, None] + depth * way - self.table_pos[k]) <= self.table_half[k]
+        rest = np.flatnonzero(~on_table)  # rays that reach the floor or the sky
+        row_m, x, y, z, length, light = rest // length.shape[1], *(a.ravel()[rest] for a in (x, y, z, length, light))
+        origin_m3 = origin_n3[row_m]
+        sky = SKY_LOW + np.sqrt(np.maximum(z / length, np.float32(0)))[:, None] * (SKY_HIGH - SKY_LOW)
+        sky *= brightness_n[row_m, None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            depth = (self.floor_z - origin_m3[:, 2]) / z
+            depth = np.where((z < 0) & (depth > 0), depth, np.float32(np.inf))
+            column, line = (np.floor((origin_m3[:, k] + depth * way) / TILE_M) for k, way in enumerate((x, y)))
+            odd = np.abs(column + line - 2 * np.floor((column + line) / 2))
+        near = 1 - np.minimum(depth * length / np.float32(EXTENT_M), np.float32(1)) ** 2
+        share = np.where(near > 0, near, np.float32(0))[:, None]
+        tile = np.where(near > 0, light * (np.float32(0.92) + np.float32(0.08) * odd), np.float32(0))
+        color = share * tile[:, None] * rgba_ng4[row_m, self.floor, :3] + (1 - share) * sky
+        frame.rgb.reshape(-1, 3)[rest], frame.depth.reshape(-1)[rest] = to_uint8(color), depth
+        if frame.geom is not None:
+            frame.geom[:] = self.table
+            frame.geom.reshape(-1)[rest] = np.where(depth < np.inf, self.floor, -1)
+
+
+def _frame_rays(target: RenderTarget) -> tuple[list[Array32], Array32]:
+    """Return the rays through all pixels in world coordinates (three arrays [n, h*w]) and their lengths [n, h*w]."""
+    turn, grid, step_n1 = target.rotation_n33.astype(np.float32)[..., None], target.grid, target.step_n[:, None]
+    x_nw = (step_n1 * grid.x_c.ravel()[: grid.width]).astype(np.float32)
+    y_nh = (step_n1 * grid.y_r.ravel()[: grid.height]).astype(np.float32)
+    across = [turn[:, k, 0] * x_nw for k in range(3)]
+    along = [turn[:, k, 1] * y_nh - turn[:, k, 2] for k in range(3)]
+    ray = [(a[:, None, :] + b[:, :, None]).reshape(len(a), -1) for a, b in zip(across, along, strict=True)]
+    length = np.sqrt((1 + x_nw * x_nw)[:, None, :] + (y_nh * y_nh)[:, :, None])
+    return ray, length.reshape(len(length), -1)
 
 
 def _coarse_scene(spec: mujoco.MjSpec, visuals: Path) -> mujoco.MjSpec:

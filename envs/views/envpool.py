@@ -6,12 +6,10 @@
         obs, reward, terminated, truncated, info = envs.recv()       of the 32 envs info["env_id"]
         envs.send(policy(obs), info["env_id"])
 
-``batch_size`` envs are a batch of simulations with a thread of its own, so that one batch is simulated while the policy
-acts on another. Envs of a batch are always received and sent together. With ``batch_size=num_envs``, the default,
-``reset`` and ``step`` work too.
-
-As in EnvPool, the last observation of an episode is returned. The next step of that env ignores its action and returns
-the first observation of the next episode, with reward 0 and ``info["elapsed_step"]`` 0: leave that transition out.
+``batch_size`` envs are a batch of simulations with a thread of its own: one is simulated while the policy acts on
+another. With ``batch_size=num_envs``, the default, ``reset`` and ``step`` work too. As in EnvPool, the last
+observation of an episode is returned. The next step of that env ignores its action and returns the first observation of
+the next episode, with reward 0 and ``info["elapsed_step"]`` 0: leave that transition out.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Dict
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
@@ -203,36 +200,25 @@ class ArraySpec(NamedTuple):
 
 
 class Spec:
-    """``spec`` of environments with EnvPool's API."""
+    """``spec`` of environments with EnvPool's API. UserError for several choices."""
 
     reward_threshold = None
 
     def __init__(self, spec: EnvSpec, config: dict[str, Any]) -> None:
         self.config: Any = namedtuple("Config", [*config])(**config)
-        self.observation_space = self.gymnasium_observation_space = form_of(spec).space
+        space: Any = form_of(spec).space
+        self.observation_space = self.gymnasium_observation_space = space
         self.action_space = self.gymnasium_action_space = action_space(spec)
-
-    @property
-    def state_array_spec(self) -> dict[str, ArraySpec]:
-        """Arrays that ``recv`` returns."""
-        ints = ArraySpec(np.int32, [], -(2**31), 2**31 - 1)
-        flags = ArraySpec(np.bool_, [], False, True)
-        reward = ArraySpec(np.float32, [-1], -np.inf, np.inf)
-        arrays = {"info:env_id": ints, "elapsed_step": ints, "done": flags, "trunc": flags, "reward": reward}
-        if not isinstance(self.observation_space, Dict):
-            return {**arrays, "obs": _array(self.observation_space)}
-        for name, part in self.observation_space.spaces.items():
-            images = part.spaces if isinstance(part, Dict) else {}
-            boxes = {f"obs:{name}.{camera}": image for camera, image in images.items()} or {f"obs:{name}": part}
-            arrays |= {key: _array(box) for key, box in boxes.items()}
-        return arrays
-
-    @property
-    def action_array_spec(self) -> dict[str, ArraySpec]:
-        """Arrays that ``send`` takes."""
-        ids = ArraySpec(np.int32, [], -(2**31), 2**31 - 1)
+        images = {f"obs:images.{camera.name}": space["images"][camera.name] for camera in spec.cameras}
+        boxes = {"obs:state": space["state"], **images} if images else {"obs": space}
+        ids, flags = ArraySpec(np.int32, [], -(2**31), 2**31 - 1), ArraySpec(np.bool_, [], False, True)
+        self.state_array_spec = {  # arrays that ``recv`` returns
+            "info:env_id": ids, "elapsed_step": ids, "done": flags, "trunc": flags,
+            "reward": ArraySpec(np.float32, [-1], -np.inf, np.inf), **{key: _array(box) for key, box in boxes.items()},
+        }  # fmt: skip
         action = _array(self.action_space)
-        return {"env_id": ids, "players.env_id": ids, "action": action._replace(shape=[-1, *action.shape])}
+        action = action._replace(shape=[-1, *action.shape])
+        self.action_array_spec = {"env_id": ids, "players.env_id": ids, "action": action}  # arrays that ``send`` takes
 
 
 def form_of(spec: EnvSpec) -> Form:
@@ -241,7 +227,6 @@ def form_of(spec: EnvSpec) -> Form:
 
 
 def _array(space: gymnasium.Space[Any]) -> ArraySpec:
-    """Return the description of a Box or Discrete. UserError for several choices."""
     space = box_or_discrete(space)
     if isinstance(space, gymnasium.spaces.Discrete):
         return ArraySpec(np.int64, [], 0, int(space.n) - 1, True)

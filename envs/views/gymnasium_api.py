@@ -1,31 +1,10 @@
-"""The tasks as gymnasium environments ``embodied/Reach-v0``, ``embodied/PickPlace-v0``, ..., which ``embodied.envs``
-registers.
+"""The tasks as gymnasium environments ``embodied/Reach-v0``, ..., which ``embodied.envs`` registers.
 
     gymnasium.make(id)                   one env; the time limit is gymnasium's TimeLimit wrapper, as everywhere
     gymnasium.make_vec(id, num_envs=n)   the native pool; ``autoreset_mode`` is SAME_STEP unless chosen otherwise
 
 gymnasium 1.x has no plugin entry points: write ``import embodied.envs`` first, or name the module in the id, as in
-``gymnasium.make("embodied.envs:embodied/Reach-v0")``.
-
-Observations are the state, float32 [S], so that ``PPO("MlpPolicy", id)`` works. Their bounds are those beyond which the
-engine calls a state diverged. With ``cameras=["front", "wrist"]``, names in ``embodied.envs.rendering.vision.CAMERAS``,
-they are ``{"state": ..., "images_front": uint8 [h, w, 3], ...}``, with ``image_size`` pixels in width and height.
-``state`` then has only the terms that the robot measures; the others are in ``info["privileged"]``. ``flat=False``
-gives a dictionary without cameras too.
-
-``info`` describes the state that it is returned with:
-
-    privileged           float32 [P], simulator state for critics that policies do not observe
-    success, is_success  whether the task is solved; stable-baselines3 reads the second name
-    instruction          text of the episode's instruction, in tasks with more than one goal
-
-``render_mode="rgb_array"`` renders ``camera`` (``overview``, the name of a policy's camera, or a Camera), ``width`` and
-``height`` pixels, with a green border while the task is solved.
-
-Keyword arguments of ``make`` and ``make_vec`` are the task's options (``cube_mass_kg=0.1``,
-``control={"mode": "joint_delta"}``), ``sim`` (options of SimConfig), ``splits`` of the instructions that episodes come
-from (by default those to train on), and those of the constructors below. An unknown one is a TypeError that names the
-nearest. ``pickle`` and ``copy.deepcopy`` copy an env with its state.
+``gymnasium.make("embodied.envs:embodied/Reach-v0")``. Keyword arguments of both are those of ``TaskVectorEnv``.
 """
 
 from __future__ import annotations

@@ -54,6 +54,19 @@ class StepperVectorEnv(VectorEnv[Observation, NDArray[Any], NDArray[Any]]):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Return the attribute of each env, or what its method returns: ``call("render")``, ``call("render_mode")``.
+
+        AttributeError for an unknown name.
+        """
+        if name == "render":
+            return self.render() or (None,) * self.num_envs
+        return tuple(value(*args, **kwargs) if callable(value) else value for value in self.get_attr(name))
+
+    @abstractmethod
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return an attribute of every env. AttributeError if there is none."""
+
     @abstractmethod
     def _step_infos(self, step: Timestep, ended_N: Bools, renewed: bool) -> Info:
         """Return the infos of a step. renewed: whether any env is now in an episode that begins."""
@@ -63,10 +76,7 @@ class StepperVectorEnv(VectorEnv[Observation, NDArray[Any], NDArray[Any]]):
         """Return the infos of the last states of envs that ended."""
 
     def step(self, actions: NDArray[Any]) -> tuple[Observation, NDArray[np.float64], Bools, Bools, Info]:
-        """Make one control step; if actions are not finite or not [N, A], raise ValueError without stepping.
-
-        ResetNeeded before ``reset`` and, if autoreset is disabled, while an episode that ended was not reset.
-        """
+        """Make one control step. For errors see ``Stepper.step``."""
         renewed = len(self.stepper.waiting_ids()) > 0
         step = self.stepper.step(np.asarray(actions))
         terminated_N, truncated_N = step.terminated_N.cpu().numpy(), step.truncated_N.cpu().numpy()
@@ -91,16 +101,21 @@ class StepperVectorEnv(VectorEnv[Observation, NDArray[Any], NDArray[Any]]):
 
 
 class TaskVectorEnv(StepperVectorEnv):
-    """N envs of a task in one batch of simulations, with arrays of N rows.
+    """N envs of a task in one batch of simulations, with arrays of N rows. ``pickle`` and ``copy.deepcopy`` copy it.
 
-    ``infos`` have the form of gymnasium's own vector envs: every array has a mask of the same name with ``_`` in front.
-    With SAME_STEP, rows that ended have ``final_obs`` (an array of objects, None in other rows) and ``final_info``.
+    Observations are the state, float32 [N, S], bounded where the engine calls a state diverged, or with cameras
+    ``{"state": ..., "images_front": uint8 [N, h, w, 3], ...}``, whose state has only the terms that the robot measures.
+    ``infos`` describe the returned state in the form of gymnasium's own vector envs: every array has a mask of the same
+    name with ``_`` in front. They are ``privileged`` (float32 [N, P], for critics), ``success`` and ``is_success``,
+    and, in tasks with more than one goal, ``instruction``, a text. With SAME_STEP, rows that ended have ``final_obs``
+    (an array of objects, None in other rows) and ``final_info``.
 
-    task: name in the registry of tasks. num_threads: threads that step the simulations (0: all cores). stagger: first
-    episodes are cut short by random times. autoreset_mode: a mode, its name or its value. cameras: names,
-    ``image_size`` pixels wide and high, or Camera objects. flat: whether observations are the state vector alone (None:
-    if there are no cameras). render_mode, width, height, camera: what ``render`` shows. UserError (a ValueError) for an
-    unknown task, camera or render mode, and one that is a TypeError too for an unknown option.
+    options: of the task. sim: options of SimConfig. splits: of the instructions that episodes come from. num_threads:
+    threads that step the simulations (0: all cores). stagger: cut first episodes short by random times. autoreset_mode:
+    a mode, its name or its value. cameras: names, ``image_size`` pixels wide and high, or Camera objects. flat: whether
+    observations are the state vector alone (None: if there are no cameras). camera: what ``render`` shows: overview, a
+    name, ``width`` x ``height`` pixels, or a Camera. UserError (a ValueError) for an unknown task, camera or render
+    mode, and one that is a TypeError too for an unknown option.
     """
 
     def __init__(
@@ -170,23 +185,17 @@ class TaskVectorEnv(StepperVectorEnv):
         return self._form(obs), self._infos(obs["privileged"], pool.task.success(), pool.plans.instruction_n, chosen_N)
 
     def render(self) -> tuple[NDArray[np.uint8], ...] | None:
-        """Render an image [h, w, 3] of every env if ``render_mode="rgb_array"``.
-
-        It has a green border while the task is solved.
-        """
+        """Render an image [h, w, 3] of every env if ``render_mode="rgb_array"``; a solved one has a green border."""
         self.stepper.check_running("render")
         if self.render_mode is None:
             return None
         film = partial(self.pool.film_quickly, camera=self._camera)
         return tuple(self.stepper.frames(self._camera.width, self._camera.height, film))
 
-    # -- one env's attributes, as of gymnasium's vector envs -----------------------------------------------------------
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return the attribute of each env; options of the task are attributes too, and spaces are those of one env.
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Return the attribute of each env, or what its method returns: ``call("render")``, ``call("render_mode")``.
-
-        Options of the task are attributes too, and spaces are those of one env. AttributeError for an unknown name, and
-        for a method that steps or resets: envs of a pool are stepped together.
+        AttributeError for an unknown name, and for a method that steps or resets: envs of a pool are stepped together.
         """
         if name in self._set:
             return self._set[name]
@@ -194,14 +203,7 @@ class TaskVectorEnv(StepperVectorEnv):
             raise AttributeError(f"'{name}' is a method of the whole pool: the envs of a pool have none of their own")
         config = self.pool.task.config
         of_one = f"single_{name}" if hasattr(self, f"single_{name}") else name
-        found = getattr(config, name) if hasattr(config, name) else getattr(self, of_one)
-        if callable(found) and name == "render":
-            return tuple(found(*args, **kwargs) or (None,) * self.num_envs)
-        return (found(*args, **kwargs) if callable(found) else found,) * self.num_envs
-
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return the attribute of each env; AttributeError for an unknown name."""
-        return self.call(name)
+        return (getattr(config, name) if hasattr(config, name) else getattr(self, of_one),) * self.num_envs
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of each env to its value of a list or tuple, or of all to the same value.
@@ -214,8 +216,6 @@ class TaskVectorEnv(StepperVectorEnv):
         if hasattr(self, name) or hasattr(self.pool.task.config, name):
             raise UserError(f"set_attr('{name}'): the pool has one for all envs; give it to make_vec")
         self._set[name] = listed
-
-    # -- infos ---------------------------------------------------------------------------------------------------------
 
     def _step_infos(self, step: Timestep, ended_N: Bools, renewed: bool) -> Info:
         pool = self.pool

@@ -50,13 +50,6 @@ class LeRobotVectorEnv(StepperVectorEnv):
         obs = self.stepper.reset(seed)
         return self._form(obs), _infos(np.zeros(self.num_envs, bool), np.ones(self.num_envs, bool))
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Return an attribute of every env, or what it returns if it is a method. AttributeError if there is none."""
-        if name == "render":
-            return self.render() or (None,) * self.num_envs
-        values = self.get_attr(name)
-        return tuple(value(*args, **kwargs) if callable(value) else value for value in values)
-
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Return an attribute of every env. AttributeError if there is none."""
         return tuple(getattr(env, name) for env in self.envs)

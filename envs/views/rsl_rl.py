@@ -3,14 +3,13 @@
     env = embodied.envs.views.rsl_rl.make("lift", num_envs=64)
     runner = rsl_rl.runners.OnPolicyRunner(env, train_cfg, log_dir=None, device="cpu")
 
-Observation groups, for ``obs_groups`` of the runner's configuration:
+Observation groups, for ``obs_groups`` of the runner's configuration, such as
+``{"actor": ["policy"], "critic": ["policy", "privileged"]}`` for an asymmetric critic:
 
     policy        state vector, float32 [N, S]
     privileged    what only a critic may see, float32 [N, P], if the task has it
     <camera>      images, float32 [N, 3, h, w] from 0 to 1, for a CNNModel
     instruction   with cameras: the instruction as a one-hot vector, float32 [N, I]
-
-so that ``{"actor": ["policy"], "critic": ["policy", "privileged"]}`` trains an asymmetric critic.
 """
 
 from __future__ import annotations
@@ -74,8 +73,7 @@ class RslRlVecEnv(VecEnv):
     def step(self, actions: Tensor) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
         """Make one control step with actions [N, A]; return observations, rewards [N], dones int64 [N] and extras.
 
-        extras: ``time_outs`` bool [N], the dones that are truncations, and ``log`` if episodes ended, with means of
-        return, length and outcomes.
+        extras: ``time_outs`` bool [N], the dones that are truncations, and ``log``, ``episode_means`` of what ended.
         """
         step = self.stepper.step(actions)
         self._obs = self._groups(step.obs)

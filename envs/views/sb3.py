@@ -92,10 +92,7 @@ class Sb3VecEnv(VecEnv):
         return [None] * self.num_envs if self.render_mode is None else list(self.stepper.frames())
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Return an attribute of this object, which is the same for all envs, once for each of ``indices``.
-
-        ``action_masks`` is one where the task has masks, as MaskablePPO of sb3-contrib asks.
-        """
+        """Return an attribute of this object for each of ``indices``; ``action_masks``, if any, for MaskablePPO."""
         if attr_name == "action_masks" and self.stepper.spec.action_mask:
             return self.env_method(attr_name, indices=indices)
         return [getattr(self, attr_name) for _ in self._get_indices(indices)]
@@ -107,9 +104,7 @@ class Sb3VecEnv(VecEnv):
         setattr(self, attr_name, value)
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-        """Return the allowed choices of each env for ``action_masks``, bool [choices]. AttributeError for any other
-        name: the envs are one batch of simulations, no objects with methods.
-        """
+        """Return the allowed choices of each env for ``action_masks``, bool [choices]; AttributeError for others."""
         if method_name == "action_masks" and self.stepper.spec.action_mask:
             return [self._masks[env] for env in self._get_indices(indices)]
         raise AttributeError(f"env_method('{method_name}'): the envs of a pool are no objects")

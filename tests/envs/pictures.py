@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -23,6 +24,16 @@ def rig_of(env: MujocoPool, *cameras: Camera, **options: Any) -> CameraRig:
     rig = CameraRig(env.batch, env.task.scene(), coarse_of(env.task.robot), cameras or (FRONT, WRIST), **options)
     env.batch.forward()  # outputs that are bound now are filled by the next call
     return rig
+
+
+def cast_every_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each geom be tested against the rays of all tiles."""
+
+    def everywhere(_: Any, center_3ng: Any, *rest: Any) -> Any:
+        grid = rest[-1]
+        return tuple(np.ones((len(tiles), *center_3ng.shape[1:]), bool) for tiles in (grid.x_c, grid.y_r))
+
+    monkeypatch.setattr("embodied.envs.rendering.layers.touched", everywhere)
 
 
 def moved(task: str = "pick_place", num_envs: int = 3, anywhere: bool = False, **options: Any) -> MujocoPool:
