@@ -13,11 +13,11 @@ from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
 from embodied.core.types import Obs
 from embodied.envs.mujoco.pool import MujocoPool
-from embodied.envs.tasks.ground_truth import ROLE_NAMES, GroundTruth
+from embodied.envs.tasks.ground_truth import ROLE_NAMES
 
 
 class LabeledPool:
-    """Label the observations of a pool with cameras whose task has ``GroundTruth``.
+    """Label the observations of a pool with cameras whose task has ``descriptions`` of its bodies.
 
     ``embodied.core.policy.Policy.grounding_loss`` lists the labels.
 
@@ -29,9 +29,9 @@ class LabeledPool:
 
     def __init__(self, pool: VecEnv, sampler: EpisodeSampler, *, masks: bool = True) -> None:
         """UserError for environments whose images nothing labels."""
-        if not isinstance(pool, MujocoPool) or pool.rig is None or not isinstance(pool.task, GroundTruth):
+        if not isinstance(pool, MujocoPool) or pool.rig is None or not pool.task.descriptions:
             raise UserError(f"task={pool.spec.task}: its environments do not label images")
-        self.pool, self.rig, self.truth = pool, pool.rig, pool.task
+        self.pool, self.rig = pool, pool.rig
         self.spec, self.num_envs, self.masks = pool.spec, pool.num_envs, masks
         pool.observe_segmentation = masks
         self._sampler = sampler
@@ -62,14 +62,14 @@ class LabeledPool:
 
     def _labeled(self, obs: Obs) -> Obs:
         """Replace the segmentation of an observation by its labels, those of pixels uint8 [N, height, width]."""
-        object_N3, place_N3 = self.truth.target_positions()
+        object_N3, place_N3 = self.pool.task.target_positions()
         positions = torch.cat((object_N3, object_N3 - self.pool.view.tcp_pos, place_N3), -1).float()
         labeled = {key: value for key, value in obs.items() if not key.startswith("segmentation.")}
         labeled["target_positions"] = positions
         if self.masks:
             rows, no_label_N = torch.arange(self.num_envs)[:, None, None], torch.zeros(self.num_envs)
-            described = {body: index_N + 1 for body, index_N in self.truth.body_descriptions().items()}
-            for name, by_body in {"masks": self.truth.body_roles(), "described": described}.items():
+            described = {body: index_N + 1 for body, index_N in self.pool.task.body_descriptions().items()}
+            for name, by_body in {"masks": self.pool.task.body_roles(), "described": described}.items():
                 columns = [by_body.get(body, no_label_N) for body in self._bodies]
                 label_NG = torch.stack([*columns, no_label_N], -1).to(torch.uint8)  # the last column, index -1: no geom
                 for camera in self.spec.cameras:

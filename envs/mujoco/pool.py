@@ -36,7 +36,7 @@ from embodied.envs.mujoco.randomization.randomizer import Fields, Randomizer
 from embodied.envs.mujoco.randomization.terms import RandomizationTerm
 from embodied.envs.mujoco.robots.base import Robot
 from embodied.envs.mujoco.view import View
-from embodied.envs.mujoco.viewer import FRONT, QuickViewer, Viewer
+from embodied.envs.mujoco.viewer import FRONT, Viewer, quick_viewer
 from embodied.envs.rendering.camera_randomization import CameraRandomization
 from embodied.envs.rendering.cameras import Camera
 from embodied.envs.rendering.vision import CameraRig
@@ -119,7 +119,6 @@ class MujocoPool(EpisodicEnv):
     # -- of EpisodicEnv ------------------------------------------------------------------------------------------------
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
-        """Start episodes: randomise the models of envs ``ids`` [n], and place arm and objects."""
         self._builder.check()
         rng = EpisodeRng(plans.seed_n, plans.number_n)
         self.randomizer.apply(ids, rng, first=plans.seed_n != self._model_seed_N[ids])
@@ -164,7 +163,6 @@ class MujocoPool(EpisodicEnv):
         return step_result(self.task, broken_n)
 
     def observe(self, ids: Ints | None = None) -> Obs:
-        """Return the present observation of envs ``ids`` (sorted and unique; None: all)."""
         measured = self.non_model.observe(ids)
         true = dict(self.task.privileged())
         if measured is None or self.rig is not None:  # with cameras the task's terms are privileged
@@ -183,7 +181,6 @@ class MujocoPool(EpisodicEnv):
     # -- exact resume ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return simulation state, episode counters, randomised fields and the task's own state, as tensors."""
         return {
             "physics": torch.from_numpy(self.batch.state.copy()),
             "model_seed": torch.from_numpy(self._model_seed_N.copy()),
@@ -194,10 +191,6 @@ class MujocoPool(EpisodicEnv):
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor], sampler: EpisodeSampler) -> None:
-        """Continue from ``state_dict`` of a pool of the same task and number of envs; ValueError otherwise.
-
-        sampler: draws the next episodes; its own state is loaded separately.
-        """
         check_state(state, self.state_dict())
         self.randomizer.load_state_dict(state)
         self.load_episode_state(state, sampler)
@@ -221,12 +214,12 @@ class MujocoPool(EpisodicEnv):
         return Viewer(self.task, self.batch, replace(FRONT, width=width, height=height)).render
 
     def film_quickly(self, width: int, height: int, camera: Camera = FRONT) -> Callable[[], NDArray[np.uint8]]:
-        """Return a function like that of ``film``: a hundred times as fast, without shadows (``QuickViewer``)."""
-        viewer = QuickViewer(self.task, self.batch, replace(camera, width=width, height=height))
+        """Return a function like that of ``film``: a hundred times as fast, without shadows (``quick_viewer``)."""
+        render = quick_viewer(self.task, self.batch, replace(camera, width=width, height=height))
         physics = self.batch.state.copy()
         self.batch.forward(stage=_CURRENT)  # fills what the viewer has bound
         self.batch.state[:] = physics
-        return viewer.render
+        return render
 
 
 def coarse_of(robot: Robot) -> Path:

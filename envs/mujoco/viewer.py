@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from mujoco.batch import Batch
@@ -12,9 +11,7 @@ from numpy.typing import NDArray
 from embodied.envs.rendering.appearance import Twin, add_visuals
 from embodied.envs.rendering.cameras import FAST, VIDEO, Camera, RenderStyle, render
 from embodied.envs.rendering.vision import CameraRig
-
-if TYPE_CHECKING:
-    from embodied.envs.tasks.base import Task
+from embodied.envs.tasks.base import Task
 
 SOLVED = np.array([46, 160, 67], np.uint8)  # colour of the border of solved envs
 FRONT = Camera("front", width=640, height=480, fovy_deg=36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0.0, 0.22))
@@ -40,28 +37,22 @@ class Viewer:
         return with_border(rgb, solved if ids is None else solved[np.asarray(ids)])
 
 
-class QuickViewer:
-    """Render the simulations of a task as policies' cameras do, a hundred times as fast as ``Viewer``.
+def quick_viewer(task: Task, batch: Batch, camera: Camera) -> Callable[[], NDArray[np.uint8]]:
+    """Return a function that renders the simulations of a task as policies' cameras do, uint8 [N, h, w, 3].
 
-    It has no shadows, and a robot has only its few coarse geoms (``Robot.coarse``). Images of a robot without these
-    show its other geoms and take longer. The image of an env where the task is solved now has a green frame.
-    Create it before the first reset: it renders only after a later call of the batch.
+    It is a hundred times as fast as ``Viewer``. It has no shadows, and a robot has only its few coarse geoms
+    (``Robot.coarse``). Images of a robot without these show its other geoms and take longer. The image of an env where
+    the task is solved now has a green frame. It renders only after a later call of the batch.
     """
+    if task.robot.coarse is None:
+        return Viewer(task, batch, camera, FAST).render
+    rig = CameraRig(batch, task.scene(), task.robot.coarse, [camera])
 
-    def __init__(self, task: Task, batch: Batch, camera: Camera) -> None:
-        self.task, self.batch, self.camera = task, batch, camera
-        coarse = task.robot.coarse
-        self._viewer = Viewer(task, batch, camera, FAST) if coarse is None else None
-        self._rig = None if coarse is None else CameraRig(batch, task.scene(), coarse, [camera])
+    def draw() -> NDArray[np.uint8]:
+        rig.start(np.arange(batch.nsim), None)  # shapes and colours may be those of a new episode
+        return with_border(rig.render()[f"images.{camera.name}"].numpy(), task.success().numpy())
 
-    def render(self) -> NDArray[np.uint8]:
-        """Return colour images of all envs, uint8 [N, h, w, 3]."""
-        if self._viewer is not None:
-            return self._viewer.render()
-        assert self._rig is not None
-        self._rig.start(np.arange(self.batch.nsim), None)  # shapes and colours may be those of a new episode
-        rgb = self._rig.render()[f"images.{self.camera.name}"].numpy()
-        return with_border(rgb, self.task.success().numpy())
+    return draw
 
 
 def with_border(rgb_nhw3: NDArray[np.uint8], solved_n: NDArray[np.bool_]) -> NDArray[np.uint8]:

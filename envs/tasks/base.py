@@ -25,7 +25,6 @@ from embodied.envs.mujoco.robots import ROBOTS
 from embodied.envs.mujoco.robots.base import Robot
 from embodied.envs.mujoco.scene import on_table
 from embodied.envs.mujoco.view import View
-from embodied.envs.tasks.ground_truth import GroundTruth
 
 
 @config_dataclass
@@ -185,6 +184,27 @@ class Task:
         view.arm.finger_qpos[ids] = half_width_n.unsqueeze(-1)
         view.arm.finger_targets[ids] = 0.0
 
+    # -- labels of images, for grounding -------------------------------------------------------------------------------
+
+    @property
+    def descriptions(self) -> tuple[str, ...]:
+        """Descriptions of all possible bodies, such as "red cube"; by default none: images cannot be labelled."""
+        return ()
+
+    def body_descriptions(self) -> dict[str, Tensor]:
+        """Return the index into ``descriptions`` for each body, int64 [N], by the body's name."""
+        raise NotImplementedError
+
+    def body_roles(self) -> dict[str, Tensor]:
+        """Return the ``Role`` of each body, uint8 [N], by the body's name; a body missing from the dict has none."""
+        raise NotImplementedError
+
+    def target_positions(self) -> tuple[Tensor, Tensor]:
+        """Return the positions of the object and of the place that the instruction names, [N, 3], m, base frame."""
+        raise NotImplementedError
+
+    # -- exact resume --------------------------------------------------------------------------------------------------
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return the task's state outside of the physics, tensors of fixed shapes; keys begin with ``task/``."""
         return {}
@@ -246,5 +266,5 @@ def task_spec(task: Task, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
         instructions=task.instructions,
         outcomes=(SUCCESS, *task.other_outcomes),
         stages=task.stages,
-        descriptions=task.descriptions if isinstance(task, GroundTruth) else (),
+        descriptions=task.descriptions,
     )

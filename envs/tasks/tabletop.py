@@ -194,7 +194,7 @@ class Tabletop(Placing):
         term = Term(f"{name}_pos", 3, "m", "base", meaning=f"x, y, z of {name}")
         return Quantity(term, lambda: self.view.body_qpos(name)[:, :3])
 
-    # -- of GroundTruth ------------------------------------------------------------------------------------------------
+    # -- labels of images ----------------------------------------------------------------------------------------------
 
     @property
     def descriptions(self) -> tuple[str, ...]:
@@ -204,11 +204,11 @@ class Tabletop(Placing):
 
     def body_descriptions(self) -> dict[str, Tensor]:
         solid_NB = self.color_NB * len(self.config.words.shapes) + self.shape_NB
-        by_body = {name: solid_NB[:, slot] for slot, name in enumerate(SLOTS)}
-        for tray in self.config.words.trays:
-            index = self.descriptions.index(f"{tray} tray")
-            by_body[f"{tray}_tray"] = torch.full((len(solid_NB),), index)
-        return by_body
+        first = len(self.config.words.colors) * len(self.config.words.shapes)
+        trays = {
+            f"{tray}_tray": torch.full((len(solid_NB),), first + i) for i, tray in enumerate(self.config.words.trays)
+        }
+        return dict(zip(SLOTS, solid_NB.unbind(1), strict=True)) | trays
 
     def body_roles(self) -> dict[str, Tensor]:
         tray_N = self.goal_I3[self.instruction_N, 2]

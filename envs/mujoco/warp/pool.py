@@ -95,7 +95,6 @@ class WarpPool(EpisodicEnv):
     # -- of EpisodicEnv ------------------------------------------------------------------------------------------------
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
-        """Start episodes: place arm and objects of envs ``ids`` [n]."""
         rng, held = EpisodeRng(plans.seed_n, plans.number_n), plans.stage_n == 1
         rows = self._on_device(ids)
         self.batch.reset(rows)
@@ -118,7 +117,6 @@ class WarpPool(EpisodicEnv):
         return step_result(self.task, broken_n)
 
     def observe(self, ids: Ints | None = None) -> Obs:
-        """Return the present observation of envs ``ids`` (sorted and unique; None: all)."""
         true = {**self.task.privileged(), **self.task.observe()}
         state = pack_terms(self.spec.state, {**self.arm.observe(), **true})
         obs = {"state": state, "privileged": pack_terms(self.spec.privileged, true)}
@@ -127,15 +125,10 @@ class WarpPool(EpisodicEnv):
     # -- exact resume ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return simulation state, episode counters and the task's own state, as tensors on the CPU."""
         state = {"physics": self.batch.state, **self.episode_state(), **self.task.state_dict()}
         return {key: value.cpu() for key, value in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor], sampler: EpisodeSampler) -> None:
-        """Continue from ``state_dict`` of a pool of the same task and number of envs; ValueError otherwise.
-
-        sampler: draws the next episodes; its own state is loaded separately.
-        """
         check_state(state, self.state_dict())
         self.load_episode_state(state, sampler)
         self.task.instruction_N.copy_(torch.from_numpy(self.plans.instruction_n))
