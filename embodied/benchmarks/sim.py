@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import median
 from typing import Any
@@ -46,7 +46,12 @@ def measure(short: bool) -> Report:
     rounds, env_steps = (2, 64) if short else (9, 16_384)
     reference = _pool(TASK, 16 if short else 1024)
     _walk(reference, 40)
-    against_engine(report, reference, rounds, env_steps)
+    plain, persistent = (  # with the constructor's defaults, and as the pool's
+        Batch(reference.model, reference.num_envs, reference.batch.nthread, persistent=kept) for kept in (False, True)
+    )
+    replay = Replay(reference, max(2, env_steps // reference.num_envs), CHUNK)
+    ratio = against_engine(report, replay, {"engine": plain, "engine_persistent": persistent}, rounds)
+    report.ratio("pool_over_engine_1024", ratio)
     flatness(report, reference, (8, 32) if short else (256, 512, 2048, 4096, 8192), rounds, env_steps)
     against_envpool(report, 4 if short else 64, rounds, env_steps)
     against_warp(report, 2 if short else 64, rounds, 2 if short else 16)
@@ -91,23 +96,15 @@ class Replay:
             batch.step(nstep=self.pool.substeps)
 
 
-def against_engine(report: Report, pool: MujocoPool, rounds: int, env_steps: int) -> None:
-    """Compare the pool with ``Batch.step`` alone, on the same states and controls (``Replay``).
-
-    There are two bare batches: one with the constructor's defaults, which the ratio is to, and one with
-    ``persistent=True``, as the pool's.
-    """
-    nthread = pool.batch.nthread
-    plain, persistent = (Batch(pool.model, pool.num_envs, nthread, persistent=kept) for kept in (False, True))
-    replay = Replay(pool, max(2, env_steps // pool.num_envs), CHUNK)
-    measures: dict[str, Callable[[], float]] = {
-        "pool": replay.pool_speed,
-        "engine": partial(replay.engine_speed, plain),
-        "engine_persistent": partial(replay.engine_speed, persistent),
-    }
-    settings = _settings(pool) | {"control_steps": replay.count, "chunk": CHUNK}
-    results = report.measure(measures, rounds, SPEED, settings, f"{{}}_{pool.num_envs}")
-    report.ratio("pool_over_engine_1024", paired(results["pool"], results["engine"]))
+def against_engine(report: Report, replay: Replay, engines: Mapping[str, Batch | WarpBatch], rounds: int) -> float:
+    """Compare a pool with bare batches, on the same states and controls; return its speed over that of ``engine``."""
+    pool = replay.pool
+    prefix, suffix = ("warp_", "") if isinstance(pool, WarpPool) else ("", f"_{pool.num_envs}")
+    measures: dict[str, Callable[[], float]] = {"pool": replay.pool_speed}
+    measures |= {name: partial(replay.engine_speed, batch) for name, batch in engines.items()}
+    settings = {"task": TASK, "num_envs": pool.num_envs, "control_steps": replay.count, "chunk": replay.chunk}
+    results = report.measure(measures, rounds, SPEED, settings, f"{prefix}{{}}{suffix}")
+    return paired(results["pool"], results["engine"])
 
 
 def flatness(report: Report, reference: MujocoPool, sizes: tuple[int, ...], rounds: int, env_steps: int) -> None:
@@ -158,19 +155,14 @@ def against_envpool(report: Report, num_envs: int, rounds: int, env_steps: int) 
 
 
 def against_warp(report: Report, num_envs: int, rounds: int, count: int) -> None:
-    """Compare the pool of ``sim=warp`` with ``WarpBatch.step`` alone, on the same states and controls (``Replay``)."""
+    """Compare the pool of ``sim=warp`` with ``WarpBatch.step`` alone."""
     task = TASKS[TASK]
     pool = built("warp", lambda: WarpPool(task.build(task.config()), num_envs=num_envs))
-    if pool is None:
-        return
-    pool.reset(UniformSampler(pool.spec, UniformConfig(), SamplerSetup(num_envs, stagger=True)))
-    engine = WarpBatch(pool.model, num_envs, pool.device, WarpConfig.max_contacts, WarpConfig.max_constraints)
-    replay = Replay(pool, count, chunk=1)
-    measures: dict[str, Callable[[], float]]
-    measures = {"pool": replay.pool_speed, "engine": partial(replay.engine_speed, engine)}
-    settings = {"task": TASK, "num_envs": num_envs, "device": pool.device.type, "control_steps": count}
-    results = report.measure(measures, rounds, SPEED, settings, "warp_{}")
-    report.ratio("warp_pool_over_engine", paired(results["pool"], results["engine"]))
+    if pool is not None:
+        pool.reset(UniformSampler(pool.spec, UniformConfig(), SamplerSetup(num_envs, stagger=True)))
+        engine = WarpBatch(pool.model, num_envs, pool.device, WarpConfig.max_contacts, WarpConfig.max_constraints)
+        ratio = against_engine(report, Replay(pool, count, chunk=1), {"engine": engine}, rounds)
+        report.ratio("warp_pool_over_engine", ratio)
 
 
 MEMORY = """

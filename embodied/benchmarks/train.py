@@ -4,19 +4,17 @@
     local_over_sync     throughput of runtime=local / runtime=sync, same envs, policy, seed and batches
     ray_over_local      ``bench ray``: throughput of runtime=ray / runtime=local, ``lift`` with 1,024 envs
 
-In ``runtime=sync`` the parts run one after the other on the data of real training. That gives the seconds per env step
-of collecting (simulator and inference) and learning with all cores to themselves (alone). Then both run side by side
-with their threads in ``local``: the learner updates again and again on one batch while the others fill new batches, and
-neither waits for the other. That gives the seconds per env step of learning (l) and collecting (c) while they share the
-cores. A runtime that overlaps them runs both until the first has finished the batch, and then the other one alone:
+``runtime=sync`` gives the seconds per env step of collecting (simulator and inference) and learning with all cores to
+themselves (alone). Then both run side by side with their threads in ``local``: the learner updates one batch again and
+again while the others fill new ones, and neither waits for the other. That gives the seconds per env step of learning
+(l) and collecting (c). A runtime that overlaps them runs both until one has finished the batch, then the other alone:
 
     overlapped  = l + (1 - l / c) * alone(collecting)   if l < c, else   c + (1 - c / l) * alone(learning)
     alternating = alone(collecting) + alone(learning)
     bound       = 1 / min(overlapped, alternating)      env steps per second
 
-These times contain no waiting, no channel and no limit on staleness, so the ratio shows the cost of those. The runs
-take turns and start from the same seed. Their first iterations, while pipelines fill, do not count. Evaluation during
-training is off.
+These times contain no waiting, no channel and no limit on staleness, so the ratio shows the cost of those. The first
+iterations of a run, while pipelines fill, do not count. Evaluation during training is off.
 """
 
 from __future__ import annotations
@@ -84,7 +82,7 @@ def measure_ray(short: bool) -> Report:
     report = Report("ray")
     configs = {name: compose_run(overrides | QUIET | {"runtime": name}) for name in ("local", "ray")}
     measures = {name: partial(run, config, warmup, iterations) for name, config in configs.items()}
-    speeds = add_speeds(report, configs, in_turns(measures, rounds), iterations)
+    speeds = add_speeds(report, configs, in_turns(measures, rounds, warm_up=0), iterations)
     report.ratio("ray_over_local", paired(speeds["ray"], speeds["local"]))
     return report
 

@@ -138,8 +138,7 @@ def test_the_level_is_that_of_whole_episodes() -> None:
     [
         (["task=reach"], "peers is missing"),
         (["peers=sb3"], "task is missing"),
-        (["task=reach", "peers=sb3,sb3"], "peers: got sb3,sb3, allowed: each name once"),
-        (["task=reach", "peers=sb4"], "unknown peer 'sb4'. Did you mean 'sb3'?"),
+        (["task=reach", "peers=sb4"], "got 'sb4', allowed: rsl_rl, sb3, torchrl. Did you mean 'sb3'?"),
         (["task=reech", "peers=sb3"], "unknown task 'reech'. Did you mean 'reach'?"),
         (["task=reach", "peers=sb3", "ppo.epochs=0"], "ppo.epochs: got 0, allowed: at least 1"),
         (["task=reach", "peers=sb3", "rouds=3"], "Did you mean 'rounds'?"),

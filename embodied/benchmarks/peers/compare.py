@@ -5,11 +5,10 @@
     <peer>_time_over_local                   with level=: seconds of the peer to the level / seconds of runtime=local
     <peer>_time_over_recipe                  with ours=recipe: the same / seconds of ``embodied.train task=<task>``
 
-All but ``recipe`` have the same settings (``PPOSettings``): the rows hold them. Every trainer steps the same pool, with
-all cores for simulation and network alike. A peer's iteration is one rollout and one update of its own training loop;
-ours overlap in ``local``. Times exclude building. With ``level=`` every trainer then trains until its latest episodes
-succeed as often, or for tasks without success return as much, as ``level`` says, or until ``total_steps``: ``seeds``
-times, of which the median of the seconds counts. Ratios are of trainers that reached the level every time.
+All but ``recipe`` have the same settings (``PPOSettings``) and step the same pool, with all cores for simulation and
+network alike. A peer's iteration is one rollout and one update of its own training loop; ours overlap in ``local``.
+Times exclude building. With ``level=`` every trainer then trains ``seeds`` times to that level or to ``total_steps``,
+and the median of the seconds counts. Ratios are of trainers that reached the level every time.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from pydantic import Field
 
 from embodied.benchmarks.measure import Report, in_turns, note, paired
 from embodied.benchmarks.peers.meter import Finished, Meter, MeteredEnv, PPOSettings
-from embodied.core.errors import UserError, unknown_name
-from embodied.core.options import NonNegativeInt, PositiveInt, config_dataclass
+from embodied.core.errors import UserError
+from embodied.core.options import NonNegativeInt, PositiveInt, config_dataclass, one_of
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import Box, EnvSpec, MultiDiscrete
 from embodied.envs.views.stepper import Stepper, missing_package
@@ -49,7 +48,7 @@ class CompareOptions:
 
     task: str
     """Task, as ``embodied.train`` takes it."""
-    peers: Annotated[tuple[str, ...], Field(min_length=1)]
+    peers: Annotated[tuple[Annotated[str, one_of(PEERS)], ...], Field(min_length=1)]
     """Other libraries: sb3, rsl_rl, torchrl."""
     ours: tuple[Literal["local", "sync", "recipe"], ...] = ("local", "sync")
     """Runtimes of ours beside them; [] for the peers alone. ``recipe``: the task's own settings, for level= alone."""
@@ -72,13 +71,6 @@ class CompareOptions:
     """Settings of PPO, the same for all."""
 
     def __post_init__(self) -> None:
-        for peer in self.peers:
-            if peer not in PEERS:
-                raise unknown_name("peer", peer, PEERS)
-        for key in ("peers", "ours"):
-            names = getattr(self, key)
-            if len(set(names)) < len(names):
-                raise UserError(f"{key}: got {','.join(names)}, allowed: each name once")
         if self.level is None and ("recipe" in self.ours or self.seeds > 1):
             raise UserError("ours=recipe and seeds= are of the time to a level: give level=<success or return>")
 

@@ -10,7 +10,7 @@ from tests.runtime.protocol.mutants import MUTANTS, SOUND
 from tests.runtime.protocol.parts import Components
 from tests.runtime.protocol.simulate import Failed, main, run
 
-SCHEDULES = 20_000
+SCHEDULES = 6_000
 ENOUGH = 4_000
 """Schedules that find any of the broken parts."""
 
