@@ -20,8 +20,7 @@ from typing import Any
 from embodied.core.config import nest, parse_overrides
 from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass, from_mapping
-from embodied.core.spec import EnvSpec
-from embodied.data import Episode, write
+from embodied.data import write
 from embodied.data.maniskill import read_trajectories
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.report.episodes import load_episodes
@@ -44,14 +43,18 @@ class ConvertConfig:
 def convert(argv: Sequence[str]) -> dict[str, Any]:
     """Read and write; return the command's result. UserError for bad input, with nothing written."""
     options = from_mapping(ConvertConfig, nest(parse_overrides(argv)))
-    out = Path(options.out)
+    source, out = Path(options.source), Path(options.out)
     check_new_dir(out)
-    episodes, spec = read_source(options)
+    if not source.is_dir() and source.suffix != ".npz":
+        episodes, spec = read_trajectories(source, options.instruction)
+    elif options.bundle is None:
+        raise UserError(f"source={source} needs bundle=<bundle dir>, which says what its numbers mean")
+    else:
+        deployment = load_episodes(source, read_bundle(Path(options.bundle), with_policy=False))
+        episodes, spec = episodes_of(deployment), deployment.bundle.env_spec
     kept = [episode for episode in episodes if options.keep_failures or bool(episode.success_L[-1])]
     if not kept:
-        raise UserError(
-            f"source={options.source}: none of its {len(episodes)} episodes ends solved; keep_failures=true"
-        )
+        raise UserError(f"source={source}: none of its {len(episodes)} episodes ends solved; keep_failures=true")
     write(out, kept, spec)
     return {
         "data": str(out),
@@ -60,17 +63,6 @@ def convert(argv: Sequence[str]) -> dict[str, Any]:
         "frames": sum(map(len, kept)),
         "dropped": len(episodes) - len(kept),
     }
-
-
-def read_source(options: ConvertConfig) -> tuple[list[Episode], EnvSpec]:
-    """Return the episodes and the spec of their environment. UserError for a file that cannot be read."""
-    source = Path(options.source)
-    if not source.is_dir() and source.suffix != ".npz":
-        return read_trajectories(source, options.instruction)
-    if options.bundle is None:
-        raise UserError(f"source={source} needs bundle=<bundle dir>, which says what its numbers mean")
-    deployment = load_episodes(source, read_bundle(Path(options.bundle), with_policy=False))
-    return episodes_of(deployment), deployment.bundle.env_spec
 
 
 main = partial(run_command, convert, __doc__)

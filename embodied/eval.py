@@ -113,12 +113,11 @@ def make_filmed(config: RunConfig, delay: int | None) -> tuple[VecEnv, Film]:
 
 def record_video(env: VecEnv, film: Film, policy: Policy, path: Path, seed: int, noise: EvalNoise) -> None:
     """Write an MP4 of the first episodes of an evaluation side by side, each below its instruction, in real time."""
-    from embodied.report import video
-    from embodied.report.caption import caption
+    from embodied.report.video import caption, record
 
     with closing(env), closing(Line()) as line:
         render = film(*VIDEO_SIZE)
-        video.record(
+        record(
             env, policy, path, lambda: caption(render(), env.instruction_texts),
             evaluation_plans(env.spec, VIDEO_ENVS, seed), seeded=noise == "seeded",
             watch=line.evaluating(f"{VIDEO_ENVS} episodes", "filmed"),

@@ -19,7 +19,7 @@ from embodied.core.config import parse_overrides
 from embodied.core.types import Obs
 from embodied.envs import MujocoPool, make_pool, make_sampler
 from embodied.envs.rendering.vision import CAMERAS
-from embodied.report.caption import caption
+from embodied.report.video import caption
 from embodied.session.config import read_run
 from embodied.session.evaluation import load_checkpoint, load_policy
 from embodied.session.factories import make_env

@@ -1,9 +1,9 @@
-"""Videos on disk: H.264 MP4 through ffmpeg. A file appears whole or not at all."""
+"""Videos on disk: H.264 MP4 through ffmpeg, which appear whole or not at all; captions above images."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import imageio_ffmpeg
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
 
 from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodePlans
@@ -18,6 +19,8 @@ from embodied.core.execution import EvalRollout
 from embodied.core.policy import Policy
 
 Pixels = NDArray[np.uint8]
+LINES = 2  # of a caption
+BACKGROUND, INK = (32, 36, 44), (255, 255, 255)
 
 
 def record(
@@ -39,10 +42,9 @@ def record(
     frames that are written, relative to full-length episodes. The file appears when it is complete.
     """
     assert len(plans) % env.num_envs == 0, f"{len(plans)} episodes in {env.num_envs} envs"
-    fps = 1.0 / env.spec.control_dt_s if fps is None else fps
     frames, most = 0, len(plans) // env.num_envs * (env.spec.max_episode_steps + 1)
     before = env.on_control_step
-    with open_mp4(path, fps) as write:
+    with open_mp4(path, fps or 1.0 / env.spec.control_dt_s) as write:
 
         def film(_: object = None) -> None:
             nonlocal frames
@@ -111,3 +113,42 @@ def open_mp4(path: Path, fps: float) -> Iterator[Callable[[Pixels], None]]:
         if stream is not None:
             stream.close()
         partial.unlink(missing_ok=True)
+
+
+def caption(rgb_nhw3: Pixels, texts: Sequence[str]) -> Pixels:
+    """Put n texts above images [n, h, w, 3]; return [n, h + s, w, 3].
+
+    The height s of the strip depends on h alone and is even. A text has at most ``LINES`` lines, in the largest font
+    that fits.
+    """
+    n, height, width, _ = rgb_nhw3.shape
+    size = max(8, height // 16)
+    strips = np.zeros((n, 2 * round(0.7 * LINES * size), width, 3), np.uint8)
+    for strip, text in zip(strips, texts, strict=True):
+        strip[:] = _strip(text, size, *strip.shape[:2])
+    return np.concatenate([strips, rgb_nhw3], axis=1)
+
+
+def _strip(text: str, largest: int, height: int, width: int) -> Image.Image:
+    """Draw the text in the middle of an image, in a font of at most ``largest`` pixels."""
+    for size in range(largest, 0, -1):
+        font = ImageFont.load_default(size)
+        lines = _wrapped(text, font, width - size)
+        if len(lines) <= LINES and max(map(font.getlength, lines)) <= width - size:
+            break
+    image = Image.new("RGB", (width, height), BACKGROUND)
+    at = (width / 2, height / 2)
+    ImageDraw.Draw(image).text(at, "\n".join(lines), INK, font, anchor="mm", align="center", spacing=size // 6)
+    return image
+
+
+def _wrapped(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:
+    """Break text into lines of whole words, none wider than ``width`` unless a single word is."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".lstrip()
+        if lines[-1] and font.getlength(longer) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines

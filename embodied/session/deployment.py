@@ -107,11 +107,9 @@ class DeploymentRun:
         record.success = self.site.judge()
         self.save()
         solved = {True: "solved", False: "not solved", None: "not judged"}[record.success]
-        print(
-            f"episode {index + 1} of {options.episodes}: {solved}, {record.reason}, {record.rate_hz:.1f} Hz, "
-            f"{record.missed_deadlines} missed deadlines, {sum(record.interventions.values())} interventions",
-            file=sys.stderr,
-        )
+        note = f"{record.missed_deadlines} missed deadlines, {sum(record.interventions.values())} interventions"
+        head = f"episode {index + 1} of {options.episodes}: {solved}, {record.reason}"
+        print(f"{head}, {record.rate_hz:.1f} Hz, {note}", file=sys.stderr)
 
     def go_home(self) -> None:
         """Move the robot home if a policy has moved it. StoppedOnTheWayHome if the key was pressed.
@@ -213,5 +211,5 @@ def write_data(folder: Path, deployment: Deployment) -> None:
             f"source={folder / EPISODES} bundle=<bundle dir> out=<new dir>' makes one of the episodes",
             file=sys.stderr,
         )
-        return
-    write_episodes(folder / "data", deployment)
+    else:
+        write_episodes(folder / "data", deployment)

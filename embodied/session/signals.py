@@ -10,12 +10,14 @@ import select
 import signal
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 from embodied.core.process.interrupts import INTERRUPTED
 
+Handler = Callable[[int, FrameType | None], None]
 SAVING = "stopping: saving a checkpoint (Ctrl-C again: stop now without saving)"
 HANGS_S = 8.0  # how long the parts of an interrupted run may take to end
 
@@ -28,15 +30,6 @@ def stop_on_signals(note: str = SAVING) -> Iterator[threading.Event]:
     unset.
     """
     stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {number: signal.getsignal(number) for number in _ending()}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            if signal.getsignal(number) is on_signal:
-                signal.signal(number, handler)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         stop.set()
@@ -45,40 +38,45 @@ def stop_on_signals(note: str = SAVING) -> Iterator[threading.Event]:
         with suppress(OSError):  # print() is not reentrant
             os.write(2, f"{note}\n".encode())
 
-    for number in before:
-        signal.signal(number, on_signal)
-    try:
+    with _handling(on_signal, signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as restore:
         yield stop
-    finally:
-        restore()
 
 
 @contextmanager
 def interrupt_on_signals() -> Iterator[None]:
     """Treat SIGTERM and SIGHUP as Ctrl-C, which raises KeyboardInterrupt; only the main thread can."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in _ending() if number != signal.SIGINT}
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         _hang_up(number)
         raise KeyboardInterrupt
 
-    for number in before:
-        signal.signal(number, on_signal)
-    try:
+    with _handling(on_signal, signal.SIGTERM, signal.SIGHUP):
         yield
+
+
+@contextmanager
+def _handling(handler: Handler, *numbers: signal.Signals) -> Iterator[Callable[[], None]]:
+    """Handle signals in the main thread, except SIGHUP where it is ignored, as under ``nohup``.
+
+    Yield the function that restores the handlers of before.
+    """
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in numbers}
+    if before.get(signal.SIGHUP) is signal.SIG_IGN:
+        del before[signal.SIGHUP]
+
+    def restore() -> None:
+        for number, earlier in before.items():
+            if signal.getsignal(number) is handler:
+                signal.signal(number, earlier)
+
+    for number in before:
+        signal.signal(number, handler)
+    try:
+        yield restore
     finally:
-        for number, handler in before.items():
-            if signal.getsignal(number) is on_signal:
-                signal.signal(number, handler)
-
-
-def _ending() -> list[signal.Signals]:
-    """Return the signals that end a run; SIGHUP only if it is not ignored, as under ``nohup``."""
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
+        restore()
 
 
 def _hang_up(number: int) -> None:
@@ -99,15 +97,15 @@ def _hang_up(number: int) -> None:
 @contextmanager
 def ending_in_time() -> Iterator[None]:
     """End the process if the block takes longer than ``HANGS_S``, because a component hangs."""
-    last_resort = threading.Timer(HANGS_S, _end)
+
+    def end() -> None:
+        os.write(2, b"interrupted; a component did not shut down in time\n")
+        os._exit(INTERRUPTED)
+
+    last_resort = threading.Timer(HANGS_S, end)
     last_resort.daemon = True
     last_resort.start()
     try:
         yield
     finally:
         last_resort.cancel()
-
-
-def _end() -> None:
-    os.write(2, b"interrupted; a component did not shut down in time\n")
-    os._exit(INTERRUPTED)

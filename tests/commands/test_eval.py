@@ -11,7 +11,7 @@ import pytest
 
 from embodied import eval as eval_command
 from embodied.report import progress
-from embodied.report.caption import caption
+from embodied.report.video import caption
 from tests.commands.helpers import Outcome, run_eval, run_tasks
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embodied.report.caption import BACKGROUND, caption
+from embodied.report.video import BACKGROUND, caption
 
 SHORT, LONG = "lift the cube", "pick up the yellow cylinder and put it in the right tray"
 
