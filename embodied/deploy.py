@@ -48,10 +48,9 @@ from embodied.deployment.bundle.files import sha256
 from embodied.deployment.bundle.format import BUNDLE_FILE, read_bundle
 from embodied.deployment.bundle.runner import Planner, PolicyRunner, check_parity
 from embodied.deployment.control.inference import Inference
-from embodied.deployment.control.keys import EmergencyKey
 from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import Limits, Safety
-from embodied.deployment.control.site import ask, site_of
+from embodied.deployment.control.site import EmergencyKey, ask, site_of
 from embodied.deployment.options import DeployOptions
 from embodied.deployment.report.record import Deployment
 from embodied.deployment.robots.setup import map_robot

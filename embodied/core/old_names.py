@@ -16,8 +16,10 @@ from types import ModuleType
 
 ROOMS = ("envs", "policies", "algos")
 MOVED = {
-    "embodied.deployment.controller": "embodied.deployment.control.controller",
-    "embodied.deployment.observation": "embodied.deployment.control.observation",
+    "embodied.deployment.control.controller": "embodied.deployment.control.arm",
+    "embodied.deployment.control.observation": "embodied.deployment.control.arm",
+    "embodied.deployment.controller": "embodied.deployment.control.arm",
+    "embodied.deployment.observation": "embodied.deployment.control.arm",
     "embodied.deployment.runner": "embodied.deployment.bundle.runner",
     "embodied.envs.common": "embodied.envs.base",
     "embodied.envs.common.conformance": "embodied.envs.checks.conformance",

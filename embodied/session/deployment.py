@@ -17,15 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.errors import UserError, describe_error
-from embodied.deployment.control.home import MAX_S, move_home
-from embodied.deployment.control.keys import EmergencyKey
 from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import RobotHangs
-from embodied.deployment.control.site import Site
+from embodied.deployment.control.site import MAX_S, EmergencyKey, Site, move_home
 from embodied.deployment.options import DeployOptions
-from embodied.deployment.report.episodes import EPISODES, save_episode
 from embodied.deployment.report.page import PAGE, write_report
-from embodied.deployment.report.record import Deployment
+from embodied.deployment.report.record import EPISODES, Deployment, save_episode
 from embodied.session.command import Failed, Stopped
 from embodied.session.signals import stop_on_signals
 

@@ -10,8 +10,7 @@ from embodied.core.arm.kinematics import Chain
 from embodied.core.errors import UserError
 from embodied.core.spec import SUCCESS
 from embodied.deployment.bundle.format import read_bundle
-from embodied.deployment.control.controller import ArmController
-from embodied.deployment.control.observation import StateBuilder
+from embodied.deployment.control.arm import ArmController, StateBuilder
 from embodied.deployment.robots.base import joint_names
 from embodied.envs import make_pool, make_sampler
 from embodied.envs.mujoco.pool import MujocoPool

@@ -25,10 +25,10 @@ from embodied.data import read
 from embodied.deployment.bundle.description import SIMULATION_FILE
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner
-from embodied.deployment.control.home import move_home
 from embodied.deployment.control.inference import Inference, RealClock
 from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import Limits, Safety
+from embodied.deployment.control.site import move_home
 from embodied.deployment.robots.base import Robot
 from embodied.deployment.robots.sim import PERTURBATIONS, SimRobot
 from embodied.envs.mujoco.robots.gripper_arm import backlash

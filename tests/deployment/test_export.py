@@ -21,8 +21,9 @@ from embodied.core.errors import UserError
 from embodied.deployment.bundle.description import PARITY_FILE
 from embodied.deployment.bundle.files import load_arrays, sha256
 from embodied.deployment.bundle.format import read_bundle
-from embodied.deployment.bundle.onnx import TORCH_LOGGER, PhysicalPlan
 from embodied.deployment.bundle.runner import PolicyRunner, parity
+from embodied.deployment.bundle.torch_runner import PhysicalPlan
+from embodied.deployment.bundle.write import TORCH_LOGGER
 from embodied.envs import make_pool, make_sampler
 from embodied.policies.normalizer import RunningNormalizer
 from embodied.session import exporting

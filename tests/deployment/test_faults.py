@@ -27,9 +27,9 @@ from embodied.deployment.bundle.description import SIMULATION_FILE
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner
 from embodied.deployment.control.inference import Inference
-from embodied.deployment.control.keys import EmergencyKey
 from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import Limits, Safety
+from embodied.deployment.control.site import EmergencyKey
 from embodied.deployment.robots.base import Observation
 from embodied.deployment.robots.mapping import write_mapping
 from embodied.deployment.robots.sim import SimRobot

@@ -23,15 +23,13 @@ from embodied.core.arm.kinematics import Chain
 from embodied.core.errors import UserError
 from embodied.core.spec import ArmSpec
 from embodied.deployment.bundle.format import read_bundle
-from embodied.deployment.control.home import move_home
 from embodied.deployment.control.inference import RealClock
 from embodied.deployment.control.safety import Limits, Safety
-from embodied.deployment.robots.base import Robot
-from embodied.deployment.robots.confirmation import check_confirmed, confirm, poses
-from embodied.deployment.robots.draft import propose
-from embodied.deployment.robots.lerobot import load_robot
+from embodied.deployment.control.site import move_home
+from embodied.deployment.robots.base import Robot, load_robot
+from embodied.deployment.robots.confirmation import check_confirmed, confirm, draw_poses, encode_png, poses
 from embodied.deployment.robots.mapping import Entry, MappedRobot, RobotMapping, read_mapping, write_mapping
-from embodied.deployment.robots.picture import draw_poses, encode_png
+from embodied.deployment.robots.setup import propose
 from tests.commands.helpers import run
 from tests.deployment.exports import small_config, write_small
 from tests.deployment.toy_arm import HOME_DEG, NAMES, OFFSETS_DEG, SIGNS, ToyArm, ToyConfig

@@ -27,8 +27,8 @@ from embodied.deployment.control.inference import Inference, RealClock
 from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.robots.base import Robot, age
-from embodied.deployment.robots.draft import propose
 from embodied.deployment.robots.mapping import Entry, MappedRobot, RobotMapping
+from embodied.deployment.robots.setup import propose
 from tests.deployment.test_mapping import reach_bundle
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embodied.core.errors import UserError
-from embodied.deployment.control.schedule import DelayEstimate, Schedule
+from embodied.deployment.control.schedule import Schedule
 
 DT = 0.05
 
@@ -80,22 +80,22 @@ def test_a_robot_that_waits_for_its_chunks_never_pads(kind: str) -> None:
 def test_rtc_plans_early_enough_for_the_measured_delay() -> None:
     schedule = Schedule("rtc", 8, 8, 3, DT)
     executed = simulate(schedule, [40, *[3] * 100], 60)  # the first latency, of warming up, is not taken for typical
-    assert schedule.delay.steps() == 3
+    assert schedule.delay() == 3
     later = [action for step, action in executed if step > 16]
     assert all(action[0] == step for step, action in executed if step > 16)
     assert len({int(action[1]) for action in later}) >= 8
 
 
 def test_the_first_latency_does_not_enter_the_estimate() -> None:
-    estimate = DelayEstimate(DT)
-    estimate.add(3.0)
-    assert estimate.steps() == 0
+    estimate = Schedule("rtc", 8, 8, 3, DT)
+    estimate.note_latency(3.0)
+    assert estimate.delay() == 0
     for latency_s in (0.02, 0.126, 0.04):
-        estimate.add(latency_s)
-    assert estimate.steps() == 3
+        estimate.note_latency(latency_s)
+    assert estimate.delay() == 3
     for _ in range(10):
-        estimate.add(0.05)
-    assert estimate.steps() == 1
+        estimate.note_latency(0.05)
+    assert estimate.delay() == 1
 
 
 def test_a_policy_trained_for_delay_gets_the_actions_that_will_be_executed() -> None:
@@ -107,7 +107,7 @@ def test_a_policy_trained_for_delay_gets_the_actions_that_will_be_executed() -> 
             assert (request.step, request.delay) == (0, 0)
             schedule.arrive(chunk(0, 6), 1.0)
         executed.append(schedule.action(step))
-    schedule.delay.add(0.08)
+    schedule.note_latency(0.08)
     request = schedule.request(4)
     assert request is not None
     assert request.delay == 2

@@ -21,8 +21,8 @@ MAX_ARRAYS_BYTES = 2**33
 """Largest size of the arrays of a file."""
 MAX_MESSAGE = 600
 """Characters of a message about a file."""
-NUMBERS = "biuf"
-"""Kinds of numpy's types that are numbers; texts are U."""
+KINDS = "biufU"
+"""Kinds of numpy's types that are numbers or texts."""
 
 
 def sha256(path: Path) -> str:
@@ -37,10 +37,8 @@ def read_json(path: Path, max_bytes: int) -> Any:
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
         if len(data) > max_bytes:
-            raise UserError(f"{path} is larger than {max_bytes} bytes")
+            raise ValueError(f"it is larger than {max_bytes} bytes")
         return json.loads(data)
-    except UserError:
-        raise
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path}: {one_line(error)[:MAX_MESSAGE]}") from error
 
@@ -59,7 +57,7 @@ def load_arrays(path: Path, max_bytes: int = MAX_ARRAYS_BYTES) -> dict[str, NDAr
                     if npy.read_magic(file) != (1, 0):
                         raise ValueError(f"{entry.filename} is no array of version 1.0")
                     shape, _, dtype = npy.read_array_header_1_0(file)
-                    if dtype.kind not in NUMBERS + "U" or any(size < 0 for size in shape):
+                    if dtype.kind not in KINDS or any(size < 0 for size in shape):
                         raise ValueError(f"{entry.filename} has {dtype} {list(shape)}")
                     left -= prod(shape) * dtype.itemsize
             if left < 0:

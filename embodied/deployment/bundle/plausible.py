@@ -13,53 +13,26 @@ from typing import Any
 from embodied.core.errors import UserError, one_line
 from embodied.core.spec import ArmSpec
 from embodied.deployment.bundle.description import Bundle
-from embodied.deployment.validation import check_range
+from embodied.deployment.validation import Ranges, check_range
 
-_LENGTH_M = (-10.0, 10.0)
-_UNIT = (-1.001, 1.001)
-RANGES: dict[str, tuple[float, float]] = {
-    "format": (1, 1000),
-    "origin.env_steps": (0, 1e15),
-    "origin.success_at_end": (0, 1),
-    "state[].size": (1, 1024),
-    "state[].scale": (1e-6, 1e6),
-    "state[].difference.offset[]": _LENGTH_M,
-    "state_range[].low": (-1e4, 1e4),
-    "state_range[].high": (-1e4, 1e4),
-    "history": (1, 1),
-    "cameras[].height": (1, 4096),
-    "cameras[].width": (1, 4096),
-    "action[].scale": _LENGTH_M,
-    "action[].offset": _LENGTH_M,
-    "arm.joints[].pos_m[]": _LENGTH_M,
-    "arm.joints[].quat[]": _UNIT,
-    "arm.joints[].axis[]": _UNIT,
-    "arm.joints[].low": (-100, 100),
-    "arm.joints[].high": (-100, 100),
-    "arm.joints[].max_velocity": (1e-3, 20),
-    "arm.joints[].max_effort": (0, 1e5),
-    "arm.joints[].stiffness": (1e-3, 1e6),
-    "arm.joints[].damping": (1e-3, 1e6),
-    "arm.joints[].home": (-100, 100),
-    "arm.tool_pos_m[]": _LENGTH_M,
-    "arm.tool_quat[]": _UNIT,
-    "arm.gripper.open_m": (-1, 1),
-    "arm.gripper.closed_m": (-1, 1),
+_LENGTH_M, _ANGLE, _UNIT = (-10.0, 10.0), (-100.0, 100.0), (-1.001, 1.001)
+RANGES: Ranges = {
+    "format": (1, 1000), "origin.env_steps": (0, 1e15), "origin.success_at_end": (0, 1), "history": (1, 1),
+    "control_dt_s": (1e-3, 10), "max_episode_steps": (1, 1e6), "horizon": (1, 1e4), "execute": (1, 1e4),
+    "max_delay": (0, 1e4), "noise_shape[]": (1, 1e5), "parity_tolerance": (0, 1e-3), "parity_max": (0, 1e-3),
+    "state[].size": (1, 1024), "state[].scale": (1e-6, 1e6), "state[].difference.offset[]": _LENGTH_M,
+    "state_range[].low": (-1e4, 1e4), "state_range[].high": (-1e4, 1e4),
+    "cameras[].height": (1, 4096), "cameras[].width": (1, 4096),
+    "action[].scale": _LENGTH_M, "action[].offset": _LENGTH_M,
+    "arm.joints[].pos_m[]": _LENGTH_M, "arm.joints[].quat[]": _UNIT, "arm.joints[].axis[]": _UNIT,
+    "arm.joints[].low": _ANGLE, "arm.joints[].high": _ANGLE, "arm.joints[].home": _ANGLE,
+    "arm.joints[].max_velocity": (1e-3, 20), "arm.joints[].max_effort": (0, 1e5),
+    "arm.joints[].stiffness": (1e-3, 1e6), "arm.joints[].damping": (1e-3, 1e6),
+    "arm.tool_pos_m[]": _LENGTH_M, "arm.tool_quat[]": _UNIT, "arm.damping": (1e-6, 10), "arm.posture_gain": (0, 1),
+    "arm.workspace_low_m[]": _LENGTH_M, "arm.workspace_high_m[]": _LENGTH_M,
+    "arm.gripper.open_m": (-1, 1), "arm.gripper.closed_m": (-1, 1), "arm.gripper.max_position_m": (0, 1),
     "arm.gripper.max_step_m": (1e-6, 1),
-    "arm.gripper.max_position_m": (0, 1),
-    "arm.damping": (1e-6, 10),
-    "arm.posture_gain": (0, 1),
-    "arm.workspace_low_m[]": _LENGTH_M,
-    "arm.workspace_high_m[]": _LENGTH_M,
-    "control_dt_s": (1e-3, 10),
-    "max_episode_steps": (1, 1e6),
-    "horizon": (1, 1e4),
-    "execute": (1, 1e4),
-    "max_delay": (0, 1e4),
-    "noise_shape[]": (1, 1e5),
-    "parity_tolerance": (0, 1e-3),
-    "parity_max": (0, 1e-3),
-}
+}  # fmt: skip
 """Lowest and highest value of each number of ``Bundle``; ``[]`` stands for every entry of a list."""
 MAX_ENTRIES = 4096
 """Entries of a list."""
@@ -150,10 +123,8 @@ def _of_terms(bundle: Bundle) -> Rules:
         if joint is not None:
             slack = RANGE_SLACK * (joint.high - joint.low)
             inside = joint.low - slack <= entry.low and entry.high <= joint.high + slack
-            yield (
-                inside,
-                f"state_range: {entry.name}: {entry.low:g} to {entry.high:g} is outside of {joint.name}'s limits",
-            )
+            ends = f"{entry.low:g} to {entry.high:g}"
+            yield inside, f"state_range: {entry.name}: {ends} is outside of {joint.name}'s limits"
 
 
 def _of_arm(arm: ArmSpec) -> Rules:
@@ -164,9 +135,12 @@ def _of_arm(arm: ArmSpec) -> Rules:
         yield joint.low <= joint.home <= joint.high, f"{where}: home {joint.home:g} is outside of low to high"
         ahead_s = joint.damping / joint.stiffness
         yield ahead_s <= MAX_LEAD_TIME_S, f"{where}: damping / stiffness is {ahead_s:g} s, allowed: {MAX_LEAD_TIME_S:g}"
-        for name, vector in (("quat", joint.quat), ("axis", joint.axis)):
-            yield abs(hypot(*vector) - 1) < 1e-3, f"{where}.{name}: its length is {hypot(*vector):g}, needed 1"
-    yield abs(hypot(*arm.tool_quat) - 1) < 1e-3, f"arm.tool_quat: its length is {hypot(*arm.tool_quat):g}, needed 1"
+        for name, vector in (
+            (f"{where}.quat", joint.quat),
+            (f"{where}.axis", joint.axis),
+            ("arm.tool_quat", arm.tool_quat),
+        ):
+            yield abs(hypot(*vector) - 1) < 1e-3, f"{name}: its length is {hypot(*vector):g}, needed 1"
     for low, high in zip(arm.workspace_low_m, arm.workspace_high_m, strict=True):
         yield low < high, f"arm.workspace: low {low:g} is not below high {high:g}"
 

@@ -19,7 +19,7 @@ from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.deployment.bundle.description import PARITY_FILE, POLICY_FILE, Bundle
 from embodied.deployment.bundle.files import load_arrays
 from embodied.deployment.bundle.format import read_bundle
-from embodied.deployment.control.observation import Unusable
+from embodied.deployment.control.arm import Unusable
 
 OUTPUT_PREFIX = "output/"  # of the recorded outputs in parity.npz; the other arrays are inputs
 # A state may leave the recorded range by twice its width and this. A toppled object or a blow to the arm is no mistake
@@ -45,7 +45,6 @@ class Planner(Protocol):
 
         UserError for a wrong name, shape, type or value.
         """
-        ...
 
 
 class InputSpec:
@@ -87,12 +86,13 @@ class InputSpec:
                     f"{name}: got {value.dtype} {list(value.shape)}, needed {np.dtype(kind)} {['N', *shape]} with the "
                     "same N, at least 1, for all inputs"
                 )
-        for name in ("state", "noise", *(["prefix"] if "prefix" in self.shapes else [])):
+        for name in {"state", "noise", "prefix"} & self.shapes.keys():
             if not np.isfinite(inputs[name]).all():
                 raise UserError(f"{name}: has NaN or infinite numbers")
         self.check_range(inputs["state"])
-        self._check_index("instruction", inputs, len(self._bundle.instructions) - 1)
-        self._check_index("delay", inputs, self._bundle.max_delay)
+        for name, highest in (("instruction", len(self._bundle.instructions) - 1), ("delay", self._bundle.max_delay)):
+            if name in self.shapes and (inputs[name].min() < 0 or inputs[name].max() > highest):
+                raise UserError(f"{name}: got {inputs[name].tolist()[:5]}, allowed: 0 to {highest}")
         return {name: np.ascontiguousarray(inputs[name]) for name in self.shapes}
 
     def check_range(self, state_NS: NDArray[Any]) -> None:
@@ -118,10 +118,6 @@ class InputSpec:
             wrong = "an action outside of its range" if np.isfinite(chunk_NHA).all() else "NaN or infinite numbers"
             raise UserError(f"the policy's output has {wrong}")
         return chunk_NHA
-
-    def _check_index(self, name: str, inputs: Mapping[str, NDArray[Any]], highest: int) -> None:
-        if name in self.shapes and (inputs[name].min() < 0 or inputs[name].max() > highest):
-            raise UserError(f"{name}: got {inputs[name].tolist()[:5]}, allowed: 0 to {highest}")
 
 
 class PolicyRunner:

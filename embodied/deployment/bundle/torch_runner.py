@@ -1,4 +1,4 @@
-"""Bundles in the layout of transformers, for policies that are too large for one ONNX file.
+"""Policies in torch with inputs and outputs in physical units, and bundles in the layout of transformers.
 
     policy ── write_model ──► bundle: config.json  model.safetensors (or shards)  tokenizer  preprocessor_config.json
                                       policy.json           options of the policy
@@ -6,7 +6,8 @@
     bundle ── TorchRunner ──► chunks in physical units, as PolicyRunner has them
 
 ``PI0ForConditionalGeneration.from_pretrained(<bundle>)`` loads the model alone. It needs torch and transformers, which
-a robot's computer does not have: ``embodied.serve`` runs it on another machine.
+a robot's computer does not have: ``embodied.serve`` runs it on another machine. The layout is for policies that are
+too large for one ONNX file.
 """
 
 from __future__ import annotations
@@ -21,21 +22,54 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from embodied.core.errors import UserError, one_line
 from embodied.core.policy import Policy
-from embodied.core.spec import EnvSpec
+from embodied.core.spec import Box, EnvSpec
 from embodied.deployment.bundle.description import POLICY_FILE
 from embodied.deployment.bundle.files import read_json
 from embodied.deployment.bundle.format import MAX_JSON_BYTES, OPTIONS_FILE, STATISTICS_FILE, read_bundle
-from embodied.deployment.bundle.onnx import PhysicalPlan
 from embodied.deployment.bundle.runner import InputSpec
 
 PolicyBuilder = Callable[[EnvSpec, Mapping[str, Any]], Policy]
 """Builds a policy with initial weights from a spec and a section ``policy`` of a configuration."""
 MERGED: dict[str, Any] = {"pretrained": None, "lora_rank": 0, "model": {}}
 """Options of a policy that ``save_pretrained`` has carried out: adaptations are merged, config.json has all sizes."""
+
+
+class PhysicalPlan(nn.Module):
+    """``Policy.plan`` between physical units: SI state in, commanded quantities out, clipped as an environment does.
+
+    names: the inputs, in the order in which ``forward`` takes them; ``state`` and ``noise`` are among them.
+    """
+
+    state_scale: Tensor
+    """Observed number per physical one, [S]."""
+    action_scale: Tensor
+    """Physical number per action, [A]."""
+    action_offset: Tensor
+    """Physical number at action 0, [A]."""
+
+    def __init__(self, policy: Policy, spec: EnvSpec, names: tuple[str, ...]) -> None:
+        super().__init__()
+        assert isinstance(spec.action, Box), "check_exportable comes first"
+        self.policy, self.names = policy, names
+        scale = [term.scale for term in spec.state for _ in range(term.size)]
+        self.register_buffer("state_scale", torch.tensor(scale))
+        self.register_buffer("action_scale", torch.tensor([term.scale for term in spec.action.terms]))
+        self.register_buffer("action_offset", torch.tensor([term.offset for term in spec.action.terms]))
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the chunk [N, H, A] in physical units for inputs in the order of ``names``."""
+        obs = dict(zip(self.names, inputs, strict=True))
+        noise = obs.pop("noise")
+        obs["state"] = obs["state"] * self.state_scale
+        if "prefix" in obs:
+            given = torch.arange(obs["prefix"].shape[1]) < obs["delay"][:, None]
+            prefix = (obs["prefix"] - self.action_offset) / self.action_scale
+            obs["prefix"] = prefix * given.unsqueeze(-1)  # the rows of a prefix that do not count are 0 in training
+        return self.policy.plan(obs, noise).clamp(-1.0, 1.0) * self.action_scale + self.action_offset
 
 
 def write_model(path: Path, policy: Policy, options: Mapping[str, Any]) -> None:

@@ -6,6 +6,8 @@ policy, observations ──► model, ranges, outputs of torch ──► files �
 from __future__ import annotations
 
 import json
+import logging
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,14 +32,14 @@ from embodied.deployment.bundle.description import (
 )
 from embodied.deployment.bundle.files import sha256
 from embodied.deployment.bundle.format import FORMAT, write_description
-from embodied.deployment.bundle.onnx import PhysicalPlan, export_onnx
 from embodied.deployment.bundle.readme import NOTES, bundle_readme
 from embodied.deployment.bundle.runner import OUTPUT_PREFIX, PolicyRunner, check_parity
-from embodied.deployment.bundle.torch_runner import PolicyBuilder, TorchRunner, write_model
+from embodied.deployment.bundle.torch_runner import PhysicalPlan, PolicyBuilder, TorchRunner, write_model
 
 TOLERANCE = 1e-5
 """Largest allowed difference between torch and ONNX Runtime, in units of the action's scale."""
 PARITY_ROWS = 64
+TORCH_LOGGER = "torch.onnx._internal.exporter._registration"
 MAX_ONNX_BYTES = 2**30
 """Largest weights that are exported as ONNX, float32; a file can have 2 GB."""
 
@@ -91,12 +93,12 @@ def write_bundle(path: Path, source: Source, build: PolicyBuilder, layout: str =
     build: rebuilds the policy in the layout of transformers. UserError if the runner's outputs differ from torch's by
     more than TOLERANCE.
     """
-    policy = source.policy
-    inputs = _inputs(source)
-    plan = PhysicalPlan(policy.eval(), source.spec, tuple(inputs))
+    policy, bundle = source.policy, _describe(source)
+    plan = PhysicalPlan(policy.eval(), source.spec, (*source.recorded, "noise"))
+    inputs = _inputs(source, plan)
     if layout == "onnx":
         few = {name: value[:3] for name, value in inputs.items()}
-        export_onnx(plan, few, path / POLICY_FILE, _metadata(source))
+        export_onnx(plan, few, path / POLICY_FILE, _metadata(bundle))
     else:
         write_model(path, policy, source.policy_section)
     arrays = {name: value.numpy() for name, value in inputs.items()}
@@ -104,7 +106,7 @@ def write_bundle(path: Path, source: Source, build: PolicyBuilder, layout: str =
         arrays[f"{OUTPUT_PREFIX}actions"] = plan(*inputs.values()).numpy()
     np.savez(path / PARITY_FILE, **arrays)  # type: ignore[arg-type]  # keys are names of arrays
     (path / SIMULATION_FILE).write_text(json.dumps(source.simulation, indent=1) + "\n", encoding="utf-8")
-    bundle = replace(_describe(source), files={file.name: sha256(file) for file in sorted(path.iterdir())})
+    bundle = replace(bundle, files={file.name: sha256(file) for file in sorted(path.iterdir())})
     (path / README_FILE).write_text(bundle_readme(bundle), encoding="utf-8")
     bundle = replace(bundle, files=bundle.files | {README_FILE: sha256(path / README_FILE)})
     write_description(path, bundle)
@@ -114,38 +116,57 @@ def write_bundle(path: Path, source: Source, build: PolicyBuilder, layout: str =
     return bundle
 
 
-def _inputs(source: Source) -> dict[str, Tensor]:
+def _inputs(source: Source, plan: PhysicalPlan) -> dict[str, Tensor]:
     """Return rows of recorded observations as inputs of the exported model: physical units; half have noise 0."""
     generator = torch.Generator().manual_seed(source.seed)
-    count = len(source.recorded["state"])
-    rows = torch.randperm(count, generator=generator)[:PARITY_ROWS]
+    rows = torch.randperm(len(source.recorded["state"]), generator=generator)[:PARITY_ROWS]
     inputs = {key: value[rows] for key, value in source.recorded.items()}
     noise = torch.randn(len(rows), *source.policy.plan_noise_shape, generator=generator)
     noise[::2] = 0.0
-    inputs |= {"state": inputs["state"] / _state_scale(source.spec), "noise": noise}
+    inputs |= {"state": inputs["state"] / plan.state_scale, "noise": noise}
     if "prefix" in inputs:
-        terms = _action(source.spec).terms
-        scale, offset = (torch.tensor([getattr(term, name) for term in terms]) for name in ("scale", "offset"))
-        inputs["prefix"] = inputs["prefix"] * scale + offset
+        inputs["prefix"] = inputs["prefix"] * plan.action_scale + plan.action_offset
     return inputs
 
 
-def _state_scale(spec: EnvSpec) -> Tensor:
-    """Return the observed number per physical one for each entry of the state, [S]."""
-    return torch.tensor([term.scale for term in spec.state for _ in range(term.size)])
+def export_onnx(plan: PhysicalPlan, inputs: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
+    """Write ``plan`` to ``path``. inputs: two or more rows of every input, by name; the number of rows stays free."""
+    rows = torch.export.Dim("rows", min=1, max=4096)
+    args = tuple(inputs[name] for name in plan.names)
+    onnx_logger, torch_logger = logging.getLogger("onnxscript"), logging.getLogger(TORCH_LOGGER)
+    level = onnx_logger.level
+    onnx_logger.setLevel(logging.ERROR)
+    torch_logger.addFilter(_not_about_torchvision)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            program: Any = torch.onnx.export(
+                plan.eval(),
+                args,
+                input_names=list(plan.names),
+                output_names=["actions"],
+                dynamic_shapes=(tuple({0: rows} for _ in args),),
+                dynamo=True,
+                verbose=False,
+            )
+    finally:
+        onnx_logger.setLevel(level)
+        torch_logger.removeFilter(_not_about_torchvision)
+    program.model.metadata_props.update(metadata)
+    program.save(str(path), external_data=False)
 
 
-def _action(spec: EnvSpec) -> Box:
-    """Return the space of actions, which ``check_exportable`` has passed."""
-    assert isinstance(spec.action, Box)
-    return spec.action
+def _not_about_torchvision(record: logging.LogRecord) -> bool:
+    """Refuse torch's notes that it skips the operators of torchvision, which no policy of ours uses."""
+    return not record.getMessage().startswith("torchvision is not installed")
 
 
 def _describe(source: Source) -> Bundle:
     """Return the description of the bundle, without the hashes of its files."""
     spec, policy = source.spec, source.policy
     assert spec.arm is not None
-    state = source.recorded["state"] / _state_scale(spec)
+    assert isinstance(spec.action, Box)
+    state = source.recorded["state"] / torch.tensor([term.scale for term in spec.state for _ in range(term.size)])
     ends = zip(spec.state_names, state.amin(0).tolist(), state.amax(0).tolist(), strict=True)
     return Bundle(
         format=FORMAT,
@@ -156,7 +177,7 @@ def _describe(source: Source) -> Bundle:
         cameras=spec.cameras,
         instructions=spec.instructions,
         action_type=spec.arm.control,
-        action=_action(spec).terms,
+        action=spec.action.terms,
         arm=spec.arm,
         robot=spec.robot,
         control_dt_s=spec.control_dt_s,
@@ -173,22 +194,19 @@ def _describe(source: Source) -> Bundle:
     )
 
 
-def _metadata(source: Source) -> dict[str, str]:
+def _metadata(bundle: Bundle) -> dict[str, str]:
     """Return the metadata of policy.onnx; keys and format (three decimals, commas) as mjlab's exporter writes them."""
-    spec = source.spec
-    assert spec.arm is not None
-    joints = spec.arm.joints
-
-    def csv(values: list[float]) -> str:
-        return ",".join(f"{value:.3f}" for value in values)
-
+    joints = bundle.arm.joints
+    numbers = {
+        "joint_stiffness": [joint.stiffness for joint in joints],
+        "joint_damping": [joint.damping for joint in joints],
+        "default_joint_pos": [joint.home for joint in joints],
+        "action_scale": [term.scale for term in bundle.action],
+    }
     return {
-        "run_path": source.origin.run,
+        "run_path": bundle.origin.run,
         "joint_names": ",".join(joint.name for joint in joints),
-        "joint_stiffness": csv([joint.stiffness for joint in joints]),
-        "joint_damping": csv([joint.damping for joint in joints]),
-        "default_joint_pos": csv([joint.home for joint in joints]),
         "command_names": "",
-        "observation_names": ",".join(term.name for term in spec.state),
-        "action_scale": csv([term.scale for term in _action(spec).terms]),
+        "observation_names": ",".join(term.name for term in bundle.state),
+        **{name: ",".join(f"{value:.3f}" for value in values) for name, values in numbers.items()},
     }

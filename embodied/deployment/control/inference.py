@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.runner import Planner
-from embodied.deployment.control.observation import Measurement
+from embodied.deployment.control.arm import Measurement
 from embodied.deployment.control.schedule import PlanRequest, Schedule
 
 TIMEOUT_S = 5.0
@@ -34,11 +34,9 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Return the time."""
-        ...
 
     def sleep_until(self, time_s: float) -> None:
         """Wait until the time is ``time_s``; return at once if it has passed."""
-        ...
 
 
 class RealClock:

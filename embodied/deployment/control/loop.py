@@ -4,13 +4,10 @@
     every control step    plan: schedule ──► action ──► controller ──► targets               1 / control_dt_s
     in a thread           inputs ──► planner ──► schedule
 
-Deadlines are absolute, so errors do not add up; where the robot waits for a chunk, they wait too. A tick that begins
-after the next one should have begun is a missed deadline. The ticks in between are dropped, and the robot keeps its
-targets meanwhile. In real-time chunking a chunk that arrives between two ticks revises the targets at once.
-
-The robot also keeps its targets while a measurement is old, not finite, or far outside of what training saw. If the
-first one is outside, its unit or order is wrong, and the episode does not begin. A robot that does not answer for a
-second ends the episode (``Watchdog``).
+Deadlines are absolute; where the robot waits for a chunk, they wait too. A tick that begins after the next one should
+have begun is a missed deadline, and the ticks in between are dropped. The robot keeps its targets meanwhile, and while
+a measurement is old, not finite, or far outside of what training saw. If the first one is outside, its unit or order is
+wrong, and the episode does not begin. A robot that does not answer for a second ends the episode (``Watchdog``).
 """
 
 from __future__ import annotations
@@ -24,11 +21,10 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.runner import InputSpec
-from embodied.deployment.control.controller import ArmController
+from embodied.deployment.control.arm import ArmController, Measurement, StateBuilder, Unusable
 from embodied.deployment.control.inference import Chunks, Clock, Inference, StepStart
-from embodied.deployment.control.observation import Measurement, StateBuilder, Unusable
 from embodied.deployment.control.safety import Safety, Watchdog
-from embodied.deployment.control.schedule import DelayEstimate, Schedule, ticks_per_step
+from embodied.deployment.control.schedule import Schedule, ticks_per_step
 from embodied.deployment.report.record import EpisodeRecord, Step
 from embodied.deployment.robots.base import GRIPPER, Observation, Robot, age, joint_names
 
@@ -70,10 +66,12 @@ class ControlLoop:
         self.bundle, self.robot, self.inference, self.safety, self.clock = bundle, robot, inference, safety, clock
         self.period_s = bundle.control_dt_s / self.ticks_per_step
         self.interpolation, self.noise, self.confirm, self.stop = interpolation, noise, confirm, stop
-        self.schedule_kind, self.execute = schedule, bundle.execute if execute is None else execute
+        self.schedule = Schedule(
+            schedule, bundle.horizon, bundle.execute if execute is None else execute, bundle.action_dim,
+            bundle.control_dt_s, bundle.max_delay,
+        )  # fmt: skip
         self.controller, self.builder = ArmController(bundle.arm, bundle.action), StateBuilder(bundle)
-        self.inputs, self.delay = InputSpec(bundle), DelayEstimate(bundle.control_dt_s)
-        self.record = EpisodeRecord()
+        self.inputs, self.record = InputSpec(bundle), EpisodeRecord()
         """Record of the last episode."""
         self.episodes, self.joints = 0, joint_names(bundle.arm)
 
@@ -108,10 +106,8 @@ class EpisodeRun:
         bundle, texts = loop.bundle, loop.bundle.instructions
         self.loop, self.safety, self.clock = loop, loop.safety, loop.clock
         self.record = EpisodeRecord(instruction=texts[instruction].text if texts else "")
-        self.schedule = Schedule(
-            loop.schedule_kind, bundle.horizon, loop.execute, bundle.action_dim, bundle.control_dt_s, bundle.max_delay,
-            delay=loop.delay,
-        )  # fmt: skip
+        self.schedule = loop.schedule
+        self.schedule.restart()
         self.chunks = Chunks(bundle, loop.inference, self.schedule, instruction, loop.noise, seed)
         self.start: StepStart | None = None  # of the present control step
         self.finger_m = bundle.arm.gripper.open_m

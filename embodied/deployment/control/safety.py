@@ -7,9 +7,8 @@
     tool outside of the workspace          ─► hold
 
 A position controller with gains kp and kd that is commanded a distance ahead of the measured position approaches
-the speed distance * kp / kd. So ``max_lead = max_velocity * kd / kp`` keeps the joints below their largest speed; it is
-the quantity that LeRobot calls max_relative_target. Limits come from the bundle. Options can only tighten them, and
-nothing from a network reaches this file.
+the speed distance * kp / kd. So ``max_lead = max_velocity * kd / kp`` keeps the joints below their largest speed.
+Limits come from the bundle. Options can only tighten them, and nothing from a network reaches this file.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from numpy.typing import NDArray
 from embodied.core.arm.kinematics import Chain
 from embodied.core.errors import UserError
 from embodied.core.spec import ArmSpec
+from embodied.deployment.control.arm import Unusable
 from embodied.deployment.control.inference import Clock
-from embodied.deployment.control.observation import Unusable
 
 Array = NDArray[np.float64]
 LOG = logging.getLogger("embodied.deployment")

@@ -4,17 +4,15 @@
     ensemble      plan at every step; an action is the mean of all plans for its step (ACT, Zhao et al. 2023)
     rtc           real-time chunking: plan the next chunk while the present one is executed
 
-Row i of a chunk belongs to the control step of its observation plus i, whenever the chunk arrives. So the rows that
-were really consumed meanwhile are skipped, not those that an estimate said. A chunk that arrives within a control step
-has an action for the rest of it. When a chunk runs out before the next one arrives, the last action is repeated, for at
-most E steps. After that the arm gets displacement zero and the gripper keeps its last target, because an action is a
-displacement, and the arm would move as long as it is repeated.
+Row i of a chunk belongs to the control step of its observation plus i, whenever the chunk arrives: the rows that were
+really consumed meanwhile are skipped. When a chunk runs out before the next one arrives, the last action is repeated,
+for at most E steps. After that the arm gets displacement zero and the gripper keeps its last target.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import floor
 from typing import Literal, get_args
 
@@ -44,57 +42,35 @@ class PlanRequest:
     """Time from the observation to the request."""
 
 
-@dataclass(slots=True)
-class DelayEstimate:
-    """Latency of the next inference: the largest of the last latencies, without the first, which warms up."""
-
-    control_dt_s: float
-    """Seconds per control step."""
-    latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """The last latencies."""
-    warm: bool = False
-    """Whether the first latency has passed."""
-
-    def add(self, latency_s: float) -> None:
-        """Take note of a latency."""
-        if self.warm:
-            self.latencies_s.append(latency_s)
-        self.warm = True
-
-    def steps(self, since_s: float = 0.0) -> int:
-        """Return the estimate, and a time that has passed before, in control steps; 0 before there is a latency."""
-        return self.nearest(since_s + max(self.latencies_s, default=0.0))
-
-    def nearest(self, time_s: float) -> int:
-        """Return a time in control steps, rounded; half a step is a whole one."""
-        return floor(time_s / self.control_dt_s + 0.5)
-
-
 class Schedule:
-    """Chunks of one episode.
+    """Chunks of one episode after the other. horizon, execute, max_delay: H, E and D of the bundle.
 
-    horizon, execute, max_delay: H, E and D of the bundle. delay: estimate that outlives the episode; None: a new one.
-    Call ``request`` at the beginning of a control step, then ``action``.
+    Call ``request`` at the beginning of a control step, then ``action``. The estimated latency of the next inference is
+    the largest of the last ones, over all episodes and without the very first one, which warms up.
     """
 
     def __init__(
         self, kind: str, horizon: int, execute: int, action_dim: int, control_dt_s: float, max_delay: int = 0,
-        decay: float = 0.01, delay: DelayEstimate | None = None,
+        decay: float = 0.01,
     ) -> None:  # fmt: skip
         if kind not in get_args(ScheduleName):
             raise unknown_name("schedule", kind, get_args(ScheduleName))
         if not 1 <= execute <= horizon:
             raise UserError(f"execute: got {execute}, allowed: 1 to {horizon}")
         self.kind, self.horizon, self.execute, self.max_delay = kind, horizon, execute, max_delay
-        self.action_dim, self.decay = action_dim, decay
-        self.delay = DelayEstimate(control_dt_s) if delay is None else delay
+        self.action_dim, self.control_dt_s, self.decay = action_dim, control_dt_s, decay
+        self._latencies_s: deque[float] | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin an episode: forget the chunks, but not the latencies."""
         self.beyond_max_delay = 0
         """Chunks that took longer than the policy was trained for."""
-        self._chunks: deque[tuple[int, Chunk]] = deque(maxlen=horizon)
-        self._pending: PlanRequest | None = None
-        self._last: tuple[int, Chunk] | None = None  # the last step for which a chunk had an action, and the action
         self.padded: set[int] = set()
         """Control steps for which no chunk had an action."""
+        self._chunks: deque[tuple[int, Chunk]] = deque(maxlen=self.horizon)
+        self._pending: PlanRequest | None = None
+        self._last: tuple[int, Chunk] | None = None  # the last step for which a chunk had an action, and the action
 
     @property
     def pending(self) -> bool:
@@ -113,7 +89,7 @@ class Schedule:
         """
         if self._pending is not None or not self._due(step):
             return None
-        delay = 0 if self.waits else min(self.delay.steps(late_s), self.max_delay)
+        delay = 0 if self.waits else min(self.delay(late_s), self.max_delay)
         prefix = np.zeros((self.max_delay, self.action_dim), np.float32)
         if delay:
             start, chunk = self._chunks[-1]
@@ -121,11 +97,26 @@ class Schedule:
         self._pending = PlanRequest(step, delay, prefix, late_s)
         return self._pending
 
+    def note_latency(self, latency_s: float) -> None:
+        """Take note of a latency for the estimate."""
+        if self._latencies_s is None:
+            self._latencies_s = deque(maxlen=REMEMBERED)
+        else:
+            self._latencies_s.append(latency_s)
+
+    def delay(self, since_s: float = 0.0) -> int:
+        """Return the estimated latency, and a time that has passed before, in control steps."""
+        return self._steps(since_s + max(self._latencies_s or (), default=0.0))
+
+    def _steps(self, time_s: float) -> int:
+        """Return a time in control steps, rounded; half a step is a whole one."""
+        return floor(time_s / self.control_dt_s + 0.5)
+
     def arrive(self, chunk_HA: Chunk, latency_s: float) -> None:
         """Take the chunk of the pending request."""
         assert self._pending is not None, "no chunk was requested"
-        self.delay.add(latency_s)
-        delay = 0 if self.waits else self.delay.nearest(self._pending.late_s + latency_s)
+        self.note_latency(latency_s)
+        delay = 0 if self.waits else self._steps(self._pending.late_s + latency_s)
         if self.max_delay and delay > self.max_delay:
             self.beyond_max_delay += 1
         self._chunks.append((self._pending.step, np.asarray(chunk_HA, np.float32)))
@@ -153,7 +144,7 @@ class Schedule:
             return True
         lead = 1 if self.kind == "ensemble" else self.execute
         if self.kind == "rtc":
-            lead = max(1, min(self.execute, self.horizon - self.delay.steps()))
+            lead = max(1, min(self.execute, self.horizon - self.delay()))
         return step >= self._chunks[-1][0] + lead
 
 

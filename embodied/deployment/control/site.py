@@ -1,4 +1,4 @@
-"""Where episodes take place: the robot, its clock, and who begins and judges an episode.
+"""Around the episodes: the robot and its clock, who begins and judges an episode, the emergency key, the way home.
 
 A simulated robot begins and judges episodes itself. Beside a real one a person prepares the scene and says whether the
 task was solved.
@@ -6,23 +6,35 @@ task was solved.
 
 from __future__ import annotations
 
+import os
+import select
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import termios
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.spec import ArmSpec
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.format import read_simulation
 from embodied.deployment.control.inference import Clock, RealClock
+from embodied.deployment.control.safety import Safety, Watchdog
 from embodied.deployment.options import DeployOptions
-from embodied.deployment.robots.base import Robot
-from embodied.deployment.robots.lerobot import connected
+from embodied.deployment.robots.base import GRIPPER, Robot, age, connected, joint_names, joint_values
 from embodied.deployment.robots.setup import mapped
 from embodied.deployment.robots.sim import PERTURBATIONS, SimRobot
+
+SPEED = 0.2  # share of the largest speed of the joints
+SHARE = 0.5  # at most this share of a limit that an option tightened, so that the safety need not intervene
+PERIOD_S = 0.02
+REACHED = 0.02  # distance at which the pose counts as reached
+MAX_S = 15.0
 
 
 @dataclass
@@ -95,3 +107,95 @@ def _wait_for_enter(message: str) -> None:
     if sys.stdin.isatty():
         print(message, end="", file=sys.stderr, flush=True)
         sys.stdin.readline()
+
+
+class EmergencyKey:
+    """Watch for any key on a terminal inside ``with``; Ctrl-C keeps its meaning there. It needs no display.
+
+    stream: the terminal; None is stdin. It is read only while the program is in its foreground. Without a terminal, as
+    under nohup, in a container or as a service, there is no key, and nothing is read.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stdin if stream is None else stream
+        self._before: list[Any] | None = None
+        self._pressed = False
+
+    @property
+    def watching(self) -> bool:
+        """Whether a key would be noticed now."""
+        return self._before is not None
+
+    def __enter__(self) -> EmergencyKey:
+        self._pressed = False
+        stream = self._stream
+        if stream is not None and not stream.closed and stream.isatty() and self._in_foreground():
+            self._before = termios.tcgetattr(self._stream)
+            tty.setcbreak(self._stream)  # keys arrive without Enter; those pressed before are forgotten
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None and self._in_foreground():
+            with suppress(termios.error):  # the terminal is gone
+                termios.tcsetattr(self._stream, termios.TCSAFLUSH, self._before)
+        self._before = None
+
+    def pressed(self) -> bool:
+        """Return whether a key has been pressed since ``__enter__``. ConnectionError if the terminal is gone."""
+        watched = self._before is not None and self._in_foreground()
+        if watched and not self._pressed and select.select([self._stream], [], [], 0.0)[0]:
+            with suppress(OSError):
+                self._pressed = bool(os.read(self._stream.fileno(), 1024))
+            if not self._pressed:
+                self._before = None
+                raise ConnectionError("the terminal is gone, and the emergency key with it")
+        return self._pressed
+
+    def _in_foreground(self) -> bool:
+        """Return whether this process may read the terminal; one in the background would be stopped by the system."""
+        try:
+            return os.tcgetpgrp(self._stream.fileno()) == os.getpgrp()
+        except OSError:  # it is not the terminal of this session, so the system does not mind
+            return True
+
+
+def move_home(
+    robot: Robot, arm: ArmSpec, safety: Safety, clock: Clock, stop: Callable[[], bool] = lambda: False
+) -> bool:
+    """Move to the default pose with the gripper as it is; return whether it was reached within MAX_S seconds.
+
+    stop: called in every step; True ends the move, and the robot holds its measured position. UserError if the arm's
+    pose is unknown, RobotHangs if the robot does not answer.
+    """
+    names, home = joint_names(arm), np.array([joint.home for joint in arm.joints])
+    speed = np.array([joint.max_velocity for joint in arm.joints])
+    step = PERIOD_S * np.minimum(SPEED * speed, SHARE * safety.limits.max_velocity_J)
+    watchdog = Watchdog(clock, safety, PERIOD_S)
+
+    def measured() -> tuple[np.ndarray, np.ndarray, float]:
+        observation = robot.get_observation()
+        watchdog.answered("get_observation")
+        return joint_values(arm, observation), joint_values(arm, observation, "vel"), age(observation, clock.now())
+
+    qpos, qvel, age_s = measured()
+    finger_m = safety.hold()[1] if safety.started else arm.gripper.open_m
+    began_s = clock.now()
+    safety.start(qpos, finger_m, began_s, "the way home", age_s)
+    target = qpos
+    for tick in range(1, round(MAX_S / PERIOD_S)):
+        stopped = stop()
+        if stopped:
+            target = qpos
+        elif not safety.blind:
+            target = target + np.clip(home - target, -step, step)
+        sent, finger = safety.filter(target, finger_m, qpos, qvel, clock.now(), age_s)
+        robot.send_action({**dict(zip(names, map(float, sent), strict=True)), GRIPPER: finger})
+        watchdog.answered("send_action")
+        if stopped:
+            safety.report("stopped", "a person stopped the robot on its way home", clock.now())
+            return False
+        clock.sleep_until(began_s + tick * PERIOD_S)
+        qpos, qvel, age_s = measured()
+        if np.abs(qpos - home).max() < REACHED:
+            return True
+    return False

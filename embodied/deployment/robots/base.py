@@ -1,4 +1,4 @@
-"""The protocol of robots, in the shape of LeRobot's ``Robot``, and the names of what travels.
+"""The protocol of robots, in the shape of LeRobot's ``Robot``, the names of what travels, and how a robot is loaded.
 
 Names towards a bundle (``arm.joints[i].name`` is the name of a joint):
 
@@ -15,11 +15,17 @@ units is used through a ``Mapping`` (embodied.deployment.robots.mapping).
 
 from __future__ import annotations
 
+import importlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.errors import UserError
 from embodied.core.spec import ArmSpec
 
 Observation = dict[str, Any]
@@ -39,37 +45,29 @@ class Robot(Protocol):
     @property
     def observation_features(self) -> dict[str, Any]:
         """Type (float) or shape of each entry of an observation, by name."""
-        ...
 
     @property
     def action_features(self) -> dict[str, Any]:
         """Type (float) of each entry of an action, by name."""
-        ...
 
     @property
     def is_connected(self) -> bool:
         """Whether the robot can be driven now."""
-        ...
 
     def connect(self, calibrate: bool = True) -> None:
         """Open the connection; calibrate the robot if it needs that and ``calibrate`` is True."""
-        ...
 
     def calibrate(self) -> None:
         """Calibrate the robot; does nothing for a robot that needs none."""
-        ...
 
     def get_observation(self) -> Observation:
         """Return the newest measurements."""
-        ...
 
     def send_action(self, action: Action) -> Action:
         """Command position targets; return what was really sent."""
-        ...
 
     def disconnect(self) -> None:
         """Close the connection."""
-        ...
 
 
 def joint_names(arm: ArmSpec, quantity: str = "pos") -> list[str]:
@@ -85,3 +83,50 @@ def joint_values(arm: ArmSpec, observation: Observation, quantity: str = "pos") 
 def age(observation: Observation, now_s: float) -> float:
     """Return the age of an observation, s; 0 without its ``timestamp``, negative for a time in the future."""
     return now_s - float(observation["timestamp"]) if "timestamp" in observation else 0.0
+
+
+def load_robot(name: str, options: Mapping[str, Any]) -> Robot:
+    """Build the robot ``<module>:<Class>``, of LeRobot or of anybody who follows its ``Robot``.
+
+    options: keyword arguments of its ``config_class``, as LeRobot's robots have one, or else of the class itself.
+    UserError if it cannot be imported or built, or lacks a method of ``Robot``.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"robot={name}: {error}") from error
+    try:
+        config_class = getattr(found, "config_class", None)
+        robot = found(**options) if config_class is None else found(config_class(**options))
+    except TypeError as error:
+        raise UserError(f"robot_options of {name}: {error}") from error
+    if not isinstance(robot, Robot):
+        needed = [part for part in dir(Robot) if not part.startswith("_") and not hasattr(robot, part)]
+        raise UserError(f"robot={name} is no robot: it lacks {', '.join(needed)}")
+    return robot
+
+
+@contextmanager
+def connected(name: str, options: str) -> Iterator[Robot]:
+    """Yield the robot ``<module>:<Class>``, connected. An error inside is raised, not one of disconnecting after it.
+
+    options: those of ``load_robot`` as a JSON object. UserError if they are none.
+    """
+    try:
+        content = json.loads(options)
+    except ValueError as error:
+        raise UserError(f"robot_options: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"robot_options: got {options}, needed a JSON object")
+    robot = load_robot(name, content)
+    robot.connect()
+    try:
+        yield robot
+    except BaseException:
+        try:
+            robot.disconnect()
+        except Exception as error:
+            print(f"the robot did not disconnect: {error}", file=sys.stderr)
+        raise
+    robot.disconnect()

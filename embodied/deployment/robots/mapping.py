@@ -2,8 +2,8 @@
 
     robot's number ── unit ──► sign * number + offset ──► ours (rad, m), by name and never by order
 
-``draft`` makes a first draft from the names that the robot has, ``picture`` draws the poses that a mapping means, and
-by ``confirmation`` a person confirms it.
+``setup`` makes a first draft from the names that the robot has, and draws the poses that a mapping means; by
+``confirmation`` a person confirms it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from math import pi
 from pathlib import Path
@@ -50,13 +50,12 @@ class Entry:
 
     def check(self, where: str) -> None:
         """Raise UserError for values that do not fit together."""
-        allowed = (1,) if self.unit == "percent" else (1, -1)
-        if self.sign not in allowed:
-            raise UserError(f"{where}.sign: got {self.sign}, allowed: {', '.join(map(str, allowed))}")
-        ends = (self.low, self.high)
-        if self.unit == "percent" and (None in ends or self.low == self.high):
+        percent, ends = self.unit == "percent", (self.low, self.high)
+        if self.sign not in ((1,) if percent else (1, -1)):
+            raise UserError(f"{where}.sign: got {self.sign}, allowed: {'1' if percent else '1, -1'}")
+        if percent and (None in ends or self.low == self.high):
             raise UserError(f"{where}: percent needs low and high, which differ; got {self.low} and {self.high}")
-        if self.unit != "percent" and ends != (None, None):
+        if not percent and ends != (None, None):
             raise UserError(f"{where}: low and high are for percent only, its unit is {self.unit}")
 
     @property
@@ -126,10 +125,9 @@ class RobotMapping:
         if missing:
             raise UserError(f"mapping: lacks {', '.join(missing)}")
         names = [entry.name for entry in self.entries.values()]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise UserError(f"mapping: {twice[0]} stands for two joints")
         for name, entry in self.entries.items():
+            if names.count(entry.name) > 1:
+                raise UserError(f"mapping: {entry.name} stands for two joints")
             entry.check(f"mapping.{name}")
 
 
@@ -155,19 +153,19 @@ class MappedRobot:
         mapping.check(arm)
         self.robot, self.mapping, self.arm, self.name = robot, mapping, arm, mapping.robot
         self._entries = mapping.entries
-        positions = [entry.name for entry in self._entries.values()]
-        velocities = [entry.velocity for entry in self._entries.values() if entry.velocity is not None]
-        _require(positions, robot.action_features, "actions")
-        _require([*positions, *velocities], robot.observation_features, "observations")
-        self._own = {*positions, *velocities}
+        actions = {entry.name for entry in self._entries.values()}
+        self._own = actions | {entry.velocity for entry in self._entries.values() if entry.velocity is not None}
+        needed = (("actions", actions, robot.action_features), ("observations", self._own, robot.observation_features))
+        for what, names, features in needed:
+            for name in sorted(names - features.keys()):
+                raise unknown_name(f"name in the robot's {what}", name, features)
         self._our_names = {theirs: ours for ours, theirs in (mapping.external | mapping.cameras).items()}
         self._before: deque[tuple[float, dict[str, float]]] = deque()
 
     @property
     def observation_features(self) -> dict[str, Any]:
-        found: dict[str, Any] = dict.fromkeys(self._entries, float)
-        found |= {f"{name}.vel": float for name in self.mapping.joints}
-        return found | self._others(self.robot.observation_features)
+        velocities = [f"{name}.vel" for name in self.mapping.joints]
+        return dict.fromkeys([*self._entries, *velocities], float) | self._others(self.robot.observation_features)
 
     @property
     def action_features(self) -> dict[str, Any]:
@@ -193,13 +191,15 @@ class MappedRobot:
         ours = {name: entry.from_robot(float(theirs[entry.name])) for name, entry in self._entries.items()}
         while len(self._before) > 1 and now_s - self._before[1][0] >= DIFFERENCE_S:
             self._before.popleft()
+        before_s, before = self._before[0] if self._before else (now_s, ours)
         found: Observation = dict(ours)
         for joint, entry in self.mapping.joints.items():
-            found[f"{joint}.vel"] = (
-                self._difference(f"{joint}.pos", ours, now_s)
-                if entry.velocity is None
-                else entry.factor * float(theirs[entry.velocity])
-            )
+            position, speed = f"{joint}.pos", 0.0
+            if entry.velocity is not None:
+                speed = entry.factor * float(theirs[entry.velocity])
+            elif now_s - before_s >= DIFFERENCE_S:
+                speed = (ours[position] - before[position]) / (now_s - before_s)
+            found[f"{joint}.vel"] = speed
         self._before.append((now_s, ours))
         return found | self._others(theirs)
 
@@ -212,20 +212,6 @@ class MappedRobot:
     def disconnect(self) -> None:
         self.robot.disconnect()
 
-    def _difference(self, name: str, ours: Mapping[str, float], now_s: float) -> float:
-        """Return the velocity since the newest observation that is DIFFERENCE_S old; 0 without one."""
-        if not self._before or now_s - self._before[0][0] < DIFFERENCE_S:
-            return 0.0
-        before_s, before = self._before[0]
-        return (ours[name] - before[name]) / (now_s - before_s)
-
     def _others(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """Return the external numbers and images, by our names."""
         return {self._our_names.get(name, name): value for name, value in found.items() if name not in self._own}
-
-
-def _require(names: Iterable[str], features: Mapping[str, Any], what: str) -> None:
-    """Raise UserError for a name that a robot's features lack."""
-    for name in names:
-        if name not in features:
-            raise unknown_name(f"name in the robot's {what}", name, features)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -23,6 +22,7 @@ from embodied.core.errors import UserError
 from embodied.core.process.child import ChildProcess
 from embodied.core.process.socket_messages import receive, send
 from embodied.deployment.bundle.description import Bundle
+from embodied.deployment.control.inference import RealClock
 from embodied.deployment.robots.base import GRIPPER, Action, Observation, joint_names
 
 START_S = 120.0  # longest start of the process
@@ -40,8 +40,8 @@ PERTURBATIONS: dict[str, dict[str, float]] = {
 """Perturbations by name; the options are those of ``embodied.envs.mujoco.robots.robot_process.Perturbation``."""
 
 
-class SimRobot:
-    """A ``Robot`` in its own process. ConnectionError when the process has ended.
+class SimRobot(RealClock):
+    """A ``Robot`` in its own process, and the clock of its control loop. ConnectionError when the process has ended.
 
     simulation: ``simulation.json`` of the bundle. perturbation: differences from training. lockstep: time passes only
     by ``sleep_until``, so that a run is exact and as fast as the machine allows; otherwise it is real. Either way the
@@ -68,6 +68,13 @@ class SimRobot:
         self._observed: list[str] = []
         self._time_s = 0.0
 
+    def __enter__(self) -> Self:
+        self.connect()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.disconnect()
+
     # -- Robot ---------------------------------------------------------------------------------------------------------
 
     @property
@@ -88,21 +95,19 @@ class SimRobot:
         module = "embodied.envs.mujoco.robots.robot_process"
         self._process = ChildProcess(module, json.dumps(self._options), name="the simulated robot")
         self._connection = self._process.socket
-        self._connection.settimeout(START_S)
         try:
-            self._answer()
+            self._answer(START_S)
         except ConnectionError as error:
             self.disconnect()
             raise UserError(str(error)) from error
-        self._connection.settimeout(REPLY_S)
-        self._observed = list(self._call("describe")["observed"])
+        self._observed = list(self._call("describe")[0]["observed"])
 
     def calibrate(self) -> None:
         """Do nothing: a simulated arm is calibrated."""
 
     def get_observation(self) -> Observation:
         """Return the newest measurements; with cameras, also their images."""
-        found, images = self._call_with_arrays("observe", images=bool(self.bundle.cameras))
+        found, images = self._call("observe", images=bool(self.bundle.cameras))
         return {**found["observation"], **images}
 
     def send_action(self, action: Action) -> Action:
@@ -121,71 +126,55 @@ class SimRobot:
     def reset(self, seed: int, episode: int) -> str:
         """Begin an episode of ``embodied.eval`` with this seed; return its instruction."""
         self._time_s = 0.0
-        return str(self._call("reset", seed=seed, episode=episode)["instruction"])
+        return str(self._call("reset", seed=seed, episode=episode)[0]["instruction"])
 
     def outcome(self) -> dict[str, Any]:
         """Return ``success`` now, whether there was one (``once``), and how many physics steps were late."""
-        return self._call("outcome")
+        return self._call("outcome")[0]
 
     def frames(self) -> NDArray[np.uint8]:
         """Return the film of the episode, ten frames per second, uint8 [F, h, w, 3]. It takes a minute or more."""
-        assert self._connection is not None
-        self._connection.settimeout(FILM_S)
-        found = self._call_with_arrays("frames")[1]["frames"]
-        self._connection.settimeout(REPLY_S)
-        return found
-
-    # -- the clock of the control loop ---------------------------------------------------------------------------------
+        return self._call("frames", FILM_S)[1]["frames"]
 
     def now(self) -> float:
         """Return the time, s: since the reset in lock-step, otherwise the machine's monotonic clock."""
-        return self._time_s if self.lockstep else time.monotonic()
+        return self._time_s if self.lockstep else super().now()
 
     def sleep_until(self, time_s: float) -> None:
         """Let time pass until ``time_s`` on the clock of ``now``."""
-        if self.lockstep:
-            if time_s > self._time_s:
-                self._call("advance", until_s=time_s)
-                self._time_s = time_s
-        elif (left_s := time_s - time.monotonic()) > 0:
-            time.sleep(left_s)
+        if not self.lockstep:
+            super().sleep_until(time_s)
+        elif time_s > self._time_s:
+            self._call("advance", until_s=time_s)
+            self._time_s = time_s
 
-    def __enter__(self) -> Self:
-        self.connect()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.disconnect()
-
-    # -- inside --------------------------------------------------------------------------------------------------------
-
-    def _call(self, name: str, **values: Any) -> dict[str, Any]:
-        return self._call_with_arrays(name, **values)[0]
-
-    def _call_with_arrays(self, name: str, **values: Any) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    def _call(
+        self, name: str, limit_s: float = REPLY_S, **values: Any
+    ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         if self._connection is None:
             raise ConnectionError("the simulated robot is not connected: call connect()")
         try:
             send(self._connection, {"call": name, **values}, {})
         except OSError as error:
-            raise ConnectionError(self._end()) from error
-        return self._answer()
+            raise self._death() from error
+        return self._answer(limit_s)
 
-    def _answer(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    def _answer(self, limit_s: float) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return the next answer. UserError for a call that the process refused, ConnectionError if it is gone."""
         assert self._connection is not None
+        self._connection.settimeout(limit_s)
         try:
             message = receive(self._connection)
         except TimeoutError as error:
             raise ConnectionError("the process of the simulated robot does not answer") from error
         except OSError as error:
-            raise ConnectionError(self._end()) from error
+            raise self._death() from error
         if message is None:
-            raise ConnectionError(self._end())
+            raise self._death()
         if "error" in message[0]:
             raise UserError(f"the simulated robot refused: {message[0]['error']}")
         return message[0]["ok"], message[1]
 
-    def _end(self) -> str:
-        """Return why the process ended, with the last line that it printed."""
-        return "the simulated robot has ended" if self._process is None else str(self._process.death())
+    def _death(self) -> ConnectionError:
+        """Return the error for a process that ended, with the last line that it printed."""
+        return ConnectionError("the simulated robot has ended" if self._process is None else str(self._process.death()))

@@ -15,7 +15,6 @@ import time
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,19 +26,9 @@ from embodied.deployment.bundle.runner import Planner
 Inputs = dict[str, NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """The chunk of one row."""
-
-    chunk_HA: NDArray[np.float32]
-    """Actions, physical units."""
-    infer_ms: float
-    """Time that the planner took for the batch."""
-    batch: int
-    """Rows of the batch."""
-
-
-Job = tuple[Inputs, Future[Planned]]
+Reply = tuple[NDArray[np.float32], dict[str, float]]
+"""Chunk [H, A] of a row, physical units; time of the planner for its batch, ms, and rows of that."""
+Job = tuple[Inputs, Future[Reply]]
 
 
 class Batcher:
@@ -55,9 +44,9 @@ class Batcher:
         self._thread = threading.Thread(target=self._run, name="planner", daemon=True)
         self._thread.start()
 
-    async def plan(self, inputs: Inputs) -> Planned:
+    async def plan(self, inputs: Inputs) -> Reply:
         """Return the chunk of one row; the inputs must have been checked. Errors of the planner are raised here."""
-        future: Future[Planned] = Future()
+        future: Future[Reply] = Future()
         self.queue.put((inputs, future))
         return await asyncio.wrap_future(future)
 
@@ -97,4 +86,4 @@ class Batcher:
             return
         infer_ms = 1e3 * (time.perf_counter() - began_s)
         for (_, future), row_HA in zip(jobs, chunk, strict=True):
-            future.set_result(Planned(row_HA, infer_ms, len(jobs)))
+            future.set_result((row_HA, {"infer_ms": infer_ms, "batch": len(jobs)}))

@@ -189,15 +189,14 @@ class PolicyServer:
         try:
             if isinstance(message, str):
                 raise UserError("request: got a text frame, allowed: binary frames with msgpack")
-            planned = await self.batcher.plan(reader.inputs(decode(message, self._max_bytes)))
+            chunk_HA, timing = await self.batcher.plan(reader.inputs(decode(message, self._max_bytes)))
         except Exception as error:  # of the planner, whose thread has printed it
             self.errors += 1
             return str(error) if isinstance(error, UserError) else f"the server failed: {type(error).__name__}"
         self.requests += 1
-        timing = {"infer_ms": planned.infer_ms, "batch": planned.batch}
         if previous_ms is not None:
             timing["prev_total_ms"] = previous_ms
-        return encode({"actions": planned.chunk_HA, "server_timing": timing})
+        return encode({"actions": chunk_HA, "server_timing": timing})
 
 
 async def _send(connection: ServerConnection, message: str | bytes) -> None:

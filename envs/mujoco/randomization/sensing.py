@@ -2,7 +2,7 @@
 
     true joints ──► delay ──► + offset + noise ──► kinematics ──► robot's terms and the pose that actions start from
     true poses of objects ──► delay ──► + offset + noise ──────► task's terms
-                             both ──► differences (``cube_from_tcp``), as in embodied.deployment.control.observation
+                             both ──► differences (``cube_from_tcp``), as in embodied.deployment.control.arm
 
 A measurement belongs to a control step: observation and controller of this step see the same one. Noise is a function
 of the episode's plan and the control step.
