@@ -70,14 +70,10 @@ def export(argv: Sequence[str]) -> dict[str, Any]:
         shutil.rmtree(part, ignore_errors=True)
         raise
     return {
-        "bundle": str(out),
-        "parity_max": bundle.parity_max,
-        "policy": bundle.origin.policy,
-        "task": bundle.origin.task,
-        "layout": bundle.layout,
-        "bytes": sum(file.stat().st_size for file in out.iterdir()),
+        "bundle": str(out), "parity_max": bundle.parity_max, "policy": bundle.origin.policy, "task": bundle.origin.task,
+        "layout": bundle.layout, "bytes": sum(file.stat().st_size for file in out.iterdir()),
         "sha256": sha256(out / BUNDLE_FILE),
-    }
+    }  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

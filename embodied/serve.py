@@ -97,22 +97,24 @@ async def serve_until_stopped(runner: PolicyRunner | TorchRunner, options: Serve
         loop.add_signal_handler(number, on_signal)
     server, began_s = PolicyServer(runner, options), time.monotonic()
     async with server.listening() as port:
-        greet(runner, options, port)
+        print(greeting(runner, options, port), file=sys.stderr, flush=True)
         await stop.wait()
     return {**server.result(), "port": port, "duration_s": round(time.monotonic() - began_s, 3)}
 
 
-def greet(runner: PolicyRunner | TorchRunner, options: ServeOptions, port: int) -> None:
-    """Print on stderr what is served, where, and to whom."""
-    origin = runner.bundle.origin
-    print(f"serving {origin.policy} for {origin.task} from {runner.path}", file=sys.stderr)
-    print(f"{BUNDLE_FILE} has SHA-256 {sha256(runner.path / BUNDLE_FILE)}", file=sys.stderr)
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    print(f"listening on ws://{host}:{port}", file=sys.stderr, flush=True)
+def greeting(runner: PolicyRunner | TorchRunner, options: ServeOptions, port: int) -> str:
+    """Return what is served, where, and to whom, in lines."""
+    origin, host = runner.bundle.origin, f"[{options.host}]" if ":" in options.host else options.host
+    lines = [
+        f"serving {origin.policy} for {origin.task} from {runner.path}",
+        f"{BUNDLE_FILE} has SHA-256 {sha256(runner.path / BUNDLE_FILE)}",
+        f"listening on ws://{host}:{port}",
+    ]
+    if not options.is_loopback and options.api_key is None:
+        lines.append("warning: whoever reaches this port commands robots (insecure=true)")
     if not options.is_loopback:
-        if options.api_key is None:
-            print("warning: whoever reaches this port commands robots (insecure=true)", file=sys.stderr)
-        print("warning: the connection is not encrypted", file=sys.stderr, flush=True)
+        lines.append("warning: the connection is not encrypted")
+    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,7 +21,7 @@ from lerobot.robots.config import RobotConfig  # type: ignore[import-not-found] 
 from lerobot.robots.robot import Robot  # type: ignore[import-not-found]  # noqa: E402
 
 from embodied.deployment.bundle.runner import PolicyRunner  # noqa: E402
-from embodied.deployment.control.inference import Inference, RealClock  # noqa: E402
+from embodied.deployment.control.inference import Clock, Inference  # noqa: E402
 from embodied.deployment.control.loop import ControlLoop  # noqa: E402
 from embodied.deployment.control.safety import Limits, Safety  # noqa: E402
 from embodied.deployment.robots.confirmation import check_confirmed  # noqa: E402
@@ -44,7 +44,7 @@ def main(bundle: Path, mapping_file: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         arm = Arm(Config(id="a", calibration_dir=Path(folder)))
         mapping = read_mapping(mapping_file)
-        runner, clock = PolicyRunner(bundle), RealClock()
+        runner, clock = PolicyRunner(bundle), Clock()
         robot = MappedRobot(arm, mapping, runner.bundle.arm)
         check_confirmed(robot)
         robot.connect()

@@ -25,7 +25,7 @@ from embodied.data import read
 from embodied.deployment.bundle.description import SIMULATION_FILE
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner
-from embodied.deployment.control.inference import Inference, RealClock
+from embodied.deployment.control.inference import Clock, Inference
 from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.control.site import move_home
@@ -285,10 +285,8 @@ def test_real_time_keeps_its_rate() -> None:
     """Half a second in real time: ticks follow the clock, and inference is in a thread of its own."""
     with SimRobot(BUNDLE, SIMULATION) as robot:
         robot.reset(0, 0)
-        inference = Inference(PolicyRunner(flow_bundle()), RealClock())
-        loop = ControlLoop(
-            BUNDLE, robot, inference, Safety(BUNDLE.arm, Limits.of(BUNDLE.arm)), RealClock(), schedule="rtc"
-        )
+        inference = Inference(PolicyRunner(flow_bundle()), Clock())
+        loop = ControlLoop(BUNDLE, robot, inference, Safety(BUNDLE.arm, Limits.of(BUNDLE.arm)), Clock(), schedule="rtc")
         record = loop.run(steps=10)
         inference.close()
         assert len(record.steps) == 10

@@ -23,7 +23,7 @@ from embodied.core.arm.kinematics import Chain
 from embodied.core.errors import UserError
 from embodied.core.spec import ArmSpec
 from embodied.deployment.bundle.format import read_bundle
-from embodied.deployment.control.inference import RealClock
+from embodied.deployment.control.inference import Clock
 from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.control.site import move_home
 from embodied.deployment.robots.base import Robot, load_robot
@@ -242,7 +242,7 @@ def test_no_arm_is_moved_home_by_old_numbers() -> None:
     arm.connect()
     arm._now["base.pos"] += 40.0
     with pytest.raises(UserError, match=r"the observation is 3\.0.* s old, for 1 s"):
-        move_home(robot, bundle.arm, safety, RealClock())
+        move_home(robot, bundle.arm, safety, Clock())
     assert safety.counts["stale"] == 1
     assert len({sent["base.pos"] for sent in arm.sent[2:]}) == 1
 

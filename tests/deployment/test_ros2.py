@@ -23,7 +23,7 @@ import pytest
 
 from embodied.core.errors import UserError
 from embodied.deployment.bundle.runner import PolicyRunner
-from embodied.deployment.control.inference import Inference, RealClock
+from embodied.deployment.control.inference import Clock, Inference
 from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.robots.base import Robot, age
@@ -151,7 +151,7 @@ def test_the_template_is_driven_by_a_mapping(template: types.ModuleType, topics:
     assert propose(bundle, arm) == mapping
     mapped = MappedRobot(arm, mapping, bundle.arm)
     assert mapped.get_observation()["timestamp"] == min(arm._at_s.values())
-    inference, clock = Inference(runner, RealClock()), RealClock()
+    inference, clock = Inference(runner, Clock()), Clock()
     loop = ControlLoop(bundle, mapped, inference, Safety(bundle.arm, Limits.of(bundle.arm)), clock)
     steps: list[int] = []
     loop.stop = lambda: measure() or steps.append(1) or False  # type: ignore[func-returns-value]

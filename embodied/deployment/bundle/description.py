@@ -112,16 +112,10 @@ class Bundle:
     def env_spec(self) -> EnvSpec:
         """Spec of the environment that the policy was trained in."""
         return EnvSpec(
-            task=self.origin.task,
-            state=self.state,
-            action=Box(self.action),
-            control_dt_s=self.control_dt_s,
-            max_episode_steps=self.max_episode_steps,
-            cameras=self.cameras,
-            instructions=self.instructions,
-            robot=self.robot,
-            arm=self.arm,
-        )
+            task=self.origin.task, state=self.state, action=Box(self.action), control_dt_s=self.control_dt_s,
+            max_episode_steps=self.max_episode_steps, cameras=self.cameras, instructions=self.instructions,
+            robot=self.robot, arm=self.arm,
+        )  # fmt: skip
 
     @property
     def layout(self) -> str:
@@ -139,9 +133,9 @@ class Bundle:
     def instruction_index(self, text: str | None) -> int:
         """Return the index of an instruction. UserError with the nearest one for a text that is not in the bundle."""
         texts = [instruction.text for instruction in self.instructions]
+        if text is None and len(texts) == 1:
+            return 0
         if text is None:
-            if len(texts) == 1:
-                return 0
             raise UserError(f"instruction: the policy needs one, such as '{texts[0]}'")
         if text not in texts:
             raise unknown_name("instruction", text, texts)

@@ -143,7 +143,7 @@ class PolicyRunner:
         try:
             self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has no common base of its errors
-            raise UserError(f"{path / POLICY_FILE} cannot be loaded: {_reason(error)}") from error
+            raise UserError(f"{path / POLICY_FILE} cannot be loaded: {one_line(error)[-MAX_REASON:]}") from error
         found = {value.name for value in self._session.get_inputs()}
         if found != set(self.inputs.shapes):
             takes = one_line(sorted(found))[:MAX_REASON]
@@ -155,14 +155,8 @@ class PolicyRunner:
         try:
             chunk = self._session.run(None, checked)[0]
         except Exception as error:  # onnxruntime has no common base of its errors
-            raise UserError(f"{self.path / POLICY_FILE} cannot be run: {_reason(error)}") from error
+            raise UserError(f"{self.path / POLICY_FILE} cannot be run: {one_line(error)[-MAX_REASON:]}") from error
         return self.inputs.check_chunk(chunk, len(checked["state"]))
-
-
-def _reason(error: Exception) -> str:
-    """Return the end of a message of ONNX Runtime, as one line."""
-    text = one_line(error)
-    return text if len(text) <= MAX_REASON else f"...{text[-MAX_REASON:]}"
 
 
 def parity(planner: Planner, path: Path) -> float:

@@ -39,7 +39,6 @@ from embodied.deployment.bundle.torch_runner import PhysicalPlan, PolicyBuilder,
 TOLERANCE = 1e-5
 """Largest allowed difference between torch and ONNX Runtime, in units of the action's scale."""
 PARITY_ROWS = 64
-TORCH_LOGGER = "torch.onnx._internal.exporter._registration"
 MAX_ONNX_BYTES = 2**30
 """Largest weights that are exported as ONNX, float32; a file can have 2 GB."""
 
@@ -81,10 +80,10 @@ def check_exportable(spec: EnvSpec) -> None:
 
 def chosen_layout(policy: Policy, layout: str = "auto") -> str:
     """Return ``onnx`` or ``transformers``; ``auto`` is ONNX unless the weights are too large for one file."""
+    if layout != "auto":
+        return layout
     size = 4 * sum(weight.numel() for weight in policy.parameters())
-    if layout == "auto":
-        return policy.library if policy.library is not None and size > MAX_ONNX_BYTES else "onnx"
-    return layout
+    return policy.library if policy.library is not None and size > MAX_ONNX_BYTES else "onnx"
 
 
 def write_bundle(path: Path, source: Source, build: PolicyBuilder, layout: str = "onnx") -> Bundle:
@@ -97,8 +96,7 @@ def write_bundle(path: Path, source: Source, build: PolicyBuilder, layout: str =
     plan = PhysicalPlan(policy.eval(), source.spec, (*source.recorded, "noise"))
     inputs = _inputs(source, plan)
     if layout == "onnx":
-        few = {name: value[:3] for name, value in inputs.items()}
-        export_onnx(plan, few, path / POLICY_FILE, _metadata(bundle))
+        export_onnx(plan, tuple(value[:3] for value in inputs.values()), path / POLICY_FILE, _metadata(bundle))
     else:
         write_model(path, policy, source.policy_section)
     arrays = {name: value.numpy() for name, value in inputs.items()}
@@ -110,8 +108,8 @@ def write_bundle(path: Path, source: Source, build: PolicyBuilder, layout: str =
     (path / README_FILE).write_text(bundle_readme(bundle), encoding="utf-8")
     bundle = replace(bundle, files=bundle.files | {README_FILE: sha256(path / README_FILE)})
     write_description(path, bundle)
-    difference = check_parity(PolicyRunner(path) if layout == "onnx" else TorchRunner(path, build), path)
-    bundle = replace(bundle, parity_max=difference)
+    runner = PolicyRunner(path) if layout == "onnx" else TorchRunner(path, build)
+    bundle = replace(bundle, parity_max=check_parity(runner, path))
     write_description(path, bundle)
     return bundle
 
@@ -129,36 +127,21 @@ def _inputs(source: Source, plan: PhysicalPlan) -> dict[str, Tensor]:
     return inputs
 
 
-def export_onnx(plan: PhysicalPlan, inputs: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
-    """Write ``plan`` to ``path``. inputs: two or more rows of every input, by name; the number of rows stays free."""
+def export_onnx(plan: PhysicalPlan, args: tuple[Tensor, ...], path: Path, metadata: Mapping[str, str]) -> None:
+    """Write ``plan`` to ``path``. args: two or more rows of every input; the number of rows stays free."""
     rows = torch.export.Dim("rows", min=1, max=4096)
-    args = tuple(inputs[name] for name in plan.names)
-    onnx_logger, torch_logger = logging.getLogger("onnxscript"), logging.getLogger(TORCH_LOGGER)
-    level = onnx_logger.level
-    onnx_logger.setLevel(logging.ERROR)
-    torch_logger.addFilter(_not_about_torchvision)
+    logging.disable(logging.WARNING)  # torch notes that it skips the operators of torchvision, onnxscript what it folds
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             program: Any = torch.onnx.export(
-                plan.eval(),
-                args,
-                input_names=list(plan.names),
-                output_names=["actions"],
-                dynamic_shapes=(tuple({0: rows} for _ in args),),
-                dynamo=True,
-                verbose=False,
-            )
+                plan.eval(), args, input_names=list(plan.names), output_names=["actions"],
+                dynamic_shapes=(tuple({0: rows} for _ in args),), dynamo=True, verbose=False,
+            )  # fmt: skip
     finally:
-        onnx_logger.setLevel(level)
-        torch_logger.removeFilter(_not_about_torchvision)
+        logging.disable(logging.NOTSET)
     program.model.metadata_props.update(metadata)
     program.save(str(path), external_data=False)
-
-
-def _not_about_torchvision(record: logging.LogRecord) -> bool:
-    """Refuse torch's notes that it skips the operators of torchvision, which no policy of ours uses."""
-    return not record.getMessage().startswith("torchvision is not installed")
 
 
 def _describe(source: Source) -> Bundle:
@@ -169,29 +152,13 @@ def _describe(source: Source) -> Bundle:
     state = source.recorded["state"] / torch.tensor([term.scale for term in spec.state for _ in range(term.size)])
     ends = zip(spec.state_names, state.amin(0).tolist(), state.amax(0).tolist(), strict=True)
     return Bundle(
-        format=FORMAT,
-        origin=source.origin,
-        state=spec.state,
-        state_range=tuple(ObservedRange(*entry) for entry in ends),
-        history=1,
-        cameras=spec.cameras,
-        instructions=spec.instructions,
-        action_type=spec.arm.control,
-        action=spec.action.terms,
-        arm=spec.arm,
-        robot=spec.robot,
-        control_dt_s=spec.control_dt_s,
-        max_episode_steps=spec.max_episode_steps,
-        horizon=policy.horizon,
-        execute=policy.execute,
-        max_delay=source.max_delay,
-        noise_shape=policy.plan_noise_shape,
-        noise=source.noise,
-        files={},
-        parity_tolerance=TOLERANCE,
-        parity_max=0.0,
-        notes=NOTES,
-    )
+        format=FORMAT, origin=source.origin, files={}, notes=NOTES, parity_tolerance=TOLERANCE, parity_max=0.0,
+        state=spec.state, state_range=tuple(ObservedRange(*entry) for entry in ends), history=1, cameras=spec.cameras,
+        instructions=spec.instructions, action_type=spec.arm.control, action=spec.action.terms, arm=spec.arm,
+        robot=spec.robot, control_dt_s=spec.control_dt_s, max_episode_steps=spec.max_episode_steps,
+        horizon=policy.horizon, execute=policy.execute, max_delay=source.max_delay,
+        noise_shape=policy.plan_noise_shape, noise=source.noise,
+    )  # fmt: skip
 
 
 def _metadata(bundle: Bundle) -> dict[str, str]:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,23 +29,15 @@ Plan = tuple[NDArray[np.float32], float]
 """Chunks [N, H, A], and when they were planned."""
 
 
-class Clock(Protocol):
-    """The time of a control loop, s."""
+class Clock:
+    """The time of a control loop, s: the machine's monotonic clock, unless a subclass has another one."""
 
     def now(self) -> float:
         """Return the time."""
-
-    def sleep_until(self, time_s: float) -> None:
-        """Wait until the time is ``time_s``; return at once if it has passed."""
-
-
-class RealClock:
-    """The machine's monotonic clock."""
-
-    def now(self) -> float:
         return time.monotonic()
 
     def sleep_until(self, time_s: float) -> None:
+        """Wait until the time is ``time_s``; return at once if it has passed."""
         time.sleep(max(0.0, time_s - time.monotonic()))
 
 

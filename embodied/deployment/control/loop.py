@@ -26,7 +26,7 @@ from embodied.deployment.control.inference import Chunks, Clock, Inference, Step
 from embodied.deployment.control.safety import Safety, Watchdog
 from embodied.deployment.control.schedule import Schedule, ticks_per_step
 from embodied.deployment.report.record import EpisodeRecord, Step
-from embodied.deployment.robots.base import GRIPPER, Observation, Robot, age, joint_names
+from embodied.deployment.robots.base import GRIPPER, Robot, age, joint_names
 
 Array = NDArray[np.float64]
 PATIENCE = 0.9
@@ -45,21 +45,11 @@ class ControlLoop:
     """
 
     def __init__(
-        self,
-        bundle: Bundle,
-        robot: Robot,
-        inference: Inference,
-        safety: Safety,
-        clock: Clock,
-        *,
-        schedule: str = "synchronous",
-        execute: int | None = None,
-        rate_hz: float | None = None,
-        interpolation: str = "hold",
-        noise: str = "zero",
-        confirm: Callable[[str], bool] | None = None,
+        self, bundle: Bundle, robot: Robot, inference: Inference, safety: Safety, clock: Clock, *,
+        schedule: str = "synchronous", execute: int | None = None, rate_hz: float | None = None,
+        interpolation: str = "hold", noise: str = "zero", confirm: Callable[[str], bool] | None = None,
         stop: Callable[[], bool] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.ticks_per_step = ticks_per_step(bundle, rate_hz)
         if interpolation not in ("hold", "linear"):
             raise UserError(f"interpolation: got '{interpolation}', allowed: hold, linear")
@@ -115,9 +105,10 @@ class EpisodeRun:
         self.first_latency = len(loop.inference.latencies_s)
         self.interventions_before = self.safety.counts.copy()
         self.watchdog = Watchdog(self.clock, self.safety, loop.period_s)
-        observation, self.began_s = self._get_observation()
-        qpos, age_s = loop.builder.qpos(observation), age(observation, self.began_s)
-        self.safety.start(qpos, self.finger_m, self.began_s, f"episode {loop.episodes}", age_s)
+        measured = self._observe()
+        self.began_s = measured.time_s
+        during = f"episode {loop.episodes}"
+        self.safety.start(measured.qpos, self.finger_m, self.began_s, during, measured.age_s)
         self.goal = self.previous = self.safety.hold()[0]  # targets at the end of this control step, and before it
 
     def run(self, steps: int) -> None:
@@ -158,16 +149,16 @@ class EpisodeRun:
         until_s: how long the tick may wait for its chunk. Without one, and while it is blind, the robot holds.
         """
         loop, record, action, state = self.loop, self.record, None, None
-        observation, now_s = self._get_observation()
         try:
-            measured = self._measure(observation, now_s)
+            measured = self._observe()
             if self.phase == 0:
-                state = loop.builder.state(observation, self.finger_m)
+                state = loop.builder.state(measured.observation, self.finger_m)
                 loop.inputs.check_range(state[None])
         except Unusable as error:
             if error.kind == "range" and not record.steps:
                 raise
             record.waited_ticks += 1
+            now_s = self.clock.now()
             self._send(*self.safety.hold_blind(error, now_s), now_s)
             return True
         if state is not None:
@@ -184,8 +175,8 @@ class EpisodeRun:
         self.phase += 1
         target = self._apply(self._targets(), self.finger_m, measured)
         if state is not None and action is not None:
-            images = {camera.name: np.array(observation[camera.name]) for camera in loop.bundle.cameras}
-            record.steps.append(Step(now_s - self.began_s, state, images, action, measured.qpos, target))
+            images = {camera.name: np.array(measured.observation[camera.name]) for camera in loop.bundle.cameras}
+            record.steps.append(Step(measured.time_s - self.began_s, state, images, action, measured.qpos, target))
         record.steps[-1].target = target
         if self.phase == loop.ticks_per_step:
             self.phase, self.step = 0, self.step + 1
@@ -208,26 +199,25 @@ class EpisodeRun:
         In the first half of the step the chunk counts as if it had been there at the beginning: the record has its
         action, and if the next chunk is due, it is planned at once.
         """
-        start, last = self.start, self.record.steps[-1]
+        start, last, now_s = self.start, self.record.steps[-1], self.clock.now()
         assert start is not None
         action = self.schedule.action(start.step)
         self._aim(action, start)
-        observation, now_s = self._get_observation()
         with suppress(Unusable):  # the next tick holds the robot
-            last.target = self._apply(self._targets(), self.finger_m, self._measure(observation, now_s))
+            last.target = self._apply(self._targets(), self.finger_m, self._observe())
         if now_s - start.measured.time_s < self.loop.bundle.control_dt_s / 2:
             last.action = action
             self.chunks.request(start)
 
-    def _get_observation(self) -> tuple[Observation, float]:
-        """Return the newest observation, and the time. RobotHangs if the robot took too long."""
-        observation = self.loop.robot.get_observation()
-        self.watchdog.answered("get_observation")
-        return observation, self.clock.now()
+    def _observe(self, watched: bool = True) -> Measurement:
+        """Return the newest observation. Unusable if it is old or not finite.
 
-    def _measure(self, observation: Observation, now_s: float) -> Measurement:
-        """Return the joints of an observation. Unusable if it is old or not finite."""
-        builder = self.loop.builder
+        watched: raise RobotHangs if the robot took too long.
+        """
+        observation, builder = self.loop.robot.get_observation(), self.loop.builder
+        if watched:
+            self.watchdog.answered("get_observation")
+        now_s = self.clock.now()
         self.safety.limits.check_age(age(observation, now_s))
         return Measurement(observation, now_s, builder.qpos(observation), builder.qvel(observation))
 
@@ -273,11 +263,10 @@ class EpisodeRun:
         The watchdog is not asked before the command: a robot that answers late must still be told to stay.
         """
         self.safety.report("stopped", "a person stopped the robot", self.clock.now())
-        observation = self.loop.robot.get_observation()
-        now_s, (held, finger_m) = self.clock.now(), self.safety.hold()
+        held, finger_m = self.safety.hold()
         try:
-            measured = self._measure(observation, now_s)
+            measured = self._observe(watched=False)
         except Unusable:
-            self._send(held, finger_m, now_s)
+            self._send(held, finger_m, self.clock.now())
             return
         self._apply(measured.qpos, finger_m, measured)

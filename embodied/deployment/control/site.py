@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from embodied.core.spec import ArmSpec
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.format import read_simulation
-from embodied.deployment.control.inference import Clock, RealClock
+from embodied.deployment.control.inference import Clock
 from embodied.deployment.control.safety import Safety, Watchdog
 from embodied.deployment.options import DeployOptions
 from embodied.deployment.robots.base import GRIPPER, Robot, age, connected, joint_names, joint_values
@@ -93,7 +93,7 @@ def site_of(options: DeployOptions, path: Path, bundle: Bundle) -> Iterator[Site
             yield SimulatedSite(simulated, simulated)
         return
     with connected(options.robot, options.robot_options) as robot:
-        yield Site(mapped(robot, options, bundle), RealClock())
+        yield Site(mapped(robot, options, bundle), Clock())
 
 
 def ask(question: str) -> bool:

@@ -22,7 +22,7 @@ from embodied.core.errors import UserError
 from embodied.core.process.child import ChildProcess
 from embodied.core.process.socket_messages import receive, send
 from embodied.deployment.bundle.description import Bundle
-from embodied.deployment.control.inference import RealClock
+from embodied.deployment.control.inference import Clock
 from embodied.deployment.robots.base import GRIPPER, Action, Observation, joint_names
 
 START_S = 120.0  # longest start of the process
@@ -40,7 +40,7 @@ PERTURBATIONS: dict[str, dict[str, float]] = {
 """Perturbations by name; the options are those of ``embodied.envs.mujoco.robots.robot_process.Perturbation``."""
 
 
-class SimRobot(RealClock):
+class SimRobot(Clock):
     """A ``Robot`` in its own process, and the clock of its control loop. ConnectionError when the process has ended.
 
     simulation: ``simulation.json`` of the bundle. perturbation: differences from training. lockstep: time passes only
@@ -49,20 +49,15 @@ class SimRobot(RealClock):
     """
 
     def __init__(
-        self,
-        bundle: Bundle,
-        simulation: Mapping[str, Any],
-        perturbation: Mapping[str, float] | None = None,
+        self, bundle: Bundle, simulation: Mapping[str, Any], perturbation: Mapping[str, float] | None = None,
         lockstep: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.bundle, self.name, self.lockstep = bundle, f"{bundle.robot} (simulated)", lockstep
         self._options = {
-            "task": simulation["task"]["name"],
-            "task_options": simulation["task"],
+            "task": simulation["task"]["name"], "task_options": simulation["task"], "lockstep": lockstep,
             "cameras": [{"name": c.name, "height": c.height, "width": c.width} for c in bundle.cameras],
             "perturbation": dict(perturbation or {}),
-            "lockstep": lockstep,
-        }
+        }  # fmt: skip
         self._process: ChildProcess | None = None
         self._connection: socket.socket | None = None
         self._observed: list[str] = []
@@ -137,11 +132,10 @@ class SimRobot(RealClock):
         return self._call("frames", FILM_S)[1]["frames"]
 
     def now(self) -> float:
-        """Return the time, s: since the reset in lock-step, otherwise the machine's monotonic clock."""
+        """Return the time: since the reset in lock-step, otherwise the machine's."""
         return self._time_s if self.lockstep else super().now()
 
     def sleep_until(self, time_s: float) -> None:
-        """Let time pass until ``time_s`` on the clock of ``now``."""
         if not self.lockstep:
             super().sleep_until(time_s)
         elif time_s > self._time_s:
