@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import asdict
+from math import hypot, inf, prod
 from pathlib import Path
 from typing import Any
 
 from embodied.core.errors import UserError, one_line
+from embodied.core.spec import ArmSpec
 from embodied.deployment.bundle.description import BESIDE_POLICY, PARITY_FILE, POLICY_FILE, SIMULATION_FILE, Bundle
 from embodied.deployment.bundle.files import read_json, sha256
-from embodied.deployment.bundle.plausible import check_plausible
-from embodied.deployment.validation import from_json
+from embodied.deployment.validation import Ranges, check_range, from_json
 
 FORMAT = 2
 """Version of the layout; a reader refuses others."""
@@ -34,6 +36,37 @@ OF_TRANSFORMERS = re.compile(
 )
 """Files that a policy in the layout of transformers may have: no code, no pickles, nothing that points elsewhere."""
 MAX_JSON_BYTES = 8 * 2**20
+
+_LENGTH_M, _ANGLE, _UNIT = (-10.0, 10.0), (-100.0, 100.0), (-1.001, 1.001)
+RANGES: Ranges = {
+    "format": (1, 1000), "origin.env_steps": (0, 1e15), "origin.success_at_end": (0, 1), "history": (1, 1),
+    "control_dt_s": (1e-3, 10), "max_episode_steps": (1, 1e6), "horizon": (1, 1e4), "execute": (1, 1e4),
+    "max_delay": (0, 1e4), "noise_shape[]": (1, 1e5), "parity_tolerance": (0, 1e-3), "parity_max": (0, 1e-3),
+    "state[].size": (1, 1024), "state[].scale": (1e-6, 1e6), "state[].difference.offset[]": _LENGTH_M,
+    "state_range[].low": (-1e4, 1e4), "state_range[].high": (-1e4, 1e4),
+    "cameras[].height": (1, 4096), "cameras[].width": (1, 4096),
+    "action[].scale": _LENGTH_M, "action[].offset": _LENGTH_M,
+    "arm.joints[].pos_m[]": _LENGTH_M, "arm.joints[].quat[]": _UNIT, "arm.joints[].axis[]": _UNIT,
+    "arm.joints[].low": _ANGLE, "arm.joints[].high": _ANGLE, "arm.joints[].home": _ANGLE,
+    "arm.joints[].max_velocity": (1e-3, 20), "arm.joints[].max_effort": (0, 1e5),
+    "arm.joints[].stiffness": (1e-3, 1e6), "arm.joints[].damping": (1e-3, 1e6),
+    "arm.tool_pos_m[]": _LENGTH_M, "arm.tool_quat[]": _UNIT, "arm.damping": (1e-6, 10), "arm.posture_gain": (0, 1),
+    "arm.workspace_low_m[]": _LENGTH_M, "arm.workspace_high_m[]": _LENGTH_M,
+    "arm.gripper.open_m": (-1, 1), "arm.gripper.closed_m": (-1, 1), "arm.gripper.max_position_m": (0, 1),
+    "arm.gripper.max_step_m": (1e-6, 1),
+}  # fmt: skip
+"""Lowest and highest value of each number of ``Bundle``; ``[]`` stands for every entry of a list."""
+MAX_ENTRIES = 4096
+"""Entries of a list."""
+MAX_TEXT = 10_000
+"""Letters of a text."""
+MAX_NOISE = 2**20
+MAX_LEAD_TIME_S = 1.0
+"""Largest damping / stiffness. Times the largest speed it is how far a target may be ahead of the joint."""
+RANGE_SLACK = 0.1
+"""Share of a joint's range by which recorded positions may be outside of its limits."""
+SIZES = {"fingers": 2, "finger_target": 1, "tcp_pos": 3, "tcp_vel": 3}
+"""Sizes of the terms that a robot's computer makes itself, besides those by joint."""
 
 
 def write_description(path: Path, bundle: Bundle) -> None:
@@ -97,3 +130,116 @@ def _check_files(path: Path, bundle: Bundle, with_policy: bool) -> None:
             raise UserError(f"bundle={path} lacks {name}: copy the whole directory")
         if sha256(path / name) != expected:
             raise UserError(f"{path / name} is not the file that was exported (its SHA-256 differs): copy it again")
+
+
+def check_plausible(bundle: Bundle, where: str) -> None:
+    """Raise UserError for a number that no arm can have, a text or a size that does not fit. where: for messages.
+
+    A description cannot widen these limits, whoever wrote it.
+    """
+    for name, value in _leaves(asdict(bundle), ""):
+        if isinstance(value, str):
+            if len(value) > MAX_TEXT or not value.isprintable():
+                raise UserError(f"{where}: {name}: got {one_line(value)[:60]!r}, allowed: printable text")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            check_range(f"{where}: {name}", value, *RANGES[re.sub(r"\[\d+\]", "[]", name)])
+    for fits, message in (*_of_sizes(bundle), *_of_arm(bundle.arm), *_of_gripper(bundle), *_of_terms(bundle)):
+        if not fits:
+            raise UserError(f"{where}: {one_line(message)}")
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield all values that are no list or dict, with their names. UserError for a long list."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield f"{name} key", key
+            yield from _leaves(inner, f"{name}.{key}" if name else key)
+    elif isinstance(value, (list, tuple)):
+        if len(value) > MAX_ENTRIES:
+            raise UserError(f"{name}: has {len(value)} entries, allowed: at most {MAX_ENTRIES}")
+        for i, inner in enumerate(value):
+            yield from _leaves(inner, f"{name}[{i}]")
+    else:
+        yield name, value
+
+
+Rules = Iterator[tuple[bool, str]]
+"""Whether something fits, and what to say if it does not."""
+
+
+def _of_sizes(bundle: Bundle) -> Rules:
+    """Yield the rules between chunk, actions, noise, cameras and instructions."""
+    joints = len(bundle.arm.joints)
+    needed = (joints if bundle.arm.control == "joint_delta" else 3 + bundle.arm.rotation) + 1
+    yield joints > 0, "arm.joints: is empty"
+    yield bundle.action_dim == needed, f"action: has {bundle.action_dim} entries, the arm's control needs {needed}"
+    yield bundle.action_type == bundle.arm.control, f"action_type: got {bundle.action_type}, arm.control has another"
+    yield bundle.execute <= bundle.horizon, f"execute: got {bundle.execute}, allowed: at most horizon {bundle.horizon}"
+    yield bundle.max_delay <= bundle.horizon, f"max_delay: got {bundle.max_delay}, horizon is {bundle.horizon}"
+    noise = list(bundle.noise_shape)
+    yield bool(noise) and prod(noise) <= MAX_NOISE, f"noise_shape: got {noise}, allowed: at most {MAX_NOISE} numbers"
+    for key, names in (
+        ("arm.joints", [joint.name for joint in bundle.arm.joints]),
+        ("state", [term.name for term in bundle.state]),
+        ("action", [term.name for term in bundle.action]),
+        ("cameras", [camera.name for camera in bundle.cameras]),
+        ("instructions", [instruction.text for instruction in bundle.instructions]),
+    ):
+        yield len(set(names)) == len(names) and all(name.strip() for name in names), f"{key}: a name is twice or blank"
+
+
+def _of_terms(bundle: Bundle) -> Rules:
+    """Yield the rules of the terms of the state and their recorded ranges."""
+    sizes = SIZES | dict.fromkeys(("joint_pos", "joint_vel"), len(bundle.arm.joints))
+    names = [name for term in bundle.state for name in term.entry_names]
+    known = set(sizes) | {term.name for term in bundle.state if term.difference is None}
+    yield bool(names), "state: is empty"
+    for term in bundle.state:
+        needed = sizes.get(term.name, term.size)
+        yield term.size == needed, f"state: {term.name} has {term.size} entries, the arm needs {needed}"
+        if term.difference is not None:
+            for name in (term.difference.of, term.difference.minus):
+                yield name in known, f"state: {term.name} is a difference of '{name}', which is no term before it"
+            yield len(term.difference.offset) <= max(3, term.size), f"state: {term.name} has an offset that is too long"
+            known.add(term.name)
+    found = [entry.name for entry in bundle.state_range]
+    yield found == names, f"state_range: has {len(found)} entries, needed those of state, {len(names)}, in order"
+    joints = {f"joint_pos[{i}]": joint for i, joint in enumerate(bundle.arm.joints)}
+    for entry in bundle.state_range:
+        yield entry.low <= entry.high, f"state_range: {entry.name}: low {entry.low:g} is above high {entry.high:g}"
+        joint = joints.get(entry.name)
+        if joint is not None:
+            slack = RANGE_SLACK * (joint.high - joint.low)
+            inside = joint.low - slack <= entry.low and entry.high <= joint.high + slack
+            ends = f"{entry.low:g} to {entry.high:g}"
+            yield inside, f"state_range: {entry.name}: {ends} is outside of {joint.name}'s limits"
+
+
+def _of_arm(arm: ArmSpec) -> Rules:
+    """Yield the rules of an arm's joints and workspace."""
+    for i, joint in enumerate(arm.joints):
+        where = f"arm.joints[{i}]"
+        yield joint.low < joint.high, f"{where}: low {joint.low:g} is not below high {joint.high:g}"
+        yield joint.low <= joint.home <= joint.high, f"{where}: home {joint.home:g} is outside of low to high"
+        ahead_s = joint.damping / joint.stiffness
+        yield ahead_s <= MAX_LEAD_TIME_S, f"{where}: damping / stiffness is {ahead_s:g} s, allowed: {MAX_LEAD_TIME_S:g}"
+        for name, vector in (
+            (f"{where}.quat", joint.quat),
+            (f"{where}.axis", joint.axis),
+            ("arm.tool_quat", arm.tool_quat),
+        ):
+            yield abs(hypot(*vector) - 1) < 1e-3, f"{name}: its length is {hypot(*vector):g}, needed 1"
+    for low, high in zip(arm.workspace_low_m, arm.workspace_high_m, strict=True):
+        yield low < high, f"arm.workspace: low {low:g} is not below high {high:g}"
+
+
+def _of_gripper(bundle: Bundle) -> Rules:
+    """Yield the rules of the gripper and of the action that commands it; the other actions' scales are positive."""
+    gripper, action = bundle.arm.gripper, bundle.action
+    ends = (gripper.closed_m, gripper.open_m)
+    yield ends[0] != ends[1] and max(ends) <= gripper.max_position_m, "arm.gripper: open, closed and largest do not fit"
+    low, high = action[-1].offset - action[-1].scale, action[-1].offset + action[-1].scale
+    close = max(abs(low - ends[0]), abs(high - ends[1])) < 1e-6
+    yield close, f"action: the last one is {low:g} to {high:g} m, the gripper's {ends[0]:g} to {ends[1]:g} m"
+    smallest = min((term.scale for term in action[:-1]), default=inf)
+    yield smallest > 0, f"action: a scale is {smallest:g}, allowed: above 0"
