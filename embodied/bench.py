@@ -15,8 +15,6 @@ Nothing else should run on the machine meanwhile. Measures that are compared tak
 is a median over rounds. Last line of stdout: {"what", "machine", "ratios", "rows"}.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial

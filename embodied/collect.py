@@ -21,8 +21,6 @@ Laskey et al. 2017). Episodes are recorded in parallel, so more may be solved th
 Last line of stdout: {"data", "task", "episodes", "frames", "tried", "solved", "success_rate", "wall_s"}.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence

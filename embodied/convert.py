@@ -9,8 +9,6 @@ is a new LeRobotDataset v3, as embodied.collect writes it.
 Last line of stdout: {"data", "task", "episodes", "frames", "dropped"}.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from functools import partial

@@ -34,8 +34,6 @@ reported, with the first cause. Last line of stdout: {"bundle", "robot", "episod
 "success_at_end", "success_at_end_ci95", "rate_hz", "missed_deadlines", "latency_ms_p99", "interventions", ...}.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -17,8 +17,6 @@ With either kind of noise, an evaluation repeats exactly. Last line of stdout, a
 success per split of the instructions and per goal. A delay_ms of null was drawn in each decision, as in training.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from contextlib import closing

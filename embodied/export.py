@@ -13,8 +13,6 @@ than 1e-5 of the action's scale.
 Last line of stdout: {"bundle", "parity_max", "policy", "task", "layout", "bytes", "sha256"}; sha256 is of bundle.json.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 import tempfile

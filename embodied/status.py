@@ -13,8 +13,6 @@ Last line of stdout: {"run", "state", "process", "task", "policy", "algo", "runt
 interrupted, failed, killed (its process ended without a word), running or unknown (a run of an earlier version).
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -16,8 +16,6 @@ object on stdout. Of families with many environments only the names are listed.
 docs/simulators.md says what each check means.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from functools import partial

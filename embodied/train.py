@@ -22,8 +22,6 @@ Last line of stdout: {"run", "env_steps", "wall_s", "iterations", "eval"}. Exit 
 (Ctrl-C, SIGTERM or a closed terminal: the state is saved, and resume= continues).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from functools import partial

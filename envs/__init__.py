@@ -1,7 +1,5 @@
 """Environments: batched MuJoCo tasks and other simulators as ``VecEnv``. Importing this fills the registries."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

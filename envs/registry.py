@@ -5,8 +5,6 @@ our own tasks, in the family ``mujoco``. Other distributions add families and ta
 ``embodied.families`` and ``embodied.tasks`` (docs/simulators.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 

@@ -12,8 +12,6 @@ counts episodes, resets in the step in which an episode ends with the seed of th
 observations. Our own pool over its bare engine is ``pool_over_engine_1024`` (sim.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial

@@ -15,8 +15,6 @@ counts only decisions that were not masked because of their age. A round draws n
 ``bench train`` compares parts that share the cores.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator, Mapping

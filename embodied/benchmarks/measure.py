@@ -3,8 +3,6 @@
 round 1: a b c   round 2: c b a   ...      a ratio is the median over rounds of a / b within a round
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

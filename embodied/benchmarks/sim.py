@@ -11,8 +11,6 @@ Actions are uniform in [-1, 1], in chunks of 4 as the default policies execute t
 observations, rewards, success, the time limit and resets; only control steps that were executed count.
 """
 
-from __future__ import annotations
-
 import copy
 import subprocess
 import sys

@@ -17,8 +17,6 @@ These times contain no waiting, no channel and no limit on staleness, so the rat
 iterations of a run, while pipelines fill, do not count. Evaluation during training is off.
 """
 
-from __future__ import annotations
-
 import tempfile
 import threading
 import time

@@ -5,8 +5,6 @@ only a small part of the space, states that are implausibly large for their unit
 states another unit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Images of data sets as PNG files."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

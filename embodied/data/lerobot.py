@@ -12,8 +12,6 @@ chosen for it; ``next.*`` are the results of that step. Images are columns of PN
 frames of videos (``video``, lerobot_videos.py).
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ times in it (``from_timestamp`` and ``to_timestamp``). A file holds one or more 
 frame of video per frame of data.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path

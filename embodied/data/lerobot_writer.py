@@ -5,8 +5,6 @@ which LeRobot's tools compute the statistics of a changed data set. LeRobot esti
 image statistics from samples; here both are exact. Policies such as π0.5 normalise by quantiles.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping, Sequence

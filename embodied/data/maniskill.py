@@ -6,8 +6,6 @@
 The state is the concatenation of all vectors in ``obs``, in the order of their names, without images.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 LabeledEnv ──► Scenes.render_next: labelled observations [N, ...] ──► Buffer of the newest ones ──► SceneDataset.draw
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """Options of the command ``deploy``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path

@@ -7,8 +7,6 @@ A dataclass's annotations say which types are allowed. The platform's validator 
 pydantic; embodied.core.errors words the errors of both.
 """
 
-from __future__ import annotations
-
 import json
 import types
 import typing

@@ -1,7 +1,5 @@
 """Training curves: the same numbers in ``metrics.jsonl`` (one object per iteration) and in TensorBoard events."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

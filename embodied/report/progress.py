@@ -1,7 +1,5 @@
 """Progress line on stderr, of a training or an evaluation: rate, success, time left."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Videos on disk: H.264 MP4 through ffmpeg, which appear whole or not at all; captions above images."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -8,8 +8,6 @@ order=arrival it is taken as soon as any ``batch_fragments`` fragments are there
 numbers. Within a batch, fragments are sorted by worker and group, so that their order does not depend on timing.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar

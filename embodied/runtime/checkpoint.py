@@ -11,8 +11,6 @@ There is one file per top-level key of the state: nested dicts and lists of tens
 ``torch.save`` and read with ``weights_only=True`` alone, so no pickled code is run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Options of a runtime. Nothing here imports torch."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from embodied.core.errors import UserError

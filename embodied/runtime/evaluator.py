@@ -6,8 +6,6 @@ A runtime polls its evaluator between two iterations. ``Evaluator`` evaluates at
 passed. ``BackgroundEvaluator`` does so in a thread, while training goes on, and has the result at a later poll.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable, Mapping

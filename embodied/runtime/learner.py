@@ -5,8 +5,6 @@
 The algorithm moves the tensors of fragments to the device of its policy, unless they are there.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

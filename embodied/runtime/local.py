@@ -12,8 +12,6 @@ groups in flight and steps a group as soon as its actions arrive. One group thus
 When anything stops, every wait ends: each inbox gets None, and the ledger and the channel are closed.
 """
 
-from __future__ import annotations
-
 import queue
 from collections.abc import Mapping, Sequence
 from functools import partial

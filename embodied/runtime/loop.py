@@ -7,8 +7,6 @@ rests between two fragments with nothing in flight, so a state saved there is ex
 counts as consumed right after the update, so that workers continue while the caller logs.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 from abc import ABC, abstractmethod

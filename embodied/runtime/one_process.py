@@ -1,7 +1,5 @@
 """Runtimes whose parts are all in this process."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack

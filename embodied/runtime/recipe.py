@@ -5,8 +5,6 @@ make_policy(spec) ──► policy ──copy──► ActorServer ├──► 
                          └► make_algorithm ► Learner ┘
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 every group: start ──► [ actor.act(all requests) ──► every group: advance ] x (T + 1) ──► batch ──► learn
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from embodied.core.algorithm import Metrics

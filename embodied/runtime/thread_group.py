@@ -4,8 +4,6 @@ part ── board.set("env worker 0", "waits for actions of groups [1]") ──�
 part raises ──► ThreadGroup keeps the first exception ──► runs the stop callbacks ──► ``check`` raises it in the caller
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

@@ -7,8 +7,6 @@ If phases overlap, the simulator has all cores, fixed when a VecEnv is built, an
 worker waits for the learner, the learner uses all cores (``using_idle_cores``).
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator

@@ -8,8 +8,6 @@ changes, so readers may keep it. Normaliser statistics are buffers inside the st
 of a large model, are copied once: all snapshots share the tensor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 

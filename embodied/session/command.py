@@ -5,8 +5,6 @@ where the input was examined), 130 stopped by Ctrl-C, SIGTERM or a closed termin
 ``| head`` (silent).
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

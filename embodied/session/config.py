@@ -4,8 +4,6 @@ overrides ──► compose_run ──► RunConfig ──► factories.make_env
                   run directory ──► read_run ──┘
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, field, fields, replace
 from pathlib import Path

@@ -5,8 +5,6 @@
 Every episode is written as it ends. An error ends its phase, and the phases after it still take place.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import traceback

@@ -1,7 +1,5 @@
 """Load the policy of a run's checkpoint, and evaluate it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from math import floor

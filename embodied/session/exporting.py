@@ -1,7 +1,5 @@
 """What a bundle needs of a run: the observations that its policy meets, its options, and where it comes from."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from importlib.metadata import version
 from math import ceil

@@ -1,7 +1,5 @@
 """Factories of the parts that a run's configuration names: environments, samplers, policy, algorithm."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path

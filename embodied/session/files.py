@@ -3,8 +3,6 @@
 training: lock_run, Journal ──► .lock, state.json, warnings.log ──► embodied.status: lock_owner, read_json
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Episodes of a robot as a LeRobotDataset, which ``algo=sft`` reads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

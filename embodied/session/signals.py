@@ -3,8 +3,6 @@
 Shell and system may both send SIGHUP, so only the first SIGHUP counts. Under ``nohup``, SIGHUP stays ignored.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -3,8 +3,6 @@
 .lock, state.json ──► who trains     metrics.jsonl ──► progress, waits, staleness     eval/ ──► last evaluation
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bundles in the layout of transformers, run by the policies that are registered here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from embodied.deployment.bundle import torch_runner

@@ -1,7 +1,5 @@
 """Interface between a training session and its trainer: iterations, state, evaluation."""
 
-from __future__ import annotations
-
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping

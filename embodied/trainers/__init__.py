@@ -1,7 +1,5 @@
 """Trainers, one per file. The attribute ``trainer`` of an algorithm's class names its trainer."""
 
-from __future__ import annotations
-
 from embodied.algos import ALGORITHMS
 from embodied.core.errors import unknown_name
 from embodied.session.config import RunConfig

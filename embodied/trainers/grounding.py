@@ -3,8 +3,6 @@
 SceneDataset ──► Grounding.update ──► average weights ──► localization in scenes that are not trained on
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path

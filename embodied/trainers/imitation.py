@@ -10,8 +10,6 @@ The last average is kept, or with ``patience`` the one with the lowest validatio
 that loss has its minimum (docs/flow_rl.md).
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Reinforcement learning: a runtime collects experience and updates the policy."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping
 from functools import partial

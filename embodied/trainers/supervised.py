@@ -3,8 +3,6 @@
 targets ──► algorithm.update ──► average weights ──► validation loss ──► weights to keep
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from abc import abstractmethod

@@ -3,8 +3,6 @@
 obs: uint8 [4, 84, 84] of four grey frames ─► obs (the newest), obs_1 (one frame older), obs_2, obs_3
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Chunks of actions that an environment is given: their check, and random ones."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -10,8 +10,6 @@ A decision observes the env at its start, ``prefix`` (the d actions that the rob
 (d). The first d rows of its chunk are not executed: the prefix is. At the first decision of an episode the robot waits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

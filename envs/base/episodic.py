@@ -8,8 +8,6 @@ A simulator is a subclass of ``EpisodicEnv`` with three methods: ``start`` begin
 control step, ``observe`` returns observations. Time limits, chunks and samplers are handled here.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field

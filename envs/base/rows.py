@@ -5,8 +5,6 @@ receive ─► collect: some rows ◄──┴───┤─ episode ended: las
                                      └─ else: the row is done ─► Timestep of the rows that are done
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 import torch

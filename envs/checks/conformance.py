@@ -6,8 +6,6 @@ check_env(make)             raises UserError with the first rule that is broken:
 run_checks(make, ...)       yields the result of every check: for ``python -m embodied.tasks check=<task>``
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Memory, files, threads and processes of this process and its child processes (Linux)."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

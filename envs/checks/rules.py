@@ -1,7 +1,5 @@
 """The checks of ``conformance``. Each raises UserError with the rule that the environment breaks."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from contextlib import closing

@@ -3,8 +3,6 @@
 this thread: builds and closes environments ─► a thread of the trial: resets, steps and renders them, as in a run
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Mapping

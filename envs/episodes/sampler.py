@@ -5,8 +5,6 @@ A registered sampler is built as ``build(spec, config, SamplerSetup)``. To write
 statistics of episodes that ended.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Torch tensors over the live arrays of a batch of simulations: no copies, current after every step."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any, Protocol
 

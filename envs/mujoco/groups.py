@@ -1,7 +1,5 @@
 """The groups of geoms, bodies, actuators and joints that every task has: the arm, the fingers and the objects."""
 
-from __future__ import annotations
-
 import mujoco
 import numpy as np
 

@@ -3,8 +3,6 @@
 pool ── observations, segmentation by geom ──► geom → body → task.body_roles, body_descriptions ──► labels of pixels
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

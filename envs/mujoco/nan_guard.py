@@ -1,7 +1,5 @@
 """The NaN guard: it writes the state of a diverged simulation to a file and ends its episode; other envs continue."""
 
-from __future__ import annotations
-
 import logging
 import time
 from pathlib import Path

@@ -7,8 +7,6 @@ The batch is persistent: it has one MjData per env. So the position and velocity
 are the first half of the next substep and cost nothing extra.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path

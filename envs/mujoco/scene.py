@@ -4,8 +4,6 @@ Collision bits: the robot is contype 1 / conaffinity 2, everything else contype 
 assets/franka/panda.xml). Metres, kilograms, radians; z up, robot base at the origin, table surface at z = 0.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import mujoco

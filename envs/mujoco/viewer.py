@@ -1,7 +1,5 @@
 """Images of a pool's simulations for people: videos and ``render()``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ A geom costs time in every substep even if it collides with nothing (the visual 
 rendered from a *twin*: simulations of a model with visual geoms whose positions are copied from those that are stepped.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import mujoco

@@ -3,8 +3,6 @@
 Draws are those of ``EpisodeRng``: the same env seed and episode give the same images, whatever the number of envs.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import mujoco

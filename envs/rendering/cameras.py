@@ -4,8 +4,6 @@ Suffixes: n simulations, r rays of one simulation, h and w pixels. World frame, 
 axis with +x to the right and +y up, as in MJCF.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial

@@ -10,8 +10,6 @@ defines exactly are used, element by element, so a hit does not depend on the ot
 Suffixes: p rays of one tile, m tiles.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@
 Suffixes: n simulations, b bodies, g geoms, h and w pixels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -5,8 +5,6 @@ simulation. Quantities have a row per env, N, in metres, seconds and radians, wi
 view's tensors: numbers of a task's own become tensors by ``View.tensor`` or take type and device from another tensor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """What several tasks share: tasks with objects, cubes and goals; reward terms; moves of experts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import mujoco

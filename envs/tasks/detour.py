@@ -4,8 +4,6 @@ Seen along the way from the post to the goal, the two ways mirror each other, an
 one of them at random, so demonstrations show two ways of acting in the same state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import mujoco

@@ -1,7 +1,5 @@
 """Roles of a task's bodies, with which images are labelled for grounding (``Task.body_roles``)."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 

@@ -1,7 +1,5 @@
 """Lift: grasp a cube and hold it at a goal in the air."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 The walls are higher than the cube, so it cannot be pushed in.
 """
 
-from __future__ import annotations
-
 import mujoco
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Success needs the object at rest inside the walls with no finger on it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm

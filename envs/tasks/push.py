@@ -1,7 +1,5 @@
 """Push: slide a cube to a mark on the table with the closed gripper."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

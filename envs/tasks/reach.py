@@ -1,7 +1,5 @@
 """Reach: bring the gripper's tool centre point to a goal in the air."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

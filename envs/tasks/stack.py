@@ -1,7 +1,5 @@
 """Stack: put the red cube on the blue cube and let go."""
 
-from __future__ import annotations
-
 import mujoco
 import torch
 from torch import Tensor

@@ -10,8 +10,6 @@ Slots are bodies whose shape and colour change at every reset (shape_variants.py
 The vocabulary is data (words.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import field
 

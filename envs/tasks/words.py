@@ -1,7 +1,5 @@
 """Words of instructed tasks, as data: objects, places and templates of instructions."""
 
-from __future__ import annotations
-
 import string
 from collections import Counter
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ gymnasium 1.x has no plugin entry points: write ``import embodied.envs`` first, 
 ``gymnasium.make("embodied.envs:embodied/Reach-v0")``. Keyword arguments of both are those of ``TaskVectorEnv``.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium

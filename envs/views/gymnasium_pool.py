@@ -7,8 +7,6 @@
 Results are those of gymnasium's SyncVectorEnv in the same mode (tests/envs/test_gymnasium_pool.py).
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What passes between the views and their libraries: spaces of gymnasium, arrays in their form, outcomes, seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

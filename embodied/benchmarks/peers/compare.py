@@ -11,8 +11,6 @@ Times exclude building. With ``level=`` every trainer then trains ``seeds`` time
 and the median of the seconds counts. Ratios are of trainers that reached the level every time.
 """
 
-from __future__ import annotations
-
 import io
 import tempfile
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """PPO of other libraries on our environments, each in its own training loop, which the meter ends."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -7,8 +7,6 @@ A library's own training loop is not changed. Its environment notices that a rol
 ``decisions`` steps, and ends the training by ``Finished``.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """What a bundle says of its policy: the content of ``bundle.json``. numpy only."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from typing import Literal

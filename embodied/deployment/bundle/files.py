@@ -2,8 +2,6 @@
 UserError of one line, and memory is bounded. numpy alone.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import zipfile

@@ -8,8 +8,6 @@ simulation.json options of task and simulator, for robot=sim
 README.md       how to run it
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The texts of a bundle for people: its README.md and the notes in bundle.json."""
 
-from __future__ import annotations
-
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.runner import InputSpec
 

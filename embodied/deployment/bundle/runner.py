@@ -4,8 +4,6 @@ runner = PolicyRunner(Path("bundles/pick_place"))
 chunk = runner.plan({"state": state, "noise": noise})      # [N, H, A], physical units
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

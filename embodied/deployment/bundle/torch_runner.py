@@ -10,8 +10,6 @@ a robot's computer does not have: ``embodied.serve`` runs it on another machine.
 too large for one ONNX file.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 policy, observations ──► model, ranges, outputs of torch ──► files ──► runner: the same outputs?
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import warnings

@@ -1,7 +1,5 @@
 """Between a robot and a policy, in physical units: observation ─► state, action ─► position targets. numpy only."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

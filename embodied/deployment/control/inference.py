@@ -1,7 +1,5 @@
 """Plan in a thread alongside the control loop; the loop's clock; the chunks of an episode."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

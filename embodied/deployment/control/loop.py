@@ -10,8 +10,6 @@ a measurement is old, not finite, or far outside of what training saw. If the fi
 wrong, and the episode does not begin. A robot that does not answer for a second ends the episode (``Watchdog``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 

@@ -9,8 +9,6 @@ really consumed meanwhile are skipped. When a chunk runs out before the next one
 for at most E steps. After that the arm gets displacement zero and the gripper keeps its last target.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from math import floor

@@ -1,7 +1,5 @@
 """The report of a deployment: a self-contained HTML page, its numbers as JSON, and all interventions. numpy only."""
 
-from __future__ import annotations
-
 import html
 import json
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 embodied.deploy report=<dir> ──► episodes/<n>.npz ── embodied.convert bundle=<dir> ──► LeRobotDataset
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field

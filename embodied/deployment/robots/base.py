@@ -13,8 +13,6 @@ An action has ``<joint>.pos`` of every joint and ``gripper.pos``: position targe
 units is used through a ``Mapping`` (embodied.deployment.robots.mapping).
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -6,8 +6,6 @@ brings the real arm into both poses by their drawing; a confirmation from one dr
 mapping, arm and robot that were confirmed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct

@@ -6,8 +6,6 @@
 ``confirmation`` a person confirms it.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """From a new robot to one that may be driven: draft its mapping, look at its picture, confirm it, use it."""
 
-from __future__ import annotations
-
 import sys
 import time
 from math import pi

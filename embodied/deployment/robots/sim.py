@@ -8,8 +8,6 @@
 It imports no simulator. The process ends with this one.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Mapping

@@ -9,8 +9,6 @@
 Any type of number is converted to float32. A camera's images are never resized or converted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import os

@@ -7,8 +7,6 @@ number     {b"__npgeneric__": True, b"data": 1.5, b"dtype": "<f4"}
 of elements are bounded whatever a message claims.
 """
 
-from __future__ import annotations
-
 import importlib
 from math import prod
 from typing import Any

@@ -12,8 +12,6 @@ synchronisation. Not if the simulator is on the same device (``resident``): all 
 keeps their order, and only noise and the numbers of decisions travel between device and CPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ The last observations of episodes are in the next request; the values of truncat
 draws its noise with a key of its own when it makes a request, so results do not depend on how requests are merged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Buffers of a fragment, filled decision by decision."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

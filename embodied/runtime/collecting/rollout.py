@@ -6,8 +6,6 @@ The last request of a fragment is for values alone. The last observations of epi
 request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property

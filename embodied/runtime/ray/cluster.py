@@ -5,8 +5,6 @@ interfaces: it replaces 127.0.0.1 by the machine's address unless clusters of se
 is a variable of the environment that it reads when it is imported (``LOOPBACK_ONLY``).
 """
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

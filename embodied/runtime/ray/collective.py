@@ -5,8 +5,6 @@
 The store and gloo listen on the given addresses alone. What they exchange is numbers, never pickled objects.
 """
 
-from __future__ import annotations
-
 import socket
 from dataclasses import dataclass
 from datetime import timedelta

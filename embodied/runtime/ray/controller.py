@@ -10,8 +10,6 @@ fragment whose actor server was lost keeps its ticket and goes on with another s
 its ticket back. If the learner is lost, all tickets are void: what was begun with them is finished and refused.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import queue

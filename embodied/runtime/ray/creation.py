@@ -1,7 +1,5 @@
 """Creation of the parts as actors of Ray, where the configuration places them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

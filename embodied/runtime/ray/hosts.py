@@ -8,8 +8,6 @@ only one that touches the part, computes. Everything is built in ``build``, so t
 it is.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import os

@@ -8,8 +8,6 @@ To the controller several processes are one part. One that dies, hangs or takes 
 all of them are killed and replaced.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from collections.abc import Mapping, Sequence

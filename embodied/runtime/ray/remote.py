@@ -1,7 +1,5 @@
 """The learner of a run on Ray as its main thread sees it: each method is a call of the learner's process."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future

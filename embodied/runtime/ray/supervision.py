@@ -18,8 +18,6 @@ A part is in a crash loop if it fails more than ``max_failures`` times without u
 the loop. It ends at once if a part fails in a way that no restart can cure.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ A version is put in groups of tensors: those that have the same version since wh
 (``Weights.changed``). So frozen weights are put and pulled once, and a server that joins late gets every group.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import Mapping

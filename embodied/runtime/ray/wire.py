@@ -3,8 +3,6 @@
 A tensor that was received shares the object's memory: read it, and clone it before anything is written in place.
 """
 
-from __future__ import annotations
-
 import asyncio
 import warnings
 from collections.abc import Awaitable, Mapping, Sequence

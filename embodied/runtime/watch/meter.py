@@ -3,8 +3,6 @@
 totals of the parts ── less those of the reading before ──► time/*, perf/*, queue/*, bytes/*, histograms
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 

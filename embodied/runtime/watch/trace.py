@@ -8,8 +8,6 @@ Format: the JSON object form, complete events ("ph": "X", times in microseconds)
 those of the clock of each machine.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -6,8 +6,6 @@
 A part is in one activity at any time, so the seconds of all its activities add up to the time that has passed.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import defaultdict

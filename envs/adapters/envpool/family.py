@@ -12,8 +12,6 @@ envs. Environments that draw random numbers during an episode as well (such as t
 their first episode, which evaluations use; later ones then depend on how long those before them lasted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any

@@ -1,7 +1,5 @@
 """A pool of EnvPool: actions in, arrays out, pictures."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Read what EnvPool says of an environment: spaces, time limit, rate, success. Nothing is simulated here."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ scaled from [-1, 1]. An episode is seeded by its plan, so it is the same whateve
 is that of the plan. docs/simulators.md describes it for users.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import field

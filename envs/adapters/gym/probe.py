@@ -1,7 +1,5 @@
 """What there is to know of an environment of gymnasium: its registration, its spaces, and what it reports."""
 
-from __future__ import annotations
-
 import functools
 import json
 import logging

@@ -7,8 +7,6 @@ Every process has a range of the N envs, and each call names those to step: an e
 no name, and processes end with their parent (``embodied.core.process.child``), so nothing stays behind.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import pickle

@@ -4,8 +4,6 @@ A number is never made from a text, a complex number or an array of one number, 
 neither torch nor other modules of ``envs``, because the processes of ``processes`` need it.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence

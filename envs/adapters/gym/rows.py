@@ -8,8 +8,6 @@ What an environment returns is checked here, once (``results``). The arrays may 
 Imports neither torch nor modules of ``envs`` that do, because the processes of ``processes`` need it.
 """
 
-from __future__ import annotations
-
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence

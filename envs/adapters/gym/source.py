@@ -3,8 +3,6 @@
 Imports neither torch nor other modules of ``envs``, because the processes of ``processes`` need it.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import logging

@@ -6,8 +6,6 @@
 Imports neither torch nor other modules of ``envs``, because the processes of ``rows`` need it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

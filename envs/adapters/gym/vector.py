@@ -6,8 +6,6 @@
 It must leave resets to us (``AutoresetMode.DISABLED``), so that every episode begins where its plan says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A ManiSkill environment: the request for it, and what it offers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

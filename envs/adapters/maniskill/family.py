@@ -4,8 +4,6 @@ Units, rewards and outcomes are ManiSkill's own. The state has the layout that `
 trajectories, so that a policy can be trained on both.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import signal

@@ -4,8 +4,6 @@ CPU   N envs in W child processes ──► each steps its share in turn; states
 GPU   N envs in one scene ──► observations, rewards and outcomes stay on its device
 """
 
-from __future__ import annotations
-
 import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping

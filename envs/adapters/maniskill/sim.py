@@ -4,8 +4,6 @@ Only this file imports mani_skill, and only when something is built: its rendere
 process whose driver is too old. So ``Simulations`` lives in a child (see ``embodied.core.process.child``).
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

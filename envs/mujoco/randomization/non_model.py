@@ -4,8 +4,6 @@ action_delay, joint_friction ──► features of the engine    backlash, encod
 noise, offsets, delays of measurements ──► Sensing        object_size ──► ObjectSizes        pushes ──► Push
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Objects whose size differs between simulations of one model by a factor."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from mujoco.batch import Batch

@@ -4,8 +4,6 @@ term ── Target: model field | value of a quantity | push ──► write(ids
 start: terms of all modes;  step: terms of mode ``interval`` whose moment has come
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import mujoco

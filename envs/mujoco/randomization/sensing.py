@@ -8,8 +8,6 @@ A measurement belongs to a control step: observation and controller of this step
 of the episode's plan and the control step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

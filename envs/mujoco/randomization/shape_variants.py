@@ -1,7 +1,5 @@
 """Objects whose shape differs between simulations of one model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import mujoco

@@ -9,8 +9,6 @@ The options are named as in Isaac Lab's and mjlab's event terms: ``mode``, ``dis
 gaussian) and ``operation`` (scale, add, abs). Every draw is a function of the episode's plan and the control step.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 

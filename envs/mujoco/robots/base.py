@@ -11,8 +11,6 @@ engine's autoreset disabled. Geoms of the robot have contype 1 and conaffinity 2
     camera wrist                    needed only if policies use that view
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol

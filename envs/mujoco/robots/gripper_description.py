@@ -1,7 +1,5 @@
 """An arm with a parallel gripper and position actuators, before it is simulated."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal

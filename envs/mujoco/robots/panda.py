@@ -1,7 +1,5 @@
 """The Franka Emika Panda with its hand. Sources of every number of the model: assets/franka/README.md."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from embodied.envs.mujoco.robots.base import ASSETS, ROBOTS

@@ -12,8 +12,6 @@ with the parent (``embodied.core.process.child``) or when the parent closes the 
 Client: embodied.deployment.robots.sim.
 """
 
-from __future__ import annotations
-
 import json
 import select
 import socket

@@ -11,8 +11,6 @@ records crashes. So batches of several threads, such as training's and evaluatio
 Only this file uses mujoco_warp, and it imports it when a batch is built.
 """
 
-from __future__ import annotations
-
 import copy
 import threading
 from functools import cached_property

@@ -6,8 +6,6 @@
 All envs are stepped together, including those that wait for their next episode, whose results are ignored.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
