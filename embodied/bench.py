@@ -8,6 +8,7 @@
   async        asynchronous training, compared with synchronous training and with the bound: simulators with
                heavy-tailed latency, slow inference, robots
   ray          training on Ray compared with threads on one machine
+  deploy       latency of bundles, missed deadlines of a closed loop, requests per second of the server
   out=<file>   also write the result to this file, which must not exist yet
   short=true   use tiny sizes to see that it works; the numbers mean nothing
 
@@ -21,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embodied.benchmarks import asynchrony, sim, train
+from embodied.benchmarks import asynchrony, deploy, sim, train
 from embodied.benchmarks.measure import Report
 from embodied.benchmarks.peers.compare import CompareOptions, compare
 from embodied.core.config import nest, parse_overrides
@@ -32,6 +33,7 @@ from embodied.session.command import run_command
 
 BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "async": asynchrony.measure,
+    "deploy": deploy.measure,
     "ray": train.measure_ray,
     "sim": sim.measure,
     "train": train.measure,

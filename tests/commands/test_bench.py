@@ -81,6 +81,21 @@ def test_bench_train_reports_the_bound_and_how_it_was_measured() -> None:
     assert len(rows["train_local"]["settings"]["of_rounds"]) == 2
 
 
+def test_bench_deploy_measures_a_bundle_a_loop_and_a_server() -> None:
+    outcome = run(bench.main, ["deploy", "short=true"])
+    assert outcome.code == 0, outcome.stderr
+    ratios = outcome.result["ratios"]
+    assert set(ratios) == {
+        "flow_p99_ms", "missed_share_50hz", "server_over_unbatched_flow", "server_over_one_client_flow"
+    }  # fmt: skip
+    assert 0 < ratios["flow_p99_ms"] < 1000
+    assert 0 <= ratios["missed_share_50hz"] <= 1
+    rows = {row["name"]: row for row in outcome.result["rows"]}
+    assert rows["flow_p50"]["value"] <= rows["flow_p99"]["value"]
+    assert rows["server_flow_batched"]["settings"]["clients"] == 16
+    assert rows["loop_rate"]["value"] > 0
+
+
 @pytest.mark.slow(reason="starts Ray and two trainings")
 def test_bench_ray_compares_ray_with_threads(ray_installed: None) -> None:
     done = subprocess.run(
