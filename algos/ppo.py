@@ -74,7 +74,8 @@ class PPO(Algorithm):
         counts = sharing.count_decisions(weight_B, executed_M, config.max_staleness, self.learners)
         warming = version < config.critic_warmup
         if version == config.critic_warmup > 0 and config.schedule == "adaptive":
-            # An imitated policy is narrow: the initial rate would move it by several nats. The KL soon raises this one.
+            # An imitated policy is narrow: the initial rate would move it by several nats. The schedule raises the lower
+            # bound again as far as the KL allows.
             self.optimizer.param_groups[0]["lr"] = min(config.min_learning_rate, config.learning_rate)
         num_minibatches = min(config.num_minibatches, counts.fewest)
         learned = self._epochs(batch, num_minibatches, warming) if counts.valid else dict.fromkeys(EPOCH_METRICS, 0.0)
@@ -106,7 +107,8 @@ class PPO(Algorithm):
         # Decisions drawn by the present weights have the proximal log-probability already.
         stale = bool((staleness_TN[valid_TN] != 0).any())
         recompute = stale and config.correction in ("decoupled", "vtrace") and config.proximal == "recompute"
-        piece = -(-len(chain) // config.num_minibatches)  # the size of a minibatch, evaluated at once
+        piece = -(-len(chain) // config.num_minibatches)  # rows of a forward pass: those of a minibatch
+        # Without a recomputation, a random subset is evaluated, to measure the KL.
         rows, num_measured = torch.arange(len(chain)), max(piece, MIN_KL_SAMPLE)
         some_obs, some_chain = obs, chain
         if not recompute and config.reduction == "sum" and num_measured < len(chain):
@@ -118,7 +120,7 @@ class PPO(Algorithm):
         log_rho_TN = losses.log_ratio(proximal_TN, behaviour_TN)
         advantage_TN, return_TN, valid_TN = self.estimate(fragment, log_rho_TN, valid_TN)
         measured_TN = torch.zeros_like(valid_TN).flatten().index_fill_(0, rows, True).view_as(valid_TN)
-        columns = (
+        columns = (  # in the order of Batch.COLUMNS
             behaviour_TN, proximal_TN, losses.interpolation_alpha(staleness_TN), advantage_TN, return_TN, value_TN,
             valid_TN, valid_TN & measured_TN,
         )  # fmt: skip
@@ -146,7 +148,7 @@ class PPO(Algorithm):
             weight_TN = torch.ones_like(log_rho_TN)
             advantage_TN, return_TN = returns.gae(fragment, config.gamma, config.gae_lambda)
         if config.normalize_advantage:
-            # Centre before weighting: a constant is a baseline only under the weighted distribution.
+            # Subtract the mean before weighting: subtracted afterwards, it would bias the gradient.
             advantage_TN = weight_TN * returns.normalize(advantage_TN / weight_TN, valid_TN, self.learners)
         return advantage_TN, return_TN, valid_TN
 
@@ -158,7 +160,7 @@ class PPO(Algorithm):
         trained = [parameter for group in groups for parameter in group["params"]]
         adapts = config.schedule == "adaptive" and not warming
         rows: list[Tensor] = []  # statistics and gradient norm of each minibatch; reading them waits for the device
-        measured: list[Tensor] = []  # whether the KL of each minibatch is of any decision
+        measured: list[Tensor] = []  # whether the KL of any decision of the minibatch was measured
         first: Tensor | None = None
         epochs = 0
         while epochs < config.epochs:
@@ -227,7 +229,7 @@ class PPO(Algorithm):
         total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
         if self.reference is not None:
             assert batch.reference is not None
-            # Of the scored transitions alone, as the policy term: their balance is then that of all transitions.
+            # Over the scored transitions only, like the policy term, so that their relative weight does not change.
             reference_kl_B = self.policy.kl_divergence(now.distribution, batch.reference)
             total = total + config.reference_kl_coef * losses.masked_mean(reference_kl_B, weight_B)
         with torch.no_grad():
@@ -239,8 +241,8 @@ class PPO(Algorithm):
     def trust_region_kl(self, batch: Batch, now: Evaluation) -> Tensor:
         """Return the mean KL(policy at the start of the update || current policy) of a decision, nats, a scalar.
 
-        It is the closed form of the recorded transitions, and means the same for every correction and every share of
-        the transitions that is scored. Measured in the decisions with a ``kl_weight``; 0 if there is none.
+        Computed in closed form from the recorded transitions. It means the same for every correction and every share of
+        scored transitions. Measured in the decisions with a ``kl_weight``; 0 if there is none.
         """
         weight_B = batch.column("kl_weight")
         kl_B = self.policy.kl_divergence(batch.proximal, now.distribution) / now.scored_share

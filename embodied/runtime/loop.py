@@ -2,9 +2,9 @@
 
     admit (ledger) ──► collect batch v ──► learn, publish v+1 ──► [evaluate] ──► yield Iteration ──► admit ...
 
-With max_staleness=0 the ledger counts batch v as consumed when the next iteration begins. At a yield every group then
-rests between two fragments with nothing in flight, so a state saved there is exact. With max_staleness>0 the batch
-counts as consumed right after the update, so that workers continue while the caller logs.
+With max_staleness=0 the ledger counts batch v as consumed at the start of the next iteration. So at a yield nothing is in
+flight, every group rests between two fragments, and a state saved there is exact. With max_staleness>0 the batch counts
+as consumed right after the update, so that workers continue while the caller logs.
 """
 
 import re
@@ -47,8 +47,8 @@ class Iteration:
     metrics: Metrics
     """``train/*`` and ``async/*`` of the algorithm, the others of the runtime (docs/architecture.md).
 
-    ``rollout/*`` are about episodes that began as the task begins, ``rollout/other_starts/*`` about those from a later
-    stage or with less time, ``rollout/goals/<goal>/*`` about those of the first kind with that goal. Each is absent
+    ``rollout/*`` are about episodes from the task's own starts with the whole time limit, ``rollout/other_starts/*`` about
+    those from a later stage or with less time, ``rollout/goals/<goal>/*`` about those of the first kind with that goal. Each is absent
     until such an episode ends, and keeps its last value in an iteration in which none does."""
     episodes: EpisodeStats
     """Episodes that ended in the batch."""
@@ -118,8 +118,8 @@ class Runtime(ABC):
         """Train until env_steps >= max_env_steps, ``running_s() >= deadline_s`` or stop_event is set.
 
         These limits are checked between iterations, never during one. If a part fails, all others stop and its
-        exception is raised here. Call it again to continue. A runtime that can replace its learner raises LearnerLost,
-        here and from everything that the learner must answer.
+        exception is raised here. Call it again to continue. A runtime that can replace its learner raises LearnerLost
+        from this call and from every other call that needs the learner.
         """
         if self._failure is not None:
             raise self._failure
@@ -132,7 +132,7 @@ class Runtime(ABC):
             or (max_env_steps is not None and self.env_steps >= max_env_steps)
             or (deadline_s is not None and running_s() >= deadline_s)
         ):
-            if self.ledger.version < self.iteration:
+            if self.ledger.version < self.iteration:  # max_staleness=0: the batch of the last update does not count yet
                 self._consume()
             consumed = self.env_steps
             with self.learner.track.during("wait_fragments"):

@@ -37,10 +37,10 @@ class Advance:
     """Whether the episode ends here as a termination, bool [N]; None: no episode does."""
     broken_n: Tensor | None = None
     """Ids of envs whose simulation diverged, int64 [n]; None: none. Their episodes are truncated and their decisions
-    count for nothing (``Timestep.num_steps_N`` is 0), because no episode has the state that they lead to."""
+    count for nothing (``Timestep.num_steps_N`` is 0), because the state after a divergence means nothing."""
     truncated_N: Tensor | None = None
     """Whether the simulator itself cuts the episode here, bool [N]; None: it cuts none. If the episode also failed, it
-    ends as a termination. Time limits of plans need nothing here."""
+    ends as a termination. The time limits of plans are counted by EpisodicEnv."""
 
 
 class Chunks:
@@ -94,7 +94,7 @@ class EpisodicEnv(VecEnv):
     def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
         """Make one control step of envs ``ids`` (None: all).
 
-        The episodes of other envs have ended, and nothing of them is read before ``start``: a simulator that can only
+        The episodes of other envs have ended; their results are ignored until ``start``. So a simulator that can only
         step all envs may step them too. action_NA: float32 [N, A] in [-1, 1], or int64 [N, A] for choices.
         """
 
@@ -247,7 +247,9 @@ class EpisodicEnv(VecEnv):
         """Begin the next episodes of envs ``ended`` [M], and return the statistics of those that ended."""
         assert self.sampler is not None
         episodes = self._statistics(ended, chunks.info)
-        unused_N = chunks.reward_NE.shape[1] - chunks.num_steps_N  # actions after an end; their time passes too
+        unused_N = (
+            chunks.reward_NE.shape[1] - chunks.num_steps_N
+        )  # actions left in the chunk after the end; the sampler counts their time
         plans = self.sampler.next(episodes, (self.steps_left_N - unused_N).clamp(min=0).cpu())
         self.begin(ended.cpu().numpy(), plans)
         return episodes

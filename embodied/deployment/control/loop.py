@@ -4,10 +4,10 @@
     every control step    plan: schedule ──► action ──► controller ──► targets               1 / control_dt_s
     in a thread           inputs ──► planner ──► schedule
 
-Deadlines are absolute; where the robot waits for a chunk, they wait too. A tick that begins after the next one should
-have begun is a missed deadline, and the ticks in between are dropped. The robot keeps its targets meanwhile, and while
-a measurement is old, not finite, or far outside of what training saw. If the first one is outside, its unit or order is
-wrong, and the episode does not begin. A robot that does not answer for a second ends the episode (``Watchdog``).
+Deadlines are absolute; time spent waiting for a chunk shifts all later ones. A tick that begins after the next one should
+have begun is a missed deadline, and the ticks in between are dropped. The robot holds its last targets after a missed
+tick, and while a measurement is old, not finite, or far outside of what training saw. If the first measurement is
+outside, its unit or order is wrong, and the episode does not begin. A robot that does not answer for a second ends the episode (``Watchdog``).
 """
 
 from collections.abc import Callable
@@ -67,8 +67,8 @@ class ControlLoop:
         """Run one episode of at most ``steps`` control steps (None: as in training); return what happened.
 
         seed: of the noise, if it is ``seeded``. If the robot or the planner fails, or somebody interrupts, the error is
-        raised again; ``record`` then has what happened until then, and the reason. The first reason counts: that of a
-        person who stopped a robot stays, whatever the robot does then.
+        raised again; ``record`` then has what happened until then, and the reason. A later error never
+        replaces the reason of a person who stopped the robot.
         """
         self.episodes += 1
         episode = EpisodeRun(self, self.bundle.instruction_index(instruction) if self.bundle.instructions else 0, seed)
@@ -144,7 +144,8 @@ class EpisodeRun:
     def _tick(self, until_s: float) -> bool:
         """Observe, plan and command. False if a person refused the action.
 
-        until_s: how long the tick may wait for its chunk. Without one, and while it is blind, the robot holds.
+        until_s: how long the tick may wait for its chunk. Without a chunk, or without a usable observation, the robot
+        holds.
         """
         loop, record, action, state = self.loop, self.record, None, None
         try:
@@ -194,8 +195,8 @@ class EpisodeRun:
     def _revise(self) -> None:
         """Command the rest of the present control step by the chunk that has just arrived.
 
-        In the first half of the step the chunk counts as if it had been there at the beginning: the record has its
-        action, and if the next chunk is due, it is planned at once.
+        In the first half of the step the chunk's action is recorded as that of the step, and the next chunk is planned
+        at once if it is due.
         """
         start, last, now_s = self.start, self.record.steps[-1], self.clock.now()
         assert start is not None
@@ -233,7 +234,7 @@ class EpisodeRun:
         self.goal, self.finger_m = self.loop.controller.targets(action, start.measured.qpos, start.finger_m)
 
     def _targets(self) -> Array:
-        """Return the targets of the last tick that began."""
+        """Return the targets of the last tick that began; phase 0 means that the step has just ended."""
         ticks = self.loop.ticks_per_step
         share = (self.phase or ticks) / ticks if self.loop.interpolation == "linear" else 1.0
         return self.previous + share * (self.goal - self.previous)
