@@ -74,8 +74,8 @@ class PPO(Algorithm):
         counts = sharing.count_decisions(weight_B, executed_M, config.max_staleness, self.learners)
         warming = version < config.critic_warmup
         if version == config.critic_warmup > 0 and config.schedule == "adaptive":
-            # An imitated policy is narrow: the initial rate would move it by several nats. The schedule raises the lower
-            # bound again as far as the KL allows.
+            # An imitated policy is narrow: the initial rate would move it by several nats. The schedule raises the
+            # lower bound again as far as the KL allows.
             self.optimizer.param_groups[0]["lr"] = min(config.min_learning_rate, config.learning_rate)
         num_minibatches = min(config.num_minibatches, counts.fewest)
         learned = self._epochs(batch, num_minibatches, warming) if counts.valid else dict.fromkeys(EPOCH_METRICS, 0.0)

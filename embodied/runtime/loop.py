@@ -2,9 +2,9 @@
 
     admit (ledger) ──► collect batch v ──► learn, publish v+1 ──► [evaluate] ──► yield Iteration ──► admit ...
 
-With max_staleness=0 the ledger counts batch v as consumed at the start of the next iteration. So at a yield nothing is in
-flight, every group rests between two fragments, and a state saved there is exact. With max_staleness>0 the batch counts
-as consumed right after the update, so that workers continue while the caller logs.
+With max_staleness=0 the ledger counts batch v as consumed at the start of the next iteration. So at a yield nothing is
+in flight, every group rests between two fragments, and a state saved there is exact. With max_staleness>0 the batch
+counts as consumed right after the update, so that workers continue while the caller logs.
 """
 
 import re
@@ -47,9 +47,9 @@ class Iteration:
     metrics: Metrics
     """``train/*`` and ``async/*`` of the algorithm, the others of the runtime (docs/architecture.md).
 
-    ``rollout/*`` are about episodes from the task's own starts with the whole time limit, ``rollout/other_starts/*`` about
-    those from a later stage or with less time, ``rollout/goals/<goal>/*`` about those of the first kind with that goal. Each is absent
-    until such an episode ends, and keeps its last value in an iteration in which none does."""
+    ``rollout/*`` are about episodes from the task's own starts with the whole time limit, ``rollout/other_starts/*``
+    about those from a later stage or with less time, ``rollout/goals/<goal>/*`` about those of the first kind with that
+    goal. Each is absent until such an episode ends, and keeps its last value in an iteration in which none does."""
     episodes: EpisodeStats
     """Episodes that ended in the batch."""
     evaluation: dict[str, Any] | None = None

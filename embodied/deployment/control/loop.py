@@ -4,10 +4,11 @@
     every control step    plan: schedule ──► action ──► controller ──► targets               1 / control_dt_s
     in a thread           inputs ──► planner ──► schedule
 
-Deadlines are absolute; time spent waiting for a chunk shifts all later ones. A tick that begins after the next one should
-have begun is a missed deadline, and the ticks in between are dropped. The robot holds its last targets after a missed
-tick, and while a measurement is old, not finite, or far outside of what training saw. If the first measurement is
-outside, its unit or order is wrong, and the episode does not begin. A robot that does not answer for a second ends the episode (``Watchdog``).
+Deadlines are absolute; time spent waiting for a chunk shifts all later ones. A tick that begins after the next one
+should have begun is a missed deadline, and the ticks in between are dropped. The robot holds its last targets after a
+missed tick, and while a measurement is old, not finite, or far outside of what training saw. If the first measurement
+is outside, its unit or order is wrong, and the episode does not begin. A robot that does not answer for a second ends
+the episode (``Watchdog``).
 """
 
 from collections.abc import Callable
