@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import glob
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -133,6 +134,19 @@ def test_data_is_where_the_code_looks_for_it(root: Path) -> None:
         assert not list((root / folder).rglob("*.py")), f"{folder}/ is data only"
     assert list((root / "configs").rglob("*.yaml"))
     assert list((root / "assets").rglob("*.xml"))
+
+
+def test_files_that_pages_and_settings_name_are_there(root: Path) -> None:
+    """Except in docs/extending, whose pages add files, and a user's example of a setting."""
+    pages = [root / "README.md", root / "CONTRIBUTING.md", *root.glob("docs/*.md"), *root.glob("configs/**/*.yaml")]
+    pattern = re.compile(r"\b(?:embodied|envs|policies|algos|tests|configs)/[\w/-]+\.(?:py|yaml)\b")
+    missing = {
+        f"{page.relative_to(root)}: {name}"
+        for page in pages
+        for name in pattern.findall(page.read_text(encoding="utf-8"))
+        if not (root / name).exists()
+    }
+    assert missing == {"docs/environments.md: configs/sim/rough.yaml"}
 
 
 def test_text_is_read_and_written_as_utf8_in_every_locale(root: Path) -> None:
