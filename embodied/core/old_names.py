@@ -7,7 +7,7 @@ module or package that a user calls ``envs`` is found first.
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -33,29 +33,39 @@ MOVED = {
 
 
 def answer_old_names() -> None:
-    """Let the old names be found: the three packages by the last of all finders, the rest by the first."""
-    sys.meta_path.append(_Finder(ROOMS.__contains__))
-    sys.meta_path.insert(0, _Finder(_is_moved))
+    """Let the old names be found where nothing else has them."""
+    sys.meta_path.append(_Rooms())
+    sys.meta_path.insert(0, _Moved())
 
 
-def _is_moved(name: str) -> bool:
-    """Return whether a module moved, or is in one of the three packages, whose files must not be loaded twice."""
-    room, _, submodule = name.partition(".")
-    if not submodule or room not in ROOMS or sys.modules[room].__name__ != f"embodied.{room}":
-        return name in MOVED
-    return find_spec(f"embodied.{name}") is not None
-
-
-class _Finder(MetaPathFinder):
-    """Find modules under the names that ``is_old`` accepts."""
-
-    def __init__(self, is_old: Callable[[str], bool]) -> None:
-        self.is_old = is_old
+class _Rooms(MetaPathFinder):
+    """Find the three packages, last of all finders."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return spec_from_loader(fullname, _Alias()) if self.is_old(fullname) else None
+        return spec_from_loader(fullname, _Alias()) if fullname in ROOMS else None
+
+
+class _Submodules(MetaPathFinder):
+    """Find the submodules of one of the three, before Python's own finder loads their files a second time."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        room, _, submodule = fullname.partition(".")
+        if not submodule or room not in ROOMS or sys.modules[room].__name__ != f"embodied.{room}":
+            return None
+        return spec_from_loader(fullname, _Alias()) if find_spec(f"embodied.{fullname}") else None
+
+
+class _Moved(MetaPathFinder):
+    """Find the modules that moved."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return spec_from_loader(fullname, _Alias()) if fullname in MOVED else None
 
 
 class _Alias(Loader):
@@ -63,7 +73,12 @@ class _Alias(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
-        new = MOVED.get(name, f"embodied.{name}")
-        if name in MOVED or name in ROOMS:
-            warnings.warn(f"'{name}' is called '{new}' now", FutureWarning, stacklevel=2)
-        sys.modules[name] = import_module(new)
+        if name in MOVED:
+            warnings.warn(f"'{name}' is called '{MOVED[name]}' now", FutureWarning, stacklevel=2)
+            sys.modules[name] = import_module(MOVED[name])
+            return
+        if name in ROOMS:
+            warnings.warn(f"'{name}' is called 'embodied.{name}' now", FutureWarning, stacklevel=2)
+            if not any(isinstance(finder, _Submodules) for finder in sys.meta_path):
+                sys.meta_path.insert(0, _Submodules())
+        sys.modules[name] = import_module(f"embodied.{name}")

@@ -98,7 +98,7 @@ class StepperVectorEnv(VectorEnv[Observation, NDArray[Any], NDArray[Any]]):
         self.stepper.close()
 
 
-class TaskVectorEnv(StepperVectorEnv):
+class TaskVectorEnv(StepperVectorEnv, VectorEnv[Observation, NDArray[Any], NDArray[Any]]):  # skrl looks at the bases
     """N envs of a task in one batch of simulations, with arrays of N rows. ``pickle`` and ``copy.deepcopy`` copy it.
 
     Observations are the state, float32 [N, S], bounded where the engine calls a state diverged, or with cameras

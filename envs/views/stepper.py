@@ -286,7 +286,9 @@ def check_options(call: Callable[..., Any], config: type[Any], options: Iterable
     for name in options:
         if name not in config.__dataclass_fields__:
             wrong = unknown_name("option", name, [*config.__dataclass_fields__, *own])
-            raise UnknownArgumentError(f"{call.__name__}() got an unexpected keyword argument: {wrong}")
+            raise UnknownArgumentError(
+                f"{call.__name__}() got an unexpected keyword argument '{name}': {wrong}"
+            )  # torchrl reads it
 
 
 def check_render_mode(mode: str | None) -> str | None:

@@ -152,7 +152,7 @@ def test_imitation_then_reinforcement_learning_then_evaluation(imitated: Path, t
         (["policy.max_tokens=5"], "policy.max_tokens allows 5"),
         (["policy.pretrained=/nowhere"], "policy.pretrained=/nowhere lacks"),
         (["policy.model.chunk_size=3"], "policy.horizon=4 does not fit the model, which was made for 3"),
-        ([f"{MODEL}.dit_config.num_hidden_layers=1"], "num_hidden_layers is 1 in dit_config and 2 in text_config"),
+        ([f"{MODEL}.dit_config.num_hidden_layers=1"], "num_hidden_layers is 1 in dit_config, 2 in text_config"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(

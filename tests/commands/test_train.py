@@ -280,7 +280,7 @@ def test_groups_stay_as_they_are_when_a_run_goes_on(tmp_path: Path) -> None:
     assert "algo.group_size cannot change when a run is resumed: it is 4, got 2" in outcome.stderr
     outcome = run_train(f"resume={tmp_path / 'run'}", "algo.reference_kl_coef=0.1", "total_steps=640")
     assert (outcome.code, outcome.stdout) == (2, "")
-    assert "its first policy is not kept" in outcome.stderr
+    assert "the first policy is not kept" in outcome.stderr
 
 
 @pytest.mark.parametrize(

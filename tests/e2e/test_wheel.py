@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -97,7 +98,11 @@ def test_folders_of_a_user_do_not_matter(
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()[-1]
 
-    commands = [path.stem for path in (root / "embodied").glob("*.py") if "def main(" in path.read_text()]
+    commands = [
+        path.stem
+        for path in (root / "embodied").glob("*.py")
+        if re.search(r"^(def main\(|main = )", path.read_text(), re.M)
+    ]
     assert {"train", "eval", "export", "deploy"} < set(commands)
     used = {"editable": root, "wheel": installed}[kind]
     assert run("-c", HELP, ",".join(commands)) == str(used / "embodied"), "this environment has another installation"

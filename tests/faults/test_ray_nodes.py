@@ -143,7 +143,7 @@ def two_nodes(folder: str) -> None:
         until(runtime, lambda metrics: metrics["async/env_workers"] == 3)
         found["resumed_at"] = iterate(runtime, 1)[0].index
         found["seeds_before"] = state["runtime"]["incarnations"]
-        found["seeds_after"] = [again.seed_incarnation(name) for name in again.workers]
+        found["seeds_after"] = again.incarnations
     nodes.shutdown()
     print(json.dumps(found))
 
