@@ -63,7 +63,7 @@ def measure(short: bool) -> Report:
         latency(report, rounds, 5 if short else 500, {name: path for name, path in bundles.items() if name in PLANNED})
         looped = POLICIES["flow"] | {"task.control_dt_s": 1 / LOOP_HZ, "task.max_episode_steps": 50}
         closed_loop(report, rounds, 10 if short else 500, _export(Path(folder) / "loop", looped))
-        for name in set(SERVED) & set(names):
+        for name in (name for name in SERVED if name in bundles):
             throughput(report, rounds, 32 if short else 640, name, bundles[name])
     return report
 
@@ -117,15 +117,16 @@ def closed_loop(report: Report, rounds: int, steps: int, path: Path) -> None:
             robot.reset(0, number)
             safety = Safety(bundle.arm, Limits.of(bundle.arm))
             found = ControlLoop(bundle, robot, inference, safety, clock, schedule="rtc").run(steps=steps)
-            shares.append(found.missed_deadlines / (found.ticks + found.missed_deadlines))
-            rates.append(found.rate_hz)
-            latencies += found.latencies_s
+            if number > 0:
+                shares.append(found.missed_deadlines / (found.ticks + found.missed_deadlines))
+                rates.append(found.rate_hz)
+                latencies += found.latencies_s
         inference.close()
-    of_rounds = [round(share, 5) for share in shares[1:]]
-    report.add("loop_missed_share", median(shares[1:]), "share", steps=steps, schedule="rtc", of_rounds=of_rounds)
-    report.add("loop_rate", max(rates[1:]), "Hz", of_rounds=[round(rate, 3) for rate in rates[1:]])
+    of_rounds = [round(share, 5) for share in shares]
+    report.add("loop_missed_share", median(shares), "share", steps=steps, schedule="rtc", of_rounds=of_rounds)
+    report.add("loop_rate", max(rates), "Hz", of_rounds=[round(rate, 3) for rate in rates])
     report.add("loop_latency_p99", 1e3 * float(np.percentile(latencies, 99)), "ms")
-    report.ratio("missed_share_50hz", min(shares[1:]))
+    report.ratio("missed_share_50hz", min(shares))
 
 
 def throughput(report: Report, rounds: int, requests: int, name: str, path: Path) -> None:
@@ -137,8 +138,11 @@ def throughput(report: Report, rounds: int, requests: int, name: str, path: Path
             "unbatched": partial(_requests_per_s, unbatched, path, CLIENTS, requests),
             "one_client": partial(_requests_per_s, batched, path, 1, requests // 4),
         }
-        results = report.measure(
-            measures, rounds, "requests/s", POLICIES[name] | {"clients": CLIENTS}, f"server_{name}_{{}}"
+        results = in_turns(measures, rounds)
+    for what, values in results.items():
+        clients = 1 if what == "one_client" else CLIENTS
+        report.add(
+            f"server_{name}_{what}", median(values), "requests/s", **POLICIES[name], clients=clients, rounds=rounds
         )
     for what in ("unbatched", "one_client"):
         report.ratio(f"server_over_{what}_{name}", paired(results["batched"], results[what]))
@@ -153,7 +157,9 @@ def _serving(path: Path, max_batch: int) -> Iterator[str]:
     )
     assert process.stderr is not None
     try:
-        found = next(filter(None, (re.match(r"listening on (ws://\S+)$", line) for line in process.stderr)))
+        found = next(filter(None, (re.match(r"listening on (ws://\S+)$", line) for line in process.stderr)), None)
+        if found is None:
+            raise RuntimeError("the server ended without listening")
         threading.Thread(target=process.stderr.read, daemon=True).start()
         yield found[1]
     finally:
