@@ -144,7 +144,7 @@ def test_bad_arguments_name_the_nearest() -> None:
 @pytest.mark.parametrize(("got", "meant"), [("sucess_m", "success_m"), ("imagesize", "image_size")])
 def test_an_unknown_argument_is_an_error_in_pythons_words_too(make: Any, got: str, meant: str) -> None:
     for kind in (TypeError, UserError):
-        message = rf"Env\(\) got an unexpected keyword argument: unknown option '{got}'. Did you mean '{meant}'"
+        message = rf"Env\(\) got an unexpected keyword argument '{got}': unknown option '{got}'. Did you mean '{meant}'"
         with pytest.raises(kind, match=message):
             make(REACH, **{got: 0.1})
 
