@@ -21,7 +21,7 @@ train: $(VENV)/.installed
 test: lint
 	@$(MAKE) --no-print-directory $(LEROBOT)/.installed 1>&2 \
 		|| echo "LeRobot could not be installed, so its tests are skipped" >&2
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check . 1>&2

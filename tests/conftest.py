@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ def _rank(item: pytest.Item) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_rank)  # stable: within a rank pytest's own order stays
+    if "PYTEST_XDIST_WORKER" in os.environ:  # a file of slow tests that starts last would keep one process alone busy
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)
     for item in items:
         for mark in item.iter_markers("slow"):
             if not mark.kwargs.get("reason"):

@@ -42,50 +42,65 @@ def apply_block(copy: Path, match: re.Match[str]) -> Path:
     return path
 
 
-@pytest.mark.timeout(900)  # ruff, mypy and trainings, on cores that other tests use
-@pytest.mark.parametrize(
-    ("page", "files"),
-    [
-        ("task", 4),
-        ("policy", 4),
-        ("algorithm", 4),
-        ("replay_algorithm", 4),
-        pytest.param("simulator", 3, marks=pytest.mark.slow(reason="it trains to success")),
-        ("robot", 4),
-        ("curriculum", 4),
-    ],
-)
-def test_worked_example(root: Path, tmp_path: Path, page: str, files: int) -> None:
-    text = (root / "docs" / "extending" / f"{page}.md").read_text()
+PAGES = {"task": 4, "policy": 4, "algorithm": 4, "replay_algorithm": 4, "simulator": 3, "robot": 4, "curriculum": 4}
+"""Files of each page: one of code, one YAML where it has a group, one registration, one test."""
+
+
+def copy_of(root: Path, folder: Path) -> Path:
+    """Copy what an addition changes or needs."""
     for name in COPIED:
-        source, target = root / name, tmp_path / name
+        source, target = root / name, folder / name
         target.parent.mkdir(exist_ok=True)
         shutil.copytree(source, target, symlinks=True) if source.is_dir() else shutil.copy(source, target)
+    return folder
+
+
+def add(copy: Path, root: Path, page: str) -> tuple[list[Path], str]:
+    """Follow a page in a copy. Return the new Python files, code before test, and the page's command of training."""
+    text = (root / "docs" / "extending" / f"{page}.md").read_text()
     matches = list(BLOCK.finditer(text))
-    paths = [apply_block(tmp_path, match) for match in matches]
-    assert len(matches) == files, "one file, one YAML where it has a group, one registration, one test"
-
-    def run(*words: str) -> str:
-        environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-        command = [sys.executable, *words]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    new = [str(path) for path, match in zip(paths, matches, strict=True) if path.suffix == ".py" and not match["where"]]
-    run("-m", "ruff", "check", "--no-cache", *new)
-    run("-m", "ruff", "format", "--no-cache", "--diff", *new)
-    run("-m", "pytest", "-q", next(path for path in new if "/tests/" in path.removeprefix(str(tmp_path))))
-    if page != "task":
-        run("-m", "mypy", "--cache-dir", str(root / ".mypy_cache"), new[0])  # torch is in there already
-
+    paths = [apply_block(copy, match) for match in matches]
+    assert len(matches) == PAGES[page]
+    new = [path for path, match in zip(paths, matches, strict=True) if path.suffix == ".py" and not match["where"]]
     command = COMMAND.search(text)
     assert command is not None
+    return new, command["words"]
+
+
+def run(copy: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(900)  # trainings, on cores that other tests use
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow(reason="it trains to success")) if page in LEARNED else page
+     for page in PAGES],
+)  # fmt: skip
+def test_worked_example(root: Path, tmp_path: Path, page: str) -> None:
+    new, words = add(copy_of(root, tmp_path), root, page)
+    run(tmp_path, "-m", "pytest", "-q", str(new[-1]))
     small = () if page in LEARNED else (*SMALL, *FEWER.get(page, ()))
-    result = json.loads(run(*shlex.split(command["words"]), *small, "out=runs/example").splitlines()[-1])
+    result = json.loads(run(tmp_path, *shlex.split(words), *small, "out=runs/example").splitlines()[-1])
     assert result["env_steps"] >= 512
     if page in LEARNED:
         assert result["eval"]["success_at_end_ci95"][0] > LEARNED[page]
+
+
+@pytest.mark.slow(reason="mypy reads the whole project")
+def test_all_examples_together_pass_linter_and_type_checker(root: Path, tmp_path: Path) -> None:
+    copy_of(root, tmp_path)
+    new = [[str(path) for path in add(tmp_path, root, page)[0]] for page in PAGES]
+    files = [path for paths in new for path in paths]
+    run(tmp_path, "-m", "ruff", "check", "--no-cache", *files)
+    run(tmp_path, "-m", "ruff", "format", "--no-cache", "--diff", *files)
+    typed = [paths[0] for page, paths in zip(PAGES, new, strict=True) if page != "task"]
+    run(tmp_path, "-m", "mypy", "--cache-dir", str(root / ".mypy_cache"), *typed)  # torch is in there already
 
 
 def test_readme_example_runs(root: Path) -> None:
