@@ -111,8 +111,6 @@ class EpisodicEnv(VecEnv):
         """Return the share of the time limit that has passed of each env's present episode, float32 [N]."""
         return 1 - self.steps_left_N / torch.from_numpy(self.plans.time_limit_n).to(self.device)
 
-    # -- VecEnv ------------------------------------------------------------------------------------------------------
-
     def reset(self, sampler: EpisodeSampler) -> Obs:
         """Start an episode in every env. ``sampler`` draws its plan, and the plans of all later episodes."""
         if sampler.num_envs != self.num_envs:
@@ -150,8 +148,6 @@ class EpisodicEnv(VecEnv):
             episodes = self._statistics(ended, chunks.info)
             self.waiting_N |= chunks.ended_N
         return self._timestep(chunks, episodes)
-
-    # -- for subclasses that can be resumed exactly --------------------------------------------------------------------
 
     def episode_state(self) -> dict[str, Tensor]:
         """Return plans and counters of the present episodes, as a part of ``state_dict``."""

@@ -120,8 +120,6 @@ class UniformSampler:
             warnings.warn(f"{type(self).__name__}.hear is called 'on_episodes_end' now", FutureWarning, stacklevel=2)
             hear(ended)
 
-    # -- EpisodeSampler ----------------------------------------------------------------------------------------------
-
     def start(self) -> EpisodePlans:
         """Return the plans of a new episode in every env."""
         self.number_N += 1
@@ -163,8 +161,6 @@ class UniformSampler:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from ``state_dict``."""
         self.seed_N[:], self.number_N[:] = state["seed"].numpy(), state["number"].numpy()
-
-    # -- inside ------------------------------------------------------------------------------------------------------
 
     def _draw(self, ids: Ints, stagger: bool = False) -> EpisodePlans:
         """Draw the plans of the episodes ``number_N`` of envs ``ids`` [n]."""

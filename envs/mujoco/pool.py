@@ -114,8 +114,6 @@ class MujocoPool(EpisodicEnv):
         # must set sensors that are computed after velocities, such as forces, to 0.
         self._initial = None if terms or (self.model.sensor_needstage > _CURRENT).any() else initial
 
-    # -- of EpisodicEnv ------------------------------------------------------------------------------------------------
-
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         self._builder.check()
         rng = EpisodeRng(plans.seed_n, plans.number_n)
@@ -176,8 +174,6 @@ class MujocoPool(EpisodicEnv):
             obs["instruction"] = torch.from_numpy(instruction_n.copy())
         return obs
 
-    # -- exact resume ------------------------------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Tensor]:
         return {
             "physics": torch.from_numpy(self.batch.state.copy()),
@@ -204,8 +200,6 @@ class MujocoPool(EpisodicEnv):
         self.view.changed()
         if self.rig is not None:
             self.rig.start(np.arange(self.num_envs), self._rng)
-
-    # -- for people --------------------------------------------------------------------------------------------------
 
     def film(self, width: int, height: int) -> Callable[[], NDArray[np.uint8]]:
         """Return a function that renders every env from the front, uint8 [N, height, width, 3]."""

@@ -10,8 +10,7 @@ import mujoco
 
 from embodied.core.errors import UserError
 from embodied.core.options import Positive, config_dataclass, one_of
-from embodied.envs.mujoco.groups import FINGERS
-from embodied.envs.mujoco.robots.base import Robot
+from embodied.envs.mujoco.robots.base import FINGERS, Robot
 
 WORLD_BITS = {"contype": 2, "conaffinity": 3}
 MARKER = {"contype": 0, "conaffinity": 0, "group": 2, "mass": 0}  # visible, without contacts

@@ -10,8 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from embodied.envs.mujoco.arrays import Simulations, live
-from embodied.envs.mujoco.robots.base import ArmState
+from embodied.envs.mujoco.robots.base import ArmState, Simulations, live
 
 BETWEEN_M = 0.02  # a cube whose centre is this near the tool centre point along every axis is between the fingers
 

@@ -6,7 +6,7 @@
     2      distractor_2   the same colour in another shape
 
 So neither the colour nor the shape alone identifies the target. The objects stand in any order in cells of the table.
-Slots are bodies whose shape and colour change at every reset (shape_variants.py).
+Slots are bodies whose shape and colour change at every reset (object_shapes.py).
 The vocabulary is data (words.py).
 """
 
@@ -23,7 +23,7 @@ from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass
 from embodied.core.spec import Difference, Instruction, Term
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.randomization.shape_variants import ShapeVariants
+from embodied.envs.mujoco.randomization.object_shapes import ShapeVariants
 from embodied.envs.mujoco.scene import GREY, add_object, add_object_sensors, add_tray
 from embodied.envs.mujoco.view import View
 from embodied.envs.registry import TASKS
@@ -191,8 +191,6 @@ class Tabletop(Placing):
         """Return the position of an object."""
         term = Term(f"{name}_pos", 3, "m", "base", meaning=f"x, y, z of {name}")
         return Quantity(term, lambda: self.view.body_qpos(name)[:, :3])
-
-    # -- labels of images ----------------------------------------------------------------------------------------------
 
     @property
     def descriptions(self) -> tuple[str, ...]:

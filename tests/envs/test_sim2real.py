@@ -17,7 +17,7 @@ from embodied.core.errors import UserError
 from embodied.deployment.robots.sim import PERTURBATIONS
 from embodied.envs import MujocoPool, make_sampler
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.randomization.object_sizes import SIZE_FIELDS
+from embodied.envs.mujoco.randomization.object_shapes import SIZE_FIELDS
 from embodied.envs.mujoco.scene import Shape, add_object
 from embodied.session.config import CONFIG_DIR, compose_run, with_preset
 from tests.envs.helpers import TASK_NAMES, actions, assert_same, pool, restart

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embodied.core.spec import TRAIN
 from embodied.envs import MujocoPool, make_sampler
-from embodied.envs.mujoco.randomization.shape_variants import ShapeVariants
+from embodied.envs.mujoco.randomization.object_shapes import ShapeVariants
 from embodied.envs.mujoco.scene import RED, Shape, add_object, cube, on_table
 from embodied.envs.rendering.vision import CAMERAS
 from embodied.envs.tasks.tabletop import SLOTS, UPRIGHT

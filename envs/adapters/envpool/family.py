@@ -116,8 +116,6 @@ class EnvpoolEnv(EpisodicEnv):
         self._pools.clear()
         self._seed_N[:] = -1
 
-    # -- inside ------------------------------------------------------------------------------------------------------
-
     def _converted(self, action: Tensor) -> NDArray[Any]:
         """Return actions [n, A] as EnvPool takes them."""
         if not isinstance(self.spec.action, Box):

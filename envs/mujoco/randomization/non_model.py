@@ -15,12 +15,11 @@ from torch import Tensor
 
 from embodied.core.errors import UserError
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.groups import free_bodies, members
-from embodied.envs.mujoco.randomization.object_sizes import SIZE_FIELDS, ObjectSizes
+from embodied.envs.mujoco.randomization.object_shapes import SIZE_FIELDS, ObjectSizes
 from embodied.envs.mujoco.randomization.randomizer import Fields
 from embodied.envs.mujoco.randomization.sensing import QUANTITIES as SENSED
 from embodied.envs.mujoco.randomization.sensing import Sensing
-from embodied.envs.mujoco.randomization.terms import QUANTITIES, RandomizationTerm, Target
+from embodied.envs.mujoco.randomization.terms import QUANTITIES, RandomizationTerm, Target, free_bodies, members
 from embodied.envs.mujoco.robots.base import Arm
 from embodied.envs.tasks.base import Task
 
@@ -179,7 +178,6 @@ class NonModelRandomization:
 
 
 def _target(field: str, fields: Fields) -> Target:
-    """Return the target of a quantity."""
     model, batch = fields.batch.model, fields.batch
     joints = members(model, "joint")["arm"]
     if field == "action_delay":

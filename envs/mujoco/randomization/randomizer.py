@@ -14,8 +14,7 @@ from torch import Tensor
 
 from embodied.core.errors import UserError, unknown_name
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.groups import members
-from embodied.envs.mujoco.randomization.terms import OBJECT_OF_PREFIX, RandomizationTerm, Target
+from embodied.envs.mujoco.randomization.terms import OBJECT_OF_PREFIX, RandomizationTerm, Target, members
 
 _DEPENDENT_FIELDS = {"body_mass": "body_inertia", "actuator_gainprm": "actuator_biasprm"}
 
@@ -80,11 +79,7 @@ class Randomizer:
     """
 
     def __init__(
-        self,
-        fields: Fields,
-        terms: Mapping[str, RandomizationTerm],
-        targets: Mapping[str, Target],
-        control_dt_s: float,
+        self, fields: Fields, terms: Mapping[str, RandomizationTerm], targets: Mapping[str, Target], control_dt_s: float
     ) -> None:
         self.fields, self.batch, self.terms = fields, fields.batch, dict(terms)
         self.targets = {name: targets.get(name) or ModelField(fields, term) for name, term in terms.items()}

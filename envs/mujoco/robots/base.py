@@ -11,11 +11,13 @@ engine's autoreset disabled. Geoms of the robot have contype 1 and conaffinity 2
     camera wrist                    needed only if policies use that view
 """
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from mujoco.batch import Batch
 from torch import Tensor
 
@@ -23,9 +25,34 @@ import embodied
 from embodied.core.registry import Registry
 from embodied.core.spec import ArmSpec, Box, Term
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.arrays import Simulations
 
 ASSETS = Path(embodied.__file__).parent / "assets"
+FINGERS = ("left_finger", "right_finger")
+
+
+class Simulations(Protocol):
+    """N simulations of one model: ``mujoco.batch.Batch`` on the CPU, or ``WarpBatch`` on any device."""
+
+    model: Any
+    """The model, ``mujoco.MjModel``."""
+
+    def bind(self, name: str) -> Any:
+        """Return the live array of a field of ``mujoco.MjData``, [N, ...]: of NumPy or of torch."""
+
+    def expand(self, name: str) -> Any:
+        """Return the live array of a field of the model, [N, ...]; from now on each simulation has its own values.
+
+        UserError if simulations cannot have values of their own.
+        """
+
+
+def live(array: np.ndarray | Tensor) -> Tensor:
+    """Return a tensor over a live array. Tasks must not write to output arrays (torch cannot enforce that)."""
+    if isinstance(array, Tensor):
+        return array
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
 
 
 class Measurement(NamedTuple):
@@ -67,14 +94,12 @@ class ArmState(Protocol):
 
     def opening(self) -> Tensor:
         """Return how far the fingers are commanded to open, 0 (closed) to 1 (open), [N]."""
-        ...
 
     def move_tool(self, displacement_N3: Tensor, gripper_N: Tensor, limit_N1: Tensor) -> Tensor:
         """Return the action [N, A] that moves the tool by a displacement (m), at most ``limit`` of an action's range.
 
         gripper: 1 open, -1 closed. UserError if the robot's actions are not displacements of the tool.
         """
-        ...
 
 
 class Arm(ArmState, Protocol):
@@ -92,22 +117,18 @@ class Arm(ArmState, Protocol):
 
     def reset(self, ids: np.ndarray, qpos_nJ: np.ndarray) -> None:
         """Put the arm of envs ``ids`` [n] at joint positions [n, J] with the gripper open, and hold it there."""
-        ...
 
     def measurement(self, qpos_NJ: np.ndarray, qvel_NJ: np.ndarray, finger_N1: np.ndarray) -> Measurement:
         """Compute the measured pose from readings of the encoders."""
-        ...
 
     def apply(self, action_NA: np.ndarray, ids: np.ndarray | None, measured: Measurement | None = None) -> None:
         """Command actions [N, A] in [-1, 1] of the envs ``ids`` (None: all), relative to the measured pose.
 
         measured: None is the true pose.
         """
-        ...
 
     def observe(self, measured: Measurement | None = None) -> Mapping[str, Tensor]:
         """Return the quantities of ``Robot.terms`` by name, [N, size], as measured (None: the true ones)."""
-        ...
 
 
 class TensorArm(ArmState, Protocol):
@@ -145,15 +166,12 @@ class Robot(Protocol):
 
     def start_qpos(self, rng: EpisodeRng, held_n: np.ndarray) -> np.ndarray:
         """Draw joint positions [n, J] at the start of an episode: about home, and farther if ``held`` (bool [n])."""
-        ...
 
     def attach(self, batch: Batch) -> Arm:
         """Return the robot in the simulations of a batch whose model contains ``mjcf``."""
-        ...
 
     def attach_tensors(self, batch: Simulations) -> TensorArm:
         """Return the robot in simulations whose live arrays are tensors. ``sim=warp`` refuses a robot without it."""
-        ...
 
 
 ROBOTS: Registry[Any] = Registry("robot")

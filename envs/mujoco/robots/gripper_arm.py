@@ -20,8 +20,7 @@ from torch import Tensor
 from embodied.core.arm.control import ArmLaw, ToolPose
 from embodied.core.arm.kinematics import Chain, cross
 from embodied.core.errors import UserError
-from embodied.envs.mujoco.arrays import Simulations, live
-from embodied.envs.mujoco.robots.base import Measurement
+from embodied.envs.mujoco.robots.base import Measurement, Simulations, live
 from embodied.envs.mujoco.robots.gripper_description import ControlConfig, GripperDescription
 
 __all__ = ["ControlConfig", "GripperArm"]
@@ -111,10 +110,7 @@ class AttachedArm(GripperState):
     def reset(self, ids: np.ndarray, qpos_nJ: np.ndarray) -> None:
         joints = self.num_joints
         self.qpos[ids, :joints], self.ctrl[ids, :joints] = qpos_nJ, qpos_nJ
-        self.qpos[ids, joints : joints + 2], self.ctrl[ids, joints:] = (
-            self.robot.finger_open_m,
-            self.robot.finger_open_m,
-        )
+        self.qpos[ids, joints : joints + 2] = self.ctrl[ids, joints:] = self.robot.finger_open_m
 
     def apply(self, action_NA: np.ndarray, ids: np.ndarray | None, measured: Measurement | None = None) -> None:
         """Write the actuator targets. ``site_xpos`` and ``qpos`` must be current.
@@ -137,7 +133,6 @@ class AttachedArm(GripperState):
         self.ctrl[rows, :joints], self.ctrl[rows, joints:] = target[rows], fingers[rows]
 
     def _tool(self, measured: Measurement | None) -> ToolPose:
-        """Return the pose of the tools that the targets are relative to."""
         if measured is None:
             position_N3, frame_N9 = self.site_xpos[:, self.tcp_site], self.site_xmat[:, self.tcp_site]
             return ToolPose(position_N3.T, frame_N9.T, self._jacobian())
@@ -178,7 +173,7 @@ class DeviceArm(GripperState):
     def reset(self, ids: Tensor, qpos_nJ: Tensor) -> None:
         joints = self.num_joints
         self.joint_pos[ids], self.ctrl[ids, :joints] = qpos_nJ, qpos_nJ
-        self.finger_qpos[ids], self.ctrl[ids, joints:] = self.robot.finger_open_m, self.robot.finger_open_m
+        self.finger_qpos[ids] = self.ctrl[ids, joints:] = self.robot.finger_open_m
 
     def apply(self, action_NA: Tensor) -> None:
         """Write the actuator targets for actions [N, A] in [-1, 1]; see ``AttachedArm.apply``."""

@@ -126,20 +126,13 @@ class GripperDescription:
         return ArmSpec(
             *joint_specs(self.mjcf, tuple(map(float, self.home_qpos)), tuple(map(float, max_velocity))),
             GripperSpec(self.finger_open_m, self.finger_closed_m, config.gripper_m, self.finger_max_m),
-            config.mode,
-            config.rotation,
-            config.damping,
-            config.posture_gain,
-            config.workspace_low_m,
-            config.workspace_high_m,
-        )
+            config.mode, config.rotation, config.damping, config.posture_gain, *self.workspace_m,
+        )  # fmt: skip
 
     def start_qpos(self, rng: EpisodeRng, held_n: np.ndarray) -> np.ndarray:
         spread = np.where(held_n[:, None], self.held_spread, self.home_spread)
-        qpos: np.ndarray = self.home_qpos + spread * rng.uniform(
-            "arm", [-1.0] * self.num_joints, [1.0] * self.num_joints
-        )
-        return qpos
+        signed = rng.uniform("arm", [-1.0] * self.num_joints, [1.0] * self.num_joints)
+        return np.asarray(self.home_qpos + spread * signed)
 
 
 @cache

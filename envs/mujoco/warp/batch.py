@@ -30,7 +30,7 @@ _TURN = threading.Lock()  # held by the thread that uses Warp
 
 
 class WarpBatch:
-    """Simulations of one model, float32 on ``device``; see ``embodied.envs.mujoco.arrays.Simulations``.
+    """Simulations of one model, float32 on ``device``; see ``embodied.envs.mujoco.robots.base.Simulations``.
 
     max_contacts: mean number per env. max_constraints: largest number of rows per env. UserError if MuJoCo Warp
     is not installed or cannot simulate the model. The first use compiles kernels unless they are in Warp's cache, which

@@ -90,8 +90,6 @@ class WarpPool(EpisodicEnv):
         task.bind(self.view)
         self.guard = WarpGuard(self.batch, Path(sim.dump_dir))
 
-    # -- of EpisodicEnv ------------------------------------------------------------------------------------------------
-
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         rng, held = EpisodeRng(plans.seed_n, plans.number_n), plans.stage_n == 1
         rows = self._on_device(ids)
@@ -120,8 +118,6 @@ class WarpPool(EpisodicEnv):
         obs = {"state": state, "privileged": pack_terms(self.spec.privileged, true)}
         return obs if ids is None else {key: value[self._on_device(ids)] for key, value in obs.items()}
 
-    # -- exact resume ------------------------------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Tensor]:
         state = {"physics": self.batch.state, **self.episode_state(), **self.task.state_dict()}
         return {key: value.cpu() for key, value in state.items()}
@@ -134,8 +130,6 @@ class WarpPool(EpisodicEnv):
         self.batch.forward()
         self.task.load_state_dict(state)
         self.view.changed()
-
-    # -- for people --------------------------------------------------------------------------------------------------
 
     def film(self, width: int, height: int) -> Callable[[], NDArray[np.uint8]]:
         """Return a function that renders every env from the front, uint8 [N, height, width, 3], on the CPU."""
