@@ -17,7 +17,7 @@ from embodied.core.algorithm import SINGLE_PROCESS, Algorithm, Metrics, ProcessG
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.types import Fragment
-from embodied.runtime.watch.track import Track
+from embodied.runtime.watch import Track
 from embodied.runtime.weight_store import WeightStore
 
 Relabel = Callable[[list[Fragment]], list[Fragment]]

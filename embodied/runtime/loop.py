@@ -31,9 +31,7 @@ from embodied.runtime.channel import Sampled
 from embodied.runtime.evaluator import BackgroundEvaluator, Evaluator
 from embodied.runtime.ledger import Ledger
 from embodied.runtime.recipe import Recipe
-from embodied.runtime.watch.meter import Histograms, Meter, Totals
-from embodied.runtime.watch.trace import Trace
-from embodied.runtime.watch.track import Track
+from embodied.runtime.watch import Histograms, Meter, Totals, Trace, Track
 
 
 @dataclass(frozen=True, slots=True)

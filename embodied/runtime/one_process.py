@@ -11,8 +11,7 @@ from embodied.runtime.collecting.actor_server import ActorServer
 from embodied.runtime.learner import Learner
 from embodied.runtime.loop import Runtime
 from embodied.runtime.recipe import Recipe
-from embodied.runtime.watch.meter import Totals, joined
-from embodied.runtime.watch.track import Track
+from embodied.runtime.watch import Totals, Track, joined
 from embodied.runtime.weight_store import WeightStore
 
 

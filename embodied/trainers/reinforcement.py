@@ -12,7 +12,7 @@ from embodied.core.env import VecEnv
 from embodied.core.errors import UserError, check_base
 from embodied.core.policy import Policy
 from embodied.runtime import Recipe, Runtime, build_runtime
-from embodied.runtime.watch.trace import TRACE_S
+from embodied.runtime.watch import TRACE_S
 from embodied.session import factories
 from embodied.session.config import RunConfig
 from embodied.session.trainer import Report, Trainer

@@ -23,7 +23,7 @@ from embodied.core.contract import check_state
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, Ints
 from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass
-from embodied.core.process.forks import Builder
+from embodied.core.process.child import Builder
 from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Term
 from embodied.core.types import Obs
 from embodied.envs.base.episodic import Advance, EpisodicEnv

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.core.arm.control import ArmLaw, ToolPose
-from embodied.core.arm.kinematics import Chain
+from embodied.core.arm import ArmLaw, Chain, ToolPose
 from embodied.core.spec import ArmSpec
 from embodied.envs.mujoco.robots import ROBOTS
 from embodied.envs.mujoco.robots.gripper_arm import damped_least_squares

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.core.arm.kinematics import Chain
+from embodied.core.arm import Chain
 from embodied.core.errors import UserError
 from embodied.core.spec import SUCCESS
 from embodied.deployment.bundle.format import read_bundle

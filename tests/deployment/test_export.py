@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from embodied import export
-from embodied.core.arm.kinematics import matrix_of
+from embodied.core.arm import matrix_of
 from embodied.core.errors import UserError
 from embodied.deployment.bundle.description import PARITY_FILE
 from embodied.deployment.bundle.files import load_arrays, sha256

@@ -21,7 +21,7 @@ import pytest
 from numpy.typing import NDArray
 
 from embodied import deploy as deploy_command
-from embodied.core.arm.kinematics import Chain
+from embodied.core.arm import Chain
 from embodied.core.errors import UserError
 from embodied.deployment.bundle.description import SIMULATION_FILE
 from embodied.deployment.bundle.format import read_bundle

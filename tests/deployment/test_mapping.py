@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from embodied import deploy as deploy_command
-from embodied.core.arm.kinematics import Chain
+from embodied.core.arm import Chain
 from embodied.core.errors import UserError
 from embodied.core.spec import ArmSpec
 from embodied.deployment.bundle.format import read_bundle

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mujoco.batch import Batch
 
-from embodied.core.arm.kinematics import damped_least_squares, solve_spd
+from embodied.core.arm import damped_least_squares, solve_spd
 from embodied.envs.mujoco.robots.gripper_arm import ControlConfig
 from embodied.envs.mujoco.robots.panda import Panda
 from embodied.envs.mujoco.scene import on_table

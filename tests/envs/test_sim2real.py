@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.core.arm.kinematics import Chain
+from embodied.core.arm import Chain
 from embodied.core.config import parse_overrides, read_preset
 from embodied.core.errors import UserError
 from embodied.deployment.robots.sim import PERTURBATIONS

@@ -19,7 +19,7 @@ import torch
 from embodied.core.errors import UserError
 from embodied.runtime import RayConfig
 from embodied.runtime.ray.cluster import Cluster
-from embodied.runtime.watch.meter import EDGES
+from embodied.runtime.watch import EDGES
 from embodied.runtime.weight_store import WeightStore
 from tests.runtime.builders import DECISIONS, NUM_ENVS, build, iterate
 from tests.runtime.point_env import PointEnv

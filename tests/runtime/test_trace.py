@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from embodied.runtime.ray.cluster import Cluster
-from embodied.runtime.watch.trace import MAX_EVENTS, Trace
-from embodied.runtime.watch.track import Span, Track
+from embodied.runtime.watch import MAX_EVENTS, Span, Trace, Track
 from tests.runtime.builders import build, iterate
 
 WORKER = {"step", "record", "wait_actor", "wait_ticket"}

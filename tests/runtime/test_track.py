@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from embodied.core.clock import running_s
-from embodied.runtime.watch.track import MAX_SPANS, Track
+from embodied.runtime.watch import MAX_SPANS, Track
 from tests.runtime.builders import DECISIONS, NUM_ENVS, build, iterate
 from tests.runtime.point_env import PointEnv
 

@@ -29,9 +29,31 @@ from types import ModuleType
 from typing import Any
 
 from embodied.core.errors import UserError, one_line
-from embodied.core.process.forks import Builder
 
 CLOSE_S = 10.0  # how long a child may take to end
+
+
+class Builder:
+    """The process that built environments, which alone may step them unless ``can_fork``.
+
+    A forked process lacks their threads, and shares their processes with its parent.
+    """
+
+    def __init__(self, can_fork: bool = False) -> None:
+        self._process, self._can_fork = os.getpid(), can_fork
+
+    @property
+    def here(self) -> bool:
+        """Whether it is the present process."""
+        return os.getpid() == self._process
+
+    def check(self) -> None:
+        """Raise UserError in a process that was forked from it: a step would hang, or step the parent's envs."""
+        if not (self.here or self._can_fork):
+            raise UserError(
+                f"process {self._process} built these environments and was forked: their threads and processes stayed "
+                "there. Build them in the process that steps them, or start it by multiprocessing's method 'spawn'"
+            )
 
 
 class ChildDied(RuntimeError):

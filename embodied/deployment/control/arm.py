@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.arm.control import ArmLaw, ToolPose
-from embodied.core.arm.kinematics import Chain
+from embodied.core.arm import ArmLaw, Chain, ToolPose
 from embodied.core.errors import UserError
 from embodied.core.spec import ActionTerm, ArmSpec
 from embodied.deployment.bundle.description import Bundle
@@ -119,7 +118,7 @@ class StateBuilder:
 
 
 class ArmController:
-    """Turn physical actions into position targets by the control law of training (embodied.core.arm.control)."""
+    """Turn physical actions into position targets by the control law of training (embodied.core.arm)."""
 
     def __init__(self, arm: ArmSpec, action: tuple[ActionTerm, ...]) -> None:
         self.arm, self.action = arm, action

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.arm.kinematics import Chain
+from embodied.core.arm import Chain
 from embodied.core.errors import UserError
 from embodied.core.spec import ArmSpec
 from embodied.deployment.control.arm import Unusable

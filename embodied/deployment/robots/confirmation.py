@@ -19,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.arm.kinematics import Chain
+from embodied.core.arm import Chain
 from embodied.core.errors import UserError
 from embodied.core.spec import ArmSpec
 from embodied.deployment.robots.mapping import Confirmation, MappedRobot, RobotMapping

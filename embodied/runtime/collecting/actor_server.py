@@ -21,7 +21,7 @@ from torch import Tensor
 
 from embodied.core.policy import Policy
 from embodied.core.types import Obs, PolicySample
-from embodied.runtime.watch.track import Track
+from embodied.runtime.watch import Track
 from embodied.runtime.weight_store import WeightStore
 
 

@@ -25,7 +25,7 @@ from embodied.core.types import Fragment
 from embodied.runtime.collecting.actor_server import ActReply, ActRequest
 from embodied.runtime.collecting.rollout import GroupRollout, RowRollout
 from embodied.runtime.ledger import Ticket
-from embodied.runtime.watch.track import Track
+from embodied.runtime.watch import Track
 
 
 class EnvWorker:

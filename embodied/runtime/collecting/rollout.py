@@ -25,7 +25,7 @@ from embodied.core.types import Fragment, Obs, Timestep
 from embodied.runtime.collecting.actor_server import ActReply, ActRequest
 from embodied.runtime.collecting.recorder import At, Recorder
 from embodied.runtime.ledger import Ticket
-from embodied.runtime.watch.track import Track
+from embodied.runtime.watch import Track
 
 
 @dataclass(eq=False)

@@ -35,9 +35,7 @@ from embodied.runtime.ray.supervision import Ask, Decision, End, Kill, Start, Su
 from embodied.runtime.ray.weights import Publication, WeightsLost
 from embodied.runtime.ray.wire import is_fault, own_cause
 from embodied.runtime.thread_group import Board
-from embodied.runtime.watch.meter import Totals
-from embodied.runtime.watch.trace import Trace
-from embodied.runtime.watch.track import Track
+from embodied.runtime.watch import Totals, Trace, Track
 
 log = logging.getLogger(__name__)
 

@@ -31,9 +31,7 @@ from embodied.runtime.ray.supervision import Unresponsive
 from embodied.runtime.ray.weights import Publication, PulledWeights
 from embodied.runtime.ray.wire import nbytes, share_tensors
 from embodied.runtime.recipe import Recipe
-from embodied.runtime.watch.meter import Totals
-from embodied.runtime.watch.trace import take
-from embodied.runtime.watch.track import Span, Track
+from embodied.runtime.watch import Span, Totals, Track, take
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -29,8 +29,7 @@ from embodied.runtime.ray.hosts import Built, Host, Pulse
 from embodied.runtime.ray.weights import Publication, Publisher
 from embodied.runtime.ray.wire import fetch
 from embodied.runtime.recipe import Recipe
-from embodied.runtime.watch.meter import Totals, joined
-from embodied.runtime.watch.track import Track
+from embodied.runtime.watch import Totals, Track, joined
 from embodied.runtime.weight_store import WeightStore
 
 

@@ -16,8 +16,7 @@ from embodied.runtime.ray.controller import LEARNER, Controller
 from embodied.runtime.ray.hosts import Delivery
 from embodied.runtime.ray.learner_host import Learned
 from embodied.runtime.ray.wire import is_fault, value_of
-from embodied.runtime.watch.meter import Totals
-from embodied.runtime.watch.track import Track
+from embodied.runtime.watch import Totals, Track
 
 
 class RemoteLearner:

@@ -31,8 +31,7 @@ from embodied.runtime.ray.cluster import Cluster
 from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.recipe import Recipe
 from embodied.runtime.thread_group import ThreadGroup
-from embodied.runtime.watch.meter import Totals, joined
-from embodied.runtime.watch.track import Track
+from embodied.runtime.watch import Totals, Track, joined
 
 if TYPE_CHECKING:
     from embodied.runtime.ray.hosts import Delivery

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.episodes import Ints
-from embodied.core.process.forks import Builder
+from embodied.core.process.child import Builder
 from embodied.envs.adapters.envpool.spec import library
 from embodied.envs.adapters.pixels import Pixels, resized
 

@@ -17,8 +17,7 @@ import torch
 from mujoco.batch import Batch
 from torch import Tensor
 
-from embodied.core.arm.control import ArmLaw, ToolPose
-from embodied.core.arm.kinematics import Chain, cross
+from embodied.core.arm import ArmLaw, Chain, ToolPose, cross
 from embodied.core.errors import UserError
 from embodied.envs.mujoco.robots.base import Measurement, Simulations, live
 from embodied.envs.mujoco.robots.gripper_description import ControlConfig, GripperDescription
@@ -203,7 +202,7 @@ def backlash(output: np.ndarray, value: np.ndarray, width: np.ndarray | float) -
 
 
 def damped_least_squares(jacobian_6JN: Tensor, twist_6N: Tensor, prior_JN: Tensor, damping: float) -> Tensor:
-    """Return joint displacements [J, N]; see ``embodied.core.arm.kinematics.damped_least_squares``.
+    """Return joint displacements [J, N]; see ``embodied.core.arm.damped_least_squares``.
 
     Sums are written out, because the order of summation of a matrix product may depend on N.
     """
