@@ -7,9 +7,7 @@
     maniskill_adapter_over_bare    task=maniskill/PickCube-v1 in one process / ManiSkill's own, 4 envs each, in turn
     <name>_1024_...                the same with 1,024 envs each: most of what an adapter costs is a cost per step
 
-Both loops have the same actions, threads and number of envs, and speeds are control steps/s. Ours also checks actions,
-counts episodes, resets in the step in which an episode ends with the seed of the next one, and keeps the last
-observations. Our own pool over its bare engine is ``pool_over_engine_1024`` (sim.py).
+Both loops have the same actions, threads and number of envs, and speeds are control steps/s (docs/benchmarks.md).
 """
 
 from collections.abc import Callable, Sequence
@@ -44,15 +42,9 @@ def measure(report: Report, short: bool) -> None:
 
 
 def compare(
-    report: Report,
-    name: str,
-    task: str,
-    make_bare: Callable[[str, int, int], Any],
-    num_envs: int,
-    num_threads: int,
-    rounds: int,
-    steps: int,
-) -> None:
+    report: Report, name: str, task: str, make_bare: Callable[[str, int, int], Any], num_envs: int, num_threads: int,
+    rounds: int, steps: int,
+) -> None:  # fmt: skip
     """Add ``<name>_adapter_over_bare`` and both speeds, if both can be built here.
 
     make_bare: builds and resets the bare envs, given id, number, threads.

@@ -5,19 +5,16 @@
     inference_over_bound   slow inference, as of a large policy on an accelerator
     robot_over_bound       robots, whose steps take the time that they take
 
-Each part does its real work and sleeps for the rest of a given time, so the cores stay free, as if the part had a
-machine of its own. Everything else is a run like any other. Synchronous means max_staleness=0 in ``runtime=local``: all
-workers step in parallel, then the learner updates. ``ticket`` rows are max_staleness=1 with order=ticket, the default,
-in which a batch waits for its slowest fragment.
-
-The bound is the throughput that would be reached if no part ever waited: one batch per ``Setup.bound_s``. Throughput
-counts only decisions that were not masked because of their age. A round draws new latencies, the same for all modes.
-``bench train`` compares parts that share the cores.
+Each part does its real work and sleeps for the rest of a given time, so the cores stay free. ``ticket`` rows are
+max_staleness=1 with order=ticket, the default. The bound is the throughput if no part ever waited: one batch per
+``Setup.bound_s``. Throughput counts only decisions that were not masked because of their age. A round draws new
+latencies, the same for all modes. ``bench train`` compares parts that share the cores.
 """
 
 import random
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count, repeat
@@ -108,28 +105,21 @@ def measure(short: bool) -> Report:
         if short:
             setup = replace(setup, workers=2, step_s=0.002, infer_s=setup.infer_s / 10, update_s=0.01)
             iterations, rounds = 2, 1
-        measure_scenario(report, name, setup, modes, iterations, rounds)
+        measures = {mode: partial(measured, setup, options, count(), iterations) for mode, options in modes.items()}
+        runs = in_turns(measures, rounds, warm_up=0)
+        speeds = {mode: [run.env_steps / run.wall_s for run in of_mode] for mode, of_mode in runs.items()}
+        bounds = [run.env_steps / iterations / setup.bound_s for run in runs["sync"]]
+        for mode, options in modes.items():
+            batch_s = [round(run.wall_s / iterations, 4) for run in runs[mode]]
+            dropped = round(fmean(run.dropped for run in runs[mode]), 4)
+            settings = {**options, **asdict(setup), "iterations": iterations, "batch_s": batch_s, "dropped": dropped}
+            report.add(f"{name}_{mode}", median(speeds[mode]), "env steps/s", **settings)
+            prefix = name if mode == "async" else f"{name}_{mode}"
+            if mode != "sync":
+                report.ratio(f"{prefix}_over_sync", paired(speeds[mode], speeds["sync"]))
+            report.ratio(f"{prefix}_over_bound", paired(speeds[mode], bounds))
+        report.add(f"{name}_bound", median(bounds), "env steps/s", bound_s=setup.bound_s)
     return report
-
-
-def measure_scenario(
-    report: Report, name: str, setup: Setup, modes: Mapping[str, Mode], iterations: int, rounds: int
-) -> None:
-    """Add the rows and ratios of a scenario."""
-    measures = {mode: partial(measured, setup, options, count(), iterations) for mode, options in modes.items()}
-    runs = in_turns(measures, rounds, warm_up=0)
-    speeds = {mode: [run.env_steps / run.wall_s for run in of_mode] for mode, of_mode in runs.items()}
-    bounds = [run.env_steps / iterations / setup.bound_s for run in runs["sync"]]
-    for mode, options in modes.items():
-        batch_s = [round(run.wall_s / iterations, 4) for run in runs[mode]]
-        dropped = round(fmean(run.dropped for run in runs[mode]), 4)
-        settings = {**options, **asdict(setup), "iterations": iterations, "batch_s": batch_s, "dropped": dropped}
-        report.add(f"{name}_{mode}", median(speeds[mode]), "env steps/s", **settings)
-        prefix = name if mode == "async" else f"{name}_{mode}"
-        if mode != "sync":
-            report.ratio(f"{prefix}_over_sync", paired(speeds[mode], speeds["sync"]))
-        report.ratio(f"{prefix}_over_bound", paired(speeds[mode], bounds))
-    report.add(f"{name}_bound", median(bounds), "env steps/s", bound_s=setup.bound_s)
 
 
 class Run(NamedTuple):
@@ -185,15 +175,21 @@ def measured(setup: Setup, mode: Mode, draws: Iterator[int], iterations: int) ->
     return Run(env_steps, wall_s, dropped / (iterations * config.num_envs * setup.decisions))
 
 
+@contextmanager
+def at_least(latency_s: float) -> Iterator[None]:
+    """Let a block take at least this time."""
+    end_s = time.perf_counter() + latency_s
+    yield
+    time.sleep(max(0.0, end_s - time.perf_counter()))
+
+
 def slow(part: Any, method: str, latencies_s: Iterator[float]) -> None:
     """Let each call of a part's method take at least the next of the latencies, s."""
     call = getattr(part, method)
 
     def slowed(*args: Any) -> Any:
-        end_s = time.perf_counter() + next(latencies_s)
-        result = call(*args)
-        time.sleep(max(0.0, end_s - time.perf_counter()))
-        return result
+        with at_least(next(latencies_s)):
+            return call(*args)
 
     setattr(part, method, slowed)
 
@@ -204,7 +200,5 @@ class SlowPolicy(GaussianPolicy):
     infer_s = 0.0
 
     def act(self, obs: Obs, noise: Tensor) -> PolicySample:
-        end_s = time.perf_counter() + self.infer_s
-        sample = super().act(obs, noise)
-        time.sleep(max(0.0, end_s - time.perf_counter()))
-        return sample
+        with at_least(self.infer_s):
+            return super().act(obs, noise)

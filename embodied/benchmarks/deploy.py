@@ -5,8 +5,8 @@
     server_over_unbatched_<policy>       requests per second of 16 clients / of 16 clients at max_batch=1
     server_over_one_client_<policy>      the same / of one client, which sends one request at a time
 
-Policies have random weights: a plan costs the same as a trained one's. The simulated arm and the server are processes
-of their own. Latencies and the loop depend on what else the machine does: ratios are those of the best round.
+Policies have random weights. The simulated arm and the server are processes of their own. Latencies and the loop
+depend on what else the machine does: ratios are those of the best round.
 """
 
 import re
@@ -141,9 +141,8 @@ def throughput(report: Report, rounds: int, requests: int, name: str, path: Path
         results = in_turns(measures, rounds)
     for what, values in results.items():
         clients = 1 if what == "one_client" else CLIENTS
-        report.add(
-            f"server_{name}_{what}", median(values), "requests/s", **POLICIES[name], clients=clients, rounds=rounds
-        )
+        settings = POLICIES[name] | {"clients": clients, "rounds": rounds}
+        report.add(f"server_{name}_{what}", median(values), "requests/s", **settings)
     for what in ("unbatched", "one_client"):
         report.ratio(f"server_over_{what}_{name}", paired(results["batched"], results[what]))
 

@@ -5,12 +5,14 @@ round 1: a b c   round 2: c b a   ...      a ratio is the median over rounds of 
 
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
@@ -34,22 +36,18 @@ class Report:
 
     def add(self, name: str, value: float, unit: str, **settings: Any) -> None:
         """Add a row."""
-        self.rows.append({"name": name, "value": _rounded(value), "unit": unit, "settings": settings})
+        self.rows.append({"name": name, "value": float(f"{value:.5g}"), "unit": unit, "settings": settings})
         note(f"{name:40s} {value:14,.4g} {unit}")
 
     def ratio(self, name: str, value: float) -> None:
         """Add a ratio."""
-        self.ratios[name] = _rounded(value)
+        self.ratios[name] = float(f"{value:.5g}")
         note(f"{name:40s} {value:14,.4g}")
 
     def measure(
-        self,
-        measures: Mapping[str, Callable[[], float]],
-        rounds: int,
-        unit: str,
-        settings: Mapping[str, Any],
+        self, measures: Mapping[str, Callable[[], float]], rounds: int, unit: str, settings: Mapping[str, Any],
         name: str = "{}",
-    ) -> dict[str, list[float]]:
+    ) -> dict[str, list[float]]:  # fmt: skip
         """Run measures in turns, add the median of each as a row and return the values of all rounds.
 
         name: of the rows, with ``{}`` for the measure's name. unit: of the rows.
@@ -104,8 +102,10 @@ def note(text: str) -> None:
 
 def machine() -> dict[str, Any]:
     """Describe the measured machine and software. load_1min: mean number of busy processes in the last minute."""
+    cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
+    model = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     return {
-        "cpu": _cpu_model(),
+        "cpu": model[1] if model else platform.processor() or platform.machine(),
         "cores": threads.available_cores(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "load_1min": round(os.getloadavg()[0], 2),
@@ -113,15 +113,3 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {package: version(package) for package in PACKAGES if find_spec(package)},
     }
-
-
-def _cpu_model() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.5g}")

@@ -7,8 +7,8 @@
     <family>_adapter_over_bare   see embodied/benchmarks/adapters.py
     rss_gb_4096                  peak resident memory of a process that steps 4,096 envs, GB
 
-Actions are uniform in [-1, 1], in chunks of 4 as the default policies execute them. A pool's step includes
-observations, rewards, success, the time limit and resets; only control steps that were executed count.
+Actions are uniform in [-1, 1], in chunks of 4 as the default policies execute them. Only control steps that were
+executed count.
 """
 
 import copy
@@ -85,13 +85,14 @@ class Replay:
             batch.forward()
         else:
             batch.state[:] = self.start
-        return len(self.controls) * self.pool.num_envs / timed(lambda: self._loop(batch))
 
-    def _loop(self, batch: Batch | WarpBatch) -> None:
-        ctrl = batch.bind("ctrl")
-        for control in self.controls:
-            ctrl[:] = control
-            batch.step(nstep=self.pool.substeps)
+        def loop() -> None:
+            ctrl = batch.bind("ctrl")
+            for control in self.controls:
+                ctrl[:] = control
+                batch.step(nstep=self.pool.substeps)
+
+        return len(self.controls) * self.pool.num_envs / timed(loop)
 
 
 def against_engine(report: Report, replay: Replay, engines: Mapping[str, Batch | WarpBatch], rounds: int) -> float:

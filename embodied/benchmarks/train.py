@@ -4,17 +4,15 @@
     local_over_sync     throughput of runtime=local / runtime=sync, same envs, policy, seed and batches
     ray_over_local      ``bench ray``: throughput of runtime=ray / runtime=local, ``lift`` with 1,024 envs
 
-``runtime=sync`` gives the seconds per env step of collecting (simulator and inference) and learning with all cores to
-themselves (alone). Then both run side by side with their threads in ``local``: the learner updates one batch again and
-again while the others fill new ones, and neither waits for the other. That gives the seconds per env step of learning
-(l) and collecting (c). A runtime that overlaps them runs both until one has finished the batch, then the other alone:
+``runtime=sync`` gives the seconds per env step of collecting and learning with all cores to themselves (alone). Then
+both run side by side without waiting, which gives those of learning (l) and collecting (c). A runtime that overlaps
+them runs both until one has finished the batch, then the other alone:
 
     overlapped  = l + (1 - l / c) * alone(collecting)   if l < c, else   c + (1 - c / l) * alone(learning)
     alternating = alone(collecting) + alone(learning)
     bound       = 1 / min(overlapped, alternating)      env steps per second
 
-These times contain no waiting, no channel and no limit on staleness, so the ratio shows the cost of those. The first
-iterations of a run, while pipelines fill, do not count. Evaluation during training is off.
+These times contain no waiting, no channel and no limit on staleness, so the ratio shows the cost of those.
 """
 
 import tempfile

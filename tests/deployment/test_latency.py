@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +37,7 @@ DT, HALF_STEP = BUNDLE.control_dt_s, 0.005
 class Logging(SimulatedArm):
     """The simulated arm with a log of its commands and the time of the physics at which they take effect."""
 
-    def reset(self, seed: int, episode: int) -> dict[str, Any]:
+    def reset(self, seed: int, episode: int) -> str:
         self.commands: list[tuple[float, dict[str, float]]] = []
         return super().reset(seed, episode)
 
@@ -54,7 +54,7 @@ def serving(lockstep: bool) -> Iterator[tuple[SimRobot, Logging]]:
         SimRobot(BUNDLE, simulation, lockstep=lockstep),
         Logging(RobotOptions("pick_place", simulation["task"])),
     )
-    robot._connection, theirs = socket.socketpair()
+    robot._connection, theirs = Pipe()
     thread = threading.Thread(target=robot_process.serve, args=(arm, theirs, lockstep))
     thread.start()
     try:

@@ -9,8 +9,8 @@ It imports no simulator. The process ends with this one.
 """
 
 import json
-import socket
 from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from typing import Any, Self
 
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
 from embodied.core.process.child import ChildProcess
-from embodied.core.process.socket_messages import receive, send
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.control.inference import Clock
 from embodied.deployment.robots.base import GRIPPER, Action, Observation, joint_names
@@ -57,7 +56,7 @@ class SimRobot(Clock):
             "perturbation": dict(perturbation or {}),
         }  # fmt: skip
         self._process: ChildProcess | None = None
-        self._connection: socket.socket | None = None
+        self._connection: Connection | None = None
         self._observed: list[str] = []
         self._time_s = 0.0
 
@@ -87,30 +86,31 @@ class SimRobot(Clock):
         """Start the process and wait until it is ready. UserError if it refuses its options."""
         module = "embodied.envs.mujoco.robots.robot_process"
         self._process = ChildProcess(module, json.dumps(self._options), name="the simulated robot")
-        self._connection = self._process.socket
+        self._connection = Connection(self._process.socket.detach())
         try:
             self._answer(START_S)
         except ConnectionError as error:
             self.disconnect()
             raise UserError(str(error)) from error
-        self._observed = list(self._call("describe")[0]["observed"])
+        self._observed = list(self._call("observe"))
 
     def calibrate(self) -> None:
         """Do nothing: a simulated arm is calibrated."""
 
     def get_observation(self) -> Observation:
         """Return the newest measurements; with cameras, also their images."""
-        found, images = self._call("observe", images=bool(self.bundle.cameras))
-        return {**found["observation"], **images}
+        found: Observation = self._call("observe", bool(self.bundle.cameras))
+        return found
 
     def send_action(self, action: Action) -> Action:
         """Command position targets."""
-        self._call("act", targets=dict(action))
+        self._call("act", dict(action))
         return dict(action)
 
     def disconnect(self) -> None:
         """End the process."""
-        if self._process is not None:
+        if self._process is not None and self._connection is not None:
+            self._connection.close()
             self._process.close()
         self._process = self._connection = None
 
@@ -119,15 +119,17 @@ class SimRobot(Clock):
     def reset(self, seed: int, episode: int) -> str:
         """Begin an episode of ``embodied.eval`` with this seed; return its instruction."""
         self._time_s = 0.0
-        return str(self._call("reset", seed=seed, episode=episode)[0]["instruction"])
+        return str(self._call("reset", seed, episode))
 
     def outcome(self) -> dict[str, Any]:
         """Return ``success`` now, whether there was one (``once``), and how many physics steps were late."""
-        return self._call("outcome")[0]
+        found: dict[str, Any] = self._call("outcome")
+        return found
 
     def frames(self) -> NDArray[np.uint8]:
         """Return the film of the episode, ten frames per second, uint8 [F, h, w, 3]. It takes a minute or more."""
-        return self._call("frames", FILM_S)[1]["frames"]
+        found: NDArray[np.uint8] = self._call("frames", limit_s=FILM_S)
+        return found
 
     def now(self) -> float:
         """Return the time: since the reset in lock-step, otherwise the machine's."""
@@ -137,35 +139,32 @@ class SimRobot(Clock):
         if not self.lockstep:
             super().sleep_until(time_s)
         elif time_s > self._time_s:
-            self._call("advance", until_s=time_s)
+            self._call("advance", time_s)
             self._time_s = time_s
 
-    def _call(
-        self, name: str, limit_s: float = REPLY_S, **values: Any
-    ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    def _call(self, method: str, *arguments: Any, limit_s: float = REPLY_S) -> Any:
         if self._connection is None:
             raise ConnectionError("the simulated robot is not connected: call connect()")
         try:
-            send(self._connection, {"call": name, **values}, {})
+            self._connection.send((method, arguments))
         except OSError as error:
             raise self._death() from error
         return self._answer(limit_s)
 
-    def _answer(self, limit_s: float) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    def _answer(self, limit_s: float) -> Any:
         """Return the next answer. UserError for a call that the process refused, ConnectionError if it is gone."""
         assert self._connection is not None
-        self._connection.settimeout(limit_s)
         try:
-            message = receive(self._connection)
+            if not self._connection.poll(limit_s):
+                raise TimeoutError
+            answer = self._connection.recv()
         except TimeoutError as error:
             raise ConnectionError("the process of the simulated robot does not answer") from error
-        except OSError as error:
+        except (EOFError, OSError) as error:
             raise self._death() from error
-        if message is None:
-            raise self._death()
-        if "error" in message[0]:
-            raise UserError(f"the simulated robot refused: {message[0]['error']}")
-        return message[0]["ok"], message[1]
+        if isinstance(answer, UserError):
+            raise UserError(f"the simulated robot refused: {answer}")
+        return answer
 
     def _death(self) -> ConnectionError:
         """Return the error for a process that ended, with the last line that it printed."""

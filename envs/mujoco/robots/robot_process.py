@@ -2,8 +2,7 @@
 
 Started by ``python -m embodied.envs.mujoco.robots.robot_process <socket> <pipe> <options as JSON>``.
 
-    parent ── {"call": ...} ──► this process ── {"ok": ...} ──► parent          a length and JSON each, images after it
-              act, observe, reset, outcome, advance, frames, describe
+    parent ── method of SimulatedArm, arguments ──► this process ── result or UserError ──► parent
 
 The process steps the physics in real time, whatever the parent does; with ``lockstep``, only as far as the parent asks.
 The physics is at the step nearest to the clock: a command takes effect at the step nearest to its arrival. Commands are
@@ -14,10 +13,10 @@ Client: embodied.deployment.robots.sim.
 
 import json
 import select
-import socket
 import sys
 import time
 from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from typing import Any
 
 import mujoco
@@ -28,7 +27,6 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError
 from embodied.core.options import NonNegative, Positive, config_dataclass, from_mapping
 from embodied.core.process.child import end_with_parent
-from embodied.core.process.socket_messages import receive, send
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import CameraSpec
 from embodied.envs import first_episodes, make_pool
@@ -118,7 +116,7 @@ class SimulatedArm:
         self.late = 0  # steps of the physics that were not in time
         self.reset(0, 0)
 
-    def reset(self, seed: int, episode: int) -> dict[str, Any]:
+    def reset(self, seed: int, episode: int) -> str:
         """Begin episode ``episode`` of an evaluation with this seed; return its instruction."""
         pool, ids = self.pool, np.zeros(1, np.int64)
         plans = first_episodes(pool.spec, episode + 1, first_env_seed(Purpose.EVALUATION, seed)).rows(ids + episode)
@@ -129,7 +127,7 @@ class SimulatedArm:
         self.offset = self.perturbation.encoder_offset_rad * self.random.uniform(-1, 1, len(self.joints))
         self.wanted = self.pool.arm.ctrl[0].copy()
         self.film: list[NDArray[np.float64]] = []
-        return {"instruction": pool.instruction_texts[0]}
+        return pool.instruction_texts[0]
 
     def act(self, targets: Mapping[str, float]) -> None:
         """Command position targets of the joints and the gripper; they take effect after the action delay.
@@ -163,12 +161,15 @@ class SimulatedArm:
         """Whether the task is solved now."""
         return bool(self.pool.task.success()[0])
 
-    def observe(self) -> dict[str, float]:
-        """Return the measurements of robot and perception, by the names of embodied.deployment.robots.base."""
+    def observe(self, images: bool = False) -> dict[str, Any]:
+        """Return the measurements of robot and perception, by the names of embodied.deployment.robots.base.
+
+        images: also render the cameras.
+        """
         p, arm, num_joints = self.perturbation, self.pool.arm, len(self.joints)
         qpos = arm.joint_pos[0].numpy() + self.offset + p.joint_noise_rad * self.random.standard_normal(num_joints)
         qvel = arm.joint_vel[0].numpy() + p.velocity_noise_rad_s * self.random.standard_normal(num_joints)
-        found = {f"{name}.pos": float(value) for name, value in zip(self.joints, qpos, strict=True)}
+        found: dict[str, Any] = {f"{name}.pos": float(value) for name, value in zip(self.joints, qpos, strict=True)}
         found |= {f"{name}.vel": float(value) for name, value in zip(self.joints, qvel, strict=True)}
         found["gripper.pos"] = float(arm.finger_qpos[0].mean())
         quantities = self.pool.task.observe()
@@ -176,12 +177,17 @@ class SimulatedArm:
             noise_m = p.object_noise_m if term.unit == "m" else 0.0
             values = quantities[term.name][0].numpy() + noise_m * self.random.standard_normal(term.size)
             found |= dict(zip(term.entry_names, map(float, values), strict=True))
-        return found
+        rendered = self.pool.rig.render(None) if images and self.pool.rig is not None else {}
+        return found | {name.removeprefix("images."): value[0].numpy() for name, value in rendered.items()}
 
-    def images(self) -> dict[str, NDArray[np.uint8]]:
-        """Return the images of the cameras, by name."""
-        rendered = {} if self.pool.rig is None else self.pool.rig.render(None)
-        return {name.removeprefix("images."): value[0].numpy() for name, value in rendered.items()}
+    def outcome(self) -> dict[str, Any]:
+        """Return whether the task is solved, whether it was once, and how many steps of the physics were late."""
+        return {"success": self.success, "once": self.success_once, "late": self.late}
+
+    def advance(self, until_s: float) -> None:
+        """Step the physics until a time."""
+        for _ in range(round((until_s - self.time_s) / self.timestep_s)):
+            self.step()
 
     def frames(self) -> NDArray[np.uint8]:
         """Return the film of the episode, ten frames per second, uint8 [F, h, w, 3]."""
@@ -195,30 +201,8 @@ class SimulatedArm:
                 frames[i] = render()[0]
         return frames
 
-    def answer(self, call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Execute a call; return its result and its images. UserError for an unknown one."""
-        match call["call"]:
-            case "describe":
-                return {"observed": [*self.observe()]}, {}
-            case "reset":
-                return self.reset(int(call["seed"]), int(call["episode"])), {}
-            case "act":
-                self.act(call["targets"])
-                return {}, {}
-            case "observe":
-                return {"observation": self.observe()}, self.images() if call.get("images") else {}
-            case "outcome":
-                return {"success": self.success, "once": self.success_once, "late": self.late}, {}
-            case "advance":
-                for _ in range(round((float(call["until_s"]) - self.time_s) / self.timestep_s)):
-                    self.step()
-                return {}, {}
-            case "frames":
-                return {}, {"frames": self.frames()}
-        raise UserError(f"unknown call {call['call']!r}")
 
-
-def serve(arm: SimulatedArm, connection: socket.socket, lockstep: bool) -> None:
+def serve(arm: SimulatedArm, connection: Connection, lockstep: bool) -> None:
     """Answer calls until the parent closes the connection; in between, step the physics in real time."""
     origin_s = time.monotonic()
 
@@ -228,17 +212,17 @@ def serve(arm: SimulatedArm, connection: socket.socket, lockstep: bool) -> None:
     while True:
         wait_s = None if lockstep else max(0.0, due_s() - time.monotonic())
         if select.select([connection], [], [], wait_s)[0]:
-            message = receive(connection)
-            if message is None:
+            try:
+                method, arguments = connection.recv()
+            except EOFError:
                 return
             try:
-                answer, arrays = arm.answer(message[0])
+                answer = getattr(arm, method)(*arguments)
             except (UserError, KeyError, TypeError, ValueError) as error:
-                send(connection, {"error": str(error)}, {})
-                continue
-            if message[0]["call"] in ("reset", "frames"):  # which take long: time goes on from here
+                answer = UserError(str(error))
+            if method in ("reset", "frames"):  # which take long: time goes on from here
                 origin_s = time.monotonic() - arm.time_s
-            send(connection, {"ok": answer}, arrays)
+            connection.send(answer)
         if not lockstep and time.monotonic() >= due_s():
             arm.step()
             arm.late += time.monotonic() > due_s()
@@ -248,7 +232,7 @@ def serve(arm: SimulatedArm, connection: socket.socket, lockstep: bool) -> None:
 
 def main(argv: list[str]) -> int:
     torch.set_num_threads(1)
-    connection = socket.socket(fileno=int(argv[0]))
+    connection = Connection(int(argv[0]))
     end_with_parent(int(argv[1]))
     try:
         options = from_mapping(RobotOptions, json.loads(argv[2]))
@@ -257,7 +241,7 @@ def main(argv: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     with connection:
-        send(connection, {"ok": {"ready": True}}, {})
+        connection.send("ready")
         try:
             serve(arm, connection, options.lockstep)
         except (ConnectionError, KeyboardInterrupt):
