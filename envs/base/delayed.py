@@ -23,6 +23,7 @@ from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, Ints
 from embodied.core.spec import Box
 from embodied.core.types import Obs, Timestep
+from embodied.envs.base.actions import checked_chunk
 from embodied.envs.episodes.seeding import EpisodeRng
 
 
@@ -48,17 +49,13 @@ class DelayedEnv(VecEnv):
         self._decision_N = np.zeros(env.num_envs, dtype=np.int64)
 
     def reset(self, sampler: EpisodeSampler) -> Obs:
-        """Start an episode in every env, without a prefix."""
         self._prefix_NDA.zero_()
         self._delay_N.zero_()
         self._decision_N[:] = 0
         return self._observed(self.env.reset(sampler))
 
     def step(self, action: Tensor) -> Timestep:
-        """Execute the prefix, then the chunk [N, H, A] from row d on, E control steps together.
-
-        ValueError for a wrong shape and for values that are not finite; nothing is executed then.
-        """
+        """Execute the prefix, then the chunk [N, H, A] from row d on, E control steps together."""
         chunk_NCA = self._committed(action)
         step = self.env.step(chunk_NCA[:, : self.execute])
         rows = step.num_steps_N[:, None] + torch.arange(self.max_delay, device=self.device)
@@ -74,17 +71,14 @@ class DelayedEnv(VecEnv):
         return replace(step, obs=self._observed(step.obs), final_obs={**step.final_obs, **final})
 
     def close(self) -> None:
-        """Close the wrapped env."""
         self.env.close()
 
     @property
     def instruction_texts(self) -> Sequence[str]:
-        """Texts of the wrapped env."""
         return self.env.instruction_texts
 
     @property
     def on_control_step(self) -> Callable[[Any], None] | None:
-        """Called with the wrapped env after every control step."""
         return self.env.on_control_step
 
     @on_control_step.setter
@@ -92,12 +86,10 @@ class DelayedEnv(VecEnv):
         self.env.on_control_step = callback
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the state of the wrapped env, prefixes, delays and numbers of the decisions."""
         own = {"prefix": self._prefix_NDA, "delay": self._delay_N, "decision": torch.from_numpy(self._decision_N)}
         return {**self.env.state_dict(), **{f"delayed/{key}": value.clone() for key, value in own.items()}}
 
     def load_state_dict(self, state: Mapping[str, Tensor], sampler: EpisodeSampler) -> None:
-        """Continue exactly. ValueError if the state does not fit."""
         check_state(state, {key: value for key, value in self.state_dict().items() if key.startswith("delayed/")})
         self.env.load_state_dict(state, sampler)
         self._prefix_NDA.copy_(state["delayed/prefix"])
@@ -105,19 +97,10 @@ class DelayedEnv(VecEnv):
         self._decision_N[:] = state["delayed/decision"].numpy()
 
     def _committed(self, action: Tensor) -> Tensor:
-        """Return the actions that the robot will execute if it gets no others, [N, max(H, E), A].
-
-        ValueError as in ``step``.
-        """
-        num, _, action_dim = self._prefix_NDA.shape
-        if action.ndim != 3 or (action.shape[0], action.shape[2]) != (num, action_dim) or not action.shape[1]:
-            raise ValueError(f"action: got shape {tuple(action.shape)}, needed [{num}, H, {action_dim}] with H >= 1")
-        if not bool(torch.isfinite(action).all()):
-            raise ValueError("action: NaN or infinite; nothing was executed")
-        length = max(action.shape[1], self.execute)
-        chunk_NCA = action[:, torch.arange(length, device=self.device).clamp(max=action.shape[1] - 1)]
-        if isinstance(self.spec.action, Box):
-            chunk_NCA = chunk_NCA.float().clamp(-1, 1)
+        """Return the actions that the robot will execute if it gets no others, [N, max(H, E), A]."""
+        given_NHA = checked_chunk(action, self.spec.action, self.num_envs).to(self._prefix_NDA.dtype)
+        row_C = torch.arange(max(given_NHA.shape[1], self.execute), device=self.device)
+        chunk_NCA = given_NHA[:, row_C.clamp(max=given_NHA.shape[1] - 1)]
         given_ND1 = (torch.arange(self.max_delay, device=self.device) < self._delay_N[:, None]).unsqueeze(-1)
         chunk_NCA[:, : self.max_delay] = torch.where(given_ND1, self._prefix_NDA, chunk_NCA[:, : self.max_delay])
         return chunk_NCA
@@ -131,7 +114,6 @@ class DelayedEnv(VecEnv):
         return torch.from_numpy(np.where(decision_n > 0, delay_n, 0)).to(self.device)
 
     def _observed(self, obs: Obs) -> Obs:
-        """Add prefix and delay to the observations of all envs."""
         return {**obs, "prefix": self._prefix_NDA.clone(), "delay": self._delay_N.clone()}
 
 

@@ -1,10 +1,13 @@
 """The checks of ``conformance``. Each raises UserError with the rule that the environment breaks."""
 
 import gc
-from collections.abc import Callable
-from contextlib import closing
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import fields
 from math import isfinite
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,8 +16,7 @@ from embodied.core import contract
 from embodied.core.episodes import PlanList
 from embodied.core.spec import Box
 from embodied.envs.base.actions import random_actions
-from embodied.envs.checks import process_usage
-from embodied.envs.checks.trial import Excused, Recording, Trial, alike, difference, row_of
+from embodied.envs.checks.trial import Excused, Recording, Trial, alike, difference
 
 FUNCTION_OF_ITS_PLAN = "an episode must be a function of its plan and actions, whatever the other envs do"
 FILM_SIZE = (64, 48)  # width and height, pixels
@@ -62,7 +64,7 @@ def check_bad_actions(trial: Trial) -> None:
     bad = {"one row too few": good[1:], "one entry too many": torch.cat([good, good[..., :1]], -1)}
     if isinstance(space, Box):
         bad["a NaN"] = torch.full_like(good, torch.nan)
-    elif not env.max_delay:
+    else:
         bad["a choice too high"] = good + max(space.counts)
     assert trial.rollout
     for fault, action in bad.items():
@@ -150,7 +152,7 @@ def check_seeding(trial: Trial) -> None:
         obs = trial.reset(trial.alone, PlanList(trial.plan_of_end(end, k), 1))
         for t in range(begin, end + 1):
             moment = trial.rollout[t]
-            there, first = row_of(moment.obs, k), (t - begin) * trial.executed
+            there, first = {key: value[k : k + 1] for key, value in moment.obs.items()}, (t - begin) * trial.executed
             if not alike(obs, there):
                 when = f"after {first} control steps" if first else "after the reset"
                 trial.require(False, f"{FUNCTION_OF_ITS_PLAN}; {when} {difference(obs, there)}")
@@ -161,7 +163,8 @@ def check_seeding(trial: Trial) -> None:
             between = f"between control steps {first} and {first + trial.executed}"
             trial.require(same, f"{FUNCTION_OF_ITS_PLAN}; rewards or ends differ {between}")
             obs = mine.obs
-        last = row_of(theirs.final_obs, theirs.final_ids.tolist().index(k))
+        row = theirs.final_ids.tolist().index(k)
+        last = {key: value[row : row + 1] for key, value in theirs.final_obs.items()}
         trial.require(alike(mine.final_obs, last), FUNCTION_OF_ITS_PLAN + " (see its final_obs)")
 
 
@@ -210,7 +213,7 @@ def check_rendering(trial: Trial) -> None:
 def check_closing(trial: Trial) -> None:
     """``close`` ends all threads and processes and closes all files; a second call does nothing."""
     assert trial.rollout  # libraries have started their threads
-    before = process_usage.counts()
+    before = usage()
     env = trial.make(trial.num_envs)
     with closing(env):
         trial.step(env, trial.actions(trial.reset(env, trial.recording()), 0))
@@ -218,7 +221,7 @@ def check_closing(trial: Trial) -> None:
     name = env.spec.task
     del env
     gc.collect()
-    for what, count in process_usage.counts().items():
+    for what, count in usage().items():
         kept = count <= before[what] + (0 if what == "processes" else MAX_LEFT_OVER)
         trial.require(kept, f"{name} had {before[what]} {what} before it was built and {count} after close")
 
@@ -227,7 +230,7 @@ def check_leaks(trial: Trial) -> None:
     """Memory, processes, threads and files do not grow with the number of episodes."""
     env = trial.build(trial.num_envs)
     obs = trial.reset(env, Recording(env.spec, env.num_envs, trial.seed, limit=1))
-    before, memory = process_usage.counts(), process_usage.memory_bytes()
+    before, memory = usage(), memory_bytes()
     resets, warm, t = 0, 0, 0
     while resets < trial.resets and not trial.is_late():
         actions = trial.actions(obs, t)
@@ -235,16 +238,39 @@ def check_leaks(trial: Trial) -> None:
         obs, resets, t = step.obs, resets + len(step.final_ids), t + 1
         trial.require(len(step.final_ids) > 0, "episodes of one control step did not end")
         if not warm and resets >= trial.resets // 5:  # caches are full
-            warm, before, memory = resets, process_usage.counts(), process_usage.memory_bytes()
+            warm, before, memory = resets, usage(), memory_bytes()
     over = f"over {resets - warm} episodes"
-    grown = process_usage.memory_bytes() - memory
+    grown = memory_bytes() - memory
     each = f"{grown / max(1, resets - warm) / 1e3:.0f} kB each"
     trial.require(grown <= LEAK_BYTES, f"memory has grown by {grown / 1e6:.0f} MB {over}, {each}")
-    for what, count in process_usage.counts().items():
+    for what, count in usage().items():
         kept = count <= before[what] + MAX_LEFT_OVER
         trial.require(kept, f"{what} have grown from {before[what]} to {count} {over}")
     if resets < trial.resets:
         raise Excused(f"{resets} resets instead of {trial.resets}, for lack of time (max_minutes=)")
+
+
+def memory_bytes() -> int:
+    """Return the resident memory of this process and all its descendants, bytes (Linux)."""
+    total = 0
+    for process in (os.getpid(), *_descendants(os.getpid())):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            total += int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1])
+    return total * os.sysconf("SC_PAGE_SIZE")
+
+
+def usage() -> dict[str, int]:
+    """Return the numbers of threads and open files of this process, and of the processes that descend from it."""
+    processes = len(list(_descendants(os.getpid())))
+    return {"threads": threading.active_count(), "files": len(os.listdir("/proc/self/fd")), "processes": processes}
+
+
+def _descendants(process: int) -> Iterator[int]:
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for child in map(int, path.read_text(encoding="ascii").split()):
+                yield child
+                yield from _descendants(child)
 
 
 CHECKS: dict[str, Callable[[Trial], None]] = {

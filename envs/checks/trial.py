@@ -137,7 +137,6 @@ class Trial:
             raise OutOfTime(f"not finished: {minutes} are over, within which all checks end") from None
 
     def _serve(self) -> None:
-        """Make the calls of ``apart``."""
         while (order := self._calls.get()) is not None:
             future, call = order
             try:
@@ -212,14 +211,14 @@ class Trial:
             if self.seconds < inf:
                 self._shorten()
             sampler = self.recording()
-            obs = copy(self.reset(env, sampler))
-            moments = []
+            obs, moments = self.reset(env, sampler), []
             for t in range(self.num_chunks):
+                obs = {key: value.clone() for key, value in obs.items()}  # the env must not overwrite it
                 given, sampler.heard = sampler.given.rows(np.arange(self.num_envs)), []
                 action = self.actions(obs, t)
                 step = self.step(env, action)
                 moments.append(Moment(obs, action, step, given, sampler.heard))
-                obs = copy(step.obs)
+                obs = step.obs
             return moments
         except Exception:  # third-party code may raise anything
             self.broken = True
@@ -282,13 +281,3 @@ def difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str:
     at = int(gaps[key].argmax())
     one, other = (float(part[key].flatten()[at]) for part in (a, b))
     return f"obs['{key}'][{at}] is {one:.4g} the first time and {other:.4g} the second"
-
-
-def row_of(obs: Obs, row: int) -> Obs:
-    """Return one row of observations, [1, ...]."""
-    return {key: value[row : row + 1] for key, value in obs.items()}
-
-
-def copy(obs: Obs) -> Obs:
-    """Return observations that the env cannot overwrite."""
-    return {key: value.clone() for key, value in obs.items()}

@@ -11,7 +11,7 @@ from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
 from embodied.core.types import Obs
 from embodied.envs.mujoco.pool import MujocoPool
-from embodied.envs.tasks.ground_truth import ROLE_NAMES
+from embodied.envs.tasks.base import ROLE_NAMES
 
 
 class LabeledPool:

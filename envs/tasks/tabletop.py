@@ -27,9 +27,8 @@ from embodied.envs.mujoco.randomization.object_shapes import ShapeVariants
 from embodied.envs.mujoco.scene import GREY, add_object, add_object_sensors, add_tray
 from embodied.envs.mujoco.view import View
 from embodied.envs.registry import TASKS
-from embodied.envs.tasks.base import Quantity
+from embodied.envs.tasks.base import Quantity, Role
 from embodied.envs.tasks.common import cube_quantities, draw, stand
-from embodied.envs.tasks.ground_truth import Role
 from embodied.envs.tasks.placing import Placing, PlacingConfig
 from embodied.envs.tasks.words import Words, default_words
 
@@ -188,7 +187,6 @@ class Tabletop(Placing):
         )
 
     def _place_of(self, name: str) -> Quantity:
-        """Return the position of an object."""
         term = Term(f"{name}_pos", 3, "m", "base", meaning=f"x, y, z of {name}")
         return Quantity(term, lambda: self.view.body_qpos(name)[:, :3])
 

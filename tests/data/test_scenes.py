@@ -10,7 +10,7 @@ from embodied.core.types import Obs
 from embodied.data.scenes import FRAMES_PER_SCENE, Buffer, SceneDataset, Scenes
 from embodied.envs import make_pool, make_sampler
 from embodied.envs.mujoco.labels import LabeledPool
-from embodied.envs.tasks.ground_truth import Role
+from embodied.envs.tasks.base import Role
 
 STEPS, ENVS = 4, 16
 

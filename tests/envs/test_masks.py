@@ -9,7 +9,7 @@ from embodied.data.scenes import FRAMES_PER_SCENE, Scenes
 from embodied.envs import MujocoPool, make_pool, make_sampler
 from embodied.envs.mujoco.labels import LabeledPool
 from embodied.envs.rendering.vision import CAMERAS
-from embodied.envs.tasks.ground_truth import Role
+from embodied.envs.tasks.base import Role
 from embodied.envs.tasks.words import default_words
 
 

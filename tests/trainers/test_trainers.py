@@ -9,7 +9,7 @@ import pytest
 
 from embodied.algos import ALGORITHMS
 from embodied.core.errors import UserError
-from embodied.envs.tasks import ground_truth
+from embodied.envs.tasks import base as tasks
 from embodied.policies.vla.grounding import ROLE_NAMES
 from embodied.session import factories
 from embodied.session.config import compose_run
@@ -50,7 +50,7 @@ def test_what_a_trainer_cannot_do_is_refused(options: dict[str, Any], message: s
 
 
 def test_task_and_policy_must_agree_on_roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ground_truth.ROLE_NAMES == ROLE_NAMES
+    assert tasks.ROLE_NAMES == ROLE_NAMES
     config = compose_run({**VLA, "algo": "grounding", "num_envs": 2, "device": "cpu"})
     policy = factories.make_policy(config, factories.make_spec(config))
     monkeypatch.setattr(type(policy), "roles", ("none", "tool"))

@@ -5,14 +5,13 @@
                                           ignore that step's action
 
 Seeds. EnvPool seeds an env when it is built, and never again. Episode k of env seed s is here the k-th initial state of
-an env that was built with a seed made of s. A training env goes through its seed's episodes in order, by resets. Envs
-whose plan is another one, as at the beginning of an evaluation, are built anew and reset k times. So an evaluation
-always has the same initial states, however often and with however many envs it is run, and costs the time to build its
-envs. Environments that draw random numbers during an episode as well (such as the commands of joystick tasks) reproduce
-their first episode, which evaluations use; later ones then depend on how long those before them lasted.
+an env that was built with a seed made of s: training envs go through their episodes by resets, and envs with another
+plan, as in evaluations, are built anew and reset k times. Environments that also draw random numbers during an episode
+reproduce their first episode, which evaluations use; later ones depend on how long those before them lasted.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,22 +22,88 @@ from torch import Tensor
 
 from embodied.core.episodes import EpisodePlans, Ints
 from embodied.core.options import PositiveInt, config_dataclass
+from embodied.core.process.child import Builder
 from embodied.core.spec import SUCCESS, Box, CameraSpec, EnvSpec
 from embodied.core.types import Obs
-from embodied.envs.adapters.envpool.pool import Arrays, Pool, can_render
-from embodied.envs.adapters.envpool.spec import EnvpoolTaskConfig, Layout, read_layout, require_known
-from embodied.envs.adapters.pixels import Pixels
+from embodied.envs.adapters.envpool.spec import EnvpoolTaskConfig, Layout, library, read_layout, require_known
+from embodied.envs.adapters.pixels import Pixels, resized
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.base.rows import RowByRowEnv
 from embodied.envs.episodes.sampler import INCARNATION
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.registry import FAMILIES
 
+Arrays = dict[str, NDArray[Any]]
+LEAST_DRAWN = 240  # pixels; the smaller side of a picture that EnvPool draws
 LISTED = (
     "Ant-v5", "CartPole-v1", "FetchPickAndPlaceDense-v1", "FetchReachDense-v4", "Go1JoystickFlatTerrain-v1",
     "HalfCheetah-v5", "Humanoid-v5", "LunarLander-v3", "MetaWorld/DrawerOpen-v3", "MetaWorld/Reach-v3",
     "PandaPickCube-v1", "Walker2d-v5",
 )  # fmt: skip
+
+
+@functools.cache
+def can_render(id: str) -> bool:
+    """Return whether EnvPool can draw an environment without a display. The first call for each builds one.
+
+    It draws those of MuJoCo by OpenGL, and ends the process where there is no context, so they count as not drawn.
+    """
+    if "frame_stack" in library().make_spec(id).config._asdict():
+        return False  # an option that all of MuJoCo have, and no others
+    pool = Pool(id, {}, np.zeros(1, dtype=np.int64), 1)
+    pool.reset(first := np.zeros(1, dtype=np.int32))
+    pool.receive(1)
+    try:
+        return pool.render(first, 64, 64).shape == (1, 64, 64, 3)
+    except RuntimeError:
+        return False
+
+
+class Pool:
+    """Some envs in one pool of EnvPool, in the order of their ids there.
+
+    It calls the methods that EnvPool's interface for gymnasium calls, with one list of arrays each. That interface
+    takes as long as all other Python code of a control step together.
+    """
+
+    def __init__(
+        self, id: str, options: Mapping[str, Any], seed_n: Ints, num_threads: int, one_by_one: bool = False
+    ) -> None:
+        """Build an env for each seed. one_by_one: EnvPool gives the result of each as it comes."""
+        sizes = {"num_envs": len(seed_n), "num_threads": min(num_threads, len(seed_n))}
+        options = {**options, **sizes, **({"batch_size": 1} if one_by_one else {})}
+        self._pool = library().make_gymnasium(id, seed=seed_n.tolist(), **options)
+        self._builder, self._one_by_one = Builder(), one_by_one
+        self._keys: list[str] = self._pool._state_keys
+        self._dtype = self._pool.spec.action_array_spec["action"].dtype
+
+    def send(self, action: NDArray[Any], env_id: NDArray[np.int32]) -> None:
+        """Begin a step of envs ``env_id`` [n] with their actions."""
+        self._builder.check()
+        self._pool._send([env_id, env_id, action.astype(self._dtype, order="C")])  # the second is that of players
+
+    def reset(self, env_id: NDArray[np.int32]) -> None:
+        """Begin an episode in each of envs ``env_id``."""
+        self._builder.check()
+        self._pool._reset(env_id)
+
+    def receive(self, count: int) -> Arrays:
+        """Wait for ``count`` envs that were stepped or reset; return their arrays by EnvPool's names, ordered by env.
+
+        If EnvPool does not give them one by one, ``count`` must be all of them.
+        """
+        if not self._one_by_one:
+            return dict(zip(self._keys, self._pool._recv(), strict=True))
+        columns = zip(*(self._pool._recv() for _ in range(count)), strict=True)
+        arrays = dict(zip(self._keys, map(np.concatenate, columns), strict=True))
+        order = arrays["info:env_id"].argsort()
+        return {key: array[order] for key, array in arrays.items()}
+
+    def render(self, env_id: NDArray[np.int32], width: int, height: int) -> Pixels:
+        """Return what envs ``env_id`` [n] show people, [n, height, width, 3]. RuntimeError if EnvPool does not draw."""
+        finer = -(-LEAST_DRAWN // min(width, height))  # thin lines vanish from small pictures
+        frames = self._pool._render(env_id, finer * width, finer * height, -1)
+        return np.stack([resized(frame, width, height) for frame in frames])
 
 
 @config_dataclass
@@ -59,10 +124,9 @@ class EnvpoolEnv(EpisodicEnv):
     one_by_one = False
     """Whether EnvPool gives the results of its envs one by one."""
 
-    def __init__(self, layout: Layout, num_envs: int, num_threads: int, can_render: bool) -> None:
-        """Begin no pool yet. can_render: whether EnvPool can draw the envs for people."""
+    def __init__(self, layout: Layout, num_envs: int, num_threads: int) -> None:
         super().__init__(layout.spec, num_envs)
-        if can_render:
+        if can_render(layout.id):
             self.film = self._film
         self.layout, self.num_threads = layout, num_threads
         self._pools: list[Pool] = []
@@ -70,20 +134,18 @@ class EnvpoolEnv(EpisodicEnv):
         self._env_N = np.zeros(num_envs, dtype=np.int32)  # env_id of each row in its pool
         self._seed_N = np.full(num_envs, -1, dtype=np.int64)  # env seed that each row was built for
         self._next_N = np.zeros(num_envs, dtype=np.int64)  # number of the episode that its next reset begins
-        spec, action = layout.spec, layout.spec.action
-        self._observed: Arrays = {}  # the present observations
+        spec, action, self._observed = layout.spec, layout.spec.action, Arrays()
         if layout.state:
             self._observed["state"] = np.zeros((num_envs, spec.state_dim), dtype=np.float32)
         if layout.privileged:
             self._observed["privileged"] = np.zeros((num_envs, spec.privileged_dim), dtype=np.float32)
         for camera in spec.cameras:
             self._observed[f"images.{camera.name}"] = np.zeros((num_envs, camera.height, camera.width, 3), np.uint8)
-        if not isinstance(action, Box):
-            if layout.mask is not None:
-                self._observed["action_mask"] = np.ones((num_envs, sum(action.counts)), dtype=np.bool_)
-            return
-        self._scale_A, self._offset_A = np.array([(term.scale, term.offset) for term in action.terms]).T
-        self._is_scaled = bool((self._scale_A != 1).any() or self._offset_A.any())
+        if isinstance(action, Box):
+            self._scale_A, self._offset_A = np.array([(term.scale, term.offset) for term in action.terms]).T
+            self._is_scaled = bool((self._scale_A != 1).any() or self._offset_A.any())
+        elif layout.mask is not None:
+            self._observed["action_mask"] = np.ones((num_envs, sum(action.counts)), dtype=np.bool_)
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         follows = (self._seed_N[ids] == plans.seed_n) & (self._next_N[ids] == plans.number_n)
@@ -112,7 +174,6 @@ class EnvpoolEnv(EpisodicEnv):
         return obs
 
     def close(self) -> None:
-        """Stop EnvPool's threads and free its envs."""
         self._pools.clear()
         self._seed_N[:] = -1
 
@@ -123,7 +184,7 @@ class EnvpoolEnv(EpisodicEnv):
         return self._offset_A + self._scale_A * action.numpy() if self._is_scaled else action.numpy()
 
     def _result(self, results: Sequence[tuple[Arrays, Ints | slice]]) -> Advance:
-        """Keep the observations in EnvPool's arrays of some rows, and return the result of their control step."""
+        """Keep the observations in EnvPool's arrays of some rows; return the result of their control step."""
         success = self.layout.success
         found: Arrays = {}
         for arrays, rows in results:
@@ -141,12 +202,11 @@ class EnvpoolEnv(EpisodicEnv):
         return Advance(torch.from_numpy(found["reward"]), outcomes, failed_N, truncated_N=truncated_N)
 
     def _reset(self, pool: Pool, rows: Ints | slice) -> None:
-        """Begin episodes in ``rows`` of a pool, and keep their observations."""
         pool.reset(self._env_N[rows])
         self._store(pool.receive(len(self._env_N[rows])), rows)
 
     def _parts(self, ids: Ints | None) -> list[tuple[Pool, Ints | slice]]:
-        """Return pools with those of rows ``ids`` [n] (None: all) that are in them."""
+        """Return pools with those of rows ``ids`` (None: all) that are in them."""
         if len(self._pools) == 1:
             return [(self._pools[0], slice(None) if ids is None else ids)]
         ids = np.arange(self.num_envs) if ids is None else ids
@@ -169,7 +229,6 @@ class EnvpoolEnv(EpisodicEnv):
         self._seed_N[ids], self._next_N[ids] = plans.seed_n, plans.number_n
 
     def _store(self, arrays: Arrays, rows: Ints | slice) -> None:
-        """Keep the observations of ``rows``."""
         for key, names in (("state", self.layout.state), ("privileged", self.layout.privileged)):
             begin = 0
             for name in names:
@@ -241,7 +300,7 @@ class EnvpoolFamily:
     ) -> EnvpoolEnv:
         layout = read_layout(id, task, cameras)
         if sim is None or sim.batch_size is None:
-            return EnvpoolEnv(layout, num_envs, num_threads, can_render(id))
-        env = RowByRowEnvpoolEnv(layout, num_envs, num_threads, can_render(id))
+            return EnvpoolEnv(layout, num_envs, num_threads)
+        env = RowByRowEnvpoolEnv(layout, num_envs, num_threads)
         env.batch_size = min(sim.batch_size, num_envs)
         return env

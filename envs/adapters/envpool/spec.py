@@ -13,7 +13,7 @@ import numpy as np
 from embodied.core.errors import UserError, nearest, one_line, unknown_name
 from embodied.core.options import PositiveInt, Text, config_dataclass
 from embodied.core.spec import SUCCESS, ActionTerm, Box, CameraSpec, Discrete, EnvSpec, Instruction, Term
-from embodied.envs.adapters.gym.spaces import TIME, images_alone
+from embodied.envs.adapters.gym.spaces import TIME, check_cameras
 from embodied.envs.adapters.pixels import SMALLEST_IMAGE, Frame, by_age
 
 INSTALL = "pip install -c constraints.txt -e '.[envpool]'"
@@ -104,13 +104,7 @@ def read_layout(id: str, task: EnvpoolTaskConfig, cameras: Sequence[CameraSpec] 
     frames = _frames(id, config, arrays, shapes)
     images = {frame.key for frame in frames.values()}
     vectors = [key for key in shapes if key not in images]
-    if not vectors and not cameras:
-        raise images_alone(f"envpool/{id}", [next(iter(frames))], not isinstance(action, Box))
-    for camera in cameras:
-        if not frames:
-            raise UserError(f"task envpool/{id} has no cameras: choose a policy that gets a state vector")
-        if camera.name not in frames:
-            raise unknown_name(f"camera of task envpool/{id}", camera.name, frames)
+    check_cameras(f"envpool/{id}", cameras, frames, [] if vectors else [next(iter(frames))], action)
     state, privileged = (
         {key: Term(_name(key), int(np.prod(shapes[key]))) for key in vectors if (key == PRIVILEGED_KEY) == hidden}
         for hidden in (False, True)
@@ -138,10 +132,7 @@ def read_layout(id: str, task: EnvpoolTaskConfig, cameras: Sequence[CameraSpec] 
 def _frames(
     id: str, config: Mapping[str, Any], arrays: Mapping[str, Any], shapes: Mapping[str, list[int]]
 ) -> dict[str, Frame]:
-    """Return the frames of the observed images by camera name, the newest of a stack first; it is the last in EnvPool.
-
-    UserError for frames of other than 1 or 3 channels.
-    """
+    """Return the frames of the observed images by camera name, the newest of a stack first (it is EnvPool's last)."""
     frames: dict[str, Frame] = {}
     stack = config.get("stack_num", config.get("frame_stack", 1))
     for key, shape in shapes.items():

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from embodied.core.episodes import EpisodePlans, Ints
-from embodied.core.errors import UserError, unknown_name
+from embodied.core.errors import UserError
 from embodied.core.options import NonNegativeInt, Positive, PositiveInt, Text, config_dataclass
 from embodied.core.spec import SUCCESS, Box, CameraSpec, EnvSpec, Instruction
 from embodied.core.types import Obs
 from embodied.envs.adapters.gym.probe import Probe, known_ids, probe
 from embodied.envs.adapters.gym.processes import ProcessRows, is_portable
 from embodied.envs.adapters.gym.rows import Layout, LocalRows, allocate
-from embodied.envs.adapters.gym.spaces import RENDER, TIME, images_alone, terms_of
+from embodied.envs.adapters.gym.spaces import RENDER, TIME, check_cameras, terms_of
 from embodied.envs.adapters.gym.vector import VectorRows
 from embodied.envs.adapters.pixels import Pixels
 from embodied.envs.base.episodic import Advance, EpisodicEnv
@@ -116,16 +116,9 @@ class Gym:
     def spec(self, id: str, task: Any, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
         found = probe(id, task.kwargs, task.success_key, task.max_episode_steps)
         name = f"gym/{id}"
-        images = [name for leaf in found.leaves for name in leaf.frames]
-        for camera in cameras:
-            available = [*images, *([RENDER] if found.can_render else [])]
-            if camera.name not in available:
-                if not available:
-                    raise UserError(f"task {name} has no cameras: choose a policy that gets a state vector")
-                raise unknown_name(f"camera of task {name}", camera.name, available)
-        state = terms_of(found.leaves)
-        if not state and not cameras:
-            raise images_alone(name, images, not isinstance(found.action, Box))
+        images, state = [name for leaf in found.leaves for name in leaf.frames], terms_of(found.leaves)
+        available = [*images, *([RENDER] if found.can_render else [])]
+        check_cameras(name, cameras, available, [] if state else images, found.action)
         text = task.instruction or id.rpartition(":")[2].rpartition("/")[2].partition("-v")[0]
         return EnvSpec(
             task=name,

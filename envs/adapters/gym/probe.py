@@ -220,12 +220,7 @@ def _allowed_action(env: gymnasium.Env[Any, Any], info: Mapping[str, Any]) -> An
 def _dt_s(env: gymnasium.Env[Any, Any]) -> float:
     """Return the seconds between two actions, as far as the environment says."""
     dt_s: Any = env.get_wrapper_attr("dt") if env.has_wrapper_attr("dt") else None
-    if _is_positive(dt_s):
-        return float(dt_s)
-    fps: Any = env.metadata.get("render_fps")
-    return 1.0 / float(fps) if _is_positive(fps) else DEFAULT_DT_S
-
-
-def _is_positive(value: Any) -> bool:
-    """Return whether a value of any type is a finite number above 0."""
-    return isinstance(value, numbers.Real) and 0 < float(value) < math.inf
+    for value, is_rate in ((dt_s, False), (env.metadata.get("render_fps"), True)):
+        if isinstance(value, numbers.Real) and 0 < float(value) < math.inf:
+            return 1.0 / float(value) if is_rate else float(value)
+    return DEFAULT_DT_S

@@ -6,7 +6,7 @@
 Imports neither torch nor other modules of ``envs``, because the processes of ``rows`` need it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,8 +15,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from embodied.core.errors import UserError
-from embodied.core.spec import ActionSpace, ActionTerm, Box, Discrete, MultiDiscrete, Term
+from embodied.core.errors import UserError, unknown_name
+from embodied.core.spec import ActionSpace, ActionTerm, Box, CameraSpec, Discrete, MultiDiscrete, Term
 from embodied.envs.adapters.gym.results import INTEGERS, NUMBERS, WrongResult, array_of
 from embodied.envs.adapters.pixels import SMALLEST_IMAGE, Frame, as_bytes, by_age, frames_in
 
@@ -140,16 +140,19 @@ def terms_of(leaves: Sequence[Leaf]) -> tuple[Term, ...]:
     return tuple(Term(leaf.name, leaf.size) for leaf in leaves if not leaf.frames)
 
 
-def images_alone(task: str, cameras: Iterable[str], has_choices: bool) -> UserError:
-    """Return the error for a policy without cameras in a task that observes images alone.
-
-    cameras: names of its images. has_choices: whether its actions are choices.
-    """
-    policy = "categorical" if has_choices else "gaussian"
-    return UserError(
-        f"task {task} observes images alone: choose a policy that sees them, "
-        f"policy={policy} policy.cameras=[{','.join(cameras)}]"
-    )
+def check_cameras(
+    task: str, chosen: Sequence[CameraSpec], available: Collection[str], needed: Sequence[str], action: ActionSpace
+) -> None:
+    """Raise UserError for a camera that the task lacks, and for none if it observes the images ``needed`` alone."""
+    for camera in chosen:
+        if not available:
+            raise UserError(f"task {task} has no cameras: choose a policy that gets a state vector")
+        if camera.name not in available:
+            raise unknown_name(f"camera of task {task}", camera.name, available)
+    if needed and not chosen:
+        policy = "gaussian" if isinstance(action, Box) else "categorical"
+        cure = f"choose a policy that sees them, policy={policy} policy.cameras=[{','.join(needed)}]"
+        raise UserError(f"task {task} observes images alone: {cure}")
 
 
 def action_space_of(space: Any) -> ActionSpace:
