@@ -160,6 +160,7 @@ def measured(setup: Setup, mode: Mode, draws: Iterator[int], iterations: int) ->
     recipe = Recipe(
         config.runtime, num_envs=config.num_envs, seed=config.seed, make_env=make_env,
         make_sampler=partial(factories.make_sampler, config), make_policy=make_policy, make_algorithm=make_algorithm,
+        make_eval_env=make_env, eval_plans=factories.evaluation_plans,
     )  # fmt: skip
     dropped = 0.0
     with build_runtime(recipe) as runtime:

@@ -12,8 +12,8 @@ Public API::
         make_sampler=lambda spec, num_envs, seed, incarnation: ...,  # -> EpisodeSampler of training episodes
         make_policy=lambda spec: ...,                     # EnvSpec -> Policy (a torch module on the CPU)
         make_algorithm=lambda policy: ...,                # -> Algorithm, called after the policy moved to its device
-        make_eval_env=lambda num_envs, num_threads: ...,  # -> VecEnv; may be None
-        eval_plans=lambda spec, episodes, seed: ...,      # -> EpisodePlans of an evaluation; may be None
+        make_eval_env=lambda num_envs, num_threads: ...,  # -> VecEnv
+        eval_plans=lambda spec, episodes, seed: ...,      # -> EpisodePlans of an evaluation
     )
     with build_runtime(recipe) as runtime:
         found = checkpoint.load_latest(run_dir)           # None if there is no checkpoint

@@ -7,13 +7,18 @@ passed. ``BackgroundEvaluator`` does so in a thread, while training goes on, and
 """
 
 import queue
+import re
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from embodied.core.algorithm import Metrics
 from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodePlans, EpisodeStats
 from embodied.core.execution import EvalRollout
@@ -101,8 +106,35 @@ def rates(stats: EpisodeStats) -> dict[str, Any]:
     return found
 
 
+def rollout_metrics(episodes: EpisodeStats, spec: EnvSpec) -> Metrics:
+    """Return means over the episodes that began as the task begins, and under ``rollout/other_starts`` over the others.
+
+    The others began at a later stage, or with less time than the task's time limit, as staggered ones do. If ``spec``
+    has several goals, also the success of each, over the first kind. A kind without episodes has no metrics.
+    """
+    own_M = torch.from_numpy((episodes.plans.stage_n == 0) & (episodes.plans.time_limit_n >= spec.max_episode_steps))
+    metrics: Metrics = {}
+    for prefix, rows_M in (("rollout", own_M), ("rollout/other_starts", ~own_M)):
+        if rows_M.any():
+            kind = episodes.rows(rows_M)
+            metrics[f"{prefix}/return_mean"] = float(kind.return_M.mean())
+            metrics |= {f"{prefix}/{name}_once": float(held_M.float().mean()) for name, held_M in kind.once.items()}
+            metrics |= {f"{prefix}/{name}_at_end": float(held_M.float().mean()) for name, held_M in kind.at_end.items()}
+            metrics[f"{prefix}/episode_length_mean"] = float(kind.length_M.float().mean())
+    if own_M.any() and spec.has_success and len(set(spec.goals)) > 1:
+        own = episodes.rows(own_M)
+        solved: defaultdict[str, list[bool]] = defaultdict(list)
+        for i, success in zip(own.plans.instruction_n.tolist(), own.success_at_end_M.tolist(), strict=True):
+            solved[re.sub(r"\W+", "_", spec.goals[i])].append(success)
+        metrics |= {f"rollout/goals/{goal}/success_at_end": fmean(values) for goal, values in sorted(solved.items())}
+    return metrics
+
+
 class Evaluator:
-    """Copy of the policy and evaluation envs (built at the first evaluation), to evaluate published weights."""
+    """Evaluates published weights by a copy of the policy; the envs are built at the first evaluation.
+
+    num_threads: of torch.
+    """
 
     def __init__(
         self,
@@ -112,13 +144,16 @@ class Evaluator:
         config: RuntimeConfig,
         num_threads: int = 1,
     ) -> None:
-        """num_threads: of torch."""
-        policy.eval()
-        self.policy, self.make_env, self.plans = policy, make_env, plans
+        self.policy, self.make_env, self.plans = policy.eval(), make_env, plans
         self.config, self.num_threads = config, num_threads
         self.env: VecEnv | None = None
         self.last_iteration = 0
         self.track = Track("evaluator", "idle")
+
+    @property
+    def busy(self) -> bool:
+        """Whether it evaluates now."""
+        return False
 
     def due(self, iteration: int) -> bool:
         """Return whether eval_every iterations have passed since the last evaluation began."""
@@ -127,18 +162,20 @@ class Evaluator:
     def poll(
         self, weights: Callable[[], Weights], iteration: int, env_steps: int, stop: threading.Event
     ) -> dict[str, Any] | None:
-        """Return the result of an evaluation if one is due, else None, also if ``stop`` was set meanwhile.
+        """Return the result of an evaluation that is due or has finished, else None, also if ``stop`` was set.
 
-        weights: returns those to deploy. iteration, env_steps: that trained them.
+        weights: returns a copy of those to deploy. iteration, env_steps: that trained them.
         """
         if not self.due(iteration):
             return None
         threads.use(self.num_threads)
         return self.run(weights(), iteration, env_steps, stop) or None
 
-    def run(
-        self, weights: Weights, iteration: int, env_steps: int, stop: threading.Event | None = None
-    ) -> dict[str, Any]:
+    def forget(self, last_iteration: int) -> None:
+        """Drop the result under way: its weights are lost. last_iteration: of the last evaluation that counts."""
+        self.last_iteration = last_iteration
+
+    def run(self, weights: Weights, iteration: int, env_steps: int, stop: threading.Event) -> dict[str, Any]:
         """Evaluate weights. Return the result with their iteration and env_steps, or {} if ``stop`` was set."""
         self.last_iteration = iteration
         with self.track.during("evaluate"):
@@ -155,58 +192,42 @@ class Evaluator:
             self.env = None
 
 
-class BackgroundEvaluator:
-    """Evaluator with a thread of a group; one evaluation at a time. ``end`` ends the thread."""
+class BackgroundEvaluator(Evaluator):
+    """Evaluator that evaluates in a thread of ``group``; one evaluation at a time, which the end of the group ends."""
 
-    def __init__(self, evaluator: Evaluator, group: ThreadGroup) -> None:
-        self.evaluator, self._group = evaluator, group
-        self._jobs: queue.SimpleQueue[tuple[Weights, int, int] | None] = queue.SimpleQueue()
+    def __init__(self, group: ThreadGroup, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._group = group
         self._results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._given = False
         self._after: int | None = None
 
     @property
     def busy(self) -> bool:
-        """Whether it evaluates now."""
         return self._given and self._results.empty()
-
-    def begin(self) -> None:
-        """Start the thread."""
-        self._group.spawn("evaluator", self._evaluate)
 
     def poll(
         self, weights: Callable[[], Weights], iteration: int, env_steps: int, stop: threading.Event
     ) -> dict[str, Any] | None:
-        """Return a finished result and start the next evaluation if it is due, without waiting.
-
-        weights: returns a copy of those to deploy. iteration, env_steps: that trained them. stop: not needed here.
-        """
+        """Return a finished result and start the next evaluation if it is due, without waiting."""
         result = None
         if not self._results.empty():
             result, self._given = self._results.get(), False
             if self._after is not None:
-                result, self.evaluator.last_iteration, self._after = None, self._after, None
-        if not self._given and self.evaluator.due(iteration):
-            self._jobs.put((weights(), iteration, env_steps))
+                result, self.last_iteration, self._after = None, self._after, None
+        if not self._given and self.due(iteration):
             self._given = True
+            self._group.spawn("evaluator", partial(self._evaluate, weights(), iteration, env_steps))
         return result
 
     def forget(self, last_iteration: int) -> None:
-        """Drop the result under way: its weights are lost. last_iteration: of the last evaluation that counts."""
-        self.evaluator.last_iteration = last_iteration
+        super().forget(last_iteration)
         self._after = last_iteration if self._given else None
 
-    def end(self) -> None:
-        """Make the thread end after its present evaluation; ``stopping`` of the group cuts that short."""
-        self._jobs.put(None)
-
-    def _evaluate(self) -> None:
-        threads.use(self.evaluator.num_threads)
-        say = self._group.board.set
-        while (job := self._jobs.get()) is not None:
-            weights, iteration, env_steps = job
-            say("evaluator", f"judges the weights of iteration {iteration}")
-            result = self.evaluator.run(weights, iteration, env_steps, self._group.stopping)
-            if result:
-                self._results.put(result)
-            say("evaluator", "has nothing to do")
+    def _evaluate(self, weights: Weights, iteration: int, env_steps: int) -> None:
+        threads.use(self.num_threads)
+        self._group.board.set("evaluator", f"judges the weights of iteration {iteration}")
+        result = self.run(weights, iteration, env_steps, self._group.stopping)
+        if result:
+            self._results.put(result)
+        self._group.board.set("evaluator", "has nothing to do")

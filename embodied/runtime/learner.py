@@ -49,7 +49,7 @@ class Learner:
             algorithm.learners = learners
         self.algorithm, self.store, self.learners = algorithm, store, learners
         self.relabel, self.mask_above = relabel, mask_above
-        self.iteration = self.env_steps = 0
+        self.incarnation = self.iteration = self.env_steps = 0
         self.track = Track("learner", "other")
 
     @property

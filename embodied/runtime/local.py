@@ -20,30 +20,21 @@ from typing import Any
 from embodied.core.algorithm import Metrics
 from embodied.core.types import Fragment
 from embodied.runtime import threads
-from embodied.runtime.channel import Channel, Closed, Snapshot
+from embodied.runtime.channel import Snapshot
 from embodied.runtime.collecting.actor_server import ActReply, ActRequest
 from embodied.runtime.config import LocalConfig
-from embodied.runtime.evaluator import BackgroundEvaluator
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.loop import RUNTIMES
-from embodied.runtime.one_process import OneProcess
 from embodied.runtime.recipe import Recipe
-from embodied.runtime.thread_group import ThreadGroup
+from embodied.runtime.sync import OneProcess
 
 
 @RUNTIMES.register("local", config=LocalConfig)
 class LocalRuntime(OneProcess):
     """Parts in threads, from the first iteration to ``close``. Between iterations they go on sampling."""
 
-    evaluation: BackgroundEvaluator | None
-
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
-        self.channel: Channel[Fragment] = Channel(
-            self.ledger.batch_fragments, self.ledger.max_staleness, self.config.order
-        )
-        self.threads = ThreadGroup(self.config.watchdog_s, self._end_waits)
-        self.evaluation = None if self.evaluator is None else BackgroundEvaluator(self.evaluator, self.threads)
         self._say = self.threads.board.set
         self._requests: queue.SimpleQueue[ActRequest | None] = queue.SimpleQueue()
         self._replies: list[queue.SimpleQueue[ActReply | None]] = [queue.SimpleQueue() for _ in self.workers]
@@ -62,18 +53,6 @@ class LocalRuntime(OneProcess):
         self.threads.spawn("actor server", self._serve)
         for index in range(len(self.workers)):
             self.threads.spawn(f"env worker {index}", partial(self._work, index))
-        if self.evaluation is not None:
-            self.evaluation.begin()
-
-    def collect(self) -> list[Fragment]:
-        version = self.learner.iteration
-        self._say("learner", f"waits for the fragments of batch {version}")
-        self.learner.track.add("fragments", len(self.channel))
-        try:
-            return self.channel.take(version)
-        except Closed:
-            self.threads.check()
-            raise RuntimeError("the runtime was closed while it iterated") from None
 
     def learn(self, batch: Sequence[Fragment]) -> Metrics:
         self._say("learner", f"learns from batch {self.learner.iteration}")
@@ -94,16 +73,11 @@ class LocalRuntime(OneProcess):
         return [snapshot.states[key] for key in self.groups]
 
     def _others_idle(self) -> bool:
-        evaluating = self.evaluation is not None and self.evaluation.busy
-        return not evaluating and self.ledger.waiting == len(self.workers)
+        return not self.evaluator.busy and self.ledger.waiting == len(self.workers)
 
     def _end_waits(self) -> None:
-        self.ledger.close()
-        self.channel.close()
-        self._requests.put(None)
-        if self.evaluation is not None:
-            self.evaluation.end()
-        for inbox in self._replies:
+        super()._end_waits()
+        for inbox in (self._requests, *self._replies):
             inbox.put(None)
 
     # ------------------------------------------------------------------------------------------ other threads

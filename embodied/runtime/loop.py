@@ -7,17 +7,13 @@ in flight, every group rests between two fragments, and a state saved there is e
 counts as consumed right after the update, so that workers continue while the caller logs.
 """
 
-import re
 import threading
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any, Protocol, Self
 
-import torch
 from torch import Tensor
 
 from embodied.core.algorithm import Metrics
@@ -27,10 +23,11 @@ from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.registry import Registry
 from embodied.core.spec import EnvSpec
-from embodied.runtime.channel import Sampled
-from embodied.runtime.evaluator import BackgroundEvaluator, Evaluator
+from embodied.runtime.channel import Channel, Closed, Sampled
+from embodied.runtime.evaluator import Evaluator, rollout_metrics
 from embodied.runtime.ledger import Ledger
 from embodied.runtime.recipe import Recipe
+from embodied.runtime.thread_group import ThreadGroup
 from embodied.runtime.watch import Histograms, Meter, Totals, Trace, Track
 
 
@@ -73,6 +70,7 @@ class LearnerLost(Exception):
 class LearnerPart(Protocol):
     """The learner, in this process or in another one; see ``Learner``."""
 
+    incarnation: int
     iteration: int
     env_steps: int
     track: Track
@@ -94,14 +92,13 @@ class Runtime(ABC):
     """Of the envs."""
     learner: LearnerPart
     """The present learner."""
-    evaluator: Evaluator | None
-    """None if there are no evaluation envs."""
-    evaluation: Evaluator | BackgroundEvaluator | None
-    """The evaluator itself, or with a thread of its own."""
+    evaluator: Evaluator
 
     def __init__(self, recipe: Recipe) -> None:
         self.config, self.budget, self.groups = recipe.config, recipe.budget, recipe.groups
         self.ledger = Ledger(len(self.groups), self.config.max_staleness)  # a batch has a fragment of each group
+        self.channel: Channel[Any] = Channel(len(self.groups), self.config.max_staleness, self.config.order)
+        self.threads = ThreadGroup(self.config.watchdog_s, self._end_waits)  # empty if parts are not in threads
         self.trace = Trace() if self.config.trace else None
         self.opened = ExitStack()  # what ``close`` closes, the last first
         self._rollout: Metrics = {}
@@ -150,18 +147,23 @@ class Runtime(ABC):
             metrics |= {"perf/env_steps_per_s": speed, **measured}
             episodes = EpisodeStats.concatenate([fragment.episodes for fragment in batch])
             self._rollout |= rollout_metrics(episodes, self.spec)
-            evaluation = None
-            if self.evaluation is not None:
-                evaluation = self.evaluation.poll(self.learner.deployed_weights, self.iteration, self.env_steps, stop)
+            evaluation = self.evaluator.poll(self.learner.deployed_weights, self.iteration, self.env_steps, stop)
             self._poll_trace()
             previous_end = running_s()
             metrics |= self._rollout
             yield Iteration(self.iteration, self.env_steps, metrics, episodes, evaluation, histograms)
 
     # ---------------------------------------------------------------------------------------------- of a subclass
-    @abstractmethod
     def collect(self) -> Sequence[Sampled]:
-        """Return the next batch, sorted by worker and group."""
+        """Return the next batch, sorted by worker and group: the one that other threads put into ``channel``."""
+        version = self.learner.iteration
+        self.threads.board.set("learner", f"waits for the fragments of batch {version}")
+        self.learner.track.add("fragments", len(self.channel))
+        try:
+            return self.channel.take(version, self.learner.incarnation)
+        except Closed:
+            self._check()
+            raise RuntimeError("the runtime was closed while it iterated") from None
 
     @abstractmethod
     def learn(self, batch: Any) -> Metrics:
@@ -197,6 +199,15 @@ class Runtime(ABC):
         """Publish the first weights. Called at the start of every ``iterations``."""
         if self.learner.version < self.iteration:
             self.learner.publish()
+
+    def _check(self) -> None:
+        """Raise what ended the run, if a part failed."""
+        self.threads.check()
+
+    def _end_waits(self) -> None:
+        """End every wait of the threads, which stop."""
+        self.ledger.close()
+        self.channel.close()
 
     def _consume(self) -> None:
         """Count the newest batch as consumed, which admits fragments of a later one."""
@@ -248,7 +259,7 @@ class Runtime(ABC):
                 "counters": learner["counters"],
                 "ledger": {"version": self.iteration},
                 "rollout": dict(self._rollout),
-                "evaluated_at": 0 if self.evaluator is None else self.evaluator.last_iteration,
+                "evaluated_at": self.evaluator.last_iteration,
                 "groups": self._group_states(),
                 "incarnations": self.incarnations,
             },
@@ -266,8 +277,7 @@ class Runtime(ABC):
         self.learner.load_state_dict({**state, "counters": runtime["counters"]})
         self.ledger.load_state_dict(runtime["ledger"])
         self._rollout = dict(runtime["rollout"])
-        if self.evaluator is not None:
-            self.evaluator.last_iteration = runtime["evaluated_at"]
+        self.evaluator.last_iteration = runtime["evaluated_at"]
 
     def close(self) -> None:
         """Stop and join every thread and close the envs. Failures of parts are not raised here."""
@@ -299,27 +309,3 @@ def build_runtime(recipe: Recipe) -> Runtime:
             f"runtime={entry.name} needs options of the class {entry.config.__name__}, got {given.__name__}"
         )
     return entry.build(recipe)
-
-
-def rollout_metrics(episodes: EpisodeStats, spec: EnvSpec) -> Metrics:
-    """Return means over the episodes that began as the task begins, and under ``rollout/other_starts`` over the others.
-
-    The others began at a later stage, or with less time than the task's time limit, as staggered ones do. If ``spec``
-    has several goals, also the success of each, over the first kind. A kind without episodes has no metrics.
-    """
-    own_M = torch.from_numpy((episodes.plans.stage_n == 0) & (episodes.plans.time_limit_n >= spec.max_episode_steps))
-    metrics: Metrics = {}
-    for prefix, rows_M in (("rollout", own_M), ("rollout/other_starts", ~own_M)):
-        if rows_M.any():
-            kind = episodes.rows(rows_M)
-            metrics[f"{prefix}/return_mean"] = float(kind.return_M.mean())
-            metrics |= {f"{prefix}/{name}_once": float(held_M.float().mean()) for name, held_M in kind.once.items()}
-            metrics |= {f"{prefix}/{name}_at_end": float(held_M.float().mean()) for name, held_M in kind.at_end.items()}
-            metrics[f"{prefix}/episode_length_mean"] = float(kind.length_M.float().mean())
-    if own_M.any() and spec.has_success and len(set(spec.goals)) > 1:
-        own = episodes.rows(own_M)
-        solved: defaultdict[str, list[bool]] = defaultdict(list)
-        for i, success in zip(own.plans.instruction_n.tolist(), own.success_at_end_M.tolist(), strict=True):
-            solved[re.sub(r"\W+", "_", spec.goals[i])].append(success)
-        metrics |= {f"rollout/goals/{goal}/success_at_end": fmean(values) for goal, values in sorted(solved.items())}
-    return metrics

@@ -8,6 +8,7 @@ make_policy(spec) ──► policy ──copy──► ActorServer ├──► 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -22,8 +23,9 @@ from embodied.core.spec import EnvSpec
 from embodied.runtime import threads
 from embodied.runtime.collecting.env_worker import EnvWorker
 from embodied.runtime.config import RuntimeConfig
-from embodied.runtime.evaluator import MAX_EVAL_ENVS, Evaluator
+from embodied.runtime.evaluator import MAX_EVAL_ENVS, BackgroundEvaluator, Evaluator
 from embodied.runtime.learner import Relabel
+from embodied.runtime.thread_group import ThreadGroup
 
 EnvFactory = Callable[[int, int], VecEnv]
 """(num_envs, num_threads) -> VecEnv"""
@@ -38,7 +40,7 @@ PlanFactory = Callable[[EnvSpec, int, int], EpisodePlans]
 class Recipe:
     """What the parts of a run are built from; no part is built yet.
 
-    UserError if num_envs < 1, for ``eval_every`` without evaluation envs, or ``device=cuda`` without a CUDA device.
+    UserError if num_envs < 1, or for ``device=cuda`` without a CUDA device.
     """
 
     config: RuntimeConfig
@@ -55,9 +57,9 @@ class Recipe:
     """Builds the policy on the CPU; ``torch.manual_seed(seed)`` is called before."""
     make_algorithm: Callable[[Policy], Algorithm]
     """Builds the algorithm of a policy on its device."""
-    make_eval_env: EnvFactory | None = None
+    make_eval_env: EnvFactory
     """Builds the envs of evaluations."""
-    eval_plans: PlanFactory | None = None
+    eval_plans: PlanFactory
     """Draws the episodes of evaluations."""
     relabel: Relabel | None = None
     """Rewrites the rewards of a batch before the learner gets it, for instance by a learned reward."""
@@ -73,8 +75,6 @@ class Recipe:
         config = self.config
         if self.num_envs < 1:
             raise UserError(f"num_envs: got {self.num_envs}, allowed: at least 1")
-        if config.eval_every and self.make_eval_env is None:
-            raise UserError("eval_every needs evaluation environments, and this task gives none")
         self.device = resolve_device(config.device)
         self.budget = threads.plan(config, self.device)
         groups_of_worker = config.groups_of_worker(self.device.type == "cuda")
@@ -117,14 +117,14 @@ class Recipe:
         torch.manual_seed(self.seed)
         return self.make_policy(spec)
 
-    def evaluator(self, policy: Policy, spec: EnvSpec) -> Evaluator | None:
-        """Build the evaluator, or None if there are no evaluation envs. policy: a copy that no other part uses."""
-        make_env, config = self.make_eval_env, self.config
-        if make_env is None or self.eval_plans is None:
-            return None
+    def evaluator(self, policy: Policy, spec: EnvSpec, group: ThreadGroup) -> Evaluator:
+        """Build the evaluator. policy: a copy that no other part uses. group: of its thread, if it has one."""
+        config, num_threads = self.config, self.budget.evaluator
         plans = self.eval_plans(spec, config.eval_episodes, config.eval_seed)
-        num_envs, num_threads = min(config.eval_episodes, MAX_EVAL_ENVS), self.budget.evaluator
-        return Evaluator(policy, lambda: make_env(num_envs, num_threads), plans, config, num_threads)
+        make_env = partial(self.make_eval_env, min(config.eval_episodes, MAX_EVAL_ENVS), num_threads)
+        if config.evaluates_in_background:
+            return BackgroundEvaluator(group, policy, make_env, plans, config, num_threads)
+        return Evaluator(policy, make_env, plans, config, num_threads)
 
 
 def group_sizes(num_envs: int, num_env_workers: int, groups_per_worker: int) -> list[list[int]]:

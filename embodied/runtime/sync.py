@@ -1,28 +1,96 @@
-"""All parts in one thread, pumped in turn: exact, and debuggable with a breakpoint anywhere.
+"""All parts in one process; in ``SyncRuntime`` pumped in turn by one thread: exact, and debuggable anywhere.
 
 every group: start ──► [ actor.act(all requests) ──► every group: advance ] x (T + 1) ──► batch ──► learn
 """
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
 
 from embodied.core.algorithm import Metrics
+from embodied.core.device import CPU
+from embodied.core.env import VecEnv
 from embodied.core.types import Fragment
 from embodied.runtime import threads
-from embodied.runtime.collecting.actor_server import ActRequest
+from embodied.runtime.collecting.actor_server import ActorServer, ActRequest
 from embodied.runtime.config import RuntimeConfig
+from embodied.runtime.learner import Learner
 from embodied.runtime.ledger import Ticket
-from embodied.runtime.loop import RUNTIMES
-from embodied.runtime.one_process import OneProcess
+from embodied.runtime.loop import RUNTIMES, Runtime
 from embodied.runtime.recipe import Recipe
+from embodied.runtime.watch import Totals, Track, joined
+from embodied.runtime.weight_store import WeightStore
+
+
+class OneProcess(Runtime):
+    """Base class that builds all parts.
+
+    If the simulator is on the learner's device, observations and actions stay there from simulator to learner.
+    """
+
+    learner: Learner
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        with ExitStack() as opened:  # closes the envs if anything is refused
+            envs: list[list[VecEnv]] = []
+            for worker in range(len(recipe.sizes)):
+                envs.append(recipe.open_envs(worker, self.budget.sim))
+                for env in envs[-1]:
+                    opened.callback(env.close)
+            self.spec, to = envs[0][0].spec, recipe.device
+            policy = recipe.initial_policy(self.spec)
+            acting, evaluated = copy.deepcopy(policy), copy.deepcopy(policy)
+            policy.to(to)
+            resident = all(
+                env.device.type == to.type and (env.device.index or 0) == (to.index or 0) and env.batch_size is None
+                for groups in envs
+                for env in groups
+            )
+            self.evaluator = recipe.evaluator(evaluated, self.spec, self.threads)
+            opened.callback(self.evaluator.close)
+            shape, device = (policy.execute, policy.noise_shape), to if resident else CPU
+            self.workers = [
+                recipe.env_worker(worker, groups, *shape, device=device) for worker, groups in enumerate(envs)
+            ]
+            store = WeightStore()
+            self.actor = ActorServer(acting, store, to, merge=self.config.max_staleness > 0, resident=resident)
+            self.learner = Learner(recipe.make_algorithm(policy), store, recipe.relabel, self.config.mask_above)
+            self._incarnations = [0] * len(self.workers)
+            self.opened = opened.pop_all()
+
+    @property
+    def incarnations(self) -> list[int]:
+        return list(self._incarnations)
+
+    @property
+    def resumes_exactly(self) -> bool:
+        return all(worker.resumes_exactly for worker in self.workers)
+
+    def _group_states(self) -> Sequence[dict[str, Any] | None]:
+        return [self.workers[worker].state_dict(group) for worker, group in self.groups]
+
+    def _load_groups(self, states: Sequence[Mapping[str, Any] | None], incarnations: Sequence[int]) -> None:
+        for (worker, group), state in zip(self.groups, states, strict=True):
+            self.workers[worker].load_state_dict(group, state)
+        self._incarnations[: len(incarnations)] = incarnations[: len(self.workers)]
+
+    def _totals(self) -> dict[str, Totals]:
+        return {
+            "env_worker": joined([worker.track.totals() for worker in self.workers]),
+            "actor_server": self.actor.track.totals(),
+            "learner": self.learner.track.totals(),
+        }
+
+    def _tracks(self) -> dict[str, list[Track]]:
+        tracks = {worker.track.name: worker.tracks for worker in self.workers}
+        return tracks | {part.track.name: [part.track] for part in (self.actor, self.learner, self.evaluator)}
 
 
 @RUNTIMES.register("sync", config=RuntimeConfig)
 class SyncRuntime(OneProcess):
     """Parts in one thread. The batches are the same as those of ``LocalRuntime`` with max_staleness=0."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        super().__init__(recipe)
-        self.evaluation = self.evaluator
 
     def collect(self) -> list[Fragment]:
         threads.use(self.budget.actor)

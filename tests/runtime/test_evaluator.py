@@ -21,7 +21,7 @@ from embodied.core.types import Obs, Timestep
 from embodied.envs import first_episodes
 from embodied.runtime import evaluate
 from embodied.runtime.config import EvalNoise, RuntimeConfig
-from embodied.runtime.evaluator import BackgroundEvaluator, Evaluator, summary
+from embodied.runtime.evaluator import BackgroundEvaluator, summary
 from embodied.runtime.thread_group import ThreadGroup
 from tests.runtime.builders import make_policy
 from tests.runtime.point_env import PointEnv, point_sampler, point_spec
@@ -216,12 +216,8 @@ def test_actions_are_clipped_as_in_training() -> None:
 def test_an_evaluation_of_lost_weights_is_dropped_and_the_next_one_counts_from_the_last_that_stays() -> None:
     spec = point_spec()
     policy = make_policy(spec)
-    evaluator = Evaluator(
-        policy, lambda: PointEnv(2), first_episodes(spec, 2, 0), RuntimeConfig(eval_every=2, eval_episodes=2)
-    )
-    group = ThreadGroup(0.0, lambda: None)
-    background = BackgroundEvaluator(evaluator, group)
-    background.begin()
+    group, config = ThreadGroup(0.0, lambda: None), RuntimeConfig(eval_every=2, eval_episodes=2)
+    background = BackgroundEvaluator(group, policy, lambda: PointEnv(2), first_episodes(spec, 2, 0), config)
 
     def weights() -> dict[str, Tensor]:
         return {name: value.clone() for name, value in policy.state_dict().items()}
@@ -231,13 +227,12 @@ def test_an_evaluation_of_lost_weights_is_dropped_and_the_next_one_counts_from_t
     while background.busy:
         time.sleep(0.01)
     assert background.poll(weights, 5, 50, group.stopping) is None, "it was of iteration 9"
-    assert evaluator.last_iteration == 4
+    assert background.last_iteration == 4
     assert background.poll(weights, 6, 60, group.stopping) is None
     while background.busy:
         time.sleep(0.01)
     result = background.poll(weights, 7, 70, group.stopping)
     assert result is not None
     assert (result["iteration"], result["env_steps"]) == (6, 60)
-    background.end()
     group.join()
-    evaluator.close()
+    background.close()

@@ -23,8 +23,8 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Instruction
 from embodied.core.types import Fragment
 from embodied.runtime import RuntimeConfig, checkpoint
+from embodied.runtime.evaluator import rollout_metrics
 from embodied.runtime.local import LocalRuntime
-from embodied.runtime.loop import rollout_metrics
 from embodied.runtime.sync import SyncRuntime
 from tests.runtime.builders import DECISIONS, NUM_ENVS, build, iterate, runtime_threads
 from tests.runtime.point_env import PointEnv, point_spec

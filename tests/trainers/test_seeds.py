@@ -32,7 +32,6 @@ def test_reinforcement_learning(seed: int, tmp_path: Path) -> None:
     assert config.runtime.eval_seed == 1000
     with build(config, tmp_path) as runtime:
         assert isinstance(runtime, SyncRuntime)
-        assert runtime.evaluator is not None
         samplers = [rollout.sampler for worker in runtime.workers for rollout in worker.rollouts]
         assert all(isinstance(sampler, UniformSampler) for sampler in samplers)
         plans = factories.evaluation_plans(runtime.spec, config.eval_episodes, seed)

@@ -24,13 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 from embodied.core.algorithm import Metrics
 from embodied.core.errors import UserError
-from embodied.runtime.channel import Channel, Closed, Snapshot
-from embodied.runtime.evaluator import BackgroundEvaluator
+from embodied.runtime.channel import Snapshot
 from embodied.runtime.loop import RUNTIMES, LearnerLost, Runtime
 from embodied.runtime.ray.cluster import Cluster
 from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.recipe import Recipe
-from embodied.runtime.thread_group import ThreadGroup
 from embodied.runtime.watch import Totals, Track, joined
 
 if TYPE_CHECKING:
@@ -50,7 +48,6 @@ class RayRuntime(Runtime):
     """Parts in processes of Ray, which are up when it is built. Between iterations they go on sampling."""
 
     learner: RemoteLearner
-    evaluation: BackgroundEvaluator | None
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
@@ -65,40 +62,21 @@ class RayRuntime(Runtime):
             from embodied.runtime.ray.remote import RemoteLearner
 
             creator = Creator(cluster, recipe, self.spec)
-            self.channel: Channel[Delivery] = Channel(
-                self.ledger.batch_fragments, self.ledger.max_staleness, config.order
-            )
-            self.threads = ThreadGroup(config.watchdog_s, self._end_waits)
             self.controller = Controller(
                 config, self.groups, self.ledger, self.channel, self.threads.board, creator, self.trace
             )
             self.learner = RemoteLearner(self.controller, creator.policy, self._wait, self._recover)
-            self.evaluator = recipe.evaluator(copy.deepcopy(creator.policy), self.spec)
-            self.evaluation = None if self.evaluator is None else BackgroundEvaluator(self.evaluator, self.threads)
-            if self.evaluator is not None:
-                opened.callback(self.evaluator.close)
+            self.evaluator = recipe.evaluator(copy.deepcopy(creator.policy), self.spec, self.threads)
+            opened.callback(self.evaluator.close)
             opened.callback(self.controller.end_parts, CLOSE_S)
             opened.callback(self._take_last_spans)
             opened.callback(self.threads.join)
             opened.callback(self._keep_weights)
             self.threads.spawn("controller", self.controller.run)
-            if self.evaluation is not None:
-                self.evaluation.begin()
             self._wait_for(self.controller.ready)
             self.opened = opened.pop_all()
 
     # ---------------------------------------------------------------------------------------------------- the loop
-    def collect(self) -> list[Delivery]:
-        version = self.learner.iteration
-        self.threads.board.set("learner", f"waits for the fragments of batch {version}")
-        self.learner.track.add("fragments", len(self.channel))
-        try:
-            return self.channel.take(version, self.learner.incarnation)
-        except Closed:
-            self.threads.check()
-            self.learner.check()
-            raise RuntimeError("the runtime was closed while it iterated") from None
-
     def learn(self, batch: Sequence[Delivery]) -> Metrics:
         restarts, workers = self.controller.supervision.restarts, self.controller.num_up
         return {**self.learner.learn(batch), "async/restarts": float(restarts), "async/env_workers": float(workers)}
@@ -106,6 +84,10 @@ class RayRuntime(Runtime):
     def _start(self) -> None:
         super()._start()
         self.controller.post()
+
+    def _check(self) -> None:
+        super()._check()
+        self.learner.check()
 
     def _consume(self) -> None:
         super()._consume()
@@ -121,8 +103,7 @@ class RayRuntime(Runtime):
 
     def _tracks(self) -> dict[str, list[Track]]:
         """Return the tracks of this process; those of the parts come with their signs of life."""
-        tracks = {"controller": [self.controller.track, self.learner.track]}
-        return tracks if self.evaluator is None else {**tracks, "evaluator": [self.evaluator.track]}
+        return {"controller": [self.controller.track, self.learner.track], "evaluator": [self.evaluator.track]}
 
     # ---------------------------------------------------------------------------------------------------- checkpoints
     @property
@@ -200,8 +181,7 @@ class RayRuntime(Runtime):
         self.controller.post(rewind)
         self._wait_for(done)
         self._rollout = dict(runtime["rollout"])
-        if self.evaluation is not None:
-            self.evaluation.forget(runtime["evaluated_at"])
+        self.evaluator.forget(runtime["evaluated_at"])
 
     # ---------------------------------------------------------------------------------------------------- waiting
     def _wait_for(self, event: threading.Event) -> None:
@@ -237,11 +217,8 @@ class RayRuntime(Runtime):
                 self.trace.add(name, pulse.result().spans)
 
     def _end_waits(self) -> None:
-        self.ledger.close()
-        self.channel.close()
+        super()._end_waits()
         self.controller.stop()
-        if self.evaluation is not None:
-            self.evaluation.end()
 
 
 def check_learners(config: RayConfig, recipe: Recipe) -> None:
