@@ -3,9 +3,8 @@
     tick ── TICK_S ── tick ── TICK_S ── tick ───────────── stopped ───────────── continued, tick
       + time passed     + time passed     + at most SLACK_S and the CPU time used meanwhile
 
-No clock of the operating system does this: ``time.monotonic`` goes on in a stopped process, and CPU clocks also stand
-still while the process waits. So a thread ticks. It may fail to tick although the process runs, if a library holds the
-interpreter's lock, for instance to compile. The process then uses CPU time, which a stopped process does not.
+``time.monotonic`` goes on in a stopped process, and CPU clocks stand still while the process waits. So a thread ticks.
+If a library holds the interpreter's lock, it cannot, but then the process uses CPU time, unlike a stopped process.
 """
 
 import threading
@@ -35,11 +34,7 @@ class RunningClock:
         self._tick = Tick(time.monotonic(), time.monotonic(), time.process_time())
 
     def read(self) -> float:
-        """Return the time.
-
-        Computing, waiting, evaluating and compiling count in full. While it ticks, a stop of the process adds at most
-        ``SLACK_S`` and the CPU time of the last ``TICK_S``. Otherwise all time counts.
-        """
+        """Return the time. While it ticks, a stop adds at most ``SLACK_S`` and the CPU time of the last ``TICK_S``."""
         return self._at(self._tick, time.monotonic())
 
     @contextmanager

@@ -2,17 +2,9 @@
 
     argv ── parse_overrides ──► {key: value} ── compose ──► nested mapping ── options.from_mapping ──► dataclass
 
-Precedence, low to high:
-
-    1. defaults of the dataclasses
-    2. YAML files of the groups, and after them those of presets (``randomization=sim2real`` sets options of ``sim``)
-    3. ``tuned`` settings in the policy's YAML for this ``<policy>-<algo>`` pair
-    4. ``tuned`` settings in the task's YAML for the pair
-    5. ``with_init`` settings for the pair, if ``init`` is given
-    6. the command line
-
-The dataclasses are the schema (embodied/core/options.py): a YAML file lists only what differs from them.
-Bad input raises UserError with the key, the value and what is allowed.
+Precedence, low to high: defaults of the dataclasses; YAML files of the groups; those of presets; ``tuned`` settings of
+the policy's YAML for this ``<policy>-<algo>`` pair; those of the task's YAML; ``with_init`` settings for the pair, if
+``init`` is given; the command line. The dataclasses are the schema: a YAML file lists only what differs from them.
 """
 
 from collections.abc import Mapping, Sequence

@@ -8,8 +8,7 @@
     from_mapping(NetworkConfig, {"hidden": [64]}, "policy")     from YAML and the command line
     NetworkConfig(hidden=(64,))                                 from Python, checked in the same way
 
-pydantic checks one field at a time, by its annotation. A ``__post_init__`` checks relations between fields and raises
-UserError. Nothing here imports torch or hydra.
+A ``__post_init__`` checks relations between fields and raises UserError. Nothing here imports torch or hydra.
 """
 
 import dataclasses
@@ -61,7 +60,6 @@ def __getattr__(name: str) -> Any:
 
 
 def _not_blank(text: str) -> str:
-    """Return ``text``; pydantic's error if it is only spaces."""
     if not text.strip():
         raise PydanticCustomError("blank", "text that is not blank")
     return text
@@ -166,10 +164,7 @@ BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 def _user_error(error: ValidationError, cls: type[Any], path: str) -> UserError:
-    """Convert the first of pydantic's errors.
-
-    cls: the options that could not be built. path: their place in the configuration.
-    """
+    """Convert the first of pydantic's errors. cls: options that could not be built. path: their place."""
     first = error.errors(include_url=False)[0]
     loc, kind = first["loc"], first["type"]
     if loc and isinstance(loc[0], int):  # an argument without its name

@@ -2,10 +2,9 @@
 
     workers ── put(fragment) ──►  {sequence: fragment}  ── take(version) ──► batch of exactly batch_fragments
 
-The ledger bounds it: at most ``(1 + max_staleness) * batch_fragments`` fragments are not yet consumed, so ``put``
-never blocks. With order=ticket, batch ``version`` consists of the tickets ``version * batch_fragments ...``. With
-order=arrival it is taken as soon as any ``batch_fragments`` fragments are there, and consists of those with the lowest
-numbers. Within a batch, fragments are sorted by worker and group, so that their order does not depend on timing.
+The ledger bounds it, so ``put`` never blocks. With order=ticket, batch ``version`` consists of the tickets
+``version * batch_fragments ...``. With order=arrival it is taken once any ``batch_fragments`` fragments are there, and
+consists of those with the lowest numbers. Within a batch, fragments are sorted by worker and group.
 """
 
 import threading

@@ -5,10 +5,8 @@
         last -> step_200000
 
 Timeline of ``save``: write everything into a hidden folder, flush it to the disk, rename the folder, swap the link
-``last``, delete the oldest checkpoints. ``load_latest`` loads the newest checkpoint whose files match the manifest.
-
-There is one file per top-level key of the state: nested dicts and lists of tensors and plain values. It is written by
-``torch.save`` and read with ``weights_only=True`` alone, so no pickled code is run.
+``last``, delete the oldest checkpoints. There is one file per top-level key of the state: nested dicts and lists of
+tensors and plain values, written by ``torch.save`` and read with ``weights_only=True``, so no pickled code is run.
 """
 
 import hashlib
@@ -68,9 +66,7 @@ def save(run_dir: Path, env_steps: int, state: Mapping[str, Any], *, keep: int =
     try:
         files = {}
         for key, value in state.items():
-            buffer = (
-                io.BytesIO()
-            )  # writing to a file, torch.save turns an OSError into a RuntimeError without its cause
+            buffer = io.BytesIO()  # to a file, torch.save would turn an OSError into a RuntimeError
             torch.save(value, buffer)
             files[f"{key}.pt"] = _write(hidden / f"{key}.pt", buffer.getvalue())
         manifest = {"format": FORMAT, "env_steps": env_steps, "files": files}
@@ -166,7 +162,7 @@ def _read_manifest(folder: Path) -> tuple[dict[str, Any], int]:
 
 
 def _has_its_sizes(folder: Path) -> bool:
-    """Return whether the files are there and as large as the manifest says. Reads the manifest alone."""
+    """Return whether the files are there and as large as the manifest says."""
     try:
         files, _ = _read_manifest(folder)
         return all((folder / name).stat().st_size == entry["bytes"] for name, entry in files.items())

@@ -12,11 +12,8 @@ worker's numbers for the next tickets.
 Nothing can deadlock as long as every ticket is delivered or released: the limit is always at least
 ``(version + 1) * batch_fragments``, so the batch that the learner waits for can always be admitted whole.
 
-With order=arrival, batch b is the first ``batch_fragments`` fragments that are complete, those with the lowest numbers
-if there are more (``Channel``). A slow fragment then holds up nothing, and may become too old: in the update of batch b
-the learner masks decisions of weights w, and those of the same fragment before them, if ``b - w > max_staleness``
-(``mask_before``). The batch comes in finite time: while it is not complete, fewer than
-``(version + 1) * batch_fragments`` fragments have been accepted, so the limit admits the rest.
+With order=arrival, batch b is the first ``batch_fragments`` fragments that are complete (``Channel``). A slow fragment
+then holds up nothing, and may become too old: the learner masks its decisions (``mask_before``).
 
 With max_staleness=0 (synchronous PPO) each group gives exactly one fragment to each batch, so that a batch does not
 depend on which group was faster. A worker that dies for good must then be replaced, or the run stopped.
@@ -39,13 +36,11 @@ class Ticket:
     sequence: int
     """Its number in the order of admission."""
     worker: int
-    """Index of the env worker."""
     group: int
-    """Index of the worker's env group."""
+    """Indices of the env worker, and of the env group in its worker."""
     incarnation: int
-    """How often the worker was replaced."""
     learner: int = 0
-    """How often the learner was replaced."""
+    """How often the worker and the learner were replaced."""
 
     @staticmethod
     def of(fragment: Fragment) -> Ticket:
@@ -147,10 +142,7 @@ class Ledger:
             self._changed.notify_all()
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue after ``version`` consumed batches, before anything was admitted.
-
-        Fragments in flight or not consumed are not in a checkpoint.
-        """
+        """Continue after ``version`` consumed batches, before anything was admitted."""
         with self._changed:
             assert not self._leases
             assert self.accepted == self.version * self.batch_fragments

@@ -6,10 +6,8 @@
     inbox ◄──────── reply ──── to each worker's inbox  ◄────┘    publish, consumed_batch
     fragment ──► channel
 
-MuJoCo's batch step and torch both release the GIL, so the threads run in parallel. A worker has the requests of all its
-groups in flight and steps a group as soon as its actions arrive. One group thus steps while the actor serves the other.
-
-When anything stops, every wait ends: each inbox gets None, and the ledger and the channel are closed.
+MuJoCo's batch step and torch both release the GIL, so the threads run in parallel. A worker steps a group as soon as
+its actions arrive, while the actor serves its other group. When anything stops, every wait ends: each inbox gets None.
 """
 
 import queue

@@ -57,9 +57,8 @@ class Iteration:
 class LearnerLost(Exception):
     """The learner died or hung, and what it learned since its last state is lost. Another one is being started.
 
-    recover: waits for the new learner and lets it continue from a ``Runtime.state_dict`` of this run, or from the
-    beginning if it gets None. Call ``iterations`` again afterwards. All other parts stay as they are. LearnerLost if
-    the new learner is lost too.
+    recover: waits for the new learner and lets it continue from a ``Runtime.state_dict`` of this run, or with None from
+    the beginning. Call ``iterations`` again afterwards. LearnerLost if the new learner is lost too.
     """
 
     def __init__(self, cause: object, recover: Callable[[Mapping[str, Any] | None], None]) -> None:
@@ -89,9 +88,7 @@ class Runtime(ABC):
     """A run: iterate it, checkpoint it between iterations, close it. A subclass builds the parts in ``__init__``."""
 
     spec: EnvSpec
-    """Of the envs."""
     learner: LearnerPart
-    """The present learner."""
     evaluator: Evaluator
 
     def __init__(self, recipe: Recipe) -> None:
@@ -113,8 +110,7 @@ class Runtime(ABC):
         """Train until env_steps >= max_env_steps, ``running_s() >= deadline_s`` or stop_event is set.
 
         These limits are checked between iterations, never during one. If a part fails, all others stop and its
-        exception is raised here. Call it again to continue. A runtime that can replace its learner raises LearnerLost
-        from this call and from every other call that needs the learner.
+        exception is raised here. Call it again to continue. LearnerLost, from all calls that need the learner.
         """
         if self._failure is not None:
             raise self._failure
@@ -210,7 +206,7 @@ class Runtime(ABC):
         self.channel.close()
 
     def _consume(self) -> None:
-        """Count the newest batch as consumed, which admits fragments of a later one."""
+        """Count the newest batch as consumed."""
         self.ledger.consumed_batch()
 
     # ---------------------------------------------------------------------------------------------- between iterations
@@ -247,9 +243,9 @@ class Runtime(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return a consistent state of the whole run, nested dicts of tensors and numbers. Call between iterations.
 
-        Keys: ``policy``, ``algorithm``, ``runtime``. With max_staleness=0 a run that loads it continues exactly, bit
-        for bit. With max_staleness>0 each env group is saved at its next fragment boundary. Fragments that the learner
-        has not consumed are left out: this run still learns from them, a resumed run samples new ones.
+        Keys: ``policy``, ``algorithm``, ``runtime``. With max_staleness=0 a run that loads it continues bit for bit.
+        With max_staleness>0 each env group is saved at its next fragment boundary, and fragments that the learner has
+        not consumed are left out: this run still learns from them, a resumed run samples new ones.
         """
         learner = self.learner.state_dict()
         return {

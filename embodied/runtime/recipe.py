@@ -30,8 +30,7 @@ from embodied.runtime.thread_group import ThreadGroup
 EnvFactory = Callable[[int, int], VecEnv]
 """(num_envs, num_threads) -> VecEnv"""
 SamplerFactory = Callable[[EnvSpec, int, int, int], EpisodeSampler]
-"""(spec, num_envs, first_seed, incarnation) -> sampler of the training episodes of one env group; first_seed: of its
-first env; incarnation: how often its worker was replaced"""
+"""(spec, num_envs, first_seed, incarnation) -> sampler of the training episodes of one env group"""
 PlanFactory = Callable[[EnvSpec, int, int], EpisodePlans]
 """(spec, episodes, seed) -> the fixed episodes of an evaluation"""
 

@@ -1,10 +1,8 @@
 """Thread budget: how many cores each part may use.
 
-torch slows down sharply when its threads share cores, the simulator does not: docs/architecture.md has the table. torch
-has a number of threads per calling thread, so each part sets its own (``use``).
-
-If phases overlap, the simulator has all cores, fixed when a VecEnv is built, and yields to the others. While every env
-worker waits for the learner, the learner uses all cores (``using_idle_cores``).
+torch slows down sharply when its threads share cores, the simulator does not (docs/architecture.md). So if phases
+overlap, the simulator has all cores and yields to the others, and each part sets the number of torch's threads for its
+own thread (``use``). While every env worker waits for the learner, the learner uses all cores.
 """
 
 import os

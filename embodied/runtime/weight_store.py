@@ -3,9 +3,8 @@
     learner  ── publish(v, state): copy, then swap one reference ──►  store  ◄── latest() ── actor, evaluator
 
 Timeline: the learner publishes 0 before anything acts, then v+1 after its update on batch v. Only then does the ledger
-count batch v as consumed, so a fragment that is admitted by that gets the new weights. A published snapshot never
-changes, so readers may keep it. Normaliser statistics are buffers inside the state. Frozen weights, which may be most
-of a large model, are copied once: all snapshots share the tensor.
+count batch v as consumed, so a fragment that is admitted by that gets the new weights. Readers may keep a snapshot: it
+never changes. Normaliser statistics are buffers inside the state. All snapshots share the frozen weights.
 """
 
 from collections.abc import Collection, Mapping

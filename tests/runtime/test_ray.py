@@ -191,7 +191,7 @@ def test_fragments_of_a_lost_node_are_left_out(ray_installed: None) -> None:
 
 def test_weights_are_pulled_once_and_checked(ray_cluster: Cluster) -> None:
     """Frozen tensors travel with the first version alone; a late reader gets all; other values are refused."""
-    from embodied.runtime.ray.weights import DamagedWeights, Publisher, PulledWeights
+    from embodied.runtime.ray.wire import DamagedWeights, Publisher, PulledWeights
 
     store, publisher, state = WeightStore(), Publisher(), {"frozen": torch.zeros(3), "trained": torch.zeros(2)}
     early, late = PulledWeights(), PulledWeights()

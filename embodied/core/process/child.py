@@ -7,9 +7,8 @@
             send("method", arguments) ───────────►            Class().method(*arguments)
             receive()                 ◄───────────            its result, or its UserError
 
-A child ends with its parent, however that ends, also in the middle of a call: a thread of the child watches a pipe that
-only the parent holds open. Signals of the terminal do not reach it. The only pickles that are read come from these two
-processes, over a socket that no other process has. A fork of the parent may not use its children.
+A child ends with its parent, also in the middle of a call: a thread watches a pipe that only the parent holds open.
+Signals of the terminal do not reach it. Pickles are only read from a socket that no other process has.
 """
 
 import importlib

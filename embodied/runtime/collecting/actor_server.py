@@ -3,13 +3,10 @@
     requests ──► concatenate ──► newest weights ──► policy.act, policy.value ──► split, stamp version ──► replies
 
 Requests are merged into one batch, because the cost of a forward pass hardly depends on the batch size. With
-max_staleness=0, where results must not depend on timing, each request is a batch of its own: a matrix product may
-round differently for another batch size. Weights are pulled between two batches; ``version_N`` is the version that
-drew the actions.
+max_staleness=0 each request is a batch of its own: a matrix product may round differently for another batch size.
 
-On a GPU the server has a stream of its own. Inputs go through pinned memory, and results come back with one
-synchronisation. Not if the simulator is on the same device (``resident``): all parts then use the default stream, which
-keeps their order, and only noise and the numbers of decisions travel between device and CPU.
+On a GPU the server has a stream of its own; inputs go through pinned memory, and results come back with one
+synchronisation. If the simulator is on the same device (``resident``), all parts use the default stream instead.
 """
 
 import contextlib
@@ -128,22 +125,19 @@ class ActorServer:
         if not requests:
             return []
         parts = [request.obs for request in requests]
-        obs, noise = (
-            self._batch(parts),
-            self._to_device([request.noise for request in requests if request.noise is not None]),
-        )
+        noise = self._to_device([request.noise for request in requests if request.noise is not None])
+        obs = self._batch(parts)
         sample = self.policy.act(obs, noise)
         version_N = torch.full((len(noise),), self.version, dtype=torch.int64)
-        rows = self._split(
-            parts, [sample.log_prob_N, sample.value_N, version_N], [sample.action_NHA, sample.chain], obs
-        )
+        numbers, tensors = [sample.log_prob_N, sample.value_N, version_N], [sample.action_NHA, sample.chain]
+        rows = self._split(parts, numbers, tensors, obs)
         return [
             (PolicySample(action, log_prob, value, chain, version), seen)
             for (log_prob, value, version, action, chain), seen in rows
         ]
 
     def _values(self, parts: Sequence[Obs]) -> list[tuple[Tensor, Obs | None]]:
-        """Return the values of each part, and its observations for the learner if they are precomputed here."""
+        """Return the values of each part; otherwise as ``_samples``."""
         if not parts:
             return []
         obs = self._batch(parts)

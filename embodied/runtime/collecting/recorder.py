@@ -26,10 +26,8 @@ class Recorder:
         self.chain = self.reward_TNE = self.action_TNEA = torch.empty(0)  # allocated at the first decision, as ``obs``
         self.log_prob_TN, self.value_TN = torch.empty(shape), torch.empty(shape)
         self.num_steps_TN = torch.empty(shape, dtype=torch.int64)
-        self.terminated_TN, self.truncated_TN = (
-            torch.empty(shape, dtype=torch.bool),
-            torch.empty(shape, dtype=torch.bool),
-        )
+        self.terminated_TN = torch.empty(shape, dtype=torch.bool)
+        self.truncated_TN = torch.empty(shape, dtype=torch.bool)
         self.final_value_TN = torch.zeros(shape)
         self.version_TN = torch.empty(shape, dtype=torch.int64)
         self.final_obs: list[Obs] = []

@@ -5,9 +5,9 @@
     time             ─┘
     fragment by reference ──► Ledger.deliver ──► Channel ──► main thread, which calls the learner
 
-Only this thread touches the states of parts and groups. No call of a part is waited for: its answer is an event. A
+Only this thread touches the states of parts and groups; it waits for no call of a part, whose answer is an event. A
 fragment whose actor server was lost keeps its ticket and goes on with another server; one whose worker was lost gives
-its ticket back. If the learner is lost, all tickets are void: what was begun with them is finished and refused.
+its ticket back. If the learner is lost, all tickets are void.
 """
 
 import logging
@@ -15,7 +15,7 @@ import math
 import queue
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,24 +26,19 @@ from ray.exceptions import RayError, RayTaskError
 
 from embodied.core.clock import running_s
 from embodied.core.errors import UserError, one_line
-from embodied.runtime.channel import Channel, Closed, Snapshot
-from embodied.runtime.ledger import Ledger, Ticket
+from embodied.runtime.channel import Closed, Snapshot
+from embodied.runtime.ledger import Ticket
+from embodied.runtime.loop import Runtime
 from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.ray.creation import Creator, roles
 from embodied.runtime.ray.hosts import Built, Delivery, Pulse, ServerLost
 from embodied.runtime.ray.supervision import Ask, Decision, End, Kill, Start, Supervision, Unresponsive
-from embodied.runtime.ray.weights import Publication, WeightsLost
-from embodied.runtime.ray.wire import is_fault, own_cause
-from embodied.runtime.thread_group import Board
-from embodied.runtime.watch import Totals, Trace, Track
+from embodied.runtime.ray.wire import Publication, WeightsLost, is_fault, own_cause
+from embodied.runtime.watch import Totals, Track
 
 log = logging.getLogger(__name__)
 
 LEARNER = "learner"
-
-
-class Unsaved(Exception):
-    """A worker has no state to continue from."""
 
 
 @dataclass(slots=True)
@@ -70,51 +65,34 @@ class Part:
         """Handle of the process that answers."""
         return self.processes[0]
 
-    @property
-    def node(self) -> str | None:
-        """Ray's id of its node; None before it is ready."""
-        return None if self.built is None else self.built.node
-
     def kill(self) -> None:
         for process in self.processes:
             ray.kill(process)
 
 
 class Controller:
-    """States of the parts and groups. ``run`` is the thread; ``post`` and the properties are for any thread.
+    """States of a runtime's parts and groups. ``run`` is the thread; ``post`` and properties are for any thread."""
 
-    groups: worker and group of each env group. trace: takes the spans of the parts.
-    """
-
-    def __init__(
-        self,
-        config: RayConfig,
-        groups: Sequence[tuple[int, int]],
-        ledger: Ledger,
-        channel: Channel[Delivery],
-        board: Board,
-        creator: Creator,
-        trace: Trace | None,
-    ) -> None:
-        self.config, self.ledger, self.channel, self.board, self.creator = config, ledger, channel, board, creator
-        self.roles = roles(config, len({worker for worker, _ in groups}))
+    def __init__(self, runtime: Runtime, config: RayConfig, creator: Creator) -> None:
+        self.config, self.creator, self.trace, self.board = config, creator, runtime.trace, runtime.threads.board
+        self.ledger, self.channel = runtime.ledger, runtime.channel
+        self.roles = roles(config, len({worker for worker, _ in runtime.groups}))
         self.workers = [name for name, (kind, _) in self.roles.items() if kind == "env_worker"]
         self.servers = [name for name, (kind, _) in self.roles.items() if kind == "actor_server"]
         self.needed_workers = config.needed_workers(len(self.workers))
-        self.slots = [Slot(*key) for key in groups]
+        self.slots = [Slot(*key) for key in runtime.groups]
         self.parts: dict[str, Part] = {}
         self.publication: Publication | None = None  # of the main thread: the newest weights
         self.snapshot = Snapshot()  # of the main thread; groups that it lacks save themselves
         self.elastic = config.min_env_workers is not None
         self.supervision = Supervision(
-            dict.fromkeys(self.roles, 0),
+            self.roles,
             config.patience,
             running_s(),
             operation_s={LEARNER: config.update_timeout_s},
             start_s=dict.fromkeys(self.workers, math.inf) if self.elastic else None,
         )
         self.track = Track("controller", "wait_events")
-        self.trace = trace
         self.ready = threading.Event()  # set once all parts that are needed have been up
         self.prior_restarts: Counter[str] = Counter()  # how often a worker was replaced in earlier sessions of the run
         self._enough_s = running_s()  # when enough workers were up last
@@ -184,14 +162,11 @@ class Controller:
 
     def renew(self, name: str) -> None:
         """Replace a worker that a checkpoint has no state for, so that it has new episodes."""
-        cause = Unsaved(f"{name} was not there at the checkpoint or is not there yet, so it has new episodes")
+        cause = LookupError(f"{name} was not there at the checkpoint or is not there yet, so it has new episodes")
         self._carry_out(self.supervision.failed(name, self.supervision.incarnation(name), running_s(), cause))
 
     def _check_workers(self, now_s: float) -> None:
-        """Raise Unresponsive if too few env workers have been up for ``start_timeout_s``.
-
-        Without ``min_env_workers`` all are needed, and each has this limit by itself.
-        """
+        """Raise Unresponsive if fewer than ``min_env_workers`` have been up for ``start_timeout_s``."""
         if not self.elastic or self.num_up >= self.needed_workers:
             self._enough_s = now_s
         elif now_s - self._enough_s > self.config.start_timeout_s:
@@ -273,28 +248,25 @@ class Controller:
 
     def _server_of(self, worker: int) -> str | None:
         """Return the actor server of a worker: one that is up, on its own node if there is one; None if none is."""
+        nodes = {name: part.built.node for name, part in self.parts.items() if part.built is not None}
         up = [name for name in self.servers if self.supervision.is_up(name)]
-        near = [name for name in up if self.parts[name].node == self.parts[self.workers[worker]].node]
-        choice = near or up
+        choice = [name for name in up if nodes[name] == nodes[self.workers[worker]]] or up
         return choice[worker % len(choice)] if choice else None
 
     # ---------------------------------------------------------------------------------------------------- answers
     def _call(self, reference: Any, name: str, incarnation: int, then: Callable[..., None]) -> None:
         """Have ``then(name, incarnation, answer)`` called when there is one; ``fail`` if the call fails."""
 
-        def answer(future: Future[Any]) -> None:
-            self.post(partial(self._on_answer, name, incarnation, then, future))
+        def handle(future: Future[Any]) -> None:
+            error = future.exception()
+            if error is None:
+                then(name, incarnation, future.result())
+            elif isinstance(error, RayTaskError) and isinstance(error.cause, ServerLost):
+                then(name, incarnation, error.cause)
+            else:
+                self.fail(name, incarnation, error)
 
-        reference.future().add_done_callback(answer)
-
-    def _on_answer(self, name: str, incarnation: int, then: Callable[..., None], future: Future[Any]) -> None:
-        error = future.exception()
-        if error is None:
-            then(name, incarnation, future.result())
-        elif isinstance(error, RayTaskError) and isinstance(error.cause, ServerLost):
-            then(name, incarnation, error.cause)
-        else:
-            self.fail(name, incarnation, error)
+        reference.future().add_done_callback(lambda future: self.post(partial(handle, future)))
 
     def fail(self, name: str, incarnation: int, error: BaseException) -> None:
         """A part died, or raised something."""

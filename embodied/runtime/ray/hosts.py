@@ -28,8 +28,7 @@ from embodied.runtime import threads
 from embodied.runtime.collecting.actor_server import ActorServer, ActReply, ActRequest
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.ray.supervision import Unresponsive
-from embodied.runtime.ray.weights import Publication, PulledWeights
-from embodied.runtime.ray.wire import nbytes, share_tensors
+from embodied.runtime.ray.wire import Publication, PulledWeights, nbytes, share_tensors
 from embodied.runtime.recipe import Recipe
 from embodied.runtime.watch import Span, Totals, Track, take
 

@@ -2,35 +2,96 @@
 
 controller ── learn(fragments, by reference) ──► process 0: updates on every n-th, puts weights
                                                      ├── update(its share) ──► process r       (algos/sharing.py)
-                                                     └── sums over all processes ── process r  (collective.py)
+                                                     └── sums over all processes ── process r  (Collective)
 
-To the controller several processes are one part. One that dies, hangs or takes too long is a failure of the part, so
-all of them are killed and replaced.
+To the controller several processes are one part: if one fails, all are killed and replaced. They sum by
+torch.distributed, gloo between CPUs and NCCL between GPUs, which listens on the given addresses alone and exchanges
+numbers, never pickled objects.
 """
 
 import asyncio
 import copy
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import ray
 import torch
+import torch.distributed
 from torch import Tensor
 
 from embodied.core.algorithm import SINGLE_PROCESS, Metrics, ProcessGroup
 from embodied.core.policy import Policy
-from embodied.core.types import Fragment
 from embodied.runtime import threads
 from embodied.runtime.learner import Learner
-from embodied.runtime.ray.collective import Collective, Rendezvous, open_store
 from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.ray.hosts import Built, Host, Pulse
-from embodied.runtime.ray.weights import Publication, Publisher
-from embodied.runtime.ray.wire import fetch
+from embodied.runtime.ray.wire import PeerLost, Publication, Publisher, fetch
 from embodied.runtime.recipe import Recipe
 from embodied.runtime.watch import Totals, Track, joined
 from embodied.runtime.weight_store import WeightStore
+
+dist: Any = torch.distributed  # the stubs of torch 2.13 lack options of its groups
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the processes of a group find each other: the store of process 0."""
+
+    address: str
+    port: int
+
+
+def open_store(address: str, timeout_s: float) -> tuple[Any, Rendezvous]:
+    """Open the store of a group on a free port of ``address``, in its process 0, which must keep it."""
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    listener.bind((address, 0))
+    listener.listen()
+    port = int(listener.getsockname()[1])
+    store = dist.TCPStore(
+        address, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=listener.detach(),
+    )  # fmt: skip
+    return store, Rendezvous(address, port)
+
+
+class Collective:
+    """The processes of a group, as ``embodied.core.algorithm.ProcessGroup``.
+
+    address: of this process's node. device: of the policy; CUDA sums by NCCL. PeerLost if a process does not join
+    within ``timeout_s``, and from ``sum`` if one is gone or does not take part for so long.
+    """
+
+    def __init__(
+        self, rendezvous: Rendezvous, rank: int, size: int, *, address: str, device: torch.device, timeout_s: float
+    ) -> None:
+        self.rank, self.size, self.device = rank, size, device
+        limit = timedelta(seconds=timeout_s)
+        try:
+            store = dist.TCPStore(rendezvous.address, rendezvous.port, is_master=False, timeout=limit)
+            if device.type == "cuda":
+                nccl = dist.ProcessGroupNCCL.Options()
+                nccl._timeout = limit
+                self._group = dist.ProcessGroupNCCL(store, rank, size, nccl)
+            else:
+                gloo = dist.ProcessGroupGloo._Options()
+                gloo._timeout = limit
+                gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+                self._group = dist.ProcessGroupGloo(store, rank, size, gloo)
+        except RuntimeError as error:  # of any kind: torch.distributed has no narrower class for a silent peer
+            raise PeerLost(f"learner process {rank} of {size} cannot join the others: {error}") from error
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum over all processes; see ``ProcessGroup.sum``."""
+        values = tensor.detach().to(self.device, copy=True).contiguous()
+        if values.numel():
+            try:
+                self._group.allreduce([values]).wait()
+            except RuntimeError as error:
+                raise PeerLost(f"learner process {self.rank} of {self.size} misses another one: {error}") from error
+        return values.to(tensor.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +150,9 @@ class LearnerHost(Host):
         learners: ProcessGroup = SINGLE_PROCESS
         if self._rendezvous is not None:
             learners = Collective(
-                self._rendezvous,
-                self.rank,
-                self.config.num_learners,
-                address=self._address,
-                device=recipe.device,
-                timeout_s=self.config.update_timeout_s,
-            )
+                self._rendezvous, self.rank, self.config.num_learners,
+                address=self._address, device=recipe.device, timeout_s=self.config.update_timeout_s,
+            )  # fmt: skip
         self.learner = Learner(algorithm, self.store, recipe.relabel, recipe.config.mask_above, learners)
         self.learner.track.enter("wait_controller")
         return [self.learner.track]
@@ -132,12 +189,13 @@ class LearnerHost(Host):
         self._begin(f"fetches {doing}")
         with self.learner.track.during("fetch"):
             fetched = await fetch(fragments)
-        metrics = await self._run(f"learns from {doing}", self._update, fetched)
-        return {**metrics, "async/lost": float(len(fragments) - len(fetched))}, self.learner.track.totals()
 
-    def _update(self, fragments: Sequence[Fragment]) -> Metrics:
-        with threads.using_idle_cores(self.budget.learner, self.budget.learner_alone, lambda: self._others_idle):
-            return self.learner.learn(fragments)
+        def update() -> Metrics:
+            with threads.using_idle_cores(self.budget.learner, self.budget.learner_alone, lambda: self._others_idle):
+                return self.learner.learn(fetched)
+
+        metrics = await self._run(f"learns from {doing}", update)
+        return {**metrics, "async/lost": float(len(fragments) - len(fetched))}, self.learner.track.totals()
 
     async def _put(self, metrics: Metrics, totals: Totals) -> Learned:
         publication = await self._run("puts weights", self.publisher.put, self.store.latest())
@@ -158,7 +216,7 @@ class LearnerHost(Host):
         return await self._run("saves its state", self.learner.state_dict)
 
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state."""
+        """Continue from a state, in all processes."""
         shared = ray.put(state) if self.peers else None
         others = [peer.load_state_dict.remote(shared) for peer in self.peers]
         await asyncio.gather(self._run("loads a state", self.learner.load_state_dict, copy.deepcopy(state)), *others)

@@ -5,10 +5,8 @@
     learner.learn    ──────────────────────────────────────► learner (gets fragments by reference, puts weights)
     evaluator's thread: weights to deploy, when due
 
-The loop, the ledger and the parts are those of the other runtimes. With max_staleness=0 the parameters are those of
-``sync``, bit for bit. What happens when a part dies or hangs: ``embodied/runtime/ray/supervision.py``.
-
-Ray is imported when a runtime is built, not with this module.
+With max_staleness=0 the parameters are those of ``sync``, bit for bit. What happens when a part dies or hangs:
+``embodied/runtime/ray/supervision.py``. Ray is imported when a runtime is built, not with this module.
 """
 
 from __future__ import annotations
@@ -62,9 +60,7 @@ class RayRuntime(Runtime):
             from embodied.runtime.ray.remote import RemoteLearner
 
             creator = Creator(cluster, recipe, self.spec)
-            self.controller = Controller(
-                config, self.groups, self.ledger, self.channel, self.threads.board, creator, self.trace
-            )
+            self.controller = Controller(self, config, creator)
             self.learner = RemoteLearner(self.controller, creator.policy, self._wait, self._recover)
             self.evaluator = recipe.evaluator(copy.deepcopy(creator.policy), self.spec, self.threads)
             opened.callback(self.evaluator.close)
@@ -124,10 +120,7 @@ class RayRuntime(Runtime):
         return all(part is None or part.built is None or part.built.resumes_exactly for part in parts)
 
     def _group_states(self) -> list[dict[str, Any] | None]:
-        """Wait until each group was saved between two fragments; groups go on afterwards.
-
-        With ``min_env_workers``, groups of workers that are not there have None.
-        """
+        """Wait until each group was saved between two fragments; None: its worker is not there."""
         self.controller.snapshot = snapshot = Snapshot(self.groups)
         self.controller.post()
         try:
