@@ -75,7 +75,8 @@ class LocalRuntime(OneProcess):
 
     def _end_waits(self) -> None:
         super()._end_waits()
-        for inbox in (self._requests, *self._replies):
+        self._requests.put(None)
+        for inbox in self._replies:
             inbox.put(None)
 
     # ------------------------------------------------------------------------------------------ other threads
