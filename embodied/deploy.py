@@ -42,8 +42,7 @@ from typing import Any
 
 from embodied.core.errors import UserError
 from embodied.deployment.bundle.description import Bundle
-from embodied.deployment.bundle.files import sha256
-from embodied.deployment.bundle.format import BUNDLE_FILE, read_bundle
+from embodied.deployment.bundle.format import BUNDLE_FILE, read_bundle, sha256
 from embodied.deployment.bundle.runner import Planner, PolicyRunner, check_parity
 from embodied.deployment.control.inference import Inference
 from embodied.deployment.control.loop import ControlLoop
@@ -52,8 +51,7 @@ from embodied.deployment.control.site import EmergencyKey, ask, site_of
 from embodied.deployment.options import DeployOptions
 from embodied.deployment.report.record import Deployment
 from embodied.deployment.robots.setup import map_robot
-from embodied.deployment.serving.request import read_api_key
-from embodied.deployment.serving.wire import require_packages
+from embodied.deployment.serving.protocol import read_api_key, require_packages
 from embodied.deployment.validation import parse_words
 from embodied.session.command import run_command
 from embodied.session.deployment import DeploymentRun

@@ -22,8 +22,7 @@ from typing import Any, Literal
 
 from embodied.core.config import nest, parse_overrides
 from embodied.core.options import PositiveInt, config_dataclass, from_mapping
-from embodied.deployment.bundle.files import sha256
-from embodied.deployment.bundle.format import BUNDLE_FILE
+from embodied.deployment.bundle.format import BUNDLE_FILE, sha256
 from embodied.deployment.bundle.write import check_exportable, chosen_layout, write_bundle
 from embodied.session.command import run_command
 from embodied.session.config import read_run

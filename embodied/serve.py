@@ -28,11 +28,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from embodied.core.errors import UserError, one_line
-from embodied.deployment.bundle.files import sha256
-from embodied.deployment.bundle.format import BUNDLE_FILE, read_bundle
+from embodied.deployment.bundle.format import BUNDLE_FILE, read_bundle, sha256
 from embodied.deployment.bundle.runner import PolicyRunner, check_parity
+from embodied.deployment.serving.protocol import require_packages
 from embodied.deployment.serving.server import PolicyServer, ServerOptions
-from embodied.deployment.serving.wire import require_packages
 from embodied.deployment.validation import Ranges, parse_words
 from embodied.session.command import Stopped, run_command
 

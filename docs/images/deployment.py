@@ -22,7 +22,7 @@ from PIL import Image, ImageDraw
 from embodied.core.config import parse_overrides
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.format import read_bundle
-from embodied.deployment.robots.confirmation import draw_poses, poses
+from embodied.deployment.robots.setup import draw_poses, poses
 
 HERE = Path(__file__).parent
 MOMENTS, GAP = 6, 2

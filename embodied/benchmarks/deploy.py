@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 
 from embodied.benchmarks.measure import Report, in_turns, note, paired
 from embodied.deployment.bundle.description import PARITY_FILE, Origin
-from embodied.deployment.bundle.files import load_arrays
-from embodied.deployment.bundle.format import read_bundle, read_simulation
+from embodied.deployment.bundle.format import load_arrays, read_bundle, read_simulation
 from embodied.deployment.bundle.runner import OUTPUT_PREFIX, Planner, PolicyRunner
 from embodied.deployment.bundle.write import write_bundle
 from embodied.deployment.control.inference import Clock, Inference

@@ -127,7 +127,10 @@ def check_actions(action_FA: Tensor, spec: EnvSpec, column: Column, path: Path) 
     beyond: dict[int, Conversion | None] = {}
     small: dict[int, Conversion | None] = {}
     for i, (term, (low, high)) in enumerate(zip(spec.action.terms, _ranges(action_FA), strict=True)):
-        size, units = max(-low, high), _units(term)
+        size, units = max(-low, high), list[Conversion]()
+        if term.scale:  # the commanded quantity in its own unit, and in another one
+            sizes = [(term.unit or "the environment's unit", 1.0), *filter(None, [INSTEAD.get(term.unit)])]
+            units = [Conversion(unit, one / term.scale, -term.offset / term.scale) for unit, one in sizes]
         if size > 1 + ROUNDING:
             beyond[i] = _fitting((low, high), (*units, *PERCENT, Conversion("shares of the largest", 1 / size)))
         elif 0 < size < SMALL:
@@ -173,14 +176,6 @@ def check_units(found: Sequence[str], needed: Sequence[str], names: Sequence[str
 def _ranges(values_FD: Tensor) -> list[tuple[float, float]]:
     """Return the lowest and the highest number of every entry."""
     return list(zip(values_FD.amin(0).tolist(), values_FD.amax(0).tolist(), strict=True))
-
-
-def _units(term: ActionTerm) -> list[Conversion]:
-    """Return the conversions of the commanded quantity, in its own unit and in another one."""
-    if not term.scale:
-        return []
-    sizes = [(term.unit or "the environment's unit", 1.0), *([INSTEAD[term.unit]] if term.unit in INSTEAD else [])]
-    return [Conversion(unit, one / term.scale, -term.offset / term.scale) for unit, one in sizes]
 
 
 def _fitting(ends: tuple[float, float], conversions: Sequence[Conversion]) -> Conversion | None:

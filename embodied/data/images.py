@@ -1,14 +1,42 @@
-"""Images of data sets as PNG files."""
+"""Images of data sets: PNG files, and frames of a LeRobotDataset's videos.
+
+``meta/episodes`` has, for each episode and camera, the file (``videos/<key>/chunk_index`` and ``file_index``) and the
+times in it (``from_timestamp`` and ``to_timestamp``). A file holds one or more episodes, one after another, with one
+frame of video per frame of data.
+"""
 
 import io
 import struct
 import zlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
+import imageio_ffmpeg
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
+from pyarrow.lib import ArrowException
+from torch import Tensor
+
+from embodied.core.errors import UserError
 
 MAX_PIXELS = 4096 * 4096  # of one image: a small file may declare a size beyond memory
+VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+
+
+@contextmanager
+def reading(path: Path, what: str) -> Iterator[None]:
+    """Raise UserError, which names the data set and what was read, for a file that is missing or damaged."""
+    try:
+        yield
+    except (ArrowException, OSError, KeyError, ValueError, AttributeError, TypeError) as error:
+        raise UserError(f"data set {path}: cannot read {what}: {error}") from error
 
 
 def encode_png(rgb: NDArray[np.uint8]) -> bytes:
@@ -34,3 +62,66 @@ def decode_png(data: bytes) -> NDArray[np.uint8]:
         raise ValueError(f"the PNG file is too large: {error}") from error
     except (OSError, SyntaxError, EOFError, struct.error, zlib.error) as error:
         raise ValueError(f"the PNG file is damaged: {error}") from error
+
+
+def read_videos(path: Path, info: Mapping[str, Any], key: str, episode_F: Tensor) -> Tensor:
+    """Return the images of feature ``key`` of all frames, uint8 [F, h, w, 3].
+
+    info: of the data set. episode_F: episode of each frame, not decreasing. UserError for missing or damaged videos,
+    videos that are too short, and several sizes.
+    """
+    places = _places(path, key)
+    episodes, lengths = episode_F.unique_consecutive(return_counts=True)
+    wanted: dict[Path, dict[int, int]] = defaultdict(dict)  # frame of the data, by the frame of its video
+    end = 0
+    for episode, length in zip(episodes.tolist(), lengths.tolist(), strict=True):
+        end += length
+        if episode not in places:
+            raise UserError(f"data set {path}: meta/episodes does not say where {key} of episode {episode} is")
+        place = places[episode]
+        pattern = info.get("video_path") or VIDEO_PATH
+        file = path / pattern.format(video_key=key, chunk_index=place["chunk_index"], file_index=place["file_index"])
+        first, last = (round(place[name] * float(info["fps"])) for name in ("from_timestamp", "to_timestamp"))
+        if last - first < length:
+            raise UserError(f"data set {path}: {file} has {last - first} frames of episode {episode}, needed: {length}")
+        wanted[file] |= {first + i: end - length + i for i in range(length)}
+    images: NDArray[np.uint8] | None = None
+    for file, places_in_data in wanted.items():
+        count, needed = 0, max(places_in_data) + 1
+        for count, frame in zip(range(1, needed + 1), _frames(file, path), strict=False):
+            if images is None:
+                images = np.empty((len(episode_F), *frame.shape), np.uint8)
+            if frame.shape != images.shape[1:]:
+                raise UserError(f"data set {path}: {key} has videos of several sizes, the first of another in {file}")
+            if count - 1 in places_in_data:
+                images[places_in_data[count - 1]] = frame
+        if count < needed:
+            raise UserError(f"data set {path}: {file} has {count} frames, its episodes need {needed}")
+    assert images is not None, "a data set has frames"
+    return torch.from_numpy(images)
+
+
+def _places(path: Path, key: str) -> dict[int, dict[str, Any]]:
+    """Return chunk_index, file_index, from_timestamp (s) and to_timestamp (s) of the video of each episode."""
+    prefix = f"videos/{key}/"
+    names = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
+    columns = ["episode_index", *(prefix + name for name in names)]
+    with reading(path, f"from meta/episodes where {key} is"):
+        files = sorted((path / "meta" / "episodes").glob("*/*.parquet"))
+        rows = pa.concat_tables([pq.read_table(file, columns=columns) for file in files]).select(columns).to_pylist()
+    return {row["episode_index"]: {name.removeprefix(prefix): row[name] for name in columns} for row in rows}
+
+
+def _frames(file: Path, path: Path) -> Iterator[NDArray[np.uint8]]:
+    """Yield the frames of a video as they are stored, none dropped or repeated, uint8 [h, w, 3]."""
+    if not file.is_file():
+        raise UserError(f"data set {path}: the video {file} is missing")
+    decoder = imageio_ffmpeg.read_frames(str(file), pix_fmt="rgb24", output_params=["-fps_mode", "passthrough"])
+    try:
+        width, height = next(decoder)["size"]
+        for frame in decoder:
+            yield np.frombuffer(frame, np.uint8).reshape(height, width, 3)
+    except (OSError, RuntimeError, StopIteration) as error:
+        raise UserError(f"data set {path}: the video {file} cannot be decoded") from error
+    finally:
+        decoder.close()

@@ -9,7 +9,7 @@
 
 Format: https://huggingface.co/docs/lerobot/lerobot-dataset-v3. A frame holds an observation and the action that was
 chosen for it; ``next.*`` are the results of that step. Images are columns of PNG files (feature type ``image``) or
-frames of videos (``video``, lerobot_videos.py).
+frames of videos (``video``, images.py).
 """
 
 import json
@@ -22,28 +22,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from pyarrow.lib import ArrowException
 from torch import Tensor
 
 from embodied.core.errors import UserError, nearest
 from embodied.core.spec import CameraSpec, EnvSpec
-from embodied.data.columns import (
-    NAMES,
-    action_units,
-    check_actions,
-    check_state,
-    check_units,
-    columns_of,
-    convert,
-    state_units,
-)
+from embodied.data import columns
 from embodied.data.demonstrations import Demonstrations
-from embodied.data.images import decode_png
-from embodied.data.lerobot_videos import read_videos
+from embodied.data.images import decode_png, read_videos, reading
 
 VERSION = "v3.0"
 FILE = "chunk-000/file-000.parquet"
-STATE, ACTION, IMAGES, TASK = NAMES["state"], NAMES["action"], "observation.images", "task_index"
+STATE, ACTION, IMAGES, TASK = columns.NAMES["state"], columns.NAMES["action"], "observation.images", "task_index"
 UNITS = "meta/units.json"
 
 
@@ -56,7 +45,7 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
     UserError for a missing data set, another version, missing features (it lists them), numbers that are not finite,
     or images that are neither PNG files nor frames of videos, or of several sizes.
     """
-    state, action = columns_of(keys or {})
+    state, action = columns.columns_of(keys or {})
     info, units = _info(path), _units(path)
     features = info["features"]
     images = {camera: f"{IMAGES}.{camera}" for camera in cameras}
@@ -72,19 +61,17 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
             raise UserError(f"data set {path}: {key} is of type {kind}, allowed: image and video")
         stored += [key] if kind == "image" else []
     files = sorted((path / "data").glob("*/*.parquet"))
-    columns = [state.name, action.name, *stored, "episode_index", TASK]
-    try:
-        table = pa.concat_tables([pq.read_table(file, columns=columns) for file in files]).select(columns)
-    except (ArrowException, OSError, KeyError) as error:
-        raise UserError(f"data set {path}: cannot read its frames: {error}") from error
+    wanted = [state.name, action.name, *stored, "episode_index", TASK]
+    with reading(path, "its frames"):
+        table = pa.concat_tables([pq.read_table(file, columns=wanted) for file in files]).select(wanted)
     episode = torch.from_numpy(table["episode_index"].to_numpy().astype(np.int64))
     if len(episode) == 0 or bool((episode.diff() < 0).any()):
         raise UserError(f"data set {path}: frames must be there, and in the order of their episodes")
     state_names, action_names = _names(features[state.name]), _names(features[action.name])
     instruction, instructions = _instructions(table, path)
     return Demonstrations(
-        state_FS=convert(_matrix(table, state.name, path), state_names, state, "state"),
-        action_FA=convert(_matrix(table, action.name, path), action_names, action, "action"),
+        state_FS=columns.convert(_matrix(table, state.name, path), state_names, state, "state"),
+        action_FA=columns.convert(_matrix(table, action.name, path), action_names, action, "action"),
         episode_F=episode,
         instruction_F=instruction,
         instructions=instructions,
@@ -134,18 +121,17 @@ def check_fits(data: Demonstrations, spec: EnvSpec, path: Path, keys: Mapping[st
             raise UserError(f"{where}: its {what} has {found} entries, task {spec.task} has {needed}. {hint}")
         for i, (name, other) in enumerate(zip(names, expected, strict=False)):
             if name != other:
-                raise UserError(
-                    f"{where}: entry {i} of its {what} is '{name}', that of task {spec.task} '{other}'. {hint}"
-                )
+                differs = f"entry {i} of its {what} is '{name}', that of task {spec.task} '{other}'"
+                raise UserError(f"{where}: {differs}. {hint}")
     for camera in spec.cameras:
         if camera.name in data.images:
             _check_size(path, camera, *data.images[camera.name].shape[1:3])
-    state, action = columns_of(keys or {})
+    state, action = columns.columns_of(keys or {})
     return [
-        *check_units(data.state_units, state_units(spec), spec.state_names, "state", path),
-        *check_units(data.action_units, action_units(spec), spec.action_names, "action", path),
-        *check_state(data.state_FS, spec, state, path),
-        *check_actions(data.action_FA, spec, action, path),
+        *columns.check_units(data.state_units, columns.state_units(spec), spec.state_names, "state", path),
+        *columns.check_units(data.action_units, columns.action_units(spec), spec.action_names, "action", path),
+        *columns.check_state(data.state_FS, spec, state, path),
+        *columns.check_actions(data.action_FA, spec, action, path),
     ]
 
 
@@ -165,11 +151,9 @@ def _info(path: Path) -> dict[str, Any]:
 
 def _units(path: Path) -> dict[str, tuple[str, ...]]:
     """Return the units of the entries of each column; none if the data set does not state them."""
-    try:
+    with reading(path, UNITS):
         found = json.loads((path / UNITS).read_text(encoding="utf-8")) if (path / UNITS).is_file() else {}
         return {column: tuple(map(str, units)) for column, units in found.items()}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise UserError(f"data set {path}: cannot read {UNITS}: {error}") from error
 
 
 def _names(feature: Mapping[str, Any]) -> tuple[str, ...]:
@@ -197,14 +181,12 @@ def _instructions(table: pa.Table, path: Path) -> tuple[Tensor, tuple[str, ...]]
 
     They are pandas' index, which may have any name; other columns than ``task_index`` are not read.
     """
-    try:
+    with reading(path, "its instructions, meta/tasks.parquet"):
         rows = pq.read_table(path / "meta" / "tasks.parquet")
         index = [*(rows.schema.pandas_metadata or {}).get("index_columns", ()), "task"]
         others = [name for name in rows.column_names if name != TASK]
         (name,) = [name for name in index if name in others][:1] or others
         indices, texts = rows[TASK].to_pylist(), tuple(map(str, rows[name].to_pylist()))
-    except (ArrowException, OSError, KeyError, ValueError) as error:
-        raise UserError(f"data set {path}: cannot read its instructions, meta/tasks.parquet: {error}") from error
     place = {index: i for i, index in enumerate(indices)}
     try:
         return torch.tensor([place[index] for index in table[TASK].to_pylist()]), texts

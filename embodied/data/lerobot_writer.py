@@ -79,32 +79,19 @@ def _write(path: Path, episodes: Sequence[Episode], spec: EnvSpec) -> None:
         tables[key] = pa.array([{"bytes": encode_png(frame), "path": None} for frame in frames], type=IMAGE)
     fps = 1 / spec.control_dt_s
     info = {
-        "codebase_version": VERSION,
-        "robot_type": spec.robot or None,
-        "total_episodes": len(episodes),
-        "total_frames": int(ends[-1]),
-        "total_tasks": len(instructions),
-        "chunks_size": 1000,
-        "data_files_size_in_mb": 100,
-        "video_files_size_in_mb": 200,
-        "fps": round(fps) if abs(fps - round(fps)) < 1e-6 else fps,
-        "splits": {"train": f"0:{len(episodes)}"},
-        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
-        "video_path": None,
+        "codebase_version": VERSION, "robot_type": spec.robot or None,
+        "total_episodes": len(episodes), "total_frames": int(ends[-1]), "total_tasks": len(instructions),
+        "chunks_size": 1000, "data_files_size_in_mb": 100, "video_files_size_in_mb": 200,
+        "fps": round(fps) if abs(fps - round(fps)) < 1e-6 else fps, "splits": {"train": f"0:{len(episodes)}"},
+        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet", "video_path": None,
         "features": features,
-    }
+    }  # fmt: skip
     zeros = np.zeros(len(episodes), np.int64)
     rows = {
-        "episode_index": np.arange(len(episodes)),
-        "tasks": [[episode.instruction] for episode in episodes],
-        "length": lengths,
-        "data/chunk_index": zeros,
-        "data/file_index": zeros,
-        "dataset_from_index": ends - lengths,
-        "dataset_to_index": ends,
-        "meta/episodes/chunk_index": zeros,
-        "meta/episodes/file_index": zeros,
-    }
+        "episode_index": np.arange(len(episodes)), "tasks": [[episode.instruction] for episode in episodes],
+        "length": lengths, "data/chunk_index": zeros, "data/file_index": zeros, "dataset_from_index": ends - lengths,
+        "dataset_to_index": ends, "meta/episodes/chunk_index": zeros, "meta/episodes/file_index": zeros,
+    }  # fmt: skip
     stats = [_stats(columns | images, slice(end - length, end)) for length, end in zip(lengths, ends, strict=True)]
     for key, found in stats[0].items():
         for name in found:

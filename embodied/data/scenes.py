@@ -49,12 +49,10 @@ class Scenes:
 
     def render_next(self) -> Obs:
         """Return the next labelled observation of every env, [N, ...]."""
-        obs = self._move() if self.rendered % FRAMES_PER_SCENE else self.env.next_scene()
         self.rendered += 1
-        return obs
-
-    def _move(self) -> Obs:
-        """Execute ``steps`` actions of the expert, or with some probability one random action throughout."""
+        if (self.rendered - 1) % FRAMES_PER_SCENE == 0:
+            return self.env.next_scene()
+        # ``steps`` actions of the expert, or with some probability one random action throughout
         num = self.env.num_envs
         random_NA = torch.from_numpy(self.random.uniform(-1.0, 1.0, (num, self.env.spec.action_dim)))
         chance_N1 = torch.from_numpy(self.random.random((num, 1)) < RANDOM_SHARE)
@@ -106,14 +104,11 @@ class SceneDataset:
         self.scenes, self.reuse, self.keep = scenes, reuse, keep
         self.buffer, self.drawn = Buffer(capacity), 0
         for _ in range(FRAMES_PER_SCENE):  # the first frames show only robots at rest
-            self._render()
+            self.buffer.add(self.keep(self.scenes.render_next()))
 
     def draw(self, num: int, generator: torch.Generator) -> Obs:
         """Draw ``num`` observations."""
         self.drawn += num
         while self.drawn > self.reuse * self.buffer.added:
-            self._render()
+            self.buffer.add(self.keep(self.scenes.render_next()))
         return self.buffer.sample(num, generator)
-
-    def _render(self) -> None:
-        self.buffer.add(self.keep(self.scenes.render_next()))

@@ -1,4 +1,4 @@
-"""Checkpoints in the layout of transformers, which ``from_pretrained`` loads and ``save_pretrained`` writes:
+"""Checkpoints in the layout of transformers: the model, which LoRA may adapt, the tokenizer, the image processor.
 
 config.json  model.safetensors (or shards)  tokenizer.json, tokenizer_config.json  preprocessor_config.json
 """
@@ -6,23 +6,27 @@ config.json  model.safetensors (or shards)  tokenizer.json, tokenizer_config.jso
 import copy
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoTokenizer, PI0Config, PI0ForConditionalGeneration
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from torch import Tensor, nn
+from transformers import AutoTokenizer, PI0Config, PI0ForConditionalGeneration, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from embodied.core.errors import UserError, one_line
 from embodied.core.spec import EnvSpec
 from embodied.policies.vla.config import VLAConfig
-from embodied.policies.vla.lora import merge_adaptations
-from embodied.policies.vla.text import image_token_id, train_tokenizer
 
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
+SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
+IMAGE_TOKEN = "<image>"
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 WEIGHTS = "weights (model.safetensors)"
 REQUIRED_FILES = {
@@ -70,7 +74,10 @@ def build(spec: EnvSpec, config: VLAConfig) -> Parts:
     missing = [what for what, names in REQUIRED_FILES.items() if not any((path / name).is_file() for name in names)]
     architecture_only = missing == [WEIGHTS] and (path / ".architecture").is_file()
     if missing and not architecture_only:
-        raise UserError(f"policy.pretrained={path} lacks {'; '.join(missing)}. It has: {_listing(path)}")
+        names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else ["no such directory"]
+        names[MAX_LISTED:] = [f"{len(names) - MAX_LISTED} more"] if len(names) > MAX_LISTED else []
+        there = ", ".join(names) or "nothing"
+        raise UserError(f"policy.pretrained={path} lacks {'; '.join(missing)}. It has: {there}")
     with _loading_errors(path):
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         model_config = PI0Config.from_pretrained(path, local_files_only=True, trust_remote_code=False)
@@ -94,15 +101,6 @@ def build(spec: EnvSpec, config: VLAConfig) -> Parts:
         some = ", ".join(sorted(lacking)[:3])
         raise UserError(f"policy.pretrained={path} lacks {len(lacking)} of the model's weights, for instance {some}")
     return Parts(model, tokenizer, pixels)
-
-
-def _listing(path: Path) -> str:
-    """List the files of a directory that should be a checkpoint, for an error."""
-    if not path.is_dir():
-        return "no such directory"
-    names = sorted(entry.name for entry in path.iterdir())
-    more = [f"{len(names) - MAX_LISTED} more"] if len(names) > MAX_LISTED else []
-    return ", ".join(names[:MAX_LISTED] + more) or "nothing"
 
 
 @contextmanager
@@ -170,9 +168,8 @@ def check_fits(parts: Parts, spec: EnvSpec, config: VLAConfig) -> None:
     for name, part in (("text_config", text), ("dit_config", expert)):
         heads, groups = part.num_attention_heads, part.num_key_value_heads
         if heads % groups:
-            raise UserError(
-                f"policy.model: {name}.num_attention_heads, {heads}, must be a multiple of key-value heads, {groups}"
-            )
+            wrong = f"{name}.num_attention_heads, {heads}, must be a multiple of key-value heads, {groups}"
+            raise UserError(f"policy.model: {wrong}")
     for key in ("num_hidden_layers", "num_key_value_heads", "head_dim"):
         own, its = getattr(expert, key), getattr(text, key)
         if own != its:  # each layer of the expert attends to the same layer of the language model
@@ -202,18 +199,15 @@ def save_pretrained(parts: Parts, path: Path) -> None:
 
 def _save_processor(parts: Parts, path: Path) -> None:
     """Write the files of the tokenizer and of the image processor."""
+    parts.tokenizer.save_pretrained(path)
     vision = parts.model.config.vlm_config.vision_config
     size = vision.image_size
-    parts.tokenizer.save_pretrained(path)
     processor = {
-        "image_processor_type": "PI0ImageProcessor",
-        "processor_class": "PI0Processor",
-        "image_mean": list(parts.pixels.mean),
-        "image_std": list(parts.pixels.std),
-        "size": {"max_height": size, "max_width": size},
-        "pad_size": {"height": size, "width": size},
+        "image_processor_type": "PI0ImageProcessor", "processor_class": "PI0Processor",
+        "image_mean": list(parts.pixels.mean), "image_std": list(parts.pixels.std),
+        "size": {"max_height": size, "max_width": size}, "pad_size": {"height": size, "width": size},
         "image_seq_length": (size // vision.patch_size) ** 2,
-    }
+    }  # fmt: skip
     (path / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n", encoding="utf-8")
 
 
@@ -224,3 +218,86 @@ def _pixels(path: Path) -> Pixels:
     processor = processor.get("image_processor", processor)
     mean, std = (processor.get(f"image_{key}", default) for key, default in Pixels()._asdict().items())
     return Pixels(tuple(mean), tuple(std))
+
+
+def train_tokenizer(instructions: Sequence[str]) -> Any:
+    """Train a word-level tokenizer whose vocabulary is the words of ``instructions``, sorted."""
+    normalizer = normalizers.Lowercase()
+    splitter = pre_tokenizers.Split(Regex(r"\w+|[^\w\s]|\n"), behavior="removed", invert=True)
+    text = normalizer.normalize_str("".join(f"{instruction}\n" for instruction in instructions))
+    words = {word for word, _ in splitter.pre_tokenize_str(text)}
+    vocabulary = {word: index for index, word in enumerate([*SPECIAL_TOKENS.values(), IMAGE_TOKEN, *sorted(words)])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS["unk_token"]))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
+    fast: Any = PreTrainedTokenizerFast
+    return fast(tokenizer_object=tokenizer, **SPECIAL_TOKENS, extra_special_tokens=[IMAGE_TOKEN])
+
+
+def image_token_id(tokenizer: Any) -> int:
+    """Return the id that stands for image features in a prompt of PI0Processor. UserError if there is none."""
+    token_id = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
+    if token_id is None or token_id == tokenizer.unk_token_id:
+        raise UserError(f"policy.pretrained: its tokenizer has no '{IMAGE_TOKEN}' token")
+    return int(token_id)
+
+
+def tokenize(tokenizer: Any, instructions: Sequence[str], max_tokens: int) -> tuple[Tensor, Tensor]:
+    """Return token ids of the prompts and the mask of those that are no padding, bool, [I, T] each.
+
+    A prompt is ``<bos>``, the instruction and a newline, as in the training of π0. T is the length of the longest
+    prompt. UserError for an instruction that is empty or has more than ``max_tokens`` tokens, and for words outside the
+    tokenizer's vocabulary.
+    """
+    rows = []
+    for text in instructions:
+        if not text.strip():
+            raise UserError("an instruction is empty: policy=vla needs words that say what to do")
+        ids = tokenizer(f"{tokenizer.bos_token}{text}\n", add_special_tokens=False)["input_ids"]
+        if len(ids) > max_tokens:
+            raise UserError(f"instruction '{text}' has {len(ids)} tokens, policy.max_tokens allows {max_tokens}")
+        if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
+            raise UserError(f"instruction '{text}' has words outside the vocabulary of the policy's tokenizer")
+        rows.append(ids)
+    width = max(map(len, rows))
+    tokens = torch.full((len(rows), width), tokenizer.pad_token_id or 0, dtype=torch.int64)
+    real = torch.zeros(len(rows), width, dtype=torch.bool)
+    for row, ids in enumerate(rows):
+        tokens[row, : len(ids)] = torch.tensor(ids)
+        real[row, : len(ids)] = True
+    return tokens, real
+
+
+class LoRALinear(nn.Linear):
+    """A linear layer W x + B A x with a frozen weight W. Only A and B are trained; B starts at zero."""
+
+    def __init__(self, layer: nn.Linear, rank: int) -> None:
+        super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None)
+        self.weight, self.bias = layer.weight, layer.bias
+        self.requires_grad_(False)
+        self.lora_a = nn.Parameter(torch.randn(rank, layer.in_features) / rank)
+        self.lora_b = nn.Parameter(torch.zeros(layer.out_features, rank))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return W x + B A x for x = ``input``."""
+        return super().forward(input) + F.linear(F.linear(input, self.lora_a), self.lora_b)
+
+
+def adapt(layers: nn.Module, rank: int) -> None:
+    """Replace the attention projections in ``layers`` by ``LoRALinear``, in place, and freeze all other weights."""
+    layers.requires_grad_(False)
+    for module in list(layers.modules()):
+        for name, child in module.named_children():
+            if name in ADAPTED and isinstance(child, nn.Linear):
+                setattr(module, name, LoRALinear(child, rank))
+
+
+def merge_adaptations(model: Any) -> Any:
+    """Add every adaptation to its weight, in place, and return the model without ``LoRALinear``."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, LoRALinear):
+                plain = nn.Linear(child.in_features, child.out_features, bias=child.bias is not None)
+                plain.weight = nn.Parameter(child.weight.detach() + (child.lora_b @ child.lora_a).detach())
+                plain.bias = child.bias
+                setattr(module, name, plain)
+    return model

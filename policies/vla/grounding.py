@@ -89,13 +89,6 @@ class GroundingHeads(nn.Module):
         clear_NPR = share_NPR > PRESENT_SHARE / 2
         return loss + CENTRE_WEIGHT * ((error_NPR * clear_NPR).sum((0, 1)) / clear_NPR.sum((0, 1)).clamp_min(1)).sum()
 
-    def position_loss(self, feature: Tensor, target_N9: Tensor) -> Tensor:
-        """Return the smooth L1 error of standardised positions predicted from the state token, a scalar.
-
-        It is quadratic below HUBER_BETA (Girshick 2015, equation 3). feature: last hidden state, [N, expert_width].
-        """
-        return F.smooth_l1_loss(self.named(feature), target_N9, beta=HUBER_BETA)
-
     def localization_hits(self, tokens: ImageTokens, obs: Obs) -> dict[str, Tensor]:
         """Return whether the patch rated highest for the named object really shows it, bool [n], for each camera.
 

@@ -14,10 +14,9 @@ from embodied.core.types import Obs
 from embodied.policies.flow.chains import FlowChains
 from embodied.policies.flow.prefix import draw_prefix, learned_rows, noisy_chunk
 from embodied.policies.normalizer import RunningNormalizer
-from embodied.policies.vla import checkpoint, lora, pi0
+from embodied.policies.vla import checkpoint, pi0
 from embodied.policies.vla.config import PARTS, VLAConfig
-from embodied.policies.vla.grounding import POSITION_SIZE, POSITION_WEIGHT, ROLE_NAMES, GroundingHeads
-from embodied.policies.vla.text import tokenize
+from embodied.policies.vla.grounding import HUBER_BETA, POSITION_SIZE, POSITION_WEIGHT, ROLE_NAMES, GroundingHeads
 
 PREFIX = "prefix."  # of the keys that ``precompute`` puts into observations in place of images and instruction
 DRAWS_PER_OBSERVATION = 4  # draws of noise and time for each observation in the imitation loss
@@ -77,7 +76,7 @@ class VLAPolicy(FlowChains):
         patch_size = model.config.vlm_config.vision_config.patch_size
         self.grounding = GroundingHeads(text_width, hidden, patch_size, config.cameras, spec.descriptions)
         self.named_normalizer = RunningNormalizer(POSITION_SIZE)
-        tokens_IT, real_IT = tokenize(parts.tokenizer, spec.texts, config.max_tokens)
+        tokens_IT, real_IT = checkpoint.tokenize(parts.tokenizer, spec.texts, config.max_tokens)
         self.register_buffer("tokens_IT", tokens_IT, persistent=False)
         self.register_buffer("real_IT", real_IT, persistent=False)
         for name, colours in zip(("pixel_mean", "pixel_std"), parts.pixels, strict=True):
@@ -90,7 +89,7 @@ class VLAPolicy(FlowChains):
             vlm.language_model.requires_grad_(False)
             vlm.multi_modal_projector.requires_grad_(False)
         if config.lora_rank:
-            lora.adapt(model.model.dit.layers, config.lora_rank)
+            checkpoint.adapt(model.model.dit.layers, config.lora_rank)
         self.frozen = set(config.freeze) == set(PARTS)
         self.precompute_in_actor = self.frozen and config.prefix_from_actor
         self.prefix_dtype = getattr(torch, config.dtype)
@@ -135,7 +134,7 @@ class VLAPolicy(FlowChains):
 
     def tokenize(self, texts: Sequence[str]) -> Obs:
         """Return the tokens of N texts; UserError for unknown words, and for an empty or too long text."""
-        tokens, mask = tokenize(self.parts.tokenizer, texts, self.config.max_tokens)
+        tokens, mask = checkpoint.tokenize(self.parts.tokenizer, texts, self.config.max_tokens)
         return {"instruction_tokens": tokens.to(self.tokens_IT.device), "instruction_mask": mask.to(tokens.device)}
 
     def encode(self, obs: Obs) -> VLAContext:
@@ -221,19 +220,21 @@ class VLAPolicy(FlowChains):
         loss = self.grounding.image_loss(tokens, obs, with_centres=with_positions)
         if not with_positions:
             return loss
-        return loss + POSITION_WEIGHT * self._location_loss(self._encode_state(prefix, obs), obs)
+        return loss + POSITION_WEIGHT * self.location_loss(obs, prefix)
 
     @property
     def grounded(self) -> bool:
         """Whether the policy has the statistics of ``target_positions``."""
         return bool(self.named_normalizer.fixed)
 
-    def location_loss(self, obs: Obs) -> Tensor:
-        """Return the loss of the predicted ``target_positions``, unweighted."""
-        return self._location_loss(self._encode_state(self.prefix(obs), obs), obs)
+    def location_loss(self, obs: Obs, prefix: pi0.Prefix | None = None) -> Tensor:
+        """Return the loss of the predicted ``target_positions``, unweighted. prefix: that of ``obs``, if it is known.
 
-    def _location_loss(self, encoding: VLAContext, obs: Obs) -> Tensor:
-        return self.grounding.position_loss(encoding.context.feature, self.named_normalizer(obs["target_positions"]))
+        It is the smooth L1 error (Girshick 2015, equation 3) of standardised positions.
+        """
+        feature = self._encode_state(prefix or self.prefix(obs), obs).context.feature
+        target_N9 = self.named_normalizer(obs["target_positions"])
+        return F.smooth_l1_loss(self.grounding.named(feature), target_N9, beta=HUBER_BETA)
 
     def localization_hits(self, obs: Obs) -> dict[str, Tensor]:
         """Return ``GroundingHeads.localization_hits``."""

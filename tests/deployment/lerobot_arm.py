@@ -24,8 +24,8 @@ from embodied.deployment.bundle.runner import PolicyRunner  # noqa: E402
 from embodied.deployment.control.inference import Clock, Inference  # noqa: E402
 from embodied.deployment.control.loop import ControlLoop  # noqa: E402
 from embodied.deployment.control.safety import Limits, Safety  # noqa: E402
-from embodied.deployment.robots.confirmation import check_confirmed  # noqa: E402
 from embodied.deployment.robots.mapping import MappedRobot, read_mapping  # noqa: E402
+from embodied.deployment.robots.setup import check_confirmed  # noqa: E402
 
 
 @RobotConfig.register_subclass("toy_arm")

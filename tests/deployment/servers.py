@@ -14,10 +14,10 @@ import numpy as np
 from websockets.sync.client import ClientConnection, connect
 
 from embodied.deployment.bundle.description import PARITY_FILE
-from embodied.deployment.bundle.files import load_arrays
+from embodied.deployment.bundle.format import load_arrays
 from embodied.deployment.bundle.runner import Planner, PolicyRunner
+from embodied.deployment.serving.protocol import decode, encode
 from embodied.deployment.serving.server import PolicyServer, ServerOptions
-from embodied.deployment.serving.wire import decode, encode
 from tests.deployment.exports import flow_bundle
 
 LARGE = 2**23

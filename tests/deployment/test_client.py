@@ -18,7 +18,7 @@ from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner
 from embodied.deployment.serving.client import RemotePlanner
-from embodied.deployment.serving.wire import encode
+from embodied.deployment.serving.protocol import encode
 from tests.deployment.builders import SEES_AND_READS, make_bundle
 from tests.deployment.exports import flow_bundle
 from tests.deployment.servers import Gate, rows, serving

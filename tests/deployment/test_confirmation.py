@@ -11,8 +11,8 @@ import pytest
 
 from embodied.core.errors import UserError
 from embodied.deployment.robots.base import joint_values
-from embodied.deployment.robots.confirmation import TOLERANCE, check_confirmed, confirm, draw_poses, poses
 from embodied.deployment.robots.mapping import Entry, MappedRobot, RobotMapping
+from embodied.deployment.robots.setup import TOLERANCE, check_confirmed, confirm, draw_poses, poses
 from tests.deployment.test_mapping import arm_of_bundle, confirmed, toy_mapping
 from tests.deployment.toy_arm import ToyArm, ToyConfig
 

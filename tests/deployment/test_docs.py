@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from embodied.deployment.bundle.description import PARITY_FILE
-from embodied.deployment.bundle.files import load_arrays
+from embodied.deployment.bundle.format import load_arrays
 from tests.deployment.exports import flow_bundle
 
 

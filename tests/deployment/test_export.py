@@ -19,8 +19,7 @@ from embodied import export
 from embodied.core.arm import matrix_of
 from embodied.core.errors import UserError
 from embodied.deployment.bundle.description import PARITY_FILE
-from embodied.deployment.bundle.files import load_arrays, sha256
-from embodied.deployment.bundle.format import read_bundle
+from embodied.deployment.bundle.format import load_arrays, read_bundle, sha256
 from embodied.deployment.bundle.runner import PolicyRunner, parity
 from embodied.deployment.bundle.torch_runner import PhysicalPlan
 from embodied.envs import make_pool, make_sampler

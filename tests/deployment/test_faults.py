@@ -33,7 +33,7 @@ from embodied.deployment.control.site import EmergencyKey
 from embodied.deployment.robots.base import Observation
 from embodied.deployment.robots.mapping import write_mapping
 from embodied.deployment.robots.sim import SimRobot
-from embodied.deployment.serving.wire import encode
+from embodied.deployment.serving.protocol import encode
 from tests.commands.helpers import run
 from tests.deployment.exports import flow_bundle
 from tests.deployment.test_client import saying

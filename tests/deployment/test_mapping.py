@@ -27,9 +27,8 @@ from embodied.deployment.control.inference import Clock
 from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.control.site import move_home
 from embodied.deployment.robots.base import Robot, load_robot
-from embodied.deployment.robots.confirmation import check_confirmed, confirm, draw_poses, encode_png, poses
 from embodied.deployment.robots.mapping import Entry, MappedRobot, RobotMapping, read_mapping, write_mapping
-from embodied.deployment.robots.setup import propose
+from embodied.deployment.robots.setup import check_confirmed, confirm, draw_poses, encode_png, poses, propose
 from tests.commands.helpers import run
 from tests.deployment.exports import small_config, write_small
 from tests.deployment.toy_arm import HOME_DEG, NAMES, OFFSETS_DEG, SIGNS, ToyArm, ToyConfig

@@ -17,7 +17,7 @@ import pytest
 
 from embodied import serve
 from embodied.core.errors import UserError
-from embodied.deployment.serving.request import VARIABLE, read_api_key
+from embodied.deployment.serving.protocol import VARIABLE, read_api_key
 from tests.commands.helpers import run
 from tests.deployment.exports import flow_bundle
 from tests.deployment.servers import Client, http_get, rows

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from embodied.core.errors import UserError
-from embodied.deployment.serving.wire import MAX_DEPTH, MAX_TEXT_BYTES, decode, encode
+from embodied.deployment.serving.protocol import MAX_DEPTH, MAX_TEXT_BYTES, decode, encode
 
 LIMIT = 2**20
 

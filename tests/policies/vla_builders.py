@@ -9,9 +9,9 @@ from torch import Tensor
 
 from embodied.core.spec import CameraSpec, EnvSpec, Instruction
 from embodied.core.types import Obs
+from embodied.policies.vla.checkpoint import tokenize
 from embodied.policies.vla.config import VLAConfig
 from embodied.policies.vla.policy import VLAPolicy
-from embodied.policies.vla.text import tokenize
 
 SIZE = 16
 CAMERAS = (CameraSpec("front", SIZE, SIZE), CameraSpec("wrist", SIZE, SIZE))

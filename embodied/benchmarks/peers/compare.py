@@ -190,15 +190,11 @@ def shared_settings(spec: EnvSpec, settings: PPOSettings) -> dict[str, Any]:
     """Return ``settings`` as overrides of the task's own recipe."""
     own_keys = ("epochs", "num_minibatches", "learning_rate", "gamma", "gae_lambda", "clip_range", "value_coef",
                 "entropy_coef", "max_grad_norm")  # fmt: skip
+    hidden = {f"policy.{part}_hidden": list(settings.hidden) for part in ("actor", "critic")}
     return {
-        "policy.horizon": 1,
-        "policy.execute": 1,
-        "policy.actor_hidden": list(settings.hidden),
-        "policy.critic_hidden": list(settings.hidden),
+        "policy.horizon": 1, "policy.execute": 1, **hidden,
         **({"policy.init_std": settings.init_std} if isinstance(spec.action, Box) else {}),
         **{f"algo.{name}": getattr(settings, name) for name in own_keys},
         "algo.critic_learning_rate": None,  # the actor's; the gradients of both are then clipped together
-        "algo.schedule": "fixed",
-        "num_envs": settings.num_envs,
-        "runtime.decisions": settings.decisions,
-    }
+        "algo.schedule": "fixed", "num_envs": settings.num_envs, "runtime.decisions": settings.decisions,
+    }  # fmt: skip

@@ -34,22 +34,12 @@ def sb3(stepper: Stepper, settings: PPOSettings) -> None:
     if isinstance(stepper.spec.action, Box):
         network["log_std_init"] = math.log(settings.init_std)
     trainer = PPO(
-        "MlpPolicy",
-        VecNormalize(Sb3VecEnv(stepper), norm_reward=False),
-        n_steps=settings.decisions,
-        batch_size=settings.num_envs * settings.decisions // settings.num_minibatches,
-        n_epochs=settings.epochs,
-        learning_rate=settings.learning_rate,
-        gamma=settings.gamma,
-        gae_lambda=settings.gae_lambda,
-        clip_range=settings.clip_range,
-        vf_coef=settings.value_coef,
-        ent_coef=settings.entropy_coef,
-        max_grad_norm=settings.max_grad_norm,
-        policy_kwargs=network,
-        seed=settings.seed,
-        device="cpu",
-    )
+        "MlpPolicy", VecNormalize(Sb3VecEnv(stepper), norm_reward=False), n_steps=settings.decisions,
+        batch_size=settings.num_envs * settings.decisions // settings.num_minibatches, n_epochs=settings.epochs,
+        learning_rate=settings.learning_rate, gamma=settings.gamma, gae_lambda=settings.gae_lambda,
+        clip_range=settings.clip_range, vf_coef=settings.value_coef, ent_coef=settings.entropy_coef,
+        max_grad_norm=settings.max_grad_norm, policy_kwargs=network, seed=settings.seed, device="cpu",
+    )  # fmt: skip
     trainer.learn(10**12)
 
 
@@ -59,27 +49,18 @@ def rsl_rl(stepper: Stepper, settings: PPOSettings) -> None:
     hidden = list(settings.hidden)
     network = {"class_name": "MLPModel", "hidden_dims": hidden, "activation": "relu", "obs_normalization": True}
     distribution = {"class_name": "GaussianDistribution", "init_std": settings.init_std}
+    algorithm = {
+        "class_name": "PPO", "num_learning_epochs": settings.epochs, "num_mini_batches": settings.num_minibatches,
+        "learning_rate": settings.learning_rate, "schedule": "fixed", "gamma": settings.gamma,
+        "lam": settings.gae_lambda, "clip_param": settings.clip_range, "value_loss_coef": settings.value_coef,
+        "use_clipped_value_loss": False, "entropy_coef": settings.entropy_coef,
+        "max_grad_norm": settings.max_grad_norm,
+    }  # fmt: skip
     config = {
-        "num_steps_per_env": settings.decisions,
-        "save_interval": 10**9,
-        "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
+        "num_steps_per_env": settings.decisions, "save_interval": 10**9, "algorithm": algorithm,
+        "obs_groups": {"actor": ["policy"], "critic": ["policy"]}, "critic": network,
         "actor": network | {"distribution_cfg": distribution},
-        "critic": network,
-        "algorithm": {
-            "class_name": "PPO",
-            "num_learning_epochs": settings.epochs,
-            "num_mini_batches": settings.num_minibatches,
-            "learning_rate": settings.learning_rate,
-            "schedule": "fixed",
-            "gamma": settings.gamma,
-            "lam": settings.gae_lambda,
-            "clip_param": settings.clip_range,
-            "value_loss_coef": settings.value_coef,
-            "use_clipped_value_loss": False,
-            "entropy_coef": settings.entropy_coef,
-            "max_grad_norm": settings.max_grad_norm,
-        },
-    }
+    }  # fmt: skip
     OnPolicyRunner(RslRlVecEnv(stepper), config).learn(10**9)
 
 
@@ -92,15 +73,10 @@ def torchrl(stepper: Stepper, settings: PPOSettings) -> None:
     critic = ValueOperator(_network(stepper.spec, settings, 1), in_keys=["observation"])
     advantage = GAE(gamma=settings.gamma, lmbda=settings.gae_lambda, value_network=critic)
     loss = ClipPPOLoss(
-        actor,
-        critic,
-        clip_epsilon=settings.clip_range,
-        entropy_bonus=settings.entropy_coef > 0,
-        entropy_coeff=settings.entropy_coef,
-        critic_coeff=settings.value_coef,
-        loss_critic_type="l2",
+        actor, critic, clip_epsilon=settings.clip_range, entropy_bonus=settings.entropy_coef > 0,
+        entropy_coeff=settings.entropy_coef, critic_coeff=settings.value_coef, loss_critic_type="l2",
         normalize_advantage=True,
-    )
+    )  # fmt: skip
     optimizer = torch.optim.Adam(loss.parameters(), lr=settings.learning_rate, eps=1e-5)
     for data in Collector(env, actor, frames_per_batch=batch, total_frames=-1):
         with torch.no_grad():

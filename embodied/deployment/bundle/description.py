@@ -94,7 +94,7 @@ class Bundle:
     parity_max: float
     """Largest difference that the export found."""
     notes: tuple[str, ...]
-    """How to read the other entries, for people (``embodied.deployment.bundle.readme.NOTES``)."""
+    """How to read the other entries, for people (``embodied.deployment.bundle.write.NOTES``)."""
 
     @property
     def state_dim(self) -> int:

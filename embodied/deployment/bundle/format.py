@@ -1,5 +1,7 @@
 """A bundle: the directory with all that runs a policy on a robot. numpy alone reads it.
 
+Files may be damaged or hostile: the answer is a value or a UserError of one line, and memory is bounded.
+
 policy.onnx     ``plan`` of the policy, normaliser inside; inputs and outputs in physical units. A large policy has the
                 files of transformers in its place (embodied.deployment.bundle.torch_runner)
 bundle.json     ``Bundle``: what goes in and out, in which order and unit, at which rate, within which limits
@@ -8,18 +10,23 @@ simulation.json options of task and simulator, for robot=sim
 README.md       how to run it
 """
 
+import hashlib
 import json
 import re
+import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from math import hypot, inf, prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
 from embodied.core.errors import UserError, one_line
 from embodied.core.spec import ArmSpec
 from embodied.deployment.bundle.description import BESIDE_POLICY, PARITY_FILE, POLICY_FILE, SIMULATION_FILE, Bundle
-from embodied.deployment.bundle.files import read_json, sha256
 from embodied.deployment.validation import Ranges, check_range, from_json
 
 FORMAT = 2
@@ -34,6 +41,12 @@ OF_TRANSFORMERS = re.compile(
 )
 """Files that a policy in the layout of transformers may have: no code, no pickles, nothing that points elsewhere."""
 MAX_JSON_BYTES = 8 * 2**20
+MAX_ARRAYS_BYTES = 2**33
+"""Largest size of the arrays of a file."""
+MAX_MESSAGE = 600
+"""Characters of a message about a file."""
+KINDS = "biufU"
+"""Kinds of numpy's types that are numbers or texts."""
 
 _LENGTH_M, _ANGLE, _UNIT = (-10.0, 10.0), (-100.0, 100.0), (-1.001, 1.001)
 RANGES: Ranges = {
@@ -161,8 +174,7 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-Rules = Iterator[tuple[bool, str]]
-"""Whether something fits, and what to say if it does not."""
+Rules = Iterator[tuple[bool, str]]  # whether something fits, and what to say if it does not
 
 
 def _of_sizes(bundle: Bundle) -> Rules:
@@ -221,11 +233,8 @@ def _of_arm(arm: ArmSpec) -> Rules:
         yield joint.low <= joint.home <= joint.high, f"{where}: home {joint.home:g} is outside of low to high"
         ahead_s = joint.damping / joint.stiffness
         yield ahead_s <= MAX_LEAD_TIME_S, f"{where}: damping / stiffness is {ahead_s:g} s, allowed: {MAX_LEAD_TIME_S:g}"
-        for name, vector in (
-            (f"{where}.quat", joint.quat),
-            (f"{where}.axis", joint.axis),
-            ("arm.tool_quat", arm.tool_quat),
-        ):
+        vectors = {f"{where}.quat": joint.quat, f"{where}.axis": joint.axis, "arm.tool_quat": arm.tool_quat}
+        for name, vector in vectors.items():
             yield abs(hypot(*vector) - 1) < 1e-3, f"{name}: its length is {hypot(*vector):g}, needed 1"
     for low, high in zip(arm.workspace_low_m, arm.workspace_high_m, strict=True):
         yield low < high, f"arm.workspace: low {low:g} is not below high {high:g}"
@@ -241,3 +250,46 @@ def _of_gripper(bundle: Bundle) -> Rules:
     yield close, f"action: the last one is {low:g} to {high:g} m, the gripper's {ends[0]:g} to {ends[1]:g} m"
     smallest = min((term.scale for term in action[:-1]), default=inf)
     yield smallest > 0, f"action: a scale is {smallest:g}, allowed: above 0"
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_json(path: Path, max_bytes: int) -> Any:
+    """Return the content of a JSON file. UserError if it cannot be read or has more than ``max_bytes``."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+        if len(data) > max_bytes:
+            raise ValueError(f"it is larger than {max_bytes} bytes")
+        return json.loads(data)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot read {path}: {one_line(error)[:MAX_MESSAGE]}") from error
+
+
+def load_arrays(path: Path, max_bytes: int = MAX_ARRAYS_BYTES) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an .npz file, by name, without loading pickles.
+
+    UserError for another file, for arrays of objects, and for more than ``max_bytes`` of numbers. Nothing is allocated
+    before the headers of all arrays have passed.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            left = max_bytes if path.stat().st_size <= max_bytes else -1
+            for entry in archive.infolist():
+                with archive.open(entry) as file:
+                    if npy.read_magic(file) != (1, 0):
+                        raise ValueError(f"{entry.filename} is no array of version 1.0")
+                    shape, _, dtype = npy.read_array_header_1_0(file)
+                    if dtype.kind not in KINDS or any(size < 0 for size in shape):
+                        raise ValueError(f"{entry.filename} has {dtype} {list(shape)}")
+                    left -= prod(shape) * dtype.itemsize
+            if left < 0:
+                raise ValueError(f"its arrays have more than {max_bytes} bytes")
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except Exception as error:  # zipfile and numpy raise many kinds for damaged files
+        raise UserError(f"cannot read {path}: {one_line(error)[:MAX_MESSAGE]}") from error

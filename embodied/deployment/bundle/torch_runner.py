@@ -5,9 +5,8 @@
                                       statistics.safetensors  its normaliser
     bundle ── TorchRunner ──► chunks in physical units, as PolicyRunner has them
 
-``PI0ForConditionalGeneration.from_pretrained(<bundle>)`` loads the model alone. It needs torch and transformers, which
-a robot's computer does not have: ``embodied.serve`` runs it on another machine. The layout is for policies that are
-too large for one ONNX file.
+The layout is for policies that are too large for one ONNX file; ``embodied.serve`` runs it on a machine with torch and
+transformers. ``PI0ForConditionalGeneration.from_pretrained(<bundle>)`` loads the model alone.
 """
 
 import json
@@ -26,8 +25,7 @@ from embodied.core.errors import UserError, one_line
 from embodied.core.policy import Policy
 from embodied.core.spec import Box, EnvSpec
 from embodied.deployment.bundle.description import POLICY_FILE
-from embodied.deployment.bundle.files import read_json
-from embodied.deployment.bundle.format import MAX_JSON_BYTES, OPTIONS_FILE, STATISTICS_FILE, read_bundle
+from embodied.deployment.bundle.format import MAX_JSON_BYTES, OPTIONS_FILE, STATISTICS_FILE, read_bundle, read_json
 from embodied.deployment.bundle.runner import InputSpec
 
 PolicyBuilder = Callable[[EnvSpec, Mapping[str, Any]], Policy]

@@ -24,7 +24,7 @@ TIMEOUT_S = 5.0
 
 Inputs = Mapping[str, NDArray[Any]]
 Plan = tuple[NDArray[np.float32], float]
-"""Chunks [N, H, A], and when they were planned."""
+"""A chunk or chunks, and a time."""
 
 
 class Clock:
@@ -82,7 +82,7 @@ class Inference:
             except BaseException as error:  # raised again by take(); it must not end the thread
                 future.set_exception(error)
 
-    def take(self, wait_s: float = 0.0) -> tuple[NDArray[np.float32], float] | None:
+    def take(self, wait_s: float = 0.0) -> Plan | None:
         """Return the chunk [H, A] and its latency once it is there, else None. Errors of the planner are raised here.
 
         wait_s: longest wait. The latency ends when the chunk was planned, not when it is taken. ConnectionError for a
@@ -139,7 +139,7 @@ class StepStart:
     """Finger target of the step before."""
 
 
-class Chunks:
+class EpisodeChunks:
     """The chunks of one episode: requested from an observation, handed to the schedule when they arrive.
 
     instruction: its index. seed: of the noise, if it is ``seeded``.

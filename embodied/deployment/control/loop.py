@@ -21,7 +21,7 @@ from embodied.core.errors import UserError
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.runner import InputSpec
 from embodied.deployment.control.arm import ArmController, Measurement, StateBuilder, Unusable
-from embodied.deployment.control.inference import Chunks, Clock, Inference, StepStart
+from embodied.deployment.control.inference import Clock, EpisodeChunks, Inference, StepStart
 from embodied.deployment.control.safety import Safety, Watchdog
 from embodied.deployment.control.schedule import Schedule, ticks_per_step
 from embodied.deployment.report.record import EpisodeRecord, Step
@@ -97,7 +97,7 @@ class EpisodeRun:
         self.record = EpisodeRecord(instruction=texts[instruction].text if texts else "")
         self.schedule = loop.schedule
         self.schedule.restart()
-        self.chunks = Chunks(bundle, loop.inference, self.schedule, instruction, loop.noise, seed)
+        self.chunks = EpisodeChunks(bundle, loop.inference, self.schedule, instruction, loop.noise, seed)
         self.start: StepStart | None = None  # of the present control step
         self.finger_m = bundle.arm.gripper.open_m
         self.step, self.phase = 0, 0  # control step, and tick within it
@@ -168,8 +168,12 @@ class EpisodeRun:
                 record.waited_ticks += 1
                 self._apply(*self.safety.hold(), measured)
                 return True
-            if not self._confirmed(action):
-                return False
+            if loop.confirm is not None:
+                parts = zip(loop.bundle.action, action.tolist(), strict=True)
+                allowed = loop.confirm(", ".join(f"{term.name} {value:+.4f} {term.unit}" for term, value in parts))
+                self.watchdog.restart()
+                if not allowed:
+                    return False
             self.previous = self.goal
             self._aim(action, self.start)
         self.phase += 1
@@ -220,15 +224,6 @@ class EpisodeRun:
         now_s = self.clock.now()
         self.safety.limits.check_age(age(observation, now_s))
         return Measurement(observation, now_s, builder.qpos(observation), builder.qvel(observation))
-
-    def _confirmed(self, action: NDArray[np.float32]) -> bool:
-        """Return whether the person who is asked before every action, if there is one, allows it."""
-        if self.loop.confirm is None:
-            return True
-        parts = zip(self.loop.bundle.action, action.tolist(), strict=True)
-        allowed = self.loop.confirm(", ".join(f"{term.name} {value:+.4f} {term.unit}" for term, value in parts))
-        self.watchdog.restart()
-        return allowed
 
     def _aim(self, action: NDArray[np.float32], start: StepStart) -> None:
         """Set the targets of a control step by its action, which is relative to the pose at its start."""

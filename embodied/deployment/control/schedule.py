@@ -85,7 +85,10 @@ class Schedule:
 
         late_s: time since that observation.
         """
-        if self._pending is not None or not self._due(step):
+        lead = 1 if self.kind == "ensemble" else self.execute
+        if self.kind == "rtc":
+            lead = max(1, min(self.execute, self.horizon - self.delay()))
+        if self._pending is not None or (self._chunks and step < self._chunks[-1][0] + lead):
             return None
         delay = 0 if self.waits else min(self.delay(late_s), self.max_delay)
         prefix = np.zeros((self.max_delay, self.action_dim), np.float32)
@@ -135,15 +138,6 @@ class Schedule:
             action = ((weights[:, None] * np.stack(rows)).sum(0) / weights.sum()).astype(np.float32)
         self._last = step, action
         return action
-
-    def _due(self, step: int) -> bool:
-        """Return whether it is time to plan from the observation of a control step."""
-        if not self._chunks:
-            return True
-        lead = 1 if self.kind == "ensemble" else self.execute
-        if self.kind == "rtc":
-            lead = max(1, min(self.execute, self.horizon - self.delay()))
-        return step >= self._chunks[-1][0] + lead
 
 
 def ticks_per_step(bundle: Bundle, rate_hz: float | None) -> int:

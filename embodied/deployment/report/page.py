@@ -65,7 +65,7 @@ def _page(deployment: Deployment, result: Mapping[str, Any], options: Mapping[st
         **({"Chunks that took longer than trained for": result["beyond_max_delay"]} if bundle.max_delay else {}),
         "Episodes ended by": _counts(result["ended"]),
     }
-    last = deployment.records[-1] if deployment.records else EpisodeRecord()
+    last = (deployment.records or [EpisodeRecord()])[-1]
     shown = [*log][-SHOWN:]
     left_out = f"<p>The last {SHOWN} of {len(log)}; {INTERVENTIONS} has all.</p>" if len(log) > SHOWN else ""
     parts = [
@@ -120,9 +120,7 @@ def _histogram(values_ms: Sequence[float]) -> str:
         f'<rect x="{i * width}" y="{140 - height:.1f}" width="{width - 1}" height="{height:.1f}" fill="{COLOURS[0]}"/>'
         for i, height in enumerate(heights)
     )
-    labels = (
-        f'<text x="0" y="156">{edges[0]:.3g} ms</text><text x="800" y="156" text-anchor="end">{edges[-1]:.3g} ms</text>'
-    )
+    labels = f'<text y="156">{edges[0]:.3g} ms</text><text x="800" y="156" text-anchor="end">{edges[-1]:.3g} ms</text>'
     return f'<svg width="800" height="162" font-size="12">{bars}{labels}</svg>'
 
 

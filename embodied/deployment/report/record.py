@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError
 from embodied.core.statistics import wilson_interval
 from embodied.deployment.bundle.description import Bundle
-from embodied.deployment.bundle.files import load_arrays
+from embodied.deployment.bundle.format import load_arrays
 from embodied.deployment.control.safety import Intervention
 
 Array = NDArray[np.float64]
@@ -113,27 +113,20 @@ class Deployment:
         errors = [np.abs(record.stack("qpos")[1:] - record.stack("target")[:-1]) for record in moved]
         judged = [record.success for record in records if record.success is not None]
         return {
-            "bundle": self.bundle_path,
-            "policy_sha256": self.bundle.digest,
-            "robot": self.robot,
-            "date": self.date,
-            "error": self.error,
-            "episodes": len(records),
+            "bundle": self.bundle_path, "policy_sha256": self.bundle.digest, "robot": self.robot, "date": self.date,
+            "error": self.error, "episodes": len(records),
             "failed_episodes": [index + 1 for index, record in enumerate(records) if record.success is False],
             "success_at_end": sum(judged) / len(judged) if judged else None,
             "success_at_end_ci95": [*wilson_interval(sum(judged), len(judged))] if judged else None,
             "rate_hz": round(periods / duration_s, 3) if duration_s else None,
-            "missed_deadlines": missed,
-            "missed_share": round(missed / max(1, ticks + missed), 5),
-            "latency_ms_p99": latency_ms.get("p99"),
-            "latency_ms": latency_ms,
-            "interventions": sum(interventions.values()),
-            "interventions_by_kind": dict(interventions),
+            "missed_deadlines": missed, "missed_share": round(missed / max(1, ticks + missed), 5),
+            "latency_ms_p99": latency_ms.get("p99"), "latency_ms": latency_ms,
+            "interventions": sum(interventions.values()), "interventions_by_kind": dict(interventions),
             "tracking_error_rad": round(float(np.concatenate(errors).mean()), 5) if errors else None,
             "padded_steps": sum(record.padded_steps for record in records),
             "beyond_max_delay": sum(record.beyond_max_delay for record in records),
             "ended": dict(Counter(record.reason for record in records)),
-        }
+        }  # fmt: skip
 
 
 def save_episode(folder: Path, record: EpisodeRecord, index: int) -> None:
@@ -185,10 +178,6 @@ def _record(arrays: dict[str, Any], bundle: Bundle) -> EpisodeRecord:
     if shapes != wanted:
         raise UserError(f"its images are {shapes}, the bundle's policy sees {wanted}")
     none = np.zeros(0)
-    steps = [
-        Step(
-            i * bundle.control_dt_s, state[i], {name: value[i] for name, value in images.items()}, action[i], none, none
-        )
-        for i in range(count)
-    ]
+    seen = [{name: value[i] for name, value in images.items()} for i in range(count)]
+    steps = [Step(i * bundle.control_dt_s, state[i], seen[i], action[i], none, none) for i in range(count)]
     return EpisodeRecord(str(arrays["instruction"]), success=bool(arrays["success"]), steps=steps)

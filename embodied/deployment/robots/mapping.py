@@ -2,8 +2,7 @@
 
     robot's number ── unit ──► sign * number + offset ──► ours (rad, m), by name and never by order
 
-``setup`` makes a first draft from the names that the robot has, and draws the poses that a mapping means; by
-``confirmation`` a person confirms it.
+``setup`` makes a first draft from the names that the robot has, and lets a person confirm it.
 """
 
 import json
@@ -17,7 +16,7 @@ from typing import Any, Literal
 
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.spec import ArmSpec
-from embodied.deployment.bundle.files import read_json
+from embodied.deployment.bundle.format import read_json
 from embodied.deployment.robots.base import GRIPPER, Action, Observation, Robot
 from embodied.deployment.validation import from_json
 
@@ -79,7 +78,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """Who confirmed a mapping, and in which poses (embodied.deployment.robots.confirmation)."""
+    """Who confirmed a mapping, and in which poses (embodied.deployment.robots.setup)."""
 
     by: str
     """Name of the person."""

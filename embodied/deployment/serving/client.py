@@ -19,8 +19,7 @@ from embodied.core.errors import UserError, one_line
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.format import MAX_JSON_BYTES, parse_bundle
 from embodied.deployment.bundle.runner import InputSpec
-from embodied.deployment.serving.request import ALLOWANCE_BYTES, VARIABLE, authorization, request_of
-from embodied.deployment.serving.wire import decode, encode
+from embodied.deployment.serving.protocol import ALLOWANCE_BYTES, SCHEME, VARIABLE, decode, encode, request_of
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -50,7 +49,7 @@ class RemotePlanner:
         if not 0 < timeout_s <= 3600:
             raise UserError(f"timeout_s: got {timeout_s}, allowed: above 0, at most 3600")
         self.url, self.timeout_s, self._local = url, timeout_s, bundle
-        self._headers = None if api_key is None else authorization(api_key)
+        self._headers = None if api_key is None else {"Authorization": f"{SCHEME} {api_key}"}
         self._connection: ClientConnection | None = self._connect(time.monotonic() + timeout_s)
         self._spec = InputSpec(self.bundle)
 

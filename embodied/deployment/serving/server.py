@@ -33,15 +33,7 @@ from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
 from embodied.deployment.bundle.runner import Planner
-from embodied.deployment.serving.request import (
-    ALLOWANCE_BYTES,
-    SCHEME,
-    RequestReader,
-    is_authorized,
-    max_request_bytes,
-    read_api_key,
-)
-from embodied.deployment.serving.wire import decode, encode
+from embodied.deployment.serving import protocol
 from embodied.deployment.validation import Options, Ranges
 
 if TYPE_CHECKING:  # imported where it is used, so that a machine without it gets a message
@@ -86,7 +78,7 @@ class ServerOptions(Options):
     @cached_property
     def api_key(self) -> str | None:
         """Key that clients must show, from the file or the environment; None asks for none."""
-        return read_api_key(self.api_key_file)
+        return protocol.read_api_key(self.api_key_file)
 
     @property
     def is_loopback(self) -> bool:
@@ -169,10 +161,10 @@ class PolicyServer:
         self.planner, self.options = planner, options
         self.requests = self.errors = self.clients = self.refused = 0
         self.batcher = Batcher(planner, options.max_batch)
-        self._metadata = encode(asdict(planner.bundle))
-        self._max_bytes = max_request_bytes(planner.bundle)
+        self._metadata = protocol.encode(asdict(planner.bundle))
+        self._max_bytes = protocol.max_request_bytes(planner.bundle)
         chunk_bytes = 4 * planner.bundle.horizon * planner.bundle.action_dim
-        self._max_unsent = len(self._metadata) + chunk_bytes + ALLOWANCE_BYTES
+        self._max_unsent = len(self._metadata) + chunk_bytes + protocol.ALLOWANCE_BYTES
 
     def result(self) -> dict[str, int]:
         """Return counts: requests that got a chunk or an error, clients, refused handshakes, batches."""
@@ -214,7 +206,7 @@ class PolicyServer:
         key, max_clients = self.options.api_key, self.options.max_clients
         if request.headers.get_all("Origin"):
             status, why = HTTPStatus.FORBIDDEN, "Pages in a browser may not connect.\n"
-        elif key is not None and not is_authorized(request.headers.get_all("Authorization"), key):
+        elif key is not None and not protocol.is_authorized(request.headers.get_all("Authorization"), key):
             status, why = HTTPStatus.UNAUTHORIZED, "The API key is missing or wrong.\n"
         elif request.path != "/":
             status, why = HTTPStatus.NOT_FOUND, "The policy is at /.\n"
@@ -225,7 +217,7 @@ class PolicyServer:
         self.refused += 1
         response = connection.respond(status, why)
         if status == HTTPStatus.UNAUTHORIZED:
-            response.headers["WWW-Authenticate"] = SCHEME
+            response.headers["WWW-Authenticate"] = protocol.SCHEME
         return response
 
     async def _converse(self, connection: ServerConnection) -> None:
@@ -235,7 +227,7 @@ class PolicyServer:
         self.clients += 1
         number, previous_ms = self.clients, None
         print(f"client {number} connected from {connection.remote_address[0]}", file=sys.stderr)
-        reader = RequestReader(self.planner.bundle, seed=number)
+        reader = protocol.RequestReader(self.planner.bundle, seed=number)
         try:
             await _send(connection, self._metadata)
             while True:
@@ -250,19 +242,21 @@ class PolicyServer:
             await connection.close(GOING_AWAY, f"no request for {self.options.idle_s:g} s")
         print(f"client {number} has gone", file=sys.stderr)
 
-    async def _reply(self, reader: RequestReader, message: str | bytes, previous_ms: float | None) -> str | bytes:
+    async def _reply(
+        self, reader: protocol.RequestReader, message: str | bytes, previous_ms: float | None
+    ) -> str | bytes:
         """Return the reply to a message: bytes, or the text of an error."""
         try:
             if isinstance(message, str):
                 raise UserError("request: got a text frame, allowed: binary frames with msgpack")
-            chunk_HA, timing = await self.batcher.plan(reader.inputs(decode(message, self._max_bytes)))
+            chunk_HA, timing = await self.batcher.plan(reader.inputs(protocol.decode(message, self._max_bytes)))
         except Exception as error:  # of the planner, whose thread has printed it
             self.errors += 1
             return str(error) if isinstance(error, UserError) else f"the server failed: {type(error).__name__}"
         self.requests += 1
         if previous_ms is not None:
             timing["prev_total_ms"] = previous_ms
-        return encode({"actions": chunk_HA, "server_timing": timing})
+        return protocol.encode({"actions": chunk_HA, "server_timing": timing})
 
 
 async def _send(connection: ServerConnection, message: str | bytes) -> None:

@@ -1,0 +1,268 @@
+"""openpi's protocol: messages of msgpack with numpy arrays (never a pickle), requests, and the header with the key.
+
+array      {b"__ndarray__": True, b"data": bytes, b"dtype": "<f4", b"shape": [2, 3]}
+number     {b"__npgeneric__": True, b"data": 1.5, b"dtype": "<f4"}
+request    state, observation/state                        numbers [S], in the units of the bundle
+           images.<camera>, observation/images/<camera>    uint8 [height, width, 3], RGB
+           prompt                                          text of an instruction of the bundle
+           noise                                           numbers of its noise_shape; by default what the bundle says
+           prefix, delay                                   numbers [D, A] and an integer; by default zeros and 0
+
+``decode`` trusts nothing: size, depth and number of elements are bounded before anything is built. Any type of number
+in a request is converted to float32. A camera's images are never resized or converted.
+"""
+
+import hashlib
+import hmac
+import importlib
+import os
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.core.errors import UserError, one_line, unknown_name
+from embodied.deployment.bundle.description import Bundle
+from embodied.deployment.bundle.runner import InputSpec
+
+ARRAY, NUMBER = b"__ndarray__", b"__npgeneric__"
+DTYPES = {
+    np.dtype(order + code).str: np.dtype(order + code)
+    for order in "<>"
+    for code in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+}
+"""Types of arrays and numbers, by numpy's name: booleans, integers and floats."""
+MAX_DEPTH = 8
+MAX_DIMENSIONS = 8
+MAX_SIZE = 2**24  # of one dimension
+MAX_TEXT_BYTES = 65536
+MAX_ELEMENTS = 1024
+"""Values in a request or reply; an array is four of them."""
+
+_HEADS = dict.fromkeys([*range(0x80), 0xC0, 0xC2, 0xC3, *range(0xE0, 0x100)], (0, 0, 1, 0))
+_HEADS |= {0xCA: (0, 4, 1, 0), 0xCB: (0, 8, 1, 0)} | {0xCC + i: (0, 2 ** (i % 4), 1, 0) for i in range(8)}
+_HEADS |= {0xA0 + i: (0, i, 1, 0) for i in range(32)}
+_HEADS |= {first + i: (2**i, 0, 1, 0) for first in (0xC4, 0xD9) for i in range(3)}
+_HEADS |= {0x80 + i: (0, i, 0, 2) for i in range(16)} | {0x90 + i: (0, i, 0, 1) for i in range(16)}
+_HEADS |= {0xDC: (2, 0, 0, 1), 0xDD: (4, 0, 0, 1), 0xDE: (2, 0, 0, 2), 0xDF: (4, 0, 0, 2)}
+"""By tag of msgpack: bytes that hold a count, the count if there are none, bytes and values that follow per count."""
+_TEXTS = (0xD9, 0xDA, 0xDB)
+"""Tags of texts whose length is not in the tag."""
+VARIABLE = "EMBODIED_API_KEY"
+"""Environment variable with the key, if no file is named. The key is no option of a command: others can read these."""
+SCHEME = "Api-Key"
+MAX_NAME = 100
+"""Characters of a key that a message repeats."""
+MAX_PROMPT = 1000
+"""Characters of a prompt."""
+ALLOWANCE_BYTES = 65536
+"""Bytes of a message besides its arrays."""
+
+
+def require_packages(key: str) -> None:
+    """Raise UserError, with the command that installs them, unless the packages of the protocol are here.
+
+    key: the option or command that needs them.
+    """
+    try:
+        for name in ("websockets", "msgpack"):
+            importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(f"{key}: {one_line(error)}; pip install websockets msgpack") from error
+
+
+def encode(message: Any) -> bytes:
+    """Return a message of dicts, lists, text, numbers and numpy arrays as bytes. UserError for an array of objects."""
+    import msgpack
+
+    packed: bytes = msgpack.packb(message, default=_pack)
+    return packed
+
+
+def decode(data: bytes, max_bytes: int, max_elements: int = MAX_ELEMENTS) -> Any:
+    """Return the message of ``data``; its arrays are read-only views of it. UserError for anything malformed.
+
+    max_bytes: largest size of the message. max_elements: largest number of values in it.
+    """
+    import msgpack
+
+    if len(data) > max_bytes:
+        raise UserError(f"message: got {len(data)} bytes, allowed: at most {max_bytes}")
+    check_structure(data, max_elements)
+    try:
+        return msgpack.unpackb(data, object_hook=_unpack, strict_map_key=True, max_ext_len=0)
+    except UserError:
+        raise
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
+        raise UserError(f"message: {one_line(error)[:200]}") from None
+
+
+def check_structure(data: bytes, max_elements: int) -> None:
+    """Check lengths, depth and number of values of a msgpack message without building it. UserError if one is wrong."""
+    size, position, elements, left = len(data), 0, 0, 1
+    outer: list[int] = []  # values that are still to come in the levels above
+    while left or outer:
+        if not left:
+            left = outer.pop()
+            continue
+        left, elements = left - 1, elements + 1
+        if elements > max_elements:
+            raise UserError(f"message: has more than {max_elements} values")
+        if position >= size:
+            raise UserError("message: is incomplete")
+        tag = data[position]
+        if tag not in _HEADS:
+            raise UserError(f"message: has a value of type 0x{tag:02x}, which is no number, text, bytes, list or map")
+        width, count, bytes_each, values_each = _HEADS[tag]
+        begin = position + 1 + width
+        if width:
+            count = int.from_bytes(data[position + 1 : begin], "big")
+        if tag in _TEXTS and count > MAX_TEXT_BYTES:
+            raise UserError(f"message: has a text of {count} bytes, allowed: at most {MAX_TEXT_BYTES}")
+        position = begin + count * bytes_each
+        if values_each:
+            if len(outer) >= MAX_DEPTH:
+                raise UserError(f"message: is nested deeper than {MAX_DEPTH}")
+            outer.append(left)
+            left = count * values_each
+    if position != size:
+        raise UserError(f"message: ends at byte {size}, its content at {position}")
+
+
+def _pack(value: Any) -> dict[bytes, Any]:
+    """Return an array or a number of numpy as openpi's clients write it."""
+    if not isinstance(value, (np.ndarray, np.generic)):
+        raise UserError(f"message: got {type(value).__name__}, allowed: numbers, text, lists, dicts and numpy arrays")
+    if value.dtype.str not in DTYPES:
+        raise UserError(f"message: got an array of {value.dtype}, allowed: booleans, integers and floats")
+    if isinstance(value, np.ndarray):
+        return {ARRAY: True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
+    return {NUMBER: True, b"data": value.item(), b"dtype": value.dtype.str}
+
+
+def _unpack(found: dict[Any, Any]) -> Any:
+    """Return the array or number that a map of the message describes; other maps as they are.
+
+    An array is a view of its bytes. numpy's parser of types, which also knows objects and structures, is not asked.
+    """
+    if ARRAY not in found and NUMBER not in found:
+        return found
+    data, name, shape = found.get(b"data"), found.get(b"dtype"), found.get(b"shape")
+    if ARRAY in found and found.keys() != {ARRAY, b"data", b"dtype", b"shape"}:
+        raise UserError("message: an array has dtype, shape and data, and nothing else")
+    if NUMBER in found and (found.keys() != {NUMBER, b"data", b"dtype"} or not isinstance(data, (bool, int, float))):
+        raise UserError("message: a number has dtype and data, and nothing else")
+    if not isinstance(name, str) or name not in DTYPES:
+        raise UserError(f"message: got dtype {str(name)[:20]!r}, allowed: {', '.join(sorted(DTYPES))}")
+    dtype = DTYPES[name]
+    if NUMBER in found:
+        with np.errstate(all="ignore"):
+            return dtype.type(data)
+    if not isinstance(data, bytes) or not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
+        raise UserError(f"message: an array has bytes, and a shape of at most {MAX_DIMENSIONS} sizes")
+    known = all(type(size) is int and 0 <= size <= MAX_SIZE for size in shape)
+    if not known or prod(shape) * dtype.itemsize != len(data):
+        raise UserError(f"message: got shape {str(shape)[:80]} of {dtype} for {len(data)} bytes")
+    return np.ndarray(tuple(shape), dtype, data)
+
+
+def read_api_key(file: str | None) -> str | None:
+    """Return the key from a file or, without one, from the environment; None if neither has one.
+
+    UserError for a file that cannot be read, and for a key that does not fit into a header.
+    """
+    where, key = VARIABLE, os.environ.get(VARIABLE)
+    if file is not None:
+        where = f"api_key_file={file}"
+        try:
+            key = Path(file).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise UserError(f"{where} cannot be read: {getattr(error, 'strerror', 'it is no text')}") from None
+    if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
+        raise UserError(f"{where}: got an empty key or one with spaces, allowed: printable ASCII letters")
+    return key
+
+
+def is_authorized(headers: list[str], key: str) -> bool:
+    """Return whether ``headers``, all of that name, are one with the key. The time does not depend on the key."""
+    if len(headers) != 1:
+        return False
+    got, needed = (hashlib.sha256(text.encode()).digest() for text in (headers[0], f"{SCHEME} {key}"))
+    return hmac.compare_digest(got, needed)
+
+
+class RequestReader:
+    """Inputs of a bundle's policy from the requests of one connection.
+
+    seed: of the noise for requests that bring none, if the bundle's noise is ``seeded``.
+    """
+
+    def __init__(self, bundle: Bundle, seed: int = 0) -> None:
+        self.bundle, self.spec = bundle, InputSpec(bundle)
+        self._random = np.random.Generator(np.random.Philox(key=seed))
+        self._names = {name: name for name in self.spec.shapes if name != "instruction"}
+        self._names["observation/state"] = "state"
+        for camera in bundle.cameras:
+            self._names[f"observation/images/{camera.name}"] = f"images.{camera.name}"
+        if bundle.instructions:
+            self._names["prompt"] = "instruction"
+
+    def inputs(self, message: Any) -> dict[str, NDArray[Any]]:
+        """Return the inputs of one decision, one row each. UserError for a wrong key, type, shape or value."""
+        if not isinstance(message, dict):
+            raise UserError(f"request: got {type(message).__name__}, allowed: a map with {', '.join(self._names)}")
+        shapes, found = self.spec.shapes, dict[str, NDArray[Any]]()
+        for key, value in message.items():
+            name = self._names.get(key)
+            if name is None:
+                raise unknown_name("key of a request", str(key)[:MAX_NAME], self._names)
+            if name in found:
+                raise UserError(f"request: has two keys for {name}, allowed: one")
+            found[name] = self._index(value) if name == "instruction" else self._convert(name, value)
+        if "instruction" not in shapes:
+            found.pop("instruction", None)
+        elif "instruction" not in found:
+            found["instruction"] = self._index(None)
+        for name in {"noise", "prefix", "delay"} & shapes.keys() - found.keys():
+            found[name] = np.zeros(shapes[name], self.spec.types[name])
+            if name == "noise" and self.bundle.noise == "seeded":
+                found[name] = self._random.standard_normal(shapes[name], np.float32)
+        return self.spec.check({name: value[None] for name, value in found.items()})
+
+    def _index(self, prompt: Any) -> NDArray[np.int64]:
+        """Return the index of an instruction, which the bundle has to know even if the policy reads none."""
+        if prompt is not None and (not isinstance(prompt, str) or len(prompt) > MAX_PROMPT):
+            raise UserError(f"prompt: got {str(prompt)[:MAX_NAME]!r}, allowed: a text of at most {MAX_PROMPT} letters")
+        return np.array(self.bundle.instruction_index(prompt), np.int64)
+
+    def _convert(self, name: str, value: Any) -> NDArray[Any]:
+        """Return an entry with the type of the input, if it has its shape and a type that may be converted."""
+        shape, kind = self.spec.shapes[name], np.dtype(self.spec.types[name])
+        if name == "delay" and type(value) is int and abs(value) < 2**31:
+            return np.array(value, kind)
+        allowed, needed = {"u": ("u", "uint8"), "i": ("iu", "an integer"), "f": ("fiu", "numbers")}[kind.kind]
+        fits = isinstance(value, (np.ndarray, np.generic)) and value.shape == shape and value.dtype.kind in allowed
+        if not fits or (kind == np.uint8 and value.dtype != kind):
+            got = f"{value.dtype} {list(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
+            raise UserError(f"{name}: got {got}, needed {needed} {list(shape)}")
+        with np.errstate(over="ignore"):  # a float64 too large for float32 becomes inf, which is refused
+            return np.asarray(value, kind)
+
+
+def request_of(bundle: Bundle, inputs: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Return the request for the only row of a policy's inputs."""
+    request: dict[str, Any] = {name: value[0] for name, value in inputs.items() if name != "instruction"}
+    if "instruction" in inputs:
+        request["prompt"] = bundle.instructions[int(inputs["instruction"][0])].text
+    return request
+
+
+def max_request_bytes(bundle: Bundle) -> int:
+    """Return the size of the largest request, with numbers of eight bytes."""
+    spec = InputSpec(bundle)
+    return ALLOWANCE_BYTES + sum(
+        int(np.prod(shape)) * (1 if spec.types[name] == np.uint8 else 8) for name, shape in spec.shapes.items()
+    )
