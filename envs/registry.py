@@ -33,10 +33,7 @@ class Family(Protocol):
         """Return the dataclass of the environment's options. UserError with the nearest name for an unknown ``id``."""
 
     def spec(self, id: str, task: Any, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
-        """Return the spec of the environment with options ``task``, without building it.
-
-        UserError for cameras that it cannot have.
-        """
+        """Return the spec of the environment, without building it. UserError for cameras that it cannot have."""
 
     def make(
         self, id: str, task: Any, *, num_envs: int, num_threads: int, sim: Any, cameras: Sequence[CameraSpec] = ()

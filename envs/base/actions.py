@@ -14,12 +14,9 @@ def checked_chunk(action: Tensor, space: ActionSpace, num_envs: int) -> Tensor:
     shape = tuple(action.shape)
     if action.ndim == 2:
         action = action.unsqueeze(1)
-    expected = (num_envs, space.size)
-    if action.ndim != 3 or (action.shape[0], action.shape[2]) != expected or action.shape[1] < 1:
-        raise ValueError(
-            f"action: got shape {shape}, needed [{expected[0]}, E, {expected[1]}] with E >= 1, or "
-            f"[{expected[0]}, {expected[1]}]"
-        )
+    if action.ndim != 3 or (action.shape[0], action.shape[2]) != (num_envs, space.size) or action.shape[1] < 1:
+        needed = f"[{num_envs}, E, {space.size}] with E >= 1, or [{num_envs}, {space.size}]"
+        raise ValueError(f"action: got shape {shape}, needed {needed}")
     if not isinstance(space, Box):
         _check_choices(action, space.counts)
         return action

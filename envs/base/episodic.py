@@ -59,10 +59,7 @@ class Chunks:
 
 
 class EpisodicEnv(VecEnv):
-    """A ``VecEnv`` made from the three methods of a simulator.
-
-    num_envs: N. Not for use from several threads at once.
-    """
+    """A ``VecEnv`` of N envs, made from the three methods of a simulator. Not for several threads at once."""
 
     sampler: EpisodeSampler | None = None
     """Draws the plans of the next episodes; None before ``reset``."""
@@ -184,9 +181,8 @@ class EpisodicEnv(VecEnv):
         for name, (low, high) in bounds.items():
             found_n = getattr(plans, name)
             if len(plans) != len(ids) or found_n.min() < low or found_n.max() > high:
-                raise ValueError(
-                    f"sampler: drew {name} {found_n[:5].tolist()} for {len(ids)} envs, allowed: {low} to {high} each"
-                )
+                got = f"{name} {found_n[:5].tolist()} for {len(ids)} envs"
+                raise ValueError(f"sampler: drew {got}, allowed: {low} to {high} each")
         rows = torch.from_numpy(ids).to(self.device)
         self.plans.put(ids, plans)
         self.steps_left_N.index_copy_(0, rows, torch.from_numpy(plans.time_limit_n).to(self.device))
@@ -233,7 +229,6 @@ class EpisodicEnv(VecEnv):
         return reward_N, ended_N if bool(ended_N.any()) else None
 
     def _keep_final(self, rows: Tensor) -> None:
-        """Keep the last observations of envs ``rows``, whose episodes have ended."""
         for key, value in self.observe(rows.cpu().numpy()).items():
             if key not in self._final:
                 self._final[key] = value.new_empty(self.num_envs, *value.shape[1:])
@@ -243,15 +238,12 @@ class EpisodicEnv(VecEnv):
         """Begin the next episodes of envs ``ended`` [M], and return the statistics of those that ended."""
         assert self.sampler is not None
         episodes = self._statistics(ended, chunks.info)
-        unused_N = (
-            chunks.reward_NE.shape[1] - chunks.num_steps_N
-        )  # actions left in the chunk after the end; the sampler counts their time
+        unused_N = chunks.reward_NE.shape[1] - chunks.num_steps_N  # actions after the end: the sampler counts them
         plans = self.sampler.next(episodes, (self.steps_left_N - unused_N).clamp(min=0).cpu())
         self.begin(ended.cpu().numpy(), plans)
         return episodes
 
     def _statistics(self, ended: Tensor, latest: Mapping[str, Tensor]) -> EpisodeStats:
-        """Return the statistics of the present episodes of envs ``ended`` [M]."""
         at_end = {name: outcome_N[ended].cpu() for name, outcome_N in latest.items()}
         once = {name: outcome_N[ended].cpu() for name, outcome_N in self._once.items()}
         ids, return_M, left_M = ended.cpu(), self._return_N[ended].cpu(), self.steps_left_N[ended].cpu()
@@ -259,7 +251,6 @@ class EpisodicEnv(VecEnv):
         return EpisodeStats(ids, return_M, torch.from_numpy(plans.time_limit_n) - left_M, plans, once, at_end)
 
     def _timestep(self, chunks: Chunks, episodes: EpisodeStats, rows: Tensor | None = None) -> Timestep:
-        """Return the results of the chunks of envs ``rows`` (None: all)."""
         if chunks.broken_N is not None:
             chunks.reward_NE[chunks.broken_N], chunks.num_steps_N[chunks.broken_N] = 0.0, 0
         obs = self.observe(None if rows is None else rows.numpy())

@@ -21,8 +21,7 @@ from embodied.envs.base.episodic import Advance, Chunks, EpisodicEnv
 class RowByRowEnv(EpisodicEnv):
     """Envs on the CPU that need not be stepped together. ``step`` waits for all rows.
 
-    A simulator adds to the methods of ``EpisodicEnv``: ``begin_step``, ``collect``, and ``start`` does not wait while
-    ``apart`` is set.
+    A simulator adds ``begin_step`` and ``collect``, and its ``start`` does not wait while ``apart`` is set.
     """
 
     batch_size: int
@@ -42,14 +41,13 @@ class RowByRowEnv(EpisodicEnv):
 
     @abstractmethod
     def collect(self, count: int) -> tuple[Ints, Advance]:
-        """Wait for ``count`` of the envs that are in a control step or begin an episode.
+        """Wait for ``count`` envs that step or begin an episode; return their ids, ascending, and the steps' results.
 
-        Return their ids, ascending, and the result of the steps, as of ``advance``; rows of envs that begin an episode
-        are ignored too. ``observe`` then returns the new observations.
+        They are those of ``advance``; rows of envs that begin an episode are ignored. ``observe`` then returns the new
+        observations.
         """
 
     def send(self, action: Tensor, ids: Tensor) -> None:
-        """See ``VecEnv``."""
         if self.sampler is None:
             raise ValueError("send before the first reset: call reset(sampler) first")
         chunk_nEA = checked_chunk(action, self.spec.action, len(ids))
@@ -69,7 +67,7 @@ class RowByRowEnv(EpisodicEnv):
         self.begin_step(chunk_nEA[:, 0], ids.numpy())
 
     def receive(self) -> tuple[Tensor, Timestep]:
-        """See ``VecEnv``. UserError if the sampler wants episodes of several envs to begin together."""
+        """UserError if the sampler wants episodes of several envs to begin together."""
         wanted = min(self.batch_size, int(self._under_way_N.sum()))
         while (missing := wanted - int(self._done_N.sum())) > 0:
             ids, result = self.collect(missing)
@@ -88,7 +86,7 @@ class RowByRowEnv(EpisodicEnv):
         return rows, self._timestep(self._chunks, episodes, rows)
 
     def begin(self, ids: Ints, plans: EpisodePlans) -> None:
-        """See ``EpisodicEnv``. UserError for plans that repeat others, if rows are apart."""
+        """UserError for plans that repeat others, if rows are apart."""
         if self.apart and plans.filler_n.any():
             raise UserError("sim.batch_size: groups of equal episodes (algo=grpo) are stepped together; leave it out")
         super().begin(ids, plans)

@@ -18,22 +18,16 @@ from embodied.envs.checks.trial import Excused, Make, OutOfTime, Trial
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Result of one check."""
+    """Result of the check ``name``."""
 
     name: str
-    """Name of the check."""
     passed: bool
-    """Whether the environment keeps the rule."""
     why: str = ""
     """The rule that is broken, or why there was nothing to check."""
 
 
 def check_env(make: Make, num_envs: int = 4, seed: int = 0) -> None:
-    """Raise UserError with the first rule that an environment breaks.
-
-    make: builds an env of N copies. All checks run except rendering, closing and leaks. An episode must depend only on
-    its plan and actions: each env's second episode must repeat its rewards, ends and observations when it runs alone.
-    """
+    """Raise UserError with the first rule that an environment breaks, by all checks but those of ``NOT_CONTRACT``."""
     with ExitStack() as opened:
         trial = Trial(make, opened, num_envs, seed)
         for name, check in CHECKS.items():

@@ -76,7 +76,6 @@ class Moment:
     action: Tensor
     """Actions of the chunk, [N, E, A]."""
     step: Timestep
-    """Result of the chunk."""
     given: EpisodePlans
     """Plans of the episodes in progress at the start of the chunk."""
     heard: list[list[int]]
@@ -89,7 +88,6 @@ class Trial:
 
     make: Make
     opened: ExitStack
-    """Closes the envs."""
     num_envs: int
     seed: int
     limit: int | None = None
@@ -97,7 +95,6 @@ class Trial:
     resets: int = 0
     """Number of resets of the check of leaks."""
     seconds: float = inf
-    """Time limit of all checks."""
     note: Callable[[str], None] = lambda _: None
     """Receives a sentence for the user."""
     broken: bool = False
@@ -149,7 +146,6 @@ class Trial:
         return self._left(LEAKS_SHARE) <= 0
 
     def _left(self, share: float) -> float:
-        """Return the seconds that are left of a share of the time."""
         return share * self.seconds - (time.monotonic() - self._began)
 
     def reset(self, env: VecEnv, sampler: EpisodeSampler) -> Obs:
@@ -162,17 +158,14 @@ class Trial:
 
     @cached_property
     def env(self) -> VecEnv:
-        """The env of the recorded run."""
         return self.build(self.num_envs)
 
     @cached_property
     def alone(self) -> VecEnv:
-        """An env of one copy."""
         return self.build(1)
 
     @property
     def spec(self) -> EnvSpec:
-        """Spec of both."""
         return self.env.spec
 
     @property
@@ -236,11 +229,9 @@ class Trial:
         affordable = int((self._left(RECORDING_SHARE) / step_s - 20) / 8)
         if affordable < limit:
             self.limit = max(2, affordable)
-            self.note(
-                f"a control step of {self.num_envs} environments takes {step_s:.2g} s: episodes are cut to "
-                f"{self.limit} control steps instead of {limit}, so that the checks end within {self.seconds / 60:g} "
-                "minutes"
-            )
+            slow = f"a control step of {self.num_envs} environments takes {step_s:.2g} s"
+            cut = f"episodes are cut to {self.limit} control steps instead of {limit}"
+            self.note(f"{slow}: {cut}, so that the checks end within {self.seconds / 60:g} minutes")
 
     @cached_property
     def repeated_episodes(self) -> list[tuple[int, int]]:

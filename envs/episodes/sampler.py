@@ -68,7 +68,6 @@ class InstructionDraw:
         self._first_goal = np.cumsum(self._num_goals) - self._num_goals
 
     def __call__(self, rng: EpisodeRng) -> np.ndarray:
-        """Draw indices of texts, int64 [n]."""
         if len(self._order) == 1:
             return np.repeat(self._order, len(rng))
         turn_n, split_n = np.divmod(rng.turn_n, len(self.splits))
@@ -91,9 +90,8 @@ class UniformSampler:
 
     def __init__(self, spec: EnvSpec, config: Any, setup: SamplerSetup) -> None:
         if setup.group_size < 1 or setup.num_envs % setup.group_size:
-            raise ValueError(
-                f"group_size: got {setup.group_size}, allowed: divisors of the number of envs, {setup.num_envs}"
-            )
+            allowed = f"divisors of the number of envs, {setup.num_envs}"
+            raise ValueError(f"group_size: got {setup.group_size}, allowed: {allowed}")
         self.spec, self.setup, self.num_envs = spec, setup, setup.num_envs
         self._instructions = InstructionDraw(spec.instructions, setup.splits) if spec.instructions else None
         self._first_number = setup.incarnation * INCARNATION

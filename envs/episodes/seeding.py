@@ -77,10 +77,7 @@ class EpisodeRng:
         return self.block(stream, index_n, 1)[:, 0]
 
     def block(self, stream: str, block_n: np.ndarray, size: int) -> np.ndarray:
-        """Draw block ``block_n`` of ``size`` numbers of each episode's stream, uniform in [0, 1), float64 [n, size].
-
-        ``unit`` returns block 0.
-        """
+        """Draw block ``block_n`` of ``size`` numbers, uniform in [0, 1), float64 [n, size]; ``unit`` has block 0."""
         with np.errstate(over="ignore"):
             first_n = (block_n * size).astype(np.uint64) * _GOLDEN
             return _uniform(_mix((self._key_n + first_n)[:, None] + _counters(stream, size)))

@@ -17,10 +17,8 @@ from embodied.envs.tasks.base import ROLE_NAMES
 class LabeledPool:
     """Label the observations of a pool with cameras whose task has ``descriptions`` of its bodies.
 
-    ``embodied.core.policy.Policy.grounding_loss`` lists the labels.
-
-    sampler: draws the plans of the episodes, so the scenes. masks: whether pixels are labelled (``masks.<camera>``,
-    ``described.<camera>``) or ``target_positions`` is the only label.
+    Labels: ``embodied.core.policy.Policy.grounding_loss``. sampler: draws the scenes. masks: whether pixels are
+    labelled, or ``target_positions`` is the only label.
     """
 
     roles = ROLE_NAMES

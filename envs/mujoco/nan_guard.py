@@ -39,11 +39,10 @@ class StateDumps:
 
 
 class NanGuard(StateDumps):
-    """Find envs whose simulation diverged in a batch whose model has the engine's own autoreset disabled.
+    """Find envs whose simulation diverged: the engine raised or warned, or a velocity exceeds ``MAX_SPEED`` or is NaN.
 
-    It diverged if the engine raised an error or warned, or if a velocity exceeds ``MAX_SPEED`` or is NaN.
-    The state of a broken env, before and after the step, is written to a file: rows of ``Batch.state``, whose ``ctrl``
-    was applied. Then the env is set to the model's initial state, so that observations are finite until its reset.
+    The model has the engine's own autoreset disabled. The state of a broken env before and after the step is written to
+    a file: rows of ``Batch.state``. Then the env is set to the model's initial state, so that observations are finite.
     """
 
     def __init__(self, batch: Batch, dump_dir: Path) -> None:

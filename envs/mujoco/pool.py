@@ -60,12 +60,10 @@ class SimConfig:
 
 
 class MujocoPool(EpisodicEnv):
-    """Environments of one task on MuJoCo's batch engine.
+    """Environments of one task on MuJoCo's batch engine, stepped by ``num_threads`` threads (0: all cores).
 
-    num_threads: threads that step the simulations (0: all cores).
-
-    With ``cameras`` observations also have their images (``images.<name>``, see CameraSpec) and ``instruction``, an
-    index into ``spec.instructions``. ``state`` then has only what the robot measures; other terms are ``privileged``.
+    With ``cameras`` observations also have images (``images.<name>``) and ``instruction``, an index into
+    ``spec.instructions``. ``state`` then has only what the robot measures; other terms are ``privileged``.
     """
 
     resumes_exactly = True

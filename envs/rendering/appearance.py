@@ -54,10 +54,9 @@ def add_geoms(spec: mujoco.MjSpec, file: Path) -> None:
 
 
 class Twin:
-    """Simulations of a model with visual geoms, with positions copied from the batch ``source``.
+    """Simulations of a model with visual geoms, with positions copied from simulations ``sims`` of ``source``.
 
-    sims: ids of the source's simulations; twin i is a copy of sims[i]. nthread: threads that cast rays. The model must
-    have the source's bodies and joints, as ``add_visuals`` leaves them. Geoms correspond by name.
+    The model must have the source's bodies and joints. Geoms correspond by name. nthread: threads that cast rays.
     """
 
     def __init__(self, source: Batch, model: mujoco.MjModel, sims: NDArray[np.integer], nthread: int) -> None:

@@ -95,11 +95,7 @@ class Lens:
 
 
 class Scenery:
-    """Colours of the geoms of ``model``, and the light, in each of ``num_envs`` simulations.
-
-    robot: which geoms are the robot's, bool [g]. ground: which are the table's and the floor's; all others are the
-    task's objects.
-    """
+    """Colours of the geoms of ``model``, and the light, in each simulation. robot, ground: their geoms, bool [g]."""
 
     rgba_Ng4: Array32
     """Red, green and blue, 0 to 255, and opacity, 0 to 1."""

@@ -87,12 +87,10 @@ def render(
     style: RenderStyle = FAST,
     groups: Sequence[int] = GROUPS,
 ) -> dict[str, NDArray[Any]]:
-    """Render simulations ``ids`` (sorted and unique; None: all). Their state is untouched, and whatever was stepped
-    last, images are current. groups: of geoms that are visible. Robots have their visual geoms in group 2 and their
-    collision shells in group 3.
+    """Render simulations ``ids`` (sorted and unique; None: all) as they are now; their state is untouched.
 
     Returns ``rgb`` uint8 [n, h, w, 3], ``depth`` float32 [n, h, w] in metres along the optical axis (inf where no geom
-    is hit) and ``segmentation`` int32 [n, h, w], the geom's id (-1 where none).
+    is hit) and ``segmentation`` int32 [n, h, w], the geom's id (-1 where none). groups: of geoms that are visible.
     """
     sims = np.arange(batch.nsim) if ids is None else np.atleast_1d(np.asarray(ids))
     scene = _Scene(batch, sims, groups, style.shadow_rays)

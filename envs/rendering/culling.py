@@ -70,8 +70,7 @@ def touched(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return which columns and rows of tiles may show each geom with these ``bounds``, [c, n, g] and [r, n, g].
 
-    center: centres of the geoms in camera coordinates. axes: component i of their axis k, [i, k, n, g]. step: size of a
-    pixel at unit depth.
+    center, axes (component i of axis k, [i, k, n, g]): in camera coordinates. step: size of a pixel at unit depth.
     """
     n, g = center_3ng.shape[1:]
     # all pairs of simulation and geom are one axis, the last one: that is fast

@@ -222,9 +222,8 @@ def _twin_of_one(twin: Twin, spec: mujoco.MjSpec, geom: int) -> Twin:
 def shade(normal: Vector, ray: Vector, length: Array32, sun: Vector, up: Vector, brightness: Array32) -> Array32:
     """Return the light that white surfaces reflect to the camera, a factor of their colour.
 
-    normal, ray, sun, up: vectors in one common frame, of shapes that broadcast. ray, from the camera, has ``length``;
-    the directions to the sun and upwards are unit vectors. The light is that of ``cameras.render`` without gloss and
-    shadows. Only operations that IEEE 754 defines exactly are used, so a pixel does not depend on other pixels.
+    Vectors are in one common frame, of shapes that broadcast. ray, from the camera, has ``length``; sun and up are unit
+    vectors. Only operations that IEEE 754 defines exactly are used, so a pixel does not depend on other pixels.
     """
     facing = -dot(normal, ray) / length
     outward = np.where(facing < 0, np.float32(-1), np.float32(1))

@@ -57,11 +57,9 @@ def find_camera(name: str) -> Camera:
 class CameraRig:
     """Render the images of several cameras in all simulations of ``batch``, whose kinematics must be current.
 
-    The arrays that a rig binds are filled by the batch's next call; a new rig can render only after it.
-
-    spec: of the batch's model. visuals: MJCF file with the few geoms to show of robot, table and floor (groups:
-    assets/franka/coarse.xml). num_threads: 0 is the batch's number. UserError for no cameras or equal names, a mount
-    that the model lacks, or a randomisation range that is too large for a camera.
+    A new rig can render only after the batch's next call, which fills what it binds. spec: of the batch's model.
+    visuals: MJCF file with the few geoms to show of robot, table and floor. num_threads: 0 is the batch's number.
+    UserError for cameras or ranges of randomisation that cannot be.
     """
 
     model: mujoco.MjModel

@@ -54,9 +54,8 @@ class TaskConfig:
         """Return the number of physics steps in a control step; UserError unless it is whole."""
         substeps = round(self.control_dt_s / timestep_s)
         if substeps < 1 or abs(substeps * timestep_s - self.control_dt_s) > 1e-9:
-            raise UserError(
-                f"control_dt_s: got {self.control_dt_s}, allowed: multiples of the physics step, {timestep_s}"
-            )
+            allowed = f"multiples of the physics step, {timestep_s}"
+            raise UserError(f"control_dt_s: got {self.control_dt_s}, allowed: {allowed}")
         return substeps
 
 

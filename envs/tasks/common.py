@@ -18,10 +18,7 @@ ROTATION = "first two columns of the rotation matrix: x axis, then y axis of the
 
 
 def cube_quantities(task: Task, name: str) -> tuple[Quantity, ...]:
-    """Return position, position relative to the tool centre point, and rotation of the cube ``name``.
-
-    The rotation is given by the first two columns of its matrix (Zhou et al. 2019).
-    """
+    """Return position, position relative to the tool centre point, and rotation (Zhou et al. 2019) of a cube."""
     position = Term(f"{name}_pos", 3, "m", "base", meaning=f"x, y, z of the centre of {name}")
     return (
         Quantity(position, lambda: task.view.body_qpos(name)[:, :3]),

@@ -1,7 +1,4 @@
-"""Pick and place: put a cube into a walled tray and let go.
-
-The walls are higher than the cube, so it cannot be pushed in.
-"""
+"""Pick and place: put a cube into a walled tray and let go. It cannot be pushed in, because the walls are higher."""
 
 import mujoco
 from torch import Tensor

@@ -1,7 +1,4 @@
-"""Base of the tasks that put an object into a walled tray and let go.
-
-Success needs the object at rest inside the walls with no finger on it.
-"""
+"""Base of the tasks that put an object into a walled tray, where it must be at rest with no finger on it."""
 
 import torch
 from torch import Tensor

@@ -5,9 +5,8 @@
     1      distractor_1   the same shape in another colour
     2      distractor_2   the same colour in another shape
 
-So neither the colour nor the shape alone identifies the target. The objects stand in any order in cells of the table.
-Slots are bodies whose shape and colour change at every reset (object_shapes.py).
-The vocabulary is data (words.py).
+So neither the colour nor the shape alone identifies the target. Slots are bodies whose shape and colour change at every
+reset (object_shapes.py); they stand in any order in cells of the table. The vocabulary is data (words.py).
 """
 
 from collections.abc import Mapping
@@ -68,10 +67,8 @@ class TabletopConfig(PlacingConfig):
         if len(self.cells_x_m) * len(self.cells_y_m) < len(SLOTS):
             raise UserError(f"cells_x_m, cells_y_m: got too few cells, needed: {len(SLOTS)}, one per object")
         for name, shape in self.words.shapes.items():
-            if shape.half_width_m > GRASP_M:
-                raise UserError(
-                    f"words.shapes.{name}: half as wide as {shape.half_width_m} m, allowed: up to {GRASP_M}"
-                )
+            if (half_m := shape.half_width_m) > GRASP_M:
+                raise UserError(f"words.shapes.{name}: half as wide as {half_m} m, allowed: up to {GRASP_M}")
 
 
 @TASKS.register("tabletop", config=TabletopConfig)
@@ -142,11 +139,7 @@ class Tabletop(Placing):
         self.half_width_m, self.half_height_m = self.half_size_K2[self.shape_NB[:, 0]].unbind(-1)
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
-        """Return the terms of placing, and ``upright`` for not knocking over a target that is taller than wide.
-
-        A tipped target rolls away, or lies so that fingers cannot grasp it. Without this term reinforcement learning
-        does not learn to avoid that.
-        """
+        """Return the terms of placing, and ``upright``, without which policies do not learn not to tip the target."""
         placing = {name: (1 - UPRIGHT) * term for name, term in super().rewards(success).items()}
         return placing | {"upright": UPRIGHT * self._upright()}
 
@@ -199,10 +192,9 @@ class Tabletop(Placing):
     def body_descriptions(self) -> dict[str, Tensor]:
         solid_NB = self.color_NB * len(self.config.words.shapes) + self.shape_NB
         first = len(self.config.words.colors) * len(self.config.words.shapes)
-        trays = {
-            f"{tray}_tray": torch.full((len(solid_NB),), first + i) for i, tray in enumerate(self.config.words.trays)
-        }
-        return dict(zip(SLOTS, solid_NB.unbind(1), strict=True)) | trays
+        trays = enumerate(self.config.words.trays, first)
+        of_trays = {f"{tray}_tray": torch.full((len(solid_NB),), index) for index, tray in trays}
+        return dict(zip(SLOTS, solid_NB.unbind(1), strict=True)) | of_trays
 
     def body_roles(self) -> dict[str, Tensor]:
         tray_N = self.goal_I3[self.instruction_N, 2]

@@ -7,9 +7,9 @@
         envs.send(policy(obs), info["env_id"])
 
 ``batch_size`` envs are a batch of simulations with a thread of its own: one is simulated while the policy acts on
-another. With ``batch_size=num_envs``, the default, ``reset`` and ``step`` work too. As in EnvPool, the last
-observation of an episode is returned. The next step of that env ignores its action and returns the first observation of
-the next episode, with reward 0 and ``info["elapsed_step"]`` 0: leave that transition out.
+another. With ``batch_size=num_envs``, the default, ``reset`` and ``step`` work too. As in EnvPool, the step after the
+last one of an episode ignores its action and returns the first observation of the next episode, with reward 0 and
+``info["elapsed_step"]`` 0: leave that transition out.
 """
 
 from __future__ import annotations
@@ -99,8 +99,7 @@ class EnvPoolView:
     def send(self, action: NDArray[Any] | dict[str, Any], env_id: NDArray[Any] | None = None) -> None:
         """Begin a control step of envs ``env_id`` (None: all) with actions [n, A], or {"action", "env_id"}.
 
-        ValueError for envs that are not one batch in order, as ``info["env_id"]`` has them. ``recv`` raises it for
-        actions of another shape.
+        ValueError for envs that are not one batch in order, as ``info["env_id"]`` has them.
         """
         if isinstance(action, dict):
             env_id = action.get("env_id", env_id)
@@ -159,11 +158,9 @@ class _Batch:
         self.stepper, self.ids, self.form = stepper, ids, form_of(stepper.spec)
 
     def reset(self) -> Batch:
-        """Start an episode in every env."""
         return self._first(self.stepper.reset(), np.arange(len(self.ids)))
 
     def begin(self, rows: NDArray[Any]) -> Batch:
-        """Start the next episodes of the envs in these rows."""
         return self._first(self.stepper.begin(rows.astype(np.int64)), rows)
 
     def step(self, action: NDArray[Any]) -> Batch:
@@ -184,9 +181,6 @@ class _Batch:
         ids, elapsed = self.ids[rows], self.stepper.elapsed_N[torch.from_numpy(rows)].numpy().astype(np.int32)
         info = {"env_id": ids, "players": {"env_id": ids}, "elapsed_step": elapsed}
         return {**info, "privileged": obs["privileged"].cpu().numpy()} if "privileged" in obs else info
-
-
-# -- spec --------------------------------------------------------------------------------------------------------------
 
 
 class ArraySpec(NamedTuple):

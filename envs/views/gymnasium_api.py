@@ -25,10 +25,8 @@ _NO_LIMIT = 10**9  # control steps
 
 
 class TaskEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
-    """One env of a task, a ``TaskVectorEnv`` of one row. It terminates if the task fails and truncates if its
-    simulation diverges. gymnasium's TimeLimit wrapper truncates at the time limit.
-
-    options: those of ``TaskVectorEnv``.
+    """One env of a task, a ``TaskVectorEnv`` of one row and with its options. It terminates if the task fails and
+    truncates if its simulation diverges. gymnasium's TimeLimit wrapper truncates at the time limit.
     """
 
     metadata: dict[str, Any] = {"render_modes": [*RENDER_MODES]}  # noqa: RUF012 (gymnasium's)
@@ -69,17 +67,13 @@ class TaskEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         return None if images is None else images[0]
 
     def close(self) -> None:
-        """Release the simulation."""
         self._envs.close()
 
 
 def _of_one(infos: Info) -> Info:
     """Return the infos of the only env, without masks."""
-    return {
-        key: value[0] if value.ndim > 1 else value.tolist()[0]
-        for key, value in infos.items()
-        if not key.startswith("_")
-    }
+    own = {key: value for key, value in infos.items() if not key.startswith("_")}
+    return {key: value[0] if value.ndim > 1 else value.tolist()[0] for key, value in own.items()}
 
 
 def gymnasium_id(task: str) -> str:

@@ -94,7 +94,6 @@ class StepperVectorEnv(VectorEnv[Observation, NDArray[Any], NDArray[Any]]):
         return None if self.render_mode is None else tuple(self.stepper.frames())
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Release the environments."""
         self.stepper.close()
 
 
@@ -254,8 +253,7 @@ def _camera_of(camera: str | Camera, width: int, height: int) -> Camera:
 
 def _reset_mask(options: dict[str, Any] | None, num_envs: int) -> Bools | None:
     """Return the mask of the envs to reset (None: all); UserError for another option or another array."""
-    unknown = [str(key) for key in options or {} if key != "reset_mask"]
-    if unknown:
+    if unknown := [str(key) for key in options or {} if key != "reset_mask"]:
         raise UserError(f"reset options: got {', '.join(unknown)}, allowed: reset_mask")
     if not options:
         return None

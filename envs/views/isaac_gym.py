@@ -30,10 +30,7 @@ def make(task: str, num_envs: int, **options: Any) -> IsaacGymTask:
 
 
 class IsaacGymTask:
-    """N environments. Every step makes new buffers, so read them from the task again.
-
-    UserError for environments with cameras.
-    """
+    """N environments. Every step makes new buffers, so read them again. UserError for environments with cameras."""
 
     obs_buf: Tensor
     """Observations of the policy, float32 [N, S]."""
@@ -93,15 +90,12 @@ class IsaacGymTask:
         return {"obs": self.obs_buf, "states": self.states_buf}, self.reset_buf.nonzero().squeeze(-1)
 
     def get_state(self) -> Tensor:
-        """Return ``states_buf``."""
         return self.states_buf
 
     def get_number_of_agents(self) -> int:
-        """Return 1: each env has one agent."""
         return 1
 
     def get_env_info(self) -> dict[str, Any]:
-        """Return the spaces, as trainers ask for them."""
         spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
         return {**spaces, "state_space": self.state_space, "agents": 1, "value_size": 1}
 
@@ -110,7 +104,6 @@ class IsaacGymTask:
         return self.stepper.frames()
 
     def close(self) -> None:
-        """Release the environments."""
         self.stepper.close()
 
     def _observe(self, obs: Obs) -> dict[str, Tensor]:

@@ -44,14 +44,12 @@ class LeRobotVectorEnv(StepperVectorEnv):
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
         """Start new episodes in all envs. seed: of env 0, or of every env. UserError for options of other libraries."""
-        unknown = [name for name in options or {} if name != NEW_ROLLOUT]
-        if unknown:
+        if unknown := [name for name in options or {} if name != NEW_ROLLOUT]:
             raise UserError(f"reset takes no options but {NEW_ROLLOUT}, got: {', '.join(unknown)}")
         obs = self.stepper.reset(seed)
         return self._form(obs), _infos(np.zeros(self.num_envs, bool), np.ones(self.num_envs, bool))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return an attribute of every env. AttributeError if there is none."""
         return tuple(getattr(env, name) for env in self.envs)
 
     def _step_infos(self, step: Timestep, ended_N: Bools, renewed: bool) -> Info:
@@ -62,7 +60,6 @@ class LeRobotVectorEnv(StepperVectorEnv):
 
 
 def _infos(success_N: Bools, valid_N: Bools) -> Info:
-    """Return infos with their mask."""
     return {"is_success": success_N, "_is_success": valid_N.copy()}
 
 

@@ -54,8 +54,7 @@ def _make(num_actors: int, config: dict[str, Any]) -> RlGamesVecEnv:
 class RlGamesVecEnv(IsaacGymTask, IVecEnv):
     """N environments whose steps return {"obs", "states"}, rewards [N], ends [N] and infos. Spaces are gym's.
 
-    infos: ``time_outs`` [N], ``scores`` [N] (1.0 where the task is solved after the step) and those of
-    ``IsaacGymTask.extras``. UserError for environments with cameras.
+    infos: those of ``IsaacGymTask.extras``, and ``scores`` [N], 1.0 where the task is solved. UserError for cameras.
     """
 
     def __init__(self, stepper: Stepper) -> None:

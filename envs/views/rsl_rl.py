@@ -67,7 +67,6 @@ class RslRlVecEnv(VecEnv):
         self._obs = self._groups(self.stepper.reset(elapsed_N=elapsed_N))
 
     def get_observations(self) -> TensorDict:
-        """Return the present observations."""
         return self._obs
 
     def step(self, actions: Tensor) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
@@ -87,11 +86,9 @@ class RslRlVecEnv(VecEnv):
         return self.stepper.frames()
 
     def close(self) -> None:
-        """Release the environments."""
         self.stepper.close()
 
     def _groups(self, obs: Obs) -> TensorDict:
-        """Return observations by the names of their groups."""
         spec = self.stepper.spec
         groups = {"policy": obs["state"]}
         if spec.privileged:

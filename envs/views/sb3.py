@@ -64,7 +64,6 @@ class Sb3VecEnv(VecEnv):
             raise UserError("set_options: got options of a reset, allowed: none; an episode follows from its seed")
 
     def step_async(self, actions: NDArray[Any]) -> None:
-        """Keep the actions [N, A] for ``step_wait``."""
         self._actions = np.asarray(actions)
 
     def step_wait(self) -> tuple[Observation, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
@@ -84,7 +83,6 @@ class Sb3VecEnv(VecEnv):
         return self._seen(step.obs), step.reward_N.cpu().numpy(), done_N, infos
 
     def close(self) -> None:
-        """Release the environments."""
         self.stepper.close()
 
     def get_images(self) -> Sequence[NDArray[np.uint8] | None]:

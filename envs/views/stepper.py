@@ -45,10 +45,9 @@ class UnknownArgumentError(UserError, TypeError):
 
 
 class _Sampler(UniformSampler):
-    """A uniform sampler whose first episodes can be cut short."""
+    """A uniform sampler whose ``start`` cuts episodes short by ``elapsed_N`` control steps."""
 
     elapsed_N: Ints | None = None
-    """Control steps by which ``start`` cuts the episodes short."""
 
     def start(self) -> EpisodePlans:
         plans = super().start()
@@ -184,10 +183,9 @@ class Stepper:
         return obs
 
     def frames(self, width: int = 640, height: int = 480, film: Film | None = None) -> NDArray[np.uint8]:
-        """Render every env for people, uint8 [N, height, width, 3], always as in the first call.
+        """Render every env for people, uint8 [N, height, width, 3], always as in the first call. film: prepares it.
 
-        film: prepares to render; None: as the simulator does. UserError for a simulator that cannot be filmed. NotReset
-        before the first ``reset``.
+        UserError for a simulator that cannot be filmed. NotReset before the first ``reset``.
         """
         env = self.check_running("render")
         if self._film is None:
@@ -204,7 +202,6 @@ class Stepper:
         self._env = self._film = None
 
     def _count_from_start(self, ids: Ints) -> None:
-        """Set ``elapsed_N`` of envs that have begun an episode."""
         limits_n = self.env.plans.time_limit_n[ids]
         self.elapsed_N[ids] = torch.from_numpy(self.spec.max_episode_steps - limits_n)
 
@@ -264,14 +261,8 @@ def open_task(
     check_options(open_task, config, options)
     listed = [cameras] if isinstance(cameras, (str, CameraSpec, Camera)) else cameras
     seen: list[Any] = [CameraSpec.square(one, image_size) if isinstance(one, str) else one for one in listed]
-    env = family.make(
-        id,
-        from_mapping(config, options),
-        num_envs=num_envs,
-        num_threads=num_threads,
-        sim=sim_options(name, sim or {}),
-        cameras=seen,
-    )
+    checked, simulator = from_mapping(config, options), sim_options(name, sim or {})
+    env = family.make(id, checked, num_envs=num_envs, num_threads=num_threads, sim=simulator, cameras=seen)
     if env.batch_size is not None:
         env.close()
         raise UserError("sim.batch_size: a view steps all its environments together; allowed: null")
@@ -286,9 +277,8 @@ def check_options(call: Callable[..., Any], config: type[Any], options: Iterable
     for name in options:
         if name not in config.__dataclass_fields__:
             wrong = unknown_name("option", name, [*config.__dataclass_fields__, *own])
-            raise UnknownArgumentError(
-                f"{call.__name__}() got an unexpected keyword argument '{name}': {wrong}"
-            )  # torchrl reads it
+            # torchrl reads Python's own words
+            raise UnknownArgumentError(f"{call.__name__}() got an unexpected keyword argument '{name}': {wrong}")
 
 
 def check_render_mode(mode: str | None) -> str | None:

@@ -62,8 +62,7 @@ def can_render(id: str) -> bool:
 class Pool:
     """Some envs in one pool of EnvPool, in the order of their ids there.
 
-    It calls the methods that EnvPool's interface for gymnasium calls, with one list of arrays each. That interface
-    takes as long as all other Python code of a control step together.
+    It skips EnvPool's interface for gymnasium, which takes as long as all other Python code of a control step together.
     """
 
     def __init__(

@@ -46,11 +46,9 @@ class Layout:
     """An environment of EnvPool, and where its numbers are in what EnvPool returns."""
 
     id: str
-    """Name in EnvPool."""
     options: Mapping[str, Any]
     """Options of ``envpool.make``."""
     spec: EnvSpec
-    """The environment as policies see it."""
     state: tuple[str, ...]
     """EnvPool's names of the arrays of the state."""
     privileged: tuple[str, ...]
@@ -144,10 +142,8 @@ def _frames(
             continue
         name, each = _name(key).replace(".", "_"), channels // stack
         if each * stack != channels or each not in (1, 3):
-            raise UserError(
-                f"task=envpool/{id} observes images of {channels} channels in {stack} frames ({name}: uint8 {shape}); "
-                "supported: frames of 1 or 3 channels"
-            )
+            got = f"images of {channels} channels in {stack} frames ({name}: uint8 {shape})"
+            raise UserError(f"task=envpool/{id} observes {got}; supported: frames of 1 or 3 channels")
         if len(shape) == 2:
             frames[name] = Frame(key, ())
             continue
@@ -196,11 +192,8 @@ def _action(id: str, found: Any) -> Box | Discrete:
     limits = np.stack([space.low, space.high], axis=-1).astype(np.float64).tolist()
     if np.abs(limits).max() > NO_BOUND:
         raise UserError(f"task=envpool/{id} has actions without limits ({space}); policies act within limits")
-    terms = (
-        ActionTerm(f"action[{i}]", scale=(high - low) / 2, offset=(high + low) / 2)
-        for i, (low, high) in enumerate(limits)
-    )
-    return Box(tuple(terms))
+    scaled = [((high - low) / 2, (high + low) / 2) for low, high in limits]
+    return Box(tuple(ActionTerm(f"action[{i}]", scale=scale, offset=at) for i, (scale, at) in enumerate(scaled)))
 
 
 def control_dt_s(config: Mapping[str, Any]) -> float:

@@ -46,11 +46,9 @@ class Probe:
     """Findings on an environment."""
 
     source: Source
-    """How to build it."""
     leaves: tuple[Leaf, ...]
     """Parts of its observations."""
     action: ActionSpace
-    """Its actions."""
     dt_s: float
     """Seconds between two actions: its ``dt``, or of ``render_fps``, or ``DEFAULT_DT_S``."""
     can_render: bool
@@ -111,11 +109,7 @@ def _import(module: str, id: str) -> None:
 
 
 def probe(id: str, kwargs: dict[str, Any], success_key: str | None, max_episode_steps: int | None = None) -> Probe:
-    """Build the environment once, make a few steps and return what was found.
-
-    max_episode_steps: time limit; None is that of its registration, or ``DEFAULT_STEPS`` if it has none. UserError for
-    an unknown id, an environment that cannot be built, spaces that cannot be served and results that cannot be used.
-    """
+    """Build the environment once, make a few steps and return what was found. UserError if it cannot be served."""
     return _probe(id, json.dumps(kwargs, sort_keys=True), success_key, max_episode_steps)
 
 
@@ -171,16 +165,12 @@ def _built(source: Source) -> tuple[gymnasium.Env[Any, Any], bool]:
         return used, used is view
     if not isinstance(view.mode, AutoresetMode):
         view.close()
-        raise UserError(
-            f"task {source.name} is only a vector environment, and its metadata do not say how it resets: "
-            f"autoreset_mode is {view.mode!r}, needed is one of gymnasium.vector.AutoresetMode"
-        )
+        why = f"its metadata do not say how it resets: autoreset_mode is {view.mode!r}"
+        needed = "one of gymnasium.vector.AutoresetMode"
+        raise UserError(f"task {source.name} is only a vector environment, and {why}, needed is {needed}")
     if not by_mask:
-        log.warning(
-            "task %s is only a vector environment, and resets its environments itself. So each is stepped alone, which "
-            "is slow; with AutoresetMode.DISABLED all would be stepped together",
-            source.name,
-        )
+        alone = "So each is stepped alone, which is slow; with AutoresetMode.DISABLED all would be stepped together"
+        log.warning("task %s is only a vector environment, and resets itself. %s", source.name, alone)
     return view, by_mask
 
 

@@ -39,7 +39,6 @@ class ProcessRows:
     """Rows of several processes, with the methods of ``LocalRows``. UserError for what goes wrong in one of them."""
 
     def __init__(self, source: Source, layout: Layout, num_envs: int, processes: int, render: bool) -> None:
-        """Start the processes, and wait until each has built its envs."""
         self.source = source
         memory = os.memfd_create("gym_rows")
         shares = [share.tolist() for share in np.array_split(np.arange(num_envs), min(processes, num_envs))]
@@ -76,10 +75,7 @@ class ProcessRows:
         return [(k, owners == k) for k in np.unique(owners).tolist()]
 
     def _call(self, calls: dict[int, tuple[Any, ...]]) -> list[Any]:
-        """Call a method in processes and return the results.
-
-        UserError for the first process that failed, after all have answered.
-        """
+        """Call a method in processes. UserError for the first process that failed, after all have answered."""
         results, failure = [], None
         for k, call in calls.items():
             try:
@@ -98,12 +94,9 @@ class ProcessRows:
         return results
 
     def _dead(self, k: int, death: ChildDied) -> UserError:
-        """Return the error for a process that has ended by itself."""
         first, end = [*self.first_n, len(self.arrays["reward"])][k : k + 2]
-        return UserError(
-            f"task {self.source.name}: the process of envs {first} to {end - 1} ended {death.how}; what it printed is "
-            "above. sim.processes=0 steps them in this process"
-        )
+        what = f"task {self.source.name}: the process of envs {first} to {end - 1} ended {death.how}"
+        return UserError(f"{what}; what it printed is above. sim.processes=0 steps them in this process")
 
 
 class Worker:
@@ -119,7 +112,6 @@ class Worker:
         self.start, self.step, self.render = self.rows.start, self.rows.step, self.rows.render
 
     def close(self) -> None:
-        """Close the environments."""
         if self.rows is not None:
             self.rows.close()
 

@@ -60,7 +60,6 @@ def _array(value: Any) -> NDArray[Any]:
 
 
 def _type(value: Any) -> str:
-    """Return type and shape of a value, for messages."""
     array = _array(value)
     if array.dtype == object or isinstance(value, str):
         return repr(value) if value is None or isinstance(value, str) else type(value).__name__
@@ -84,7 +83,6 @@ def truth(value: Any, name: str) -> bool:
 
 
 def _not_single(value: Any, name: str, what: str, needed: str, type_name: str) -> WrongResult:
-    """Return the error for a value that is not a single one, with its cure."""
     array = _array(value)
     item = f"{name}.item()" if array.size == 1 and array.dtype.kind in NUMBERS else name
     return WrongResult(f"returned {what} as {_type(value)}, needed {needed}: return {type_name}({item})")
@@ -121,7 +119,6 @@ def reset_of(result: Any) -> tuple[Any, Mapping[str, Any]]:
 
 
 def _unpacked(result: Any, count: int, what: str) -> Any:
-    """Return what a method gave, a tuple of ``count``. WrongResult otherwise."""
     if not isinstance(result, tuple) or len(result) != count:
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
         raise WrongResult(f"{what}, got {got}")

@@ -131,7 +131,6 @@ class LocalRows(EncodedRows):
         """Whether an observation is the state as it is, which saves time."""
 
     def start(self, ids: Ints, seeds: Ints) -> None:
-        """Begin an episode in each of envs ``ids``."""
         self.seed_N[ids], self.step_N[ids] = seeds, 0
         with self.guarded():
             for i, seed in zip(ids.tolist(), seeds.tolist(), strict=True):
@@ -164,7 +163,6 @@ class LocalRows(EncodedRows):
         self.check_finite(ids)
 
     def render(self, width: int, height: int) -> Pixels:
-        """Return what every env shows people, [n, height, width, 3]."""
         frames = []
         with self.guarded():
             for i in self.envs:
@@ -173,7 +171,6 @@ class LocalRows(EncodedRows):
         return np.stack(frames)
 
     def close(self) -> None:
-        """Close the environments."""
         for env in self.envs.values():
             env.close()
         self.envs = {}
@@ -191,7 +188,6 @@ class LocalRows(EncodedRows):
         return shown(env.render())
 
     def _write(self, i: int, result: Any) -> None:
-        """Write the result of a step of env ``i``."""
         observation, reward, terminated, truncated, info = step_of(result)
         found: dict[str, Any] = {"reward": reward, "terminated": terminated, "truncated": truncated}
         if self.source.success is not None:
@@ -227,7 +223,6 @@ class LocalRows(EncodedRows):
         return usual
 
     def _observe(self, i: int, observation: Any, info: Any, ended: bool) -> None:
-        """Write the observation of env ``i``."""
         self.write_observations(slice(i, i + 1), lambda leaf: leaf.value(observation)[None])
         if self.rendered is not None:
             self.rendered[i] = resized(self._frame(i), *self.rendered.shape[2:0:-1])

@@ -33,25 +33,21 @@ class Source:
     """How environments are built, and what is read from them."""
 
     name: str
-    """Name of the task."""
     registration: Registration
-    """What gymnasium knows of it."""
     module: str | None
     """Module that registers it; None: gymnasium itself."""
     kwargs: dict[str, Any]
     """Arguments of its constructor."""
     max_episode_steps: int
-    """Time limit, control steps."""
     success: str | None = None
     """Key of ``info`` that says whether the episode succeeded; None: nothing does."""
     has_mask: bool = False
     """Whether it says which choices are allowed."""
 
     def build(self, render: bool) -> gymnasium.Env[Any, Any]:
-        """Build one. UserError if that fails.
+        """Build one that can give pixels if ``render``. UserError if that fails.
 
         It has the time limit only below wrappers of its registration, which may read it; plans keep that limit anyway.
-        render: it can give pixels.
         """
         if self.registration.entry_point is None:
             return SingleEnvView(self.build_vector(1, render))
@@ -62,10 +58,7 @@ class Source:
             return env.env if isinstance(env, TimeLimit) else env
 
     def build_vector(self, num_envs: int, render: bool) -> Vector:
-        """Build the vector environment, one that leaves resets to us if it can. UserError if that fails.
-
-        render: see ``build``.
-        """
+        """Build the vector environment, one that leaves resets to us if it can. UserError if that fails."""
         with self.building():
             creator: Any = self.registration.vector_entry_point
             creator = load_env_creator(creator) if isinstance(creator, str) else creator

@@ -87,7 +87,6 @@ class VectorRows(EncodedRows):
         return frames
 
     def _observe(self, ids: Ints, observations: Any, infos: Mapping[str, Any]) -> None:
-        """Write the observations of envs ``ids``."""
         self.write_observations(ids, lambda leaf: leaf.value(observations, len(self.seed_N))[ids])
         if self.rendered is not None:
             frames = self._frames()

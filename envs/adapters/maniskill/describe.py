@@ -22,7 +22,6 @@ class Request:
     """Which environment to build, with ManiSkill's own names of its options. None: the environment's default."""
 
     id: str
-    """Name of the environment, such as PickCube-v1."""
     robot_uids: str | None = None
     control_mode: str | None = None
     reward_mode: str | None = None
@@ -41,7 +40,6 @@ class Description:
     privileged: tuple[Term, ...]
     """Those that observations with images do not have."""
     cameras: tuple[str, ...]
-    """Names of the cameras."""
     action: Box
     """Actions, named by the control mode."""
     reward_modes: tuple[str, ...]
@@ -49,18 +47,13 @@ class Description:
     outcomes: tuple[str, ...]
     """Which of success and fail it evaluates."""
     robot: str
-    """Name of the robot."""
     control_dt_s: float
-    """Duration of a control step, s."""
     max_episode_steps: int | None
     """Time limit with which ManiSkill registers it, control steps."""
 
 
 def describe(env: Any, max_episode_steps: int | None) -> Description:
-    """Describe an environment, and change its obs_mode.
-
-    UserError for an action space that is not made of bounded boxes.
-    """
+    """Describe an environment, and change its obs_mode. UserError for actions that are not bounded boxes."""
     from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
 
     env.reset(seed=0)
@@ -100,11 +93,8 @@ def _action(env: Any) -> Box:
     pairs = np.concatenate(limits).tolist()
     if any(pair != [-1.0, 1.0] for pair in pairs):
         mode += "_normalized"  # no data set that holds the limits' own units fits by accident
-    terms = (
-        ActionTerm(f"{mode}[{name}]", scale=(high - low) / 2, offset=(high + low) / 2)
-        for name, (low, high) in zip(names, pairs, strict=True)
-    )
-    return Box(tuple(terms))
+    scaled = [(name, (high - low) / 2, (high + low) / 2) for name, (low, high) in zip(names, pairs, strict=True)]
+    return Box(tuple(ActionTerm(f"{mode}[{name}]", scale=scale, offset=offset) for name, scale, offset in scaled))
 
 
 def _reward_modes(env: Any) -> list[str]:

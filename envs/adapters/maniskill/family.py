@@ -70,9 +70,8 @@ class ManiSkill:
 
     def spec(self, id: str, task: Any, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
         if cameras and task.obs_mode != "state_dict":
-            raise UserError(
-                "task.obs_mode=state is only for policies without cameras: it holds all object poses; use state_dict"
-            )
+            why = "it holds all object poses; use state_dict"
+            raise UserError(f"task.obs_mode=state is only for policies without cameras: {why}")
         found = _describe(Request(id, task.robot_uids, task.control_mode))
         if task.reward_mode not in (None, *found.reward_modes):
             raise unknown_name(f"task.reward_mode of {id}", task.reward_mode, found.reward_modes)

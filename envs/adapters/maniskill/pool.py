@@ -46,7 +46,6 @@ class ManiSkillEnv(EpisodicEnv):
         self._state_NS = torch.zeros(num_envs, spec.state_dim + spec.privileged_dim, device=device)  # and privileged
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
-        """Reset envs ``ids`` [n] with seeds that are a function of their plans."""
         seed_n = (EpisodeRng(plans.seed_n, plans.number_n).uniform("maniskill", 0.0, 1.0) * 2**31).astype(np.int64)
         self._state_NS[torch.from_numpy(ids).to(self.device)] = self._start(ids, seed_n.tolist())
 
@@ -129,7 +128,6 @@ class ManiSkillProcesses(ManiSkillEnv):
             failing.pop_all()
 
     def close(self) -> None:
-        """End the child processes."""
         with ExitStack() as closing:
             for child in self._children:
                 closing.callback(child.close)
@@ -185,7 +183,6 @@ class ManiSkillScene(ManiSkillEnv):
         self._simulation.choose(self._paths())
 
     def close(self) -> None:
-        """Release the scene."""
         self._simulation.env.close()
 
     def _start(self, ids: Ints, seeds: list[int]) -> Tensor:

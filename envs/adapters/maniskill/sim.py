@@ -53,11 +53,7 @@ class Simulation:
         self._keys = [path.split("/") for path in paths]
 
     def start(self, seeds: Sequence[int], rows: Tensor | None = None) -> None:
-        """Start an episode in envs ``rows`` [m] (None: all) from their m seeds.
-
-        With one env an episode is a function of its seed. ManiSkill draws the episodes that start together on a GPU
-        from the first one's seed, so there an episode is a function of all their seeds.
-        """
+        """Start an episode in envs ``rows`` [m] (None: all) from their m seeds, on a GPU from all together."""
         index = np.arange(self.num_envs) if rows is None else rows.cpu().numpy()
         self.seeds_N[index] = seeds
         given = self.seeds_N.copy()
@@ -119,10 +115,9 @@ class Simulations:
             made_for = entry.cls.SUPPORTED_ROBOTS
             if request.robot_uids is None or not made_for or request.robot_uids in made_for:
                 raise
-            raise UserError(
-                f"task.robot_uids: {request.id} does not work with '{request.robot_uids}' ({type(error).__name__}); "
-                f"it is made for {', '.join(map(str, made_for))}"
-            ) from error
+            failed = f"{request.id} does not work with '{request.robot_uids}' ({type(error).__name__})"
+            made = ", ".join(map(str, made_for))
+            raise UserError(f"task.robot_uids: {failed}; it is made for {made}") from error
 
     @torch.inference_mode()
     def build(self, request: Request, num_envs: int, paths: tuple[str, ...]) -> None:
@@ -192,14 +187,12 @@ def _make(request: Request, num_envs: int, obs_mode: str) -> Any:
             return entry.make(num_envs=num_envs, **options)
     except EOFError as error:  # it asked whether to download assets, and a child process has no input
         robot = re.search(r"Robot (\S+) has assets", printed.getvalue())
-        raise UserError(
-            f"task=maniskill/{request.id} needs assets that are not part of mani_skill: python -m "
-            f"mani_skill.utils.download_asset {robot[1] if robot else request.id}"
-        ) from error
+        download = f"python -m mani_skill.utils.download_asset {robot[1] if robot else request.id}"
+        needs = f"task=maniskill/{request.id} needs assets that are not part of mani_skill"
+        raise UserError(f"{needs}: {download}") from error
 
 
 def _robots() -> Mapping[str, Any]:
-    """Return ManiSkill's registry of robots."""
     from mani_skill.agents.registration import REGISTERED_AGENTS
 
     robots: Mapping[str, Any] = REGISTERED_AGENTS

@@ -62,10 +62,9 @@ class ActionDelay(Target):
 
 
 class JointFriction(Target):
-    """Dry friction of the arm's joints, by springs that yield (Prandtl's elastic-plastic element).
+    """Dry friction of the arm's joints, by springs that yield at ``PRESLIDING`` (Prandtl's elastic-plastic element).
 
-    A joint moves elastically up to ``PRESLIDING``; beyond it the spring's end slides along, and its force is the
-    friction. This costs no time, while each entry of ``dof_frictionloss`` is a constraint that the solver solves for.
+    This costs no time, while each entry of ``dof_frictionloss`` is a constraint that the solver solves for.
     """
 
     def __init__(self, fields: Fields, joints: list[int]) -> None:

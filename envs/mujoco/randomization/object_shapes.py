@@ -20,8 +20,7 @@ SIZE_FIELDS = tuple(_POWERS)
 class ObjectSizes(Target):
     """Factors of the sizes of all free bodies. Masses stay, so inertia grows with the square.
 
-    Tasks may give objects other shapes when an episode begins (``ShapeVariants``). So ``restore`` comes
-    before the task's reset, and ``apply`` after it.
+    A task may change shapes when an episode begins, so ``restore`` comes before its reset and ``apply`` after it.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -70,9 +69,8 @@ class ObjectSizes(Target):
 class ShapeVariants:
     """Give the free bodies ``names``, each of one geom, any of ``shapes`` in every simulation.
 
-    All fields that depend on the shape, derived ones too, get the compiler's values. So the physics equals that
-    of a model compiled with the shape, bit for bit, and ``set_const`` is not needed. All bodies have the mass
-    ``mass_kg``; if masses are randomised, the inertia is scaled with the mass.
+    All fields that depend on the shape get the compiler's values, so the physics equals that of a model compiled with
+    it, bit for bit. All have the mass ``mass_kg``; if masses are randomised, the inertia is scaled with them.
     """
 
     def __init__(self, batch: Batch, names: Sequence[str], shapes: Sequence[Shape], mass_kg: float) -> None:

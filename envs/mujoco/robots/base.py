@@ -122,10 +122,7 @@ class Arm(ArmState, Protocol):
         """Compute the measured pose from readings of the encoders."""
 
     def apply(self, action_NA: np.ndarray, ids: np.ndarray | None, measured: Measurement | None = None) -> None:
-        """Command actions [N, A] in [-1, 1] of the envs ``ids`` (None: all), relative to the measured pose.
-
-        measured: None is the true pose.
-        """
+        """Command actions [N, A] in [-1, 1] of envs ``ids`` (None: all), relative to the measured (None: true) pose."""
 
     def observe(self, measured: Measurement | None = None) -> Mapping[str, Tensor]:
         """Return the quantities of ``Robot.terms`` by name, [N, size], as measured (None: the true ones)."""

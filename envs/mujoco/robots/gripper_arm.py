@@ -114,9 +114,8 @@ class AttachedArm(GripperState):
     def apply(self, action_NA: np.ndarray, ids: np.ndarray | None, measured: Measurement | None = None) -> None:
         """Write the actuator targets. ``site_xpos`` and ``qpos`` must be current.
 
-        The gripper action is the desired opening, 1 open and -1 closed. The fingers' target moves towards it at a
-        limited rate, so that noise does not drop a held object. Targets are computed for all N: selecting rows first
-        costs more than it saves.
+        The fingers' target moves at a limited rate towards the desired opening, so that noise does not drop a held
+        object. Targets are computed for all N: selecting rows first costs more than it saves.
         """
         joints = self.num_joints
         qpos_JN = self.qpos[:, :joints].T if measured is None else measured.joint_pos_JN
@@ -140,9 +139,8 @@ class AttachedArm(GripperState):
     def _jacobian(self) -> np.ndarray:
         """Return the geometric Jacobian of the tool centre point, [6, J, N]: translation rows above rotation rows.
 
-        Column i is (axis_i x (point - anchor_i), axis_i) for a hinge and (axis_i, 0) for a slide. These arrays are
-        current already. The engine's ``Batch.jac`` gives the same result, but it runs the kinematics again, and a
-        persistent batch then recomputes the first half of its next substep.
+        Column i is (axis_i x (point - anchor_i), axis_i) for a hinge and (axis_i, 0) for a slide. ``Batch.jac`` would
+        run the kinematics again.
         """
         axis = self.xaxis[:, : self.num_joints].T.copy()
         lever = (self.site_xpos[:, None, self.tcp_site] - self.xanchor[:, : self.num_joints]).T.copy()

@@ -44,10 +44,9 @@ class ControlConfig:
 
 
 class GripperDescription:
-    """A robot whose first J joints are the arm's and whose next two are the fingers', each with a position actuator.
+    """A robot whose first J joints are the arm's and the next two the fingers', each with a position actuator.
 
-    See ``embodied.envs.mujoco.robots.base.Robot``. Joints are hinges (rad) or slides (m), in the MJCF's order; the
-    actuators are in the order of the joints.
+    Joints are hinges (rad) or slides (m), in the order of the MJCF and of the actuators. See ``base.Robot``.
     """
 
     name: ClassVar[str]

@@ -30,11 +30,10 @@ _TURN = threading.Lock()  # held by the thread that uses Warp
 
 
 class WarpBatch:
-    """Simulations of one model, float32 on ``device``; see ``embodied.envs.mujoco.robots.base.Simulations``.
+    """Simulations of one model, float32 on ``device``; see ``base.Simulations``. The first use may compile: a minute.
 
-    max_contacts: mean number per env. max_constraints: largest number of rows per env. UserError if MuJoCo Warp
-    is not installed or cannot simulate the model. The first use compiles kernels unless they are in Warp's cache, which
-    takes a minute on a CPU.
+    max_contacts: mean number per env. max_constraints: largest number of rows per env. UserError if MuJoCo Warp is not
+    installed or cannot simulate the model.
     """
 
     def __init__(
