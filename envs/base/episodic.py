@@ -11,9 +11,11 @@ control step, ``observe`` returns observations. Time limits, chunks and samplers
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.contract import check_state
@@ -99,14 +101,23 @@ class EpisodicEnv(VecEnv):
     def observe(self, ids: Ints | None = None) -> Obs:
         """Return the present observation of envs ``ids`` (None: all), new tensors with one row per env."""
 
+    def rows_of(self, arrays: Mapping[str, NDArray[Any]], ids: Ints | None) -> Obs:
+        """Return the observations of envs ``ids`` (None: all) from arrays of N rows.
+
+        Without a state they get the share of the time limit that has passed, with cameras the instructions.
+        """
+        rows = slice(None) if ids is None else ids
+        obs = {key: torch.from_numpy(array[rows].copy()) for key, array in arrays.items()}
+        if "state" not in obs:
+            obs["state"] = (1 - self.steps_left_N / torch.from_numpy(self.plans.time_limit_n))[rows, None]
+        if self.spec.cameras:
+            obs["instruction"] = torch.from_numpy(self.plans.instruction_n[rows].copy())
+        return obs
+
     def steps_made_N(self) -> Ints:
         """Return the control steps of each env's present episode so far, [N]."""
         made_N: Ints = self.plans.time_limit_n - self.steps_left_N.cpu().numpy()
         return made_N
-
-    def time_passed_N(self) -> Tensor:
-        """Return the share of the time limit that has passed of each env's present episode, float32 [N]."""
-        return 1 - self.steps_left_N / torch.from_numpy(self.plans.time_limit_n).to(self.device)
 
     def reset(self, sampler: EpisodeSampler) -> Obs:
         """Start an episode in every env. ``sampler`` draws its plan, and the plans of all later episodes."""

@@ -74,10 +74,6 @@ class View:
         """Return linear (world frame) and angular (body frame) velocity of a free body, [N, 6]; writable."""
         return self._qvel[name]
 
-    def cube_axes(self, name: str) -> Tensor:
-        """Return the directions of the x and the y axis of the cube ``name``, [N, 6]."""
-        return self.sensor(f"{name}_x_axis", 2)
-
     def mocap(self, name: str) -> Tensor:
         """Return the position of a mocap body, [N, 3]; writable."""
         return self.mocap_pos[:, int(self.model.body(name).mocapid[0])]
@@ -85,10 +81,6 @@ class View:
     def size_factor(self, name: str, ids: Tensor) -> Tensor | float:
         """Return the factor of the size of the object ``name`` in envs ``ids``, [n]; 1 if sizes do not vary."""
         return self.sizes[name][ids] if name in self.sizes else 1.0
-
-    def opening(self) -> Tensor:
-        """Return how far the fingers are commanded to open, 0 (closed) to 1 (open), [N]."""
-        return self.arm.opening()
 
     @per_state
     def between(self, name: str) -> Tensor:

@@ -20,10 +20,11 @@ ROTATION = "first two columns of the rotation matrix: x axis, then y axis of the
 def cube_quantities(task: Task, name: str) -> tuple[Quantity, ...]:
     """Return position, position relative to the tool centre point, and rotation (Zhou et al. 2019) of a cube."""
     position = Term(f"{name}_pos", 3, "m", "base", meaning=f"x, y, z of the centre of {name}")
+    rotation = Term(f"{name}_rotation", 6, frame="base", meaning=ROTATION)
     return (
         Quantity(position, lambda: task.view.body_qpos(name)[:, :3]),
         Quantity(Term(f"{name}_from_tcp", 3, "m", "base", difference=Difference(f"{name}_pos", "tcp_pos"))),
-        Quantity(Term(f"{name}_rotation", 6, frame="base", meaning=ROTATION), lambda: task.view.cube_axes(name)),
+        Quantity(rotation, lambda: task.view.sensor(f"{name}_x_axis", 2)),
     )
 
 
@@ -152,7 +153,7 @@ def reach_reward(view: View, name: str) -> Tensor:
 
 def grasp_reward(view: View, name: str) -> Tensor:
     """Return a reward in [0, 1], [N]: half for closing the fingers around the cube, half for the grasp."""
-    return 0.5 * view.between(name) * (1 - view.opening()) + 0.5 * view.grasped(name)
+    return 0.5 * view.between(name) * (1 - view.arm.opening()) + 0.5 * view.grasped(name)
 
 
 def move_towards(view: View, target: Tensor, gripper: Tensor, limit: Tensor | float = 1.0) -> Tensor:

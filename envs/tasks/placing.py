@@ -58,7 +58,7 @@ class Placing(common.ObjectTask):
             "lift": 0.1 * torch.where(inside, 1.0, grasped * height),
             "carry": 0.2 * torch.where(inside, 1.0, grasped * height * across),
             "lower": 0.15 * torch.where(inside, 1.0, grasped * above * low),
-            "release": 0.1 * inside * self.view.opening(),
+            "release": 0.1 * inside * self.view.arm.opening(),
             "placed": 0.25 * success,
         }
 

@@ -91,7 +91,7 @@ class Stack(common.CubeTask):
             "grasp": 0.1 * torch.where(on_base, 1.0, common.grasp_reward(self.view, "cube")),
             "lift": 0.15 * torch.where(on_base, 1.0, grasped * height),
             "carry": 0.25 * torch.where(on_base, 1.0, grasped * height * across),
-            "release": 0.1 * on_base * self.view.opening(),
+            "release": 0.1 * on_base * self.view.arm.opening(),
             "stacked": 0.3 * success,
         }
 

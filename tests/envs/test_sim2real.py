@@ -101,7 +101,7 @@ def test_noise_has_the_stated_size_and_leaves_the_truth_alone() -> None:
     for name, (error, size) in errors.items():
         assert abs(error.std() - size) < 0.08 * size, name
         assert abs(error.mean()) < 4 * size / np.sqrt(error.size), name
-    np.testing.assert_allclose(part(env, obs, "cube_rotation"), env.view.cube_axes("cube"), atol=1e-6)
+    np.testing.assert_allclose(part(env, obs, "cube_rotation"), env.view.sensor("cube_x_axis", 2), atol=1e-6)
     torch.testing.assert_close(obs["privileged"], pool("pick_place", 400).observe()["privileged"], rtol=0, atol=0)
 
 

@@ -164,13 +164,7 @@ class EnvpoolEnv(EpisodicEnv):
         return self._result([(pool.receive(len(self._env_N[rows])), rows) for pool, rows in parts])
 
     def observe(self, ids: Ints | None = None) -> Obs:
-        rows = slice(None) if ids is None else ids
-        obs = {key: torch.from_numpy(value[rows].copy()) for key, value in self._observed.items()}
-        if "state" not in obs:
-            obs["state"] = self.time_passed_N()[rows, None]
-        if self.spec.cameras:
-            obs["instruction"] = torch.from_numpy(self.plans.instruction_n[rows].copy())
-        return obs
+        return self.rows_of(self._observed, ids)
 
     def close(self) -> None:
         self._pools.clear()

@@ -6,8 +6,9 @@ is that of the plan. docs/simulators.md describes it for users.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,6 @@ from embodied.envs.adapters.gym.processes import ProcessRows, is_portable
 from embodied.envs.adapters.gym.rows import Layout, LocalRows, allocate
 from embodied.envs.adapters.gym.spaces import RENDER, TIME, check_cameras, terms_of
 from embodied.envs.adapters.gym.vector import VectorRows
-from embodied.envs.adapters.pixels import Pixels
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.registry import FAMILIES
@@ -68,10 +68,11 @@ class GymEnv(EpisodicEnv):
     def __init__(self, spec: EnvSpec, rows: LocalRows | VectorRows | ProcessRows, can_render: bool) -> None:
         super().__init__(spec, len(rows.arrays["reward"]))
         if can_render:
-            self.film = self._film
+            self.film = lambda width, height: partial(rows.render, width, height)
         self.rows, self.arrays = rows, rows.arrays
         self._all = np.arange(self.num_envs)
-        self._observed = [key for key in self.arrays if key in ("state", "action_mask") or key.startswith("images.")]
+        observed = [key for key in self.arrays if key in ("state", "action_mask") or key.startswith("images.")]
+        self._observed = {key: self.arrays[key] for key in observed}
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         seeds = EpisodeRng(plans.seed_n, plans.number_n).uniform("gym", 0.0, 2.0**31).astype(np.int64)
@@ -88,19 +89,10 @@ class GymEnv(EpisodicEnv):
         return Advance(torch.from_numpy(self.arrays["reward"].copy()), outcomes, failed_N, truncated_N=truncated_N)
 
     def observe(self, ids: Ints | None = None) -> Obs:
-        rows = slice(None) if ids is None else ids
-        obs = {key: torch.from_numpy(self.arrays[key][rows].copy()) for key in self._observed}
-        if "state" not in obs:
-            obs["state"] = self.time_passed_N()[rows, None]
-        if self.spec.cameras:
-            obs["instruction"] = torch.from_numpy(self.plans.instruction_n[rows].copy())
-        return obs
+        return self.rows_of(self._observed, ids)
 
     def close(self) -> None:
         self.rows.close()
-
-    def _film(self, width: int, height: int) -> Callable[[], Pixels]:
-        return lambda: self.rows.render(width, height)
 
 
 @FAMILIES.register("gym", config=GymSimConfig)

@@ -170,7 +170,7 @@ def _built(source: Source) -> tuple[gymnasium.Env[Any, Any], bool]:
         raise UserError(f"task {source.name} is only a vector environment, and {why}, needed is {needed}")
     if not by_mask:
         alone = "So each is stepped alone, which is slow; with AutoresetMode.DISABLED all would be stepped together"
-        log.warning("task %s is only a vector environment, and resets itself. %s", source.name, alone)
+        log.warning(f"task {source.name} is only a vector environment, and resets its environments itself. {alone}")
     return view, by_mask
 
 

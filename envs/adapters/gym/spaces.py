@@ -50,17 +50,14 @@ class Leaf:
         if frames and (is_bytes or limits in ((0, 1), (0, 255))):
             return by_age(self.name.replace(".", "_").replace("observation_", "", 1), frames)
         if is_bytes:
-            raise UserError(
-                f"its observation '{self.name}' is an array of bytes {list(shape)}; images must be [height, width], "
-                "with 1 or 3 channels last or first, or a stack of frames [frames, height, width] or [frames, height, "
-                "width, 1 or 3]"
-            )
+            got = f"its observation '{self.name}' is an array of bytes {list(shape)}"
+            needed = "[height, width], with 1 or 3 channels last or first, or a stack [frames, height, width, 1 or 3]"
+            raise UserError(f"{got}; images must be {needed}")
         if frames and (shape[-1] == 3 or shape[:-2] == (3,)):
-            raise UserError(
-                f"its observation '{self.name}' is {space.dtype} {list(shape)}, an image by its shape, but its limits "
-                f"are {space.low.min():g} and {space.high.max():g}: a Box with the limits 0 and 1, or 0 and 255, is a "
-                "camera; gymnasium.wrappers.FlattenObservation makes it a vector"
-            )
+            image = f"{space.dtype} {list(shape)}, an image by its shape"
+            got = f"its limits are {space.low.min():g} and {space.high.max():g}"
+            cure = "with 0 and 1, or 0 and 255, it is a camera; gymnasium.wrappers.FlattenObservation makes it a vector"
+            raise UserError(f"its observation '{self.name}' is {image}, but {got}: {cure}")
         return {}
 
     @cached_property
@@ -127,10 +124,8 @@ def leaves_of(space: Any, name: str = "", path: tuple[Any, ...] = ()) -> Iterato
         return
     leaf = Leaf(name or "observation", path, space)
     if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        raise UserError(
-            f"its observation '{leaf.name}' is a {type(space).__name__}, which is not a vector of a fixed size; "
-            "allowed: Dict and Tuple of Box, Discrete, MultiDiscrete and MultiBinary"
-        )
+        got = f"its observation '{leaf.name}' is a {type(space).__name__}, which is not a vector of a fixed size"
+        raise UserError(f"{got}; allowed: Dict and Tuple of Box, Discrete, MultiDiscrete and MultiBinary")
     if leaf.size:
         yield leaf
 
@@ -164,15 +159,12 @@ def action_space_of(space: Any) -> ActionSpace:
         return MultiDiscrete(tuple(f"choice[{i}]" for i in range(len(counts))), counts)
     if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
         kind = f"{type(space).__name__} of {space.dtype}" if isinstance(space, spaces.Box) else type(space).__name__
-        raise UserError(
-            f"its actions are a {kind}; allowed: a Box of floating-point numbers, Discrete, MultiDiscrete, MultiBinary"
-        )
+        allowed = "a Box of floating-point numbers, Discrete, MultiDiscrete, MultiBinary"
+        raise UserError(f"its actions are a {kind}; allowed: {allowed}")
     if not bool((np.isfinite(space.low) & np.isfinite(space.high)).all()):
-        raise UserError(
-            f"its actions have no limits (low {space.low.min():g}, high {space.high.max():g}), so [-1, 1] cannot be "
-            "scaled to them: give its action_space finite ones, or wrap it in gymnasium.wrappers.TransformAction(env, "
-            "lambda action: action, gymnasium.spaces.Box(low, high))"
-        )
+        limits = f"low {space.low.min():g}, high {space.high.max():g}"
+        cure = "give its action_space finite ones, or wrap it in gymnasium.wrappers.TransformAction"
+        raise UserError(f"its actions have no limits ({limits}), so [-1, 1] cannot be scaled to them: {cure}")
     codec = ActionCodec(space)
     terms = zip(codec.scale.ravel().tolist(), codec.offset.ravel().tolist(), strict=True)
     return Box(tuple(ActionTerm(f"action[{i}]", scale=scale, offset=at) for i, (scale, at) in enumerate(terms)))

@@ -169,6 +169,7 @@ def _make(request: Request, num_envs: int, obs_mode: str) -> Any:
     """Build a ManiSkill environment. UserError as in ``Simulation``."""
     entry = _entry(request.id)
     import sapien
+    from mani_skill.agents.registration import REGISTERED_AGENTS
 
     render = "cpu" if request.sim_backend == "physx_cpu" and not torch.cuda.is_available() else "gpu"
     try:
@@ -179,8 +180,8 @@ def _make(request: Request, num_envs: int, obs_mode: str) -> Any:
     options = {name: value for name, value in given.items() if value is not None}
     options |= {"obs_mode": obs_mode, "sim_backend": request.sim_backend, "render_backend": render}
     options["sensor_configs"] = {c.name: {"width": c.width, "height": c.height} for c in request.cameras}
-    if request.robot_uids not in (None, *(robots := _robots())):
-        raise unknown_name("task.robot_uids", str(request.robot_uids), robots)
+    if request.robot_uids not in (None, *REGISTERED_AGENTS):
+        raise unknown_name("task.robot_uids", str(request.robot_uids), REGISTERED_AGENTS)
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
@@ -190,10 +191,3 @@ def _make(request: Request, num_envs: int, obs_mode: str) -> Any:
         download = f"python -m mani_skill.utils.download_asset {robot[1] if robot else request.id}"
         needs = f"task=maniskill/{request.id} needs assets that are not part of mani_skill"
         raise UserError(f"{needs}: {download}") from error
-
-
-def _robots() -> Mapping[str, Any]:
-    from mani_skill.agents.registration import REGISTERED_AGENTS
-
-    robots: Mapping[str, Any] = REGISTERED_AGENTS
-    return robots

@@ -133,10 +133,8 @@ class RandomizationTerm:
         if self.field == "object_size" and self.mode == "interval":
             raise UserError("mode: got interval, allowed for object_size: startup, reset")
         if quantity.low is not None and (self.distribution == "gaussian" or self.range[0] < quantity.low):
-            raise UserError(
-                f"range: got {list(self.range)} ({self.distribution}), allowed for {self.field}: uniform or "
-                f"log_uniform, at least {quantity.low:g}"
-            )
+            allowed = f"uniform or log_uniform, at least {quantity.low:g}"
+            raise UserError(f"range: got {list(self.range)} ({self.distribution}), allowed for {self.field}: {allowed}")
 
     def draw(self, rng: EpisodeRng, stream: str, size: int = 1, number_n: np.ndarray | None = None) -> np.ndarray:
         """Draw ``size`` numbers per env, [n, size]. number: count of the episodes' earlier draws, int [n]."""
