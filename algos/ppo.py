@@ -185,7 +185,8 @@ class PPO(Algorithm):
                         parameter.grad = None
                 norms = [nn.utils.clip_grad_norm_(group["params"], config.max_grad_norm) for group in groups]
                 self.optimizer.step()
-                rows.append(torch.cat([statistics, norms[0][None]]))
+                norm = norms[0].to(statistics)  # a zero of the CPU for an actor without gradients
+                rows.append(torch.cat([statistics, norm[None]]))
                 measured.append(is_measured)
             epoch_kl = losses.mean_statistics(rows[-num_minibatches:], measured[-num_minibatches:])[losses.KL]
             if config.target_kl is not None and float(epoch_kl) > config.target_kl:

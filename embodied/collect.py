@@ -35,9 +35,11 @@ import torch
 from torch import Tensor
 
 from embodied.core.config import PRESETS, nest, parse_overrides
+from embodied.core.device import CPU
 from embodied.core.env import VecEnv
 from embodied.core.episodes import PlanList
 from embodied.core.errors import UserError, one_line, unknown_name
+from embodied.core.execution import obs_to, timestep_to
 from embodied.core.options import FractionBelow1, NonNegativeInt, PositiveInt, Seed, config_dataclass, from_mapping
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import SUCCESS, TRAIN, Box, CameraSpec, EnvSpec
@@ -187,7 +189,7 @@ def shares(spec: EnvSpec, episodes: int) -> dict[str, int]:
 def record(env: VecEnv, act: Callable[[Obs], Tensor], options: CollectConfig, seed: int) -> list[Episode]:
     """Record one episode per env, by the actions of ``act`` with disturbances. Env i has seed ``seed + i``."""
     plans = first_episodes(env.spec, env.num_envs, seed, splits=(TRAIN,) if env.spec.instructions else None)
-    obs = env.reset(PlanList(plans, env.num_envs))
+    obs = obs_to(env.reset(PlanList(plans, env.num_envs)), CPU)
     texts = [env.spec.texts[i] if env.spec.texts else env.spec.task for i in plans.instruction_n.tolist()]
     steps, num_envs = env.spec.max_episode_steps, env.num_envs
     disturbance = disturbances(env.spec, num_envs, options, np.random.default_rng(seed))
@@ -195,12 +197,13 @@ def record(env: VecEnv, act: Callable[[Obs], Tensor], options: CollectConfig, se
     length_N = torch.full((num_envs,), steps)  # of each env's first episode
     images: dict[str, list[Tensor]] = {camera.name: [] for camera in env.spec.cameras}
     for t in range(steps):
-        action_NA = act(obs)
+        action_NA = act(obs).cpu()
         states.append(obs["state"])
         for camera, frames in images.items():
             frames.append(obs[f"images.{camera}"])
         actions.append(action_NA)
-        step = env.step(torch.where(disturbance[:, t].isnan(), action_NA, disturbance[:, t]))
+        executed_NA = torch.where(disturbance[:, t].isnan(), action_NA, disturbance[:, t])
+        step = timestep_to(env.step(executed_NA.to(env.device)), CPU)
         rewards.append(step.reward_N)
         solved.append(step.info[SUCCESS])
         obs = step.obs

@@ -7,11 +7,23 @@ from embodied.core.errors import UserError
 CPU = torch.device("cpu")
 
 
-def resolve_device(name: str, key: str = "device") -> torch.device:
-    """Return the device of a name; auto is CUDA if there is a CUDA device. UserError for cuda without a CUDA device.
+def means_cuda(name: str) -> bool:
+    """Return whether a name stands for a CUDA device on this machine, which need not have the device."""
+    return name.startswith("cuda") or (name == "auto" and torch.cuda.is_available())
 
-    key: option that has the name, for the message.
+
+def resolve_device(name: str, key: str = "device") -> torch.device:
+    """Return the device of a name: auto, cpu, cuda or cuda:<index>. A CUDA device always has its index.
+
+    auto is the first CUDA device if there is one; so is cuda. UserError for a CUDA device that this machine lacks. key:
+    option that has the name, for the message.
     """
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"{key}=cuda, but this machine (or this build of torch) has no CUDA device; use {key}=auto")
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
+    if not means_cuda(name):
+        return CPU
+    if not torch.cuda.is_available():
+        raise UserError(f"{key}={name}, but this machine (or this build of torch) has no CUDA device; use {key}=auto")
+    index, num = int(name.partition(":")[2] or 0), torch.cuda.device_count()
+    if index >= num:
+        allowed = ", ".join(f"cuda:{i}" for i in range(num))
+        raise UserError(f"{key}: got {name}, allowed on this machine: auto, cpu, {allowed}")
+    return torch.device("cuda", index)

@@ -42,7 +42,7 @@ class EvalRollout:
         self._decision_n = np.zeros(env.num_envs, dtype=np.int64)
         self._ended, self._num_plans = 0, len(plans)
         self._sampler = PlanList(plans, env.num_envs)
-        self.obs = env.reset(self._sampler)
+        self.obs = obs_to(env.reset(self._sampler), CPU)
 
     @torch.no_grad()
     def step(self) -> Timestep:

@@ -69,6 +69,17 @@ Text = Annotated[str, AfterValidator(_not_blank)]
 """Text with at least one character that is not a space."""
 
 
+def _device_name(name: str) -> str:
+    """Return ``name``; pydantic's error if it names no device."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        raise PydanticKnownError("literal_error", {"expected": "auto, cpu, cuda, cuda:<index>"})
+    return name
+
+
+DeviceName = Annotated[str, AfterValidator(_device_name)]
+"""Name of a device, for ``resolve_device``."""
+
+
 def one_of(names: Collection[str]) -> AfterValidator:
     """Allow only the names in a table: ``Annotated[str, one_of(TABLE)]``. ``Literal`` is for names without a table."""
 

@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal
 
 from embodied.core.errors import UserError
-from embodied.core.options import NonNegative, NonNegativeInt, PositiveInt, Seed, config_dataclass
+from embodied.core.options import DeviceName, NonNegative, NonNegativeInt, PositiveInt, Seed, config_dataclass
 
 EvalNoise = Literal["zero", "seeded"]
 """Noise that a deployed decision starts from. zero: none, the policy is deterministic. seeded: standard normals that
@@ -44,8 +44,8 @@ class RuntimeConfig:
     """Threads of the actor; 0 lets ``threads.plan`` choose."""
     learner_threads: NonNegativeInt = 0
     """Threads of the learner; 0 lets ``threads.plan`` choose."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of actor and learner; auto is CUDA if there is one."""
+    device: DeviceName = "auto"
+    """Device of actor and learner: auto, cpu, cuda or cuda:<index>; auto is CUDA if there is one."""
     watchdog_s: NonNegative = 60.0
     """Seconds without progress after which a local run logs which part waits for which; 0 is never."""
     trace: bool = False

@@ -50,8 +50,8 @@ class WeightStore:
                 tensors[name], changed[name] = newest.tensors[name], newest.changed[name]
             else:
                 tensors[name], changed[name] = tensor.detach().clone(), version
-        if any(tensor.is_cuda for tensor in tensors.values()):
-            torch.cuda.current_stream().synchronize()  # readers use other streams
+        for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()  # readers use other streams
         self._newest = Weights(version, tensors, changed)
 
     def latest(self) -> Weights:

@@ -17,7 +17,7 @@ from yaml import YAMLError
 import embodied
 from embodied.algos import ALGORITHMS
 from embodied.core.config import GROUPS, PRESETS, apply_values, compose, read_preset
-from embodied.core.device import resolve_device
+from embodied.core.device import means_cuda
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import (
     NonNegative,
@@ -103,7 +103,7 @@ class RunConfig:
         if self.group_size == 1:
             return
         runtime = self.runtime
-        env_groups = runtime.num_env_workers * runtime.groups_of_worker(resolve_device(runtime.device).type == "cuda")
+        env_groups = runtime.num_env_workers * runtime.groups_of_worker(means_cuda(runtime.device))
         if self.num_envs % (env_groups * self.group_size):
             raise UserError(
                 f"algo.group_size={self.group_size} does not divide the envs of a group of the runtime: num_envs must "

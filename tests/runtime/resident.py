@@ -18,11 +18,14 @@ from torch import Tensor
 
 from embodied.algos.ppo import PPO
 from embodied.algos.ppo_config import PPOConfig
+from embodied.collect import CollectConfig, record
 from embodied.core.algorithm import Metrics
 from embodied.core.device import CPU
+from embodied.core.execution import EvalRollout
 from embodied.core.policy import Policy
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment
+from embodied.envs import first_episodes
 from embodied.envs.checks.conformance import check_env
 from embodied.policies import FlowPolicy
 from embodied.policies.flow.policy import FlowConfig
@@ -55,8 +58,15 @@ def train(device: torch.device, policy: str, name: str, max_staleness: int) -> t
     """Train on a device; return what was seen of it, and the weights."""
     seen: set[tuple[str, str]] = set()
 
+    config = PPOConfig(epochs=2, num_minibatches=2, critic_warmup=1, critic_learning_rate=1e-3)
+
     def make_algorithm(policy: Policy) -> PPO:
-        algorithm = Watching(policy, PPOConfig(epochs=2, num_minibatches=2), seed=3, device=device)
+        algorithm = Watching(
+            policy,
+            config,
+            seed=3,
+            device=device,
+        )
         algorithm.seen = seen
         return algorithm
 
@@ -74,10 +84,22 @@ def train(device: torch.device, policy: str, name: str, max_staleness: int) -> t
         return found, {key: value.cpu().double() for key, value in runtime.policy.state_dict().items()}
 
 
+def record_there(device: torch.device) -> None:
+    """Record what a deployed policy and an expert meet in an environment on the device: all on the CPU."""
+    env = PointEnv(3, device=device)
+    rollout = EvalRollout(make_policy(env.spec), env, first_episodes(env.spec, 3, seed=0), seeded=True)
+    seen = [rollout.obs["state"]] + [rollout.step().obs["state"] for _ in range(3)]
+    assert torch.cat(seen).device == CPU
+    zeros = torch.zeros(3, env.spec.action_dim, device=device)
+    for episode in record(env, lambda obs: zeros, CollectConfig(out="", noise=0.5), seed=0):
+        assert episode.state_LS.device == episode.action_LA.device == CPU
+
+
 def main() -> None:
     policy, name, max_staleness = sys.argv[1], sys.argv[2], int(sys.argv[3])
     device = other_device.start()
     check_env(lambda num_envs: PointEnv(num_envs, device=device))
+    record_there(device)
     other_device.TRANSFERS.clear()
     found, there = train(device, policy, name, max_staleness)
     _, here = train(CPU, policy, name, max_staleness)

@@ -62,7 +62,7 @@ class PhysicalPlan(nn.Module):
         noise = obs.pop("noise")
         obs["state"] = obs["state"] * self.state_scale
         if "prefix" in obs:
-            given = torch.arange(obs["prefix"].shape[1]) < obs["delay"][:, None]
+            given = torch.arange(obs["prefix"].shape[1], device=obs["delay"].device) < obs["delay"][:, None]
             prefix = (obs["prefix"] - self.action_offset) / self.action_scale
             obs["prefix"] = prefix * given.unsqueeze(-1)  # the rows of a prefix that do not count are 0 in training
         return self.policy.plan(obs, noise).clamp(-1.0, 1.0) * self.action_scale + self.action_offset

@@ -100,7 +100,8 @@ class ActorServer:
         self.policy.load_state_dict(changed, strict=self.version < 0)
         if self._stream is not None:
             for tensor in changed.values():
-                tensor.record_stream(self._stream)  # the store may drop it before the copy is done
+                if tensor.is_cuda:  # on Ray they come through shared memory
+                    tensor.record_stream(self._stream)  # the store may drop it before the copy is done
         self.version = weights.version
 
     def _serve(self, requests: Sequence[ActRequest]) -> list[ActReply]:

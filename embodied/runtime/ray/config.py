@@ -69,6 +69,8 @@ class RayConfig(RuntimeConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if ":" in self.device:
+            raise UserError(f"device: got {self.device}, allowed with runtime=ray: auto, cpu, cuda")
         if self.min_env_workers is not None and self.min_env_workers > self.num_env_workers:
             raise UserError(
                 f"min_env_workers={self.min_env_workers} is more than runtime.num_env_workers={self.num_env_workers}"

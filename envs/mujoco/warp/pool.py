@@ -22,7 +22,7 @@ from embodied.core.contract import check_state
 from embodied.core.device import resolve_device
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, Ints
 from embodied.core.errors import UserError
-from embodied.core.options import PositiveInt, config_dataclass
+from embodied.core.options import DeviceName, PositiveInt, config_dataclass
 from embodied.core.spec import CameraSpec
 from embodied.core.types import Obs
 from embodied.envs.base.episodic import Advance, EpisodicEnv
@@ -43,7 +43,7 @@ class WarpConfig:
 
     name: Literal["warp"] = "warp"
     """Simulator."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: DeviceName = "auto"
     """Device of the simulation; auto is that of the learner, ``device=``."""
     max_contacts: PositiveInt = 64
     """Contacts per env, on average over all envs, for which there is memory."""
