@@ -155,13 +155,10 @@ def _tasks(instructions: Sequence[str]) -> pa.Table:
     """Return a table that pandas reads as a frame with the instruction as its index, as LeRobot expects it."""
     table = pa.table({TASK: np.arange(len(instructions)), "task": list(instructions)})
     empty = {"field_name": None, "metadata": None}
+    text = {**empty, "pandas_type": "unicode", "numpy_type": "object"}
+    index = {**empty, "name": TASK, "field_name": TASK, "pandas_type": "int64", "numpy_type": "int64"}
     pandas = {
-        "index_columns": ["task"],
-        "column_indexes": [{"name": None, "pandas_type": "unicode", "numpy_type": "object", **empty}],
-        "columns": [
-            {**empty, "name": TASK, "field_name": TASK, "pandas_type": "int64", "numpy_type": "int64"},
-            {**empty, "name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object"},
-        ],
-        "pandas_version": "2.2.0",
-    }
+        "index_columns": ["task"], "column_indexes": [{**text, "name": None}],
+        "columns": [index, {**text, "name": "task", "field_name": "task"}], "pandas_version": "2.2.0",
+    }  # fmt: skip
     return table.replace_schema_metadata({"pandas": json.dumps(pandas)})

@@ -3,8 +3,7 @@
     key=value words ── parse_words ──► Options
     JSON            ── from_json ────► dataclass
 
-A dataclass's annotations say which types are allowed. The platform's validator is embodied.core.options, which needs
-pydantic; embodied.core.errors words the errors of both.
+A dataclass's annotations say which types are allowed. The platform's validator, embodied.core.options, needs pydantic.
 """
 
 import json

@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -93,32 +94,20 @@ def evaluated_success(row: Mapping[str, Any]) -> float | None:
     return success
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a ``metrics.jsonl``, without a last line that a crash cut short."""
-    rows: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
+def read_metrics(path: Path, last: int = 0) -> list[dict[str, Any]]:
+    """Read the rows of a ``metrics.jsonl``, without a last line that a crash cut short.
 
-
-def read_last_metrics(path: Path, num: int) -> list[dict[str, Any]]:
-    """Read the last rows of a ``metrics.jsonl``, at most ``num``, without the whole file."""
-    rows: list[dict[str, Any]] = []
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - num * MAX_ROW_BYTES))
-            lines = file.read().split(b"\n")[-num - 1 :]
-    except OSError:
+    last: read only so many rows at the end, without the whole file.
+    """
+    if not path.exists():
         return []
-    for line in lines:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:  # the first line may be cut, and the last one is not whole while it is written
-            continue
-    return rows[-num:]
+    rows: list[dict[str, Any]] = []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - last * MAX_ROW_BYTES) if last else 0)
+        for line in file:
+            with suppress(ValueError):  # the first line may be cut, and the last one is not whole while it is written
+                rows.append(json.loads(line))
+    return rows[-last:]
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from embodied.core.errors import UserError
-from embodied.report.metrics import METRICS_FILE, read_last_metrics, steps_of
+from embodied.report.metrics import METRICS_FILE, read_metrics, steps_of
 from embodied.report.progress import share_done, time_left
 from embodied.session.files import CONFIG_FILE, STATE_FILE, WARNINGS_FILE, check_run_dir, lock_owner, read_json
 
@@ -37,7 +37,7 @@ def read_status(run_dir: Path) -> dict[str, Any]:
         raise UserError(f"{run_dir / CONFIG_FILE} is not the configuration of a run")
     journal, locked_by = read_json(run_dir / STATE_FILE), lock_owner(run_dir)
     state = _state(run_dir, journal.get("state"), locked_by is not None)
-    rows = read_last_metrics(run_dir / METRICS_FILE, ROWS)
+    rows = read_metrics(run_dir / METRICS_FILE, ROWS)
     last: Mapping[str, Any] = rows[-1] if rows else {}
     planned = config.get("algo", {}).get("updates", config.get("total_steps"))  # of runs of earlier versions
     steps, total, wall_s = steps_of(last), journal.get("total_steps", planned), last.get("wall_s", 0.0)

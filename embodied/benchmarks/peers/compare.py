@@ -5,10 +5,9 @@
     <peer>_time_over_local                   with level=: seconds of the peer to the level / seconds of runtime=local
     <peer>_time_over_recipe                  with ours=recipe: the same / seconds of ``embodied.train task=<task>``
 
-All but ``recipe`` have the same settings (``PPOSettings``) and step the same pool, with all cores for simulation and
-network alike. A peer's iteration is one rollout and one update of its own training loop; ours overlap in ``local``.
-Times exclude building. With ``level=`` every trainer then trains ``seeds`` times to that level or to ``total_steps``,
-and the median of the seconds counts. Ratios are of trainers that reached the level every time.
+All but ``recipe`` have the same settings (``PPOSettings``) and step the same pool. Times exclude building. With
+``level=`` every trainer then trains ``seeds`` times to that level or to ``total_steps``, and the median of the seconds
+counts. Ratios are of trainers that reached the level every time.
 """
 
 import io
@@ -188,13 +187,12 @@ def recipe(options: CompareOptions, spec: EnvSpec) -> dict[str, Any]:
 
 def shared_settings(spec: EnvSpec, settings: PPOSettings) -> dict[str, Any]:
     """Return ``settings`` as overrides of the task's own recipe."""
-    own_keys = ("epochs", "num_minibatches", "learning_rate", "gamma", "gae_lambda", "clip_range", "value_coef",
-                "entropy_coef", "max_grad_norm")  # fmt: skip
+    architecture = {"num_envs", "decisions", "hidden", "init_std", "seed"}
     hidden = {f"policy.{part}_hidden": list(settings.hidden) for part in ("actor", "critic")}
     return {
         "policy.horizon": 1, "policy.execute": 1, **hidden,
         **({"policy.init_std": settings.init_std} if isinstance(spec.action, Box) else {}),
-        **{f"algo.{name}": getattr(settings, name) for name in own_keys},
+        **{f"algo.{name}": value for name, value in asdict(settings).items() if name not in architecture},
         "algo.critic_learning_rate": None,  # the actor's; the gradients of both are then clipped together
         "algo.schedule": "fixed", "num_envs": settings.num_envs, "runtime.decisions": settings.decisions,
     }  # fmt: skip

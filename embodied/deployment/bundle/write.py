@@ -111,10 +111,8 @@ def check_exportable(spec: EnvSpec) -> None:
     if not isinstance(spec.action, Box):
         raise UserError(f"task {spec.task} has choices for actions: only continuous actions can be exported")
     if spec.arm is None:
-        raise UserError(
-            f"task {spec.task} does not describe the arm of its robot '{spec.robot}' (EnvSpec.arm): its kinematics and "
-            "limits are unknown. A GripperArm needs max_velocity"
-        )
+        unknown = f"the arm of its robot '{spec.robot}' (EnvSpec.arm): its kinematics and limits are unknown"
+        raise UserError(f"task {spec.task} does not describe {unknown}. A GripperArm needs max_velocity")
 
 
 def chosen_layout(policy: Policy, layout: str = "auto") -> str:
@@ -211,8 +209,8 @@ def _metadata(bundle: Bundle) -> dict[str, str]:
     }
     return {
         "run_path": bundle.origin.run,
-        "joint_names": ",".join(joint.name for joint in joints),
         "command_names": "",
+        "joint_names": ",".join(joint.name for joint in joints),
         "observation_names": ",".join(term.name for term in bundle.state),
         **{name: ",".join(f"{value:.3f}" for value in values) for name, values in numbers.items()},
     }

@@ -90,13 +90,9 @@ class StateBuilder:
         qpos, qvel = self.qpos(observation), self.qvel(observation)
         position, _, jacobian = self.chain.tool(qpos)
         parts: dict[str, Array] = {
-            "joint_pos": qpos,
-            "joint_vel": qvel,
-            "fingers": self._numbers(observation, [GRIPPER, GRIPPER]),
-            "finger_target": np.array([finger_target_m]),
-            "tcp_pos": position,
-            "tcp_vel": jacobian[:3] @ qvel,
-        }
+            "joint_pos": qpos, "joint_vel": qvel, "tcp_pos": position, "tcp_vel": jacobian[:3] @ qvel,
+            "fingers": self._numbers(observation, [GRIPPER, GRIPPER]), "finger_target": np.array([finger_target_m]),
+        }  # fmt: skip
         for term in self.external:
             parts[term.name] = self._numbers(observation, list(term.entry_names))
         for term in self.bundle.state:

@@ -4,11 +4,9 @@
     every control step    plan: schedule ──► action ──► controller ──► targets               1 / control_dt_s
     in a thread           inputs ──► planner ──► schedule
 
-Deadlines are absolute; time spent waiting for a chunk shifts all later ones. A tick that begins after the next one
-should have begun is a missed deadline, and the ticks in between are dropped. The robot holds its last targets after a
-missed tick, and while a measurement is old, not finite, or far outside of what training saw. If the first measurement
-is outside, its unit or order is wrong, and the episode does not begin. A robot that does not answer for a second ends
-the episode (``Watchdog``).
+Deadlines are absolute; time spent waiting for a chunk shifts all later ones. Ticks that begin too late are dropped. The
+robot holds its last targets after a missed tick, and while a measurement is old, not finite, or far outside of what
+training saw. If the first measurement is outside, its unit or order is wrong, and the episode does not begin.
 """
 
 from collections.abc import Callable
@@ -187,10 +185,7 @@ class EpisodeRun:
         return True
 
     def _pass_time(self, due_s: float) -> None:
-        """Let time pass until ``due_s``. A chunk that arrives meanwhile commands the rest of the control step.
-
-        Not while the robot waits or is blind, and not where a person confirms every action.
-        """
+        """Let time pass until ``due_s``. A chunk that arrives meanwhile commands the rest of the control step."""
         schedule = self.schedule
         acting = schedule.pending and not schedule.waits and not self.safety.blind and self.loop.confirm is None
         if acting and self.chunks.arrive(due_s - self.clock.now()) and self.clock.now() < due_s - 1e-9:

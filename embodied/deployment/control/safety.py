@@ -68,25 +68,19 @@ class Limits:
         """Return the limits of an arm. UserError for a ``speed``, share of the largest speed and lead, above 1."""
         if not 0 < speed <= 1:
             raise UserError(f"speed: got {speed}, allowed: above 0 and at most 1; limits can only be tightened")
-        joints = arm.joints
-        velocity = speed * np.array([joint.max_velocity for joint in joints])
-        return cls(
-            np.array([joint.low for joint in joints]),
-            np.array([joint.high for joint in joints]),
-            velocity * np.array([joint.damping / joint.stiffness for joint in joints]),
-            velocity,
-            np.array(arm.workspace_low_m) - MARGIN_M,
-            np.array(arm.workspace_high_m) + MARGIN_M,
-            min(arm.gripper.open_m, arm.gripper.closed_m),
-            arm.gripper.max_position_m,
+        low, high, velocity, kd, kp = (
+            np.array([getattr(joint, name) for joint in arm.joints])
+            for name in ("low", "high", "max_velocity", "damping", "stiffness")
         )
+        box = np.array(arm.workspace_low_m) - MARGIN_M, np.array(arm.workspace_high_m) + MARGIN_M
+        fingers = min(arm.gripper.open_m, arm.gripper.closed_m), arm.gripper.max_position_m
+        return cls(low, high, speed * velocity * (kd / kp), speed * velocity, *box, *fingers)
 
     def check_age(self, age_s: float) -> None:
         """Raise Unusable for a measurement of this age: too old, in the future, or NaN."""
         if age_s < -FUTURE_S:
-            raise Unusable(
-                "stale", f"the observation's time stamp is {-age_s:.3f} s in the future: it must be of time.monotonic()"
-            )
+            ahead = f"{-age_s:.3f} s in the future: it must be of time.monotonic()"
+            raise Unusable("stale", f"the observation's time stamp is {ahead}")
         if not age_s <= self.max_age_s:
             raise Unusable("stale", f"the observation is {age_s:.3f} s old")
 

@@ -75,7 +75,7 @@ class SimulatedSite(Site):
         return self.robot.reset(seed, episode)
 
     def judge(self) -> bool | None:
-        return bool(self.robot.outcome()["success"])
+        return self.robot.success()
 
     def keep_holding(self) -> None: ...
 

@@ -16,8 +16,6 @@ RESULT = "result.json"
 INTERVENTIONS = "interventions.jsonl"
 SHOWN = 50  # interventions on the page
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
-
-
 STYLE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Deployment report</title>
 <style>
@@ -79,10 +77,8 @@ def _page(deployment: Deployment, result: Mapping[str, Any], options: Mapping[st
         _histogram([1e3 * latency for record in deployment.records for latency in record.latencies_s]),
         "<h2>Last episode: commanded and measured joints</h2>",
         _tracking(last, [joint.name for joint in bundle.arm.joints]),
-        "<h2>Interventions</h2>",
-        left_out + _table({f"{i.during}, {i.time_s:.2f} s, {i.kind}": i.detail for i in shown})
-        if log
-        else "<p>None.</p>",
+        "<h2>Interventions</h2>" + left_out,
+        _table({f"{i.during}, {i.time_s:.2f} s, {i.kind}": i.detail for i in shown}) if log else "<p>None.</p>",
         "<h2>Units of states and actions</h2>",
         _table({f"{term.name}[{term.size}]": term.unit or "1" for term in bundle.state}),
         _table({f"action {term.name}": term.unit or "1" for term in bundle.action}),

@@ -238,12 +238,9 @@ def check_confirmed(robot: MappedRobot) -> None:
 def digest(robot: MappedRobot) -> str:
     """Return the SHA-256 of what a confirmation holds for: mapping, arm with its limits, and the robot's names."""
     content = {
-        "mapping": asdict(replace(robot.mapping, confirmed=None)),
-        "arm": asdict(robot.arm),
-        "robot": robot.robot.name,
-        "actions": sorted(robot.robot.action_features),
-        "observations": sorted(robot.robot.observation_features),
-    }
+        "mapping": asdict(replace(robot.mapping, confirmed=None)), "arm": asdict(robot.arm), "robot": robot.robot.name,
+        "actions": sorted(robot.robot.action_features), "observations": sorted(robot.robot.observation_features),
+    }  # fmt: skip
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

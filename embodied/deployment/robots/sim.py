@@ -121,10 +121,9 @@ class SimRobot(Clock):
         self._time_s = 0.0
         return str(self._call("reset", seed, episode))
 
-    def outcome(self) -> dict[str, Any]:
-        """Return ``success`` now, whether there was one (``once``), and how many physics steps were late."""
-        found: dict[str, Any] = self._call("outcome")
-        return found
+    def success(self) -> bool:
+        """Return whether the task is solved now."""
+        return bool(self._call("success"))
 
     def frames(self) -> NDArray[np.uint8]:
         """Return the film of the episode, ten frames per second, uint8 [F, h, w, 3]. It takes a minute or more."""

@@ -3,7 +3,7 @@
 with RemotePlanner("ws://server:8000", bundle=read_bundle(path)) as planner:
     chunk = planner.plan({"state": state, "noise": noise})      # [1, H, A], physical units
 
-What limits the robot's motion never comes from the network: it is taken from the bundle on the robot's computer.
+What limits the robot's motion never comes from the network, but from the bundle on the robot's computer.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class RemotePlanner:
         except InvalidStatus as error:
             status, body = error.response.status_code, (error.response.body or b"")[:200].decode(errors="replace")
             if status == 401:
-                give = f"give api_key_file=<file> or set {VARIABLE}"
-                raise UserError(f"{self.url}: the API key is missing or wrong: {give}") from None
+                wrong = f"the API key is missing or wrong: give api_key_file=<file> or set {VARIABLE}"
+                raise UserError(f"{self.url}: {wrong}") from None
             raise ConnectionError(f"{self.url} refused: {status} {one_line(body)}") from None
         except (OSError, EOFError, WebSocketException) as error:
             raise ConnectionError(f"no policy server at {self.url}: {one_line(error)}") from None

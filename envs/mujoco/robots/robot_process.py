@@ -113,7 +113,6 @@ class SimulatedArm:
         self.external = [term for term in of_task if term.source == "external" and term.difference is None]
         self.timestep_s = float(self.pool.model.opt.timestep)
         self.steps_per_frame = max(1, round(FILM_DT_S / self.timestep_s))
-        self.late = 0  # steps of the physics that were not in time
         self.reset(0, 0)
 
     def reset(self, seed: int, episode: int) -> str:
@@ -122,7 +121,7 @@ class SimulatedArm:
         plans = first_episodes(pool.spec, episode + 1, first_env_seed(Purpose.EVALUATION, seed)).rows(ids + episode)
         pool.plans.put(ids, plans)
         pool.start(ids, plans)
-        self.time_s, self.steps, self.success_once = 0.0, 0, False
+        self.time_s, self.steps = 0.0, 0
         self.random = np.random.Generator(np.random.Philox(key=np.array([seed, episode], np.uint64)))
         self.offset = self.perturbation.encoder_offset_rad * self.random.uniform(-1, 1, len(self.joints))
         self.wanted = self.pool.arm.ctrl[0].copy()
@@ -152,11 +151,9 @@ class SimulatedArm:
         self.pool.view.changed()
         self.time_s += self.timestep_s
         self.steps += 1
-        self.success_once |= self.success
         if self.steps % self.steps_per_frame == 0:
             self.film.append(self.pool.batch.state.copy())
 
-    @property
     def success(self) -> bool:
         """Whether the task is solved now."""
         return bool(self.pool.task.success()[0])
@@ -179,10 +176,6 @@ class SimulatedArm:
             found |= dict(zip(term.entry_names, map(float, values), strict=True))
         rendered = self.pool.rig.render(None) if images and self.pool.rig is not None else {}
         return found | {name.removeprefix("images."): value[0].numpy() for name, value in rendered.items()}
-
-    def outcome(self) -> dict[str, Any]:
-        """Return whether the task is solved, whether it was once, and how many steps of the physics were late."""
-        return {"success": self.success, "once": self.success_once, "late": self.late}
 
     def advance(self, until_s: float) -> None:
         """Step the physics until a time."""
@@ -225,7 +218,6 @@ def serve(arm: SimulatedArm, connection: Connection, lockstep: bool) -> None:
             connection.send(answer)
         if not lockstep and time.monotonic() >= due_s():
             arm.step()
-            arm.late += time.monotonic() > due_s()
             if time.monotonic() - origin_s > arm.time_s + 1.0:  # the machine was busy for a second: do not race
                 origin_s = time.monotonic() - arm.time_s
 
