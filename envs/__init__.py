@@ -39,8 +39,7 @@ def make_pool(
 
     task_config, sim: options of the task and of ``SimConfig``, with defaults for missing ones.
     """
-    placed = [family.find(camera) for camera in cameras]
-    entry = TASKS[task]
+    entry, placed = TASKS[task], [family.find(camera) for camera in cameras]
     config = from_mapping(entry.config, task_config, f"task.{task}")
     options = from_mapping(SimConfig, sim or {}, "sim")
     return MujocoPool(entry.build(config), num_envs=num_envs, num_threads=num_threads, sim=options, cameras=placed)

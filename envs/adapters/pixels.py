@@ -22,7 +22,6 @@ class Frame:
     """One frame of an observed array of bytes."""
 
     key: str
-    """Name of the array."""
     part: tuple[int | slice, ...]
     """Where the frame is in the array of one env: [H, W], [H, W, 1 or 3], or [1 or 3, H, W]."""
     channels_first: bool = False

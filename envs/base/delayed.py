@@ -56,7 +56,11 @@ class DelayedEnv(VecEnv):
 
     def step(self, action: Tensor) -> Timestep:
         """Execute the prefix, then the chunk [N, H, A] from row d on, E control steps together."""
-        chunk_NCA = self._committed(action)
+        given_NHA = checked_chunk(action, self.spec.action, self.num_envs).to(self._prefix_NDA.dtype)
+        row_C = torch.arange(max(given_NHA.shape[1], self.execute), device=self.device)
+        chunk_NCA = given_NHA[:, row_C.clamp(max=given_NHA.shape[1] - 1)]  # executed if the robot gets no other actions
+        head_NDA, late_ND = chunk_NCA[:, : self.max_delay], row_C[: self.max_delay] < self._delay_N[:, None]
+        chunk_NCA[:, : self.max_delay] = torch.where(late_ND.unsqueeze(-1), self._prefix_NDA, head_NDA)
         step = self.env.step(chunk_NCA[:, : self.execute])
         rows = step.num_steps_N[:, None] + torch.arange(self.max_delay, device=self.device)
         rows = rows.clamp(max=chunk_NCA.shape[1] - 1)
@@ -95,15 +99,6 @@ class DelayedEnv(VecEnv):
         self._prefix_NDA.copy_(state["delayed/prefix"])
         self._delay_N.copy_(state["delayed/delay"])
         self._decision_N[:] = state["delayed/decision"].numpy()
-
-    def _committed(self, action: Tensor) -> Tensor:
-        """Return the actions that the robot will execute if it gets no others, [N, max(H, E), A]."""
-        given_NHA = checked_chunk(action, self.spec.action, self.num_envs).to(self._prefix_NDA.dtype)
-        row_C = torch.arange(max(given_NHA.shape[1], self.execute), device=self.device)
-        chunk_NCA = given_NHA[:, row_C.clamp(max=given_NHA.shape[1] - 1)]
-        given_ND1 = (torch.arange(self.max_delay, device=self.device) < self._delay_N[:, None]).unsqueeze(-1)
-        chunk_NCA[:, : self.max_delay] = torch.where(given_ND1, self._prefix_NDA, chunk_NCA[:, : self.max_delay])
-        return chunk_NCA
 
     def _drawn(self, plans: EpisodePlans, decision_n: Ints) -> Tensor:
         """Return the delays of decisions ``decision_n`` (0 is an episode's first) of episodes ``plans``, int64 [n]."""

@@ -72,9 +72,7 @@ class Moment:
     """One chunk of a rollout."""
 
     obs: Obs
-    """Observations before the chunk (copies)."""
     action: Tensor
-    """Actions of the chunk, [N, E, A]."""
     step: Timestep
     given: EpisodePlans
     """Plans of the episodes in progress at the start of the chunk."""
@@ -96,7 +94,6 @@ class Trial:
     """Number of resets of the check of leaks."""
     seconds: float = inf
     note: Callable[[str], None] = lambda _: None
-    """Receives a sentence for the user."""
     broken: bool = False
     """Whether the recorded run ended with an exception: no check can then say more."""
 

@@ -157,7 +157,6 @@ class UniformSampler:
         return {"seed": torch.from_numpy(self.seed_N.copy()), "number": torch.from_numpy(self.number_N.copy())}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from ``state_dict``."""
         self.seed_N[:], self.number_N[:] = state["seed"].numpy(), state["number"].numpy()
 
     def _draw(self, ids: Ints, stagger: bool = False) -> EpisodePlans:

@@ -53,7 +53,6 @@ class LabeledPool:
         return self.pool.task.expert()
 
     def close(self) -> None:
-        """Close the pool."""
         self.pool.close()
 
     def _labeled(self, obs: Obs) -> Obs:

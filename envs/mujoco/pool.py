@@ -138,7 +138,6 @@ class MujocoPool(EpisodicEnv):
             self.rig.start(ids, rng)
 
     def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
-        """Make one control step. A simulation that diverged is then in the model's initial state."""
         self._builder.check()
         if self.randomizer.intervals:
             changed = self.randomizer.step(self._rng, self.steps_made_N(), ids)

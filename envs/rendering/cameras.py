@@ -33,7 +33,7 @@ _SUBPIXELS = ((-0.375, -0.125), (0.125, -0.375), (0.375, 0.125), (-0.125, 0.375)
 
 @dataclass(frozen=True, slots=True)
 class Camera:
-    """Pose, field of view and size of a camera; give either ``pos`` and ``lookat``, or ``mount``.
+    """Pose, field of view and size (pixels) of a camera; give either ``pos`` and ``lookat``, or ``mount``.
 
     UserError for both, neither, or values out of range.
     """
@@ -41,9 +41,7 @@ class Camera:
     name: str
     """Key of its images: ``images.<name>``."""
     width: int = 64
-    """Pixels."""
     height: int = 64
-    """Pixels."""
     fovy_deg: float = 45.0
     """Vertical field of view; the MJCF camera's replaces it if ``mount`` is given."""
     pos: Vec3 | None = None

@@ -1,10 +1,8 @@
 """Culling: an image is cut into square tiles, and a geom is drawn only in tiles that its outline may touch.
 
 A geom cannot touch a tile if it lies wholly to one side of one of the four planes through the camera and the tile's
-edges. The support function of a convex geom gives its extent in a direction. So no projection is needed, the test
-holds for geoms beside or behind the camera too, and images are the same as without culling.
-
-Suffixes: n simulations, g geoms, t tiles (c columns, r rows of them), p pixels of a tile.
+edges. The support function of a convex geom gives its extent in a direction. So the test holds for geoms beside or
+behind the camera too. Suffixes: n simulations, g geoms, t tiles (c columns, r rows of them), p pixels of a tile.
 """
 
 from __future__ import annotations
@@ -24,12 +22,10 @@ TILE, MARGIN = 4, 0.05  # pixels; the margin is for rounding
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Tiles of an image."""
+    """Tiles of an image of ``width`` x ``height`` pixels."""
 
     width: int
-    """Pixels."""
     height: int
-    """Pixels."""
     pixel_tp: Ids
     """Index of each pixel in the flat image; pixels beyond the edge repeat the last column or row."""
     x_c: Array

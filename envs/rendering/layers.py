@@ -56,9 +56,7 @@ class RenderTarget(NamedTuple):
     """Images of n simulations that one camera renders together, and the camera's poses (``Lens.pose``)."""
 
     sims: Ids
-    """Simulations, [n]."""
     grid: Grid
-    """Tiles of an image."""
     origin_n3: Array
     """Positions of the camera, m, world frame."""
     rotation_n33: Array
@@ -66,7 +64,6 @@ class RenderTarget(NamedTuple):
     step_n: Array
     """Size of a pixel at unit depth."""
     frame: Frame
-    """Images that are drawn into."""
 
     @staticmethod
     def of(lens: Lens, sims: Ids, frame: Frame) -> RenderTarget:

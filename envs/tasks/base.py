@@ -64,7 +64,6 @@ class Quantity:
     """What a task observes, and how it is read."""
 
     term: Term
-    """Name, size, unit, frame, scale and meaning."""
     read: Callable[[], Tensor] | None = None
     """Return the quantity, [N, size], in the term's unit. None: it follows from the term's ``difference``."""
 
@@ -106,7 +105,6 @@ class Task:
     half_width_m: float | Tensor
     """Distance from the centre of ``held_object`` to each finger, a number or [N]; set by ``bind``."""
     config: TaskConfig
-    """Options."""
     view: View
     """Access to the simulation; set by ``bind``."""
 

@@ -112,7 +112,6 @@ class Detour(GoalTask):
         return distance(self.goal, self.view.tcp_pos) < self.config.success_m
 
     def failure(self) -> Tensor:
-        """Return whether the tool is in the column around the post."""
         return distance(self.view.tcp_pos[:, :2], self.post[:, :2]) < self.config.keep_out_m
 
     def outcomes(self) -> dict[str, Tensor]:

@@ -10,8 +10,7 @@ from embodied.envs.mujoco.scene import BLUE, add_tray
 from embodied.envs.mujoco.view import View
 from embodied.envs.registry import TASKS
 from embodied.envs.tasks.base import Quantity
-from embodied.envs.tasks.common import CubeConfig, CubeTask, cube_quantities, draw
-from embodied.envs.tasks.placing import Placing, PlacingConfig
+from embodied.envs.tasks.common import CubeConfig, CubeTask, Placing, PlacingConfig, cube_quantities, draw
 
 
 @config_dataclass

@@ -27,8 +27,7 @@ from embodied.envs.mujoco.scene import GREY, add_object, add_object_sensors, add
 from embodied.envs.mujoco.view import View
 from embodied.envs.registry import TASKS
 from embodied.envs.tasks.base import Quantity, Role
-from embodied.envs.tasks.common import cube_quantities, draw, stand
-from embodied.envs.tasks.placing import Placing, PlacingConfig
+from embodied.envs.tasks.common import Placing, PlacingConfig, cube_quantities, draw, stand
 from embodied.envs.tasks.words import Words, default_words
 
 SLOTS = ("target", "distractor_1", "distractor_2")

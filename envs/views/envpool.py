@@ -140,7 +140,6 @@ class EnvPoolView:
         return done[0], done[4]
 
     def close(self) -> None:
-        """Wait for what is under way and release the environments."""
         self._threads.shutdown()
         for batch in self._batches:
             batch.stepper.close()

@@ -100,7 +100,6 @@ class IsaacGymTask:
         return {**spaces, "state_space": self.state_space, "agents": 1, "value_size": 1}
 
     def render(self, mode: str = "rgb_array") -> NDArray[np.uint8]:
-        """Render every env, uint8 [N, 480, 640, 3]."""
         return self.stepper.frames()
 
     def close(self) -> None:

@@ -73,10 +73,8 @@ class _Row:
 
     @property
     def task_description(self) -> str:
-        """Instruction of the present episode, in words."""
         return self._view.stepper.env.instruction_texts[self._row]
 
     def render(self) -> NDArray[np.uint8] | None:
-        """Render the env, [480, 640, 3]."""
         frames = self._view.render()
         return None if frames is None else frames[self._row]

@@ -82,7 +82,6 @@ class RslRlVecEnv(VecEnv):
         return self._obs, step.reward_N, (step.terminated_N | step.truncated_N).long(), extras
 
     def render(self) -> NDArray[np.uint8]:
-        """Render every env, uint8 [N, 480, 640, 3]."""
         return self.stepper.frames()
 
     def close(self) -> None:

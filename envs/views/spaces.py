@@ -39,7 +39,6 @@ class Form:
     """The form in which a library gets observations: the state vector, or a dictionary of it and the images."""
 
     spec: EnvSpec
-    """Description of the environments."""
     flat: bool
     """Whether an observation is the state vector alone."""
     state: str = "state"

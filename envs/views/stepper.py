@@ -196,7 +196,6 @@ class Stepper:
         return self._film()
 
     def close(self) -> None:
-        """Release the environments. May be called again."""
         if self._env is not None:
             self._env.close()
         self._env = self._film = None

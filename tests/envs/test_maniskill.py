@@ -21,8 +21,8 @@ from embodied.data.lerobot import check_fits
 from embodied.data.maniskill import read_trajectories
 from embodied.envs import FAMILIES, make_sampler
 from embodied.envs.adapters.maniskill import family as maniskill
-from embodied.envs.adapters.maniskill.describe import INSTALL, VULKAN, Request
 from embodied.envs.adapters.maniskill.pool import ManiSkillScene
+from embodied.envs.adapters.maniskill.sim import INSTALL, VULKAN, Request
 from embodied.envs.checks.conformance import check_env
 
 ID = "PickCube-v1"

@@ -43,22 +43,18 @@ class EnvpoolTaskConfig:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """An environment of EnvPool, and where its numbers are in what EnvPool returns."""
+    """An environment of EnvPool. state, privileged, success, mask: EnvPool's names of these arrays."""
 
     id: str
     options: Mapping[str, Any]
     """Options of ``envpool.make``."""
     spec: EnvSpec
     state: tuple[str, ...]
-    """EnvPool's names of the arrays of the state."""
     privileged: tuple[str, ...]
-    """EnvPool's names of the arrays of the privileged observation."""
     frames: Mapping[str, Frame]
     """Where the image of each camera of the spec is."""
     success: str | None
-    """EnvPool's name of the array that tells success."""
     mask: str | None
-    """EnvPool's name of the array that tells which choices the next action has."""
 
 
 def library() -> ModuleType:

@@ -47,14 +47,11 @@ class Probe:
 
     source: Source
     leaves: tuple[Leaf, ...]
-    """Parts of its observations."""
     action: ActionSpace
     dt_s: float
     """Seconds between two actions: its ``dt``, or of ``render_fps``, or ``DEFAULT_DT_S``."""
     can_render: bool
-    """Whether it gives pixels."""
     step_s: float
-    """Seconds that a control step takes."""
     is_vector: bool
     """Whether its own vector environment is used, which steps all environments together."""
 

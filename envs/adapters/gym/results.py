@@ -97,7 +97,6 @@ def truths(values: Any, num: int, what: str) -> NDArray[np.bool_]:
 
 
 def info_of(info: Any) -> Mapping[str, Any]:
-    """Return an info. WrongResult unless it is a dictionary."""
     if not isinstance(info, Mapping):
         cure = "return {} if there is nothing to say"
         raise WrongResult(f"returned info as {_type(info)}, needed a dictionary: {cure}")

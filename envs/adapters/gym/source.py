@@ -37,7 +37,6 @@ class Source:
     module: str | None
     """Module that registers it; None: gymnasium itself."""
     kwargs: dict[str, Any]
-    """Arguments of its constructor."""
     max_episode_steps: int
     success: str | None = None
     """Key of ``info`` that says whether the episode succeeded; None: nothing does."""

@@ -33,7 +33,6 @@ class Leaf:
     path: tuple[Any, ...]
     """Keys and indices that lead to it."""
     space: Any
-    """Its space."""
 
     @cached_property
     def frames(self) -> dict[str, Frame]:

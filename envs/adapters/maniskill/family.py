@@ -18,8 +18,8 @@ from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import PositiveInt, Text, config_dataclass
 from embodied.core.process.child import ChildDied, ChildObject
 from embodied.core.spec import CameraSpec, EnvSpec, Instruction, Term
-from embodied.envs.adapters.maniskill.describe import INSTALL, VULKAN, Description, Request
 from embodied.envs.adapters.maniskill.pool import FLAT, SIMULATIONS, ManiSkillEnv, ManiSkillProcesses, ManiSkillScene
+from embodied.envs.adapters.maniskill.sim import INSTALL, VULKAN, Description, Request
 from embodied.envs.registry import FAMILIES
 
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)  # ends of a process by a bad driver

@@ -20,8 +20,7 @@ from embodied.core.episodes import EpisodePlans, Ints
 from embodied.core.process.child import ChildObject
 from embodied.core.spec import Box, EnvSpec
 from embodied.core.types import Obs
-from embodied.envs.adapters.maniskill.describe import Request
-from embodied.envs.adapters.maniskill.sim import Simulation
+from embodied.envs.adapters.maniskill.sim import Request, Simulation
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
 

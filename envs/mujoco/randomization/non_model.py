@@ -155,7 +155,6 @@ class NonModelRandomization:
         self.arm.apply(action_NA, ids, None if self.sensing is None else self.sensing.measured())
 
     def moved(self) -> None:
-        """Record the state after a control step."""
         if self.sensing is not None:
             self.sensing.moved()
 
@@ -169,7 +168,6 @@ class NonModelRandomization:
         return state if self.sensing is None else {**state, **self.sensing.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from ``state_dict``, whose entries ``state`` contains."""
         for name, value in self.values.items():
             value[:] = state[f"hardware/{name}"].numpy()
         if self.sensing is not None:

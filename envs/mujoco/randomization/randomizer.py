@@ -31,11 +31,9 @@ class Fields:
         return self.values.setdefault(name, self.batch.expand(name))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return copies of all fields."""
         return {f"model/{name}": torch.from_numpy(np.array(self.values[name])) for name in sorted(self.values)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from ``state_dict``, whose entries ``state`` contains."""
         for name, values in self.values.items():
             values[:] = state[f"model/{name}"].numpy()
         if any(name in mujoco.MjModel._setconst_inputs for name in self.values):
@@ -142,7 +140,6 @@ class Randomizer:
         return np.concatenate([value, rng.block(f"randomization/{name}/direction", number_n, size)], axis=1)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from the ``state_dict`` of ``fields``, whose entries ``state`` contains."""
         self.fields.load_state_dict(state)
         self._moment_N.clear()
 

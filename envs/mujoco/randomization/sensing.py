@@ -135,7 +135,6 @@ class Sensing:
         return {f"sensing/{name}": torch.from_numpy(lag.past.copy()) for name, lag in self.lags.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from ``state_dict``, whose entries ``state`` contains."""
         self._measured = None
         for name, lag in self.lags.items():
             lag.past[:] = state[f"sensing/{name}"].numpy()

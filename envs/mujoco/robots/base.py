@@ -34,7 +34,6 @@ class Simulations(Protocol):
     """N simulations of one model: ``mujoco.batch.Batch`` on the CPU, or ``WarpBatch`` on any device."""
 
     model: Any
-    """The model, ``mujoco.MjModel``."""
 
     def bind(self, name: str) -> Any:
         """Return the live array of a field of ``mujoco.MjData``, [N, ...]: of NumPy or of torch."""
@@ -59,15 +58,12 @@ class Measurement(NamedTuple):
     """Readings of the encoders of N robots, and the pose computed from them; N is the last axis."""
 
     joint_pos_JN: np.ndarray
-    """Joint positions."""
     joint_vel_JN: np.ndarray
-    """Joint velocities."""
     finger_1N: np.ndarray
     """Distance of the fingers from the point where they meet, m; the gripper reports one number."""
     tool_3N: np.ndarray
     """Tool centre point, base frame, m."""
     rotation_33N: np.ndarray
-    """Rotation matrix of the tool."""
     jacobian_6JN: np.ndarray
     """Jacobian of the tool, translation above rotation."""
 
@@ -153,7 +149,6 @@ class Robot(Protocol):
     coarse: Path | None
     """MJCF with the few geoms that policies' cameras show (groups: assets/franka/coarse.xml); None: no such cameras."""
     action: Box
-    """Space of actions."""
     terms: tuple[Term, ...]
     """Quantities that the robot measures; the first entries of ``obs["state"]``."""
     arm: ArmSpec | None

@@ -2,9 +2,8 @@
 
     action ──► pose, measured or true ──► joint targets ──► minus encoder offset ──► backlash ──► ctrl
 
-``GripperArm`` is a robot (``embodied.envs.mujoco.robots.base``); a subclass gives the MJCF and a few numbers, as
-``Panda`` does. Actions in [-1, 1] become actuator targets for all envs at once, by one law (``ArmLaw``): in numpy for
-``AttachedArm``, in torch for ``DeviceArm``, which has no encoders and gears.
+A subclass of ``GripperArm`` gives the MJCF and a few numbers, as ``Panda`` does. Actions in [-1, 1] become actuator
+targets by one law (``ArmLaw``): in numpy for ``AttachedArm``, in torch for ``DeviceArm``, without encoders and gears.
 """
 
 from __future__ import annotations

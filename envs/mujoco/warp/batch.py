@@ -5,10 +5,9 @@
     forward()      replay FIRST: positions, contacts, sensors, velocities
     step(n)        replay SECOND, FIRST n times: forces, constraints, integration, and the next state's first half
 
-So all observed quantities are current after each step, as with the persistent batch of ``MujocoPool``. Recorded
-graphs take Python out of the loop. Warp's recorder belongs to the process: a replay in one thread while another thread
-records crashes. So batches of several threads, such as training's and evaluation's, take turns.
-Only this file uses mujoco_warp, and it imports it when a batch is built.
+So all observed quantities are current after each step, as with the persistent batch of ``MujocoPool``. Warp's recorder
+belongs to the process: a replay while another thread records crashes. So batches of several threads take turns. Only
+this file uses mujoco_warp, and it imports it when a batch is built.
 """
 
 import copy

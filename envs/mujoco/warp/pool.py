@@ -104,7 +104,6 @@ class WarpPool(EpisodicEnv):
         self.view.changed()
 
     def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
-        """Make one control step. A simulation that diverged is then in the model's initial state."""
         self.guard.remember()
         self.arm.apply(action_NA)
         self.batch.step(self.substeps)
