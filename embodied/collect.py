@@ -116,15 +116,9 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
     env.close()
     write(out, kept, spec)
     return {
-        "data": str(out),
-        "task": spec.task,
-        "episodes": len(kept),
-        "frames": sum(map(len, kept)),
-        "tried": tried,
-        "solved": solved,
-        "success_rate": solved / tried,
-        "wall_s": round(time.monotonic() - began, 3),
-    }
+        "data": str(out), "task": spec.task, "episodes": len(kept), "frames": sum(map(len, kept)), "tried": tried,
+        "solved": solved, "success_rate": solved / tried, "wall_s": round(time.monotonic() - began, 3),
+    }  # fmt: skip
 
 
 def make_demonstrating(

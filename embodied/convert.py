@@ -55,12 +55,9 @@ def convert(argv: Sequence[str]) -> dict[str, Any]:
         raise UserError(f"source={source}: none of its {len(episodes)} episodes ends solved; keep_failures=true")
     write(out, kept, spec)
     return {
-        "data": str(out),
-        "task": spec.task,
-        "episodes": len(kept),
-        "frames": sum(map(len, kept)),
+        "data": str(out), "task": spec.task, "episodes": len(kept), "frames": sum(map(len, kept)),
         "dropped": len(episodes) - len(kept),
-    }
+    }  # fmt: skip
 
 
 main = partial(run_command, convert, __doc__)

@@ -47,7 +47,7 @@ from embodied.deployment.bundle.runner import Planner, PolicyRunner, check_parit
 from embodied.deployment.control.inference import Inference
 from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import Limits, Safety
-from embodied.deployment.control.site import EmergencyKey, ask, site_of
+from embodied.deployment.control.site import ask, site_of
 from embodied.deployment.options import DeployOptions
 from embodied.deployment.report.record import Deployment
 from embodied.deployment.robots.setup import map_robot
@@ -77,7 +77,7 @@ def deploy(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def run_episodes(options: DeployOptions, path: Path, bundle: Bundle) -> dict[str, Any]:
-    """Run the phases of a deployment, each whatever became of the one before; return the result. See ``deploy``."""
+    """Run the phases of a deployment, each whatever became of the one before; return the result."""
     safety = Safety(bundle.arm, Limits.of(bundle.arm, options.speed))
     with ExitStack() as parts:
         planner = parts.enter_context(planner_of(options, path, bundle))
@@ -92,7 +92,7 @@ def run_episodes(options: DeployOptions, path: Path, bundle: Bundle) -> dict[str
             confirm=(lambda action: ask(f"{action}   execute?")) if options.confirm else None,
         )  # fmt: skip
         deployment = Deployment(bundle, options.bundle, site.robot.name, log=safety.log)
-        run = DeploymentRun(options, loop, site, deployment, EmergencyKey())
+        run = DeploymentRun(options, loop, site, deployment)
         for phase in (run.episodes, run.go_home, run.keep_holding, parts.close, run.report):
             run.attempt(phase)
     return run.outcome()

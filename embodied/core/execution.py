@@ -16,20 +16,12 @@ from embodied.core.types import Obs, Timestep
 
 
 def clip_chunk(env: VecEnv, chunk_NHA: Tensor, num_actions: int) -> Tensor:
-    """Return the actions of a chunk [N, H, A] that ``env`` gets, clipped to [-1, 1] for a ``Box``; see below."""
+    """Return the actions of a chunk [N, H, A] that ``env`` gets, clipped to [-1, 1] for a ``Box``.
+
+    These are the first ``num_actions``; an env with delays also gets the later ones.
+    """
     action = chunk_NHA if env.max_delay else chunk_NHA[:, :num_actions]
     return action.clamp(-1, 1) if isinstance(env.spec.action, Box) else action
-
-
-def step_chunk(env: VecEnv, chunk_NHA: Tensor, num_actions: int, device: torch.device = CPU) -> tuple[Tensor, Timestep]:
-    """Execute the first ``num_actions`` actions of a chunk [N, H, A]; return the executed actions and the result.
-
-    Actions of a ``Box`` are clipped to [-1, 1]. An env with delays also gets the later actions of the chunk. device: of
-    the returned actions and observations, whatever the devices of policy and env; all else is on the CPU.
-    """
-    action = clip_chunk(env, chunk_NHA, num_actions)
-    step = env.step(action.to(env.device))
-    return action[:, :num_actions].to(device), timestep_to(step, device)
 
 
 class EvalRollout:
@@ -51,7 +43,8 @@ class EvalRollout:
         if self.seeded:
             noise = plan_noise(self._sampler.present, self._decision_n, self.policy.plan_noise_shape)
         chunk = self.policy.plan(obs_to(self.obs, self._device), noise)
-        _, step = step_chunk(self.env, chunk, self.policy.execute)
+        action = clip_chunk(self.env, chunk, self.policy.execute)
+        step = timestep_to(self.env.step(action.to(self.env.device)), CPU)
         self.obs = step.obs
         self._decision_n += 1
         self._decision_n[step.final_ids.numpy()] = 0
@@ -81,19 +74,16 @@ def timestep_to(step: Timestep, device: torch.device) -> Timestep:
     """Return a result with its observations on ``device`` and its other tensors on the CPU."""
     if step.reward_NE.device.type == device.type == "cpu":
         return step
+    rows = ("reward_NE", "terminated_N", "truncated_N", "num_steps_N", "final_ids")
     return replace(
         step,
         obs=obs_to(step.obs, device),
         final_obs=obs_to(step.final_obs, device),
         info=obs_to(step.info, CPU),
-        **{name: getattr(step, name).cpu() for name in ROWS},
+        **{name: getattr(step, name).cpu() for name in rows},
     )
 
 
 def obs_to(obs: Obs, device: torch.device) -> Obs:
     """Return observations on ``device``."""
     return {key: value.to(device) for key, value in obs.items()}
-
-
-ROWS = ("reward_NE", "terminated_N", "truncated_N", "num_steps_N", "final_ids")
-"""Fields of a ``Timestep`` with a row for each env."""

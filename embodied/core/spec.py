@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ TRAIN = "train"
 """Split of the instructions that are trained on."""
 SUCCESS = "success"
 """Outcome that evaluations report for environments that have it."""
-
 
 Source = Literal["external", "measured", "kinematics", "command"]
 """Source of a quantity on a robot's computer.
@@ -80,10 +79,8 @@ class CameraSpec:
     """A camera of an environment: ``obs["images.<name>"]`` is uint8 [N, height, width, 3]."""
 
     name: str
-    """Name of the camera, such as front or wrist."""
     height: int
     width: int
-    """Pixels of the image."""
 
     @classmethod
     def square(cls, name: str, size: int) -> CameraSpec:
@@ -99,11 +96,9 @@ class ActionTerm:
     meaning: str = ""
     """Effect of the dimension, in words."""
     scale: float = 1.0
-    """Commanded quantity = offset + scale * action."""
     offset: float = 0.0
-    """Commanded quantity at action 0, in ``unit``."""
     unit: str = ""
-    """Unit of the commanded quantity."""
+    """Commanded quantity = offset + scale * action, in ``unit``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +173,8 @@ class JointSpec:
     kind: Literal["hinge", "slide"]
     """Rotation about, or translation along, ``axis``."""
     pos_m: tuple[float, float, float]
-    """Position of the joint's frame in that of the joint before it (of the base for the first one)."""
     quat: tuple[float, float, float, float]
-    """Orientation of the joint's frame in that of the joint before it, (w, x, y, z)."""
+    """Pose of the joint's frame in that of the joint before it (of the base for the first one), (w, x, y, z)."""
     axis: tuple[float, float, float]
     """Axis in the joint's own frame, a unit vector."""
     low: float
@@ -218,9 +212,8 @@ class ArmSpec:
     joints: tuple[JointSpec, ...]
     """Joints from the base to the tool, J of them."""
     tool_pos_m: tuple[float, float, float]
-    """Tool centre point in the frame of the last joint."""
     tool_quat: tuple[float, float, float, float]
-    """Orientation of the tool in the frame of the last joint, (w, x, y, z)."""
+    """Pose of the tool centre point in the frame of the last joint, (w, x, y, z)."""
     gripper: GripperSpec
     """The gripper, which the last entry of an action commands."""
     control: Literal["ee_delta", "joint_delta"]
@@ -349,10 +342,9 @@ class EnvSpec:
         privileged: int = 0,
         control_dt_s: float = 0.05,
         max_episode_steps: int = 50,
-        instructions: tuple[Instruction, ...] = (),
-        cameras: tuple[CameraSpec, ...] = (),
+        **fields: Any,
     ) -> EnvSpec:
-        """Build a spec from sizes alone, without names and units of the entries, for measurements and tests."""
+        """Build a spec from sizes alone, without names and units of the entries. fields: others of the spec."""
         return cls(
             task=task,
             state=(Term("state", state),),
@@ -360,6 +352,5 @@ class EnvSpec:
             control_dt_s=control_dt_s,
             max_episode_steps=max_episode_steps,
             privileged=(Term("privileged", privileged),) if privileged else (),
-            cameras=cameras,
-            instructions=instructions,
+            **fields,
         )

@@ -63,11 +63,10 @@ def evaluate(
 
 
 def summary(stats: EpisodeStats, spec: EnvSpec, seed: int) -> dict[str, Any]:
-    """Summarise M episodes: task, episodes, return_mean, episode_length_mean (control steps), seed.
+    """Summarise M episodes: task, ``rates``, return_mean, episode_length_mean (control steps), seed.
 
-    If ``spec`` has success: also success_once, success_at_end and its Wilson interval success_at_end_ci95. Other
-    outcomes: <name>_once and <name>_at_end. If the instructions are in several splits, ``splits`` has the same rates
-    per split, and under ``goals`` per goal of that split, over all paraphrases.
+    If the instructions are in several splits, ``splits`` has the rates per split, and under ``goals`` per goal of that
+    split, over all paraphrases.
     """
     result = {
         "task": spec.task,
@@ -94,7 +93,7 @@ def summary(stats: EpisodeStats, spec: EnvSpec, seed: int) -> dict[str, Any]:
 def rates(stats: EpisodeStats) -> dict[str, Any]:
     """Return the number of episodes (at least one) and the share of them in which each outcome held.
 
-    Success at the end also has its Wilson interval.
+    Keys: episodes, <outcome>_once, <outcome>_at_end, and the Wilson interval success_at_end_ci95.
     """
     episodes = len(stats)
     found: dict[str, Any] = {"episodes": episodes}

@@ -3,8 +3,7 @@
     admit (ledger) ──► collect batch v ──► learn, publish v+1 ──► [evaluate] ──► yield Iteration ──► admit ...
 
 With max_staleness=0 the ledger counts batch v as consumed at the start of the next iteration. So at a yield nothing is
-in flight, every group rests between two fragments, and a state saved there is exact. With max_staleness>0 the batch
-counts as consumed right after the update, so that workers continue while the caller logs.
+in flight, and a state saved there is exact. With max_staleness>0 workers continue while the caller logs.
 """
 
 import threading
@@ -36,9 +35,8 @@ class Iteration:
     """One batch consumed and one update made."""
 
     index: int
-    """Iterations so far, from 1."""
     env_steps: int
-    """Control steps consumed so far."""
+    """Iterations, from 1, and control steps consumed so far."""
     metrics: Metrics
     """``train/*`` and ``async/*`` of the algorithm, the others of the runtime (docs/architecture.md).
 
@@ -48,8 +46,7 @@ class Iteration:
     episodes: EpisodeStats
     """Episodes that ended in the batch."""
     evaluation: dict[str, Any] | None = None
-    """Result of ``evaluate``, if one finished since the last iteration, with ``iteration`` and ``env_steps`` of the
-    evaluated weights."""
+    """Result of ``evaluate`` that finished since the last one, with ``iteration`` and ``env_steps`` of the weights."""
     histograms: Histograms = field(default_factory=dict)
     """Of the iteration: ages of its decisions, requests that the actor served together."""
 
@@ -217,12 +214,10 @@ class Runtime(ABC):
 
     @property
     def env_steps(self) -> int:
-        """Control steps consumed so far."""
         return self.learner.env_steps
 
     @property
     def iteration(self) -> int:
-        """Iterations so far."""
         return self.learner.iteration
 
     @property
@@ -262,7 +257,7 @@ class Runtime(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of the same task, policy, algorithm and groups; call before the first iteration."""
+        """Continue from a state of the same task, policy, algorithm and groups, before the first iteration."""
         runtime = state["runtime"]
         if len(runtime["groups"]) != len(self.groups):
             raise UserError(

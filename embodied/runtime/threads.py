@@ -74,8 +74,7 @@ def plan(config: RuntimeConfig, device: torch.device, cores: int | None = None) 
 def use(num_threads: int) -> None:
     """Set the number of torch's threads for the calling thread.
 
-    In each thread, the first read of this number resets it to the value that any thread set last (ATen initialises it
-    lazily, torch 2.13). It is therefore read here before it is set.
+    It is read before it is set: the first read in a thread resets it to what any thread set last (torch 2.13).
     """
     torch.get_num_threads()
     torch.set_num_threads(num_threads)

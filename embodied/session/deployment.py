@@ -38,10 +38,8 @@ class StoppedOnTheWayHome(EmergencyStop):
 class DeploymentRun:
     """The phases of a deployment on a connected robot, and what went wrong in them."""
 
-    def __init__(
-        self, options: DeployOptions, loop: ControlLoop, site: Site, deployment: Deployment, key: EmergencyKey
-    ) -> None:
-        self.options, self.loop, self.site, self.deployment, self.key = options, loop, site, deployment, key
+    def __init__(self, options: DeployOptions, loop: ControlLoop, site: Site, deployment: Deployment) -> None:
+        self.options, self.loop, self.site, self.deployment, self.key = options, loop, site, deployment, EmergencyKey()
         self.errors: list[BaseException] = []
         self.signalled = threading.Event()
         loop.stop = self.stop
@@ -109,8 +107,8 @@ class DeploymentRun:
     def go_home(self) -> None:
         """Move the robot home if a policy has moved it. StoppedOnTheWayHome if the key was pressed.
 
-        The robot stays where it is after the emergency key, and after the driver crashed or did not answer. It also
-        stays if an episode was refused before the first control step: the mapping may read another pose.
+        The robot stays where it is after the emergency key, after the driver crashed or did not answer, and if an
+        episode was refused before the first control step: the mapping may read another pose.
         """
         robot, key, first = self.site.robot, self.key, self.errors[0] if self.errors else None
         known = isinstance(first, KeyboardInterrupt | OSError | UserError | None) and not isinstance(first, RobotHangs)

@@ -108,14 +108,9 @@ class Journal:
     def __init__(self, run_dir: Path, total_steps: int) -> None:
         self._run_dir = run_dir
         self._entry: dict[str, Any] = {
-            "state": None,
-            "process": os.getpid(),
-            "machine": socket.gethostname(),
-            "began": _now(),
-            "ended": None,
-            "total_steps": total_steps,
-            "error": None,
-        }
+            "state": None, "process": os.getpid(), "machine": socket.gethostname(), "began": _now(), "ended": None,
+            "total_steps": total_steps, "error": None,
+        }  # fmt: skip
         self._opened = ExitStack()
 
     def enter(self, state: str, **entries: Any) -> None:

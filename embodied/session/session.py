@@ -103,12 +103,8 @@ class Session:
                 if self.saved_steps is not None:
                     progress.message(f"failed; to go on from the last checkpoint: resume={self.run_dir}")
                 raise
-            result: dict[str, Any] = {
-                "run": str(self.run_dir),
-                "wall_s": round(trained_s, 3),
-                "iterations": trainer.iteration,
-            }
-            result |= {**trainer.result(), "eval": None}
+            result: dict[str, Any] = {"run": str(self.run_dir), "wall_s": round(trained_s, 3)}
+            result |= {"iterations": trainer.iteration, **trainer.result(), "eval": None}
             if stop.is_set():
                 progress.message(f"stopped and saved; go on with: python -m embodied.train resume={self.run_dir}")
                 raise Stopped(result)

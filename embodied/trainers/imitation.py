@@ -4,10 +4,8 @@ Demonstrations ── split by episode ──► train chunks ──► SFT.upda
                                   └──► validation chunks ───│──────────────┘
                                            SceneDataset ────┘  only for a policy that was grounded
 
-A grounded policy also trains on scenes: from a few demonstrations alone it would unlearn its localization.
-
-The last average is kept, or with ``patience`` the one with the lowest validation loss. Success keeps growing long after
-that loss has its minimum (docs/flow_rl.md).
+A grounded policy also trains on scenes: from a few demonstrations alone it would unlearn its localization. Success
+keeps growing long after the validation loss has its minimum (docs/flow_rl.md).
 """
 
 from functools import cached_property

@@ -27,9 +27,8 @@ class ActRequest:
     """Request of one env group for its next decision, or at the end of a fragment for values alone."""
 
     worker: int
-    """Index of the env worker."""
     group: int
-    """Index of the worker's env group."""
+    """Indices of the env worker, and of the env group in its worker."""
     obs: Obs
     """Observations [N, ...] to act on."""
     noise: Tensor | None
@@ -43,9 +42,7 @@ class ActReply:
     """Reply to a request: its actions, chain and observations on the device of the request's, all else on the CPU."""
 
     worker: int
-    """Index of the env worker."""
     group: int
-    """Index of the worker's env group."""
     sample: PolicySample | None = None
     """The decision; None if values alone were requested."""
     obs: Obs | None = None

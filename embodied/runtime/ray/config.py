@@ -99,7 +99,6 @@ class RayConfig(RuntimeConfig):
             answer_s=self.answer_timeout_s,
             operation_s=self.operation_timeout_s,
             max_failures=self.max_failures,
-            window_s=3600.0,
             max_in_window=self.max_failures_per_hour,
         )
 

@@ -3,9 +3,8 @@
     controller ── sample(ticket) ──► WorkerHost(EnvWorker) ── act(request) ──► ServerHost(ActorServer) pulls weights
         └──────── learn(references of fragments) ──► LearnerHost(Learner) ──► puts weights       (learner_host.py)
 
-A host is an asyncio actor: its event loop receives calls and signs of life at any time, and one thread of its own, the
-only one that touches the part, computes. Everything is built in ``build``, so that what is raised there arrives as
-it is.
+A host is an asyncio actor: its event loop receives calls at any time, and one thread of its own, the only one that
+touches the part, computes. Everything is built in ``build``, so that what is raised there arrives as it is.
 """
 
 import asyncio
@@ -37,10 +36,7 @@ T = TypeVar("T")
 
 
 class ServerLost(Exception):
-    """An env worker got no answer from its actor server. The fragment can go on with another one.
-
-    cause: the exception of the server, or the reason why there is no answer.
-    """
+    """An env worker got no answer from its actor server, for ``cause``; the fragment can go on with another one."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(cause)
@@ -52,9 +48,8 @@ class Built:
     """Facts about a part that is ready, for the controller."""
 
     node: str
-    """Ray's id of its node."""
     pid: int
-    """Id of its process there."""
+    """Ray's id of its node, and the id of its process there."""
     resumes_exactly: bool
     """Whether all its envs can be restored from a checkpoint; of env workers."""
 
@@ -78,17 +73,14 @@ class Delivery:
     """A fragment by reference, as it waits in the channel. Its tensors stay in the object store."""
 
     worker: int
-    """Index of the env worker."""
     group: int
-    """Index of the env group in its worker."""
     sequence: int
-    """Of the ticket."""
+    """Of its ticket."""
     episodes: EpisodeStats
     """Episodes that ended in it."""
     totals: Totals
-    """Totals of this incarnation of the worker."""
     server_totals: Totals
-    """Totals of its actor server."""
+    """Totals of this incarnation of the worker, and of its actor server."""
     fragment: Any = None
     """Reference to the fragment, once the controller has added it."""
 

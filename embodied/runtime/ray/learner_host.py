@@ -101,11 +101,9 @@ class Learned:
     metrics: Metrics
     """Of the algorithm, and ``async/lost``, the fragments that were lost with their node."""
     publication: Publication
-    """The new weights."""
     iteration: int
-    """Batches consumed."""
     env_steps: int
-    """Control steps consumed."""
+    """Batches and control steps consumed."""
     totals: Totals
     """Totals of its track so far, joined with those of the other processes."""
 
@@ -181,10 +179,7 @@ class LearnerHost(Host):
         return await self._put(updates[0][0] | {"async/lost": lost}, joined([totals for _, totals in updates]))
 
     async def update(self, fragments: Sequence[Any]) -> tuple[Metrics, Totals]:
-        """Make an update on this process's share of a batch; return its metrics and totals.
-
-        Fragments that were lost with their node are left out; ``async/lost`` counts them.
-        """
+        """Make an update on this process's share of a batch, without what was lost; return its metrics and totals."""
         doing = f"batch {self.learner.iteration}"
         self._begin(f"fetches {doing}")
         with self.learner.track.during("fetch"):

@@ -22,8 +22,8 @@ from embodied.runtime.watch import Totals, Track
 class RemoteLearner:
     """One incarnation of the learner, and the store of its weights. Once it is gone, every call raises LearnerLost.
 
-    policy: a replica that is brought up to date when it is read. wait: returns the future of a reference when it is
-    done, or raises what ended the run meanwhile. recover: of LearnerLost.
+    policy: a replica that is brought up to date when it is read. wait: returns the finished future of a reference.
+    recover: of LearnerLost.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RemoteLearner:
         return learned.metrics
 
     def totals(self) -> Totals:
-        """Return what the learner's track has counted; waiting for fragments and ``other`` are of the main thread."""
+        """Return the totals of the learner's track; waiting for fragments and ``other`` are of the main thread."""
         own = self.track.totals()
         own.pop("learn_s", None)
         return {**self._totals, **own}

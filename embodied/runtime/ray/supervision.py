@@ -2,16 +2,14 @@
 
     event (time, part, incarnation) ──► Supervision ──► decisions: Start, Ask, Kill, End ──► carried out by the runtime
 
-It has no clock, thread or process: every event carries its time in seconds, so that a simulator of faults can drive it
-through any schedule. The life of a part:
+It has no clock, thread or process: every event carries its time in seconds. The life of a part:
 
     WAITING ── back-off over: Start ──► STARTING ── started ──► UP ── every ask_s: Ask ──► answered ──► UP
        ▲                                   │ failed, or not up in time            │ failed, or no answer in time
        └─── Kill, incarnation + 1 ◄────────┴──────────────────────────────────────┘
 
-Every replacement is a new incarnation. An event of an earlier one has no effect, whenever it arrives. ``Kill`` comes
-before the next ``Start`` of the part, so at most one incarnation of a part is wanted at any time; the leases of the
-killed one return to the ledger (``Ledger.release_worker``), which then refuses what it still delivers.
+Every replacement is a new incarnation, and events of earlier ones have no effect. ``Kill`` comes before the next
+``Start`` of the part; the leases of the killed one return to the ledger, which then refuses what it still delivers.
 
 A part is in a crash loop if it fails more than ``max_failures`` times without useful work in between, or more than
 ``max_in_window`` times within ``window_s``, whatever it does in between. The run then ends with the first exception of
@@ -32,32 +30,28 @@ class Unresponsive(Exception):
 class Patience:
     """Limits of time, s, and of failures."""
 
-    start_s: float = 300.0
+    start_s: float
     """Most time from ``Start`` to ``started``."""
+    answer_s: float
+    """Most time from ``Ask`` to ``answered``."""
+    operation_s: float
+    """Most time that a part may be in one operation."""
+    max_failures: int
+    """Failures without useful work in between that are cured by a restart."""
+    max_in_window: int
+    """Failures in ``window_s``, with useful work in between or not, that are cured by a restart."""
+    window_s: float = 3600.0
     ask_s: float = 1.0
     """Time between an answer and the next ``Ask``."""
-    answer_s: float = 20.0
-    """Most time from ``Ask`` to ``answered``."""
-    operation_s: float = 120.0
-    """Most time that a part may be in one operation."""
-    max_failures: int = 3
-    """Failures without useful work in between that are cured by a restart."""
-    window_s: float = 3600.0
-    """Time in which failures with useful work in between are counted too."""
-    max_in_window: int = 20
-    """Failures in such a time that are cured by a restart."""
     backoff_s: float = 0.5
-    """Time from the first failure to the restart; it doubles with every further failure."""
     max_backoff_s: float = 30.0
-    """Greatest such time."""
+    """Time from the first failure to the restart, which doubles with every further failure, and its limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class _OfPart:
     part: str
-    """Name of the part."""
     incarnation: int
-    """How often it was replaced."""
 
 
 class Start(_OfPart):
@@ -81,9 +75,8 @@ class End:
     """End the run. It is the last decision."""
 
     part: str
-    """Name of the part that cannot go on."""
     cause: BaseException
-    """The first exception of its crash loop."""
+    """The first exception of the part's crash loop."""
 
 
 Decision = Start | Ask | Kill | End
