@@ -124,7 +124,7 @@ def from_mapping(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
 
 # -- strictness --------------------------------------------------------------------------------------------------------
 def _schema(cls: type[Any], source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-    """Return pydantic's schema of a dataclass, with every field made strict by ``_exact``."""
+    """Return pydantic's schema of a dataclass, with every field made strict."""
     schema = cast(dict[str, Any], handler(source))
     for field in schema["schema"]["fields"]:
         field["schema"] = _exact(field["schema"])

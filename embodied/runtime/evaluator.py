@@ -27,7 +27,7 @@ from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.statistics import wilson_interval
 from embodied.runtime import threads
 from embodied.runtime.config import EvalNoise, RuntimeConfig
-from embodied.runtime.thread_group import ThreadGroup
+from embodied.runtime.threads import ThreadGroup
 from embodied.runtime.watch import Track
 
 MAX_EVAL_ENVS = 512  # more envs cost memory and save no time

@@ -101,7 +101,7 @@ class LocalRuntime(OneProcess):
         while not self.threads.stopping.is_set():
             for group in sorted(resting):
                 if (snapshot := self._snapshot).lacks((index, group)):
-                    snapshot.put((index, group), worker.state_dict(group))
+                    snapshot.put((index, group), worker.rollouts[group].state_dict())
                 all_rest = len(resting) == len(worker.rollouts)
                 if all_rest:
                     self._say(name, f"waits for the learner to consume batch {self.ledger.version}")

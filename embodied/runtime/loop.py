@@ -26,7 +26,7 @@ from embodied.runtime.channel import Channel, Closed, Sampled
 from embodied.runtime.evaluator import Evaluator, rollout_metrics
 from embodied.runtime.ledger import Ledger
 from embodied.runtime.recipe import Recipe
-from embodied.runtime.thread_group import ThreadGroup
+from embodied.runtime.threads import ThreadGroup
 from embodied.runtime.watch import Histograms, Meter, Totals, Trace, Track
 
 

@@ -25,7 +25,7 @@ from embodied.runtime.collecting.env_worker import EnvWorker
 from embodied.runtime.config import RuntimeConfig
 from embodied.runtime.evaluator import MAX_EVAL_ENVS, BackgroundEvaluator, Evaluator
 from embodied.runtime.learner import Relabel
-from embodied.runtime.thread_group import ThreadGroup
+from embodied.runtime.threads import ThreadGroup
 
 EnvFactory = Callable[[int, int], VecEnv]
 """(num_envs, num_threads) -> VecEnv"""

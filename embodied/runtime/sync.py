@@ -69,11 +69,11 @@ class OneProcess(Runtime):
         return all(worker.resumes_exactly for worker in self.workers)
 
     def _group_states(self) -> Sequence[dict[str, Any] | None]:
-        return [self.workers[worker].state_dict(group) for worker, group in self.groups]
+        return [self.workers[worker].rollouts[group].state_dict() for worker, group in self.groups]
 
     def _load_groups(self, states: Sequence[Mapping[str, Any] | None], incarnations: Sequence[int]) -> None:
         for (worker, group), state in zip(self.groups, states, strict=True):
-            self.workers[worker].load_state_dict(group, state)
+            self.workers[worker].rollouts[group].load_state_dict(state)
         self._incarnations[: len(incarnations)] = incarnations[: len(self.workers)]
 
     def _totals(self) -> dict[str, Totals]:

@@ -81,10 +81,9 @@ def run_command(
 
 
 def _open_streams() -> None:
-    """Redirect standard streams that are closed (``2>&-``) to ``/dev/null``.
+    """Redirect standard streams that are closed (``2>&-``) or cannot be written to ``/dev/null``.
 
-    Otherwise a file that is opened later gets the number of the stream, and with it the output of libraries. A script
-    that the shell reads may have that number already: a file that cannot be written counts as closed.
+    Otherwise a file that is opened later gets the number of the stream, and with it the output of libraries.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         with contextlib.suppress(OSError):
@@ -100,14 +99,12 @@ def _open_streams() -> None:
 
 
 def _is_unread(number: int) -> bool:
-    """Return whether a file descriptor is a pipe without a reader."""
     poll = select.poll()
     poll.register(number, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _run(command: Callable[[Sequence[str]], dict[str, Any]], usage: str | None, argv: Sequence[str]) -> int:
-    """Run the command for ``run_command``. BrokenPipeError if nobody reads the output."""
     problem = check_installation()
     if problem:
         print(f"error: {problem}", file=sys.stderr)

@@ -197,7 +197,8 @@ def describe(error: BaseException) -> str:
 def write_data(folder: Path, deployment: Deployment) -> None:
     """Write the data set. On a robot's computer, which lacks the libraries, print how to make it elsewhere."""
     try:
-        from embodied.session.robot_dataset import write_episodes
+        from embodied.data import write
+        from embodied.session.robot_dataset import episodes_of
     except ImportError as error:
         print(
             f"{error}, so there is no data set; where all of embodied-rl is installed, 'python -m embodied.convert "
@@ -205,4 +206,5 @@ def write_data(folder: Path, deployment: Deployment) -> None:
             file=sys.stderr,
         )
     else:
-        write_episodes(folder / "data", deployment)
+        if episodes := episodes_of(deployment):
+            write(folder / "data", episodes, deployment.bundle.env_spec)

@@ -108,7 +108,7 @@ def evaluation_plans(spec: EnvSpec, episodes: int, seed: int, during_training: b
 
 
 def make_policy(config: RunConfig, spec: EnvSpec) -> Policy:
-    """Build the run's policy on the CPU, with fresh weights. UserError if its class is no policy."""
+    """Build the run's policy on the CPU, with fresh weights."""
     policy = POLICIES[config.policy.name].build(spec, config.policy.options)
     check_base(policy, Policy, f"policy={config.policy.name}")
     return policy

@@ -1,19 +1,10 @@
 """Episodes of a robot as a LeRobotDataset, which ``algo=sft`` reads."""
 
-from pathlib import Path
-
 import numpy as np
 import torch
 
-from embodied.data import Episode, write
+from embodied.data import Episode
 from embodied.deployment.report.record import Deployment
-
-
-def write_episodes(path: Path, deployment: Deployment) -> None:
-    """Write ``episodes_of`` a deployment, if there are any. UserError if ``path`` exists."""
-    episodes = episodes_of(deployment)
-    if episodes:
-        write(path, episodes, deployment.bundle.env_spec)
 
 
 def episodes_of(deployment: Deployment) -> list[Episode]:

@@ -44,8 +44,8 @@ class Session:
     ) -> None:
         """Start the clock; nothing is written yet.
 
-        lock: of the directory of a resumed run, which may lack a checkpoint; None for a new run, whose directory must
-        not exist. It is held until ``run`` ends. found: the checkpoint to continue from; None starts a new training.
+        lock: of the directory of a resumed run, held until ``run`` ends; None for a new run, whose directory must not
+        exist. found: the checkpoint to continue from; None starts a new training.
         """
         self.config, self.run_dir, self.lock, self.found = config, run_dir, lock, found
         self.start_s = start_s - (0.0 if found is None else float(found.state["train"]["wall_s"]))
@@ -119,10 +119,7 @@ class Session:
             return result
 
     def _train(self, stop: threading.Event, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> float:
-        """Train to a limit, a good evaluation or a signal, and save; return ``wall_s`` of the end of training.
-
-        After the loss of a learner, training continues from the last checkpoint, or from the beginning.
-        """
+        """Train and save; return ``wall_s`` of the end. A lost learner continues from the last checkpoint, if any."""
         lost: LearnerLost | None = None
         while True:
             try:

@@ -54,10 +54,7 @@ def interrupt_on_signals() -> Iterator[None]:
 
 @contextmanager
 def _handling(handler: Handler, *numbers: signal.Signals) -> Iterator[Callable[[], None]]:
-    """Handle signals in the main thread, except SIGHUP where it is ignored, as under ``nohup``.
-
-    Yield the function that restores the handlers of before.
-    """
+    """Handle signals in the main thread, except an ignored SIGHUP; yield what restores the handlers of before."""
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.getsignal(number) for number in numbers}

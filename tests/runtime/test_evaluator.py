@@ -22,7 +22,7 @@ from embodied.envs import first_episodes
 from embodied.runtime import evaluate
 from embodied.runtime.config import EvalNoise, RuntimeConfig
 from embodied.runtime.evaluator import BackgroundEvaluator, summary
-from embodied.runtime.thread_group import ThreadGroup
+from embodied.runtime.threads import ThreadGroup
 from tests.runtime.builders import make_policy
 from tests.runtime.point_env import PointEnv, point_sampler, point_spec
 

@@ -269,14 +269,6 @@ class EnvWorker:
         with self._working(reply.group) as rollout:
             return rollout.advance(reply)
 
-    def state_dict(self, group: int) -> dict[str, Any]:
-        """Return the state of one group, between two of its fragments."""
-        return self.rollouts[group].state_dict()
-
-    def load_state_dict(self, group: int, state: Mapping[str, Any] | None) -> None:
-        """Continue one group from its state. UserError if the checkpoint has none."""
-        self.rollouts[group].load_state_dict(state)
-
     def close(self) -> None:
         for rollout in self.rollouts:
             rollout.env.close()

@@ -1,8 +1,7 @@
 """The Ray cluster of a run: an existing one, or one of its own on this machine.
 
-A cluster of our own listens on the loopback interface alone and asks for a random token. Ray otherwise listens on all
-interfaces: it replaces 127.0.0.1 by the machine's address unless clusters of several machines are switched off, which
-is a variable of the environment that it reads when it is imported (``LOOPBACK_ONLY``).
+A cluster of our own listens on the loopback interface alone and asks for a random token. Ray otherwise replaces
+127.0.0.1 by the machine's address, unless ``LOOPBACK_ONLY`` is in the environment when it is imported.
 """
 
 import importlib.util
@@ -77,7 +76,8 @@ class Cluster:
     def check(self, demands: Sequence[tuple[str, Mapping[str, float], Mapping[str, str]]]) -> None:
         """Raise UserError if a part cannot be placed. demands: name, resources and labels of each part."""
         nodes = self._nodes()
-        free = dict(self.ray.available_resources())
+        available = self.ray.available_resources()
+        free = dict(available)
         for part, resources, labels in demands:
             for name, amount in resources.items():
                 most = max(node["Resources"].get(name, 0.0) for node in nodes)
@@ -86,11 +86,7 @@ class Cluster:
                     has = f"no node of the Ray cluster has more than {most:g}"
                     raise UserError(f"{part} needs {name}: {amount:g} on one node, but {has}")
                 if free[name] < 0:
-                    has = ", ".join(
-                        f"{key}: {value:g}"
-                        for key, value in sorted(self.ray.available_resources().items())
-                        if "node:" not in key
-                    )
+                    has = ", ".join(f"{key}: {available[key]:g}" for key in sorted(available) if "node:" not in key)
                     raise UserError(
                         f"the Ray cluster has too little {name} for all parts: {part} is the first that finds none. "
                         f"Free are {has}"
@@ -186,10 +182,7 @@ class Cluster:
             raise UserError(f"{where}: cannot join the Ray cluster: {one_line(error)}. {start}") from None
 
     def _init(self, **options: Any) -> None:
-        """Call ``ray.init`` and keep this process's handler of SIGTERM, which Ray replaces.
-
-        Ray's processes ignore SIGHUP: a closed terminal stops this process alone, which then saves what theirs hold.
-        """
+        """Call ``ray.init`` and keep this process's handler of SIGTERM. Ray's processes ignore a closed terminal."""
         if threading.current_thread() is not threading.main_thread():
             self.ray.init(logging_level=logging.WARNING, **options)
             return
@@ -208,7 +201,7 @@ def _address(node: Mapping[str, Any]) -> str:
 def _sources(packages: Sequence[str]) -> Callable[[], str | None]:
     """Return a function that digests the source files of packages, None if one is missing.
 
-    Ray sends an inner function by value, so it also runs where this project is missing or another one.
+    Ray sends an inner function by value, so it also runs where this project is missing.
     """
 
     def digest() -> str | None:

@@ -111,11 +111,6 @@ class Controller:
         return totals
 
     @property
-    def incarnations(self) -> list[int]:
-        """How often each worker was replaced, in earlier sessions of the run too."""
-        return [self.prior_restarts[name] + self.supervision.incarnation(name) for name in self.workers]
-
-    @property
     def num_up(self) -> int:
         """Number of env workers that are up."""
         return sum(map(self.supervision.is_up, self.workers))

@@ -1,6 +1,5 @@
 """Creation of the parts as actors of Ray, where the configuration places them."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,9 +29,7 @@ class Creator:
         self.recipe, self.config = recipe, RayConfig.of(recipe.config)
         parts = roles(self.config, self.config.needed_workers(len(recipe.sizes)))
         demands = [(name, *self._demand(kind)) for name, (kind, _) in parts.items()]
-        cluster.check(
-            demands + [demand for demand in demands if demand[0] == "learner"] * (self.config.num_learners - 1)
-        )
+        cluster.check(demands + [("learner", *self._demand("learner"))] * (self.config.num_learners - 1))
         cluster.check_code()
         self.policy = recipe.initial_policy(spec)
         cluster.check_room(nbytes(self.policy.state_dict()))
@@ -46,7 +43,15 @@ class Creator:
         incarnation: of a worker's seeds or of a learner's weights.
         """
         resources, labels = self._demand(kind)
-        options, config, budget = actor_options(resources, labels), self.config, self.recipe.budget
+        config, budget = self.config, self.recipe.budget
+        own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # in Ray's options, beside other resources
+        options: dict[str, Any] = {"num_cpus": 0, "num_gpus": 0, "max_restarts": 0, "max_concurrency": MAX_CALLS}
+        options |= {own[name]: amount for name, amount in resources.items() if name in own}
+        options["resources"] = {name: amount for name, amount in resources.items() if name not in own}
+        if labels:
+            options["label_selector"] = dict(labels)
+        if not resources:
+            options["scheduling_strategy"] = "SPREAD"  # parts that reserve nothing would all go to one node
         cpus = int(resources.get("CPU", 0))
         if kind == "env_worker":
             num_threads = config.sim_threads or cpus or budget.sim
@@ -75,16 +80,3 @@ def roles(config: RayConfig, num_env_workers: int) -> dict[str, tuple[str, int]]
     servers = {f"actor server {index}": ("actor_server", index) for index in range(config.num_actor_servers)}
     workers = {f"env worker {index}": ("env_worker", index) for index in range(num_env_workers)}
     return {"learner": ("learner", 0), **servers, **workers}
-
-
-def actor_options(resources: Mapping[str, float], labels: Mapping[str, str]) -> dict[str, Any]:
-    """Return Ray's options of an actor that reserves these resources on a node with these labels."""
-    own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-    options: dict[str, Any] = {"num_cpus": 0, "num_gpus": 0, "max_restarts": 0, "max_concurrency": MAX_CALLS}
-    options |= {own[name]: amount for name, amount in resources.items() if name in own}
-    options["resources"] = {name: amount for name, amount in resources.items() if name not in own}
-    if labels:
-        options["label_selector"] = dict(labels)
-    if not resources:
-        options["scheduling_strategy"] = "SPREAD"  # parts that reserve nothing would all go to one node
-    return options

@@ -178,11 +178,12 @@ class WorkerHost(Host):
 
     async def state_dict(self, group: int) -> dict[str, Any]:
         """Return the state of one group, between two of its fragments."""
-        return await self._run(f"saves group {group}", self.worker.state_dict, group)
+        return await self._run(f"saves group {group}", self.worker.rollouts[group].state_dict)
 
     async def load_state_dict(self, group: int, state: Mapping[str, Any]) -> None:
         """Continue one group from its state."""
-        await self._run(f"loads group {group}", self.worker.load_state_dict, group, copy.deepcopy(state))
+        load = self.worker.rollouts[group].load_state_dict
+        await self._run(f"loads group {group}", load, copy.deepcopy(state))
 
     async def close(self) -> None:
         """Close the envs."""

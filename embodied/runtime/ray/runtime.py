@@ -111,7 +111,8 @@ class RayRuntime(Runtime):
 
     @property
     def incarnations(self) -> list[int]:
-        return self.controller.incarnations
+        prior, supervision = self.controller.prior_restarts, self.controller.supervision
+        return [prior[name] + supervision.incarnation(name) for name in self.controller.workers]
 
     @property
     def resumes_exactly(self) -> bool:
