@@ -1,6 +1,6 @@
 """Scenes: labelled observations while a scripted expert and random actions move the robot.
 
-LabeledEnv ──► Scenes.render_next: labelled observations [N, ...] ──► Buffer of the newest ones ──► SceneDataset.draw
+LabeledEnv ──► Scenes.render_next: labelled observations [N, ...] ──► SceneDataset: the newest ones ──► draw
 """
 
 from collections.abc import Callable
@@ -61,12 +61,21 @@ class Scenes:
         return self.env.act_and_render(torch.where(chance_N1, random_NA, self.env.expert()))
 
 
-class Buffer:
-    """Keep the newest ``capacity`` observations."""
+class SceneDataset:
+    """Keep the newest observations of scenes, draw random batches from them, and render new ones.
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity, self.added = capacity, 0
+    capacity: number of observations to draw from. reuse: how often each observation is drawn, on average. keep:
+    transforms N observations before they are stored.
+    """
+
+    def __init__(
+        self, scenes: Scenes, *, capacity: int, reuse: float, keep: Callable[[Obs], Obs] = lambda obs: obs
+    ) -> None:
+        self.scenes, self.capacity, self.reuse, self.keep = scenes, capacity, reuse, keep
+        self.added = self.drawn = 0
         self._rows: Obs = {}
+        for _ in range(FRAMES_PER_SCENE):  # the first frames show only robots at rest
+            self.add(self.keep(self.scenes.render_next()))
 
     def __len__(self) -> int:
         return min(self.added, self.capacity)
@@ -81,34 +90,14 @@ class Buffer:
             self._rows[key][place] = value
         self.added += num
 
-    def sample(self, num: int, generator: torch.Generator) -> Obs:
-        """Draw ``num`` observations with replacement."""
-        chosen = torch.randint(len(self), (num,), generator=generator)
-        return {key: rows[chosen] for key, rows in self._rows.items()}
-
     def rows(self, *keys: str) -> Obs:
         """Return all observations, with these keys alone."""
         return {key: self._rows[key][: len(self)] for key in keys}
 
-
-class SceneDataset:
-    """Draw random batches from the newest observations of scenes, and render new ones.
-
-    capacity: number of observations to draw from. reuse: how often each observation is drawn, on average. keep:
-    transforms N observations before they are stored.
-    """
-
-    def __init__(
-        self, scenes: Scenes, *, capacity: int, reuse: float, keep: Callable[[Obs], Obs] = lambda obs: obs
-    ) -> None:
-        self.scenes, self.reuse, self.keep = scenes, reuse, keep
-        self.buffer, self.drawn = Buffer(capacity), 0
-        for _ in range(FRAMES_PER_SCENE):  # the first frames show only robots at rest
-            self.buffer.add(self.keep(self.scenes.render_next()))
-
     def draw(self, num: int, generator: torch.Generator) -> Obs:
-        """Draw ``num`` observations."""
+        """Draw ``num`` observations with replacement."""
         self.drawn += num
-        while self.drawn > self.reuse * self.buffer.added:
-            self.buffer.add(self.keep(self.scenes.render_next()))
-        return self.buffer.sample(num, generator)
+        while self.drawn > self.reuse * self.added:
+            self.add(self.keep(self.scenes.render_next()))
+        chosen = torch.randint(len(self), (num,), generator=generator)
+        return {key: rows[chosen] for key, rows in self._rows.items()}

@@ -73,7 +73,7 @@ class GroundingTrainer(SupervisedTrainer):
         algorithm, options = self.algorithm, self.algorithm.config
         if algorithm.updates == 0:
             unknown = ("state", "target_positions") if self.config.init is None else ("target_positions",)
-            algorithm.fit_normalizer(self.scenes.buffer.rows(*unknown))
+            algorithm.fit_normalizer(self.scenes.rows(*unknown))
         return algorithm.update(self.scenes.draw(options.batch_size, algorithm.generator))
 
     def validate(self) -> tuple[float, dict[str, float]]:

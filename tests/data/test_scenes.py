@@ -7,7 +7,7 @@ from torch import Tensor
 
 from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.core.types import Obs
-from embodied.data.scenes import FRAMES_PER_SCENE, Buffer, SceneDataset, Scenes
+from embodied.data.scenes import FRAMES_PER_SCENE, SceneDataset, Scenes
 from embodied.envs import make_pool, make_sampler
 from embodied.envs.mujoco.labels import LabeledPool
 from embodied.envs.tasks.base import Role
@@ -51,19 +51,6 @@ def test_without_masks_the_same_scenes_are_seen() -> None:
         assert all(torch.equal(labelled[key], plain[key]) for key in plain)
 
 
-def test_a_buffer_keeps_the_newest() -> None:
-    buffer = Buffer(5)
-    for first in (0, 3):
-        buffer.add({"state": torch.arange(first, first + 3.0)[:, None]})
-    assert len(buffer) == 5
-    assert sorted(buffer.rows("state")["state"].flatten().tolist()) == [1, 2, 3, 4, 5]
-    assert set(buffer.sample(50, torch.Generator().manual_seed(0))["state"].flatten().tolist()) <= {1, 2, 3, 4, 5}
-    buffer.add({"state": torch.arange(6.0, 9.0)[:, None]})
-    assert sorted(buffer.rows("state")["state"].flatten().tolist()) == [4, 5, 6, 7, 8]
-    drawn = buffer.sample(200, torch.Generator().manual_seed(0))["state"]
-    assert sorted(drawn.unique().tolist()) == [4, 5, 6, 7, 8]
-
-
 class CountingEnv:
     """Two envs whose observation is how often they have acted: a LabeledEnv without a simulator."""
 
@@ -94,12 +81,26 @@ class CountingEnv:
 def test_frames_are_rendered_as_they_are_needed() -> None:
     env = CountingEnv()
     data = SceneDataset(Scenes(env, STEPS, seed=0), capacity=1000, reuse=2.0, keep=lambda obs: {"state": obs["state"]})
-    assert (data.buffer.added, env.scenes) == (FRAMES_PER_SCENE * 2, 1)
-    assert data.buffer.rows("state")["state"].flatten().tolist()[::2] == list(range(0, FRAMES_PER_SCENE * STEPS, STEPS))
+    assert (data.added, env.scenes) == (FRAMES_PER_SCENE * 2, 1)
+    assert data.rows("state")["state"].flatten().tolist()[::2] == list(range(0, FRAMES_PER_SCENE * STEPS, STEPS))
     generator = torch.Generator().manual_seed(0)
     drawn = 0
     while drawn < 8 * FRAMES_PER_SCENE:
         assert set(data.draw(10, generator)) == {"state"}
         drawn += 10
-    assert drawn / 2 <= data.buffer.added < drawn / 2 + env.num_envs
-    assert env.scenes == -(-data.buffer.added // (2 * FRAMES_PER_SCENE))
+    assert drawn / 2 <= data.added < drawn / 2 + env.num_envs
+    assert env.scenes == -(-data.added // (2 * FRAMES_PER_SCENE))
+
+
+def test_the_newest_observations_are_kept() -> None:
+    scenes = Scenes(CountingEnv(), STEPS, seed=0)
+    data = SceneDataset(scenes, capacity=5, reuse=1000.0, keep=lambda obs: {"state": obs["state"]})
+    for first in (0, 3):
+        data.add({"state": torch.arange(first, first + 3.0)[:, None]})
+    assert len(data) == 5
+    assert sorted(data.rows("state")["state"].flatten().tolist()) == [1, 2, 3, 4, 5]
+    assert set(data.draw(50, torch.Generator().manual_seed(0))["state"].flatten().tolist()) <= {1, 2, 3, 4, 5}
+    data.add({"state": torch.arange(6.0, 9.0)[:, None]})
+    assert sorted(data.rows("state")["state"].flatten().tolist()) == [4, 5, 6, 7, 8]
+    drawn = data.draw(200, torch.Generator().manual_seed(0))["state"]
+    assert sorted(drawn.unique().tolist()) == [4, 5, 6, 7, 8]

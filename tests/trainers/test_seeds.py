@@ -51,7 +51,7 @@ def test_grounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grounding, "VALIDATION_SCENES", 4)
     config = compose_run({"algo": "grounding", **TINY, **VLA, "seed": 1000})
     with GroundingTrainer(config, tmp_path, new=True) as trainer:
-        first = trainer.scenes.buffer.rows("state")["state"][: config.num_envs]
+        first = trainer.scenes.rows("state")["state"][: config.num_envs]
         distance_MN = torch.cdist(trainer.validation["state"][:4].double(), first.double())
     assert len(first) == 6
     assert (distance_MN > 1e-3).all(), "a scene that is validated on is trained on"
