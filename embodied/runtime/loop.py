@@ -203,7 +203,6 @@ class Runtime(ABC):
         self.channel.close()
 
     def _consume(self) -> None:
-        """Count the newest batch as consumed."""
         self.ledger.consumed_batch()
 
     # ---------------------------------------------------------------------------------------------- between iterations
@@ -223,8 +222,7 @@ class Runtime(ABC):
     @property
     def layout_note(self) -> str:
         """The threads or processes in which the run's parts are, in words."""
-        budget = self.budget
-        return f"threads: simulation {budget.sim}, actor {budget.actor}, learner {budget.learner}"
+        return f"threads: simulation {self.budget.sim}, actor {self.budget.actor}, learner {self.budget.learner}"
 
     @property
     def resume_note(self) -> str:

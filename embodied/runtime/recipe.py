@@ -49,17 +49,15 @@ class Recipe:
     seed: int
     """Of the run. Exploration noise depends on it, on the worker and on the group."""
     make_env: EnvFactory
-    """Builds training envs."""
     make_sampler: SamplerFactory
-    """Builds the sampler of a group."""
+    """Build the training envs and the sampler of a group."""
     make_policy: Callable[[EnvSpec], Policy]
     """Builds the policy on the CPU; ``torch.manual_seed(seed)`` is called before."""
     make_algorithm: Callable[[Policy], Algorithm]
     """Builds the algorithm of a policy on its device."""
     make_eval_env: EnvFactory
-    """Builds the envs of evaluations."""
     eval_plans: PlanFactory
-    """Draws the episodes of evaluations."""
+    """Build the envs of evaluations, and draw their episodes."""
     relabel: Relabel | None = None
     """Rewrites the rewards of a batch before the learner gets it, for instance by a learned reward."""
 

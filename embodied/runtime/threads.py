@@ -26,18 +26,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ThreadBudget:
-    """Number of threads of each part."""
+    """Number of threads of each VecEnv of a worker, and of torch in the other parts."""
 
     sim: int
-    """Of each VecEnv of a worker."""
     actor: int
-    """Of torch in the actor server."""
     learner: int
-    """Of torch in the learner."""
     learner_alone: int
-    """Of torch in the learner while no other part computes."""
+    """Of the learner while no other part computes."""
     evaluator: int
-    """Of torch in the evaluator, and of its VecEnv."""
+    """Of the evaluator, and of its VecEnv."""
 
 
 def available_cores() -> int:

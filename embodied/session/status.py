@@ -71,8 +71,7 @@ def read_status(run_dir: Path) -> dict[str, Any]:
 
 
 def _state(run_dir: Path, noted: str | None, locked: bool) -> str:
-    """Return the state. noted: that of the journal; None in a run of an earlier version, which has no journal."""
-    if noted is None:
+    if noted is None:  # a run of an earlier version, without a journal
         done = any((run_dir / "eval").glob("final_*.json"))
         return "running" if locked else "finished" if done else "unknown"
     if locked:
@@ -113,7 +112,6 @@ def _shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def _last_warning(run_dir: Path) -> str | None:
-    """Return the last warning of the run, which begins with its time; one line."""
     try:
         lines = (run_dir / WARNINGS_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -62,8 +62,7 @@ class Part:
 
     @property
     def handle(self) -> Any:
-        """Handle of the process that answers."""
-        return self.processes[0]
+        return self.processes[0]  # the one that answers
 
     def kill(self) -> None:
         for process in self.processes:
@@ -105,7 +104,7 @@ class Controller:
 
     # ---------------------------------------------------------------------------------------------------- any thread
     def totals(self, name: str) -> Totals:
-        """Return what the tracks of all processes of a worker or server have counted, up to its last fragment."""
+        """Return the totals of all processes of a worker or server, up to its last fragment."""
         part, totals = self.parts.get(name), Counter(self._dead_totals[name])
         totals.update({} if part is None else part.totals)
         return totals

@@ -53,7 +53,6 @@ class RemoteLearner:
 
     @property
     def deployed(self) -> Policy:
-        """The policy to evaluate and to keep."""
         if self._replica_of != self.iteration:
             self.update_replica(self.deployed_weights())
         return self._replica

@@ -116,7 +116,6 @@ class RayRuntime(Runtime):
 
     @property
     def resumes_exactly(self) -> bool:
-        """Whether all envs can be restored from a checkpoint; of workers that have not joined it is not known."""
         parts = [self.controller.parts.get(name) for name in self.controller.workers]
         return all(part is None or part.built is None or part.built.resumes_exactly for part in parts)
 
@@ -153,10 +152,7 @@ class RayRuntime(Runtime):
             controller.post(partial(controller.renew, name))
 
     def _recover(self, state: Mapping[str, Any] | None) -> None:
-        """Continue with the learner that replaces the lost one; see ``LearnerLost``.
-
-        Episodes, noise and incarnations of the workers go on from where they are now, so nothing is sampled twice.
-        """
+        """Continue with the learner that replaces the lost one. Workers go on from where they are now."""
         supervision, learner = self.controller.supervision, self.learner
         while supervision.incarnation("learner") == learner.incarnation or not supervision.is_up("learner"):
             self.threads.check_running()

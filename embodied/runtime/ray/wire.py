@@ -118,7 +118,6 @@ class TensorGroup:
     """Tensors that last changed in the same version."""
 
     version: int
-    """That version."""
     tensors: Any
     """Reference to the tensors by name."""
     digest: bytes
