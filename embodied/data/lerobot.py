@@ -72,19 +72,15 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
     return Demonstrations(
         state_FS=columns.convert(_matrix(table, state.name, path), state_names, state, "state"),
         action_FA=columns.convert(_matrix(table, action.name, path), action_names, action, "action"),
-        episode_F=episode,
-        instruction_F=instruction,
-        instructions=instructions,
-        control_hz=float(info["fps"]),
-        state_names=() if state.entries else state_names,
-        action_names=() if action.entries else action_names,
+        episode_F=episode, instruction_F=instruction, instructions=instructions, control_hz=float(info["fps"]),
+        state_names=() if state.entries else state_names, action_names=() if action.entries else action_names,
         state_units=() if state.converts else units.get(state.name, ()),
         action_units=() if action.converts else units.get(action.name, ()),
         images={
             camera: _images(table, key, path) if key in stored else read_videos(path, info, key, episode)
             for camera, key in images.items()
         },
-    )
+    )  # fmt: skip
 
 
 def check_sizes(path: Path, spec: EnvSpec) -> None:

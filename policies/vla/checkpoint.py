@@ -115,10 +115,8 @@ def _loading_errors(path: Path) -> Iterator[None]:
 def _build_fresh(spec: EnvSpec, config: VLAConfig) -> Parts:
     """Build a model with random weights and the sizes in ``config.model``. UserError if it has none."""
     if not config.model:
-        raise UserError(
-            "policy=vla needs a trained model: give policy.pretrained=<directory of a checkpoint of π0> or "
-            "init=<run directory>; policy=vla_tiny starts with a fresh one"
-        )
+        give = "give policy.pretrained=<directory of a checkpoint of π0> or init=<run directory>"
+        raise UserError(f"policy=vla needs a trained model: {give}; policy=vla_tiny starts with a fresh one")
     unknown = [key for key, (_, has) in _differences(config.model, PI0Config().to_dict()).items() if has is ABSENT]
     if unknown:
         raise UserError(f"unknown key 'policy.model.{unknown[0]}': PI0Config of transformers has no such entry")
@@ -161,10 +159,8 @@ def check_fits(parts: Parts, spec: EnvSpec, config: VLAConfig) -> None:
         if entries > most:
             raise UserError(f"the {what} of task {spec.task} has {entries} entries, the model takes {most} at most")
     if projected != text.hidden_size:
-        raise UserError(
-            f"policy.model: vlm_config.projection_dim (image tokens) is {projected}, text_config.hidden_size (word "
-            f"tokens) is {text.hidden_size}: they must be equal"
-        )
+        sizes = f"vlm_config.projection_dim (images) is {projected}, text_config.hidden_size (words) {text.hidden_size}"
+        raise UserError(f"policy.model: {sizes}: they must be equal")
     for name, part in (("text_config", text), ("dit_config", expert)):
         heads, groups = part.num_attention_heads, part.num_key_value_heads
         if heads % groups:
