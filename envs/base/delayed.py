@@ -30,9 +30,8 @@ from embodied.envs.episodes.seeding import EpisodeRng
 class DelayedEnv(VecEnv):
     """A ``VecEnv`` around another one, whose decisions take effect after a delay; see ``VecEnv.max_delay``.
 
-    execute: E, control steps between two decisions. max_delay: D, rows of the observed prefix. delay: d of all
-    decisions but an episode's first; None draws it uniformly from 0 to D, as a function of the episode's plan and the
-    number of the decision. ``step`` takes chunks of any length; beyond its end a chunk repeats its last action.
+    execute: E. max_delay: D, rows of the observed prefix. delay: d of all decisions but an episode's first; None draws
+    it uniformly from 0 to D, as a function of plan and decision. Beyond its end a chunk repeats its last action.
     """
 
     def __init__(self, env: VecEnv, execute: int, max_delay: int, delay: int | None = None) -> None:

@@ -49,10 +49,9 @@ def run_checks(
 ) -> Iterator[Result]:
     """Yield the result of every check, also after failures. If the env cannot be run at all, no check is reached.
 
-    make: builds an env of N copies. resets: number of resets of the check of leaks. steps: largest time limit of an
-    episode in control steps, so that slow simulators reach the ends of episodes. seconds: time limit of all checks,
-    which shortens episodes and resets. note: receives a sentence for the user. An exception of the environment fails
-    the check.
+    resets: of the check of leaks. steps: largest time limit of an episode, so that slow simulators reach the ends of
+    episodes. seconds: time limit of all checks. note: receives a sentence for the user. An exception of the environment
+    fails the check.
     """
     with ExitStack() as opened:
         trial = Trial(make, opened, num_envs, seed, steps, resets, seconds, note)

@@ -47,8 +47,7 @@ class SamplerSetup:
 class InstructionDraw:
     """Draw the instructions of episodes: the next split, the next goal of the split, and a random text of the goal.
 
-    Consecutive seeds get consecutive splits and goals. So evaluations and batches of training envs have equally many
-    episodes of each. splits: splits to draw from (None: all). UserError for an unknown split.
+    So consecutive seeds have equally many episodes of each. splits: None: all. UserError for an unknown split.
     """
 
     def __init__(self, instructions: Sequence[Instruction], splits: Sequence[str] | None = None) -> None:

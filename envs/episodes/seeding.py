@@ -36,11 +36,10 @@ def _uniform(bits: np.ndarray) -> np.ndarray:
 
 
 class EpisodeRng:
-    """Random numbers of n episodes.
+    """Random numbers of n episodes, whose env seeds and numbers are ``seed_n`` and ``episode_n``, int [n].
 
-    seed_n, episode_n: env seeds and episode numbers, int [n]. A stream is named by the purpose of its numbers.
-    Different streams are independent; the same stream gives the same numbers again. turn_n: sum of seed and number,
-    for choices that are made in turn and not at random.
+    A stream is named by the purpose of its numbers; streams are independent, and one gives the same numbers again.
+    turn_n: sum of seed and number, for choices that are made in turn.
     """
 
     def __init__(self, seed_n: np.ndarray, episode_n: np.ndarray) -> None:

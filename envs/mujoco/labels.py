@@ -1,7 +1,4 @@
-"""A pool whose images are labelled from the simulator's state. The task's scripted expert can act in it.
-
-pool ── observations, segmentation by geom ──► geom → body → task.body_roles, body_descriptions ──► labels of pixels
-"""
+"""A pool whose images are labelled from the simulator's state: geom → body → role and description → labels."""
 
 import torch
 from torch import Tensor

@@ -31,10 +31,9 @@ def per_state(compute: Callable[[View, str], Tensor]) -> Callable[[View, str], T
 class View:
     """Named torch tensors over the live arrays of a batch: no copies, current after every control step.
 
-    Tensors have a row per env, N, in metres, seconds and radians. Device and type are those of the batch: CPU and
-    float64, or any device and float32. ``batch`` is for model fields that a task sets per simulation. Accelerations
-    and forces, which the engine computes after velocities, belong to the last step. At the start of an episode they are
-    meaningless: read them by sensors, which are 0 there.
+    Tensors have a row per env, N, in metres, seconds and radians, with the batch's type and device. ``batch`` is for
+    model fields that a task sets per simulation. Accelerations and forces belong to the last step and are meaningless
+    at the start of an episode: read them by sensors, which are 0 there.
     """
 
     def __init__(self, batch: Simulations, arm: ArmState) -> None:

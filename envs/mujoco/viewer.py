@@ -38,9 +38,8 @@ class Viewer:
 def quick_viewer(task: Task, batch: Batch, camera: Camera) -> Callable[[], NDArray[np.uint8]]:
     """Return a function that renders the simulations of a task as policies' cameras do, uint8 [N, h, w, 3].
 
-    It is a hundred times as fast as ``Viewer``. It has no shadows, and a robot has only its few coarse geoms
-    (``Robot.coarse``). Images of a robot without these show its other geoms and take longer. The image of an env where
-    the task is solved now has a green frame. It renders only after a later call of the batch.
+    It is a hundred times as fast as ``Viewer``, without shadows and with the robot's coarse geoms (``Robot.coarse``) if
+    there are any. It renders only after a later call of the batch.
     """
     if task.robot.coarse is None:
         return Viewer(task, batch, camera, FAST).render

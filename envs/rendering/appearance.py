@@ -20,8 +20,8 @@ SYNCED_FIELDS = ("geom_type", "geom_size", "geom_rgba", "geom_rbound", "geom_aab
 def add_visuals(spec: mujoco.MjSpec, file: Path | None) -> mujoco.MjModel:
     """Return the model of a scene with the visual geoms of an MJCF file; ``spec`` is not changed.
 
-    The state (qpos, mocap, ...) keeps its layout. The planes of the physics move to the hidden group 3: the file shows
-    a table and the floor below it instead. If there is no file, the collision geoms are shown.
+    The state keeps its layout. The file's table and floor replace the planes. Without a file the collision geoms are
+    shown.
     """
     spec = spec.copy()
     if file is None:

@@ -241,8 +241,7 @@ def move_towards(view: View, target: Tensor, gripper: Tensor, limit: Tensor | fl
 def grasp_move(view: View, name: str) -> tuple[Tensor, Tensor]:
     """Return target [N, 3] and gripper command [N] of an expert that grasps the cube.
 
-    Hover 8 cm above the cube, descend when aligned, close when the cube is between the fingers. If the cube is grasped
-    already, the gripper stays closed.
+    Hover 8 cm above the cube, descend when aligned, close when it is between the fingers and stay closed.
     """
     cube = view.body_qpos(name)[:, :3]
     offset = cube - view.tcp_pos

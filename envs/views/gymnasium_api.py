@@ -1,10 +1,8 @@
 """The tasks as gymnasium environments ``embodied/Reach-v0``, ..., which ``embodied.envs`` registers.
 
-    gymnasium.make(id)                   one env; the time limit is gymnasium's TimeLimit wrapper, as everywhere
-    gymnasium.make_vec(id, num_envs=n)   the native pool; ``autoreset_mode`` is SAME_STEP unless chosen otherwise
-
-gymnasium 1.x has no plugin entry points: write ``import embodied.envs`` first, or name the module in the id, as in
-``gymnasium.make("embodied.envs:embodied/Reach-v0")``. Keyword arguments of both are those of ``TaskVectorEnv``.
+``gymnasium.make(id)`` gives one env, ``make_vec(id, num_envs=n)`` the native pool, both with the keyword arguments of
+``TaskVectorEnv``. gymnasium 1.x has no plugin entry points: write ``import embodied.envs`` first, or name the module in
+the id, as in ``gymnasium.make("embodied.envs:embodied/Reach-v0")``.
 """
 
 from typing import Any

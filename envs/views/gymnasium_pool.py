@@ -167,8 +167,8 @@ class TaskVectorEnv(StepperVectorEnv, VectorEnv[Observation, NDArray[Any], NDArr
     ) -> tuple[Observation, Info]:
         """Start new episodes in all envs, or in those of ``options["reset_mask"]``, bool [N].
 
-        seed: env i has seed ``seed + i``, or ``seed[i]``; an env whose seed is None goes on with its next episode, or
-        begins with a random seed if it had none so far. UserError for other options, a bad mask or bad seeds.
+        seed: env i has seed ``seed + i``, or ``seed[i]``; None: the next episode, or a random seed if it had none so
+        far. UserError for other options, a bad mask or bad seeds.
         """
         seeds, mask_N = seeds_of(seed, self.num_envs), _reset_mask(options, self.num_envs)
         super().reset(seed=int(seed) if isinstance(seed, int | np.integer) else None)

@@ -59,14 +59,12 @@ class _Sampler(UniformSampler):
 class Stepper:
     """An environment with a sampler of its episodes, stepped by one action per env. Used by one thread at a time.
 
-    seed: env i has env seed ``seed + i``. splits: splits of the instructions that episodes come from; None: all.
-    stagger: cut each env's first episode short by a random time, so that not all envs are reset together. stages: start
-    the share ``StartStage.share`` of the episodes from a later stage of the task. autoreset: when an env whose episode
-    ended begins its next one: in the same step, in its next step (which ignores its action and has reward 0), or
-    (DISABLED) by ``begin`` or ``reset``.
-
-    ``pickle`` and ``copy.deepcopy`` copy what ``open_task`` built, if the simulator can restore a state. The copy goes
-    on exactly as the original would.
+    seed: env i has env seed ``seed + i``. splits: of the instructions that episodes come from; None: all. stagger: cut
+    each env's first episode short by a random time. stages: start the share ``StartStage.share`` of the episodes from a
+    later stage. autoreset: when an env whose episode ended begins its next one: in the same step, in its next step
+    (which ignores its action and has reward 0), or (DISABLED) by ``begin`` or ``reset``. ``pickle`` and
+    ``copy.deepcopy`` copy what ``open_task`` built, if the simulator can restore a state; the copy goes on exactly as
+    the original would.
     """
 
     rebuild: Callable[[], Stepper] | None = None

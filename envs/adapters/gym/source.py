@@ -109,9 +109,8 @@ def _warn_once(message: str) -> None:
 class SingleEnvView(gymnasium.Env[Any, Any]):
     """The only environment of a vector environment as a single one, whatever the mode of its resets.
 
-    NEXT_STEP and DISABLED: an episode that has ended stays as it is until ``reset``. SAME_STEP: its last observation
-    and info are those that the vector environment has kept, and ``reset`` begins yet another episode. It gives no
-    pictures then, because the one after the last step would show the wrong episode.
+    SAME_STEP: the last observation and info are those that it has kept, and ``reset`` begins yet another episode. It
+    gives no pictures then, because the one after the last step would show the wrong episode.
     """
 
     def __init__(self, env: Vector) -> None:

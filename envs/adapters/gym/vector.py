@@ -1,9 +1,7 @@
 """Environments of gymnasium that step all together: the vector environment that a registration names.
 
-    start(ids, seeds) ─► env.reset(seed=[...], options={"reset_mask": ...}) ─┐
-    step(ids)         ─► env.step(...)                                       ├─► arrays, see ``rows``
-                                                                             ┘
-It must leave resets to us (``AutoresetMode.DISABLED``), so that every episode begins where its plan says.
+It must leave resets to us (``AutoresetMode.DISABLED``), so that every episode begins where its plan says. Resets take
+the mask of envs and their seeds; results go into arrays, see ``rows``.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,5 @@
 """Our tasks on MuJoCo Warp (``sim=warp``): as in ``MujocoPool``, with every tensor on one device.
 
-    advance: arm.apply ─► WarpBatch.step ─► rewards, failures, success      chunks and ends: envs/base/episodic.py
-    start: place arm and objects ─► compute the sensors
-
 All envs are stepped together, including those that wait for their next episode, whose results are ignored.
 """
 
