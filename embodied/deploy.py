@@ -106,9 +106,9 @@ def planner_of(options: DeployOptions, path: Path, bundle: Bundle) -> Iterator[P
         check_parity(runner, path)  # and the first inference takes longer than the others
         yield runner
         return
+    require_packages(f"server={options.server}")
     from embodied.deployment.serving.client import RemotePlanner
 
-    require_packages(f"server={options.server}")
     key = read_api_key(options.api_key_file)
     with RemotePlanner(options.server, api_key=key, timeout_s=options.plan_timeout_s, bundle=bundle) as client:
         yield client

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from embodied.core.errors import UserError, one_line
 from embodied.deployment.bundle.format import BUNDLE_FILE, read_bundle, sha256
 from embodied.deployment.bundle.runner import PolicyRunner, check_parity
+from embodied.deployment.options import ServerOptions
 from embodied.deployment.serving.protocol import require_packages
-from embodied.deployment.serving.server import PolicyServer, ServerOptions
 from embodied.deployment.validation import Ranges, parse_words
 from embodied.session.command import Stopped, run_command
 
@@ -84,6 +84,8 @@ def runner_of(options: ServeOptions) -> PolicyRunner | TorchRunner:
 
 async def serve_until_stopped(runner: PolicyRunner | TorchRunner, options: ServeOptions) -> dict[str, Any]:
     """Serve until SIGINT or SIGTERM; return what was done. A second signal ends the process at once."""
+    from embodied.deployment.serving.server import PolicyServer  # needs websockets
+
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def on_signal() -> None:

@@ -34,8 +34,7 @@ from embodied.session.config import RunConfig, compose_run, to_mapping
 from embodied.trainers.reinforcement import build
 
 QUIET = {"runtime.eval_every": 0, "eval_episodes": 0}
-RAY = {"task": "lift", "num_envs": 1024, "runtime.max_staleness": 1}
-"""Training that is compared on Ray and in threads."""
+RAY = {"task": "lift", "num_envs": 1024, "runtime.max_staleness": 1}  # training that is compared on Ray and in threads
 SHORT = {"num_envs": 8, "runtime.decisions": 2, "algo.epochs": 1}
 
 

@@ -17,8 +17,7 @@ from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Text, config_dataclass, from_mapping
 from embodied.core.spec import ActionTerm, Box, EnvSpec, Term
 
-NAMES = {"state": "observation.state", "action": "action"}
-"""Usual names of the columns, as LeRobot has them."""
+NAMES = {"state": "observation.state", "action": "action"}  # usual names of the columns, as LeRobot has them
 ROUNDING = 1e-3  # how far an action may be beyond the space
 SMALL = 0.1  # share of the space; an entry that uses less may be in another unit
 PLAUSIBLE = {"rad": 2 * math.pi, "m": 10.0}  # largest states, by unit

@@ -1,6 +1,8 @@
-"""Options of the command ``deploy``."""
+"""Options of the commands ``deploy`` and ``serve``."""
 
 from dataclasses import dataclass
+from functools import cached_property
+from ipaddress import ip_address
 from math import inf
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -10,7 +12,8 @@ from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.control.inference import TIMEOUT_S
 from embodied.deployment.control.schedule import Schedule, ScheduleName, ticks_per_step
 from embodied.deployment.robots.sim import PERTURBATIONS
-from embodied.deployment.validation import Options
+from embodied.deployment.serving.protocol import read_api_key
+from embodied.deployment.validation import Options, Ranges
 
 
 @dataclass(frozen=True)
@@ -71,3 +74,43 @@ class DeployOptions(Options):
             raise unknown_name("perturbation", self.perturbation, PERTURBATIONS)
         if self.report is not None and Path(self.report).exists():
             raise UserError(f"report={self.report} exists; give a new directory")
+
+
+@dataclass(frozen=True)
+class ServerOptions(Options):
+    """Options of a server; see the top of embodied/serve.py."""
+
+    RANGES: ClassVar[Ranges] = {
+        "port": (0, 65535), "max_batch": (1, 4096), "max_clients": (1, 4096), "idle_s": (1e-3, 86400),
+    }  # fmt: skip
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key_file: str | None = None
+    insecure: bool = False
+    max_batch: int = 32
+    max_clients: int = 64
+    idle_s: float = 1800.0
+
+    @cached_property
+    def api_key(self) -> str | None:
+        """Key that clients must show, from the file or the environment; None asks for none."""
+        return read_api_key(self.api_key_file)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches the address."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def check(self) -> None:
+        """Raise UserError for a missing address, and for one that strangers reach without a key."""
+        if not self.host.strip():
+            raise UserError("host: got '', allowed: an address, such as 127.0.0.1, or 0.0.0.0 for all of this machine")
+        if self.api_key is None and not self.insecure and not self.is_loopback:
+            raise UserError(
+                f"host={self.host} lets other machines command a robot without a key: give api_key_file=<file>, or "
+                "insecure=true if the network keeps strangers out"
+            )

@@ -17,13 +17,11 @@ from typing import Any, ClassVar, TypeVar, Union
 
 from embodied.core.errors import TYPES, UserError, missing_key, nearest, one_line, unknown_name, wrong_value
 
-MAX_MESSAGE = 600
-"""Characters of a message."""
+MAX_MESSAGE = 600  # characters of a message
 MAX_INTEGER = 2**63
 
 T = TypeVar("T")
-Ranges = Mapping[str, tuple[float, float]]
-"""Lowest and highest value of numbers, by name."""
+Ranges = Mapping[str, tuple[float, float]]  # lowest and highest value of numbers, by name
 
 
 @dataclass(frozen=True)

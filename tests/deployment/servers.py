@@ -16,8 +16,9 @@ from websockets.sync.client import ClientConnection, connect
 from embodied.deployment.bundle.description import PARITY_FILE
 from embodied.deployment.bundle.format import load_arrays
 from embodied.deployment.bundle.runner import Planner, PolicyRunner
+from embodied.deployment.options import ServerOptions
 from embodied.deployment.serving.protocol import decode, encode
-from embodied.deployment.serving.server import PolicyServer, ServerOptions
+from embodied.deployment.serving.server import PolicyServer
 from tests.deployment.exports import flow_bundle
 
 LARGE = 2**23

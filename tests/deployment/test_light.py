@@ -26,8 +26,8 @@ class Block(importlib.abc.MetaPathFinder):
         return None
 sys.meta_path.insert(0, Block())
 """
-ELSEWHERE = ("bundle.torch_runner", "bundle.write")
-"""Modules of embodied.deployment that export, which needs torch."""
+ELSEWHERE = ("bundle.torch_runner", "bundle.write", "serving.client", "serving.server")
+"""Modules of embodied.deployment that export, which needs torch, or serve, which needs websockets."""
 
 
 def run_blocked(code: str, root: Path) -> subprocess.CompletedProcess[str]:
@@ -48,7 +48,7 @@ for name in {light!r}:
 """
     done = run_blocked(code, root)
     assert done.returncode == 0, done.stderr
-    assert len(light) > 20
+    assert len(light) >= 20
 
 
 def test_the_block_notices_a_heavy_import(root: Path) -> None:

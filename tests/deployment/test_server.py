@@ -19,9 +19,9 @@ from embodied.core.errors import UserError
 from embodied.deployment.bundle.description import Bundle as BundleType
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner
+from embodied.deployment.options import ServerOptions
 from embodied.deployment.serving import server as server_module
 from embodied.deployment.serving.protocol import encode, max_request_bytes
-from embodied.deployment.serving.server import ServerOptions
 from embodied.deployment.validation import from_json
 from tests.deployment.builders import SEES_AND_READS, make_bundle
 from tests.deployment.exports import flow_bundle

@@ -8,8 +8,7 @@ from embodied.core.errors import UserError, unknown_name
 from embodied.core.spec import ActionTerm, ArmSpec, Box, CameraSpec, EnvSpec, Instruction, Term
 
 POLICY_FILE, PARITY_FILE, SIMULATION_FILE, README_FILE = "policy.onnx", "parity.npz", "simulation.json", "README.md"
-BESIDE_POLICY = (PARITY_FILE, SIMULATION_FILE, README_FILE)
-"""Files that are no part of the policy."""
+BESIDE_POLICY = (PARITY_FILE, SIMULATION_FILE, README_FILE)  # files that are no part of the policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,7 @@ from embodied.core.spec import ArmSpec
 from embodied.deployment.bundle.description import BESIDE_POLICY, PARITY_FILE, POLICY_FILE, SIMULATION_FILE, Bundle
 from embodied.deployment.validation import Ranges, check_range, from_json
 
-FORMAT = 2
-"""Version of the layout; a reader refuses others."""
+FORMAT = 2  # version of the layout; a reader refuses others
 BUNDLE_FILE = "bundle.json"
 MODEL_FILE, OPTIONS_FILE, STATISTICS_FILE = "config.json", "policy.json", "statistics.safetensors"
 """Files of a bundle in the layout of transformers, besides weights and tokenizer."""
@@ -41,12 +40,9 @@ OF_TRANSFORMERS = re.compile(
 )
 """Files that a policy in the layout of transformers may have: no code, no pickles, nothing that points elsewhere."""
 MAX_JSON_BYTES = 8 * 2**20
-MAX_ARRAYS_BYTES = 2**33
-"""Largest size of the arrays of a file."""
-MAX_MESSAGE = 600
-"""Characters of a message about a file."""
-KINDS = "biufU"
-"""Kinds of numpy's types that are numbers or texts."""
+MAX_ARRAYS_BYTES = 2**33  # largest size of the arrays of a file
+MAX_MESSAGE = 600  # characters of a message about a file
+KINDS = "biufU"  # kinds of numpy's types that are numbers or texts
 
 _LENGTH_M, _ANGLE, _UNIT = (-10.0, 10.0), (-100.0, 100.0), (-1.001, 1.001)
 RANGES: Ranges = {
@@ -67,15 +63,12 @@ RANGES: Ranges = {
     "arm.gripper.max_step_m": (1e-6, 1),
 }  # fmt: skip
 """Lowest and highest value of each number of ``Bundle``; ``[]`` stands for every entry of a list."""
-MAX_ENTRIES = 4096
-"""Entries of a list."""
-MAX_TEXT = 10_000
-"""Letters of a text."""
+MAX_ENTRIES = 4096  # entries of a list
+MAX_TEXT = 10_000  # letters of a text
 MAX_NOISE = 2**20
 MAX_LEAD_TIME_S = 1.0
 """Largest damping / stiffness. Times the largest speed it is how far a target may be ahead of the joint."""
-RANGE_SLACK = 0.1
-"""Share of a joint's range by which recorded positions may be outside of its limits."""
+RANGE_SLACK = 0.1  # share of a joint's range by which recorded positions may be outside of its limits
 SIZES = {"fingers": 2, "finger_target": 1, "tcp_pos": 3, "tcp_vel": 3}
 """Sizes of the terms that a robot's computer makes itself, besides those by joint."""
 

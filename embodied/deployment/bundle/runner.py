@@ -27,8 +27,7 @@ FATAL_ONLY = 4  # log severity of ONNX Runtime
 EXTERNAL = re.compile(rb"[\x00\x08]location")  # the key of an ONNX tensor whose numbers are in another file
 MAX_PARITY_BYTES = 2**28
 MAX_REASON = 600  # letters of ONNX Runtime's messages, whose end has the reason
-RANGE_TOLERANCE = 1e-3
-"""Largest distance of an action from its range, in units of its scale."""
+RANGE_TOLERANCE = 1e-3  # largest distance of an action from its range, in units of its scale
 
 
 class Planner(Protocol):

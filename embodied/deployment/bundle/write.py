@@ -32,11 +32,9 @@ from embodied.deployment.bundle.format import FORMAT, sha256, write_description
 from embodied.deployment.bundle.runner import OUTPUT_PREFIX, InputSpec, PolicyRunner, check_parity
 from embodied.deployment.bundle.torch_runner import PhysicalPlan, PolicyBuilder, TorchRunner, write_model
 
-TOLERANCE = 1e-5
-"""Largest allowed difference between torch and ONNX Runtime, in units of the action's scale."""
+TOLERANCE = 1e-5  # largest allowed difference between torch and ONNX Runtime, in units of the action's scale
 PARITY_ROWS = 64
-MAX_ONNX_BYTES = 2**30
-"""Largest weights that are exported as ONNX, float32; a file can have 2 GB."""
+MAX_ONNX_BYTES = 2**30  # largest weights that are exported as ONNX, float32; a file can have 2 GB
 ONNX_RUN = """\
 python -m embodied.deploy bundle=<this directory> robot=sim    # the simulated arm, in real time
 python -m embodied.serve bundle=<this directory> port=8000     # a policy server, openpi's protocol

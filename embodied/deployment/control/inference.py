@@ -19,12 +19,10 @@ from embodied.deployment.bundle.runner import Planner
 from embodied.deployment.control.arm import Measurement
 from embodied.deployment.control.schedule import PlanRequest, Schedule
 
-TIMEOUT_S = 5.0
-"""Default of the longest plan."""
+TIMEOUT_S = 5.0  # default of the longest plan
 
 Inputs = Mapping[str, NDArray[Any]]
-Plan = tuple[NDArray[np.float32], float]
-"""A chunk or chunks, and a time."""
+Plan = tuple[NDArray[np.float32], float]  # a chunk or chunks, and a time
 
 
 class Clock:

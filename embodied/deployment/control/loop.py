@@ -26,10 +26,8 @@ from embodied.deployment.report.record import EpisodeRecord, Step
 from embodied.deployment.robots.base import GRIPPER, Robot, age, joint_names
 
 Array = NDArray[np.float64]
-PATIENCE = 0.9
-"""Share of its period that a tick may wait for its chunk."""
-SENT_TOLERANCE = 1e-3
-"""Largest difference (rad, m) of a target from what the robot says that it sent on."""
+PATIENCE = 0.9  # share of its period that a tick may wait for its chunk
+SENT_TOLERANCE = 1e-3  # largest difference (rad, m) of a target from what the robot says that it sent on
 
 
 class ControlLoop:

@@ -32,10 +32,8 @@ LOGGED = 100_000  # interventions that are kept; the counts go on
 MARGIN_M = 0.03  # how far outside of the box of training the tool's target may be: its position lags and swings
 RAMP_START = 0.1  # share of max_lead at the beginning
 FUTURE_S = 0.02  # how far ahead of this computer's clock a time stamp may be
-BLIND_S = 1.0
-"""Longest time without an observation that can be used."""
-HANGS_S = 1.0
-"""Longest time between two answers of the robot, beyond the period of the loop."""
+BLIND_S = 1.0  # longest time without an observation that can be used
+HANGS_S = 1.0  # longest time between two answers of the robot, beyond the period of the loop
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from embodied.deployment.bundle.format import load_arrays
 from embodied.deployment.control.safety import Intervention
 
 Array = NDArray[np.float64]
-EPISODES = "episodes"
-"""Folder of the files of episodes in that of a report."""
+EPISODES = "episodes"  # folder of the files of episodes in that of a report
 
 
 @dataclass

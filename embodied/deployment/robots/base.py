@@ -26,10 +26,8 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError
 from embodied.core.spec import ArmSpec
 
-Observation = dict[str, Any]
-"""Numbers and images by name."""
-Action = dict[str, float]
-"""Position targets by name."""
+Observation = dict[str, Any]  # numbers and images by name
+Action = dict[str, float]  # position targets by name
 GRIPPER = "gripper.pos"
 
 

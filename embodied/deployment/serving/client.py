@@ -6,14 +6,14 @@ with RemotePlanner("ws://server:8000", bundle=read_bundle(path)) as planner:
 What limits the robot's motion never comes from the network, but from the bundle on the robot's computer.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
+from websockets.sync.client import ClientConnection, connect
 
 from embodied.core.errors import UserError, one_line
 from embodied.deployment.bundle.description import Bundle
@@ -21,12 +21,8 @@ from embodied.deployment.bundle.format import MAX_JSON_BYTES, parse_bundle
 from embodied.deployment.bundle.runner import InputSpec
 from embodied.deployment.serving.protocol import ALLOWANCE_BYTES, SCHEME, VARIABLE, decode, encode, request_of
 
-if TYPE_CHECKING:
-    from websockets.sync.client import ClientConnection
-
 MAX_METADATA_ELEMENTS = 65536
-MAX_ERROR = 2000
-"""Characters of a server's error that are repeated."""
+MAX_ERROR = 2000  # characters of a server's error that are repeated
 
 
 class RemotePlanner:
@@ -87,8 +83,6 @@ class RemotePlanner:
 
     def _exchange(self, message: bytes, deadline_s: float) -> str | bytes:
         """Return the reply to a message, after one new connection if the present one is lost."""
-        from websockets.exceptions import ConnectionClosed
-
         for last in (False, True):
             if self._connection is None:
                 self._connection = self._connect(deadline_s)
@@ -106,9 +100,6 @@ class RemotePlanner:
 
     def _connect(self, deadline_s: float) -> ClientConnection:
         """Connect and check the description of the server's policy."""
-        from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
-        from websockets.sync.client import connect
-
         try:
             connection = connect(
                 self.url, additional_headers=self._headers, compression=None, proxy=None,

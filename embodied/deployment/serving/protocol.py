@@ -39,8 +39,7 @@ MAX_DEPTH = 8
 MAX_DIMENSIONS = 8
 MAX_SIZE = 2**24  # of one dimension
 MAX_TEXT_BYTES = 65536
-MAX_ELEMENTS = 1024
-"""Values in a request or reply; an array is four of them."""
+MAX_ELEMENTS = 1024  # values in a request or reply; an array is four of them
 
 _HEADS = dict.fromkeys([*range(0x80), 0xC0, 0xC2, 0xC3, *range(0xE0, 0x100)], (0, 0, 1, 0))
 _HEADS |= {0xCA: (0, 4, 1, 0), 0xCB: (0, 8, 1, 0)} | {0xCC + i: (0, 2 ** (i % 4), 1, 0) for i in range(8)}
@@ -49,17 +48,13 @@ _HEADS |= {first + i: (2**i, 0, 1, 0) for first in (0xC4, 0xD9) for i in range(3
 _HEADS |= {0x80 + i: (0, i, 0, 2) for i in range(16)} | {0x90 + i: (0, i, 0, 1) for i in range(16)}
 _HEADS |= {0xDC: (2, 0, 0, 1), 0xDD: (4, 0, 0, 1), 0xDE: (2, 0, 0, 2), 0xDF: (4, 0, 0, 2)}
 """By tag of msgpack: bytes that hold a count, the count if there are none, bytes and values that follow per count."""
-_TEXTS = (0xD9, 0xDA, 0xDB)
-"""Tags of texts whose length is not in the tag."""
+_TEXTS = (0xD9, 0xDA, 0xDB)  # tags of texts whose length is not in the tag
 VARIABLE = "EMBODIED_API_KEY"
 """Environment variable with the key, if no file is named. The key is no option of a command: others can read these."""
 SCHEME = "Api-Key"
-MAX_NAME = 100
-"""Characters of a key that a message repeats."""
-MAX_PROMPT = 1000
-"""Characters of a prompt."""
-ALLOWANCE_BYTES = 65536
-"""Bytes of a message besides its arrays."""
+MAX_NAME = 100  # characters of a key that a message repeats
+MAX_PROMPT = 1000  # characters of a prompt
+ALLOWANCE_BYTES = 65536  # bytes of a message besides its arrays
 
 
 def require_packages(key: str) -> None:

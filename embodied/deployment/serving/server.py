@@ -11,92 +11,40 @@
 blocks another one. One thread plans for all: whatever waits, at most ``max_batch`` requests, becomes one batch.
 """
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import sys
-import threading
 import time
 import traceback
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict
 from http import HTTPStatus
-from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
 
 from embodied.core.errors import UserError
 from embodied.deployment.bundle.runner import Planner
+from embodied.deployment.options import ServerOptions
 from embodied.deployment.serving import protocol
-from embodied.deployment.validation import Options, Ranges
 
-if TYPE_CHECKING:  # imported where it is used, so that a machine without it gets a message
-    from websockets.asyncio.server import ServerConnection
-    from websockets.http11 import Request, Response
-
-GOING_AWAY = 1001
-"""Code of websockets for a connection that the server ends."""
-HANDSHAKE_S = 5.0
-"""Longest handshake."""
-SEND_S = 10.0
-"""Longest wait for a client that does not read."""
-CLOSE_S = 2.0
-"""Longest wait for the other side when a connection is closed."""
-MAX_HANDSHAKES = 64
-"""Connections besides the clients, most of them without a key yet."""
-MAX_FRAMES = 4
-"""Frames that wait in a connection."""
+GOING_AWAY = 1001  # code of websockets for a connection that the server ends
+HANDSHAKE_S = 5.0  # longest handshake
+SEND_S = 10.0  # longest wait for a client that does not read
+CLOSE_S = 2.0  # longest wait for the other side when a connection is closed
+MAX_HANDSHAKES = 64  # connections besides the clients, most of them without a key yet
+MAX_FRAMES = 4  # frames that wait in a connection
 
 Inputs = dict[str, NDArray[Any]]
 Reply = tuple[NDArray[np.float32], dict[str, float]]
 """Chunk [H, A] of a row, physical units; time of the planner for its batch, ms, and rows of that."""
 Job = tuple[Inputs, Future[Reply]]
-
-
-@dataclass(frozen=True)
-class ServerOptions(Options):
-    """Options of a server; see the top of embodied/serve.py."""
-
-    RANGES: ClassVar[Ranges] = {
-        "port": (0, 65535), "max_batch": (1, 4096), "max_clients": (1, 4096), "idle_s": (1e-3, 86400),
-    }  # fmt: skip
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key_file: str | None = None
-    insecure: bool = False
-    max_batch: int = 32
-    max_clients: int = 64
-    idle_s: float = 1800.0
-
-    @cached_property
-    def api_key(self) -> str | None:
-        """Key that clients must show, from the file or the environment; None asks for none."""
-        return protocol.read_api_key(self.api_key_file)
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine reaches the address."""
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
-
-    def check(self) -> None:
-        """Raise UserError for a missing address, and for one that strangers reach without a key."""
-        if not self.host.strip():
-            raise UserError("host: got '', allowed: an address, such as 127.0.0.1, or 0.0.0.0 for all of this machine")
-        if self.api_key is None and not self.insecure and not self.is_loopback:
-            raise UserError(
-                f"host={self.host} lets other machines command a robot without a key: give api_key_file=<file>, or "
-                "insecure=true if the network keeps strangers out"
-            )
 
 
 class Batcher:
@@ -105,33 +53,26 @@ class Batcher:
     def __init__(self, planner: Planner, max_batch: int) -> None:
         self.planner, self.max_batch = planner, max_batch
         self.batches = self.largest_batch = 0
-        self.queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="planner", daemon=True)
-        self._thread.start()
+        self.queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._thread = ThreadPoolExecutor(1)
 
     async def plan(self, inputs: Inputs) -> Reply:
         """Return the chunk of one row; the inputs must have been checked. Errors of the planner are raised here."""
         future: Future[Reply] = Future()
         self.queue.put((inputs, future))
+        self._thread.submit(self._plan_waiting)
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         """Plan what waits, then end the thread."""
-        self.queue.put(None)
-        self._thread.join()
+        self._thread.shutdown()
 
-    def _run(self) -> None:
-        while (job := self.queue.get()) is not None:
-            jobs = [job]
-            while len(jobs) < self.max_batch and not self.queue.empty():
-                other = self.queue.get()
-                if other is None:
-                    self.queue.put(None)
-                    break
-                jobs.append(other)
-            jobs = [job for job in jobs if job[1].set_running_or_notify_cancel()]  # not of clients that have gone
-            if jobs:
-                self._plan(jobs)
+    def _plan_waiting(self) -> None:
+        """Plan what waits, if a batch before has not taken it."""
+        jobs = [self.queue.get() for _ in range(min(self.queue.qsize(), self.max_batch))]
+        jobs = [job for job in jobs if job[1].set_running_or_notify_cancel()]  # not of clients that have gone
+        if jobs:
+            self._plan(jobs)
 
     def _plan(self, jobs: Sequence[Job]) -> None:
         """Plan a batch. If the planner refuses it, plan its rows alone, so that only the rows at fault fail."""
@@ -179,8 +120,6 @@ class PolicyServer:
 
         UserError if the address cannot be had.
         """
-        from websockets.asyncio.server import serve
-
         options = self.options
         try:
             server = await serve(
@@ -222,8 +161,6 @@ class PolicyServer:
 
     async def _converse(self, connection: ServerConnection) -> None:
         """Answer the requests of one client until it goes."""
-        from websockets.exceptions import ConnectionClosed
-
         self.clients += 1
         number, previous_ms = self.clients, None
         print(f"client {number} connected from {connection.remote_address[0]}", file=sys.stderr)
@@ -275,7 +212,6 @@ def _limited(limit: int, max_unsent: int) -> type[ServerConnection]:
     It is also cut if more than ``max_unsent`` bytes wait for the client to read them: pongs, which answer pings without
     waiting, and one message.
     """
-    from websockets.asyncio.server import ServerConnection
 
     class Limited(ServerConnection):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
