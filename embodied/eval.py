@@ -35,8 +35,14 @@ from embodied.runtime import threads
 from embodied.runtime.config import EvalNoise
 from embodied.session.command import run_command
 from embodied.session.config import RunConfig, read_run, with_preset, with_simulator
-from embodied.session.evaluation import delay_steps, evaluate_policy, load_checkpoint, load_policy
-from embodied.session.factories import evaluation_plans, make_acting_env
+from embodied.session.factories import (
+    delay_steps,
+    evaluate_policy,
+    evaluation_plans,
+    load_checkpoint,
+    load_policy,
+    make_acting_env,
+)
 
 VIDEO_ENVS = 4  # side by side
 VIDEO_SIZE = (320, 240)  # width and height of each, pixels

@@ -26,9 +26,8 @@ from embodied.deployment.bundle.format import BUNDLE_FILE, sha256
 from embodied.deployment.bundle.write import check_exportable, chosen_layout, write_bundle
 from embodied.session.command import run_command
 from embodied.session.config import read_run
-from embodied.session.evaluation import load_checkpoint, load_policy
 from embodied.session.exporting import bundle_source, origin_of
-from embodied.session.factories import build_policy, make_spec
+from embodied.session.factories import build_policy, load_checkpoint, load_policy, make_spec
 from embodied.session.files import check_new_dir
 
 

@@ -21,8 +21,7 @@ from embodied.envs import MujocoPool, make_pool, make_sampler
 from embodied.envs.rendering.vision import CAMERAS
 from embodied.report.video import caption
 from embodied.session.config import read_run
-from embodied.session.evaluation import load_checkpoint, load_policy
-from embodied.session.factories import make_env
+from embodied.session.factories import load_checkpoint, load_policy, make_env
 
 SEEDS = (17, 19, 22)  # of the episodes; an even one asks for a goal that is held out from training
 MOMENTS, SCALE, GAP = 6, 3, 2  # pixels

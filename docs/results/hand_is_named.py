@@ -19,8 +19,7 @@ from embodied.envs import MujocoPool, make_sampler
 from embodied.envs.tasks.tabletop import SLOTS, Tabletop
 from embodied.report.metrics import write_json
 from embodied.session.config import read_run
-from embodied.session.evaluation import load_checkpoint, load_policy
-from embodied.session.factories import make_env
+from embodied.session.factories import load_checkpoint, load_policy, make_env
 
 NUM_ENVS, SEED = 256, 5
 APPROACH = 10  # control steps: the hand is at the object and has not lifted it

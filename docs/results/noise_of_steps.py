@@ -19,8 +19,7 @@ from embodied.policies.flow.chains import FlowChains
 from embodied.policies.flow.sampler import sample_one_step
 from embodied.report.metrics import write_json
 from embodied.session.config import read_run
-from embodied.session.evaluation import load_checkpoint, load_policy
-from embodied.session.factories import make_env
+from embodied.session.factories import load_checkpoint, load_policy, make_env
 
 NUM_ENVS, DRAWS, SEED = 64, 24, 1000
 DECISION = 2  # the hand is on its way to the object

@@ -1,7 +1,7 @@
 """Confidence intervals: of a success rate over episodes, and of a mean over training seeds."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 Z_95 = 1.959963984540054  # 97.5th percentile of the standard normal distribution
 
@@ -27,24 +27,6 @@ def wilson_interval(successes: int, trials: int, z: float = Z_95) -> tuple[float
     low = 0.0 if successes == 0 else max(0.0, centre - half)
     high = 1.0 if successes == trials else min(1.0, centre + half)
     return low, high
-
-
-def quantile_of_counts(counts: Mapping[int, int], share: float) -> int:
-    """Return the smallest value that at least ``share`` of all are not above. counts: how often each value occurred.
-
-    ValueError for no values or a share outside [0, 1].
-
-    >>> quantile_of_counts({0: 6, 1: 3, 5: 1}, 0.5), quantile_of_counts({0: 6, 1: 3, 5: 1}, 0.95)
-    (0, 5)
-    """
-    if not 0 <= share <= 1:
-        raise ValueError(f"share={share} must be in [0, 1]")
-    below, total = 0, sum(counts.values())
-    for value in sorted(counts):
-        below += counts[value]
-        if below >= share * total:
-            return value
-    raise ValueError("a quantile needs at least one value, got none")
 
 
 def student_t_quantile(degrees: int, confidence: float = 0.95) -> float:

@@ -1,15 +1,24 @@
-"""What workers hand to the main thread: fragments in whole batches, and states of their groups.
+"""What parts hand to each other: fragments in whole batches, weights with a version, and states of env groups.
 
-    workers ── put(fragment) ──►  {sequence: fragment}  ── take(version) ──► batch of exactly batch_fragments
+    workers ── put(fragment) ──► Channel {sequence: fragment} ── take(version) ──► batch of exactly batch_fragments
+    learner ── publish(v, state): copy, then swap one reference ──► WeightStore ◄── latest() ── actor, evaluator
 
-The ledger bounds it, so ``put`` never blocks. With order=ticket, batch ``version`` consists of the tickets
+The ledger bounds the channel, so ``put`` never blocks. With order=ticket, batch ``version`` consists of the tickets
 ``version * batch_fragments ...``. With order=arrival it is taken once any ``batch_fragments`` fragments are there, and
 consists of those with the lowest numbers. Within a batch, fragments are sorted by worker and group.
+
+The learner publishes version 0 before anything acts, then v+1 after its update on batch v. Only then does the ledger
+count batch v as consumed, so a fragment that is admitted by that gets the new weights. Readers may keep what they
+read: it never changes. Normaliser statistics are buffers inside the state. All versions share the frozen weights.
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor
 
 from embodied.core.episodes import EpisodeStats
 
@@ -115,3 +124,48 @@ class Snapshot:
         self.states[key] = state
         if self.states.keys() == self._keys:
             self.complete.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """One published version; read only."""
+
+    version: int
+    """Batches that the learner had consumed."""
+    tensors: Mapping[str, Tensor]
+    """By name, on the device of the policy that was published."""
+    changed: Mapping[str, int]
+    """Version that last changed each tensor: a reader with version v loads the tensors above v."""
+
+
+class WeightStore:
+    """Thread-safe holder of the newest weights."""
+
+    def __init__(self) -> None:
+        self._newest = Weights(-1, {}, {})
+
+    @property
+    def version(self) -> int:
+        """Version of the newest weights; -1 if there are none."""
+        return self._newest.version
+
+    def publish(self, version: int, state: Mapping[str, Tensor], frozen: Collection[str] = ()) -> None:
+        """Copy ``state`` (on its device) and make it the newest. Versions must not decrease.
+
+        frozen: names of tensors that have not changed since the first publication.
+        """
+        newest = self._newest
+        assert version >= newest.version, f"published {version} after {newest.version}"
+        tensors, changed = {}, {}
+        for name, tensor in state.items():
+            if name in frozen and name in newest.tensors:
+                tensors[name], changed[name] = newest.tensors[name], newest.changed[name]
+            else:
+                tensors[name], changed[name] = tensor.detach().clone(), version
+        for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()  # readers use other streams
+        self._newest = Weights(version, tensors, changed)
+
+    def latest(self) -> Weights:
+        """Return the newest weights; without tensors if there are none."""
+        return self._newest

@@ -17,8 +17,8 @@ from embodied.core.algorithm import SINGLE_PROCESS, Algorithm, Metrics, ProcessG
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.types import Fragment
+from embodied.runtime.channel import WeightStore
 from embodied.runtime.watch import Track
-from embodied.runtime.weight_store import WeightStore
 
 Relabel = Callable[[list[Fragment]], list[Fragment]]
 """Stage between workers and learner: returns the fragments of a batch with other rewards."""

@@ -13,6 +13,7 @@ from embodied.core.device import CPU
 from embodied.core.env import VecEnv
 from embodied.core.types import Fragment
 from embodied.runtime import threads
+from embodied.runtime.channel import WeightStore
 from embodied.runtime.collecting.actor_server import ActorServer, ActRequest
 from embodied.runtime.config import RuntimeConfig
 from embodied.runtime.learner import Learner
@@ -20,7 +21,6 @@ from embodied.runtime.ledger import Ticket
 from embodied.runtime.loop import RUNTIMES, Runtime
 from embodied.runtime.recipe import Recipe
 from embodied.runtime.watch import Totals, Track, joined
-from embodied.runtime.weight_store import WeightStore
 
 
 class OneProcess(Runtime):

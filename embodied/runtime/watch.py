@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from embodied.core.algorithm import Metrics
 from embodied.core.clock import running_s
-from embodied.core.statistics import quantile_of_counts
 
 MAX_SPANS = 50_000
 """Spans that a track keeps until they are taken; later ones are dropped."""
@@ -172,7 +173,9 @@ class Meter:
                     if key.startswith(f"{prefix}/") and amount:
                         counts[int(key.removeprefix(f"{prefix}/"))] += round(amount)
             if counts:
-                metrics |= {f"{name}_p{share}": float(quantile_of_counts(counts, share / 100)) for share in QUANTILES}
+                shares = [share / 100 for share in QUANTILES]
+                found = np.quantile([*counts], shares, weights=[*counts.values()], method="inverted_cdf").tolist()
+                metrics |= {f"{name}_p{share}": float(value) for share, value in zip(QUANTILES, found, strict=True)}
         return metrics, histograms
 
 

@@ -21,8 +21,7 @@ from embodied.deployment.control.site import MAX_S, EmergencyKey, Site, move_hom
 from embodied.deployment.options import DeployOptions
 from embodied.deployment.report.page import PAGE, write_report
 from embodied.deployment.report.record import EPISODES, Deployment, save_episode
-from embodied.session.command import Failed, Stopped
-from embodied.session.signals import stop_on_signals
+from embodied.session.command import Failed, Stopped, stop_on_signals
 
 FILM, FILM_FPS = "video.mp4", 10
 

@@ -23,10 +23,9 @@ from embodied.report.progress import Progress, duration
 from embodied.runtime import checkpoint
 from embodied.runtime.checkpoint import Checkpoint
 from embodied.runtime.loop import LearnerLost
-from embodied.session.command import Stopped
+from embodied.session.command import Stopped, stop_on_signals
 from embodied.session.config import PRETRAINED, RunConfig, compose_run, resume_run, to_yaml
 from embodied.session.files import CONFIG_FILE, Journal, check_new_dir, lock_run
-from embodied.session.signals import stop_on_signals
 from embodied.session.trainer import Report, Trainer
 
 RATES = ("success_once", "success_at_end", "return_mean")  # of an evaluation, kept in metrics.jsonl if it has them

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Self
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.runtime.config import EvalNoise
+from embodied.session.command import ending_in_time
 from embodied.session.config import RunConfig
-from embodied.session.evaluation import evaluate_policy
-from embodied.session.signals import ending_in_time
+from embodied.session.factories import evaluate_policy
 
 
 @dataclass(frozen=True, slots=True)

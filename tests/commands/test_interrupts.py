@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from embodied.core.process.interrupts import INTERRUPTED
-from embodied.session.signals import interrupt_on_signals, stop_on_signals
+from embodied.session.command import interrupt_on_signals, stop_on_signals
 
 COMMANDS = ("train", "eval", "collect", "convert", "tasks", "bench")
 

@@ -19,10 +19,10 @@ from embodied.envs.adapters.envpool.spec import EnvpoolTaskConfig
 from embodied.envs.base.actions import random_actions
 from embodied.envs.checks.conformance import check_env
 from embodied.policies import POLICIES
+from embodied.runtime.channel import WeightStore
 from embodied.runtime.collecting.actor_server import ActorServer, ActRequest
 from embodied.runtime.collecting.env_worker import EnvWorker
 from embodied.runtime.ledger import Ticket
-from embodied.runtime.weight_store import WeightStore
 from tests.commands.helpers import run
 
 pytest.importorskip("envpool", reason="needs EnvPool: pip install -c constraints.txt -e '.[envpool]'")

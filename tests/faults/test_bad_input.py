@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from embodied.core.errors import UserError
 from embodied.report.metrics import read_metrics
 from embodied.session.config import read_run
-from embodied.session.evaluation import load_checkpoint, load_policy
+from embodied.session.factories import load_checkpoint, load_policy
 from tests.commands.helpers import SMALL, checkpoint_of, run_eval, run_train
 
 

@@ -16,7 +16,7 @@ from embodied.algos.ppo import PPO
 from embodied.algos.ppo_config import PPOConfig
 from embodied.core.policy import Policy
 from embodied.policies import POLICIES
-from embodied.runtime.weight_store import WeightStore
+from embodied.runtime.channel import WeightStore
 from tests.algos.fragments import SIZES, SPEC, rollout
 
 CPU = torch.device("cpu")

@@ -23,10 +23,10 @@ from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.types import Fragment
 from embodied.policies import POLICIES
+from embodied.runtime.channel import WeightStore
 from embodied.runtime.learner import Learner
 from embodied.runtime.ray.learner_host import Collective, open_store
 from embodied.runtime.ray.wire import PeerLost
-from embodied.runtime.weight_store import WeightStore
 from tests.algos.fragments import SIZES, SPEC, rollout
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from embodied.policies.vla.policy import VLAPolicy
+from embodied.runtime.channel import WeightStore
 from embodied.runtime.collecting.actor_server import ActorServer, ActReply, ActRequest
-from embodied.runtime.weight_store import WeightStore
 from tests.policies.vla_builders import FROZEN, build, observe
 
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.types import Fragment
 from embodied.envs import UniformSampler
+from embodied.runtime.channel import WeightStore
 from embodied.runtime.collecting.actor_server import ActorServer, ActRequest
 from embodied.runtime.collecting.env_worker import EnvWorker
 from embodied.runtime.ledger import Ticket
-from embodied.runtime.weight_store import WeightStore
 from tests.runtime.builders import make_policy
 from tests.runtime.point_env import PointEnv, point_sampler
 

@@ -14,10 +14,10 @@ from embodied.core.episodes import PlanList
 from embodied.core.types import Fragment, Transitions
 from embodied.envs import first_episodes
 from embodied.envs.base.episodic import Advance
+from embodied.runtime.channel import WeightStore
 from embodied.runtime.collecting.actor_server import ActRequest
 from embodied.runtime.collecting.env_worker import EnvWorker
 from embodied.runtime.ledger import Ticket
-from embodied.runtime.weight_store import WeightStore
 from tests.runtime.builders import build, iterate
 from tests.runtime.point_env import LIMIT, PointEnv, point_sampler
 from tests.runtime.test_env_worker import SEED, N, T, make_env, make_server, make_worker, sample

@@ -18,9 +18,9 @@ import torch
 
 from embodied.core.errors import UserError
 from embodied.runtime import RayConfig
+from embodied.runtime.channel import WeightStore
 from embodied.runtime.ray.cluster import Cluster
 from embodied.runtime.watch import EDGES
-from embodied.runtime.weight_store import WeightStore
 from tests.runtime.builders import DECISIONS, NUM_ENVS, build, iterate
 from tests.runtime.point_env import PointEnv
 from tests.runtime.test_runtimes import assert_same, timeless

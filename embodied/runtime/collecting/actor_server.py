@@ -18,8 +18,8 @@ from torch import Tensor
 
 from embodied.core.policy import Policy
 from embodied.core.types import Obs, PolicySample
+from embodied.runtime.channel import WeightStore
 from embodied.runtime.watch import Track
-from embodied.runtime.weight_store import WeightStore
 
 
 @dataclass(frozen=True, slots=True)

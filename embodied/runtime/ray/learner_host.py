@@ -25,13 +25,13 @@ from torch import Tensor
 from embodied.core.algorithm import SINGLE_PROCESS, Metrics, ProcessGroup
 from embodied.core.policy import Policy
 from embodied.runtime import threads
+from embodied.runtime.channel import WeightStore
 from embodied.runtime.learner import Learner
 from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.ray.hosts import Built, Host, Pulse
 from embodied.runtime.ray.wire import PeerLost, Publication, Publisher, fetch
 from embodied.runtime.recipe import Recipe
 from embodied.runtime.watch import Totals, Track, joined
-from embodied.runtime.weight_store import WeightStore
 
 dist: Any = torch.distributed  # the stubs of torch 2.13 lack options of its groups
 

@@ -24,7 +24,7 @@ from ray.exceptions import ObjectLostError, OwnerDiedError, RayError, RayTaskErr
 from torch import Tensor
 
 from embodied.core.errors import UserError
-from embodied.runtime.weight_store import Weights, WeightStore
+from embodied.runtime.channel import Weights, WeightStore
 
 T = TypeVar("T")
 Packed = tuple[np.ndarray[Any, Any], str]

@@ -8,11 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from embodied.runtime.channel import Channel
+from embodied.runtime.channel import Channel, Weights, WeightStore
 from embodied.runtime.learner import Learner
 from embodied.runtime.ledger import Ledger, Ticket
 from embodied.runtime.ray.supervision import Decision, Phase, Supervision
-from embodied.runtime.weight_store import Weights, WeightStore
 from tests.runtime.protocol.parts import Components
 
 

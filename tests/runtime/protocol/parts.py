@@ -17,11 +17,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from embodied.runtime.channel import Channel
+from embodied.runtime.channel import Channel, Weights, WeightStore
 from embodied.runtime.learner import Learner
 from embodied.runtime.ledger import Ledger, Ticket
 from embodied.runtime.ray.supervision import Patience, Supervision
-from embodied.runtime.weight_store import Weights, WeightStore
 from tests.runtime.protocol.world import Process, World
 
 
