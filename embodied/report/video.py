@@ -2,14 +2,14 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import imageio_ffmpeg
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageText
 
 from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodePlans
@@ -17,27 +17,20 @@ from embodied.core.execution import EvalRollout
 from embodied.core.policy import Policy
 
 Pixels = NDArray[np.uint8]
-LINES = 2  # of a caption
+LINES = 2  # of a caption in the largest font
 BACKGROUND, INK = (32, 36, 44), (255, 255, 255)
 
 
 def record(
-    env: VecEnv,
-    policy: Policy,
-    path: Path,
-    render: Callable[[], Pixels],
-    plans: EpisodePlans,
-    *,
-    fps: float | None = None,
-    seeded: bool = False,
-    watch: Callable[[float], None] = lambda share: None,
-) -> int:
+    env: VecEnv, policy: Policy, path: Path, render: Callable[[], Pixels], plans: EpisodePlans, *,
+    fps: float | None = None, seeded: bool = False, watch: Callable[[float], None] = lambda share: None,
+) -> int:  # fmt: skip
     """Film the policy as it is deployed, all envs in a grid; return the number of frames.
 
     render: returns images [N, h, w, 3] of the present states of all envs. It is called at the start of episodes and
     after every control step. plans: the episodes; their number must be a multiple of the number of envs. fps: frames
-    per second; None is real time. seeded: see ``EvalRollout``. watch: receives the fraction of
-    frames that are written, relative to full-length episodes. The file appears when it is complete.
+    per second; None is real time. seeded: see ``EvalRollout``. watch: receives the fraction of frames that are written,
+    relative to full-length episodes. The file appears when it is complete.
     """
     assert len(plans) % env.num_envs == 0, f"{len(plans)} episodes in {env.num_envs} envs"
     frames, most = 0, len(plans) // env.num_envs * (env.spec.max_episode_steps + 1)
@@ -116,37 +109,16 @@ def open_mp4(path: Path, fps: float) -> Iterator[Callable[[Pixels], None]]:
 def caption(rgb_nhw3: Pixels, texts: Sequence[str]) -> Pixels:
     """Put n texts above images [n, h, w, 3]; return [n, h + s, w, 3].
 
-    The height s of the strip depends on h alone and is even. A text has at most ``LINES`` lines, in the largest font
-    that fits.
+    The height s of the strip depends on h alone and is even. A text is wrapped, in the largest font that fits.
     """
     n, height, width, _ = rgb_nhw3.shape
     size = max(8, height // 16)
     strips = np.zeros((n, 2 * round(0.7 * LINES * size), width, 3), np.uint8)
     for strip, text in zip(strips, texts, strict=True):
-        strip[:] = _strip(text, size, *strip.shape[:2])
+        image = Image.new("RGB", (width, len(strip)), BACKGROUND)
+        words = ImageText.Text(text, ImageFont.load_default(size), spacing=size // 6)
+        with suppress(ValueError):  # a text that fits in no size is cut off
+            words.wrap(width - size, len(strip) - size // 2, scaling="shrink")
+        ImageDraw.Draw(image).text((width / 2, len(strip) / 2), words, INK, anchor="mm", align="center")
+        strip[:] = image
     return np.concatenate([strips, rgb_nhw3], axis=1)
-
-
-def _strip(text: str, largest: int, height: int, width: int) -> Image.Image:
-    """Draw the text in the middle of an image, in a font of at most ``largest`` pixels."""
-    for size in range(largest, 0, -1):
-        font = ImageFont.load_default(size)
-        lines = _wrapped(text, font, width - size)
-        if len(lines) <= LINES and max(map(font.getlength, lines)) <= width - size:
-            break
-    image = Image.new("RGB", (width, height), BACKGROUND)
-    at = (width / 2, height / 2)
-    ImageDraw.Draw(image).text(at, "\n".join(lines), INK, font, anchor="mm", align="center", spacing=size // 6)
-    return image
-
-
-def _wrapped(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:
-    """Break text into lines of whole words, none wider than ``width`` unless a single word is."""
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".lstrip()
-        if lines[-1] and font.getlength(longer) > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines
