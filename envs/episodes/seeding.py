@@ -4,8 +4,6 @@ An env's draws do not depend on the number of envs, on threads, or on other envs
 episode everywhere, and a checkpoint needs no generator state.
 """
 
-from __future__ import annotations
-
 import functools
 import zlib
 
@@ -54,11 +52,11 @@ class EpisodeRng:
             key_n = _mix(seed_n * _GOLDEN)
             return _mix(key_n + (self.turn_n.astype(np.uint64) - seed_n) * _GOLDEN)
 
-    def of_first_episodes(self) -> EpisodeRng:
+    def of_first_episodes(self) -> "EpisodeRng":
         """Return the random numbers of episode 0 of the same env seeds, for values that all their episodes share."""
         return EpisodeRng(self.seed_n, np.zeros_like(self.seed_n))
 
-    def rows(self, index: np.ndarray) -> EpisodeRng:
+    def rows(self, index: np.ndarray) -> "EpisodeRng":
         """Return the random numbers of some of the episodes."""
         chosen = EpisodeRng.__new__(EpisodeRng)
         chosen.seed_n, chosen.turn_n, chosen._key_n = self.seed_n[index], self.turn_n[index], self._key_n[index]

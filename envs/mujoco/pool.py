@@ -7,6 +7,8 @@ The batch is persistent: it has one MjData per env. So the position and velocity
 are the first half of the next substep and cost nothing extra.
 """
 
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -28,7 +30,6 @@ from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Term
 from embodied.core.types import Obs
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.nan_guard import NanGuard
 from embodied.envs.mujoco.randomization.non_model import NonModelRandomization, prepare
 from embodied.envs.mujoco.randomization.randomizer import Fields, Randomizer
 from embodied.envs.mujoco.randomization.terms import RandomizationTerm
@@ -40,6 +41,12 @@ from embodied.envs.rendering.cameras import Camera
 from embodied.envs.rendering.vision import CameraRig
 from embodied.envs.tasks.base import Task, task_spec
 
+_WARNINGS = slice(int(mujoco.mjtWarning.mjWARN_BADQPOS), int(mujoco.mjtWarning.mjWARN_BADQACC) + 1)
+# Under full random actions joints of the Panda reach 10 rad/s and objects 50 rad/s. Far above that, contacts are
+# missed, and observations spoil a policy's normaliser. The engine warns only at 1e10.
+MAX_SPEED = 1_000.0  # of any degree of freedom, m/s or rad/s
+MAX_DUMPS = 100  # of one pool: limits what an env that diverges repeatedly writes to the disk
+log = logging.getLogger(__name__)
 _CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)  # after this stage observations are current
 # Fields of the model that the engine's reset makes the state from.
 _RESET_FIELDS = ("qpos0", "qpos_spring", "body_pos", "body_quat", "eq_active0", "sensor_interval", "opt.timestep")
@@ -236,3 +243,57 @@ def pack_terms(terms: Sequence[Term], parts: Mapping[str, Tensor], ids: Ints | N
     """Return the scaled quantities of ``terms``, float32 with one row per env. ids: envs to return (None: all)."""
     vector = torch.cat([parts[t.name] if t.scale == 1 else parts[t.name] * t.scale for t in terms], -1).float()
     return vector if ids is None else vector[ids]
+
+
+class StateDumps:
+    """Write the states of envs whose simulation diverged to files."""
+
+    def __init__(self, dump_dir: Path) -> None:
+        self.dump_dir, self.dumps = dump_dir, 0
+
+    def dump(self, ids: np.ndarray, before_nS: np.ndarray, after_nS: np.ndarray) -> None:
+        """Write ``ids`` [n] and their states before and after the step, [n, S], as an ``.npz`` file."""
+        path, self.dumps = self.dump_dir / f"nan_{time.time_ns()}.npz", self.dumps + 1
+        written = f"no dump after {MAX_DUMPS}"
+        try:
+            if self.dumps <= MAX_DUMPS:
+                self.dump_dir.mkdir(parents=True, exist_ok=True)
+                np.savez(path, ids=ids, state_before=before_nS, state=after_nS)
+                written = f"state written to {path}"
+        except OSError as error:
+            written = f"no dump: {error}"
+        log.warning("simulation diverged in env %s, they start anew; %s", ids[:5].tolist(), written)
+
+
+class NanGuard(StateDumps):
+    """Find envs whose simulation diverged: the engine raised or warned, or a velocity exceeds ``MAX_SPEED`` or is NaN.
+
+    The model has the engine's own autoreset disabled. The state of a broken env before and after the step is written to
+    a file: rows of ``Batch.state``. Then the env is set to the model's initial state, so that observations are finite.
+    """
+
+    def __init__(self, batch: Batch, dump_dir: Path) -> None:
+        super().__init__(dump_dir)
+        self.batch, self.before = batch, batch.state.copy()
+        self.qvel = batch.bind("qvel")
+
+    def remember(self) -> None:
+        """Copy the state that the next step starts from."""
+        np.copyto(self.before, self.batch.state)
+
+    def check(self, raised: np.ndarray | None = None) -> Tensor | None:
+        """Write and reset the envs that broke in the last step; return their ids, int64 [n], or None if none did.
+
+        raised: ids of the envs in which the engine raised an error.
+        """
+        counts, speed = self.batch.warning[:, _WARNINGS, 1], np.abs(self.qvel)
+        if raised is None and speed.max() <= MAX_SPEED and not counts.any():
+            return None
+        broken = counts.any(axis=1) | ~(speed <= MAX_SPEED).all(axis=1)  # a comparison with NaN is false
+        if raised is not None:
+            broken[raised] = True
+        ids = np.flatnonzero(broken)
+        self.dump(ids, self.before[ids], self.batch.state[ids])
+        self.batch.warning[ids] = 0
+        self.batch.reset(ids)
+        return torch.from_numpy(ids)

@@ -1,7 +1,5 @@
 """The tasks' access to the simulation: named torch tensors over the live arrays of a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import wraps
 
@@ -15,11 +13,11 @@ from embodied.envs.mujoco.robots.base import ArmState, Simulations, live
 BETWEEN_M = 0.02  # a cube whose centre is this near the tool centre point along every axis is between the fingers
 
 
-def per_state(compute: Callable[[View, str], Tensor]) -> Callable[[View, str], Tensor]:
+def per_state(compute: "Callable[[View, str], Tensor]") -> "Callable[[View, str], Tensor]":
     """Keep what a method returns for an object until ``View.changed``."""
 
     @wraps(compute)
-    def cached(self: View, name: str) -> Tensor:
+    def cached(self: "View", name: str) -> Tensor:
         key = (compute.__name__, name)
         if key not in self.derived:
             self.derived[key] = compute(self, name)

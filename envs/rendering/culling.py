@@ -5,8 +5,6 @@ edges. The support function of a convex geom gives its extent in a direction. So
 behind the camera too. Suffixes: n simulations, g geoms, t tiles (c columns, r rows of them), p pixels of a tile.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -35,7 +33,7 @@ class Grid:
 
     @staticmethod
     @lru_cache(maxsize=32)
-    def of(width: int, height: int) -> Grid:
+    def of(width: int, height: int) -> "Grid":
         """Return the tiles of an image of so many pixels."""
         columns, rows = -(-width // TILE), -(-height // TILE)
         x = np.arange(columns * TILE).clip(max=width - 1).reshape(columns, TILE)

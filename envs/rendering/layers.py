@@ -6,8 +6,6 @@ Suffixes: n simulations, g geoms, b bodies, c columns and r rows of tiles, p pix
 triples to be drawn.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import mujoco
@@ -35,17 +33,17 @@ class Frame(NamedTuple):
     """Id of the geom at that surface, [n, h*w]; None where ids are not needed, which saves time."""
 
     @staticmethod
-    def empty(count: int, camera: Camera, geoms: bool = True) -> Frame:
+    def empty(count: int, camera: Camera, geoms: bool = True) -> "Frame":
         """Return uninitialised images of ``count`` simulations."""
         shape = (count, camera.height * camera.width)
         geom = np.empty(shape, np.int32) if geoms else None
         return Frame(np.empty((*shape, 3), np.uint8), np.empty(shape, np.float32), geom)
 
-    def view(self, rows: slice) -> Frame:
+    def view(self, rows: slice) -> "Frame":
         """Return a view of some rows."""
         return Frame(self.rgb[rows], self.depth[rows], None if self.geom is None else self.geom[rows])
 
-    def put(self, rows: Ids | slice, other: Frame) -> None:
+    def put(self, rows: Ids | slice, other: "Frame") -> None:
         """Replace some rows by those of ``other``."""
         for ours, theirs in zip(self, other, strict=True):
             if ours is not None and theirs is not None:
@@ -66,7 +64,7 @@ class RenderTarget(NamedTuple):
     frame: Frame
 
     @staticmethod
-    def of(lens: Lens, sims: Ids, frame: Frame) -> RenderTarget:
+    def of(lens: Lens, sims: Ids, frame: Frame) -> "RenderTarget":
         """Return the target for the present poses of ``lens``."""
         return RenderTarget(sims, Grid.of(lens.camera.width, lens.camera.height), *lens.pose(sims), frame)
 

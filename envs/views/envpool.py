@@ -12,8 +12,6 @@ last one of an episode ignores its action and returns the first observation of t
 ``info["elapsed_step"]`` 0: leave that transition out.
 """
 
-from __future__ import annotations
-
 import os
 from collections import namedtuple
 from collections.abc import Callable, Sequence
@@ -39,7 +37,7 @@ Batch = tuple[Any, NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_], di
 
 def make(
     task: str, num_envs: int, *, batch_size: int = 0, seed: int = 0, num_threads: int = 0, **options: Any
-) -> EnvPoolView:
+) -> "EnvPoolView":
     """Return ``num_envs`` environments of ``task=<task>``; options: see ``embodied.envs.views.stepper.open_task``.
 
     batch_size: envs of one ``recv``, a divisor of ``num_envs`` (0: all). num_threads: threads that step all simulations

@@ -8,8 +8,6 @@ An env whose ``reset_buf`` is 1 has begun its next episode: its row of ``obs_buf
 and its ``progress_buf`` is 0. Isaac Gym itself resets at the next step. The last observations are in ``extras``.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium
@@ -24,7 +22,7 @@ from embodied.envs.views.spaces import action_space, episode_means, success_of
 from embodied.envs.views.stepper import Stepper, open_task
 
 
-def make(task: str, num_envs: int, **options: Any) -> IsaacGymTask:
+def make(task: str, num_envs: int, **options: Any) -> "IsaacGymTask":
     """Return ``num_envs`` environments of ``task=<task>``; options: see ``embodied.envs.views.stepper.open_task``."""
     return IsaacGymTask(open_task(task, num_envs, **options))
 

@@ -11,8 +11,6 @@ LeRobot renames the observations to ``observation.state`` and ``observation.imag
 that ``embodied.collect`` writes. LeRobot itself is not imported, so it may live in another version of torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +26,7 @@ from embodied.envs.views.stepper import Stepper, open_task
 NEW_ROLLOUT = "lerobot_new_rollout"  # option of reset that says that the episodes to come are counted
 
 
-def make(task: str, num_envs: int, *, render_mode: str | None = "rgb_array", **options: Any) -> LeRobotVectorEnv:
+def make(task: str, num_envs: int, *, render_mode: str | None = "rgb_array", **options: Any) -> "LeRobotVectorEnv":
     """Return ``num_envs`` environments of ``task=<task>``; options: see ``embodied.envs.views.stepper.open_task``."""
     return LeRobotVectorEnv(open_task(task, num_envs, **options), render_mode)
 

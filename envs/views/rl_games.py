@@ -10,8 +10,6 @@
 observations.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium
@@ -33,7 +31,7 @@ except ModuleNotFoundError as error:
 NAME = "embodied"
 
 
-def make(task: str, num_envs: int, **options: Any) -> RlGamesVecEnv:
+def make(task: str, num_envs: int, **options: Any) -> "RlGamesVecEnv":
     """Return ``num_envs`` environments of ``task=<task>``; options: see ``embodied.envs.views.stepper.open_task``."""
     return RlGamesVecEnv(open_task(task, num_envs, **options))
 
@@ -44,7 +42,7 @@ def register(name: str = NAME) -> None:
     env_configurations.register(name, {"vecenv_type": name, "env_creator": lambda **config: _make(1, config)})
 
 
-def _make(num_actors: int, config: dict[str, Any]) -> RlGamesVecEnv:
+def _make(num_actors: int, config: dict[str, Any]) -> "RlGamesVecEnv":
     """Return ``num_actors`` environments, or ``num_envs`` of ``env_config``. UserError without a task."""
     if "task" not in config:
         raise UserError("env_config: task is missing: give env_config: {task: lift}")

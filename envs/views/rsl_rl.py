@@ -12,8 +12,6 @@ Observation groups, for ``obs_groups`` of the runner's configuration, such as
     instruction   with cameras: the instruction as a one-hot vector, float32 [N, I]
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -34,7 +32,7 @@ except ModuleNotFoundError as error:
     raise missing_package("rsl-rl-lib") from error
 
 
-def make(task: str, num_envs: int, **options: Any) -> RslRlVecEnv:
+def make(task: str, num_envs: int, **options: Any) -> "RslRlVecEnv":
     """Return ``num_envs`` environments of ``task=<task>``; options: see ``embodied.envs.views.stepper.open_task``."""
     return RslRlVecEnv(open_task(task, num_envs, **options), {"task": task, "num_envs": num_envs, **options})
 

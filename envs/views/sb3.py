@@ -7,8 +7,6 @@ An observation is the state vector. With ``cameras=["front"]`` it is a dictionar
 ``images_front`` and ``instruction`` (stable-baselines3 allows no dot in a key).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +26,7 @@ except ModuleNotFoundError as error:
     raise missing_package("stable-baselines3") from error
 
 
-def make(task: str, num_envs: int, *, render_mode: str | None = None, **options: Any) -> Sb3VecEnv:
+def make(task: str, num_envs: int, *, render_mode: str | None = None, **options: Any) -> "Sb3VecEnv":
     """Return ``num_envs`` environments of ``task=<task>``; options: see ``embodied.envs.views.stepper.open_task``."""
     return Sb3VecEnv(open_task(task, num_envs, **options), render_mode)
 

@@ -8,8 +8,6 @@ Every view of another library is made by ``make(task, num_envs, **options)`` of 
 ``open_task``, or from a ``Stepper`` around any ``VecEnv``.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -67,7 +65,7 @@ class Stepper:
     the original would.
     """
 
-    rebuild: Callable[[], Stepper] | None = None
+    rebuild: "Callable[[], Stepper] | None" = None
     """Builds the same stepper again, without its state."""
     elapsed_N: Tensor
     """Control steps since the beginning of each env's present episode, int64 [N]; an episode that was cut short by

@@ -13,7 +13,7 @@ from embodied.core.errors import UserError
 from embodied.core.spec import Instruction
 from embodied.envs.episodes.sampler import InstructionDraw
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.tasks.words import default_words
+from embodied.envs.tasks.tabletop import default_words
 from tests.envs.helpers import pool, restart
 
 # three goals, one of them said in two ways, another held out in one of its two phrases

@@ -10,7 +10,7 @@ from embodied.envs import MujocoPool, make_pool, make_sampler
 from embodied.envs.mujoco.labels import LabeledPool
 from embodied.envs.rendering.vision import CAMERAS
 from embodied.envs.tasks.base import Role
-from embodied.envs.tasks.words import default_words
+from embodied.envs.tasks.tabletop import default_words
 
 
 def scenes_of(env: MujocoPool, seed: int) -> Scenes:

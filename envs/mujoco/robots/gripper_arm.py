@@ -6,8 +6,6 @@ A subclass of ``GripperArm`` gives the MJCF and a few numbers, as ``Panda`` does
 targets by one law (``ArmLaw``): in numpy for ``AttachedArm``, in torch for ``DeviceArm``, without encoders and gears.
 """
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import mujoco
@@ -28,10 +26,10 @@ Numbers = TypeVar("Numbers", np.ndarray, Tensor)
 class GripperArm(GripperDescription):
     """A described arm that simulations can attach."""
 
-    def attach(self, batch: Batch) -> AttachedArm:
+    def attach(self, batch: Batch) -> "AttachedArm":
         return AttachedArm(batch, self)
 
-    def attach_tensors(self, batch: Simulations) -> DeviceArm:
+    def attach_tensors(self, batch: Simulations) -> "DeviceArm":
         return DeviceArm(batch, self)
 
 

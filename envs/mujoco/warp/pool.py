@@ -24,8 +24,7 @@ from embodied.core.spec import CameraSpec
 from embodied.core.types import Obs
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.nan_guard import MAX_SPEED, StateDumps
-from embodied.envs.mujoco.pool import pack_terms, spec_of, step_result
+from embodied.envs.mujoco.pool import MAX_SPEED, StateDumps, pack_terms, spec_of, step_result
 from embodied.envs.mujoco.view import View
 from embodied.envs.mujoco.viewer import FRONT, Viewer
 from embodied.envs.mujoco.warp.batch import WarpBatch
