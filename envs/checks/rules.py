@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from embodied.core import contract
-from embodied.core.episodes import PlanList
 from embodied.core.spec import Box
 from embodied.envs.base.actions import random_actions
 from embodied.envs.checks.trial import Excused, Recording, Trial, alike, difference
@@ -132,14 +131,13 @@ def check_partial_reset(trial: Trial) -> None:
         contract.check_executed(trial.env, moment.step, trial.executed)
     if trial.env.max_delay or trial.spec.repeats == "none":
         return
-    for k, (begin, end) in enumerate(trial.repeated_episodes):
-        trial.reset(trial.alone, PlanList(trial.plan_of_end(end, k), 1))
-        for t in range(begin, end + 1):
-            action, theirs = trial.rollout[t].action[k : k + 1], trial.rollout[t].step
+    for k, moments, _ in trial.repeats():
+        for moment in moments:
+            action, theirs = moment.action[k : k + 1], moment.step
             for e in range(int(theirs.num_steps_N[k])):
                 mine = trial.step(trial.alone, action[:, e : e + 1])
                 same = bool((mine.reward_NE[0, 0] - theirs.reward_NE[k, e]).abs() <= 1e-3)
-                last = t == end and e == int(theirs.num_steps_N[k]) - 1
+                last = moment is moments[-1] and e == int(theirs.num_steps_N[k]) - 1
                 same &= bool(mine.terminated_N[0] | mine.truncated_N[0]) == last
                 trial.require(same, "a chunk must give the rewards and ends that its actions give one by one")
 
@@ -148,11 +146,9 @@ def check_seeding(trial: Trial) -> None:
     """An episode of each env repeats when it runs alone: the second episode, if later episodes repeat at all."""
     if trial.spec.repeats == "none":
         raise Excused("not claimed: its simulator says that it is not deterministic")
-    for k, (begin, end) in enumerate(trial.repeated_episodes):
-        obs = trial.reset(trial.alone, PlanList(trial.plan_of_end(end, k), 1))
-        for t in range(begin, end + 1):
-            moment = trial.rollout[t]
-            there, first = {key: value[k : k + 1] for key, value in moment.obs.items()}, (t - begin) * trial.executed
+    for k, moments, obs in trial.repeats():
+        for t, moment in enumerate(moments):
+            there, first = {key: value[k : k + 1] for key, value in moment.obs.items()}, t * trial.executed
             if not alike(obs, there):
                 when = f"after {first} control steps" if first else "after the reset"
                 trial.require(False, f"{FUNCTION_OF_ITS_PLAN}; {when} {difference(obs, there)}")

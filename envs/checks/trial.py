@@ -5,7 +5,7 @@ this thread: builds and closes environments ─► a thread of the trial: resets
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from embodied.core.device import CPU
 from embodied.core.env import VecEnv
-from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, Ints
+from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, Ints, PlanList
 from embodied.core.errors import UserError, check_base
 from embodied.core.execution import obs_to, timestep_to
 from embodied.core.spec import Box, EnvSpec
@@ -230,23 +230,18 @@ class Trial:
             cut = f"episodes are cut to {self.limit} control steps instead of {limit}"
             self.note(f"{slow}: {cut}, so that the checks end within {self.seconds / 60:g} minutes")
 
-    @cached_property
-    def repeated_episodes(self) -> list[tuple[int, int]]:
-        """Chunks in which the episode that must repeat began and ended, for each env. UserError if there is none.
+    def repeats(self) -> Iterator[tuple[int, list[Moment], Obs]]:
+        """Begin the episode of each env that must repeat in ``alone``; yield the env, its chunks and first observation.
 
         It is the second episode, so that traces of the first would show; or the first, if later ones do not repeat.
         """
-        found = []
         for k in range(self.num_envs):
             ends = [t for t, moment in enumerate(self.rollout) if k in moment.step.final_ids.tolist()]
             steps = len(self.rollout) * self.executed
             self.require(len(ends) >= 2, f"no two episodes of an env ended in {steps} control steps")
-            found.append((ends[0] + 1, ends[1]) if self.spec.repeats == "all" else (0, ends[0]))
-        return found
-
-    def plan_of_end(self, t: int, k: int) -> EpisodePlans:
-        """Return the plan of the episode of env ``k`` that ended in chunk ``t``, one row."""
-        return self.rollout[t].given.rows(np.array([k]))
+            begin, end = (ends[0] + 1, ends[1]) if self.spec.repeats == "all" else (0, ends[0])
+            plan = self.rollout[end].given.rows(np.array([k]))
+            yield k, self.rollout[begin : end + 1], self.reset(self.alone, PlanList(plan, 1))
 
 
 def alike(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tolerance: float = TOLERANCE) -> bool:

@@ -28,6 +28,11 @@ SIMULATIONS = "embodied.envs.adapters.maniskill.sim:Simulations"
 FLAT = "state"  # the one term of a state that ManiSkill itself flattens
 
 
+def paths_of(spec: EnvSpec) -> tuple[str, ...]:
+    """Return the paths of the vectors of state and privileged observation; none if ManiSkill flattens the state."""
+    return tuple(term.name for term in (*spec.state, *spec.privileged) if term.name != FLAT)
+
+
 class ManiSkillEnv(EpisodicEnv):
     """What both kinds have in common: scaled actions, ends of episodes, observations from the latest states.
 
@@ -88,11 +93,6 @@ class ManiSkillEnv(EpisodicEnv):
 
         return render
 
-    def _paths(self) -> tuple[str, ...]:
-        """Return the paths of the vectors of state and privileged observation; none if ManiSkill flattens the state."""
-        names = [term.name for term in self.spec.state]
-        return (*([] if names == [FLAT] else names), *(term.name for term in self.spec.privileged))
-
     @abstractmethod
     def _start(self, ids: Ints, seeds: list[int]) -> Tensor:
         """Reset envs ``ids`` [n] and return their states [n, S + P]."""
@@ -123,7 +123,7 @@ class ManiSkillProcesses(ManiSkillEnv):
             failing.callback(self.close)
             for _ in self._bounds[1:]:
                 self._children.append(ChildObject(SIMULATIONS))
-            self._call("build", [(request, size, self._paths()) for size in np.diff(self._bounds).tolist()])
+            self._call("build", [(request, size, paths_of(spec)) for size in np.diff(self._bounds).tolist()])
             failing.pop_all()
 
     def close(self) -> None:
@@ -177,9 +177,8 @@ class ManiSkillScene(ManiSkillEnv):
     """On a GPU: all envs in one scene, which is stepped as a whole."""
 
     def __init__(self, spec: EnvSpec, request: Request, num_envs: int, terminate_on: Iterable[str]) -> None:
-        self._simulation = Simulation(request, num_envs)
+        self._simulation = Simulation(request, num_envs, paths_of(spec))
         super().__init__(spec, num_envs, terminate_on, self._simulation.env.device)
-        self._simulation.choose(self._paths())
 
     def close(self) -> None:
         self._simulation.env.close()

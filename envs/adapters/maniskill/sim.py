@@ -75,20 +75,19 @@ def registered() -> Mapping[str, Any]:
 class Simulation:
     """n copies of one environment in one ManiSkill scene: n = 1 on the CPU, any number on a GPU."""
 
-    def __init__(self, request: Request, num_envs: int = 1) -> None:
-        """Build it. UserError for an unknown name, assets that are missing and no Vulkan device."""
+    def __init__(self, request: Request, num_envs: int = 1, paths: Sequence[str] = ()) -> None:
+        """Build it. UserError for an unknown name, assets that are missing and no Vulkan device.
+
+        paths: of the vectors that ``state`` returns, for obs_mode state_dict.
+        """
         self.num_envs, self.obs_mode = num_envs, request.obs_mode
         self.render_mode = f"{request.obs_mode}+rgb"
         self.env = _make(request, num_envs, self.render_mode if request.cameras else request.obs_mode)
         self.env._obs_mode = self.obs_mode  # ``step`` renders nothing; ``images`` does
         self.seeds_N = np.zeros(num_envs, dtype=np.int64)
         self.cameras = tuple(camera.name for camera in request.cameras)
-        self._keys: list[list[str]] = []
-        self._state: Any = None
-
-    def choose(self, paths: Sequence[str]) -> None:
-        """Let ``state`` return the vectors of these paths; only for obs_mode state_dict."""
         self._keys = [path.split("/") for path in paths]
+        self._state: Any = None
 
     def start(self, seeds: Sequence[int], rows: Tensor | None = None) -> None:
         """Start an episode in envs ``rows`` [m] (None: all) from their m seeds, on a GPU from all together."""
@@ -161,9 +160,7 @@ class Simulations:
     def build(self, request: Request, num_envs: int, paths: tuple[str, ...]) -> None:
         """Build ``num_envs`` environments. paths: of the vectors of the state."""
         torch.set_num_threads(1)
-        self.simulations = [Simulation(request) for _ in range(num_envs)]
-        for simulation in self.simulations:
-            simulation.choose(paths)
+        self.simulations = [Simulation(request, paths=paths) for _ in range(num_envs)]
 
     @torch.inference_mode()
     def start(self, rows: list[int], seeds: list[int]) -> Floats:
