@@ -22,8 +22,7 @@ class VecEnv(ABC):
     """N environments of one task, SAME_STEP autoreset. Used by one thread at a time.
 
     A subclass sets ``num_envs``, ``spec`` and ``device`` and implements ``reset``, ``step`` and, if it holds anything,
-    ``close``. It draws plans from the sampler. All else is optional: by default it is None, or says that the
-    environments do not have the capability. Most simulators subclass ``EpisodicEnv``
+    ``close``. It draws plans from the sampler. All else is optional. Most simulators subclass ``EpisodicEnv``
     (envs/base/episodic.py) instead, which leaves them three methods.
     """
 

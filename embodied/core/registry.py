@@ -25,9 +25,8 @@ class Entry(Generic[T]):
 class Registry(Generic[T]):
     """A map from names to classes (or builders) and their config dataclasses.
 
-    kind: what the names stand for, such as "policy"; used in messages. group: entry points of installed distributions
-    in this group are names too. The object of an entry point is imported when its name is first looked up, and
-    registers the name as our own modules do. Until then a broken entry point does no harm.
+    kind: what the names stand for, for messages. group: entry points of installed distributions in this group are names
+    too. The object of an entry point is imported when its name is first looked up, and registers the name.
 
     >>> POLICIES = Registry("policy")
     >>> @POLICIES.register("gaussian", config=GaussianConfig)

@@ -11,7 +11,6 @@ def wilson_interval(successes: int, trials: int, z: float = Z_95) -> tuple[float
 
     z: quantile of the standard normal for the wanted confidence. ValueError unless 0 <= successes <= trials.
     Source: E. B. Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927).
-    Unlike the normal approximation it stays inside [0, 1] and is not a single point at 0 or n successes.
 
     >>> [round(x, 4) for x in wilson_interval(8, 10)]
     [0.4902, 0.9433]

@@ -45,9 +45,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Run the episodes ``plans`` to their ends, one at a time in each env (which must not be more than the plans).
 
-    Every plan is run once, in the env that is free first, so short episodes do not count more. Return ``summary`` of
-    the episodes with ``noise``, or {} if ``stop`` was set meanwhile. seed: only reported. noise: see EvalNoise. watch:
-    gets the share that is done, after every decision. No other thread may change the policy meanwhile.
+    Every plan is run once, in the env that is free first, so short episodes do not count more. Return ``summary`` with
+    ``noise``, or {} if ``stop`` was set meanwhile. seed: only reported. watch: gets the share that is done.
     """
     rollout = EvalRollout(policy, env, plans, seeded=noise == "seeded")
     parts: list[EpisodeStats] = []
@@ -108,8 +107,7 @@ def rates(stats: EpisodeStats) -> dict[str, Any]:
 def rollout_metrics(episodes: EpisodeStats, spec: EnvSpec) -> Metrics:
     """Return means over the episodes that began as the task begins, and under ``rollout/other_starts`` over the others.
 
-    The others began at a later stage, or with less time than the task's time limit, as staggered ones do. If ``spec``
-    has several goals, also the success of each, over the first kind. A kind without episodes has no metrics.
+    If ``spec`` has several goals, also the success of each, over the first kind. See ``Iteration.metrics``.
     """
     own_M = torch.from_numpy((episodes.plans.stage_n == 0) & (episodes.plans.time_limit_n >= spec.max_episode_steps))
     metrics: Metrics = {}

@@ -27,11 +27,10 @@ Relabel = Callable[[list[Fragment]], list[Fragment]]
 class Learner:
     """Updates the policy and publishes its weights.
 
-    relabel: rewrites the rewards of a batch before the update, if given. mask_above: age, versions, above which
-    decisions count for nothing; None masks none. iteration: batches consumed, which is also the version of the weights.
-    env_steps: control steps consumed, without those of masked decisions. ``track`` also counts decisions by their age
-    in versions at the update (``staleness/<n>``). learners: the processes of which this is one; each learns from its
-    own fragments of every batch, and all end up with the same weights. UserError if the algorithm cannot do that.
+    mask_above: age, versions, above which decisions count for nothing; None masks none. iteration: batches consumed,
+    which is also the version of the weights. env_steps: control steps consumed, without masked ones. ``track`` also
+    counts decisions by their age at the update (``staleness/<n>``). learners: the processes of which this is one; each
+    learns from its own fragments of every batch. UserError if the algorithm cannot do that.
     """
 
     def __init__(
@@ -136,10 +135,9 @@ class Learner:
 
 
 def mask_before(fragment: Fragment, oldest: int) -> Fragment:
-    """Mask the decisions of a fragment that were drawn by older weights than version ``oldest``.
+    """Mask the decisions that were drawn by older weights than version ``oldest``, and those before them.
 
-    Masked decisions count for nothing. A decision before a masked one is masked as well. Advantages look forward, so
-    that of a decision that counts contains no masked one.
+    Advantages look forward, so that of a decision that counts contains no masked one.
     """
     old_T = (fragment.version_TN < oldest).any(1)
     if not old_T.any():

@@ -140,9 +140,8 @@ class Meter:
     def read(self) -> tuple[Metrics, Histograms]:
         """Return metrics and histograms of the time since the last reading.
 
-        ``time/<part>/<activity>_s``: seconds of each activity, the mean over parts of a kind. ``perf/sim_s``,
-        ``infer_s``, ``learn_s``: when simulator, policy and learner were busy. ``perf/wait_s``: when the learner lacked
-        data.
+        ``time/<part>/<activity>_s``: the mean over parts of a kind. ``perf/sim_s``, ``infer_s``, ``learn_s``: the
+        simulator, policy and learner were busy. ``perf/wait_s``: the learner lacked data.
         """
         now_s, present = running_s(), self._totals()
         new = {

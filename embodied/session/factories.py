@@ -127,9 +127,8 @@ def build_policy(spec: EnvSpec, section: Mapping[str, Any]) -> Policy:
 def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     """Build the policy of a new run, with the weights of the run ``init`` if it is given.
 
-    Exploration and critic stay fresh if the algorithm of ``init`` does not explore, because it has not trained them. A
-    policy that wraps another one loads the weights into the wrapped policy. UserError if ``init`` has another task,
-    another architecture or no checkpoint, or if a wrapping policy has no ``init``.
+    Exploration and critic stay fresh if the algorithm of ``init`` does not explore. A policy that wraps another one
+    loads the weights into the wrapped policy. UserError if ``init`` does not fit, or a wrapping policy has none.
     """
     if config.init is None:
         policy = make_policy(config, spec)

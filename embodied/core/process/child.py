@@ -155,8 +155,7 @@ class ChildObject(ChildProcess):
     """An object in a child process.
 
     target: its class, ``package.module:Class``; a method ``close`` of it is called at the end. bare: a package whose
-    ``__init__`` is left out while the child imports the class and reads the first call, so that the child does not
-    import all that the package does.
+    ``__init__`` is left out until the first call, so that the child does not import all that the package does.
     """
 
     def __init__(self, target: str, *, bare: str = "", pass_fds: Sequence[int] = (), log: bool = True) -> None:

@@ -180,9 +180,8 @@ class RowRollout(GroupRollout):
         request for rows that are done ──► sample ──► send ──► receive: rows that are done ──► request for them
                                                       (the other rows are in the simulator all the time)
 
-    A fragment is complete when each row has its T decisions: a row that has them waits for the others. The last request
-    is for the values of all rows. The noise of decision t of a row is the one that a ``GroupRollout`` would draw,
-    whatever the order in which rows are done. So the same weights draw the same decisions, up to rounding.
+    A row that has its T decisions waits for the others; the last request is for the values of all rows. The noise of a
+    decision is the one that a ``GroupRollout`` would draw, so the same weights draw the same decisions, up to rounding.
     """
 
     def start(self, ticket: Ticket) -> ActRequest:
@@ -221,13 +220,11 @@ class RowRollout(GroupRollout):
 
 
 class EnvWorker:
-    """Env groups of one worker. It is independent of the runtime, which carries its requests and replies.
+    """Env groups of one worker; one thread at a time may call it. A runtime carries its requests and replies.
 
     groups: envs with the samplers of their episodes. decisions: T of a fragment. execute: E of a chunk. noise_shape:
     that of the policy. seed: that of the run. incarnation: how often the worker was replaced; each draws other noise.
     device: of the observations and actions of its fragments.
-    Only one thread at a time may call it. ``track``: it steps, records, or between two calls waits, for the actor if a
-    group is in the middle of a fragment, and otherwise for a ticket.
     """
 
     def __init__(

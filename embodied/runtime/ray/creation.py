@@ -19,11 +19,7 @@ MAX_CALLS = 10_000
 
 
 class Creator:
-    """Creates the actors of a run. policy: the initial one, on the CPU.
-
-    UserError if the cluster lacks the resources or labels of a part or room for the policy, or a node has other files
-    of this project.
-    """
+    """Creates the actors of a run. policy: the initial one, on the CPU. UserError if the cluster does not fit."""
 
     def __init__(self, cluster: Cluster, recipe: Recipe, spec: EnvSpec) -> None:
         self.recipe, self.config = recipe, RayConfig.of(recipe.config)
