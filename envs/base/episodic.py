@@ -83,8 +83,6 @@ class EpisodicEnv(VecEnv):
         self._final: Obs = {}  # last observation of each env's latest episode, [N, ...]
         self._nobody = self._statistics(torch.zeros(0, dtype=torch.int64), self._once)
 
-    # -- methods of a simulator ----------------------------------------------------------------------------------------
-
     @abstractmethod
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         """Begin an episode in each of envs ``ids`` [n] according to the n ``plans``, whatever state the env is in."""
@@ -179,8 +177,6 @@ class EpisodicEnv(VecEnv):
         self._return_N.copy_(state["return"])
         for name, outcome_N in self._once.items():
             outcome_N.copy_(state[f"once/{name}"])
-
-    # -- one life of an episode --------------------------------------------------------------------------------------
 
     def begin(self, ids: Ints, plans: EpisodePlans) -> None:
         """Start episodes with these plans in envs ``ids`` [n]; others go on. ValueError for plans beyond the spec."""

@@ -97,8 +97,6 @@ class UniformSampler:
         self.seed_N = np.arange(setup.num_envs, dtype=np.int64) // setup.group_size + setup.seed
         self.number_N = np.full(setup.num_envs, self._first_number - 1, dtype=np.int64)
 
-    # -- methods that a curriculum overrides -------------------------------------------------------------------------
-
     def draw_instructions(self, rng: EpisodeRng) -> Ints:
         """Draw the instructions of the episodes of ``rng``, indices into ``spec.instructions`` [n]."""
         return np.zeros(len(rng), dtype=np.int64) if self._instructions is None else self._instructions(rng)

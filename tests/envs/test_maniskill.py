@@ -158,7 +158,7 @@ def test_options_are_refused_with_what_is_allowed(family: Any, monkeypatch: Any)
         options(terminate_on="sucess")
     with pytest.raises(UserError, match=r"task\.obs_mode=state is only for policies without cameras"):
         family.spec(ID, options(obs_mode="state"), [CameraSpec.square("base_camera", 24)])
-    with pytest.raises(UserError, match=r"camera of maniskill/PickCube-v1 'base'.*'base_camera'"):
+    with pytest.raises(UserError, match=r"camera of task maniskill/PickCube-v1 'base'.*'base_camera'"):
         family.spec(ID, options(), [CameraSpec.square("base", 24)])
     if not torch.cuda.is_available():
         sim = maniskill.ManiSkillConfig(sim_backend="physx_cuda")

@@ -18,6 +18,7 @@ from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import PositiveInt, Text, config_dataclass
 from embodied.core.process.child import ChildDied, ChildObject
 from embodied.core.spec import CameraSpec, EnvSpec, Instruction, Term
+from embodied.envs.adapters.gym.spaces import check_cameras
 from embodied.envs.adapters.maniskill.pool import FLAT, SIMULATIONS, ManiSkillEnv, ManiSkillProcesses, ManiSkillScene
 from embodied.envs.adapters.maniskill.sim import INSTALL, VULKAN, Description, Request
 from embodied.envs.registry import FAMILIES
@@ -75,9 +76,7 @@ class ManiSkill:
         found = _describe(Request(id, task.robot_uids, task.control_mode))
         if task.reward_mode not in (None, *found.reward_modes):
             raise unknown_name(f"task.reward_mode of {id}", task.reward_mode, found.reward_modes)
-        for camera in cameras:
-            if camera.name not in found.cameras:
-                raise unknown_name(f"camera of maniskill/{id}", camera.name, found.cameras)
+        check_cameras(f"maniskill/{id}", cameras, found.cameras, [], found.action)
         limit = task.max_episode_steps or found.max_episode_steps
         if limit is None:
             raise UserError(f"task.max_episode_steps: {id} has no time limit of its own, so it needs one")
