@@ -62,15 +62,13 @@ class Setup:
     """Standard deviation of the logarithm of a step's time, which is lognormal; 0 is a constant. At 1, one step in 50
     takes more than 4.7 times the mean."""
     groups: int = 1
-    """Env groups of a worker, which steps one at a time."""
     envs: int = 4
-    """Environments of a group."""
+    """Env groups of a worker, which steps one at a time, and environments of a group."""
     decisions: int = 4
     """T of a fragment."""
     infer_s: float = 0.0
-    """One call of the policy, for any number of requests."""
     update_s: float = 0.0
-    """One update."""
+    """One call of the policy, for any number of requests, and one update."""
 
     @property
     def bound_s(self) -> float:
@@ -126,9 +124,8 @@ class Run(NamedTuple):
     """What was measured of a run after its warm-up."""
 
     env_steps: int
-    """Control steps that were learned from."""
     wall_s: float
-    """Wall-clock seconds."""
+    """Control steps that were learned from, and wall-clock seconds."""
     dropped: float
     """Share of the decisions that were masked because of their age."""
 

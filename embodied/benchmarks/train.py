@@ -45,9 +45,8 @@ class Costs:
     total_s: float
     """Wall-clock time; side by side, that of the slower part."""
     collect_s: float
-    """Simulation and inference; c in the module's docstring."""
     learn_s: float
-    """Learning; l in the module's docstring."""
+    """Simulation and inference, and learning; c and l in the module's docstring."""
 
 
 def measure(short: bool) -> Report:

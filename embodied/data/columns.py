@@ -33,9 +33,8 @@ class Column:
     entries: tuple[str, ...] = ()
     """Names of the column's entries that the task uses, in the task's order; none: all entries in their order."""
     scale: tuple[float, ...] = ()
-    """Factors: one for all entries, or one per entry; none: 1."""
     offset: tuple[float, ...] = ()
-    """Numbers that are added: one for all entries, or one per entry; none: 0."""
+    """Factors, and numbers that are added: one for all entries, or one per entry; none: 1 and 0."""
 
     @property
     def converts(self) -> bool:

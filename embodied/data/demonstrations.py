@@ -27,11 +27,9 @@ class Episode:
     action_LA: Tensor
     """Action that the demonstrator chose, float32; a disturbance may have been executed instead."""
     reward_L: Tensor
-    """Reward of each step, float32."""
     success_L: Tensor
-    """Whether the task is solved after each step, bool."""
+    """Reward of each step, float32, and whether the task is solved after it, bool."""
     instruction: str
-    """Text of the instruction."""
     images: dict[str, Tensor] = field(default_factory=dict)
     """Observed images by camera, uint8 [L, h, w, 3]."""
 
@@ -44,25 +42,21 @@ class Demonstrations:
     """All F frames of a data set, episode after episode."""
 
     state_FS: Tensor
-    """Observed states, float32."""
     action_FA: Tensor
-    """Chosen actions, float32."""
+    """Observed states and chosen actions, float32."""
     episode_F: Tensor
     """Episode of each frame, int64, not decreasing."""
     instruction_F: Tensor
-    """Index into ``instructions``, int64."""
     instructions: tuple[str, ...]
-    """All instructions of the data set."""
+    """All instructions, and each frame's index into them, int64."""
     control_hz: float
     """Frames per second."""
     state_names: tuple[str, ...] = ()
-    """Names of the entries of a state; () if the data set has none."""
     action_names: tuple[str, ...] = ()
-    """Names of the entries of an action; () if the data set has none."""
+    """Names of the entries of a state and of an action; () if the data set has none."""
     state_units: tuple[str, ...] = ()
-    """Unit of each entry of a state (``columns.unit_of``); () if the data set does not state it."""
     action_units: tuple[str, ...] = ()
-    """Unit of each entry of an action; () if the data set does not state it."""
+    """Their units (``columns.unit_of``); () if the data set does not state them."""
     images: dict[str, Tensor] = field(default_factory=dict)
     """Images of the cameras that were read, uint8 [F, h, w, 3]."""
 

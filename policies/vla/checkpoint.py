@@ -53,12 +53,10 @@ class Pixels(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Contents of a checkpoint."""
+    """Contents of a checkpoint: a PI0ForConditionalGeneration and the tokenizer of its instructions."""
 
     model: Any
-    """A PI0ForConditionalGeneration."""
     tokenizer: Any
-    """Tokenizer of the instructions."""
     pixels: Pixels
 
 

@@ -23,13 +23,11 @@ class Role(IntEnum):
     NONE = 0
     """Neither an object nor a place."""
     OBJECT = 1
-    """The object that the instruction names."""
     OTHER_OBJECT = 2
-    """Any other object."""
+    """The object that the instruction names, and any other object."""
     PLACE = 3
-    """The place that the instruction names."""
     OTHER_PLACE = 4
-    """Any other place."""
+    """The place that the instruction names, and any other place."""
 
 
 ROLE_NAMES = tuple(role.name.lower() for role in Role)

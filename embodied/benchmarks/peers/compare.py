@@ -50,11 +50,9 @@ class CompareOptions:
     ours: tuple[Literal["local", "sync", "recipe"], ...] = ("local", "sync")
     """Runtimes of ours beside them; [] for the peers alone. ``recipe``: the task's own settings, for level= alone."""
     rounds: PositiveInt = 7
-    """Rounds of the throughput."""
     iterations: PositiveInt = 6
-    """Iterations of a training in a round that count."""
     warmup: PositiveInt = 2
-    """Iterations before them."""
+    """Rounds of the throughput, iterations of a training in a round that count, and iterations before them."""
     level: float | None = None
     """Success, or return for a task without success, that trainers are timed to; null: only throughput."""
     total_steps: PositiveInt = 2_000_000
@@ -65,7 +63,6 @@ class CompareOptions:
     """Threads of torch in every trainer; 0: all cores, and in ``local`` its own choice. On cores that other programs
     also use, only 1 compares: torch slows down sharply where its threads share cores."""
     ppo: PPOSettings = Field(default_factory=PPOSettings)
-    """Settings of PPO, the same for all."""
 
     def __post_init__(self) -> None:
         if self.level is None and ("recipe" in self.ours or self.seeds > 1):

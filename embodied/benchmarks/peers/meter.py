@@ -32,29 +32,22 @@ class PPOSettings:
     deviation that does not depend on the state, observations standardised by running statistics."""
 
     num_envs: PositiveInt = 64
-    """Environments."""
     decisions: PositiveInt = 64
     """Steps of every env in a batch."""
     hidden: Widths = (256, 256)
     """Widths of the hidden layers of actor and critic; their activation is ReLU."""
     epochs: PositiveInt = 5
-    """Passes over each batch."""
     num_minibatches: PositiveInt = 4
-    """Minibatches of an epoch."""
+    """Passes over each batch, and minibatches of a pass."""
     learning_rate: Positive = 3e-4
-    """Learning rate."""
     gamma: FractionBelow1 = 0.99
-    """Discount of a step."""
     gae_lambda: FractionBelow1 = 0.95
-    """GAE trace of a step."""
+    """Discount and GAE trace of a step."""
     clip_range: Positive = 0.2
-    """Clip of the ratio."""
     value_coef: Positive = 0.5
-    """Weight of the squared error of the critic, which is not clipped."""
     entropy_coef: NonNegative = 0.0
-    """Weight of the entropy."""
+    """Clip of the ratio; weights of the critic's squared error, which is not clipped, and of the entropy."""
     max_grad_norm: Positive = 0.5
-    """Largest norm of the gradient."""
     init_std: Annotated[float, Field(gt=0.05, lt=1)] = 0.5
     """Initial standard deviation of continuous actions."""
     seed: Seed = 0
@@ -70,11 +63,9 @@ class Mark:
     """State of a training at a boundary between two iterations."""
 
     env_steps: int
-    """Env steps so far."""
     wall_s: float
-    """Seconds since the first boundary."""
     cpu_s: float
-    """CPU seconds of all threads of this process since the first boundary."""
+    """Env steps, seconds, and CPU seconds of all threads of this process, since the first boundary."""
     quality: float | None
     """Share of the latest ``WINDOW`` whole episodes that succeeded at their end, or their mean return for a task
     without success; None before there are so many."""

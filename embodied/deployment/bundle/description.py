@@ -18,9 +18,7 @@ class ObservedRange:
     name: str
     """Name of the entry, such as ``joint_pos[0]``."""
     low: float
-    """Lowest value."""
     high: float
-    """Highest value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +26,11 @@ class Origin:
     """Where a bundle comes from."""
 
     task: str
-    """Task that the policy was trained on."""
     policy: str
-    """Name of the policy in configurations."""
+    """Names of the task and of the policy in configurations."""
     run: str
-    """Run directory."""
     checkpoint: str
-    """Checkpoint of the run."""
+    """Run directory, and the checkpoint in it."""
     env_steps: int
     """Control steps of training."""
     success_at_end: float | None
@@ -48,9 +44,7 @@ class Bundle:
     """Description of a bundle, the content of ``bundle.json``."""
 
     format: int
-    """FORMAT."""
     origin: Origin
-    """Where it comes from."""
     state: tuple[Term, ...]
     """Parts of the input ``state``, float32 [N, S], in order. Entries are in ``unit``, not scaled: ``scale`` says what
     training observed and is inside ``policy.onnx``."""
@@ -76,9 +70,8 @@ class Bundle:
     max_episode_steps: int
     """Time limit in training, control steps."""
     horizon: int
-    """H, actions of a chunk."""
     execute: int
-    """E, actions that training executed of a chunk."""
+    """H, actions of a chunk, and E, those that training executed of it."""
     max_delay: int
     """D, largest inference delay in control steps that the policy was trained for; 0: none. If positive, ``prefix``
     float32 [N, D, A] (physical units) and ``delay`` int64 [N] are inputs too."""
@@ -89,9 +82,8 @@ class Bundle:
     files: dict[str, str]
     """SHA-256 of every other file of the bundle."""
     parity_tolerance: float
-    """Largest allowed difference of outputs, in units of the action's scale."""
     parity_max: float
-    """Largest difference that the export found."""
+    """Largest difference of outputs that is allowed and that the export found, in units of the action's scale."""
     notes: tuple[str, ...]
     """How to read the other entries, for people (``embodied.deployment.bundle.write.NOTES``)."""
 

@@ -85,13 +85,11 @@ class Source:
     """What a bundle is written from."""
 
     policy: Policy
-    """The policy, with its trained weights."""
     spec: EnvSpec
-    """Spec of the environment that it was trained in."""
+    """The policy with its trained weights, and the spec of the environment that it was trained in."""
     recorded: Obs
     """Observations of its decisions, as the environment gives them, [F, ...]."""
     origin: Origin
-    """Where it comes from."""
     policy_section: Mapping[str, Any]
     """Section ``policy`` of the run's configuration."""
     simulation: Mapping[str, Any]

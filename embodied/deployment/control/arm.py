@@ -32,13 +32,11 @@ class Measurement:
     """An observation that a command may be based on."""
 
     observation: Observation
-    """What the robot measured."""
     time_s: float
-    """When it answered, on the loop's clock."""
+    """What the robot measured, and when it answered, on the loop's clock."""
     qpos: Array
-    """Joint positions, [J]."""
     qvel: Array
-    """Joint velocities, [J]."""
+    """Joint positions and velocities, [J]."""
 
     @property
     def age_s(self) -> float:

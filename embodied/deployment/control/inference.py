@@ -128,11 +128,9 @@ class StepStart:
     """Measurements at the start of a control step, from which its action is planned."""
 
     step: int
-    """Number of the control step."""
     measured: Measurement
-    """What the robot measured."""
     state: NDArray[np.float32]
-    """What the policy sees of it, [S]."""
+    """What the robot measured, and what the policy sees of it, [S]."""
     finger_m: float
     """Finger target of the step before."""
 

@@ -41,21 +41,18 @@ class Limits:
     """Limits of one robot, arrays by joint."""
 
     low_J: Array
-    """Lowest position target."""
     high_J: Array
-    """Highest position target."""
+    """Lowest and highest position target."""
     max_lead_J: Array
     """Largest distance of a target from the measured position."""
     max_velocity_J: Array
     """Largest measured speed; above it the robot is told to hold."""
     workspace_low_m: Array
-    """One corner of the box for the tool, base frame, [3]."""
     workspace_high_m: Array
-    """The opposite corner."""
+    """Corners of the box for the tool, base frame, [3]."""
     finger_low_m: float
-    """Lowest finger target; below 0 squeezes."""
     finger_high_m: float
-    """Highest finger target."""
+    """Lowest and highest finger target; below 0 squeezes."""
     max_age_s: float = 0.2
     """Age above which an observation is stale."""
     ramp_s: float = 0.5

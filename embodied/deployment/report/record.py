@@ -29,15 +29,12 @@ class Step:
     time_s: float
     """Time since the beginning of the episode."""
     state: NDArray[np.float32]
-    """State [S], physical units."""
     images: dict[str, NDArray[np.uint8]]
-    """Images by camera."""
     action: NDArray[np.float32]
-    """Action [A], physical units."""
+    """State [S] and action [A] in physical units, and images by camera."""
     qpos: Array
-    """Measured joint positions, [J]."""
     target: Array
-    """Joint targets that left for the robot last, [J]."""
+    """Measured joint positions, and the joint targets that left for the robot last, [J]."""
 
 
 @dataclass
@@ -53,9 +50,8 @@ class EpisodeRecord:
     duration_s: float = 0.0
     """Length on the loop's clock."""
     ticks: int = 0
-    """Ticks that were carried out."""
     missed_deadlines: int = 0
-    """Ticks that were dropped."""
+    """Ticks that were carried out, and that were dropped."""
     waited_ticks: int = 0
     """Ticks in which the robot held its targets because no chunk had arrived."""
     padded_steps: int = 0
@@ -63,9 +59,8 @@ class EpisodeRecord:
     beyond_max_delay: int = 0
     """Chunks that took longer than the policy was trained for."""
     latencies_s: list[float] = field(default_factory=list)
-    """Latency of each inference."""
     interventions: dict[str, int] = field(default_factory=dict)
-    """Interventions of the safety, by kind."""
+    """Latency of each inference, and the number of the safety's interventions by kind."""
     steps: list[Step] = field(default_factory=list)
     """Control steps, each appended at once, so that an episode may end at any moment."""
 
@@ -84,15 +79,12 @@ class Deployment:
     """Records of all episodes of a deployment."""
 
     bundle: Bundle
-    """Description of the policy."""
     bundle_path: str
-    """Its directory, or the server's address."""
+    """Description of the policy, and its directory."""
     robot: str
-    """The robot."""
     records: list[EpisodeRecord] = field(default_factory=list)
-    """What happened, by episode."""
     log: deque[Intervention] = field(default_factory=deque)
-    """Interventions of the safety."""
+    """What happened, by episode, and all interventions of the safety."""
     error: str | None = None
     """What ended the deployment before its time: the first cause."""
     date: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))

@@ -39,9 +39,8 @@ class Entry:
     offset: float = 0.0
     """Our number where the robot's is 0, rad or m."""
     low: float | None = None
-    """With ``percent``: our number at 0."""
     high: float | None = None
-    """With ``percent``: our number at 100."""
+    """With ``percent``: our numbers at 0 and at 100."""
     velocity: str | None = None
     """Name of the velocity, in ``unit`` per second; None: it is computed from positions."""
 
@@ -81,9 +80,8 @@ class Confirmation:
     """Who confirmed a mapping, and in which poses (embodied.deployment.robots.setup)."""
 
     by: str
-    """Name of the person."""
     at: str
-    """Date and time, UTC."""
+    """Name of the person; date and time, UTC."""
     sha256: str
     """Hash of what was confirmed: the mapping, the policy's arm and the robot's names."""
     poses: tuple[str, ...]
@@ -95,15 +93,12 @@ class RobotMapping:
     """The content of ``mapping.json``."""
 
     robot: str
-    """Name of the robot."""
     joints: dict[str, Entry]
-    """Entry of each joint of the bundle, by our name."""
     gripper: Entry
-    """The gripper: distance of each finger from the centre."""
+    """Each joint of the bundle by our name, and the gripper: distance of each finger from the centre."""
     external: dict[str, str] = field(default_factory=dict)
-    """The robot's names of external numbers, by our name; a missing one has the same name."""
     cameras: dict[str, str] = field(default_factory=dict)
-    """The robot's names of cameras, by ours; a missing one has the same name."""
+    """The robot's names of external numbers and of cameras, by ours; a missing one has the same name."""
     confirmed: Confirmation | None = None
     """Who confirmed it; None: nobody."""
 
