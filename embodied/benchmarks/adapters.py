@@ -104,7 +104,6 @@ def _bare_actions(space: Any, action_NTA: torch.Tensor, dtype: np.dtype[Any]) ->
 
 
 def envpool_of(id: str, num_envs: int, num_threads: int) -> Any:
-    """Build EnvPool's own environments."""
     import envpool
 
     envs = envpool.make_gymnasium(id, num_envs=num_envs, num_threads=num_threads, seed=0)
@@ -113,7 +112,6 @@ def envpool_of(id: str, num_envs: int, num_threads: int) -> Any:
 
 
 def gym_of(id: str, num_envs: int, num_threads: int) -> Any:
-    """Build gymnasium's SyncVectorEnv."""
     envs = gymnasium.make_vec(id, num_envs=num_envs, vectorization_mode="sync")
     envs.reset(seed=0)
     return envs

@@ -35,12 +35,10 @@ class Report:
     """All other numbers: ``name``, ``value``, ``unit`` and ``settings``, all that the number depends on."""
 
     def add(self, name: str, value: float, unit: str, **settings: Any) -> None:
-        """Add a row."""
         self.rows.append({"name": name, "value": float(f"{value:.5g}"), "unit": unit, "settings": settings})
         note(f"{name:40s} {value:14,.4g} {unit}")
 
     def ratio(self, name: str, value: float) -> None:
-        """Add a ratio."""
         self.ratios[name] = float(f"{value:.5g}")
         note(f"{name:40s} {value:14,.4g}")
 
@@ -96,7 +94,6 @@ def built(name: str, make: Callable[[], T]) -> T | None:
 
 
 def note(text: str) -> None:
-    """Print a line to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 

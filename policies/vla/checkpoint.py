@@ -272,7 +272,6 @@ class LoRALinear(nn.Linear):
         self.lora_b = nn.Parameter(torch.zeros(layer.out_features, rank))
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return W x + B A x for x = ``input``."""
         return super().forward(input) + F.linear(F.linear(input, self.lora_a), self.lora_b)
 
 

@@ -137,7 +137,6 @@ def denoise(model: nn.Module, context: Context, x_NSHW: Tensor, time_NSR: Tensor
 
 @cache
 def compiled_denoise() -> Callable[..., Tensor]:
-    """Return ``denoise`` compiled by torch."""
     return torch.compile(denoise)
 
 

@@ -138,7 +138,6 @@ class VLAPolicy(FlowChains):
         return {"instruction_tokens": tokens.to(self.tokens_IT.device), "instruction_mask": mask.to(tokens.device)}
 
     def encode(self, obs: Obs) -> VLAContext:
-        """Encode N observations."""
         return self._encode_state(self.prefix(obs), obs)._replace(fixed=self.fixed_rows(obs))
 
     def _encode_state(self, prefix: pi0.Prefix, obs: Obs) -> VLAContext:
@@ -237,7 +236,6 @@ class VLAPolicy(FlowChains):
         return F.smooth_l1_loss(self.grounding.named(feature), target_N9, beta=HUBER_BETA)
 
     def localization_hits(self, obs: Obs) -> dict[str, Tensor]:
-        """Return ``GroundingHeads.localization_hits``."""
         return self.grounding.localization_hits(self._encode_prefix(obs, self.tokens_IT.shape[1])[1], obs)
 
     def predict_positions(self, obs: Obs) -> Tensor:
@@ -281,7 +279,6 @@ class VLAPolicy(FlowChains):
     # -- on disk -------------------------------------------------------------------------------------------------------
 
     def save_architecture(self, path: Path) -> None:
-        """Write configuration and tokenizer."""
         checkpoint.save_architecture(self.parts, path)
 
     def save_pretrained(self, path: Path) -> None:

@@ -28,7 +28,6 @@ from embodied.envs.views.stepper import Stepper
 
 
 def sb3(stepper: Stepper, settings: PPOSettings) -> None:
-    """Train with stable-baselines3."""
     hidden = list(settings.hidden)
     network: dict[str, Any] = {"net_arch": {"pi": hidden, "vf": hidden}, "activation_fn": nn.ReLU}
     if isinstance(stepper.spec.action, Box):

@@ -74,7 +74,6 @@ SIZES = {"fingers": 2, "finger_target": 1, "tcp_pos": 3, "tcp_vel": 3}
 
 
 def write_description(path: Path, bundle: Bundle) -> None:
-    """Write ``bundle.json`` into a bundle's directory."""
     (path / BUNDLE_FILE).write_text(json.dumps(asdict(bundle), indent=1) + "\n", encoding="utf-8")
 
 
@@ -246,7 +245,6 @@ def _of_gripper(bundle: Bundle) -> Rules:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -63,7 +63,6 @@ class Inference:
         self._began_s = 0.0
 
     def submit(self, inputs: Inputs) -> None:
-        """Begin to plan."""
         self._began_s, self._future = self.clock.now(), Future()
         if self._simulated:
             self._future.set_result((self.planner.plan(inputs), self._began_s + self.added_s))
@@ -176,7 +175,6 @@ class EpisodeChunks:
         return found is not None
 
     def _inputs(self, request: PlanRequest, start: StepStart) -> dict[str, NDArray[Any]]:
-        """Return the inputs of the planner, one row."""
         bundle, shape = self.bundle, self.bundle.noise_shape
         seeded = self.noise == "seeded"
         noise = self.random.standard_normal(shape, np.float32) if seeded else np.zeros(shape, np.float32)

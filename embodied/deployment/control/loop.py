@@ -130,7 +130,6 @@ class EpisodeRun:
             tick += 1
 
     def finish(self) -> None:
-        """Complete the record."""
         loop, record = self.loop, self.record
         record.duration_s = self.clock.now() - self.began_s
         record.latencies_s = loop.inference.latencies_s[self.first_latency :]

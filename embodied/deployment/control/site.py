@@ -97,13 +97,11 @@ def site_of(options: DeployOptions, path: Path, bundle: Bundle) -> Iterator[Site
 
 
 def ask(question: str) -> bool:
-    """Ask a yes-or-no question on the terminal."""
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _wait_for_enter(message: str) -> None:
-    """Wait for Enter, if there is a terminal."""
     if sys.stdin.isatty():
         print(message, end="", file=sys.stderr, flush=True)
         sys.stdin.readline()

@@ -67,11 +67,9 @@ class Entry:
         return self.offset + (self.low or 0.0)
 
     def from_robot(self, value: float) -> float:
-        """Return our number for one of the robot."""
         return self.factor * value + self.zero
 
     def to_robot(self, value: float) -> float:
-        """Return the robot's number for one of ours."""
         return (value - self.zero) / self.factor
 
 
@@ -131,7 +129,6 @@ def read_mapping(path: Path) -> RobotMapping:
 
 
 def write_mapping(path: Path, mapping: RobotMapping) -> None:
-    """Write a mapping."""
     path.write_text(json.dumps(asdict(mapping), indent=1) + "\n", encoding="utf-8")
 
 

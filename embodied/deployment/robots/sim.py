@@ -103,12 +103,10 @@ class SimRobot(Clock):
         return found
 
     def send_action(self, action: Action) -> Action:
-        """Command position targets."""
         self._call("act", dict(action))
         return dict(action)
 
     def disconnect(self) -> None:
-        """End the process."""
         if self._process is not None and self._connection is not None:
             self._connection.close()
             self._process.close()
@@ -122,7 +120,6 @@ class SimRobot(Clock):
         return str(self._call("reset", seed, episode))
 
     def success(self) -> bool:
-        """Return whether the task is solved now."""
         return bool(self._call("success"))
 
     def frames(self) -> NDArray[np.uint8]:

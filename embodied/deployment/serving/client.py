@@ -56,7 +56,6 @@ class RemotePlanner:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
