@@ -37,6 +37,7 @@ reported, with the first cause. Last line of stdout: {"bundle", "robot", "episod
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,7 @@ def notice(path: Path, bundle: Bundle, limits: Limits) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_command(deploy, __doc__, sys.argv[1:] if argv is None else argv)
+main = partial(run_command, deploy, __doc__)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,8 +73,7 @@ def export(argv: Sequence[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_command(export, __doc__, sys.argv[1:] if argv is None else argv)
+main = partial(run_command, export, __doc__)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -118,8 +119,7 @@ def greeting(runner: PolicyRunner | TorchRunner, options: ServeOptions, port: in
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_command(run_server, __doc__, sys.argv[1:] if argv is None else argv)
+main = partial(run_command, run_server, __doc__)
 
 
 if __name__ == "__main__":

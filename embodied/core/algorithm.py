@@ -19,7 +19,6 @@ class ProcessGroup(Protocol):
     rank: int
     """Number of this process, from 0."""
     size: int
-    """Number of processes."""
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of a tensor of numbers over all processes, the same bits in each. All must call it.

@@ -150,7 +150,6 @@ class ToolPose(NamedTuple):
     """Where the tools of N arms are."""
 
     position_3N: AnyArray
-    """Tool centre point, base frame, m."""
     frame_9N: AnyArray
     """Rotation matrix of the tool by rows: its x axis is entries 0, 3 and 6, its z axis 2, 5 and 8."""
     jacobian_6JN: AnyArray

@@ -91,7 +91,6 @@ class EpisodeStats:
     length_M: Tensor
     """int64, control steps of the episode."""
     plans: EpisodePlans
-    """Plan of each episode, M rows."""
     once: Mapping[str, Tensor]
     """For each of ``EnvSpec.outcomes``, whether it held after at least one step, bool [M]."""
     at_end: Mapping[str, Tensor]
@@ -171,7 +170,6 @@ class PlanList:
         assert 1 <= num_envs <= len(plans), f"{num_envs} envs for {len(plans)} plans"
         self.plans, self.num_envs = plans, num_envs
         self.present = EpisodePlans.empty(num_envs)
-        """Plan of the present episode of each env."""
         self._num_given = num_envs
 
     def start(self) -> EpisodePlans:

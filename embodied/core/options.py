@@ -29,19 +29,13 @@ from embodied.core.errors import TYPES, UserError, missing_key, nearest, wrong_v
 T = TypeVar("T")
 
 PositiveInt = Annotated[int, Field(ge=1)]
-"""An integer, at least 1."""
 NonNegativeInt = Annotated[int, Field(ge=0)]
-"""An integer, at least 0."""
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 """Seed of a run, an evaluation or a data set."""
 Positive = Annotated[float, Field(gt=0)]
-"""A number above 0."""
 NonNegative = Annotated[float, Field(ge=0)]
-"""A number, at least 0."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
-"""A number from 0 to 1."""
 FractionBelow1 = Annotated[float, Field(ge=0, lt=1)]
-"""A number from 0 to 1, 1 excluded."""
 Widths = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 """Widths of one or more hidden layers."""
 
@@ -171,7 +165,6 @@ ALLOWED = {
 }
 """Allowed values in the words of a YAML user, by pydantic's type of error."""
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-"""Words for pydantic's bounds."""
 
 
 def _user_error(error: ValidationError, cls: type[Any], path: str) -> UserError:

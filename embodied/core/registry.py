@@ -15,9 +15,7 @@ class Entry(Generic[T]):
     """A registered class or builder with the dataclass of its options."""
 
     name: str
-    """Name in configurations."""
     build: T
-    """The class or builder."""
     config: type[Any]
     """Dataclass of its options."""
 

@@ -9,19 +9,16 @@ SEEDS = 2**31  # seeds of a user are below it (embodied.core.options.Seed)
 class Purpose(IntEnum):
     """Purpose of a pool of envs. Its value is the block of seed 0; every further seed is four blocks ahead.
 
-    The purposes of ``runtime.eval_seed`` begin where those of the other seeds end, so ``seed`` may equal ``eval_seed``.
+    Scenes are labelled images. Validation takes place during training, with ``runtime.eval_seed``: its purposes begin
+    where those of the other seeds end, so ``seed`` may equal ``eval_seed``.
     """
 
     EVALUATION = 0
-    """Final evaluations, and those of embodied.eval."""
     TRAINING = 1
     DEMONSTRATIONS = 2
     SCENES = 3
-    """Labelled images for supervised learning."""
     VALIDATION = 4 * SEEDS
-    """Evaluations during training."""
     VALIDATION_SCENES = 4 * SEEDS + 1
-    """Labelled images to validate on."""
 
 
 def first_env_seed(purpose: Purpose, seed: int) -> int:

@@ -43,7 +43,6 @@ class Term:
 
     name: str
     size: int
-    """Number of entries."""
     unit: str = ""
     """SI unit of an entry before scaling, such as m, rad or m/s; empty if it is dimensionless."""
     frame: str = ""
@@ -51,7 +50,6 @@ class Term:
     scale: float = 1.0
     """Observed number = scale * quantity in ``unit``."""
     source: Source = "external"
-    """Source of the quantity on a robot's computer."""
     difference: Difference | None = None
     """Terms that the quantity is computed from; then ``source`` has no meaning."""
     meaning: str = ""
@@ -94,7 +92,6 @@ class ActionTerm:
 
     name: str
     meaning: str = ""
-    """Effect of the dimension, in words."""
     scale: float = 1.0
     offset: float = 0.0
     unit: str = ""
@@ -106,7 +103,6 @@ class Box:
     """Continuous actions: float32 [..., A], each dimension in [-1, 1]."""
 
     terms: tuple[ActionTerm, ...]
-    """Dimensions, in order; A of them."""
 
     @property
     def size(self) -> int:
@@ -154,7 +150,6 @@ class MultiDiscrete:
     entry_names: tuple[str, ...]
     """Names of the dimensions; A of them."""
     counts: tuple[int, ...]
-    """Number of choices in each dimension."""
 
     @property
     def size(self) -> int:
@@ -167,11 +162,10 @@ ActionSpace = Box | Discrete | MultiDiscrete
 
 @dataclass(frozen=True, slots=True)
 class JointSpec:
-    """One joint of an arm with its position controller. Units: rad for a hinge, m for a slide."""
+    """One joint of an arm with its position controller. Limits and ``home`` are positions: rad (hinge) or m (slide)."""
 
     name: str
     kind: Literal["hinge", "slide"]
-    """Rotation about, or translation along, ``axis``."""
     pos_m: tuple[float, float, float]
     quat: tuple[float, float, float, float]
     """Pose of the joint's frame in that of the joint before it (of the base for the first one), (w, x, y, z)."""
@@ -179,7 +173,6 @@ class JointSpec:
     """Axis in the joint's own frame, a unit vector."""
     low: float
     high: float
-    """Position limits."""
     max_velocity: float
     """Largest speed, unit/s."""
     max_effort: float
@@ -188,7 +181,6 @@ class JointSpec:
     damping: float
     """Gains kp and kd of the position controller."""
     home: float
-    """Position in the default pose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,11 +246,9 @@ class EnvSpec:
     """Interface of an environment to policies and data sets."""
 
     task: str
-    """Name of the task in configurations."""
     state: tuple[Term, ...]
     """Parts of ``obs["state"]``, float32 [N, S], in order."""
     action: ActionSpace
-    """Space of one action."""
     control_dt_s: float
     """Duration of one control step: seconds between two actions."""
     max_episode_steps: int

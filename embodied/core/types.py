@@ -75,7 +75,6 @@ class Evaluation:
     entropy_B: Tensor
     """Entropy (nats) of the distribution that the decision was drawn from."""
     value_B: Tensor
-    """The critic's value."""
     distribution: Tensor
     """Parameters of the distributions that the decision was drawn from, [B, ...], for ``Policy.kl_divergence``. A
     Gaussian has means and standard deviations of the executed actions, [B, 2, steps, E, A]."""
@@ -165,7 +164,6 @@ class Fragment:
     group: int = 0
     """Indices of the env worker, and of the env group in its worker."""
     incarnation: int = 0
-    """How many times the worker had been replaced."""
     sequence: int = 0
     """Number of the fragment's ticket, in the order in which the ledger admits them."""
 

@@ -42,7 +42,6 @@ class Checkpoint:
     """A checkpoint that was loaded."""
 
     path: Path
-    """Its folder."""
     env_steps: int
     """Control steps when it was saved; updates in a run without a simulator."""
     state: Any

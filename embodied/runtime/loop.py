@@ -44,7 +44,6 @@ class Iteration:
     about those from a later stage or with less time, ``rollout/goals/<goal>/*`` about those of the first kind with that
     goal. Each is absent until such an episode ends, and keeps its last value in an iteration in which none does."""
     episodes: EpisodeStats
-    """Episodes that ended in the batch."""
     evaluation: dict[str, Any] | None = None
     """Result of ``evaluate`` that finished since the last one, with ``iteration`` and ``env_steps`` of the weights."""
     histograms: Histograms = field(default_factory=dict)

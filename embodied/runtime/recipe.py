@@ -43,7 +43,6 @@ class Recipe:
     """
 
     config: RuntimeConfig
-    """Options of the runtime."""
     num_envs: int
     """Over all workers and groups."""
     seed: int
@@ -66,7 +65,6 @@ class Recipe:
     budget: threads.ThreadBudget = field(init=False)
     """Threads of each part, on the cores of that process."""
     sizes: list[list[int]] = field(init=False)
-    """Envs of each group of each worker."""
 
     def __post_init__(self) -> None:
         config = self.config

@@ -26,15 +26,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ThreadBudget:
-    """Number of threads of each VecEnv of a worker, and of torch in the other parts."""
+    """Number of threads of each VecEnv of a worker, and of torch in the other parts.
+
+    learner_alone: of the learner while no other part computes. evaluator: also of its VecEnv.
+    """
 
     sim: int
     actor: int
     learner: int
     learner_alone: int
-    """Of the learner while no other part computes."""
     evaluator: int
-    """Of the evaluator, and of its VecEnv."""
 
 
 def available_cores() -> int:

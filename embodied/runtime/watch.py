@@ -27,7 +27,6 @@ MAX_SPANS = 50_000
 UNIX_S = time.time() - running_s()
 """Unix time at 0 of ``running_s`` in this process, read once so that the spans of a track never overlap."""
 TRACE_S = 60.0
-"""Seconds of a trace."""
 GRACE_S = 2.0
 """Seconds after the end in which processes of Ray hand over their last spans."""
 MAX_EVENTS = 500_000
@@ -35,14 +34,12 @@ MAX_EVENTS = 500_000
 HISTOGRAMS = {"staleness": "async/staleness", "requests": "queue/requests"}
 """Names of histograms by the prefix of their counts."""
 QUANTILES = (50, 90)
-"""Percentiles of a histogram in the metrics."""
 EDGES = ("requests", "replies", "fragments", "weights")
 """Kinds of messages between processes whose bytes are counted."""
 
 Totals = Mapping[str, float]
 """Seconds of each activity and counts so far (``Track.totals``), of a part or of several parts of a kind together."""
 Histograms = dict[str, Counter[int]]
-"""How often each whole number occurred, by name."""
 
 
 class Span(NamedTuple):

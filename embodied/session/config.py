@@ -48,7 +48,6 @@ class Section:
     """A part that the configuration names, and its options."""
 
     name: str
-    """Name in the registry of such parts."""
     options: Any
     """Instance of the dataclass that the part is registered with."""
 
@@ -62,15 +61,11 @@ class RunConfig:
     """All options of a run, as in ``config.yaml`` of its directory."""
 
     task: Section
-    """The environment."""
     policy: Section
-    """The policy."""
     algo: Section
-    """The algorithm."""
     runtime: RuntimeConfig
     """The runtime; its options include its name."""
     sim: Section
-    """The simulator."""
     sampler: Section
     """The sampler of training episodes."""
     num_envs: PositiveInt
@@ -86,7 +81,6 @@ class RunConfig:
     eval_episodes: NonNegativeInt = 200
     """Episodes of the evaluation at the end; 0 for none."""
     checkpoint_minutes: NonNegative = 2.0
-    """Minutes between two checkpoints."""
     stop_at_success: Annotated[float, Field(gt=0, le=1)] | None = None
     """End early when an evaluation during training reaches this rate of success at the end of episodes; null is never.
     If instructions are held out, only those that are trained on count."""

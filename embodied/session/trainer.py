@@ -26,7 +26,6 @@ class Report:
     evaluation: Mapping[str, Any] | None = None
     """Result of an evaluation that finished since the last report, with ``env_steps`` of the evaluated weights."""
     note: str | None = None
-    """Line to print."""
     histograms: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     """How often each whole number occurred, by name, for TensorBoard."""
 
@@ -42,7 +41,6 @@ class Trainer(ABC):
     evaluates: ClassVar[bool] = False
     """Whether it evaluates the policy during training, which stop_at_success needs."""
     has_success: bool = True
-    """Whether training episodes report success."""
 
     @abstractmethod
     def __init__(self, config: RunConfig, run_dir: Path, new: bool) -> None:

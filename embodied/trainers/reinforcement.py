@@ -8,7 +8,6 @@ from typing import Any
 
 from embodied.core.algorithm import Algorithm
 from embodied.core.device import resolve_device
-from embodied.core.env import VecEnv
 from embodied.core.errors import UserError, check_base
 from embodied.core.policy import Policy
 from embodied.runtime import Recipe, Runtime, build_runtime
@@ -93,8 +92,7 @@ class ReinforcementTrainer(Trainer):
 def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
     """Build the runtime of a run, with its envs, policy and algorithm. new: no checkpoint will be loaded."""
 
-    def make_env(num_envs: int, num_threads: int) -> VecEnv:
-        return factories.make_acting_env(config, num_envs, num_threads, run_dir)
+    make_env = partial(factories.make_acting_env, config, run_dir=run_dir)
 
     def make_algorithm(policy: Policy) -> Algorithm:
         algorithm: Algorithm = factories.make_algorithm(config, policy)

@@ -36,7 +36,6 @@ class SupervisedTrainer(Trainer):
     """
 
     loss_name: ClassVar[str]
-    """Name of the training loss in metrics.jsonl."""
     algorithm: Supervised
 
     def __init__(self, config: RunConfig, run_dir: Path, new: bool, spec: EnvSpec) -> None:

@@ -30,7 +30,6 @@ class ActRequest:
     group: int
     """Indices of the env worker, and of the env group in its worker."""
     obs: Obs
-    """Observations [N, ...] to act on."""
     noise: Tensor | None
     """Noise of ``Policy.act``, [N, ...]; None requests values alone."""
     final_obs: Obs | None = None

@@ -61,7 +61,6 @@ class Pulse:
     doing: str
     """Its present operation, or what it waits for."""
     done: int
-    """Operations so far."""
     busy_s: float
     """Time in the present operation; 0 while it waits."""
     spans: Sequence[Span]
@@ -75,9 +74,7 @@ class Delivery:
     worker: int
     group: int
     sequence: int
-    """Of its ticket."""
     episodes: EpisodeStats
-    """Episodes that ended in it."""
     totals: Totals
     server_totals: Totals
     """Totals of this incarnation of the worker, and of its actor server."""

@@ -35,7 +35,6 @@ class Patience:
     answer_s: float
     """Most time from ``Ask`` to ``answered``."""
     operation_s: float
-    """Most time that a part may be in one operation."""
     max_failures: int
     """Failures without useful work in between that are cured by a restart."""
     max_in_window: int
@@ -67,7 +66,6 @@ class Kill(_OfPart):
     """Make sure that this incarnation is gone, and give back what it holds."""
 
     cause: BaseException
-    """Why it is replaced."""
 
 
 @dataclass(frozen=True, slots=True)
