@@ -21,7 +21,7 @@ from embodied.core.options import config_dataclass, from_mapping
 from embodied.data import write
 from embodied.data.maniskill import read_trajectories
 from embodied.deployment.bundle.format import read_bundle
-from embodied.deployment.report.record import load_episodes
+from embodied.deployment.report import load_episodes
 from embodied.session.command import run_command
 from embodied.session.files import check_new_dir
 from embodied.session.robot_dataset import episodes_of

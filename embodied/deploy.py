@@ -50,7 +50,7 @@ from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.control.site import ask, site_of
 from embodied.deployment.options import DeployOptions
-from embodied.deployment.report.record import Deployment
+from embodied.deployment.report import Deployment
 from embodied.deployment.robots.setup import map_robot
 from embodied.deployment.serving.protocol import read_api_key, require_packages
 from embodied.deployment.validation import parse_words

@@ -19,8 +19,7 @@ from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import RobotHangs
 from embodied.deployment.control.site import MAX_S, EmergencyKey, Site, move_home
 from embodied.deployment.options import DeployOptions
-from embodied.deployment.report.page import PAGE, write_report
-from embodied.deployment.report.record import EPISODES, Deployment, save_episode
+from embodied.deployment.report import EPISODES, PAGE, Deployment, save_episode, write_report
 from embodied.session.command import Failed, Stopped, stop_on_signals
 
 FILM, FILM_FPS = "video.mp4", 10

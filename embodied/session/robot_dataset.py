@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from embodied.data import Episode
-from embodied.deployment.report.record import Deployment
+from embodied.deployment.report import Deployment
 
 
 def episodes_of(deployment: Deployment) -> list[Episode]:

@@ -18,7 +18,7 @@ import pytest
 
 from embodied import deploy as deploy_command
 from embodied.deployment.bundle.format import read_bundle
-from embodied.deployment.report.record import load_episodes
+from embodied.deployment.report import load_episodes
 from embodied.deployment.robots.mapping import RobotMapping, write_mapping
 from tests.commands.helpers import Outcome, run
 from tests.commands.terminal import start_on_terminal

@@ -22,7 +22,7 @@ from embodied.deployment.bundle.runner import PolicyRunner
 from embodied.deployment.control.inference import Inference
 from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import Limits, Safety
-from embodied.deployment.report.record import EpisodeRecord
+from embodied.deployment.report import EpisodeRecord
 from embodied.deployment.robots.sim import SimRobot
 from embodied.envs.mujoco.robots import robot_process
 from embodied.envs.mujoco.robots.robot_process import RobotOptions, SimulatedArm

@@ -22,7 +22,7 @@ from embodied.deployment.control.arm import ArmController, Measurement, StateBui
 from embodied.deployment.control.inference import Clock, EpisodeChunks, Inference, StepStart
 from embodied.deployment.control.safety import Safety, Watchdog
 from embodied.deployment.control.schedule import Schedule, ticks_per_step
-from embodied.deployment.report.record import EpisodeRecord, Step
+from embodied.deployment.report import EpisodeRecord, Step
 from embodied.deployment.robots.base import GRIPPER, Robot, age, joint_names
 
 Array = NDArray[np.float64]
