@@ -173,7 +173,6 @@ class PlanList:
         self._num_given = num_envs
 
     def start(self) -> EpisodePlans:
-        """Return the first plans of the list."""
         self._num_given = self.num_envs
         plans = self.plans.rows(slice(self.num_envs))
         self.present.put(np.arange(self.num_envs), plans)
@@ -190,9 +189,7 @@ class PlanList:
         return plans
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the number of plans given so far."""
         return {"given": torch.tensor(self._num_given)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue after the plans that were given before."""
         self._num_given = int(state["given"])

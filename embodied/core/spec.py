@@ -82,7 +82,6 @@ class CameraSpec:
 
     @classmethod
     def square(cls, name: str, size: int) -> CameraSpec:
-        """Return a camera whose images are ``size`` pixels wide and high."""
         return cls(name, size, size)
 
 
@@ -106,12 +105,10 @@ class Box:
 
     @property
     def size(self) -> int:
-        """Number A of dimensions."""
         return len(self.terms)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the dimensions."""
         return tuple(term.name for term in self.terms)
 
 
@@ -129,7 +126,6 @@ class Discrete:
 
     @property
     def n(self) -> int:
-        """Number of choices."""
         return len(self.names)
 
     @property
@@ -139,7 +135,6 @@ class Discrete:
 
     @property
     def entry_names(self) -> tuple[str, ...]:
-        """Names of the entries of an action."""
         return ("choice",)
 
 
@@ -153,7 +148,6 @@ class MultiDiscrete:
 
     @property
     def size(self) -> int:
-        """Number A of dimensions."""
         return len(self.counts)
 
 
@@ -289,17 +283,14 @@ class EnvSpec:
 
     @property
     def action_dim(self) -> int:
-        """Size A of an action."""
         return self.action.size
 
     @property
     def action_names(self) -> tuple[str, ...]:
-        """Names of the entries of an action."""
         return self.action.names if isinstance(self.action, Box) else self.action.entry_names
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Names of the entries of ``obs["state"]``."""
         return tuple(name for term in self.state for name in term.entry_names)
 
     @property
@@ -309,17 +300,14 @@ class EnvSpec:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Text of each instruction."""
         return tuple(instruction.text for instruction in self.instructions)
 
     @property
     def goals(self) -> tuple[str, ...]:
-        """Goal of each instruction."""
         return tuple(instruction.goal for instruction in self.instructions)
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Split of each instruction."""
         return tuple(instruction.split for instruction in self.instructions)
 
     @classmethod

@@ -36,18 +36,6 @@ from embodied.runtime.ray.runtime import RayRuntime
 from embodied.runtime.recipe import EnvFactory, Recipe
 
 __all__ = [
-    "RUNTIMES",
-    "EnvFactory",
-    "Iteration",
-    "LocalConfig",
-    "RayConfig",
-    "RayRuntime",
-    "Recipe",
-    "Runtime",
-    "RuntimeConfig",
-    "build_runtime",
-    "checkpoint",
-    "evaluate",
-    "local",
-    "sync",
-]
+    "RUNTIMES", "EnvFactory", "Iteration", "LocalConfig", "RayConfig", "RayRuntime", "Recipe", "Runtime",
+    "RuntimeConfig", "build_runtime", "checkpoint", "evaluate", "local", "sync",
+]  # fmt: skip

@@ -58,7 +58,6 @@ class Learner:
 
     @property
     def deployed(self) -> Policy:
-        """The policy to evaluate and to keep."""
         return self.algorithm.deployed
 
     def deployed_weights(self) -> dict[str, Tensor]:
@@ -116,7 +115,6 @@ class Learner:
         self.env_steps = state["counters"]["env_steps"]
 
     def _frozen(self) -> set[str]:
-        """Return the names of the weights that are not trained."""
         policy = self.algorithm.policy
         return {name for name, parameter in policy.named_parameters() if not parameter.requires_grad}
 

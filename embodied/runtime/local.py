@@ -11,7 +11,7 @@ its actions arrive, while the actor serves its other group. When anything stops,
 """
 
 import queue
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -38,10 +38,6 @@ class LocalRuntime(OneProcess):
         self._replies: list[queue.SimpleQueue[ActReply | None]] = [queue.SimpleQueue() for _ in self.workers]
         self._snapshot = Snapshot()
         self.opened.callback(self.threads.join)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        assert not self.threads.started, "load a state before the first iteration"
-        super().load_state_dict(state)
 
     # ------------------------------------------------------------------------------------------ main thread
     def _start(self) -> None:

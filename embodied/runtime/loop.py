@@ -255,6 +255,7 @@ class Runtime(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of the same task, policy, algorithm and groups, before the first iteration."""
+        assert self.learner.version < 0, "load a state before the first iteration"
         runtime = state["runtime"]
         if len(runtime["groups"]) != len(self.groups):
             raise UserError(

@@ -113,7 +113,6 @@ class Board:
         self._entries: dict[str, tuple[str, float]] = {}
 
     def set(self, part: str, doing: str) -> None:
-        """Set the activity of a part."""
         self._entries[part] = (doing, running_s())
 
     def idle_s(self) -> float:
@@ -139,7 +138,6 @@ class ThreadGroup:
 
     @property
     def started(self) -> bool:
-        """Whether there has been a thread."""
         return bool(self._threads)
 
     def spawn(self, name: str, run: Callable[[], None]) -> None:
@@ -151,7 +149,6 @@ class ThreadGroup:
             thread.start()
 
     def _guard(self, name: str, run: Callable[[], None]) -> None:
-        """Run a thread; keep the first failure of all and stop."""
         try:
             run()
         except BaseException as error:  # of any kind: ``check`` raises it again

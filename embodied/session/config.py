@@ -269,7 +269,6 @@ def to_mapping(config: RunConfig) -> dict[str, Any]:
 
 
 def to_yaml(config: RunConfig) -> str:
-    """Return the text of ``config.yaml``."""
     return OmegaConf.to_yaml(OmegaConf.create(to_mapping(config)))
 
 

@@ -43,7 +43,6 @@ class Builder:
 
     @property
     def here(self) -> bool:
-        """Whether it is the present process."""
         return os.getpid() == self._process
 
     def check(self) -> None:
@@ -100,7 +99,6 @@ class ChildProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs."""
         return self.process.poll() is None
 
     def wait(self) -> int:
@@ -128,7 +126,6 @@ class ChildProcess:
             self.kill()
 
     def kill(self) -> None:
-        """End the process at once."""
         self._kill()
         if self._log is not None:
             self._log.close()
@@ -186,7 +183,6 @@ class ChildObject(ChildProcess):
         return self.receive()
 
     def close(self) -> None:
-        """End the process as ``ChildProcess.close`` does."""
         self._connection.close()
         super().close()
 

@@ -111,7 +111,6 @@ class Controller:
 
     @property
     def num_up(self) -> int:
-        """Number of env workers that are up."""
         return sum(map(self.supervision.is_up, self.workers))
 
     def post(self, event: Callable[[], None] = lambda: None) -> None:
@@ -119,7 +118,6 @@ class Controller:
         self._events.put(event)
 
     def stop(self) -> None:
-        """End the thread."""
         self._stopped = True
         self.post()
 
@@ -263,7 +261,6 @@ class Controller:
         reference.future().add_done_callback(lambda future: self.post(partial(handle, future)))
 
     def fail(self, name: str, incarnation: int, error: BaseException) -> None:
-        """A part died, or raised something."""
         if self.supervision.incarnation(name) != incarnation:
             return
         if not isinstance(error, RayError):

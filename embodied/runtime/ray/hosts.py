@@ -122,7 +122,6 @@ class Host(ABC):
         return await asyncio.get_running_loop().run_in_executor(self._thread, run)
 
     def _begin(self, doing: str) -> None:
-        """Note the operation that begins now."""
         self._doing, self._since = doing, time.monotonic()
 
 
@@ -174,16 +173,13 @@ class WorkerHost(Host):
         return Delivery(ticket.worker, group, ticket.sequence, episodes, totals, server_totals), result
 
     async def state_dict(self, group: int) -> dict[str, Any]:
-        """Return the state of one group, between two of its fragments."""
         return await self._run(f"saves group {group}", self.worker.rollouts[group].state_dict)
 
     async def load_state_dict(self, group: int, state: Mapping[str, Any]) -> None:
-        """Continue one group from its state."""
         load = self.worker.rollouts[group].load_state_dict
         await self._run(f"loads group {group}", load, copy.deepcopy(state))
 
     async def close(self) -> None:
-        """Close the envs."""
         await self._run("closes its envs", self.worker.close)
 
 

@@ -163,7 +163,6 @@ class LearnerHost(Host):
         return replace(pulses[0], done=done, busy_s=busy_s)
 
     async def publish(self) -> Learned:
-        """Publish the present weights."""
         await self._run("publishes", self.learner.publish)
         return await self._put({}, self.learner.track.totals())
 
@@ -203,11 +202,9 @@ class LearnerHost(Host):
             peer.set_others_idle.remote(others_idle)
 
     async def deployed_weights(self) -> dict[str, Tensor]:
-        """Return the weights to evaluate and to keep."""
         return await self._run("copies weights", self.learner.deployed_weights)
 
     async def state_dict(self) -> dict[str, Any]:
-        """Return the learner's state."""
         return await self._run("saves its state", self.learner.state_dict)
 
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:

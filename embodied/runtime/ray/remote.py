@@ -58,7 +58,6 @@ class RemoteLearner:
         return self._replica
 
     def deployed_weights(self) -> dict[str, Tensor]:
-        """Return a copy of the weights to evaluate and to keep."""
         weights: dict[str, Tensor] = copy.deepcopy(self._ask("deployed_weights"))
         return weights
 
@@ -68,11 +67,9 @@ class RemoteLearner:
         self._replica_of = self.iteration
 
     def publish(self) -> None:
-        """Publish the present weights."""
         self._take(self._ask("publish"))
 
     def learn(self, batch: Sequence[Delivery]) -> Metrics:
-        """Update on one batch and publish; return the algorithm's metrics."""
         with self.track.during("learn"):
             learned: Learned = self._ask("learn", [delivery.fragment for delivery in batch])
         self._take(learned)

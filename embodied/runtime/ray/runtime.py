@@ -131,10 +131,6 @@ class RayRuntime(Runtime):
             self.controller.snapshot = Snapshot()
         return [copy.deepcopy(snapshot.states[key]) for key in self.groups]
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        assert self.learner.version < 0, "load a state before the first iteration"
-        super().load_state_dict(state)
-
     def _load_groups(self, states: Sequence[Mapping[str, Any] | None], incarnations: Sequence[int]) -> None:
         """Continue from states. A worker without one, or that has not joined, gets new episodes."""
         from embodied.runtime.ray.wire import value_of

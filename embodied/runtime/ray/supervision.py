@@ -145,7 +145,6 @@ class Supervision:
 
     # ---------------------------------------------------------------------------------------------------- events
     def tick(self, now_s: float) -> list[Decision]:
-        """Time has passed."""
         decisions: list[Decision] = []
         for part in self._parts.values():
             if now_s >= part.due_s and not self.ended:
