@@ -65,7 +65,6 @@ class Setup:
     envs: int = 4
     """Env groups of a worker, which steps one at a time, and environments of a group."""
     decisions: int = 4
-    """T of a fragment."""
     infer_s: float = 0.0
     update_s: float = 0.0
     """One call of the policy, for any number of requests, and one update."""

@@ -28,7 +28,6 @@ class Report:
     """Growing result of a benchmark; each number is printed to stderr when it is added."""
 
     what: str
-    """Name of the benchmark."""
     ratios: dict[str, float] = field(default_factory=dict)
     """The numbers that the benchmark is for, by name."""
     rows: list[dict[str, Any]] = field(default_factory=list)

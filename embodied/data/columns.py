@@ -29,7 +29,6 @@ class Column:
     """Options of one column. An entry of the task is ``offset + scale * number``."""
 
     name: Text
-    """Name of the column."""
     entries: tuple[str, ...] = ()
     """Names of the column's entries that the task uses, in the task's order; none: all entries in their order."""
     scale: tuple[float, ...] = ()

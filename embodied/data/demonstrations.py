@@ -50,7 +50,6 @@ class Demonstrations:
     instructions: tuple[str, ...]
     """All instructions, and each frame's index into them, int64."""
     control_hz: float
-    """Frames per second."""
     state_names: tuple[str, ...] = ()
     action_names: tuple[str, ...] = ()
     """Names of the entries of a state and of an action; () if the data set has none."""

@@ -65,7 +65,6 @@ class EpisodeRecord:
     success: bool | None = None
     """Whether the task was solved at the end; None if nobody said so."""
     duration_s: float = 0.0
-    """Length on the loop's clock."""
     ticks: int = 0
     missed_deadlines: int = 0
     """Ticks that were carried out, and that were dropped."""
@@ -105,7 +104,6 @@ class Deployment:
     error: str | None = None
     """What ended the deployment before its time: the first cause."""
     date: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
-    """When it began."""
 
     def result(self) -> dict[str, Any]:
         """Return the result of the command ``deploy``."""

@@ -44,9 +44,7 @@ class CompareOptions:
     """Options of ``bench train`` with peers."""
 
     task: str
-    """Task, as ``embodied.train`` takes it."""
     peers: Annotated[tuple[Annotated[str, one_of(PEERS)], ...], Field(min_length=1)]
-    """Other libraries: sb3, rsl_rl, torchrl."""
     ours: tuple[Literal["local", "sync", "recipe"], ...] = ("local", "sync")
     """Runtimes of ours beside them; [] for the peers alone. ``recipe``: the task's own settings, for level= alone."""
     rounds: PositiveInt = 7

@@ -49,7 +49,6 @@ class PPOSettings:
     """Clip of the ratio; weights of the critic's squared error, which is not clipped, and of the entropy."""
     max_grad_norm: Positive = 0.5
     init_std: Annotated[float, Field(gt=0.05, lt=1)] = 0.5
-    """Initial standard deviation of continuous actions."""
     seed: Seed = 0
     """Seed of networks, envs and exploration."""
 

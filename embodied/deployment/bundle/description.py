@@ -32,7 +32,6 @@ class Origin:
     checkpoint: str
     """Run directory, and the checkpoint in it."""
     env_steps: int
-    """Control steps of training."""
     success_at_end: float | None
     """Success of the run's last evaluation in simulation; None if it has none."""
     versions: dict[str, str]
@@ -66,7 +65,6 @@ class Bundle:
     robot: str
     """Manufacturer and model of the robot in training."""
     control_dt_s: float
-    """Seconds between two actions."""
     max_episode_steps: int
     """Time limit in training, control steps."""
     horizon: int
@@ -78,7 +76,6 @@ class Bundle:
     noise_shape: tuple[int, ...]
     """Shape of the input ``noise`` for one decision, float32 [N, *noise_shape]; zeros plan deterministically."""
     noise: Literal["zero", "seeded"]
-    """Noise of deployment: ``zero`` or ``seeded``."""
     files: dict[str, str]
     """SHA-256 of every other file of the bundle."""
     parity_tolerance: float

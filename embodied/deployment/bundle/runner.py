@@ -34,7 +34,6 @@ class Planner(Protocol):
     """What plans chunks: a runner in this process, or the client of a server."""
 
     bundle: Bundle
-    """Description of the policy."""
 
     def plan(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         """Return the chunk [N, H, A] in physical units for N rows of every input of the bundle.

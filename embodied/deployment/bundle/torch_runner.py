@@ -43,9 +43,8 @@ class PhysicalPlan(nn.Module):
     state_scale: Tensor
     """Observed number per physical one, [S]."""
     action_scale: Tensor
-    """Physical number per action, [A]."""
     action_offset: Tensor
-    """Physical number at action 0, [A]."""
+    """Physical number per action, and at action 0, [A]."""
 
     def __init__(self, policy: Policy, spec: EnvSpec, names: tuple[str, ...]) -> None:
         super().__init__()

@@ -91,11 +91,8 @@ class Source:
     """Observations of its decisions, as the environment gives them, [F, ...]."""
     origin: Origin
     policy_section: Mapping[str, Any]
-    """Section ``policy`` of the run's configuration."""
     simulation: Mapping[str, Any]
-    """Content of ``simulation.json``."""
     noise: Literal["zero", "seeded"] = "zero"
-    """Noise of deployment."""
     max_delay: int = 0
     """Largest inference delay that the policy was trained for, control steps."""
     seed: int = 0

@@ -93,7 +93,6 @@ class Intervention:
     what training saw), ``missed``, ``hung`` (nobody answered), ``stopped`` (a person did), ``robot`` (it sent other
     targets on)."""
     detail: str
-    """What was changed, in words."""
 
 
 class Safety:

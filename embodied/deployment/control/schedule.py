@@ -31,7 +31,6 @@ class PlanRequest:
     """A chunk to plan from the observation of control step ``step``."""
 
     step: int
-    """Control step of the observation."""
     delay: int
     """First actions that are decided already: those that will be executed during the inference."""
     prefix_DA: Chunk

@@ -44,7 +44,6 @@ class Site:
     robot: Robot
     """The robot, in our names and units."""
     clock: Clock
-    """Clock of the control loop."""
     frames: NDArray[np.uint8] | None = None
     """Film of an episode, uint8 [F, h, w, 3]; None without one."""
 

@@ -98,7 +98,6 @@ class RobotMapping:
     cameras: dict[str, str] = field(default_factory=dict)
     """The robot's names of external numbers and of cameras, by ours; a missing one has the same name."""
     confirmed: Confirmation | None = None
-    """Who confirmed it; None: nobody."""
 
     @property
     def entries(self) -> dict[str, Entry]:

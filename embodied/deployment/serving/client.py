@@ -35,7 +35,6 @@ class RemotePlanner:
     """
 
     bundle: Bundle
-    """Description of the policy."""
 
     def __init__(
         self, url: str, api_key: str | None = None, timeout_s: float = 5.0, bundle: Bundle | None = None
