@@ -69,7 +69,6 @@ def status(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def table(found: Mapping[str, Any]) -> Table:
-    """Return the lines as a table."""
     grid = Table.grid(padding=(0, 2))
     for name, text in lines(found):
         grid.add_row(f"[bold]{name}[/bold]", text.replace("[", r"\["))

@@ -130,7 +130,6 @@ def ids_of_families() -> tuple[dict[str, list[str]], dict[str, str]]:
 
 
 def describe_task(name: str) -> dict[str, Any]:
-    """Describe a task in its default configuration."""
     spec = make_spec(compose_run({"task": name}))
     goals: dict[str, set[str]] = {}
     for goal, split in zip(spec.goals, spec.splits, strict=True):
@@ -153,7 +152,6 @@ def describe_task(name: str) -> dict[str, Any]:
 
 
 def actions_of(spec: EnvSpec) -> str:
-    """Return what an action is, in words."""
     match spec.action:
         case Discrete(names):
             return f"one of {', '.join(names)}"

@@ -105,7 +105,6 @@ class EpisodeStats:
         return self.at_end[SUCCESS]
 
     def counted(self) -> EpisodeStats:
-        """Return the episodes that are not fillers."""
         return self.rows(torch.from_numpy(~self.plans.filler_n)) if self.plans.filler_n.any() else self
 
     def rows(self, ids: Tensor) -> EpisodeStats:
@@ -179,7 +178,6 @@ class PlanList:
         return plans
 
     def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
-        """Return the next plans of the list, then fillers."""
         fresh = np.arange(self._num_given, min(self._num_given + len(ended), len(self.plans)))
         self._num_given += len(fresh)
         plans = EpisodePlans.concatenate([ended.plans])  # a copy

@@ -69,7 +69,6 @@ def wrong_value(key: str, got: str, allowed: str, suggestion: str | None = None)
 
 
 def missing_key(key: str) -> UserError:
-    """Return the error for a key without a default that was not given."""
     return UserError(f"{key} is missing: give {key}=...")
 
 

@@ -7,7 +7,7 @@ module or package that a user calls ``envs`` is found first.
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -34,17 +34,20 @@ MOVED = {
 
 def answer_old_names() -> None:
     """Let the old names be found where nothing else has them."""
-    sys.meta_path.append(_Rooms())
-    sys.meta_path.insert(0, _Moved())
+    sys.meta_path.append(_Names(ROOMS))
+    sys.meta_path.insert(0, _Names(MOVED))
 
 
-class _Rooms(MetaPathFinder):
-    """Find the three packages, last of all finders."""
+class _Names(MetaPathFinder):
+    """Find modules by their old names: the three packages last of all finders, modules that moved first."""
+
+    def __init__(self, names: Container[str]) -> None:
+        self.names = names
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return spec_from_loader(fullname, _Alias()) if fullname in ROOMS else None
+        return spec_from_loader(fullname, _Alias()) if fullname in self.names else None
 
 
 class _Submodules(MetaPathFinder):
@@ -57,15 +60,6 @@ class _Submodules(MetaPathFinder):
         if not submodule or room not in ROOMS or sys.modules[room].__name__ != f"embodied.{room}":
             return None
         return spec_from_loader(fullname, _Alias()) if find_spec(f"embodied.{fullname}") else None
-
-
-class _Moved(MetaPathFinder):
-    """Find the modules that moved."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        return spec_from_loader(fullname, _Alias()) if fullname in MOVED else None
 
 
 class _Alias(Loader):

@@ -64,7 +64,6 @@ Text = Annotated[str, AfterValidator(_not_blank)]
 
 
 def _device_name(name: str) -> str:
-    """Return ``name``; pydantic's error if it names no device."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise PydanticKnownError("literal_error", {"expected": "auto, cpu, cuda, cuda:<index>"})
     return name
@@ -191,7 +190,6 @@ def _user_error(error: ValidationError, cls: type[Any], path: str) -> UserError:
 
 
 def _wrong_value(error: ErrorDetails, annotation: Any, path: str) -> UserError:
-    """Return the error for a value that its annotation does not allow."""
     got = "null" if error["input"] is None else repr(error["input"])
     context = error.get("ctx", {})
     inner = _without_null(annotation)
@@ -221,7 +219,6 @@ def _with_path(message: str, cls: Any, path: str) -> str:
 
 
 def _annotation(cls: Any, loc: tuple[int | str, ...]) -> Any:
-    """Return the annotation of the value at ``loc`` in a dataclass."""
     hint = cls
     for part in loc:
         hint = _without_null(hint)

@@ -60,7 +60,6 @@ class Registry(Generic[T]):
         return self._entries[name]
 
     def names(self) -> list[str]:
-        """Return all names, sorted."""
         return sorted({*self._entries, *self._offered()})
 
     def registered(self) -> list[str]:

@@ -82,7 +82,6 @@ class Channel(Generic[SampledT]):
         return sorted(batch, key=lambda fragment: (fragment.worker, fragment.group, fragment.sequence))
 
     def has(self, version: int) -> bool:
-        """Return whether batch ``version`` is complete."""
         if len(self._fragments) < self.batch_fragments:
             return False
         return self.order == "arrival" or all(number in self._fragments for number in self._numbers(version))

@@ -161,7 +161,6 @@ def _read_manifest(folder: Path) -> tuple[dict[str, Any], int]:
 
 
 def _has_its_sizes(folder: Path) -> bool:
-    """Return whether the files are there and as large as the manifest says."""
     try:
         files, _ = _read_manifest(folder)
         return all((folder / name).stat().st_size == entry["bytes"] for name, entry in files.items())

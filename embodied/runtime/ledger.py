@@ -44,7 +44,6 @@ class Ticket:
 
     @staticmethod
     def of(fragment: Fragment) -> Ticket:
-        """Return the ticket with which ``fragment`` was sampled."""
         return Ticket(fragment.sequence, fragment.worker, fragment.group, fragment.incarnation)
 
 

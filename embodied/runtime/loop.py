@@ -193,7 +193,6 @@ class Runtime(ABC):
             self.learner.publish()
 
     def _check(self) -> None:
-        """Raise what ended the run, if a part failed."""
         self.threads.check()
 
     def _end_waits(self) -> None:

@@ -120,7 +120,6 @@ class Board:
         return running_s() - max((since for _, since in list(self._entries.values())), default=running_s())
 
     def report(self) -> str:
-        """Return a line per part."""
         now, entries = running_s(), sorted(self._entries.items())
         return "\n".join(f"  {part} {doing} for {now - since:.1f} s" for part, (doing, since) in entries)
 

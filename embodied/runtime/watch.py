@@ -82,7 +82,6 @@ class Track:
             self.enter(left)
 
     def add(self, name: str, amount: float = 1) -> None:
-        """Add to a count."""
         with self._lock:
             self._totals[name] += amount
 
@@ -203,7 +202,6 @@ class Trace:
             self.add(part, take(tracks, self.recording))
 
     def add(self, part: str, spans: Sequence[Span]) -> None:
-        """Add spans of a part, up to the limit."""
         with self._lock:
             spans = spans[: MAX_EVENTS - self._num]
             self._spans.setdefault(part, []).extend(spans)

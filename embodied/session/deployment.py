@@ -186,7 +186,6 @@ class DeploymentRun:
 
 
 def describe(error: BaseException) -> str:
-    """Return what a person reads of an error."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     return str(error) if isinstance(error, EmergencyStop | OSError | UserError) else describe_error(error)

@@ -48,7 +48,6 @@ def record(config: RunConfig, policy: Policy, episodes: int) -> Obs:
 
 
 def origin_of(config: RunConfig, run_dir: Path, found: Checkpoint) -> Origin:
-    """Return where a bundle of a run's checkpoint comes from."""
     success = read_json(run_dir / "eval" / f"final_{found.env_steps}.json").get("success_at_end")
     versions = {name: version(name) for name in LIBRARIES}
     names = config.task.name, config.policy.name, str(run_dir), found.path.name

@@ -76,7 +76,6 @@ class Trainer(ABC):
 
     @property
     def total_steps(self) -> int:
-        """Steps at which training ends."""
         return self.config.total_steps
 
     @abstractmethod
@@ -107,11 +106,9 @@ class Trainer(ABC):
         """Return this trainer's entries of the command's result, at least ``env_steps``."""
 
     def parameters(self) -> str:
-        """Return the number of the policy's parameters as text."""
         return f"{sum(parameter.numel() for parameter in self.policy.parameters()):,} parameters"
 
     def evaluation_size(self) -> str:
-        """Return the size of the final evaluation as text."""
         return f"{self.config.eval_episodes} episodes"
 
     def evaluate(self, watch: Callable[[float], None]) -> dict[str, Any]:

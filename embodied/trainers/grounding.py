@@ -121,6 +121,5 @@ def _error_cm(obs: Obs) -> dict[str, float]:
 
 
 def _by(labels: Sequence[str], obs: Obs) -> dict[str, Obs]:
-    """Group observations by the labels of their instructions."""
     names = np.array([labels[i] for i in obs["instruction"].tolist()])
     return {name: {key: value[names == name] for key, value in obs.items()} for name in sorted(set(names.tolist()))}

@@ -247,12 +247,10 @@ class EnvWorker:
 
     @property
     def resumes_exactly(self) -> bool:
-        """Whether all its envs can be restored from a checkpoint."""
         return all(rollout.env.resumes_exactly for rollout in self.rollouts)
 
     @property
     def tracks(self) -> list[Track]:
-        """Its own track and one of each group."""
         return [self.track, *(rollout.track for rollout in self.rollouts)]
 
     def start(self, ticket: Ticket) -> ActRequest:

@@ -121,5 +121,4 @@ class Recorder:
             )
 
     def _buffer(self, like: Tensor) -> Tensor:
-        """Return a buffer [T, N, ...] for rows as those of ``like``."""
         return torch.empty((*self.shape, *like.shape[1:]), dtype=like.dtype, device=like.device)

@@ -83,7 +83,6 @@ class RayConfig(RuntimeConfig):
 
     @classmethod
     def of(cls, config: RuntimeConfig) -> RayConfig:
-        """Return the options of a run that is on Ray."""
         assert isinstance(config, cls), "``build_runtime`` has checked it"
         return config
 
@@ -93,7 +92,6 @@ class RayConfig(RuntimeConfig):
 
     @property
     def patience(self) -> Patience:
-        """Limits of the supervision."""
         return Patience(
             start_s=self.start_timeout_s,
             answer_s=self.answer_timeout_s,

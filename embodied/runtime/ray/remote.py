@@ -62,7 +62,6 @@ class RemoteLearner:
         return weights
 
     def update_replica(self, weights: Mapping[str, Tensor]) -> None:
-        """Load the weights to keep into ``deployed``."""
         self._replica.load_state_dict(weights)
         self._replica_of = self.iteration
 

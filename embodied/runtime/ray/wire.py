@@ -43,14 +43,12 @@ def share_tensors() -> None:
 
 
 def pack(tensor: Tensor) -> Packed:
-    """Return a tensor's values on the CPU."""
     values = tensor.detach().cpu().contiguous()
     name = str(values.dtype).removeprefix("torch.")
     return (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy(), name
 
 
 def unpack(packed: Packed) -> Tensor:
-    """Return the tensor of an array, without a copy."""
     array, name = packed
     dtype: torch.dtype = getattr(torch, name)
     tensor = torch.from_numpy(array)
@@ -205,7 +203,6 @@ class PulledWeights(WeightStore):
 
 
 def digest(tensors: Mapping[str, Tensor]) -> bytes:
-    """Return a digest of tensors by name."""
     found = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         array, dtype = pack(tensors[name])
