@@ -21,10 +21,9 @@ from embodied.core.options import NonNegativeInt, Positive, PositiveInt, Text, c
 from embodied.core.spec import SUCCESS, Box, CameraSpec, EnvSpec, Instruction
 from embodied.core.types import Obs
 from embodied.envs.adapters.gym.probe import Probe, known_ids, probe
-from embodied.envs.adapters.gym.processes import ProcessRows, is_portable
-from embodied.envs.adapters.gym.rows import Layout, LocalRows, allocate
+from embodied.envs.adapters.gym.processes import Layout, ProcessRows, allocate, is_portable
+from embodied.envs.adapters.gym.rows import LocalRows, VectorRows
 from embodied.envs.adapters.gym.spaces import RENDER, TIME, check_cameras, terms_of
-from embodied.envs.adapters.gym.vector import VectorRows
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.registry import FAMILIES

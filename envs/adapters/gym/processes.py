@@ -10,7 +10,7 @@ no name, and processes end with their parent (``embodied.core.process.child``), 
 import mmap
 import os
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,28 @@ import numpy as np
 
 from embodied.core.errors import UserError
 from embodied.core.process.child import ChildDied, ChildObject
-from embodied.envs.adapters.gym.rows import Ints, Layout, LocalRows, allocate
+from embodied.envs.adapters.gym.rows import Arrays, Ints, LocalRows
 from embodied.envs.adapters.gym.source import Source
 from embodied.envs.adapters.pixels import Pixels
 
 WORKER = "embodied.envs.adapters.gym.processes:Worker"
+Layout = dict[str, tuple[tuple[int, ...], str]]
+"""The arrays of N environments: shape of a row and type, by key."""
+ALIGNMENT = 64  # bytes
+
+
+def allocate(layout: Layout, num_envs: int, get_memory: Callable[[int], Any] = bytearray) -> Arrays:
+    """Return the arrays [N, ...], views of one piece of memory. get_memory: returns one of so many bytes."""
+    begins, end = [], 0
+    for shape, dtype in layout.values():
+        begins.append(end)
+        size = num_envs * int(np.prod(shape)) * np.dtype(dtype).itemsize
+        end += -(-size // ALIGNMENT) * ALIGNMENT
+    memory = get_memory(max(end, ALIGNMENT))
+    return {
+        key: np.ndarray((num_envs, *shape), dtype, memory, begin)
+        for (key, (shape, dtype)), begin in zip(layout.items(), begins, strict=True)
+    }
 
 
 def is_portable(source: Source) -> bool:

@@ -1,16 +1,16 @@
-"""Environments of gymnasium, stepped one after the other: the rows of a batch of arrays.
+"""Environments of gymnasium as the rows of a batch of arrays, stepped one after the other or all together.
 
-    start(ids, seeds) ─► env.reset(seed=...) ─┐
-    step(ids)         ─► env.step(...)        ├─► arrays: state, images, action_mask, reward, terminated, truncated, ...
-    render(w, h)      ─► env.render(), [N, h, w, 3]
-                                              ┘
-What an environment returns is checked here, once (``results``). The arrays may lie in memory that processes share.
-Imports neither torch nor modules of ``envs`` that do, because the processes of ``processes`` need it.
+    start(ids, seeds) ─► reset ─┐
+    step(ids)         ─► step   ├─► arrays: state, images, action_mask, reward, terminated, truncated, ...
+    render(w, h)      ─► render ┘   or images [N, h, w, 3]
+
+What an environment returns is checked here, once (``results``). The arrays may lie in memory that processes share, so
+this imports neither torch nor modules of ``envs`` that do.
 """
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,30 +20,13 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, describe_error
-from embodied.envs.adapters.gym.results import NUMBERS, WrongResult, advice, mask_of, reset_of, staying, step_of, truth
+from embodied.envs.adapters.gym import results as checked
 from embodied.envs.adapters.gym.source import Source, class_of
 from embodied.envs.adapters.gym.spaces import RENDER, ActionCodec, Leaf, leaves_of
 from embodied.envs.adapters.pixels import Pixels, resized, shown
 
 Ints = NDArray[np.int64]
 Arrays = dict[str, NDArray[Any]]
-Layout = dict[str, tuple[tuple[int, ...], str]]
-"""The arrays of N environments: shape of a row and type, by key."""
-ALIGNMENT = 64  # bytes
-
-
-def allocate(layout: Layout, num_envs: int, get_memory: Callable[[int], Any] = bytearray) -> Arrays:
-    """Return the arrays [N, ...], views of one piece of memory. get_memory: returns one of so many bytes."""
-    begins, end = [], 0
-    for shape, dtype in layout.values():
-        begins.append(end)
-        size = num_envs * int(np.prod(shape)) * np.dtype(dtype).itemsize
-        end += -(-size // ALIGNMENT) * ALIGNMENT
-    memory = get_memory(max(end, ALIGNMENT))
-    return {
-        key: np.ndarray((num_envs, *shape), dtype, memory, begin)
-        for (key, (shape, dtype)), begin in zip(layout.items(), begins, strict=True)
-    }
 
 
 class EncodedRows(ABC):
@@ -70,7 +53,7 @@ class EncodedRows(ABC):
     @contextmanager
     def guarded(self) -> Iterator[None]:
         """Turn whatever code of an environment raises in the block into UserError; ``os._exit`` raises, too."""
-        with staying():
+        with checked.staying():
             try:
                 yield
             except (Exception, SystemExit) as error:  # an environment of others may raise anything
@@ -96,10 +79,10 @@ class EncodedRows(ABC):
         if mask is None:
             return
         if mask.shape != row.shape:
-            raise WrongResult(f"returned action_mask of shape {list(mask.shape)}, needed {list(row.shape)}")
+            raise checked.WrongResult(f"returned action_mask of shape {list(mask.shape)}, needed {list(row.shape)}")
         row[:] = mask
         if not all(part.any() for part in np.split(mask, np.cumsum(self.codec.counts)[:-1])):
-            raise WrongResult("returned action_mask that allows no choice, and the episode has not ended")
+            raise checked.WrongResult("returned action_mask that allows no choice, and the episode has not ended")
 
     def check_finite(self, ids: Ints) -> None:
         """Raise UserError for a state or a reward of envs ``ids`` that is not finite."""
@@ -135,7 +118,7 @@ class LocalRows(EncodedRows):
         with self.guarded():
             for i, seed in zip(ids.tolist(), seeds.tolist(), strict=True):
                 self.at = i
-                observation, info = reset_of(self.envs[i].reset(seed=seed))
+                observation, info = checked.reset_of(self.envs[i].reset(seed=seed))
                 self._observe(i, observation, info, ended=False)
         self.check_finite(ids)
 
@@ -176,31 +159,28 @@ class LocalRows(EncodedRows):
         self.envs = {}
 
     def failure(self, error: BaseException) -> UserError:
-        if isinstance(error, WrongResult):
+        if isinstance(error, checked.WrongResult):
             return self.error(self.at, f"of {class_of(self.envs[self.at])} {error}")
-        return self.error(self.at, f"raised {describe_error(error)}", advice(error, self.thread))
+        return self.error(self.at, f"raised {describe_error(error)}", checked.advice(error, self.thread))
 
     def _frame(self, i: int) -> Pixels:
         """Return what env ``i`` shows people, bytes [H, W, 1 or 3]. WrongResult if that is no image."""
         env = self.envs[i]
         if type(env.unwrapped).render is gymnasium.Env.render:
-            raise WrongResult("has no render(), although its metadata name the render mode rgb_array")
+            raise checked.WrongResult("has no render(), although its metadata name the render mode rgb_array")
         return shown(env.render())
 
     def _write(self, i: int, result: Any) -> None:
-        observation, reward, terminated, truncated, info = step_of(result)
+        observation, reward, terminated, truncated, info = checked.step_of(result)
         found: dict[str, Any] = {"reward": reward, "terminated": terminated, "truncated": truncated}
         if self.source.success is not None:
-            found["success"] = truth(info.get(self.source.success, False), f"info['{self.source.success}']")
+            found["success"] = checked.truth(info.get(self.source.success, False), f"info['{self.source.success}']")
         for key, value in found.items():
             self.arrays[key][i] = value
         self._observe(i, observation, info, ended=terminated or truncated)
 
     def _write_together(self, ids: Ints, results: list[Any], states: list[bytes]) -> bool:
-        """Check the results of a step of envs ``ids`` and write them, much faster than one by one.
-
-        states: their observations. Return False, and write nothing, if types are not the usual ones.
-        """
+        """Check and write the results of a step at once, which is fast; return False if types are not the usual."""
         try:
             observations, *numbers, infos = zip(*results, strict=True)
             found = dict(zip(("reward", "terminated", "truncated"), map(np.array, numbers), strict=True))
@@ -210,10 +190,10 @@ class LocalRows(EncodedRows):
             shapes = {observation.shape for observation in observations}
         except (ValueError, TypeError, AttributeError):  # types differ, or something is no array or no dictionary
             return False
-        usual = kind is np.ndarray and dtype.kind in NUMBERS and shapes == {self.arrays["state"].shape[1:]}
+        usual = kind is np.ndarray and dtype.kind in checked.NUMBERS and shapes == {self.arrays["state"].shape[1:]}
         usual = usual and set(map(type, infos)) == {dict}
         for key, values in found.items():
-            kinds = NUMBERS if key == "reward" else "b"
+            kinds = checked.NUMBERS if key == "reward" else "b"
             usual = usual and values.shape == ids.shape and values.dtype.kind in kinds
         if usual:
             found["state"] = np.frombuffer(b"".join(states), dtype).reshape(len(ids), -1)
@@ -227,4 +207,84 @@ class LocalRows(EncodedRows):
         if self.rendered is not None:
             self.rendered[i] = resized(self._frame(i), *self.rendered.shape[2:0:-1])
         if self.source.has_mask:
-            self.write_mask(i, None if ended else mask_of(self.envs[i], info))  # an episode that ended allows all
+            mask = None if ended else checked.mask_of(self.envs[i], info)  # an episode that ended allows all
+            self.write_mask(i, mask)
+
+
+class VectorRows(EncodedRows):
+    """Rows of the vector environment of a registration, with the methods of ``LocalRows``. UserError as there.
+
+    It must leave resets to us (``AutoresetMode.DISABLED``), so that every episode begins where its plan says.
+    """
+
+    def __init__(self, source: Source, arrays: Arrays, render: bool) -> None:
+        self.env = source.build_vector(len(arrays["reward"]), render)
+        super().__init__(source, arrays, self.env.single_observation_space, self.env.single_action_space)
+        self.over_N = np.zeros(len(self.seed_N), np.bool_)  # the environment itself has ended the episode
+
+    def start(self, ids: Ints, seeds: Ints) -> None:
+        self.seed_N[ids], self.step_N[ids] = seeds, 0
+        given = dict(zip(ids.tolist(), seeds.tolist(), strict=True))
+        with self.guarded():
+            self._observe(ids, *self._reset(ids, [given.get(i) for i in range(len(self.seed_N))]))
+        self.check_finite(ids)
+
+    def step(self, ids: Ints) -> None:
+        self.step_N[ids] += 1
+        others_N = self.over_N.copy()
+        others_N[ids] = False
+        with self.guarded():
+            if others_N.any():  # it cannot step these, and nobody reads them before ``start``
+                self._reset(np.flatnonzero(others_N), None)
+            actions = self.codec.decode(self.arrays["action"])
+            observations, reward_N, terminated_N, truncated_N, infos = self.env.step(actions)
+            num = len(self.seed_N)
+            results = {
+                "reward": checked.array_of(reward_N, (num,), checked.NUMBERS, "rewards"),
+                "terminated": checked.truths(terminated_N, num, "terminated"),
+                "truncated": checked.truths(truncated_N, num, "truncated"),
+            }
+            self.over_N = results["terminated"] | results["truncated"]
+            if self.source.success is not None:
+                success = checked.info_of(infos).get(self.source.success, np.zeros(num, np.bool_))
+                results["success"] = checked.truths(success, num, f"infos['{self.source.success}']")
+            for key, values in results.items():
+                self.arrays[key][ids] = values[ids]
+            self._observe(ids, observations, checked.info_of(infos))
+        self.check_finite(ids)
+
+    def render(self, width: int, height: int) -> Pixels:
+        with self.guarded():
+            return np.stack([resized(shown(frame), width, height) for frame in self._frames()])
+
+    def close(self) -> None:
+        self.env.close()
+
+    def failure(self, error: BaseException) -> UserError:  # nobody knows of which environment
+        what = f"{error}" if isinstance(error, checked.WrongResult) else f"raised {describe_error(error)}"
+        when = f"(after {self.step_N.max()} control steps){checked.advice(error, self.thread)}"
+        return UserError(f"task {self.source.name}: its vector environment {what} {when}")
+
+    def _reset(self, ids: Ints, seeds: list[int | None] | None) -> tuple[Any, Mapping[str, Any]]:
+        mask_N = np.zeros(len(self.seed_N), np.bool_)
+        mask_N[ids] = True
+        self.over_N[ids] = False
+        given: Any = seeds  # gymnasium's types know no None in the list
+        return self.env.reset(seed=given, options=None if mask_N.all() else {"reset_mask": mask_N})
+
+    def _frames(self) -> Any:
+        """Return what every env shows people. WrongResult if there is no image for each."""
+        frames = self.env.render()
+        if frames is None or len(frames) != self.env.num_envs:
+            raise checked.WrongResult(f"gave no image of each of {self.env.num_envs} environments from render()")
+        return frames
+
+    def _observe(self, ids: Ints, observations: Any, infos: Mapping[str, Any]) -> None:
+        self.write_observations(ids, lambda leaf: leaf.value(observations, len(self.seed_N))[ids])
+        if self.rendered is not None:
+            frames = self._frames()
+            for i in ids.tolist():
+                self.rendered[i] = resized(shown(frames[i]), *self.rendered.shape[2:0:-1])
+        if self.source.has_mask:
+            for i in ids.tolist():
+                self.write_mask(i, None if self.over_N[i] else checked.flat_mask(infos["action_mask"][i]))
