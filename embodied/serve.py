@@ -22,36 +22,22 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any
 
 from embodied.core.errors import UserError, one_line
 from embodied.deployment.bundle.format import BUNDLE_FILE, read_bundle, sha256
 from embodied.deployment.bundle.runner import PolicyRunner, check_parity
-from embodied.deployment.options import ServerOptions
+from embodied.deployment.options import ServeOptions
 from embodied.deployment.serving.protocol import require_packages
-from embodied.deployment.validation import Ranges, parse_words
+from embodied.deployment.validation import parse_words
 from embodied.session.command import Stopped, run_command
 
 if TYPE_CHECKING:  # it imports torch, which a machine with an ONNX bundle does not need
     from embodied.session.torch_runner import TorchRunner
 
-GPU_TOLERANCE = 1e-2
-"""Largest difference of a GPU's plans from the recorded ones, in units of the action's scale."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeOptions(ServerOptions):
-    """Options of the command; see the top of this file."""
-
-    RANGES: ClassVar[Ranges] = {**ServerOptions.RANGES, "num_threads": (1, inf)}
-
-    bundle: str
-    num_threads: int = 1
-    device: Literal["cpu", "cuda"] = "cpu"
+GPU_TOLERANCE = 1e-2  # largest difference of a GPU's plans from the recorded ones, in units of the action's scale
 
 
 def run_server(argv: Sequence[str]) -> dict[str, Any]:

@@ -77,13 +77,15 @@ class DeployOptions(Options):
 
 
 @dataclass(frozen=True)
-class ServerOptions(Options):
-    """Options of a server; see the top of embodied/serve.py."""
+class ServeOptions(Options):
+    """Options of the command; see the top of embodied/serve.py."""
 
     RANGES: ClassVar[Ranges] = {
         "port": (0, 65535), "max_batch": (1, 4096), "max_clients": (1, 4096), "idle_s": (1e-3, 86400),
+        "num_threads": (1, inf),
     }  # fmt: skip
 
+    bundle: str
     host: str = "127.0.0.1"
     port: int = 8000
     api_key_file: str | None = None
@@ -91,6 +93,8 @@ class ServerOptions(Options):
     max_batch: int = 32
     max_clients: int = 64
     idle_s: float = 1800.0
+    num_threads: int = 1
+    device: Literal["cpu", "cuda"] = "cpu"
 
     @cached_property
     def api_key(self) -> str | None:

@@ -16,7 +16,7 @@ from websockets.sync.client import ClientConnection, connect
 from embodied.deployment.bundle.description import PARITY_FILE
 from embodied.deployment.bundle.format import load_arrays
 from embodied.deployment.bundle.runner import Planner, PolicyRunner
-from embodied.deployment.options import ServerOptions
+from embodied.deployment.options import ServeOptions
 from embodied.deployment.serving.protocol import decode, encode
 from embodied.deployment.serving.server import PolicyServer
 from tests.deployment.exports import flow_bundle
@@ -29,7 +29,7 @@ def serving(planner: Planner, **options: Any) -> Iterator[tuple[PolicyServer, in
     """A server on a free port of this machine, and the port. options: of the server."""
     port: Future[int] = Future()
     stop: list[Any] = []
-    server = PolicyServer(planner, ServerOptions(**{"port": 0} | options))
+    server = PolicyServer(planner, ServeOptions(**{"bundle": "", "port": 0} | options))
 
     async def serve() -> None:
         event = asyncio.Event()

@@ -19,7 +19,7 @@ from embodied.core.errors import UserError
 from embodied.deployment.bundle.description import Bundle as BundleType
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner
-from embodied.deployment.options import ServerOptions
+from embodied.deployment.options import ServeOptions
 from embodied.deployment.serving import server as server_module
 from embodied.deployment.serving.protocol import encode, max_request_bytes
 from embodied.deployment.validation import from_json
@@ -370,19 +370,19 @@ def test_connections_without_a_handshake_are_limited(runner: PolicyRunner, monke
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        ServerOptions(**options)
+        ServeOptions(bundle="", **options)
 
 
 def test_other_machines_with_a_key_or_on_purpose_are_allowed(key_file: str) -> None:
-    assert ServerOptions(host="0.0.0.0", api_key_file=key_file).api_key == "secret"
-    assert ServerOptions(host="0.0.0.0", insecure=True).insecure
+    assert ServeOptions(bundle="", host="0.0.0.0", api_key_file=key_file).api_key == "secret"
+    assert ServeOptions(bundle="", host="0.0.0.0", insecure=True).insecure
     for host in ("127.0.0.1", "127.8.0.1", "::1", "localhost"):
-        assert ServerOptions(host=host).host == host
+        assert ServeOptions(bundle="", host=host).host == host
 
 
 def test_a_port_that_is_taken_is_refused(runner: PolicyRunner, port: int) -> None:
     async def listen() -> None:
-        async with server_module.PolicyServer(runner, ServerOptions(port=port)).listening():
+        async with server_module.PolicyServer(runner, ServeOptions(bundle="", port=port)).listening():
             pass
 
     with pytest.raises(UserError, match=rf"cannot listen on host=127.0.0.1 port={port}: "):

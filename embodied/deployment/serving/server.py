@@ -31,7 +31,7 @@ from websockets.http11 import Request, Response
 
 from embodied.core.errors import UserError
 from embodied.deployment.bundle.runner import Planner
-from embodied.deployment.options import ServerOptions
+from embodied.deployment.options import ServeOptions
 from embodied.deployment.serving import protocol
 
 GOING_AWAY = 1001  # code of websockets for a connection that the server ends
@@ -98,7 +98,7 @@ class Batcher:
 class PolicyServer:
     """Serves chunks of one planner. ``listening()`` is its life; it runs in the event loop that enters it."""
 
-    def __init__(self, planner: Planner, options: ServerOptions) -> None:
+    def __init__(self, planner: Planner, options: ServeOptions) -> None:
         self.planner, self.options = planner, options
         self.requests = self.errors = self.clients = self.refused = 0
         self.batcher = Batcher(planner, options.max_batch)
