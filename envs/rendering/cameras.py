@@ -27,7 +27,7 @@ EXTENT_M = 8.0  # distance at which the floor has faded into the horizon
 CHECKER_M = 0.25  # edge of the floor's tiles
 SUN = np.array([0.35, -0.45, 0.85]) / np.linalg.norm([0.35, -0.45, 0.85])  # unit vector towards the light
 SUN_RADIUS = 0.06  # of the light's disc, as a tangent
-HORIZON, ZENITH = np.array([0.86, 0.89, 0.92]), np.array([0.42, 0.55, 0.70])  # colours of the sky, 0 to 1
+SKY = np.array([[0.86, 0.89, 0.92], [0.42, 0.55, 0.70]])  # its colours at the horizon and at the zenith, 0 to 1
 _SUBPIXELS = ((-0.375, -0.125), (0.125, -0.375), (0.375, 0.125), (-0.125, 0.375))  # rotated grid, in pixels
 
 
@@ -246,7 +246,7 @@ class _Scene:
         ambient = 0.34 + 0.14 * outward[..., 2] + 0.14 * np.abs(facing)
         color = rgba[..., :3] * tile[..., None] * (ambient + 0.62 * lit)[..., None] + 0.6 * (gloss * lit)[..., None]
         high = unit[..., 2:].clip(0.0, 1.0) ** 0.7
-        sky = (1.0 - high) * HORIZON + high * ZENITH
+        sky = (1.0 - high) * SKY[0] + high * SKY[1]
         away = np.where(is_plane, (dist * length[..., 0] / EXTENT_M).clip(0, 1) ** 2, 0)
         away = np.where(geom < 0, 1.0, away)[..., None]
         return (1.0 - away) * color + away * sky, np.where(geom < 0, 1.0, rgba[..., 3])

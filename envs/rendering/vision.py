@@ -22,17 +22,7 @@ from embodied.core.errors import UserError, unknown_name
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.rendering.appearance import COLLISION_GROUP, Twin, add_geoms
 from embodied.envs.rendering.camera_randomization import CameraRandomization, Lens, Scenery
-from embodied.envs.rendering.cameras import (
-    CHECKER_M,
-    EXTENT_M,
-    HORIZON,
-    ZENITH,
-    Array,
-    Array32,
-    Camera,
-    Ids,
-    geom_colors,
-)
+from embodied.envs.rendering.cameras import CHECKER_M, EXTENT_M, SKY, Array, Array32, Camera, Ids, geom_colors
 from embodied.envs.rendering.layers import AMBIENT, FACING, FROM_ABOVE, FROM_SUN, Frame, Layer, RenderTarget, to_uint8
 
 CAMERAS = {
@@ -43,7 +33,7 @@ OBJECTS, ROBOT = 0, (1, 2, 3, 4)  # groups of the twin's geoms, see assets/frank
 GROUND = 5  # group of the twin's geoms that ``_Ground`` computes
 MIN_SIMS_PER_THREAD = 64
 BLOCK = 128  # simulations that are rendered together
-SKY_LOW, SKY_HIGH = (255 * color.astype(np.float32) for color in (HORIZON, ZENITH))
+SKY_LOW, SKY_HIGH = 255 * SKY.astype(np.float32)
 TILE_M = np.float32(CHECKER_M)
 
 

@@ -4,7 +4,7 @@ action_delay, joint_friction ──► features of the engine    backlash, encod
 noise, offsets, delays of measurements ──► Sensing        object_size ──► ObjectSizes        pushes ──► Push
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import mujoco
@@ -14,11 +14,10 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from embodied.core.errors import UserError
-from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.randomization.object_shapes import SIZE_FIELDS, ObjectSizes
 from embodied.envs.mujoco.randomization.randomizer import Fields
 from embodied.envs.mujoco.randomization.sensing import QUANTITIES as SENSED
-from embodied.envs.mujoco.randomization.sensing import Sensing
+from embodied.envs.mujoco.randomization.sensing import Now, Sensing
 from embodied.envs.mujoco.randomization.terms import QUANTITIES, RandomizationTerm, Target, free_bodies, members
 from embodied.envs.mujoco.robots.base import Arm
 from embodied.envs.tasks.base import Task
@@ -102,19 +101,9 @@ class Push(Target):
 
 
 class NonModelRandomization:
-    """All quantities of the terms in the simulations of a batch.
+    """All quantities of the terms in the simulations of a batch."""
 
-    now: returns the random numbers of all present episodes, and how many control steps each has made, [N].
-    """
-
-    def __init__(
-        self,
-        arm: Arm,
-        task: Task,
-        terms: Terms,
-        fields: Fields,
-        now: Callable[[], tuple[EpisodeRng, np.ndarray]],
-    ) -> None:
+    def __init__(self, arm: Arm, task: Task, terms: Terms, fields: Fields, now: Now) -> None:
         self.arm, self.targets, by_field = arm, dict[str, Target](), dict[str, Target]()
         for name, term in terms.items():
             if term.field in QUANTITIES:

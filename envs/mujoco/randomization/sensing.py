@@ -22,6 +22,8 @@ JOINT_QUANTITIES = ("encoder_offset", "joint_noise", "velocity_noise", "joint_de
 QUANTITIES = {*JOINT_QUANTITIES, "object_noise", "object_offset", "object_delay"}
 """Quantities that make a measurement differ from the truth."""
 Rows = slice | np.ndarray  # all envs, or ids
+Now = Callable[[], tuple[EpisodeRng, np.ndarray]]
+"""Returns the random numbers of all present episodes, and how many control steps each has made, [N]."""
 
 
 class Lag:
@@ -50,17 +52,11 @@ class Lag:
 class Sensing:
     """Measurements of all N robots and of the objects in front of them.
 
-    values: numbers of the quantities that vary, [N, size] by name, live. longest_s: largest delays by name. now: see
-    ``NonModelRandomization``.
+    values: numbers of the quantities that vary, [N, size] by name, live. longest_s: largest delays by name.
     """
 
     def __init__(
-        self,
-        task: Task,
-        arm: Arm,
-        values: Mapping[str, np.ndarray],
-        longest_s: Mapping[str, float],
-        now: Callable[[], tuple[EpisodeRng, np.ndarray]],
+        self, task: Task, arm: Arm, values: Mapping[str, np.ndarray], longest_s: Mapping[str, float], now: Now
     ) -> None:
         self.task, self.arm, self.values, self.now = task, arm, values, now
         terms, num_envs = task.state_terms(), len(arm.joint_pos)

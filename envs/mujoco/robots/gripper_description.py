@@ -12,8 +12,6 @@ from embodied.core.options import config_dataclass
 from embodied.core.spec import ActionTerm, ArmSpec, Box, GripperSpec, JointSpec, Term
 from embodied.envs.episodes.seeding import EpisodeRng
 
-FINGERS = "distance of each finger from the point where they meet"
-
 
 @config_dataclass
 class ControlConfig:
@@ -83,11 +81,12 @@ class GripperDescription:
 
     @property
     def terms(self) -> tuple[Term, ...]:
+        fingers = "distance of each finger from the point where they meet"
         joint_vel_unit = ", ".join(f"{unit}/s" for unit in self.joint_unit.split(", "))
         return (
             Term("joint_pos", self.num_joints, self.joint_unit, source="measured", meaning="joints, base to tool"),
             Term("joint_vel", self.num_joints, joint_vel_unit, source="measured", meaning="joints, base to tool"),
-            Term("fingers", 2, "m", scale=self.finger_scale, source="measured", meaning=FINGERS),
+            Term("fingers", 2, "m", scale=self.finger_scale, source="measured", meaning=fingers),
             Term("finger_target", 1, "m", scale=self.finger_scale, source="command", meaning="their last target"),
             Term("tcp_pos", 3, "m", "base", source="kinematics", meaning="x, y, z of the tool centre point"),
             Term("tcp_vel", 3, "m/s", "base", source="kinematics", meaning="velocity of the tool centre point"),
