@@ -97,9 +97,9 @@ class Trainer(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``; before ``iterations``."""
 
-    @abstractmethod
     def finish(self) -> None:
         """Release the threads and memory of training; ``policy`` then has the weights to keep."""
+        self.close()
 
     @abstractmethod
     def result(self) -> dict[str, Any]:

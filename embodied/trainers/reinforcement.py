@@ -69,9 +69,6 @@ class ReinforcementTrainer(Trainer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.runtime.load_state_dict(state)
 
-    def finish(self) -> None:
-        self.close()
-
     def result(self) -> dict[str, Any]:
         return {"env_steps": self.runtime.env_steps}
 
