@@ -11,6 +11,8 @@ training saw. If the first measurement is outside, its unit or order is wrong, a
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +21,9 @@ from embodied.core.errors import UserError
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.runner import InputSpec
 from embodied.deployment.control.arm import ArmController, Measurement, StateBuilder, Unusable
-from embodied.deployment.control.inference import Clock, EpisodeChunks, Inference, StepStart
+from embodied.deployment.control.inference import Clock, Inference
 from embodied.deployment.control.safety import Safety, Watchdog
-from embodied.deployment.control.schedule import Schedule, ticks_per_step
+from embodied.deployment.control.schedule import PlanRequest, Schedule, ticks_per_step
 from embodied.deployment.report import EpisodeRecord, Step
 from embodied.deployment.robots.base import GRIPPER, Robot, age, joint_names
 
@@ -84,6 +86,18 @@ class ControlLoop:
         return episode.record
 
 
+@dataclass(frozen=True, slots=True)
+class StepStart:
+    """Measurements at the start of a control step, from which its action is planned."""
+
+    step: int
+    measured: Measurement
+    state: NDArray[np.float32]
+    """What the robot measured, and what the policy sees of it, [S]."""
+    finger_m: float
+    """Finger target of the step before."""
+
+
 class EpisodeRun:
     """One episode of a ``ControlLoop`` under way."""
 
@@ -93,7 +107,8 @@ class EpisodeRun:
         self.record = EpisodeRecord(instruction=texts[instruction].text if texts else "")
         self.schedule = loop.schedule
         self.schedule.restart()
-        self.chunks = EpisodeChunks(bundle, loop.inference, self.schedule, instruction, loop.noise, seed)
+        self.instruction, self.random = instruction, np.random.Generator(np.random.Philox(key=seed))
+        self.waited_s = 0.0  # by which control steps began later because the robot waited for their chunks
         self.start: StepStart | None = None  # of the present control step
         self.finger_m = bundle.arm.gripper.open_m
         self.step, self.phase = 0, 0  # control step, and tick within it
@@ -111,7 +126,7 @@ class EpisodeRun:
         loop, record, tick = self.loop, self.record, 0
         record.reason = "time limit"
         while self.step < steps:
-            due_s = self.began_s + self.chunks.waited_s + tick * loop.period_s
+            due_s = self.began_s + self.waited_s + tick * loop.period_s
             self._pass_time(due_s)
             late_s = self.clock.now() - due_s
             if late_s >= loop.period_s:
@@ -158,7 +173,7 @@ class EpisodeRun:
             return True
         if state is not None:
             self.start = StepStart(self.step, measured, state, self.finger_m)
-            action = self.chunks.action(self.start, until_s)
+            action = self._action(self.start, until_s)
             if action is None:
                 record.waited_ticks += 1
                 self._apply(*self.safety.hold(), measured)
@@ -181,11 +196,51 @@ class EpisodeRun:
             self.phase, self.step = 0, self.step + 1
         return True
 
+    def _action(self, start: StepStart, until_s: float) -> NDArray[np.float32] | None:
+        """Return the action of a control step; None if the robot has to wait for its chunk beyond ``until_s``."""
+        self._arrive()
+        self._request(start)
+        if self.schedule.pending and self.schedule.waits:
+            began_s = self.clock.now()
+            if not self._arrive(until_s - began_s):
+                return None
+            self.waited_s += self.clock.now() - began_s
+        return self.schedule.action(start.step)
+
+    def _request(self, start: StepStart) -> None:
+        """Plan from the observation of a control step, if a chunk is due."""
+        request = self.schedule.request(start.step, self.clock.now() - start.measured.time_s)
+        if request is not None:
+            self.loop.inference.submit(self._inputs(request, start))
+            self._arrive()
+
+    def _arrive(self, wait_s: float = 0.0) -> bool:
+        """Hand the pending chunk to the schedule if it arrives within ``wait_s``; return whether it did."""
+        found = self.loop.inference.take(max(0.0, wait_s))
+        if found is not None:
+            self.schedule.arrive(*found)
+        return found is not None
+
+    def _inputs(self, request: PlanRequest, start: StepStart) -> dict[str, NDArray[Any]]:
+        bundle, shape = self.loop.bundle, self.loop.bundle.noise_shape
+        seeded = self.loop.noise == "seeded"
+        noise = self.random.standard_normal(shape, np.float32) if seeded else np.zeros(shape, np.float32)
+        inputs: dict[str, NDArray[Any]] = {"state": start.state, "noise": noise}
+        for camera in bundle.cameras:
+            if camera.name not in start.measured.observation:
+                raise UserError(f"the robot's observation lacks the image of camera '{camera.name}'")
+            inputs[f"images.{camera.name}"] = np.asarray(start.measured.observation[camera.name])
+        if bundle.cameras and bundle.instructions:
+            inputs["instruction"] = np.array(self.instruction, np.int64)
+        if bundle.max_delay:
+            inputs |= {"prefix": request.prefix_DA, "delay": np.array(request.delay, np.int64)}
+        return {name: value[None] for name, value in inputs.items()}
+
     def _pass_time(self, due_s: float) -> None:
         """Let time pass until ``due_s``. A chunk that arrives meanwhile commands the rest of the control step."""
         schedule = self.schedule
         acting = schedule.pending and not schedule.waits and not self.safety.blind and self.loop.confirm is None
-        if acting and self.chunks.arrive(due_s - self.clock.now()) and self.clock.now() < due_s - 1e-9:
+        if acting and self._arrive(due_s - self.clock.now()) and self.clock.now() < due_s - 1e-9:
             self._revise()
         self.clock.sleep_until(due_s)
 
@@ -203,7 +258,7 @@ class EpisodeRun:
             last.target = self._apply(self._targets(), self.finger_m, self._observe())
         if now_s - start.measured.time_s < self.loop.bundle.control_dt_s / 2:
             last.action = action
-            self.chunks.request(start)
+            self._request(start)
 
     def _observe(self, watched: bool = True) -> Measurement:
         """Return the newest observation. Unusable if it is old or not finite.
