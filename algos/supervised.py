@@ -217,7 +217,7 @@ class Grounding(Supervised):
     config: GroundingConfig
 
     def __init__(self, policy: Policy, config: GroundingConfig, *, seed: int, device: torch.device) -> None:
-        if not policy.roles:
+        if not policy.can_ground:
             raise UserError(f"algo=grounding needs a policy that sees and reads, {type(policy).__name__} does not")
         super().__init__(policy, config, seed=seed, device=device)
 

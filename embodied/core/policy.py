@@ -126,8 +126,8 @@ class Policy(nn.Module):
         """
         return {}
 
-    roles: tuple[str, ...] = ()
-    """Names of the values of ``masks.<camera>``, from 0; empty: the policy cannot learn from labelled images."""
+    can_ground: bool = False
+    """Whether it can learn from labelled images."""
 
     @property
     def grounded(self) -> bool:
@@ -137,7 +137,7 @@ class Policy(nn.Module):
     def grounding_loss(self, obs: Obs, with_positions: bool) -> Tensor:
         """Return the loss on labelled observations, a differentiable scalar. The labels are:
 
-        - ``masks.<camera>``, uint8 [N, h, w]: role of each pixel in the instruction, an index into ``roles``;
+        - ``masks.<camera>``, uint8 [N, h, w]: the ``Role`` of each pixel;
         - ``described.<camera>``, uint8 [N, h, w]: description of each pixel, an index into ``EnvSpec.descriptions``
           counted from 1 (0: none);
         - ``target_positions``, float32 [N, 9]: the named object relative to the robot's base, the same object relative

@@ -8,6 +8,7 @@ An observation is a dictionary of tensors whose leading dimensions are those of 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -15,6 +16,19 @@ from torch import Tensor
 from embodied.core.episodes import EpisodeStats
 
 Obs = dict[str, Tensor]
+
+
+class Role(IntEnum):
+    """Role that a pixel's body has in the instruction: the values of ``masks.<camera>`` in labelled observations."""
+
+    NONE = 0
+    """Neither an object nor a place."""
+    OBJECT = 1
+    OTHER_OBJECT = 2
+    """The object that the instruction names, and any other object."""
+    PLACE = 3
+    OTHER_PLACE = 4
+    """The place that the instruction names, and any other place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,11 +51,6 @@ class GroundingTrainer(SupervisedTrainer):
     def __init__(self, config: RunConfig, run_dir: Path, new: bool) -> None:
         self.spec = factories.make_spec(config)
         super().__init__(config, run_dir, new, self.spec)
-        if self.policy.roles != LabeledPool.roles:
-            raise UserError(
-                f"policy={config.policy.name} learns the roles {', '.join(self.policy.roles)}; "
-                f"task={self.spec.task} labels {', '.join(LabeledPool.roles)}"
-            )
         self.validation = self._validation_scenes()
 
     def announcement(self) -> str:

@@ -8,7 +8,6 @@ from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
 from embodied.core.types import Obs
 from embodied.envs.mujoco.pool import MujocoPool
-from embodied.envs.tasks.base import ROLE_NAMES
 
 
 class LabeledPool:
@@ -17,8 +16,6 @@ class LabeledPool:
     Labels: ``embodied.core.policy.Policy.grounding_loss``. sampler: draws the scenes. masks: whether pixels are
     labelled, or ``target_positions`` is the only label.
     """
-
-    roles = ROLE_NAMES
 
     def __init__(self, pool: VecEnv, sampler: EpisodeSampler, *, masks: bool = True) -> None:
         """UserError for environments whose images nothing labels."""

@@ -7,7 +7,6 @@ view's tensors: numbers of a task's own become tensors by ``View.tensor`` or tak
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import IntEnum
 from typing import Any
 
 import mujoco
@@ -66,24 +65,6 @@ class Quantity:
     term: Term
     read: Callable[[], Tensor] | None = None
     """Return the quantity, [N, size], in the term's unit. None: it follows from the term's ``difference``."""
-
-
-class Role(IntEnum):
-    """Role of a body in the instruction. A policy that learns from the labels must use the same values."""
-
-    NONE = 0
-    """A body without a role, such as the robot."""
-    OBJECT = 1
-    """The object that the instruction names."""
-    OTHER_OBJECT = 2
-    """An object that the instruction does not name."""
-    PLACE = 3
-    """The place that the instruction names."""
-    OTHER_PLACE = 4
-    """A place that the instruction does not name."""
-
-
-ROLE_NAMES = tuple(role.name.lower() for role in Role)
 
 
 class Task:

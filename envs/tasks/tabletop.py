@@ -30,12 +30,13 @@ import embodied
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Fraction, config_dataclass, from_mapping
 from embodied.core.spec import TRAIN, Difference, Instruction, Term
+from embodied.core.types import Role
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.randomization.object_shapes import ShapeVariants
 from embodied.envs.mujoco.scene import GREY, Shape, add_object, add_object_sensors, add_tray
 from embodied.envs.mujoco.view import View
 from embodied.envs.registry import TASKS
-from embodied.envs.tasks.base import Quantity, Role
+from embodied.envs.tasks.base import Quantity
 from embodied.envs.tasks.common import Placing, PlacingConfig, cube_quantities, draw, stand
 
 CONFIG_FILE = Path(embodied.__file__).parent / "configs" / "task" / "tabletop.yaml"

@@ -7,30 +7,14 @@ V words of the descriptions, h and w pixels.
 """
 
 from collections.abc import Sequence
-from enum import IntEnum
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from embodied.core.types import Obs
+from embodied.core.types import Obs, Role
 from embodied.policies.vla.pi0 import ImageTokens
 
-
-class Role(IntEnum):
-    """Role that a pixel's body has in the instruction. A task that labels its images must use the same values."""
-
-    NONE = 0
-    """Neither an object nor a place."""
-    OBJECT = 1
-    OTHER_OBJECT = 2
-    """The object that the instruction names, and any other object."""
-    PLACE = 3
-    OTHER_PLACE = 4
-    """The place that the instruction names, and any other place."""
-
-
-ROLE_NAMES = tuple(role.name.lower() for role in Role)
 NUM_ROLES = len(Role) - 1  # all but NONE
 POSITION_SIZE = 9  # numbers of ``target_positions``
 PRESENT_SHARE = 1 / 8  # share of a patch that a mask must cover for the target 1

@@ -16,7 +16,7 @@ from embodied.policies.flow.prefix import draw_prefix, learned_rows, noisy_chunk
 from embodied.policies.normalizer import RunningNormalizer
 from embodied.policies.vla import checkpoint, pi0
 from embodied.policies.vla.config import PARTS, VLAConfig
-from embodied.policies.vla.grounding import HUBER_BETA, POSITION_SIZE, POSITION_WEIGHT, ROLE_NAMES, GroundingHeads
+from embodied.policies.vla.grounding import HUBER_BETA, POSITION_SIZE, POSITION_WEIGHT, GroundingHeads
 
 PREFIX = "prefix."  # of the keys that ``precompute`` puts into observations in place of images and instruction
 DRAWS_PER_OBSERVATION = 4  # draws of noise and time for each observation in the imitation loss
@@ -50,7 +50,7 @@ class VLAPolicy(FlowChains):
     must_match = ("activation", "cameras")
     not_imitated = ("critic.", "noise_network.")
     optional_suffixes = (".lora_a", ".lora_b")
-    roles = ROLE_NAMES
+    can_ground = True
     library = "transformers"
 
     tokens_IT: Tensor

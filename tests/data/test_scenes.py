@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from embodied.core.spec import CameraSpec, EnvSpec
-from embodied.core.types import Obs
+from embodied.core.types import Obs, Role
 from embodied.data.scenes import FRAMES_PER_SCENE, SceneDataset, Scenes
 from embodied.envs import make_pool, make_sampler
 from embodied.envs.mujoco.labels import LabeledPool
-from embodied.envs.tasks.base import Role
 
 STEPS, ENVS = 4, 16
 

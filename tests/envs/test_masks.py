@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from embodied.core.types import Role
 from embodied.data.scenes import FRAMES_PER_SCENE, Scenes
 from embodied.envs import MujocoPool, make_pool, make_sampler
 from embodied.envs.mujoco.labels import LabeledPool
 from embodied.envs.rendering.vision import CAMERAS
-from embodied.envs.tasks.base import Role
 from embodied.envs.tasks.tabletop import default_words
 
 

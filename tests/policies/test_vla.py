@@ -14,9 +14,9 @@ from embodied.algos.ppo import PPO
 from embodied.algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec, EnvSpec, Instruction, Term
-from embodied.core.types import Obs
+from embodied.core.types import Obs, Role
 from embodied.policies.vla.checkpoint import tokenize, train_tokenizer
-from embodied.policies.vla.grounding import Role, centres
+from embodied.policies.vla.grounding import centres
 from embodied.policies.vla.policy import DRAWS_PER_OBSERVATION, VLAPolicy
 from tests.algos.fragments import rollout
 from tests.policies.vla_builders import FROZEN, MODEL, SPEC, TEXTS, build, observe, plain_loss, plain_sample

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from embodied.algos import ALGORITHMS
 from embodied.core.errors import UserError
-from embodied.envs.tasks import base as tasks
-from embodied.policies.vla.grounding import ROLE_NAMES
-from embodied.session import factories
 from embodied.session.config import compose_run
 from embodied.trainers import TRAINERS, trainer_of
-from embodied.trainers.grounding import GroundingTrainer
 
 VLA = {"task": "tabletop", "policy": "vla_tiny", "policy.image_size": 16}
 
@@ -47,12 +42,3 @@ def test_an_algorithm_of_an_unknown_trainer_is_refused(monkeypatch: pytest.Monke
 def test_what_a_trainer_cannot_do_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         trainer_of(compose_run({"task": "reach", **options}))
-
-
-def test_task_and_policy_must_agree_on_roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tasks.ROLE_NAMES == ROLE_NAMES
-    config = compose_run({**VLA, "algo": "grounding", "num_envs": 2, "device": "cpu"})
-    policy = factories.make_policy(config, factories.make_spec(config))
-    monkeypatch.setattr(type(policy), "roles", ("none", "tool"))
-    with pytest.raises(UserError, match="policy=vla_tiny learns the roles none, tool; task=tabletop labels none, obj"):
-        GroundingTrainer(config, tmp_path / "run", new=True)
