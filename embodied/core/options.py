@@ -65,7 +65,7 @@ Text = Annotated[str, AfterValidator(_not_blank)]
 
 def _device_name(name: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
-        raise PydanticKnownError("literal_error", {"expected": "auto, cpu, cuda, cuda:<index>"})
+        raise PydanticKnownError("literal_error", {"expected": "'auto', 'cpu', 'cuda' or 'cuda:<index>'"})
     return name
 
 

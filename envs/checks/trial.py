@@ -34,6 +34,7 @@ CHUNK = 3  # actions per chunk
 RECORDING_SHARE = 0.6  # of the time, for the checks before the check of leaks, which stops at LEAKS_SHARE
 LEAKS_SHARE = 0.9
 TOLERANCE = 1e-4  # a simulator may round differently for another number of envs
+END_S = 1.0  # how long the thread that steps environments may take to end
 
 
 class Excused(Exception):
@@ -100,7 +101,9 @@ class Trial:
     def __post_init__(self) -> None:
         self._began = time.monotonic()
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        threading.Thread(target=self._serve, daemon=True).start()
+        thread = threading.Thread(target=self._serve, daemon=True)
+        thread.start()
+        self.opened.callback(thread.join, END_S)  # torch aborts a process that ends while a thread frees a tensor
         self.opened.callback(self._calls.put, None)
 
     def require(self, kept: bool, rule: str) -> None:

@@ -53,7 +53,7 @@ def test_a_simulator_gets_the_learners_device(two_gpus: None, monkeypatch: pytes
 
 def test_only_devices_are_names_of_one() -> None:
     for name in ("gpu", "cuda:", "cuda:a", "mps"):
-        with pytest.raises(UserError, match=f"device: got '{name}', allowed: auto, cpu, cuda, cuda:<index>"):
+        with pytest.raises(UserError, match=f"device: got '{name}', allowed: 'auto', 'cpu', 'cuda' or 'cuda:<index>'"):
             LocalConfig(device=name)
     with pytest.raises(UserError, match="device: got cuda:1, allowed with runtime=ray: auto, cpu, cuda"):
         RayConfig(device="cuda:1")

@@ -50,7 +50,10 @@ from tests.commands.helpers import SMALL, checkpoint_of, run_eval, run_train
         ("policy.actor_hidden=64", "policy.actor_hidden: got 64, allowed: a list"),
         ("task.goal_low_m=[1,2]", "task.goal_low_m: got [1, 2], allowed: a list of 3"),
         ("max_staleness=-1", "runtime.max_staleness: got -1, allowed: at least 0"),
-        ("device=gpu", "runtime.device: got 'gpu', allowed: 'auto', 'cpu' or 'cuda'. Did you mean 'cuda'?"),
+        (
+            "device=gpu",
+            "runtime.device: got 'gpu', allowed: 'auto', 'cpu', 'cuda' or 'cuda:<index>'. Did you mean 'cuda'?",
+        ),
         ("eval_episodes=", "eval_episodes: got ''"),
         ("out=' '", "out: got ' ', allowed: text that is not blank or null"),
         (

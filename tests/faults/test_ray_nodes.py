@@ -124,7 +124,7 @@ def two_nodes(folder: str) -> None:
         found["spilled"] = until(runtime, lambda metrics: any(Path(folder).rglob("ray_spilled_objects*/*")))
         controller: Any = runtime.controller  # type: ignore[attr-defined]
         head = ray.get_runtime_context().get_node_id()
-        lost = next(name for name in controller.workers if controller.parts[name].node != head)
+        lost = next(name for name in controller.workers if controller.parts[name].built.node != head)
         nodes.remove_node(second, allow_graceful=False)
         found["lost"] = until(runtime, lambda metrics: controller.supervision.incarnation(lost) > 0)
         found["alone"] = iterate(runtime, 3)[-1].index
@@ -139,11 +139,10 @@ def two_nodes(folder: str) -> None:
         found["end"], found["staleness"] = done[-1].index, done[-1].metrics["async/staleness_max"]
     with build(lambda num_envs, _: WideEnv(num_envs), make_algorithm=make_slow, name="ray", **options) as runtime:
         runtime.load_state_dict(state)
-        again: Any = runtime.controller  # type: ignore[attr-defined]
         until(runtime, lambda metrics: metrics["async/env_workers"] == 3)
         found["resumed_at"] = iterate(runtime, 1)[0].index
         found["seeds_before"] = state["runtime"]["incarnations"]
-        found["seeds_after"] = again.incarnations
+        found["seeds_after"] = runtime.incarnations
     nodes.shutdown()
     print(json.dumps(found))
 

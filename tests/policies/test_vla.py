@@ -214,7 +214,7 @@ def sized(text_config: dict[str, int] | None = None, **changes: int) -> dict[str
         ({}, {"model": {}}, "policy=vla needs a trained model: give policy.pretrained="),
         ({}, {"model": MODEL | {"max_stat_dim": 9}}, "unknown key 'policy.model.max_stat_dim'"),
         ({}, {"model": sized(text_config={"hiden_size": 9})}, "'policy.model.vlm_config.text_config.hiden_size'"),
-        ({}, {"model": sized(projection_dim=8)}, r"projection_dim \(image tokens\) is 8, text_config.hidden_size"),
+        ({}, {"model": sized(projection_dim=8)}, r"projection_dim \(images\) is 8, text_config.hidden_size"),
         ({}, {"model": sized(text_config={"num_attention_heads": 3})}, "num_attention_heads, 3, must be a multiple"),
     ],
 )
