@@ -159,7 +159,7 @@ def import_expert(name: str) -> Expert:
 def ask(expert: Expert, env: VecEnv, obs: Obs) -> Tensor:
     """Return the actions of an expert of the user, [N, A], clipped to [-1, 1]. UserError for another shape, or NaN."""
     terms = env.spec.state
-    split = obs["state"].cpu().split([term.size for term in terms], 1)
+    split = obs["state"].split([term.size for term in terms], 1)
     parts = {term.name: part for term, part in zip(terms, split, strict=True)}
     action_NA = torch.as_tensor(expert(parts), dtype=torch.float32)
     shape = (env.num_envs, env.spec.action_dim)
