@@ -3,14 +3,16 @@
 this thread: builds and closes environments ─► a thread of the trial: resets, steps and renders them, as in a run
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -125,7 +127,7 @@ class Trial:
         future: Future[Any] = Future()
         self._calls.put((future, call))
         try:
-            return future.result(min(max(0.0, self._left(1.0)), threading.TIMEOUT_MAX))
+            return future.result(min(max(0.0, self.left_s(1.0)), threading.TIMEOUT_MAX))
         except TimeoutError:
             if future.done():  # the call has raised it
                 raise
@@ -141,11 +143,8 @@ class Trial:
             except BaseException as error:
                 future.set_exception(error)
 
-    def is_late(self) -> bool:
-        """Return whether the check of leaks must stop."""
-        return self._left(LEAKS_SHARE) <= 0
-
-    def _left(self, share: float) -> float:
+    def left_s(self, share: float) -> float:
+        """Return the seconds until this share of the time limit has passed."""
         return share * self.seconds - (time.monotonic() - self._began)
 
     def reset(self, env: VecEnv, sampler: EpisodeSampler) -> Obs:
@@ -226,7 +225,7 @@ class Trial:
         step_s = (time.monotonic() - began) / self.executed
         limit = self.recording().limit
         # about 8 control steps of all envs for each of the limit: 4 of the recorded run, 4 of its episodes alone
-        affordable = int((self._left(RECORDING_SHARE) / step_s - 20) / 8)
+        affordable = int((self.left_s(RECORDING_SHARE) / step_s - 20) / 8)
         if affordable < limit:
             self.limit = max(2, affordable)
             slow = f"a control step of {self.num_envs} environments takes {step_s:.2g} s"
@@ -267,3 +266,26 @@ def difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str:
     at = int(gaps[key].argmax())
     one, other = (float(part[key].flatten()[at]) for part in (a, b))
     return f"obs['{key}'][{at}] is {one:.4g} the first time and {other:.4g} the second"
+
+
+def memory_bytes() -> int:
+    """Return the resident memory of this process and all its descendants, bytes (Linux)."""
+    total = 0
+    for process in (os.getpid(), *_descendants(os.getpid())):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            total += int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1])
+    return total * os.sysconf("SC_PAGE_SIZE")
+
+
+def usage() -> dict[str, int]:
+    """Return the numbers of threads and open files of this process, and of the processes that descend from it."""
+    processes = len(list(_descendants(os.getpid())))
+    return {"threads": threading.active_count(), "files": len(os.listdir("/proc/self/fd")), "processes": processes}
+
+
+def _descendants(process: int) -> Iterator[int]:
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for child in map(int, path.read_text(encoding="ascii").split()):
+                yield child
+                yield from _descendants(child)

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from embodied.envs.rendering.appearance import Twin
 from embodied.envs.rendering.camera_randomization import Lens, Scenery
 from embodied.envs.rendering.cameras import Array, Array32, Camera, Ids, field_values
-from embodied.envs.rendering.culling import TILE, Grid, bounds, touched
-from embodied.envs.rendering.solids import MISSED, SOLIDS, Hit, Vector, dot
+from embodied.envs.rendering.solids import MISSED, SOLIDS, TILE, Grid, Hit, Vector, bounds, dot, touched
 
 # light on a surface: ambient, from above, from the camera, from the sun
 AMBIENT, FROM_ABOVE, FACING, FROM_SUN = (np.float32(share) for share in (0.34, 0.14, 0.14, 0.62))

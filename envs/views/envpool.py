@@ -16,6 +16,7 @@ import os
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from queue import Queue
 from typing import Any, NamedTuple
 
@@ -92,7 +93,7 @@ class EnvPoolView:
     def async_reset(self) -> None:
         """Start an episode in every env; ``recv`` returns the first observations."""
         for batch in self._batches:
-            self._run(batch.reset)
+            self._run(partial(batch.begin, np.arange(len(batch.ids))))
 
     def send(self, action: NDArray[Any] | dict[str, Any], env_id: NDArray[Any] | None = None) -> None:
         """Begin a control step of envs ``env_id`` (None: all) with actions [n, A], or {"action", "env_id"}.
@@ -107,24 +108,19 @@ class EnvPoolView:
         if batch is None:
             size = len(self._batches[0].ids)
             raise ValueError(f"env_id: got {ids[:5].tolist()}..., needed the {size} ids of a batch that recv returned")
-        self._run(lambda: batch.step(np.asarray(action)))
+        self._run(partial(batch.step, np.asarray(action)))
 
-    def recv(self, reset: bool = False, return_info: bool = True) -> Any:
-        """Wait for the batch that is finished first; return observations, rewards [n], terminated, truncated, infos.
-
-        reset: return observations and infos alone. ValueError if nothing was sent.
-        """
+    def recv(self) -> Batch:
+        """Wait for the batch that is finished first and return its results. ValueError if nothing was sent."""
         if not self._pending:
             raise ValueError("recv: nothing was sent; call async_reset or send first")
         self._pending -= 1
-        done = self._done.get().result()
-        return (done[0], done[4]) if reset else done
+        return self._done.get().result()
 
     def step(self, action: NDArray[Any] | dict[str, Any], env_id: NDArray[Any] | None = None) -> Batch:
         """Make a control step: ``send``, then ``recv``."""
         self.send(action, env_id)
-        batch: Batch = self.recv()
-        return batch
+        return self.recv()
 
     def reset(self, env_id: NDArray[Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start episodes in envs ``env_id`` (None: all) and return their observations and infos.
@@ -133,9 +129,8 @@ class EnvPoolView:
         """
         if self.is_async or self._pending:
             raise ValueError("reset: batch_size is not num_envs, or a step is under way; use async_reset and recv")
-        batch, ids = self._batches[0], self.all_env_ids if env_id is None else np.asarray(env_id)
-        done = batch.reset() if len(ids) == self.num_envs else batch.begin(ids)
-        return done[0], done[4]
+        obs, *_, info = self._batches[0].begin(self.all_env_ids if env_id is None else np.asarray(env_id))
+        return obs, info
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -154,11 +149,12 @@ class _Batch:
     def __init__(self, stepper: Stepper, ids: NDArray[np.int32]) -> None:
         self.stepper, self.ids, self.form = stepper, ids, form_of(stepper.spec)
 
-    def reset(self) -> Batch:
-        return self._first(self.stepper.reset(), np.arange(len(self.ids)))
-
     def begin(self, rows: NDArray[Any]) -> Batch:
-        return self._first(self.stepper.begin(rows.astype(np.int64)), rows)
+        """Begin episodes in the envs of these rows; return their first observations, with reward 0."""
+        obs = self.stepper.reset() if len(rows) == len(self.ids) else self.stepper.begin(rows.astype(np.int64))
+        info, nothing = self._info(obs, rows), np.zeros((3, len(rows)), np.bool_)
+        info |= dict.fromkeys(self.stepper.spec.outcomes, nothing[0])
+        return self.form(obs), np.zeros(len(rows), np.float32), nothing[1], nothing[2], info
 
     def step(self, action: NDArray[Any]) -> Batch:
         """Make one control step; envs that wait begin their next episode instead."""
@@ -167,12 +163,6 @@ class _Batch:
         info |= {name: held_N.cpu().numpy() for name, held_N in step.info.items()}
         reward_N, terminated_N = step.reward_N.cpu().numpy(), step.terminated_N.cpu().numpy()
         return self.form(step.obs), reward_N, terminated_N, step.truncated_N.cpu().numpy(), info
-
-    def _first(self, obs: Obs, rows: NDArray[Any]) -> Batch:
-        """Return first observations of the envs in these rows, with reward 0."""
-        info, nothing = self._info(obs, rows), np.zeros((3, len(rows)), np.bool_)
-        info |= dict.fromkeys(self.stepper.spec.outcomes, nothing[0])
-        return self.form(obs), np.zeros(len(rows), np.float32), nothing[1], nothing[2], info
 
     def _info(self, obs: Obs, rows: NDArray[Any]) -> dict[str, Any]:
         ids, elapsed = self.ids[rows], self.stepper.elapsed_N[torch.from_numpy(rows)].numpy().astype(np.int32)

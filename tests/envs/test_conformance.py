@@ -22,9 +22,8 @@ from embodied.core.types import Timestep
 from embodied.envs import first_episodes
 from embodied.envs.base.actions import random_actions
 from embodied.envs.base.episodic import Advance
-from embodied.envs.checks.conformance import Result, check_env, run_checks
-from embodied.envs.checks.rules import CHECKS
-from embodied.envs.checks.trial import Trial
+from embodied.envs.checks.conformance import CHECKS, Result, check_env, run_checks
+from embodied.envs.checks.trial import LEAKS_SHARE, Trial
 from embodied.envs.mujoco.pool import MujocoPool
 from tests.envs.helpers import TASK_NAMES, pool
 from tests.runtime.point_env import PointEnv, point_spec
@@ -395,5 +394,5 @@ def test_episodes_of_an_env_with_slow_steps_are_cut_and_the_user_is_told() -> No
 
 
 def test_resets_stop_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trial, "is_late", lambda trial: True)
+    monkeypatch.setattr(Trial, "left_s", lambda trial, share: 0.0 if share == LEAKS_SHARE else 60.0)
     assert results(Whole)["leaks"] == Result("leaks", True, "0 resets instead of 120, for lack of time (max_minutes=)")
