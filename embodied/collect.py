@@ -11,6 +11,7 @@
   keep_failures=false       also keep episodes that do not end solved
   expert=module:function    an expert of your own, for a task without one: it gets the parts of the state by name,
                             each [N, size], and returns actions [N, A] in [-1, 1]
+  device=auto               device of a simulator that has one: cpu, cuda or cuda:<index>
   num_threads=0             threads of the simulation; 0 is all cores
   task.<option>=...         any option of the task
   sim.<option>=...          any option of the simulator
@@ -81,9 +82,10 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
     began = time.monotonic()
     overrides = parse_overrides(argv)
     own = {field.name for field in fields(CollectConfig)}
+    others = ("task", "sim", "device", *PRESETS)
     for key in overrides:
-        if key not in own and key.partition(".")[0] not in ("task", "sim", *PRESETS):
-            raise unknown_name("key", key, own | {"task", "sim", *PRESETS})
+        if key not in own and key.partition(".")[0] not in others:
+            raise unknown_name("key", key, {*own, *others})
     options = from_mapping(CollectConfig, nest({key: value for key, value in overrides.items() if key in own}))
     config = compose_run({key: value for key, value in overrides.items() if key not in own})
     out = Path(options.out)

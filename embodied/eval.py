@@ -9,6 +9,8 @@
   randomization=none          what varies between episodes: none, or sim2real; the default is that of the run
   sim=warp                    simulator, with its default options; the default is that of the run
   video=true                  also write videos/<checkpoint>_seed<seed>.mp4 in the run directory, with the instructions
+  device=auto                 device of the policy, and of a simulator that has one: cpu, cuda or cuda:<index>; auto is
+                              CUDA if there is one
   num_threads=0               threads of the simulation; 0 is all cores
 
 With either kind of noise, an evaluation repeats exactly. Last line of stdout, also written to the run's eval/: {"task",
@@ -27,14 +29,23 @@ from typing import Any
 from embodied.core.config import nest, parse_overrides
 from embodied.core.env import Film, VecEnv
 from embodied.core.errors import UserError
-from embodied.core.options import NonNegative, NonNegativeInt, PositiveInt, Seed, Text, config_dataclass, from_mapping
+from embodied.core.options import (
+    DeviceName,
+    NonNegative,
+    NonNegativeInt,
+    PositiveInt,
+    Seed,
+    Text,
+    config_dataclass,
+    from_mapping,
+)
 from embodied.core.policy import Policy
 from embodied.report.metrics import write_json
 from embodied.report.progress import Line
 from embodied.runtime import threads
 from embodied.runtime.config import EvalNoise
 from embodied.session.command import run_command
-from embodied.session.config import RunConfig, read_run, with_preset, with_simulator
+from embodied.session.config import RunConfig, read_run, with_device, with_preset, with_simulator
 from embodied.session.factories import (
     delay_steps,
     evaluate_policy,
@@ -61,6 +72,7 @@ class EvalConfig:
     delay_ms: NonNegative | None = None
     randomization: Text | None = None
     sim: Text | None = None
+    device: DeviceName = "auto"
     num_threads: NonNegativeInt = 0
 
 
@@ -68,7 +80,8 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     """Evaluate a checkpoint of a run; return the contract's result. UserError for bad input."""
     options = from_mapping(EvalConfig, nest(parse_overrides(argv)))
     run_dir = Path(options.run)
-    config = with_preset(with_simulator(read_run(run_dir), options.sim), "randomization", options.randomization)
+    config = with_device(with_simulator(read_run(run_dir), options.sim), options.device)
+    config = with_preset(config, "randomization", options.randomization)
     found = load_checkpoint(run_dir, options.checkpoint)
     policy = load_policy(config, found)
     delay = delay_steps(config, options.delay_ms)

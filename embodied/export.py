@@ -2,6 +2,7 @@
 
   checkpoint=last|step_<n>    checkpoint to export
   episodes=16                 simulated episodes in which observations are recorded
+  device=auto                 device of the policy meanwhile: cpu, cuda or cuda:<index>; auto is CUDA if there is one
   layout=auto                 onnx, or transformers (safetensors), for a policy around one of its models, such as vla;
                               auto is onnx unless the weights take more than 1 GB
 
@@ -22,11 +23,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from embodied.core.config import nest, parse_overrides
-from embodied.core.options import PositiveInt, config_dataclass, from_mapping
+from embodied.core.options import DeviceName, PositiveInt, config_dataclass, from_mapping
 from embodied.deployment.bundle.format import BUNDLE_FILE, sha256
 from embodied.deployment.bundle.write import check_exportable, chosen_layout, write_bundle
 from embodied.session.command import run_command
-from embodied.session.config import read_run
+from embodied.session.config import read_run, with_device
 from embodied.session.exporting import bundle_source, origin_of
 from embodied.session.factories import build_policy, load_checkpoint, load_policy, make_spec
 from embodied.session.files import check_new_dir
@@ -40,6 +41,7 @@ class ExportConfig:
     out: str
     checkpoint: str = "last"
     episodes: PositiveInt = 16
+    device: DeviceName = "auto"
     layout: Literal["auto", "onnx", "transformers"] = "auto"
 
 
@@ -47,7 +49,7 @@ def export(argv: Sequence[str]) -> dict[str, Any]:
     """Write a bundle; return the command's result. UserError for bad input, with nothing written."""
     options = from_mapping(ExportConfig, nest(parse_overrides(argv)))
     run_dir, out = Path(options.run), Path(options.out)
-    config = read_run(run_dir)
+    config = with_device(read_run(run_dir), options.device)
     check_new_dir(out)
     found = load_checkpoint(run_dir, options.checkpoint)
     spec = make_spec(config)

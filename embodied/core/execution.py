@@ -25,7 +25,10 @@ def clip_chunk(env: VecEnv, chunk_NHA: Tensor, num_actions: int) -> Tensor:
 
 
 class EvalRollout:
-    """Run a policy as it is deployed through the episodes of a list of plans, one decision per step."""
+    """Run a policy as it is deployed through the episodes of a list of plans, one decision per step.
+
+    Its observations ``obs`` are on the device of the policy.
+    """
 
     def __init__(self, policy: Policy, env: VecEnv, plans: EpisodePlans, seeded: bool) -> None:
         """Start the first episodes. seeded: draw ``plan_noise`` for each decision instead of none."""
@@ -34,17 +37,18 @@ class EvalRollout:
         self._decision_n = np.zeros(env.num_envs, dtype=np.int64)
         self._ended, self._num_plans = 0, len(plans)
         self._sampler = PlanList(plans, env.num_envs)
-        self.obs = obs_to(env.reset(self._sampler), CPU)
+        self.obs = obs_to(env.reset(self._sampler), self._device)
 
     @torch.no_grad()
     def step(self) -> Timestep:
         """Plan and execute the next decision of every env."""
         noise = None
         if self.seeded:
-            noise = plan_noise(self._sampler.present, self._decision_n, self.policy.plan_noise_shape)
-        chunk = self.policy.plan(obs_to(self.obs, self._device), noise)
+            shape = self.policy.plan_noise_shape
+            noise = plan_noise(self._sampler.present, self._decision_n, shape).to(self._device)
+        chunk = self.policy.plan(self.obs, noise)
         action = clip_chunk(self.env, chunk, self.policy.execute)
-        step = timestep_to(self.env.step(action.to(self.env.device)), CPU)
+        step = timestep_to(self.env.step(action.to(self.env.device)), self._device)
         self.obs = step.obs
         self._decision_n += 1
         self._decision_n[step.final_ids.numpy()] = 0

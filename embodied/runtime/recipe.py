@@ -39,7 +39,7 @@ PlanFactory = Callable[[EnvSpec, int, int], EpisodePlans]
 class Recipe:
     """What the parts of a run are built from; no part is built yet.
 
-    UserError if num_envs < 1, or for ``device=cuda`` without a CUDA device.
+    UserError if num_envs < 1, or for a device that this machine lacks.
     """
 
     config: RuntimeConfig
@@ -61,7 +61,7 @@ class Recipe:
     """Rewrites the rewards of a batch before the learner gets it, for instance by a learned reward."""
 
     device: torch.device = field(init=False)
-    """Of actor servers and learner, as the process that creates the recipe finds it."""
+    """Of actor servers and learner. Those of Ray resolve a CUDA device where they run."""
     budget: threads.ThreadBudget = field(init=False)
     """Threads of each part, on the cores of that process."""
     sizes: list[list[int]] = field(init=False)
@@ -70,7 +70,7 @@ class Recipe:
         config = self.config
         if self.num_envs < 1:
             raise UserError(f"num_envs: got {self.num_envs}, allowed: at least 1")
-        self.device = resolve_device(config.device)
+        self.device = device_of(config)
         self.budget = threads.plan(config, self.device)
         groups_of_worker = config.groups_of_worker(self.device.type == "cuda")
         self.sizes = group_sizes(self.num_envs, config.num_env_workers, groups_of_worker)
@@ -120,6 +120,12 @@ class Recipe:
         if config.evaluates_in_background:
             return BackgroundEvaluator(group, policy, make_env, plans, config, num_threads)
         return Evaluator(policy, make_env, plans, config, num_threads)
+
+
+def device_of(config: RuntimeConfig) -> torch.device:
+    """Return the device of a run's policy. UserError if it has to be on this machine and is not."""
+    elsewhere = config.separate_processes and config.device != "auto"
+    return torch.device(config.device) if elsewhere else resolve_device(config.device)
 
 
 def group_sizes(num_envs: int, num_env_workers: int, groups_per_worker: int) -> list[list[int]]:

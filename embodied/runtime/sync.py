@@ -42,7 +42,7 @@ class OneProcess(Runtime):
             self.spec, to = envs[0][0].spec, recipe.device
             policy = recipe.initial_policy(self.spec)
             acting, evaluated = copy.deepcopy(policy), copy.deepcopy(policy)
-            policy.to(to)
+            policy.to(to), evaluated.to(to)
             resident = all(
                 env.device.type == to.type and (env.device.index or 0) == (to.index or 0) and env.batch_size is None
                 for groups in envs

@@ -17,7 +17,6 @@ from yaml import YAMLError
 import embodied
 from embodied.algos import ALGORITHMS
 from embodied.core.config import GROUPS, PRESETS, apply_values, compose, read_preset
-from embodied.core.device import means_cuda
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import (
     NonNegative,
@@ -92,26 +91,6 @@ class RunConfig:
     init: str | None = None
     """Run directory whose policy training starts from."""
 
-    def __post_init__(self) -> None:
-        """Raise UserError unless groups of equal episodes fit into env groups, and fragments are whole episodes."""
-        if self.group_size == 1:
-            return
-        runtime = self.runtime
-        env_groups = runtime.num_env_workers * runtime.groups_of_worker(means_cuda(runtime.device))
-        if self.num_envs % (env_groups * self.group_size):
-            raise UserError(
-                f"algo.group_size={self.group_size} does not divide the envs of a group of the runtime: num_envs must "
-                f"be a multiple of {env_groups * self.group_size} (group_size * num_env_workers * groups_per_worker), "
-                f"got {self.num_envs}"
-            )
-        steps, execute = max_episode_steps(self.task), self.policy.options.execute
-        if runtime.decisions * execute != steps:
-            fits = "" if steps % execute else f": set runtime.decisions={steps // execute}"
-            raise UserError(
-                f"algo={self.algo.name} compares whole episodes, so runtime.decisions * policy.execute must be the "
-                f"{steps} steps of task {self.task.name}, got {runtime.decisions} * {execute}{fits}"
-            )
-
     @property
     def group_size(self) -> int:
         """Number of training envs with the same episodes; 1 unless the algorithm compares such groups."""
@@ -179,6 +158,11 @@ def with_preset(config: RunConfig, group: str, choice: str | None) -> RunConfig:
             mapping[section].pop(key, None)
     mapping[section] |= settings
     return resolve(mapping)
+
+
+def with_device(config: RunConfig, name: str) -> RunConfig:
+    """Return a configuration to act with in this process, on another device than that of training."""
+    return replace(config, runtime=RuntimeConfig(device=name, eval_noise=config.runtime.eval_noise))
 
 
 def with_simulator(config: RunConfig, name: str | None) -> RunConfig:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from embodied.core.execution import EvalRollout
+from embodied.core.device import CPU
+from embodied.core.execution import EvalRollout, obs_to
 from embodied.core.policy import Policy
 from embodied.core.types import Obs
 from embodied.deployment.bundle.description import Origin
@@ -15,7 +16,7 @@ from embodied.deployment.bundle.write import Source
 from embodied.runtime import threads
 from embodied.runtime.checkpoint import Checkpoint
 from embodied.session.config import RunConfig
-from embodied.session.factories import evaluation_plans, make_acting_env, make_spec
+from embodied.session.factories import acting_device, evaluation_plans, make_acting_env, make_spec
 from embodied.session.files import read_json
 
 LIBRARIES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "mujoco", "numpy")
@@ -37,13 +38,18 @@ def bundle_source(config: RunConfig, policy: Policy, origin: Origin, episodes: i
 
 
 def record(config: RunConfig, policy: Policy, episodes: int) -> Obs:
-    """Return the observations of all decisions of the deployed policy in ``episodes`` episodes, [F, ...]."""
+    """Return the observations of all decisions of the deployed policy in ``episodes`` episodes, [F, ...].
+
+    It acts on the run's device; observations and policy are on the CPU afterwards.
+    """
+    policy.to(acting_device(config))
     with closing(make_acting_env(config, episodes, threads.available_cores())) as env:
         rollout = EvalRollout(policy, env, evaluation_plans(env.spec, episodes, config.seed), seeded=False)
         seen = []
         for _ in range(ceil(env.spec.max_episode_steps / policy.execute)):
-            seen.append(rollout.obs)
+            seen.append(obs_to(rollout.obs, CPU))
             rollout.step()
+    policy.cpu()
     return {key: torch.cat([obs[key] for obs in seen]) for key in seen[0] if key != "privileged"}
 
 

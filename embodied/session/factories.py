@@ -7,6 +7,8 @@ from math import floor
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from embodied.algos import ALGORITHMS
 from embodied.core.device import resolve_device
 from embodied.core.env import VecEnv
@@ -22,6 +24,7 @@ from embodied.policies import POLICIES
 from embodied.runtime import checkpoint, evaluate, threads
 from embodied.runtime.config import EvalNoise
 from embodied.runtime.evaluator import MAX_EVAL_ENVS
+from embodied.runtime.recipe import device_of
 from embodied.session.config import RunConfig, read_run, read_section, with_architecture
 from embodied.session.files import CONFIG_FILE
 
@@ -64,6 +67,27 @@ def make_env(
             f"{', '.join(differ)}"
         )
     return env
+
+
+def settled(config: RunConfig) -> RunConfig:
+    """Replace ``auto`` by what it means on this machine: the device, and the env groups that follow from it.
+
+    So a run reads the same elsewhere, and goes on with the same groups. UserError for a device that is not here.
+    """
+    runtime = config.runtime
+    device = device_of(runtime)
+    name = device.type if runtime.separate_processes else str(device)
+    groups = runtime.groups_of_worker(device.type == "cuda")
+    return replace(config, runtime=replace(runtime, device=name, groups_per_worker=groups))
+
+
+def acting_device(config: RunConfig) -> torch.device:
+    """Return the device of a policy that acts outside training, that of the run.
+
+    A run on Ray may have a GPU that this machine lacks; then it is the CPU.
+    """
+    runtime = config.runtime
+    return resolve_device("auto" if runtime.separate_processes and runtime.device == "cuda" else runtime.device)
 
 
 def make_acting_env(
@@ -207,12 +231,14 @@ def evaluate_policy(
 ) -> list[dict[str, Any]]:
     """Evaluate the policy on ``episodes`` fixed initial states, with each of ``noises``; see embodied.runtime.evaluate.
 
-    num_threads: 0 is all cores. delay: that of ``make_acting_env``. watch: gets the share of all that is done.
+    The policy is moved to the run's device. num_threads: 0 is all cores. delay: that of ``make_acting_env``. watch:
+    gets the share of all that is done.
     """
 
     def part(i: int) -> Callable[[float], None]:
         return lambda share: watch((i + share) / len(noises))
 
+    policy.to(acting_device(config))
     threads.use(num_threads or threads.torch_cores())
     num_threads = num_threads or threads.available_cores()
     with closing(make_acting_env(config, min(episodes, MAX_EVAL_ENVS), num_threads, delay=delay)) as env:

@@ -25,6 +25,7 @@ from embodied.runtime.checkpoint import Checkpoint
 from embodied.runtime.loop import LearnerLost
 from embodied.session.command import Stopped, stop_on_signals
 from embodied.session.config import PRETRAINED, RunConfig, compose_run, resume_run, to_yaml
+from embodied.session.factories import settled
 from embodied.session.files import CONFIG_FILE, Journal, check_new_dir, lock_run
 from embodied.session.trainer import Report, Trainer
 
@@ -54,13 +55,13 @@ class Session:
     @classmethod
     def new(cls, overrides: Mapping[str, Any], start_s: float) -> Session:
         """Begin a run from ``key=value`` overrides. UserError for bad input; nothing is written yet."""
-        config = compose_run(overrides)
+        config = settled(compose_run(overrides))
         return cls(config, new_run_dir(config), start_s, lock=None, found=None)
 
     @classmethod
     def resume(cls, run_dir: Path, overrides: Mapping[str, Any], start_s: float) -> Session:
         """Continue a run from its newest whole checkpoint, if it has one. UserError for a key that cannot change."""
-        config = resume_run(run_dir, overrides)
+        config = settled(resume_run(run_dir, overrides))
         lock = lock_run(run_dir)
         return cls(config, run_dir, start_s, lock=lock, found=checkpoint.load_latest(run_dir))
 

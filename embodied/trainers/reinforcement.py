@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.algorithm import Algorithm
-from embodied.core.device import resolve_device
 from embodied.core.errors import UserError, check_base
 from embodied.core.policy import Policy
 from embodied.runtime import Recipe, Runtime, build_runtime
+from embodied.runtime.recipe import device_of
 from embodied.runtime.watch import TRACE_S
 from embodied.session import factories
-from embodied.session.config import RunConfig
+from embodied.session.config import RunConfig, max_episode_steps
 from embodied.session.trainer import Report, Trainer
 
 TRACE_FILE = "trace.json.gz"
@@ -35,6 +35,8 @@ class ReinforcementTrainer(Trainer):
         super().check(config)
         if config.stop_at_success is not None and not factories.make_spec(config).has_success:
             raise UserError(f"stop_at_success: task {config.task.name} reports no success")
+        if config.group_size > 1:
+            check_groups(config)
 
     @property
     def policy(self) -> Policy:
@@ -53,7 +55,7 @@ class ReinforcementTrainer(Trainer):
         return (
             f"training {config.task.name}: policy {config.policy.name} ({self.parameters()}), algo "
             f"{config.algo.name}, {config.num_envs:,} envs, runtime {options.name} "
-            f"({runtime.layout_note}; {resolve_device(options.device).type}), seed {config.seed} → {self.run_dir}; "
+            f"({runtime.layout_note}; {options.device}), seed {config.seed} → {self.run_dir}; "
             f"a resumed run continues {runtime.resume_note}"
         )
 
@@ -84,6 +86,25 @@ class ReinforcementTrainer(Trainer):
         trace.write(path)
         self._traced = True
         return f"trace of the first {TRACE_S:.0f} s: {path} (open it in https://ui.perfetto.dev)"
+
+
+def check_groups(config: RunConfig) -> None:
+    """Raise UserError unless groups of equal episodes fit into env groups, and fragments are whole episodes."""
+    runtime = config.runtime
+    env_groups = runtime.num_env_workers * runtime.groups_of_worker(device_of(runtime).type == "cuda")
+    if config.num_envs % (env_groups * config.group_size):
+        raise UserError(
+            f"algo.group_size={config.group_size} does not divide the envs of a group of the runtime: num_envs must be "
+            f"a multiple of {env_groups * config.group_size} (group_size * num_env_workers * groups_per_worker), got "
+            f"{config.num_envs}"
+        )
+    steps, execute = max_episode_steps(config.task), config.policy.options.execute
+    if runtime.decisions * execute != steps:
+        fits = "" if steps % execute else f": set runtime.decisions={steps // execute}"
+        raise UserError(
+            f"algo={config.algo.name} compares whole episodes, so runtime.decisions * policy.execute must be the "
+            f"{steps} steps of task {config.task.name}, got {runtime.decisions} * {execute}{fits}"
+        )
 
 
 def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:

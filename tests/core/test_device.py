@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from embodied.core.device import resolve_device
+from embodied.core.device import CPU, resolve_device
 from embodied.core.errors import UserError
 from embodied.envs.mujoco.family import MujocoFamily
 from embodied.runtime import LocalConfig, RayConfig
-from embodied.session.config import compose_run, resolve, to_mapping
-from embodied.session.factories import make_env
+from embodied.runtime.recipe import device_of
+from embodied.session.config import compose_run, resolve, to_mapping, with_device
+from embodied.session.factories import acting_device, make_env, settled
 
 
 @pytest.fixture
@@ -59,8 +60,30 @@ def test_only_devices_are_names_of_one() -> None:
         RayConfig(device="cuda:1")
 
 
-def test_the_configuration_of_a_run_on_a_gpu_is_read_without_one() -> None:
-    config = compose_run({"task": "reach", "algo": "grpo", "policy": "gaussian", "num_envs": 32})
-    there = to_mapping(config)
-    there["runtime"]["device"] = "cuda"
-    assert resolve(there).runtime.device == "cuda"
+def test_a_run_keeps_what_auto_meant_and_reads_the_same_elsewhere(
+    two_gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two env groups, because the actor had a GPU, a machine without one also makes two."""
+    words = {"task": "reach", "algo": "grpo", "policy": "gaussian", "num_envs": 32, "max_staleness": 1}
+    there = settled(compose_run(words))
+    assert (there.runtime.device, there.runtime.groups_per_worker) == ("cuda:0", 2)
+    on_ray = settled(compose_run(words | {"runtime": "ray"}))
+    assert (on_ray.runtime.device, on_ray.runtime.groups_per_worker) == ("cuda", 2)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("reading a run asks for no device"))
+    here = resolve(to_mapping(there))
+    assert here == there
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="device=cuda:0, but this machine"):
+        settled(here)
+    there_on_cpu = settled(resolve(to_mapping(there) | {"runtime": to_mapping(there)["runtime"] | {"device": "cpu"}}))
+    assert (there_on_cpu.runtime.device, there_on_cpu.runtime.groups_per_worker) == ("cpu", 2)
+    assert acting_device(with_device(here, "auto")) == acting_device(with_device(on_ray, "auto")) == CPU
+    assert with_device(on_ray, "cuda:1").runtime.device == "cuda:1", "refused for parts on Ray, not in this process"
+
+
+def test_parts_on_ray_may_have_a_gpu_that_this_process_lacks() -> None:
+    config = RayConfig(device="cuda")
+    assert device_of(config) == torch.device("cuda")
+    assert config.resources_of("learner", device_of(config))["GPU"] == 0.5
+    assert acting_device(compose_run({"task": "reach", "runtime": "ray", "device": "cuda"})) == CPU

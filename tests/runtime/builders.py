@@ -42,6 +42,7 @@ def build(
     num_envs: int = NUM_ENVS,
     relabel: Relabel | None = None,
     make_sampler: SamplerFactory = point_sampler,
+    make_eval_env: Callable[[int, int], VecEnv] = lambda num_envs, _: PointEnv(num_envs),
     **options: Any,
 ) -> Runtime:
     """A runtime on one core; options are those of the runtime."""
@@ -55,7 +56,7 @@ def build(
         make_policy=make_policy,
         make_algorithm=make_algorithm,
         make_sampler=make_sampler,
-        make_eval_env=lambda num_envs, _: PointEnv(num_envs),
+        make_eval_env=make_eval_env,
         eval_plans=first_episodes,
         relabel=relabel,
     )

@@ -84,12 +84,31 @@ def train(device: torch.device, policy: str, name: str, max_staleness: int) -> t
         return found, {key: value.cpu().double() for key, value in runtime.policy.state_dict().items()}
 
 
+def evaluate_while_training(device: torch.device, policy: str, name: str) -> list[Any]:
+    """Return the results of evaluations during training on a device, of policy and envs there."""
+    recipe.resolve_device = lambda *_: device
+    with build(
+        lambda num_envs, _: PointEnv(num_envs, device=device),
+        lambda policy: PPO(policy, PPOConfig(learning_rate=0.0), seed=3, device=device),
+        make_flow if policy == "flow" else make_policy,
+        name=name,
+        make_eval_env=lambda num_envs, _: PointEnv(num_envs, device=device),
+        eval_every=1,
+        eval_noise="seeded",
+    ) as runtime:
+        results = [iteration.evaluation for iteration in iterate(runtime, 12)]
+        assert {weight.device.type for weight in runtime.evaluator.policy.parameters()} == {device.type}
+        return [result for result in results if result]
+
+
 def record_there(device: torch.device) -> None:
-    """Record what a deployed policy and an expert meet in an environment on the device: all on the CPU."""
+    """Record what a deployed policy meets, on its own device, and what an expert meets, on the CPU."""
     env = PointEnv(3, device=device)
-    rollout = EvalRollout(make_policy(env.spec), env, first_episodes(env.spec, 3, seed=0), seeded=True)
-    seen = [rollout.obs["state"]] + [rollout.step().obs["state"] for _ in range(3)]
-    assert torch.cat(seen).device == CPU
+    for place in (CPU, device):
+        plans, policy = first_episodes(env.spec, 3, seed=0), make_policy(env.spec).to(place)
+        rollout = EvalRollout(policy, env, plans, seeded=True)
+        seen = [rollout.obs["state"]] + [rollout.step().obs["state"] for _ in range(3)]
+        assert torch.cat(seen).device.type == place.type
     zeros = torch.zeros(3, env.spec.action_dim, device=device)
     for episode in record(env, lambda obs: zeros, CollectConfig(out="", noise=0.5), seed=0):
         assert episode.state_LS.device == episode.action_LA.device == CPU
@@ -104,7 +123,8 @@ def main() -> None:
     found, there = train(device, policy, name, max_staleness)
     _, here = train(CPU, policy, name, max_staleness)
     difference = max(float((there[key] - here[key]).abs().max()) for key in here)
-    print(json.dumps(found | {"difference": difference}))
+    evaluations = [evaluate_while_training(place, policy, name)[0] for place in (device, CPU)]
+    print(json.dumps(found | {"difference": difference, "evaluations": evaluations}))
 
 
 if __name__ == "__main__":

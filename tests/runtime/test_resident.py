@@ -37,3 +37,6 @@ def test_what_the_policy_reads_and_writes_never_leaves_the_device(
     assert larger == {(NUM_ENVS // 2, 2)}, "rewards of the two actions of each env in a group"
     if max_staleness == 0:
         assert found["difference"] < 1e-5
+    there, here = found["evaluations"]
+    assert there.pop("return_mean") == pytest.approx(here.pop("return_mean"), abs=1e-3)
+    assert there == here, "the episodes of an evaluation do not depend on the device"

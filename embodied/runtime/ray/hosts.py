@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from embodied.core.device import resolve_device
 from embodied.core.episodes import EpisodeStats
 from embodied.core.policy import Policy
 from embodied.core.types import Fragment
@@ -196,7 +197,8 @@ class ServerHost(Host):
     def _build(self) -> list[Track]:
         threads.use(self.num_threads)
         policy, merge = copy.deepcopy(self.policy), self.recipe.config.max_staleness > 0
-        self.actor = ActorServer(policy, self.store, self.recipe.device, merge, self.index)
+        device = resolve_device(self.recipe.device.type)
+        self.actor = ActorServer(policy, self.store, device, merge, self.index)
         return [self.actor.track]
 
     async def act(self, request: ActRequest, publication: Publication) -> tuple[ActReply, Totals]:

@@ -23,6 +23,7 @@ import torch.distributed
 from torch import Tensor
 
 from embodied.core.algorithm import SINGLE_PROCESS, Metrics, ProcessGroup
+from embodied.core.device import resolve_device
 from embodied.core.policy import Policy
 from embodied.runtime import threads
 from embodied.runtime.channel import WeightStore
@@ -142,14 +143,15 @@ class LearnerHost(Host):
     def _build(self) -> list[Track]:
         threads.use(self.budget.learner)
         recipe = self.recipe
-        policy = copy.deepcopy(self.policy).to(recipe.device)
+        device = resolve_device(recipe.device.type)
+        policy = copy.deepcopy(self.policy).to(device)
         torch.set_rng_state(self.rng_state.clone())
         algorithm = recipe.make_algorithm(policy)
         learners: ProcessGroup = SINGLE_PROCESS
         if self._rendezvous is not None:
             learners = Collective(
                 self._rendezvous, self.rank, self.config.num_learners,
-                address=self._address, device=recipe.device, timeout_s=self.config.update_timeout_s,
+                address=self._address, device=device, timeout_s=self.config.update_timeout_s,
             )  # fmt: skip
         self.learner = Learner(algorithm, self.store, recipe.relabel, recipe.config.mask_above, learners)
         self.learner.track.enter("wait_controller")
