@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from embodied.algos.ppo_config import PPOConfig
+from embodied.algos.config import PPOConfig
 from embodied.core.policy import Policy
 
 LEARNING_RATE_FACTOR = 1.5  # of one change of the adaptive schedule, as in rsl_rl

@@ -16,7 +16,7 @@ On fresh data p = b; decoupled, vtrace and none are then equal.
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,11 +24,6 @@ from torch.nn import functional
 
 from embodied.core.errors import UserError
 from embodied.core.types import Evaluation
-
-Correction = Literal["decoupled", "vtrace", "tis", "aipo", "none"]
-Reduction = Literal["sum", "mean", "action"]
-CORRECTIONS: tuple[Correction, ...] = get_args(Correction)
-REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
 KL = 2  # index of the KL in ``MinibatchLoss.statistics``
 MAX_LOG_RATIO = 20.0  # exp(20) = 5e8 is far beyond every clip range; float32 would overflow at exp(88)

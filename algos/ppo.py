@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from embodied.algos import losses, returns, sharing
 from embodied.algos.adam import adapt_learning_rate, build_adam, update_average
 from embodied.algos.batch import Batch, evaluate_in_pieces, merge_fragments
-from embodied.algos.ppo_config import PPOConfig
-from embodied.algos.registry import ALGORITHMS
+from embodied.algos.config import PPOConfig
 from embodied.core.algorithm import SINGLE_PROCESS, Algorithm, Metrics, ProcessGroup
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
@@ -36,7 +35,6 @@ EPOCH_METRICS = (
 )  # fmt: skip
 
 
-@ALGORITHMS.register("ppo", config=PPOConfig)
 class PPO(Algorithm):
     """PPO with one Adam optimiser. The policy is moved to ``device`` and trained in place.
 

@@ -1,11 +1,16 @@
 """Registry of the algorithms."""
 
-from typing import Any, Protocol
+from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING, Any, Protocol
 
-from embodied.core.policy import Policy
+from embodied.algos.config import GroundingConfig, GRPOConfig, PPOConfig, SFTConfig
 from embodied.core.registry import Registry
+
+if TYPE_CHECKING:
+    import torch
+
+    from embodied.core.policy import Policy
 
 
 class AlgorithmClass(Protocol):
@@ -24,3 +29,7 @@ class AlgorithmClass(Protocol):
 
 
 ALGORITHMS: Registry[AlgorithmClass] = Registry("algorithm")
+ALGORITHMS.declare("ppo", "embodied.algos.ppo:PPO", PPOConfig)
+ALGORITHMS.declare("grpo", "embodied.algos.grpo:GRPO", GRPOConfig)
+ALGORITHMS.declare("sft", "embodied.algos.supervised:SFT", SFTConfig)
+ALGORITHMS.declare("grounding", "embodied.algos.supervised:Grounding", GroundingConfig)

@@ -10,51 +10,19 @@ starts from a model of captioned images instead.
 import copy
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from embodied.algos.adam import update_average
-from embodied.algos.registry import ALGORITHMS
+from embodied.algos.config import GroundingConfig, SFTConfig, SupervisedConfig
 from embodied.core.errors import UserError
 from embodied.core.execution import obs_to
-from embodied.core.options import (
-    Fraction,
-    FractionBelow1,
-    NonNegative,
-    NonNegativeInt,
-    Positive,
-    PositiveInt,
-    config_dataclass,
-)
 from embodied.core.policy import Policy
 from embodied.core.types import Obs
 
 VALIDATION_DRAWS = 8  # draws of noise and time per validation chunk, the same ones in every validation
-
-
-@config_dataclass
-class SupervisedConfig:
-    """Options of Supervised."""
-
-    learning_rate: Positive = 1e-3
-    """Highest learning rate of AdamW, reached by a linear warm-up and followed by a cosine to 0."""
-    weight_decay: NonNegative = 1e-4
-    """Weight decay of AdamW."""
-    batch_size: PositiveInt = 256
-    """Samples of an update."""
-    updates: PositiveInt = 2000
-    """Largest number of updates; the cosine ends there."""
-    warmup: NonNegativeInt = 100
-    """Updates of the linear warm-up."""
-    ema_decay: FractionBelow1 = 0.995
-    """Decay of the average of the weights over updates that is validated and kept."""
-    max_grad_norm: Positive = 1.0
-    """Largest norm of the gradient."""
-    validate_every: PositiveInt = 200
-    """Updates between two validations."""
 
 
 class Supervised:
@@ -140,20 +108,8 @@ class Supervised:
 
 
 # -- imitation ---------------------------------------------------------------------------------------------------------
-@config_dataclass
-class SFTConfig(SupervisedConfig):
-    """Options of SFT, whose samples are chunks."""
-
-    validation_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
-    """Share of the episodes, at least one, that is held out for validation."""
-    keep_grounding: NonNegative = 4.0
-    """Weight of the loss of positions, in scenes of the simulator, for a policy that algo=grounding trained; 0: off."""
-    patience: PositiveInt | None = None
-    """Training stops after this many validations without improvement and keeps the best average; null: it never stops
-    early and keeps the last average."""
 
 
-@ALGORITHMS.register("sft", config=SFTConfig)
 class SFT(Supervised):
     """Train ``policy.imitation_loss`` with AdamW, plus ``policy.location_loss`` for a policy that was grounded."""
 
@@ -196,20 +152,8 @@ class SFT(Supervised):
 
 
 # -- grounding ---------------------------------------------------------------------------------------------------------
-@config_dataclass
-class GroundingConfig(SupervisedConfig):
-    """Options of Grounding, whose samples are observations with the images of all cameras."""
-
-    batch_size: PositiveInt = 32
-    updates: PositiveInt = 14000
-    learning_rate: Positive = 1.5e-3
-    reuse: Annotated[float, Field(ge=1)] = 2.0
-    """Average number of times that an observation is drawn."""
-    masks_only: Fraction = 0.3
-    """Share of the updates that train masks alone; the later ones train positions too."""
 
 
-@ALGORITHMS.register("grounding", config=GroundingConfig)
 class Grounding(Supervised):
     """Train ``policy.grounding_loss`` with AdamW: first on masks alone, then on positions too."""
 

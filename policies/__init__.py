@@ -1,33 +1,23 @@
 """Policies: torch modules that act and compute the likelihood of their decisions. Imports only embodied.core."""
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from embodied.core.policy import Policy
-from embodied.core.registry import Registry
-from embodied.core.spec import EnvSpec
-from embodied.policies.categorical import CategoricalConfig, CategoricalPolicy
-from embodied.policies.dsrl import DSRLConfig, DSRLPolicy
-from embodied.policies.flow import FlowConfig, FlowPolicy
-from embodied.policies.gaussian import GaussianConfig, GaussianPolicy
+from embodied.core.lazy import lazy_names
+from embodied.policies.config import CategoricalConfig, DSRLConfig, FlowConfig, GaussianConfig
+from embodied.policies.registry import POLICIES
 from embodied.policies.vla.config import VLAConfig
 
-POLICIES: Registry[Callable[..., Policy]] = Registry("policy")
-"""Builders, called as ``build(spec, config)`` with an EnvSpec and an instance of the entry's config dataclass."""
-
-
-def build_vla(spec: EnvSpec, config: VLAConfig) -> Policy:
-    """Build a VLAPolicy. transformers is imported only here, because importing it takes seconds."""
-    from embodied.policies.vla.policy import VLAPolicy
-
-    return VLAPolicy(spec, config)
-
-
-POLICIES.register("gaussian", config=GaussianConfig)(GaussianPolicy)
-POLICIES.register("flow", config=FlowConfig)(FlowPolicy)
-POLICIES.register("dsrl", config=DSRLConfig)(DSRLPolicy)
-POLICIES.register("categorical", config=CategoricalConfig)(CategoricalPolicy)
-POLICIES.register("vla", config=VLAConfig)(build_vla)
-POLICIES.register("vla_tiny", config=VLAConfig)(build_vla)
+if TYPE_CHECKING:
+    from embodied.policies.categorical import CategoricalPolicy
+    from embodied.policies.dsrl import DSRLPolicy
+    from embodied.policies.flow.policy import FlowPolicy
+    from embodied.policies.gaussian import GaussianPolicy
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {"CategoricalPolicy": "categorical", "DSRLPolicy": "dsrl", "FlowPolicy": "flow.policy",
+         "GaussianPolicy": "gaussian"},
+    )  # fmt: skip
 
 __all__ = [
     "POLICIES", "CategoricalConfig", "CategoricalPolicy", "DSRLConfig", "DSRLPolicy", "FlowConfig", "FlowPolicy",

@@ -6,26 +6,14 @@ import torch
 from torch import Tensor
 
 from embodied.core.errors import UserError
-from embodied.core.options import PositiveInt, Widths, config_dataclass
 from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
 from embodied.core.types import Evaluation, Obs, PolicySample
 from embodied.policies.base import ActorCritic
+from embodied.policies.config import CategoricalConfig
 from embodied.policies.networks import mlp
-from embodied.policies.pixels import PixelConfig, encoder_of
+from embodied.policies.pixels import encoder_of
 
 IMPOSSIBLE = float("-inf")
-
-
-@config_dataclass
-class CategoricalConfig(PixelConfig):
-    """Options of CategoricalPolicy."""
-
-    horizon: PositiveInt = 1
-    """H, planned actions of a chunk."""
-    execute: PositiveInt = 1
-    """E, executed actions of a chunk, at most horizon."""
-    actor_hidden: Widths = (128, 128)
-    """Widths of the actor's hidden layers."""
 
 
 class CategoricalPolicy(ActorCritic):

@@ -1,11 +1,14 @@
-"""Options that policies share."""
+"""Options of the policies with small networks, and those that all policies share (of the VLA: vla/config.py)."""
 
-from typing import Annotated
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from embodied.core.errors import UserError
-from embodied.core.options import PositiveInt, Widths, config_dataclass, one_of
+from embodied.core.options import NonNegativeInt, Positive, PositiveInt, Widths, config_dataclass
 from embodied.core.spec import CameraSpec
-from embodied.policies.networks import ACTIVATIONS
+
+SMALLEST_IMAGE = 36  # pixels per side that the convolutions of pixels.py need
 
 
 @config_dataclass
@@ -18,7 +21,7 @@ class ActorCriticConfig:
     """E, executed actions of a chunk, at most horizon."""
     critic_hidden: Widths = (128, 128)
     """Widths of the critic's hidden layers."""
-    activation: Annotated[str, one_of(ACTIVATIONS)] = "relu"
+    activation: Literal["elu", "relu", "silu", "tanh"] = "relu"
     """Activation of the hidden layers."""
 
     def __post_init__(self) -> None:
@@ -48,3 +51,125 @@ class CameraConfig(ActorCriticConfig):
         super().__post_init__()
         if len(set(self.cameras)) < len(self.cameras):
             raise UserError(f"cameras: got {list(self.cameras)}, allowed: each camera once")
+
+
+@config_dataclass
+class PixelConfig(CameraConfig):
+    """Options of policies with small networks, which need no cameras."""
+
+    image_size: Annotated[int, Field(ge=SMALLEST_IMAGE)] = 64
+    """Pixels of the square images."""
+    grey: bool = False
+    """Whether the colours of an image are averaged, which makes the first convolution cheaper."""
+
+
+@config_dataclass
+class GaussianConfig(PixelConfig):
+    """Options of GaussianPolicy; standard deviations are in action units ([-1, 1])."""
+
+    actor_hidden: Widths = (128, 128)
+    """Widths of the actor's hidden layers."""
+    init_std: Positive = 0.25
+    """Initial standard deviation of every action dimension."""
+    min_std: Positive = 0.05
+    """Lower bound of the learned standard deviation."""
+    max_std: Positive = 1.0
+    """Upper bound of the learned standard deviation."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_std >= self.max_std:
+            raise UserError(f"min_std: got {self.min_std}, allowed: below max_std={self.max_std}")
+        if not self.min_std < self.init_std < self.max_std:
+            between = f"above min_std={self.min_std} and below max_std={self.max_std}"
+            raise UserError(f"init_std: got {self.init_std}, allowed: {between}")
+
+
+@config_dataclass
+class CategoricalConfig(PixelConfig):
+    """Options of CategoricalPolicy."""
+
+    horizon: PositiveInt = 1
+    """H, planned actions of a chunk."""
+    execute: PositiveInt = 1
+    """E, executed actions of a chunk, at most horizon."""
+    actor_hidden: Widths = (128, 128)
+    """Widths of the actor's hidden layers."""
+
+
+@config_dataclass
+class ChainConfig(ActorCriticConfig):
+    """Options of FlowChains; standard deviations are in action units ([-1, 1])."""
+
+    denoise_steps: PositiveInt = 4
+    """K, steps from noise to action."""
+    exploration: Literal["flow_noise", "flow_sde"] = "flow_noise"
+    """flow_noise: steps with a learned standard deviation. flow_sde: steps of the SDE with the ODE's marginals."""
+    stochastic_steps: Literal["all", "one", "last"] = "all"
+    """Denoise steps with noise; the other steps follow the ODE. all: every step. one: a step drawn at random for each
+    decision; after imitation no KL then bounds how far the action moves. last: the last step, which explores less the
+    more denoise steps there are (docs/flow_rl.md)."""
+    sde_noise: Positive = 0.5
+    """Factor a of the diffusion a * sqrt(t / (1 - t)) of flow_sde."""
+    sigma_min: Positive = 0.05
+    """Lower bound of the standard deviation that flow_noise learns for a denoise step."""
+    sigma_max: Positive = 1.0
+    """Upper bound of the learned standard deviation."""
+    sigma_init: Positive = 0.25
+    """Initial value of the learned standard deviation."""
+    max_delay: NonNegativeInt = 0
+    """D, greatest delay of inference in control steps: the first actions of a chunk that are already decided when it is
+    computed. At most execute, and at most horizon - execute; 0: inference takes no time (docs/flow_rl.md)."""
+    checkpoint_steps: bool = False
+    """Save memory: recompute each denoise step for its gradient."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        room = min(self.execute, self.horizon - self.execute)
+        if self.max_delay > room:
+            limits = f"execute={self.execute} and horizon - execute={self.horizon - self.execute}"
+            raise UserError(f"max_delay: got {self.max_delay}, allowed: at most {room}, the smaller of {limits}")
+        if self.sigma_min >= self.sigma_max:
+            raise UserError(f"sigma_min: got {self.sigma_min}, allowed: below sigma_max={self.sigma_max}")
+        if not self.sigma_min < self.sigma_init < self.sigma_max:
+            between = f"above sigma_min={self.sigma_min} and below sigma_max={self.sigma_max}"
+            raise UserError(f"sigma_init: got {self.sigma_init}, allowed: {between}")
+
+
+@config_dataclass
+class FlowConfig(ChainConfig):
+    """Options of FlowPolicy."""
+
+    actor_hidden: Widths = (128, 128)
+    """Widths of the hidden layers of the state encoder, which runs once per decision."""
+    head_hidden: Widths = (128,)
+    """Widths of the hidden layers of the denoiser, which runs K times per decision."""
+    prediction: Literal["action", "velocity"] = "action"
+    """Output of the network: the clean action (for RL from scratch) or the velocity (as in π0)."""
+
+
+@config_dataclass
+class DSRLConfig(FlowConfig):
+    """Options of DSRLPolicy: those of the actor that chooses the noise, and those of the frozen flow.
+
+    The flow's options must be the ones that it was trained with; those of its exploration have no effect.
+    """
+
+    noise_hidden: Widths = (128, 128)
+    """Widths of the hidden layers of the actor."""
+    noise_bound: Positive = 2.0
+    """Largest absolute mean of the noise, which was a standard normal in imitation."""
+    noise_std: Positive = 0.5
+    """Initial standard deviation of the noise around its mean."""
+    noise_std_min: Positive = 0.1
+    """Lower bound of the standard deviation of the noise."""
+    noise_std_max: Positive = 2.0
+    """Upper bound of the standard deviation of the noise."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_delay:
+            raise UserError(f"max_delay: got {self.max_delay}, allowed: 0, as dsrl steers policies without delays only")
+        if not self.noise_std_min < self.noise_std < self.noise_std_max:
+            between = f"above noise_std_min={self.noise_std_min} and below noise_std_max={self.noise_std_max}"
+            raise UserError(f"noise_std: got {self.noise_std}, allowed: {between}")

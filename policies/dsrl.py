@@ -3,40 +3,12 @@
 import torch
 from torch import Tensor
 
-from embodied.core.errors import UserError
-from embodied.core.options import Positive, Widths, config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from embodied.policies.flow.policy import FlowConfig, FlowPolicy
+from embodied.policies.config import DSRLConfig
+from embodied.policies.flow.policy import FlowPolicy
 from embodied.policies.gaussian import GaussianChunk
 from embodied.policies.networks import BoundedStd, mlp
-
-
-@config_dataclass
-class DSRLConfig(FlowConfig):
-    """Options of DSRLPolicy: those of the actor that chooses the noise, and those of the frozen flow.
-
-    The flow's options must be the ones that it was trained with; those of its exploration have no effect.
-    """
-
-    noise_hidden: Widths = (128, 128)
-    """Widths of the hidden layers of the actor."""
-    noise_bound: Positive = 2.0
-    """Largest absolute mean of the noise, which was a standard normal in imitation."""
-    noise_std: Positive = 0.5
-    """Initial standard deviation of the noise around its mean."""
-    noise_std_min: Positive = 0.1
-    """Lower bound of the standard deviation of the noise."""
-    noise_std_max: Positive = 2.0
-    """Upper bound of the standard deviation of the noise."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_delay:
-            raise UserError(f"max_delay: got {self.max_delay}, allowed: 0, as dsrl steers policies without delays only")
-        if not self.noise_std_min < self.noise_std < self.noise_std_max:
-            between = f"above noise_std_min={self.noise_std_min} and below noise_std_max={self.noise_std_max}"
-            raise UserError(f"noise_std: got {self.noise_std}, allowed: {between}")
 
 
 class DSRLPolicy(GaussianChunk):

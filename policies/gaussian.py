@@ -3,37 +3,13 @@
 import torch
 from torch import Tensor
 
-from embodied.core.errors import UserError
-from embodied.core.options import Positive, Widths, config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Evaluation, Obs, PolicySample
 from embodied.policies.base import ActorCritic
-from embodied.policies.config import ActorCriticConfig
+from embodied.policies.config import ActorCriticConfig, GaussianConfig
 from embodied.policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_by_action, sum_executed
 from embodied.policies.networks import BoundedStd, mlp
-from embodied.policies.pixels import PixelConfig, PixelEncoder, encoder_of
-
-
-@config_dataclass
-class GaussianConfig(PixelConfig):
-    """Options of GaussianPolicy; standard deviations are in action units ([-1, 1])."""
-
-    actor_hidden: Widths = (128, 128)
-    """Widths of the actor's hidden layers."""
-    init_std: Positive = 0.25
-    """Initial standard deviation of every action dimension."""
-    min_std: Positive = 0.05
-    """Lower bound of the learned standard deviation."""
-    max_std: Positive = 1.0
-    """Upper bound of the learned standard deviation."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.min_std >= self.max_std:
-            raise UserError(f"min_std: got {self.min_std}, allowed: below max_std={self.max_std}")
-        if not self.min_std < self.init_std < self.max_std:
-            between = f"above min_std={self.min_std} and below max_std={self.max_std}"
-            raise UserError(f"init_std: got {self.init_std}, allowed: {between}")
+from embodied.policies.pixels import PixelEncoder, encoder_of
 
 
 class GaussianChunk(ActorCritic):

@@ -1,33 +1,18 @@
-"""Images for policies with small networks: the options, and the convolutions that read them."""
+"""Images for policies with small networks: the convolutions that read them."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from embodied.core.errors import UserError
-from embodied.core.options import config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from embodied.policies.config import CameraConfig
+from embodied.policies.config import SMALLEST_IMAGE, PixelConfig
 from embodied.policies.networks import ACTIVATIONS, orthogonal
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, size of the kernel, stride
-SMALLEST = 36  # pixels per side that these convolutions need
-PERIOD = 8  # they reach the last pixel of images with SMALLEST pixels, or a multiple of PERIOD more
-
-
-@config_dataclass
-class PixelConfig(CameraConfig):
-    """Options of policies with small networks, which need no cameras."""
-
-    image_size: Annotated[int, Field(ge=SMALLEST)] = 64
-    """Pixels of the square images."""
-    grey: bool = False
-    """Whether the colours of an image are averaged, which makes the first convolution cheaper."""
+PERIOD = 8  # they reach the last pixel of images with SMALLEST_IMAGE pixels, or a multiple of PERIOD more
 
 
 def encoder_of(spec: EnvSpec, config: PixelConfig) -> PixelEncoder | None:
@@ -54,7 +39,7 @@ class PixelEncoder(nn.Module):
     def __init__(self, config: PixelConfig) -> None:
         super().__init__()
         self.cameras, self.grey = config.cameras, config.grey
-        padding = (SMALLEST - config.image_size) % PERIOD
+        padding = (SMALLEST_IMAGE - config.image_size) % PERIOD
         channels, side = len(config.cameras) * (1 if config.grey else 3), config.image_size + padding
         layers: list[nn.Module] = [nn.ZeroPad2d((0, padding, 0, padding))]
         for filters, kernel, stride in CONVOLUTIONS:

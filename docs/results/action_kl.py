@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.algos.config import PPOConfig
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from embodied.core.episodes import EpisodeStats
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment

@@ -16,6 +16,7 @@ from types import ModuleType
 
 ROOMS = ("envs", "policies", "algos")
 MOVED = {
+    "embodied.algos.ppo_config": "embodied.algos.config",
     "embodied.deployment.control.controller": "embodied.deployment.control.arm",
     "embodied.deployment.control.observation": "embodied.deployment.control.arm",
     "embodied.deployment.controller": "embodied.deployment.control.arm",

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 from typing import Any, Generic, TypeVar
 
 from embodied.core.errors import UserError, one_line, unknown_name
@@ -12,12 +13,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """A registered class or builder with the dataclass of its options."""
+    """A registered class or builder with the dataclass of its options, each itself or as ``module:name``."""
 
     name: str
-    build: T
-    config: type[Any]
-    """Dataclass of its options."""
+    thing: T | str
+    options: type[Any] | str
+
+    @property
+    def build(self) -> T:
+        """The class or builder. Its module is imported when this is first read."""
+        found: T = resolve_name(self.thing) if isinstance(self.thing, str) else self.thing
+        return found
+
+    @property
+    def config(self) -> type[Any]:
+        """Dataclass of its options."""
+        found: type[Any] = resolve_name(self.options) if isinstance(self.options, str) else self.options
+        return found
 
 
 class Registry(Generic[T]):
@@ -31,6 +43,10 @@ class Registry(Generic[T]):
     ... class GaussianPolicy: ...
     >>> POLICIES["gaussian"].build is GaussianPolicy
     True
+
+    Parts of this project are declared, so that options are read and checked before torch and simulators are imported:
+
+    >>> POLICIES.declare("gaussian", "embodied.policies.gaussian:GaussianPolicy", GaussianConfig)
     """
 
     def __init__(self, kind: str, group: str | None = None) -> None:
@@ -41,12 +57,22 @@ class Registry(Generic[T]):
         """Return a decorator that registers a class under ``name``. ValueError if the name is taken."""
 
         def add(thing: T) -> T:
-            if name in self._entries:
-                raise ValueError(f"{self.kind} '{name}' is registered twice")
-            self._entries[name] = Entry(name, thing, config)
+            self._add(Entry(name, thing, config))
             return thing
 
         return add
+
+    def declare(self, name: str, thing: str, config: type[Any] | str) -> None:
+        """Register a class as ``module:name``, imported when it is first built. ValueError if the name is taken.
+
+        config: dataclass of its options, or also ``module:name``.
+        """
+        self._add(Entry(name, thing, config))
+
+    def _add(self, entry: Entry[T]) -> None:
+        if entry.name in self._entries:
+            raise ValueError(f"{self.kind} '{entry.name}' is registered twice")
+        self._entries[entry.name] = entry
 
     def __getitem__(self, name: str) -> Entry[T]:
         """Return the entry of a name.

@@ -5,62 +5,21 @@ obs ─► encode ─► encoding ─► K times: network(encoding, x, k) ─►
 """
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from embodied.core.errors import UserError
-from embodied.core.options import NonNegativeInt, Positive, PositiveInt, config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Evaluation, Obs, PolicySample
 from embodied.policies.base import ActorCritic
-from embodied.policies.config import ActorCriticConfig
+from embodied.policies.config import ChainConfig
 from embodied.policies.flow.prefix import fixed_rows, free, hold, prefix_features, put_prefix
 from embodied.policies.flow.sampler import Transition, integrate, sample_chain, sample_one_step
 from embodied.policies.flow.step import flow_noise, flow_sde, sde_sigma, time_grid
 from embodied.policies.likelihood import gaussian_entropy, gaussian_log_prob, sum_by_action, sum_executed
 from embodied.policies.networks import NoiseNetwork
-
-
-@config_dataclass
-class ChainConfig(ActorCriticConfig):
-    """Options of FlowChains; standard deviations are in action units ([-1, 1])."""
-
-    denoise_steps: PositiveInt = 4
-    """K, steps from noise to action."""
-    exploration: Literal["flow_noise", "flow_sde"] = "flow_noise"
-    """flow_noise: steps with a learned standard deviation. flow_sde: steps of the SDE with the ODE's marginals."""
-    stochastic_steps: Literal["all", "one", "last"] = "all"
-    """Denoise steps with noise; the other steps follow the ODE. all: every step. one: a step drawn at random for each
-    decision; after imitation no KL then bounds how far the action moves. last: the last step, which explores less the
-    more denoise steps there are (docs/flow_rl.md)."""
-    sde_noise: Positive = 0.5
-    """Factor a of the diffusion a * sqrt(t / (1 - t)) of flow_sde."""
-    sigma_min: Positive = 0.05
-    """Lower bound of the standard deviation that flow_noise learns for a denoise step."""
-    sigma_max: Positive = 1.0
-    """Upper bound of the learned standard deviation."""
-    sigma_init: Positive = 0.25
-    """Initial value of the learned standard deviation."""
-    max_delay: NonNegativeInt = 0
-    """D, greatest delay of inference in control steps: the first actions of a chunk that are already decided when it is
-    computed. At most execute, and at most horizon - execute; 0: inference takes no time (docs/flow_rl.md)."""
-    checkpoint_steps: bool = False
-    """Save memory: recompute each denoise step for its gradient."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        room = min(self.execute, self.horizon - self.execute)
-        if self.max_delay > room:
-            limits = f"execute={self.execute} and horizon - execute={self.horizon - self.execute}"
-            raise UserError(f"max_delay: got {self.max_delay}, allowed: at most {room}, the smaller of {limits}")
-        if self.sigma_min >= self.sigma_max:
-            raise UserError(f"sigma_min: got {self.sigma_min}, allowed: below sigma_max={self.sigma_max}")
-        if not self.sigma_min < self.sigma_init < self.sigma_max:
-            between = f"above sigma_min={self.sigma_min} and below sigma_max={self.sigma_max}"
-            raise UserError(f"sigma_init: got {self.sigma_init}, allowed: {between}")
 
 
 class FlowChains(ActorCritic):

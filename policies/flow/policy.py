@@ -5,16 +5,16 @@ An encoder runs once per decision, a small denoiser K times.
 
 from collections.abc import Sequence
 from math import pi
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from embodied.core.options import Widths, config_dataclass
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from embodied.policies.flow.chains import ChainConfig, FlowChains
+from embodied.policies.config import FlowConfig
+from embodied.policies.flow.chains import FlowChains
 from embodied.policies.flow.prefix import draw_prefix, learned_rows, noisy_chunk
 from embodied.policies.flow.step import time_grid, velocity_to
 from embodied.policies.networks import ACTIVATIONS, NoiseNetwork, linear, trunk
@@ -86,18 +86,6 @@ class Denoiser(nn.Module):
         joint = F.linear(features, torch.cat((self.output.weight, noise.scaled_weight())))
         prediction, z = joint.chunk(2, dim=-1)
         return prediction + encoding.direct, noise.bound(z)
-
-
-@config_dataclass
-class FlowConfig(ChainConfig):
-    """Options of FlowPolicy."""
-
-    actor_hidden: Widths = (128, 128)
-    """Widths of the hidden layers of the state encoder, which runs once per decision."""
-    head_hidden: Widths = (128,)
-    """Widths of the hidden layers of the denoiser, which runs K times per decision."""
-    prediction: Literal["action", "velocity"] = "action"
-    """Output of the network: the clean action (for RL from scratch) or the velocity (as in π0)."""
 
 
 class FlowPolicy(FlowChains):

@@ -8,8 +8,7 @@ from pydantic import Field
 
 from embodied.core.errors import UserError
 from embodied.core.options import NonNegativeInt, PositiveInt, config_dataclass
-from embodied.policies.config import CameraConfig
-from embodied.policies.flow.chains import ChainConfig
+from embodied.policies.config import CameraConfig, ChainConfig
 
 Part = Literal["vision", "language"]
 PARTS: tuple[Part, ...] = get_args(Part)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from embodied.algos import ALGORITHMS
 from embodied.algos.batch import Batch
-from embodied.algos.losses import CORRECTIONS, MinibatchLoss
+from embodied.algos.config import CORRECTIONS, PPOConfig
+from embodied.algos.losses import MinibatchLoss
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from embodied.core.algorithm import Algorithm
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy

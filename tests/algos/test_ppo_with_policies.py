@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from embodied.algos.config import PPOConfig
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from embodied.core.policy import Policy
 from embodied.policies import POLICIES
 from tests.algos.fragments import SIZES, SPEC, rollout

@@ -58,7 +58,7 @@ from tests.commands.helpers import SMALL, checkpoint_of, run_eval, run_train
         ("out=' '", "out: got ' ', allowed: text that is not blank or null"),
         (
             "policy.activation=rellu",
-            "policy.activation: got 'rellu', allowed: elu, relu, silu, tanh. Did you mean 'relu'",
+            "policy.activation: got 'rellu', allowed: 'elu', 'relu', 'silu' or 'tanh'. Did you mean 'relu'",
         ),
         ("policy.min_std=2", "policy.min_std: got 2.0, allowed: below max_std=1.0"),
         (

@@ -20,8 +20,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from embodied.algos.config import PPOConfig
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from embodied.core.types import Timestep
 from embodied.envs.episodes.sampler import INCARNATION
 from embodied.report.metrics import read_metrics

@@ -12,9 +12,9 @@ import psutil
 import pytest
 import torch
 
+from embodied.algos.config import PPOConfig
 from embodied.algos.losses import MinibatchLoss
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.runtime.loop import LearnerLost
 from embodied.runtime.ray.cluster import Cluster

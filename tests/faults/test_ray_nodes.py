@@ -23,8 +23,8 @@ import psutil
 import pytest
 import torch
 
+from embodied.algos.config import PPOConfig
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec, Term
 from embodied.core.types import Obs

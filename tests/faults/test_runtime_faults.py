@@ -19,8 +19,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from embodied.algos.config import PPOConfig
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from embodied.core.algorithm import Metrics
 from embodied.core.clock import running_s
 from embodied.core.errors import UserError

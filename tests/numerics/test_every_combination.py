@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from embodied.algos.losses import CORRECTIONS, REDUCTIONS
+from embodied.algos.config import CORRECTIONS, REDUCTIONS, PPOConfig
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from embodied.core.policy import Policy
 from embodied.policies import POLICIES
 from embodied.runtime.channel import WeightStore

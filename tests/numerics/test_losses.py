@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from embodied.algos import losses
+from embodied.algos.config import CORRECTIONS
 from embodied.core.errors import UserError
 from embodied.core.types import Evaluation
 
@@ -69,7 +70,7 @@ def test_truncation_by_hand(correction: str, beyond: float) -> None:
 
 
 @pytest.mark.parametrize("dual_clip", [None, 3.0])
-@pytest.mark.parametrize("correction", losses.CORRECTIONS)
+@pytest.mark.parametrize("correction", CORRECTIONS)
 def test_gradients_match_finite_differences(correction: str, dual_clip: float | None) -> None:
     now, behaviour, proximal, advantage = torch.randn(4, 40, dtype=torch.float64).unbind(0)
     options = OPTIONS | {"dual_clip": dual_clip}
@@ -80,7 +81,7 @@ def test_gradients_match_finite_differences(correction: str, dual_clip: float | 
     assert torch.autograd.gradcheck(objective, now.clone().requires_grad_())
 
 
-@pytest.mark.parametrize("correction", losses.CORRECTIONS)
+@pytest.mark.parametrize("correction", CORRECTIONS)
 def test_absurd_ratios_stay_finite_with_finite_gradients(correction: str) -> None:
     now = torch.tensor([500.0, -500.0, 0.0]).requires_grad_()
     behaviour, proximal = torch.tensor([-500.0, 500.0, -200.0]), torch.tensor([0.0, 0.0, 300.0])

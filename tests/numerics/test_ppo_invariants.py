@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from embodied.algos.batch import evaluate_in_pieces, merge_fragments
-from embodied.algos.losses import CORRECTIONS
+from embodied.algos.config import CORRECTIONS, PPOConfig
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from tests.numerics.tiny_policy import TinyPolicy, make_fragment
 
 CPU = torch.device("cpu")

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from embodied.algos.config import PPOConfig
 from embodied.algos.grpo import GRPO, GRPOConfig
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from embodied.core.algorithm import Algorithm, Metrics
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.distributions import Independent, Normal, kl_divergence
 
 from embodied.algos import losses
-from embodied.algos.losses import CORRECTIONS
+from embodied.algos.config import CORRECTIONS, PPOConfig
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
 from embodied.policies.flow.chains import ChainConfig, FlowChains

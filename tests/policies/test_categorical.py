@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.distributions import Categorical, kl_divergence
 
+from embodied.algos.config import PPOConfig
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.core.spec import Discrete, EnvSpec, MultiDiscrete
 from embodied.core.types import Obs

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from embodied.algos.config import PPOConfig
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from embodied.policies import POLICIES, DSRLConfig, DSRLPolicy
 from tests.algos import fragments
 from tests.policies.builders import build, generator, observe

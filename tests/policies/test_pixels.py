@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from embodied.algos.config import PPOConfig
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec, Discrete, EnvSpec, Instruction
 from embodied.core.types import Obs

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from embodied.algos.config import PPOConfig
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec, EnvSpec, Instruction, Term
 from embodied.core.types import Obs, Role

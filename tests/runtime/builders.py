@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from embodied.algos.config import PPOConfig
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from embodied.core.algorithm import Algorithm
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy

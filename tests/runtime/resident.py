@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.algos.config import PPOConfig
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from embodied.collect import CollectConfig, record
 from embodied.core.algorithm import Metrics
 from embodied.core.device import CPU

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from embodied.algos import returns
+from embodied.algos.config import PPOConfig
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from embodied.core.algorithm import Metrics
 from embodied.core.policy import Policy
 from embodied.core.types import Fragment

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from embodied.algos.config import PPOConfig
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
 from embodied.core.algorithm import Metrics
 from embodied.core.clock import running_s
 from embodied.core.episodes import EpisodePlans, EpisodeStats

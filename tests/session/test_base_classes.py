@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from embodied.algos import ALGORITHMS
-from embodied.algos.ppo_config import PPOConfig
+from embodied.algos.config import PPOConfig
 from embodied.core import protocols
 from embodied.core.algorithm import Algorithm
 from embodied.core.env import VecEnv

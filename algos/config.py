@@ -1,10 +1,9 @@
-"""Options of PPO and of the algorithms that extend it."""
+"""Options of the algorithms."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from embodied.algos.losses import Correction, Reduction
 from embodied.core.errors import UserError
 from embodied.core.options import (
     Fraction,
@@ -15,6 +14,11 @@ from embodied.core.options import (
     PositiveInt,
     config_dataclass,
 )
+
+Correction = Literal["decoupled", "vtrace", "tis", "aipo", "none"]
+Reduction = Literal["sum", "mean", "action"]
+CORRECTIONS: tuple[Correction, ...] = get_args(Correction)
+REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
 
 @config_dataclass
@@ -114,3 +118,72 @@ class PPOConfig:
             raise UserError(f"reduction={self.reduction} needs {needed}, got {self.proximal} and {self.correction}")
         if self.proximal == "interpolate" and self.correction != "decoupled":
             raise UserError(f"proximal=interpolate needs correction=decoupled, got '{self.correction}'")
+
+
+@config_dataclass
+class GRPOConfig(PPOConfig):
+    """Options of GRPO: those of PPO, and group_size.
+
+    The options of the critic and of its advantages (gamma, gae_lambda, normalize_advantage, value_*) have no effect.
+    """
+
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Envs with the same initial states, whose returns are compared."""
+    value_coef: NonNegative = 0.0
+    """Must be 0: there is no critic to train."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in ("value_coef", "critic_warmup"):
+            if getattr(self, key) != 0:
+                raise UserError(f"{key}: got {getattr(self, key)}, allowed: 0, as GRPO has no critic")
+        if self.correction == "vtrace":
+            raise UserError("correction=vtrace needs a critic, GRPO has none: use decoupled, tis, aipo or none")
+
+
+@config_dataclass
+class SupervisedConfig:
+    """Options of Supervised."""
+
+    learning_rate: Positive = 1e-3
+    """Highest learning rate of AdamW, reached by a linear warm-up and followed by a cosine to 0."""
+    weight_decay: NonNegative = 1e-4
+    """Weight decay of AdamW."""
+    batch_size: PositiveInt = 256
+    """Samples of an update."""
+    updates: PositiveInt = 2000
+    """Largest number of updates; the cosine ends there."""
+    warmup: NonNegativeInt = 100
+    """Updates of the linear warm-up."""
+    ema_decay: FractionBelow1 = 0.995
+    """Decay of the average of the weights over updates that is validated and kept."""
+    max_grad_norm: Positive = 1.0
+    """Largest norm of the gradient."""
+    validate_every: PositiveInt = 200
+    """Updates between two validations."""
+
+
+@config_dataclass
+class SFTConfig(SupervisedConfig):
+    """Options of SFT, whose samples are chunks."""
+
+    validation_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
+    """Share of the episodes, at least one, that is held out for validation."""
+    keep_grounding: NonNegative = 4.0
+    """Weight of the loss of positions, in scenes of the simulator, for a policy that algo=grounding trained; 0: off."""
+    patience: PositiveInt | None = None
+    """Training stops after this many validations without improvement and keeps the best average; null: it never stops
+    early and keeps the last average."""
+
+
+@config_dataclass
+class GroundingConfig(SupervisedConfig):
+    """Options of Grounding, whose samples are observations with the images of all cameras."""
+
+    batch_size: PositiveInt = 32
+    updates: PositiveInt = 14000
+    learning_rate: Positive = 1.5e-3
+    reuse: Annotated[float, Field(ge=1)] = 2.0
+    """Average number of times that an observation is drawn."""
+    masks_only: Fraction = 0.3
+    """Share of the updates that train masks alone; the later ones train positions too."""
