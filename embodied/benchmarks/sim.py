@@ -28,8 +28,7 @@ from torch import Tensor
 from embodied.benchmarks import adapters
 from embodied.benchmarks.measure import Report, built, in_turns, paired, timed
 from embodied.envs import TASKS, MujocoPool, SamplerSetup, UniformConfig, UniformSampler, make_pool, make_sampler
-from embodied.envs.mujoco.warp.batch import WarpBatch
-from embodied.envs.mujoco.warp.pool import WarpConfig, WarpPool
+from embodied.envs.mujoco.warp.pool import WarpBatch, WarpConfig, WarpPool
 from embodied.runtime import threads
 
 TASK = "pick_place"

@@ -20,8 +20,7 @@ from embodied.core.spec import CameraSpec
 from embodied.core.types import Timestep
 from embodied.envs import FAMILIES, MujocoPool, make_sampler
 from embodied.envs.checks.conformance import check_env
-from embodied.envs.mujoco.warp.batch import INSTALL
-from embodied.envs.mujoco.warp.pool import WarpConfig, WarpPool
+from embodied.envs.mujoco.warp.pool import INSTALL, WarpConfig, WarpPool
 from embodied.envs.registry import sim_options
 from embodied.envs.views.stepper import open_task
 from tests.envs.helpers import actions, assert_same, pool

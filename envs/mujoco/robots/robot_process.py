@@ -4,10 +4,8 @@ Started by ``python -m embodied.envs.mujoco.robots.robot_process <socket> <pipe>
 
     parent ── method of SimulatedArm, arguments ──► this process ── result or UserError ──► parent
 
-The process steps the physics in real time, whatever the parent does; with ``lockstep``, only as far as the parent asks.
-The physics is at the step nearest to the clock: a command takes effect at the step nearest to its arrival. Commands are
-position targets; the newest one counts. ``perturbation`` makes the arm differ from that of training. The process ends
-with the parent (``embodied.core.process.child``) or when the parent closes the socket.
+The process steps the physics in real time, whatever the parent does: a command takes effect at the step nearest to its
+arrival, and the newest position targets count. The process ends with the parent or when the parent closes the socket.
 Client: embodied.deployment.robots.sim.
 """
 
