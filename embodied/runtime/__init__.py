@@ -27,15 +27,24 @@ Public API::
 ``runtime``; ``checkpoint.load_latest(run_dir, only="policy")`` is enough for an evaluation.
 """
 
-from embodied.runtime import checkpoint, local, sync
+from typing import TYPE_CHECKING
+
+from embodied.core.lazy import lazy_names
 from embodied.runtime.config import LocalConfig, RuntimeConfig
-from embodied.runtime.evaluator import evaluate
-from embodied.runtime.loop import RUNTIMES, Iteration, Runtime, build_runtime
 from embodied.runtime.ray.config import RayConfig
-from embodied.runtime.ray.runtime import RayRuntime
-from embodied.runtime.recipe import EnvFactory, Recipe
+from embodied.runtime.registry import RUNTIMES, build_runtime
+
+if TYPE_CHECKING:
+    from embodied.runtime.evaluator import evaluate
+    from embodied.runtime.loop import Iteration, Runtime
+    from embodied.runtime.recipe import EnvFactory, Recipe
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {"EnvFactory": "recipe", "Iteration": "loop", "Recipe": "recipe", "Runtime": "loop", "evaluate": "evaluator"},
+    )
 
 __all__ = [
-    "RUNTIMES", "EnvFactory", "Iteration", "LocalConfig", "RayConfig", "RayRuntime", "Recipe", "Runtime",
-    "RuntimeConfig", "build_runtime", "checkpoint", "evaluate", "local", "sync",
+    "RUNTIMES", "EnvFactory", "Iteration", "LocalConfig", "RayConfig", "Recipe", "Runtime", "RuntimeConfig",
+    "build_runtime", "evaluate",
 ]  # fmt: skip

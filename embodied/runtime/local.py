@@ -20,14 +20,11 @@ from embodied.core.types import Fragment
 from embodied.runtime import threads
 from embodied.runtime.channel import Snapshot
 from embodied.runtime.collecting.actor_server import ActReply, ActRequest
-from embodied.runtime.config import LocalConfig
 from embodied.runtime.ledger import Ticket
-from embodied.runtime.loop import RUNTIMES
 from embodied.runtime.recipe import Recipe
 from embodied.runtime.sync import OneProcess
 
 
-@RUNTIMES.register("local", config=LocalConfig)
 class LocalRuntime(OneProcess):
     """Parts in threads, from the first iteration to ``close``. Between iterations they go on sampling."""
 

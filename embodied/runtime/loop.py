@@ -20,7 +20,6 @@ from embodied.core.clock import running_s
 from embodied.core.episodes import EpisodeStats
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
-from embodied.core.registry import Registry
 from embodied.core.spec import EnvSpec
 from embodied.runtime.channel import Channel, Closed, Sampled
 from embodied.runtime.evaluator import Evaluator, rollout_metrics
@@ -281,19 +280,3 @@ class Runtime(ABC):
     def _poll_trace(self) -> None:
         if self.trace is not None:
             self.trace.poll(self._tracks())
-
-
-RUNTIMES: Registry[type[Runtime]] = Registry("runtime")
-
-
-def build_runtime(recipe: Recipe) -> Runtime:
-    """Build the runtime that ``recipe.config`` names, ready to iterate or to load a state.
-
-    UserError if the config is not of the class of that runtime's options.
-    """
-    entry, given = RUNTIMES[recipe.config.name], type(recipe.config)
-    if not issubclass(given, entry.config):
-        raise UserError(
-            f"runtime={entry.name} needs options of the class {entry.config.__name__}, got {given.__name__}"
-        )
-    return entry.build(recipe)

@@ -15,10 +15,9 @@ from embodied.core.types import Fragment
 from embodied.runtime import threads
 from embodied.runtime.channel import WeightStore
 from embodied.runtime.collecting.actor_server import ActorServer, ActRequest
-from embodied.runtime.config import RuntimeConfig
 from embodied.runtime.learner import Learner
 from embodied.runtime.ledger import Ticket
-from embodied.runtime.loop import RUNTIMES, Runtime
+from embodied.runtime.loop import Runtime
 from embodied.runtime.recipe import Recipe
 from embodied.runtime.watch import Totals, Track, joined
 
@@ -88,7 +87,6 @@ class OneProcess(Runtime):
         return tracks | {part.track.name: [part.track] for part in (self.actor, self.learner, self.evaluator)}
 
 
-@RUNTIMES.register("sync", config=RuntimeConfig)
 class SyncRuntime(OneProcess):
     """Parts in one thread. The batches are the same as those of ``LocalRuntime`` with max_staleness=0."""
 

@@ -85,5 +85,5 @@ def test_a_run_keeps_what_auto_meant_and_reads_the_same_elsewhere(
 def test_parts_on_ray_may_have_a_gpu_that_this_process_lacks() -> None:
     config = RayConfig(device="cuda")
     assert device_of(config) == torch.device("cuda")
-    assert config.resources_of("learner", device_of(config))["GPU"] == 0.5
+    assert config.resources_of("learner", device_of(config).type == "cuda")["GPU"] == 0.5
     assert acting_device(compose_run({"task": "reach", "runtime": "ray", "device": "cuda"})) == CPU

@@ -1,10 +1,8 @@
-"""Options of the Ray runtime."""
+"""Options of the Ray runtime. Nothing here imports torch."""
 
 from __future__ import annotations
 
 from dataclasses import field
-
-import torch
 
 from embodied.core.errors import UserError
 from embodied.core.options import NonNegative, NonNegativeInt, Positive, PositiveInt, Text, config_dataclass
@@ -100,11 +98,11 @@ class RayConfig(RuntimeConfig):
             max_in_window=self.max_failures_per_hour,
         )
 
-    def resources_of(self, kind: str, device: torch.device) -> dict[str, float]:
-        """Return the amounts that a part of this kind reserves: env_worker, actor_server or learner."""
+    def resources_of(self, kind: str, on_gpu: bool) -> dict[str, float]:
+        """Return the amounts that a part of this kind (env_worker, actor_server, learner) reserves in a run on GPUs."""
         placement: Placement = getattr(self, kind)
         resources = dict(placement.resources)
-        if device.type == "cuda" and kind != "env_worker":
+        if on_gpu and kind != "env_worker":
             learner = 0.5 if self.num_learners == 1 else 1.0  # NCCL has one process a GPU
             resources.setdefault("GPU", learner if kind == "learner" else 0.5 / self.num_actor_servers)
         return resources

@@ -68,7 +68,7 @@ class Creator:
 
     def _demand(self, kind: str) -> tuple[dict[str, float], dict[str, str]]:
         placement: Placement = getattr(self.config, kind)
-        return self.config.resources_of(kind, self.recipe.device), placement.labels
+        return self.config.resources_of(kind, self.recipe.device.type == "cuda"), placement.labels
 
 
 def roles(config: RayConfig, num_env_workers: int) -> dict[str, tuple[str, int]]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from embodied.core.algorithm import Metrics
 from embodied.core.errors import UserError
 from embodied.runtime.channel import Snapshot
-from embodied.runtime.loop import RUNTIMES, LearnerLost, Runtime
+from embodied.runtime.loop import LearnerLost, Runtime
 from embodied.runtime.ray.cluster import Cluster
 from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.recipe import Recipe
@@ -41,7 +41,6 @@ BEGINNING: dict[str, Any] = {"counters": {"iteration": 0, "env_steps": 0}, "roll
 """State of a runtime whose learner begins anew."""
 
 
-@RUNTIMES.register("ray", config=RayConfig)
 class RayRuntime(Runtime):
     """Parts in processes of Ray, which are up when it is built. Between iterations they go on sampling."""
 
@@ -218,6 +217,6 @@ def check_learners(config: RayConfig, recipe: Recipe) -> None:
         )
     if num > 1 and recipe.relabel is not None:
         raise UserError(f"{key}: rewards are rewritten in whole batches, which no process has; allowed: 1")
-    share = config.resources_of("learner", recipe.device).get("GPU", 0.0)
+    share = config.resources_of("learner", recipe.device.type == "cuda").get("GPU", 0.0)
     if num > 1 and recipe.device.type == "cuda" and share <= 0.5:
         raise UserError(f"{key}: each needs a GPU of its own, got runtime.learner.resources.GPU={share:g}, allowed: 1")
