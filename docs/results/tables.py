@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from math import inf
+from math import inf, sqrt
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, stdev
 from typing import Any
 
-from embodied.core.statistics import t_interval, wilson_interval
+from embodied.core.statistics import wilson_interval
 
 HERE = Path(__file__).resolve().parent
 TASKS = ("push", "lift", "pick_place", "stack")
+T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
+"""Student's t of a 95% interval, for 1, 2, ... degrees of freedom."""
 DEPLOYED = {"plain": "trained without", "sim2real-delay": "trained with both"}
 
 
@@ -44,6 +46,11 @@ def spread(found: list[dict[str, Any]], split: str | None = None) -> str:
         return f"{mean(values):.1f}% (two seeds)"
     center, half = t_interval(values)
     return f"{center:.1f}% ({max(0.0, center - half):.1f} to {min(100.0, center + half):.1f})"
+
+
+def t_interval(values: list[float]) -> tuple[float, float]:
+    """Mean and half width of its 95% t interval."""
+    return mean(values), T_95[len(values) - 2] * stdev(values) / sqrt(len(values))
 
 
 def listed(values: list[float]) -> str:

@@ -12,27 +12,20 @@ latencies, the same for all modes. ``bench train`` compares parts that share the
 """
 
 import random
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count, repeat
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
-from embodied.benchmarks.measure import Report, in_turns, note, paired
-from embodied.core.algorithm import Algorithm
-from embodied.core.env import VecEnv
-from embodied.core.policy import Policy
-from embodied.core.spec import EnvSpec
-from embodied.core.types import Obs, PolicySample
-from embodied.policies.gaussian import GaussianPolicy
-from embodied.runtime import Recipe, build_runtime
-from embodied.session import factories
+from embodied.benchmarks.measure import Report, in_turns, note, paired, trained
+from embodied.runtime.sync import OneProcess
 from embodied.session.config import compose_run
+from embodied.trainers.reinforcement import build
 
 Mode = Mapping[str, Any]
 
@@ -136,48 +129,17 @@ def measured(setup: Setup, mode: Mode, draws: Iterator[int], iterations: int) ->
         "runtime.num_env_workers": setup.workers, "runtime.groups_per_worker": setup.groups,
         "num_envs": setup.workers * setup.groups * setup.envs,
     })  # fmt: skip
-    draw, number = next(draws), count()
-
-    def make_env(num_envs: int, num_threads: int) -> VecEnv:
-        env = factories.make_acting_env(config, num_envs, num_threads)
-        slow(env, "step", setup.latencies_s((draw, next(number))))
-        return env
-
-    def make_policy(spec: EnvSpec) -> Policy:
-        policy = SlowPolicy(spec, config.policy.options)
-        policy.infer_s = setup.infer_s
-        return policy
-
-    def make_algorithm(policy: Policy) -> Algorithm:
-        algorithm: Algorithm = factories.make_algorithm(config, policy)
-        slow(algorithm, "update", repeat(setup.update_s))
-        return algorithm
-
-    recipe = Recipe(
-        config.runtime, num_envs=config.num_envs, seed=config.seed, make_env=make_env,
-        make_sampler=partial(factories.make_sampler, config), make_policy=make_policy, make_algorithm=make_algorithm,
-        make_eval_env=make_env, eval_plans=factories.evaluation_plans,
-    )  # fmt: skip
-    dropped = 0.0
-    with build_runtime(recipe) as runtime:
-        for iteration in runtime.iterations():
-            if iteration.index == WARMUP:
-                began_s, first = time.perf_counter(), iteration.env_steps
-            elif iteration.index > WARMUP:
-                dropped += iteration.metrics["async/dropped"]
-            if iteration.index == WARMUP + iterations:
-                break
-        wall_s, env_steps = time.perf_counter() - began_s, iteration.env_steps - first
+    draw = next(draws)
+    with tempfile.TemporaryDirectory() as folder, build(config, Path(folder)) as runtime:
+        assert isinstance(runtime, OneProcess)
+        for number, (worker, group) in enumerate(runtime.groups):
+            slow(runtime.workers[worker].rollouts[group].env, "step", setup.latencies_s((draw, number)))
+        slow(runtime.actor.policy, "act", repeat(setup.infer_s))
+        slow(runtime.learner.algorithm, "update", repeat(setup.update_s))
+        env_steps, wall_s, metrics = trained(runtime, WARMUP, iterations)
     note(f"{dict(mode)}: {env_steps / wall_s:,.0f} env steps/s")
+    dropped = sum(found["async/dropped"] for found in metrics)
     return Run(env_steps, wall_s, dropped / (iterations * config.num_envs * setup.decisions))
-
-
-@contextmanager
-def at_least(latency_s: float) -> Iterator[None]:
-    """Let a block take at least this time."""
-    end_s = time.perf_counter() + latency_s
-    yield
-    time.sleep(max(0.0, end_s - time.perf_counter()))
 
 
 def slow(part: Any, method: str, latencies_s: Iterator[float]) -> None:
@@ -185,17 +147,9 @@ def slow(part: Any, method: str, latencies_s: Iterator[float]) -> None:
     call = getattr(part, method)
 
     def slowed(*args: Any) -> Any:
-        with at_least(next(latencies_s)):
-            return call(*args)
+        end_s = time.perf_counter() + next(latencies_s)
+        result = call(*args)
+        time.sleep(max(0.0, end_s - time.perf_counter()))
+        return result
 
     setattr(part, method, slowed)
-
-
-class SlowPolicy(GaussianPolicy):
-    """A Gaussian policy whose calls of ``act`` take at least ``infer_s``, also those of its copies."""
-
-    infer_s = 0.0
-
-    def act(self, obs: Obs, noise: Tensor) -> PolicySample:
-        with at_least(self.infer_s):
-            return super().act(obs, noise)

@@ -16,8 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+from embodied.core.algorithm import Metrics
 from embodied.core.errors import one_line
-from embodied.runtime import threads
+from embodied.runtime import Runtime, threads
 
 T = TypeVar("T")
 PACKAGES = ("mujoco", "torch", "gymnasium", "envpool", "numpy")
@@ -81,6 +82,19 @@ def timed(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
+
+
+def trained(runtime: Runtime, warmup: int, iterations: int) -> tuple[int, float, list[Metrics]]:
+    """Train; return env steps, seconds and metrics of the ``iterations`` iterations after the warm-up."""
+    metrics = []
+    for iteration in runtime.iterations():
+        if iteration.index == warmup:
+            began_s, first_step = time.perf_counter(), iteration.env_steps
+        elif iteration.index > warmup:
+            metrics.append(iteration.metrics)
+        if iteration.index == warmup + iterations:
+            break
+    return iteration.env_steps - first_step, time.perf_counter() - began_s, metrics
 
 
 def built(name: str, make: Callable[[], T]) -> T | None:

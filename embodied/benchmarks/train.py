@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from embodied.benchmarks.measure import Report, in_turns, note, paired
+from embodied.benchmarks.measure import Report, in_turns, note, paired, trained
 from embodied.core.device import resolve_device
 from embodied.runtime import threads
 from embodied.runtime.sync import SyncRuntime
@@ -101,21 +101,13 @@ def bound(alone: Costs, together: Costs) -> float:
 
 def run(config: RunConfig, warmup: int, iterations: int) -> Costs:
     """Train from the start; return the costs of the iterations after the warm-up."""
-    collect_s = learn_s = 0.0
     with tempfile.TemporaryDirectory() as folder, build(config, Path(folder)) as runtime:
-        for iteration in runtime.iterations():
-            now_s = time.perf_counter()
-            if iteration.index == warmup:
-                began_s, first_step = now_s, iteration.env_steps
-            elif iteration.index > warmup:
-                found = iteration.metrics
-                collect_s += found["perf/sim_s"] * config.runtime.num_env_workers + found["perf/infer_s"]
-                learn_s += found["perf/learn_s"]
-            if iteration.index == warmup + iterations:
-                break
-    env_steps = iteration.env_steps - first_step
-    note(f"{config.runtime.name}: {env_steps / (now_s - began_s):,.0f} env steps/s")
-    return Costs((now_s - began_s) / env_steps, collect_s / env_steps, learn_s / env_steps)
+        env_steps, wall_s, metrics = trained(runtime, warmup, iterations)
+    note(f"{config.runtime.name}: {env_steps / wall_s:,.0f} env steps/s")
+    workers = config.runtime.num_env_workers
+    collect_s = sum(found["perf/sim_s"] * workers + found["perf/infer_s"] for found in metrics)
+    learn_s = sum(found["perf/learn_s"] for found in metrics)
+    return Costs(wall_s / env_steps, collect_s / env_steps, learn_s / env_steps)
 
 
 def side_by_side(overrides: Mapping[str, Any], iterations: int) -> Costs:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
-from embodied.core.statistics import student_t_quantile, t_interval, wilson_interval
+from embodied.core.statistics import wilson_interval
 
 
 @pytest.mark.parametrize(
@@ -44,31 +42,3 @@ def test_wider_with_confidence_narrower_with_trials() -> None:
 def test_impossible_counts(successes: int, trials: int) -> None:
     with pytest.raises(ValueError, match="successes"):
         wilson_interval(successes, trials)
-
-
-@pytest.mark.parametrize(
-    ("degrees", "confidence", "expected"),
-    [
-        (1, 0.95, 12.7062), (2, 0.95, 4.3027), (3, 0.95, 3.1824), (4, 0.95, 2.7764), (9, 0.95, 2.2622),
-        (30, 0.95, 2.0423), (120, 0.95, 1.9799), (2, 0.99, 9.9248), (5, 0.9, 2.0150), (100_000, 0.95, 1.9600),
-    ],
-)  # fmt: skip
-def test_quantiles_of_student_are_those_of_the_tables(degrees: int, confidence: float, expected: float) -> None:
-    assert student_t_quantile(degrees, confidence) == pytest.approx(expected, abs=1e-4)
-
-
-def test_the_interval_over_seeds_is_about_seeds_and_not_about_episodes() -> None:
-    """Three seeds of 200 episodes: pooled, their Wilson interval would be 79 to 85."""
-    center, half = t_interval([84.5, 71.5, 91.0])
-    assert center == pytest.approx(82.33, abs=0.01)
-    assert half == pytest.approx(24.66, abs=0.02)
-    assert t_interval([3.0]) == (3.0, math.inf)
-    assert t_interval([1.0, 1.0]) == (1.0, 0.0)
-
-
-@pytest.mark.parametrize(("degrees", "confidence"), [(0, 0.95), (2, 0.0), (2, 1.0)])
-def test_quantiles_that_do_not_exist(degrees: int, confidence: float) -> None:
-    with pytest.raises(ValueError, match="allowed: at least 1, between 0 and 1"):
-        student_t_quantile(degrees, confidence)
-    with pytest.raises(ValueError, match="at least one value"):
-        t_interval([])
