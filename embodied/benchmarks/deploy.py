@@ -13,7 +13,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -27,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embodied.benchmarks.measure import Report, in_turns, note, paired
+from embodied.benchmarks.measure import Report, in_turns, note, paired, timed
 from embodied.deployment.bundle.description import PARITY_FILE, Origin
 from embodied.deployment.bundle.format import load_arrays, read_bundle, read_simulation
 from embodied.deployment.bundle.runner import OUTPUT_PREFIX, Planner, PolicyRunner
@@ -89,12 +88,7 @@ def latency(report: Report, rounds: int, plans: int, bundles: dict[str, Path]) -
     """Measure how long a plan takes, by policy, in rounds."""
 
     def seconds(runner: Planner, rows: list[Inputs]) -> NDArray[np.float64]:
-        times = np.empty(plans)
-        for i in range(plans):
-            began = time.perf_counter()
-            runner.plan(rows[i % len(rows)])
-            times[i] = time.perf_counter() - began
-        return times
+        return np.array([timed(partial(runner.plan, rows[i % len(rows)])) for i in range(plans)])
 
     measures = {name: partial(seconds, PolicyRunner(path), _inputs(path)) for name, path in bundles.items()}
     for name, results in in_turns(measures, rounds).items():
@@ -178,6 +172,4 @@ def _requests_per_s(address: str, path: Path, clients: int, requests: int) -> fl
             for i in range(each):
                 planner.plan(rows[i % len(rows)])
 
-        began = time.perf_counter()
-        list(pool.map(work, planners))
-        return clients * each / (time.perf_counter() - began)
+        return clients * each / timed(lambda: list(pool.map(work, planners)))

@@ -23,19 +23,18 @@ BACKGROUND, INK = (32, 36, 44), (255, 255, 255)
 
 def record(
     env: VecEnv, policy: Policy, path: Path, render: Callable[[], Pixels], plans: EpisodePlans, *,
-    fps: float | None = None, seeded: bool = False, watch: Callable[[float], None] = lambda share: None,
+    seeded: bool = False, watch: Callable[[float], None] = lambda share: None,
 ) -> int:  # fmt: skip
     """Film the policy as it is deployed, all envs in a grid; return the number of frames.
 
     render: returns images [N, h, w, 3] of the present states of all envs. It is called at the start of episodes and
-    after every control step. plans: the episodes; their number must be a multiple of the number of envs. fps: frames
-    per second; None is real time. seeded: see ``EvalRollout``. watch: receives the fraction of frames that are written,
-    relative to full-length episodes. The file appears when it is complete.
+    after every control step. plans: the episodes; their number must be a multiple of the number of envs. seeded: see
+    ``EvalRollout``. watch: receives the fraction of frames that are written, relative to full-length episodes. The film
+    is in real time, and the file appears when it is complete.
     """
     assert len(plans) % env.num_envs == 0, f"{len(plans)} episodes in {env.num_envs} envs"
     frames, most = 0, len(plans) // env.num_envs * (env.spec.max_episode_steps + 1)
-    before = env.on_control_step
-    with open_mp4(path, fps or 1.0 / env.spec.control_dt_s) as write:
+    with open_mp4(path, 1.0 / env.spec.control_dt_s) as write:
 
         def film(_: object = None) -> None:
             nonlocal frames
@@ -43,18 +42,17 @@ def record(
             frames += 1
             watch(frames / most)
 
+        env.on_control_step = film
         try:
             for first in range(0, len(plans), env.num_envs):
-                env.on_control_step = before
                 rollout = EvalRollout(policy, env, plans.rows(slice(first, first + env.num_envs)), seeded)
                 film()
-                env.on_control_step = film
                 ended = np.zeros(env.num_envs, bool)
                 while not ended.all():
                     step = rollout.step()
                     ended |= (step.terminated_N | step.truncated_N).numpy()
         finally:
-            env.on_control_step = before
+            env.on_control_step = None
     return frames
 
 

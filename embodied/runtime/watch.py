@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,16 +92,15 @@ class Track:
             key = f"{self._activity}_s"
             return totals | {key: totals.get(key, 0.0) + running_s() - self._since}
 
-    def record(self, recording: bool) -> None:
-        """Keep spans from now on, or keep none; the present activity is cut in two."""
+    def take_spans(self, recording: bool) -> list[Span]:
+        """Return the spans since the last call, in order, and keep those from now on or not.
+
+        A change cuts the present activity in two.
+        """
         with self._lock:
             if recording != self._recording:
                 self._close()
                 self._recording = recording
-
-    def take_spans(self) -> list[Span]:
-        """Return the spans that were kept since the last call, in order."""
-        with self._lock:
             spans, self._spans = self._spans, []
             return spans
 
@@ -199,7 +198,8 @@ class Trace:
         if self._end_s == float("inf"):
             self._end_s = running_s() + self._limit_s
         for part, tracks in parts.items():
-            self.add(part, take(tracks, self.recording))
+            recording = self.recording
+            self.add(part, [span for track in tracks for span in track.take_spans(recording)])
 
     def add(self, part: str, spans: Sequence[Span]) -> None:
         with self._lock:
@@ -219,15 +219,6 @@ class Trace:
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
-
-
-def take(tracks: Iterable[Track], recording: bool) -> list[Span]:
-    """Return the spans of tracks since the last call, and let them record from now on or not."""
-    spans: list[Span] = []
-    for track in tracks:
-        track.record(recording)
-        spans += track.take_spans()
-    return spans
 
 
 def _events(parts: Mapping[str, Sequence[Span]]) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,6 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -35,14 +34,11 @@ def check_run_dir(run_dir: Path) -> None:
         raise UserError(f"'{run_dir}' {kind}: give the directory that train wrote, such as runs/reach/flow-ppo-...")
 
 
-def check_new_dir(path: Path, hint: Callable[[Path], str] = lambda path: "") -> None:
-    """Raise UserError if ``out=path`` exists or cannot be made. Nothing is left behind.
-
-    hint: returns the end of the message for a path that exists.
-    """
+def check_new_dir(path: Path, hint: str = "") -> None:
+    """Raise UserError if ``out=path`` exists, which ``hint`` is added to, or cannot be made. Nothing is left behind."""
     try:
         if path.exists():
-            raise UserError(f"out={path} exists; give a new directory{hint(path)}")
+            raise UserError(f"out={path} exists; give a new directory{hint}")
         parent = next(folder for folder in path.parents if folder.exists())
         os.rmdir(tempfile.mkdtemp(prefix=".", dir=parent))
     except OSError as error:

@@ -184,16 +184,13 @@ class Session:
         self.saved_steps, self.saved_at_s = trainer.steps, running_s()
 
 
-def _resume_hint(path: Path) -> str:
-    saved = any(path.glob("checkpoints/*"))
-    return f", or go on with that run: resume={path}" if saved else "; it has no checkpoint to go on from"
-
-
 def new_run_dir(config: RunConfig) -> Path:
     """Choose the directory of a new run, without making it. UserError if ``out=`` exists or cannot be written."""
     if config.out is not None:
-        check_new_dir(Path(config.out), _resume_hint)
-        return Path(config.out)
+        path = Path(config.out)
+        resume = f", or go on with that run: resume={path}"
+        check_new_dir(path, resume if any(path.glob("checkpoints/*")) else "; it has no checkpoint to go on from")
+        return path
     task = config.task.name.replace(":", ".")  # a colon separates paths in many variables of the shell
     return Path("runs") / task / f"{config.title}-{datetime.now():%Y%m%d-%H%M%S-%f}"  # others may start in this second
 

@@ -72,7 +72,7 @@ def test_events_of_an_old_incarnation_have_no_effect() -> None:
     supervision.failed("a", 0, 2.0, RuntimeError("first"))
     assert supervision.failed("a", 0, 2.1, RuntimeError("again")) == []
     assert supervision.tick(2.5) == [Start("a", 1)]
-    assert supervision.started("a", 0, 2.6) == []
+    supervision.started("a", 0, 2.6)
     assert not supervision.is_up("a")
     assert supervision.failed("a", 0, 2.7, RuntimeError("late")) == []
     supervision.started("a", 1, 3.0)

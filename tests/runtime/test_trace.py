@@ -72,7 +72,7 @@ def test_a_run_without_the_option_has_no_trace() -> None:
     with build() as runtime:
         iterate(runtime, 1)
         assert runtime.trace is None
-        assert runtime.learner.track.take_spans() == []  # type: ignore[attr-defined]
+        assert runtime.learner.track.take_spans(False) == []  # type: ignore[attr-defined]
 
 
 def test_a_trace_ends_after_its_seconds() -> None:
@@ -81,7 +81,7 @@ def test_a_trace_ends_after_its_seconds() -> None:
     trace.poll({"part": [track]})
     assert not trace.recording
     track.enter("work")
-    assert track.take_spans() == []
+    assert track.take_spans(False) == []
 
 
 def test_a_trace_is_bounded_and_then_complete(tmp_path: Path) -> None:

@@ -48,24 +48,23 @@ def test_the_seconds_of_a_track_add_up_to_the_time_that_passed() -> None:
 def test_spans_are_kept_only_while_recording_and_follow_one_another() -> None:
     track = Track("part", "wait")
     track.enter("work")
-    track.record(True)
+    track.take_spans(True)
     for activity in ("wait", "work", "wait"):
         track.enter(activity)
-    track.record(False)
+    spans = track.take_spans(False)
     track.enter("work")
-    spans = track.take_spans()
     assert [span.activity for span in spans] == ["work", "wait", "work", "wait"]
     assert all(span.track == "part" and span.began_s <= span.ended_s for span in spans)
     assert all(a.ended_s == b.began_s for a, b in pairwise(spans))
-    assert track.take_spans() == []
+    assert track.take_spans(False) == []
 
 
 def test_spans_that_nobody_takes_are_bounded() -> None:
     track = Track("part", "wait")
-    track.record(True)
+    track.take_spans(True)
     for _ in range(MAX_SPANS + 10):
         track.enter("work")
-    assert len(track.take_spans()) == MAX_SPANS
+    assert len(track.take_spans(True)) == MAX_SPANS
 
 
 @pytest.mark.parametrize(("name", "max_staleness"), [("sync", 0), ("local", 0), ("local", 2)])

@@ -1,8 +1,5 @@
 """Child processes: start one, talk to it, notice its death, end it.
 
-    ChildProcess   a Python process with a socket to this one, such as the simulated arm of a deployment
-    ChildObject    an object in such a process, for a simulator that is slow in Python or that can crash:
-
     parent: ChildObject("package.module:Class")        child: python -m embodied.core.process.child <socket> <pipe> ...
             send("method", arguments) ───────────►            Class().method(*arguments)
             receive()                 ◄───────────            its result, or its UserError
@@ -54,7 +51,7 @@ class Builder:
             )
 
 
-class ChildDied(RuntimeError):
+class ChildDied(ConnectionError):
     """The child process has ended. returncode: its exit code, or minus the signal that killed it."""
 
     def __init__(self, name: str, returncode: int, last_line: str) -> None:
@@ -66,12 +63,9 @@ class ChildDied(RuntimeError):
 class ChildProcess:
     """A process ``python -m <module> <socket> <pipe> <words>``, which calls ``end_with_parent(<pipe>)``.
 
-    name: for messages. pass_fds: further descriptors that it inherits. log: keep what it prints for ``ChildDied``; else
-    it is printed to stderr.
+    It answers calls of methods over the socket. name: for messages. pass_fds: further descriptors that it inherits.
+    log: keep what it prints for ``ChildDied``; else it is printed to stderr.
     """
-
-    socket: socket.socket
-    """This process' end of the socket; closed, the child ends."""
 
     def __init__(self, module: str, *words: str, name: str, pass_fds: Sequence[int] = (), log: bool = True) -> None:
         self.name, self._builder = name, Builder()
@@ -80,7 +74,8 @@ class ChildProcess:
         # its torch must not compete with that of the other children, and it imports what this process imports
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         environ = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        self.socket, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        self._connection = Connection(ours.detach())
         watched, held_open = os.pipe()
         try:
             self.process = subprocess.Popen(
@@ -90,7 +85,7 @@ class ChildProcess:
             )  # fmt: skip
         except BaseException:
             os.close(held_open)
-            self.socket.close()
+            self._connection.close()
             raise
         finally:
             os.close(watched)
@@ -100,6 +95,35 @@ class ChildProcess:
     @property
     def is_alive(self) -> bool:
         return self.process.poll() is None
+
+    def send(self, method: str, *arguments: Any) -> None:
+        """Ask for a call of a method; ``receive`` returns its result. ChildDied if the process has ended."""
+        self._builder.check()
+        try:
+            self._connection.send((method, arguments))
+        except OSError:
+            raise self.death() from None
+
+    def receive(self, limit_s: float | None = None) -> Any:
+        """Wait for the result of the call. UserError if the method raised one, ChildDied if the process ended.
+
+        ConnectionError if there is none after ``limit_s``.
+        """
+        try:
+            silent = limit_s is not None and not self._connection.poll(limit_s)
+            result = None if silent else self._connection.recv()
+        except (EOFError, OSError):
+            raise self.death() from None
+        if silent:
+            raise ConnectionError(f"the process of {self.name} does not answer")
+        if isinstance(result, UserError):
+            raise result
+        return result
+
+    def call(self, method: str, *arguments: Any, limit_s: float | None = None) -> Any:
+        """Call a method and wait for its result; errors as in ``send`` and ``receive``."""
+        self.send(method, *arguments)
+        return self.receive(limit_s)
 
     def wait(self) -> int:
         """Wait until the process has ended, kill it after ``CLOSE_S``, and return its exit code."""
@@ -120,7 +144,7 @@ class ChildProcess:
 
     def close(self) -> None:
         """End the process: it ends by itself, or is killed after ``CLOSE_S``. More calls do nothing."""
-        self.socket.close()
+        self._connection.close()
         if self._builder.here:
             self.wait()
             self.kill()
@@ -149,7 +173,7 @@ def end_with_parent(pipe: int) -> None:
 
 
 class ChildObject(ChildProcess):
-    """An object in a child process.
+    """An object in a child process, for a simulator that is slow in Python or that can crash.
 
     target: its class, ``package.module:Class``; a method ``close`` of it is called at the end. bare: a package whose
     ``__init__`` is left out until the first call, so that the child does not import all that the package does.
@@ -157,34 +181,6 @@ class ChildObject(ChildProcess):
 
     def __init__(self, target: str, *, bare: str = "", pass_fds: Sequence[int] = (), log: bool = True) -> None:
         super().__init__("embodied.core.process.child", target, bare, name=target, pass_fds=pass_fds, log=log)
-        self._connection = Connection(self.socket.detach())
-
-    def send(self, method: str, *arguments: Any) -> None:
-        """Ask for a call of a method; ``receive`` returns its result. ChildDied if the process has ended."""
-        self._builder.check()
-        try:
-            self._connection.send((method, arguments))
-        except OSError:
-            raise self.death() from None
-
-    def receive(self) -> Any:
-        """Wait for the result of the call. UserError if the method raised one, ChildDied if the process ended."""
-        try:
-            result = self._connection.recv()
-        except (EOFError, OSError):
-            raise self.death() from None
-        if isinstance(result, UserError):
-            raise result
-        return result
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method and wait for its result; errors as in ``send`` and ``receive``."""
-        self.send(method, *arguments)
-        return self.receive()
-
-    def close(self) -> None:
-        self._connection.close()
-        super().close()
 
 
 def serve(connection: Connection, target: str, bare: str) -> None:

@@ -10,7 +10,6 @@ It imports no simulator. The process ends with this one.
 
 import json
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
 from typing import Any, Self
 
 import numpy as np
@@ -56,7 +55,6 @@ class SimRobot(Clock):
             "perturbation": dict(perturbation or {}),
         }  # fmt: skip
         self._process: ChildProcess | None = None
-        self._connection: Connection | None = None
         self._observed: list[str] = []
         self._time_s = 0.0
 
@@ -86,9 +84,8 @@ class SimRobot(Clock):
         """Start the process and wait until it is ready. UserError if it refuses its options."""
         module = "embodied.envs.mujoco.robots.robot_process"
         self._process = ChildProcess(module, json.dumps(self._options), name="the simulated robot")
-        self._connection = Connection(self._process.socket.detach())
         try:
-            self._answer(START_S)
+            self._process.receive(START_S)
         except ConnectionError as error:
             self.disconnect()
             raise UserError(str(error)) from error
@@ -107,10 +104,9 @@ class SimRobot(Clock):
         return dict(action)
 
     def disconnect(self) -> None:
-        if self._process is not None and self._connection is not None:
-            self._connection.close()
+        if self._process is not None:
             self._process.close()
-        self._process = self._connection = None
+        self._process = None
 
     # -- what a real robot lacks ---------------------------------------------------------------------------------------
 
@@ -139,29 +135,10 @@ class SimRobot(Clock):
             self._time_s = time_s
 
     def _call(self, method: str, *arguments: Any, limit_s: float = REPLY_S) -> Any:
-        if self._connection is None:
+        """Call a method of the process. UserError for a call that it refused, ConnectionError if it is gone."""
+        if self._process is None:
             raise ConnectionError("the simulated robot is not connected: call connect()")
         try:
-            self._connection.send((method, arguments))
-        except OSError as error:
-            raise self._death() from error
-        return self._answer(limit_s)
-
-    def _answer(self, limit_s: float) -> Any:
-        """Return the next answer. UserError for a call that the process refused, ConnectionError if it is gone."""
-        assert self._connection is not None
-        try:
-            if not self._connection.poll(limit_s):
-                raise TimeoutError
-            answer = self._connection.recv()
-        except TimeoutError as error:
-            raise ConnectionError("the process of the simulated robot does not answer") from error
-        except (EOFError, OSError) as error:
-            raise self._death() from error
-        if isinstance(answer, UserError):
-            raise UserError(f"the simulated robot refused: {answer}")
-        return answer
-
-    def _death(self) -> ConnectionError:
-        """Return the error for a process that ended, with the last line that it printed."""
-        return ConnectionError("the simulated robot has ended" if self._process is None else str(self._process.death()))
+            return self._process.call(method, *arguments, limit_s=limit_s)
+        except UserError as error:
+            raise UserError(f"the simulated robot refused: {error}") from None

@@ -30,7 +30,7 @@ from embodied.runtime.ledger import Ticket
 from embodied.runtime.ray.supervision import Unresponsive
 from embodied.runtime.ray.wire import Publication, PulledWeights, nbytes, share_tensors
 from embodied.runtime.recipe import Recipe
-from embodied.runtime.watch import Span, Totals, Track, take
+from embodied.runtime.watch import Span, Totals, Track
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -98,7 +98,7 @@ class Host(ABC):
     async def build(self, peers: Sequence[Any] = ()) -> Built:
         """Build the part. peers: handles of its other processes; only a learner has them."""
         self._tracks = await self._run("builds", self._build)
-        take(self._tracks, self.recipe.config.trace)  # record spans until a pulse ends it
+        self._take_spans(self.recipe.config.trace)  # until a pulse ends it
         return Built(ray.get_runtime_context().get_node_id(), os.getpid(), self.resumes_exactly)
 
     @abstractmethod
@@ -108,7 +108,10 @@ class Host(ABC):
     async def pulse(self, tracing: bool) -> Pulse:
         """Return a sign of life. tracing: whether spans are recorded from now on."""
         busy_s = time.monotonic() - self._since if self._since else 0.0
-        return Pulse(self._doing, self._done, busy_s, take(self._tracks, tracing))
+        return Pulse(self._doing, self._done, busy_s, self._take_spans(tracing))
+
+    def _take_spans(self, recording: bool) -> list[Span]:
+        return [span for track in self._tracks for span in track.take_spans(recording)]
 
     async def _run(self, doing: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function in the computing thread, after those that were given to it before."""

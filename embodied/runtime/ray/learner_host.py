@@ -37,12 +37,8 @@ from embodied.runtime.watch import Totals, Track, joined
 dist: Any = torch.distributed  # the stubs of torch 2.13 lack options of its groups
 
 
-@dataclass(frozen=True, slots=True)
-class Rendezvous:
-    """Where the processes of a group find each other: the store of process 0."""
-
-    address: str
-    port: int
+Rendezvous = tuple[str, int]
+"""Address and port of the store of process 0, where the processes of a group find each other."""
 
 
 def open_store(address: str, timeout_s: float) -> tuple[Any, Rendezvous]:
@@ -55,7 +51,7 @@ def open_store(address: str, timeout_s: float) -> tuple[Any, Rendezvous]:
         address, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s),
         master_listen_fd=listener.detach(),
     )  # fmt: skip
-    return store, Rendezvous(address, port)
+    return store, (address, port)
 
 
 class Collective:
@@ -71,7 +67,7 @@ class Collective:
         self.rank, self.size, self.device = rank, size, device
         limit = timedelta(seconds=timeout_s)
         try:
-            store = dist.TCPStore(rendezvous.address, rendezvous.port, is_master=False, timeout=limit)
+            store = dist.TCPStore(*rendezvous, is_master=False, timeout=limit)
             if device.type == "cuda":
                 nccl = dist.ProcessGroupNCCL.Options()
                 nccl._timeout = limit

@@ -103,7 +103,7 @@ class _Part:
 
 
 class Supervision:
-    """States of all parts. Its methods are the events; they return decisions in the order to carry them out.
+    """States of all parts. Its methods are the events; most return decisions in the order to carry them out.
 
     parts: names. operation_s, start_s: limits of those that have another one than that of ``Patience``.
     """
@@ -151,12 +151,11 @@ class Supervision:
                 decisions += self._overdue(part, now_s)
         return decisions
 
-    def started(self, part: str, incarnation: int, now_s: float) -> list[Decision]:
+    def started(self, part: str, incarnation: int, now_s: float) -> None:
         """A part has been created and can be used."""
         state = self._current(part, incarnation, Phase.STARTING)
         if state is not None:
             state.phase, state.asked, state.due_s = Phase.UP, False, now_s + self.patience.ask_s
-        return []
 
     def answered(self, part: str, incarnation: int, now_s: float, busy_s: float = 0.0) -> list[Decision]:
         """A part answered ``Ask``. busy_s: for how long it has been in its present operation."""
@@ -168,12 +167,11 @@ class Supervision:
         state.asked, state.due_s = False, now_s + self.patience.ask_s
         return []
 
-    def worked(self, part: str, incarnation: int) -> list[Decision]:
+    def worked(self, part: str, incarnation: int) -> None:
         """A part did useful work: what failed before it was no crash loop."""
         state = self._current(part, incarnation, Phase.UP)
         if state is not None:
             state.failures, state.first = 0, None
-        return []
 
     def failed(
         self, part: str, incarnation: int, now_s: float, cause: BaseException, curable: bool = True

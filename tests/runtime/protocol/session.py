@@ -197,7 +197,7 @@ class Session(Loop):
 
     # ---------------------------------------------------------------------------------------------------- answers
     def _on_built(self, part: str, incarnation: int) -> None:
-        self._carry_out(self.supervision.started(part, incarnation, self.world.now_s))
+        self.supervision.started(part, incarnation, self.world.now_s)
         self._look_at_parts()
 
     def _on_pulse(self, part: str, incarnation: int, busy_s: float) -> None:
