@@ -7,7 +7,6 @@ from torch import Tensor
 
 from embodied.core.env import VecEnv
 from embodied.core.errors import UserError
-from embodied.core.spec import Box
 from embodied.core.types import Obs, Timestep
 
 
@@ -16,20 +15,12 @@ def check_obs(env: VecEnv, obs: Obs, rows: int, what: str) -> None:
 
     what: origin of ``obs`` for the message, such as ``step().obs``.
     """
-    spec = env.spec
-    expected: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"state": ((spec.state_dim,), torch.float32)}
-    if spec.privileged:
-        expected["privileged"] = (spec.privileged_dim,), torch.float32
-    for camera in spec.cameras:
-        expected[f"images.{camera.name}"] = (camera.height, camera.width, 3), torch.uint8
-    if spec.cameras and spec.instructions:
-        expected["instruction"] = (), torch.int64
-    if spec.action_mask:
-        assert not isinstance(spec.action, Box)
-        expected["action_mask"] = (sum(spec.action.counts),), torch.bool
+    expected = env.spec.arrays
+    if env.spec.cameras and env.spec.instructions:
+        expected["instruction"] = (), "int64"
     for key, (shape, dtype) in expected.items():
         _require(env, key in obs, f"{what} lacks '{key}', which the spec describes; it has: {', '.join(obs)}")
-        _check_tensor(env, f"{what}['{key}']", obs[key], (rows, *shape), dtype)
+        _check_tensor(env, f"{what}['{key}']", obs[key], (rows, *shape), getattr(torch, dtype))
 
 
 def check_timestep(env: VecEnv, step: Timestep, num_actions: int, rows: Tensor | None = None) -> None:

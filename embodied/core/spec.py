@@ -299,6 +299,18 @@ class EnvSpec:
         return SUCCESS in self.outcomes
 
     @property
+    def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape for one env and type of each observation by key, without ``instruction``."""
+        found: dict[str, tuple[tuple[int, ...], str]] = {"state": ((self.state_dim,), "float32")}
+        if self.privileged:
+            found["privileged"] = (self.privileged_dim,), "float32"
+        for camera in self.cameras:
+            found[f"images.{camera.name}"] = (camera.height, camera.width, 3), "uint8"
+        if self.action_mask and not isinstance(self.action, Box):
+            found["action_mask"] = (sum(self.action.counts),), "bool"
+        return found
+
+    @property
     def texts(self) -> tuple[str, ...]:
         return tuple(instruction.text for instruction in self.instructions)
 

@@ -133,18 +133,14 @@ class EnvpoolEnv(EpisodicEnv):
         self._env_N = np.zeros(num_envs, dtype=np.int32)  # env_id of each row in its pool
         self._seed_N = np.full(num_envs, -1, dtype=np.int64)  # env seed that each row was built for
         self._next_N = np.zeros(num_envs, dtype=np.int64)  # number of the episode that its next reset begins
-        spec, action, self._observed = layout.spec, layout.spec.action, Arrays()
-        if layout.state:
-            self._observed["state"] = np.zeros((num_envs, spec.state_dim), dtype=np.float32)
-        if layout.privileged:
-            self._observed["privileged"] = np.zeros((num_envs, spec.privileged_dim), dtype=np.float32)
-        for camera in spec.cameras:
-            self._observed[f"images.{camera.name}"] = np.zeros((num_envs, camera.height, camera.width, 3), np.uint8)
-        if isinstance(action, Box):
-            self._scale_A, self._offset_A = np.array([(term.scale, term.offset) for term in action.terms]).T
+        arrays = layout.spec.arrays.items()
+        self._observed = {key: np.zeros((num_envs, *shape), dtype) for key, (shape, dtype) in arrays}
+        if not layout.state:
+            del self._observed["state"]
+        if isinstance(layout.spec.action, Box):
+            terms = [(term.scale, term.offset) for term in layout.spec.action.terms]
+            self._scale_A, self._offset_A = np.array(terms).T
             self._is_scaled = bool((self._scale_A != 1).any() or self._offset_A.any())
-        elif layout.mask is not None:
-            self._observed["action_mask"] = np.ones((num_envs, sum(action.counts)), dtype=np.bool_)
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         follows = (self._seed_N[ids] == plans.seed_n) & (self._next_N[ids] == plans.number_n)

@@ -9,11 +9,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+from gymnasium import spaces
 
 from embodied.core.errors import UserError, nearest, one_line, unknown_name
 from embodied.core.options import PositiveInt, Text, config_dataclass
-from embodied.core.spec import SUCCESS, ActionTerm, Box, CameraSpec, Discrete, EnvSpec, Instruction, Term
-from embodied.envs.adapters.gym.spaces import TIME, check_cameras
+from embodied.core.spec import SUCCESS, ActionSpace, Box, CameraSpec, EnvSpec, Instruction, Term
+from embodied.envs.adapters.gym.spaces import TIME, action_space_of, check_cameras
 from embodied.envs.adapters.pixels import SMALLEST_IMAGE, Frame, by_age
 
 INSTALL = "pip install -c constraints.txt -e '.[envpool]'"
@@ -92,7 +93,7 @@ def read_layout(id: str, task: EnvpoolTaskConfig, cameras: Sequence[CameraSpec] 
     arrays = found.state_array_spec
     shapes = {key: [length for length in array.shape if length != -1] for key, array in arrays.items()}
     action = _action(id, found)
-    choices = [action.n] if isinstance(action, Discrete) else None
+    choices = None if isinstance(action, Box) else [*action.counts]
     mask = next((key for key in MASK_KEYS if key in arrays and shapes[key] == choices), None)
     shapes = {key: shape for key, shape in shapes.items() if key.partition(":")[0] == "obs" and key != mask}
     frames = _frames(id, config, arrays, shapes)
@@ -174,22 +175,18 @@ def _name(key: str) -> str:
     return (key.partition(":")[2] or key).replace(":", ".")
 
 
-def _action(id: str, found: Any) -> Box | Discrete:
+def _action(id: str, found: Any) -> ActionSpace:
     """Return the action space. UserError for one that is not supported."""
     if found.config.max_num_players != 1:
         raise UserError(f"task=envpool/{id} has {found.config.max_num_players} players, supported: one")
     space = found.action_space
-    kind = type(space).__name__
-    if kind == "Discrete" and space.start == 0:
-        return Discrete(tuple(str(choice) for choice in range(space.n)))
-    if kind != "Box" or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
+    is_vector = isinstance(space, spaces.Box) and len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating)
+    if is_vector and np.abs([space.low, space.high]).max() > NO_BOUND:
+        raise UserError(f"task=envpool/{id} has actions without limits ({space}); policies act within limits")
+    if not is_vector and not (isinstance(space, spaces.Discrete) and space.start == 0):
         supported = "a vector of real numbers (Box) or Discrete from 0"
         raise UserError(f"task=envpool/{id} has actions {space}, supported: {supported}")
-    limits = np.stack([space.low, space.high], axis=-1).astype(np.float64).tolist()
-    if np.abs(limits).max() > NO_BOUND:
-        raise UserError(f"task=envpool/{id} has actions without limits ({space}); policies act within limits")
-    scaled = [((high - low) / 2, (high + low) / 2) for low, high in limits]
-    return Box(tuple(ActionTerm(f"action[{i}]", scale=scale, offset=at) for i, (scale, at) in enumerate(scaled)))
+    return action_space_of(space)
 
 
 def control_dt_s(config: Mapping[str, Any]) -> float:

@@ -70,8 +70,7 @@ class GymEnv(EpisodicEnv):
             self.film = lambda width, height: partial(rows.render, width, height)
         self.rows, self.arrays = rows, rows.arrays
         self._all = np.arange(self.num_envs)
-        observed = [key for key in self.arrays if key in ("state", "action_mask") or key.startswith("images.")]
-        self._observed = {key: self.arrays[key] for key in observed}
+        self._observed = {key: self.arrays[key] for key in spec.arrays if key in self.arrays}
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         seeds = EpisodeRng(plans.seed_n, plans.number_n).uniform("gym", 0.0, 2.0**31).astype(np.int64)
@@ -133,13 +132,10 @@ class Gym:
             "action": ((spec.action_dim,), "float32" if isinstance(spec.action, Box) else "int64"),
             "reward": ((), "float32"),
             **dict.fromkeys(("terminated", "truncated", "success"), ((), "bool")),
+            **spec.arrays,
         }
-        if terms_of(found.leaves):
-            layout["state"] = (spec.state_dim,), "float32"
-        for camera in spec.cameras:
-            layout[f"images.{camera.name}"] = (camera.height, camera.width, 3), "uint8"
-        if spec.action_mask and not isinstance(spec.action, Box):
-            layout["action_mask"] = (sum(spec.action.counts),), "bool"
+        if not terms_of(found.leaves):
+            del layout["state"]
         processes = _processes(found, num_threads, sim)
         rows: LocalRows | VectorRows | ProcessRows
         if found.is_vector:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
@@ -150,7 +149,7 @@ class LocalRows(EncodedRows):
         with self.guarded():
             for i in self.envs:
                 self.at = i
-                frames.append(resized(self._frame(i), width, height))
+                frames.append(resized(shown(self.envs[i].render()), width, height))
         return np.stack(frames)
 
     def close(self) -> None:
@@ -162,13 +161,6 @@ class LocalRows(EncodedRows):
         if isinstance(error, checked.WrongResult):
             return self.error(self.at, f"of {class_of(self.envs[self.at])} {error}")
         return self.error(self.at, f"raised {describe_error(error)}", checked.advice(error, self.thread))
-
-    def _frame(self, i: int) -> Pixels:
-        """Return what env ``i`` shows people, bytes [H, W, 1 or 3]. WrongResult if that is no image."""
-        env = self.envs[i]
-        if type(env.unwrapped).render is gymnasium.Env.render:
-            raise checked.WrongResult("has no render(), although its metadata name the render mode rgb_array")
-        return shown(env.render())
 
     def _write(self, i: int, result: Any) -> None:
         observation, reward, terminated, truncated, info = checked.step_of(result)
@@ -205,7 +197,7 @@ class LocalRows(EncodedRows):
     def _observe(self, i: int, observation: Any, info: Any, ended: bool) -> None:
         self.write_observations(slice(i, i + 1), lambda leaf: leaf.value(observation)[None])
         if self.rendered is not None:
-            self.rendered[i] = resized(self._frame(i), *self.rendered.shape[2:0:-1])
+            self.rendered[i] = resized(shown(self.envs[i].render()), *self.rendered.shape[2:0:-1])
         if self.source.has_mask:
             mask = None if ended else checked.mask_of(self.envs[i], info)  # an episode that ended allows all
             self.write_mask(i, mask)

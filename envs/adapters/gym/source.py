@@ -15,10 +15,10 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import iterate
 from gymnasium.wrappers import TimeLimit
 
 from embodied.core.errors import UserError, describe_error, one_line
@@ -122,13 +122,14 @@ class SingleEnvView(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observations, infos = self.vector.reset(seed=seed)
-        return _first(self.observation_space, observations), _first_info(infos)
+        return next(iterate(self.vector.observation_space, observations)), _first_info(infos)
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         observations, reward, terminated, truncated, infos = self.vector.step(np.stack([action]))
         if self.mode == AutoresetMode.SAME_STEP and (terminated[0] or truncated[0]):
-            observations, infos = infos["final_obs"], infos.get("final_info", {})
-        observation = _first(self.observation_space, observations)
+            observation, infos = infos["final_obs"][0], infos.get("final_info", {})
+        else:
+            observation = next(iterate(self.vector.observation_space, observations))
         return observation, reward[0], terminated[0], truncated[0], _first_info(infos)
 
     def render(self) -> Any:
@@ -143,15 +144,6 @@ def class_of(env: gymnasium.Env[Any, Any]) -> str:
     """Return the name of an environment's class, with its module."""
     kind = type(env.vector.unwrapped if isinstance(env, SingleEnvView) else env.unwrapped)
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _first(space: Any, observations: Any) -> Any:
-    """Return the first observation of ``space`` in a batch, or in a list of last observations."""
-    if isinstance(space, spaces.Dict) and isinstance(observations, Mapping):
-        return {key: _first(part, observations[key]) for key, part in space.items()}
-    if isinstance(space, spaces.Tuple) and isinstance(observations, tuple):
-        return tuple(_first(part, values) for part, values in zip(space.spaces, observations, strict=True))
-    return observations[0]
 
 
 def _first_info(infos: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image, ImageOps
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from embodied.core.episodes import EpisodePlans, Ints
 from embodied.core.process.child import ChildObject
@@ -80,18 +80,10 @@ class ManiSkillEnv(EpisodicEnv):
         Its image is as large as fits, with black borders.
         """
 
-        def render() -> NDArray[np.uint8]:
-            image = self._frames().permute(0, 3, 1, 2).float()
-            scale = min(height / image.shape[2], width / image.shape[3])
-            size = [max(1, round(scale * length)) for length in image.shape[2:]]
-            image = interpolate(image, size, mode="bilinear", antialias=True, align_corners=False)
-            found = np.zeros((len(image), height, width, 3), np.uint8)
-            top, left = (height - size[0]) // 2, (width - size[1]) // 2
-            pixels = image.round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu().numpy()
-            found[:, top : top + size[0], left : left + size[1]] = pixels
-            return found
+        def fitted(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
+            return np.asarray(ImageOps.pad(Image.fromarray(frame), (width, height), Image.Resampling.BILINEAR))
 
-        return render
+        return lambda: np.stack([fitted(frame) for frame in self._frames().cpu().numpy()])
 
     @abstractmethod
     def _start(self, ids: Ints, seeds: list[int]) -> Tensor:
