@@ -18,7 +18,15 @@ def checked_chunk(action: Tensor, space: ActionSpace, num_envs: int) -> Tensor:
         needed = f"[{num_envs}, E, {space.size}] with E >= 1, or [{num_envs}, {space.size}]"
         raise ValueError(f"action: got shape {shape}, needed {needed}")
     if not isinstance(space, Box):
-        _check_choices(action, space.counts)
+        counts = space.counts
+        if action.is_floating_point() or action.dtype == torch.bool:
+            raise ValueError(f"action: got {action.dtype}, needed integers, one of {counts[0]} choices")
+        low_A, high_A = (bound.tolist() for bound in torch.aminmax(action.flatten(0, 1), dim=0))
+        for entry, (least, most, count) in enumerate(zip(low_A, high_A, counts, strict=True)):
+            if least < 0 or most >= count:
+                where = f" in entry {entry}" if len(counts) > 1 else ""
+                allowed = f"allowed: 0 to {count - 1}; nothing was executed"
+                raise ValueError(f"action: got {least} to {most}{where}, {allowed}")
         return action
     low, high = torch.aminmax(action)
     if float(low) >= -1.0 and float(high) <= 1.0:  # neither is true if a value is NaN
@@ -27,17 +35,6 @@ def checked_chunk(action: Tensor, space: ActionSpace, num_envs: int) -> Tensor:
         rows = (~torch.isfinite(action).flatten(1).all(-1)).nonzero().squeeze(-1)
         raise ValueError(f"action: NaN or infinite in env {rows[:5].tolist()}; nothing was executed")
     return action.clamp(-1, 1)
-
-
-def _check_choices(action_NEA: Tensor, counts: tuple[int, ...]) -> None:
-    """Raise ValueError unless entry i of every action is one of ``counts[i]`` choices."""
-    if action_NEA.is_floating_point() or action_NEA.dtype == torch.bool:
-        raise ValueError(f"action: got {action_NEA.dtype}, needed integers, one of {counts[0]} choices")
-    low_A, high_A = (bound.tolist() for bound in torch.aminmax(action_NEA.flatten(0, 1), dim=0))
-    for entry, (low, high, count) in enumerate(zip(low_A, high_A, counts, strict=True)):
-        if low < 0 or high >= count:
-            where = f" in entry {entry}" if len(counts) > 1 else ""
-            raise ValueError(f"action: got {low} to {high}{where}, allowed: 0 to {count - 1}; nothing was executed")
 
 
 def random_actions(space: ActionSpace, num_envs: int, num_actions: int, seed: int) -> Tensor:

@@ -7,7 +7,7 @@ from mujoco.batch import Batch
 from numpy.typing import NDArray
 
 from embodied.envs.rendering.appearance import Twin, add_visuals
-from embodied.envs.rendering.cameras import FAST, VIDEO, Camera, RenderStyle, render
+from embodied.envs.rendering.cameras import Camera, render
 from embodied.envs.rendering.vision import CameraRig
 from embodied.envs.tasks.base import Task
 
@@ -21,8 +21,8 @@ class Viewer:
     The image of an env where the task is solved now has a green frame.
     """
 
-    def __init__(self, task: Task, batch: Batch, camera: Camera = FRONT, style: RenderStyle = VIDEO) -> None:
-        self.task, self.camera, self.style = task, camera, style
+    def __init__(self, task: Task, batch: Batch, camera: Camera = FRONT, fine: bool = True) -> None:
+        self.task, self.camera, self.fine = task, camera, fine
         model = add_visuals(task.scene(), task.robot.visual)
         self.twin = Twin(batch, model, np.arange(batch.nsim), batch.nthread)
 
@@ -30,7 +30,7 @@ class Viewer:
         """Return colour images, uint8 [n, h, w, 3] of envs ``ids`` (None: all)."""
         self.twin.copy_positions()
         self.twin.copy_geoms()
-        rgb: NDArray[np.uint8] = render(self.twin.batch, self.camera, ids, self.style)["rgb"]
+        rgb: NDArray[np.uint8] = render(self.twin.batch, self.camera, ids, self.fine)["rgb"]
         solved = self.task.success().cpu().numpy()
         return with_border(rgb, solved if ids is None else solved[np.asarray(ids)])
 
@@ -42,7 +42,7 @@ def quick_viewer(task: Task, batch: Batch, camera: Camera) -> Callable[[], NDArr
     there are any. It renders only after a later call of the batch.
     """
     if task.robot.coarse is None:
-        return Viewer(task, batch, camera, FAST).render
+        return Viewer(task, batch, camera, fine=False).render
     rig = CameraRig(batch, task.scene(), task.robot.coarse, [camera])
 
     def draw() -> NDArray[np.uint8]:

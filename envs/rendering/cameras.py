@@ -26,7 +26,6 @@ GROUPS = (0, 1, 2)  # groups of geoms that MuJoCo shows by default
 EXTENT_M = 8.0  # distance at which the floor has faded into the horizon
 CHECKER_M = 0.25  # edge of the floor's tiles
 SUN = np.array([0.35, -0.45, 0.85]) / np.linalg.norm([0.35, -0.45, 0.85])  # unit vector towards the light
-SUN_RADIUS = 0.06  # of the light's disc, as a tangent
 SKY = np.array([[0.86, 0.89, 0.92], [0.42, 0.55, 0.70]])  # its colours at the horizon and at the zenith, 0 to 1
 _SUBPIXELS = ((-0.375, -0.125), (0.125, -0.375), (0.375, 0.125), (-0.125, 0.375))  # rotated grid, in pixels
 
@@ -63,40 +62,26 @@ class Camera:
             raise UserError(f"camera '{self.name}': fovy_deg must be in (0, 180), got {self.fovy_deg}")
 
 
-@dataclass(frozen=True, slots=True)
-class RenderStyle:
-    """Quality of an image."""
-
-    shadow_rays: int = 0
-    """Rays per pixel towards the light: 0 no shadows, 1 hard shadows, more soft ones."""
-    antialias: bool = False
-    """Cast 4 rays per pixel at edges of geoms."""
-
-
-FAST = RenderStyle()
-VIDEO = RenderStyle(shadow_rays=1, antialias=True)
-STILL = RenderStyle(shadow_rays=12, antialias=True)
-
-
 def render(
     batch: Batch,
     camera: Camera,
     ids: Sequence[int] | Ids | None = None,
-    style: RenderStyle = FAST,
+    fine: bool = False,
     groups: Sequence[int] = GROUPS,
 ) -> dict[str, NDArray[Any]]:
     """Render simulations ``ids`` (sorted and unique; None: all) as they are now; their state is untouched.
 
     Returns ``rgb`` uint8 [n, h, w, 3], ``depth`` float32 [n, h, w] in metres along the optical axis (inf where no geom
-    is hit) and ``segmentation`` int32 [n, h, w], the geom's id (-1 where none). groups: of geoms that are visible.
+    is hit) and ``segmentation`` int32 [n, h, w], the geom's id (-1 where none). fine: with shadows, and with 4 rays per
+    pixel at edges of geoms. groups: of geoms that are visible.
     """
     sims = np.arange(batch.nsim) if ids is None else np.atleast_1d(np.asarray(ids))
-    scene = _Scene(batch, sims, groups, style.shadow_rays)
+    scene = _Scene(batch, sims, groups, shadows=fine)
     origin_n3, rotation_n33, fovy_deg = _poses(batch, camera, sims, scene.model)
     pixels_r3, step = _pixel_rays(camera.width, camera.height, fovy_deg)
     direction = pixels_r3 @ rotation_n33.transpose(0, 2, 1)
     color, dist, geom, normal = scene.trace(origin_n3, direction)
-    if style.antialias:
+    if fine:
         edge = _subset(_edges(geom, normal, camera.height, camera.width))
         color_e = np.zeros((*edge.shape, 3))
         for dx, dy in _SUBPIXELS:
@@ -203,11 +188,11 @@ def _edges(geom_nr: Ids, normal_nr3: Array, height: int, width: int) -> NDArray[
 class _Scene:
     """Cast and shade rays in simulations ``sims`` [n]."""
 
-    def __init__(self, batch: Batch, sims: Ids, groups: Sequence[int], shadow_rays: int) -> None:
+    def __init__(self, batch: Batch, sims: Ids, groups: Sequence[int], shadows: bool) -> None:
         self.model = model = batch.get_model(int(sims[0]))
         visible = np.isin(np.arange(mujoco.mjNGROUP), groups).astype(np.uint8)
         self.cast = partial(batch.ray, geomgroup=visible, ids=sims, normal=True)  # distance, geom and normal of hits
-        self.shadow_rays, self.rows = shadow_rays, np.arange(len(sims))[:, None]
+        self.shadows, self.rows = shadows, np.arange(len(sims))[:, None]
         self.plane_g = model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
         self.rgba_ng4 = geom_colors(batch, sims)
         specular = model.mat_specular[np.clip(model.geom_matid, 0, None)] if model.nmat else 0.0
@@ -236,10 +221,11 @@ class _Scene:
         facing = -(normal * unit).sum(-1)
         outward = np.where(facing[..., None] < 0.0, -normal, normal)
         lit = np.where(geom < 0, 0.0, outward @ SUN).clip(0.0)
-        if self.shadow_rays and (lit > 0.0).any():
+        if self.shadows and (lit > 0.0).any():
             k = _subset(lit > 0.0)
-            visible = self._visible(*(np.take_along_axis(a, k[..., None], axis=1) for a in (hit, outward)))
-            np.put_along_axis(lit, k, np.take_along_axis(lit, k, axis=1) * visible, axis=1)
+            start = np.take_along_axis(hit + 1e-4 * outward, k[..., None], axis=1)
+            in_light = self.cast(start, np.tile(SUN, (k.shape[1], 1)))[1] < 0
+            np.put_along_axis(lit, k, np.take_along_axis(lit, k, axis=1) * in_light, axis=1)
         half = SUN - unit
         half /= np.linalg.norm(half, axis=-1, keepdims=True)
         gloss = self.specular_g[geom] * (outward * half).sum(-1).clip(0.0) ** 32 * (lit > 0.0)
@@ -250,17 +236,3 @@ class _Scene:
         away = np.where(is_plane, (dist * length[..., 0] / EXTENT_M).clip(0, 1) ** 2, 0)
         away = np.where(geom < 0, 1.0, away)[..., None]
         return (1.0 - away) * color + away * sky, np.where(geom < 0, 1.0, rgba[..., 3])
-
-    def _visible(self, hit: Array, outward: Array) -> Array:
-        """Return the share of the sun's disc that is visible from each point, [n, r]."""
-        sideways = np.cross(SUN, [0.0, 0.0, 1.0])
-        sideways /= np.linalg.norm(sideways)
-        disc = np.stack([sideways, np.cross(SUN, sideways)])
-        turn = np.random.default_rng(0).uniform(0.0, 2 * np.pi, hit.shape[1])  # turns banding into fine grain
-        visible = np.zeros(hit.shape[:2])
-        for k in range(self.shadow_rays):
-            radius = SUN_RADIUS * np.sqrt((k + 0.5) / self.shadow_rays) * (self.shadow_rays > 1)
-            angle = turn + 2.399963 * k  # golden angle
-            towards = SUN + radius * np.stack([np.cos(angle), np.sin(angle)], -1) @ disc
-            visible += self.cast(hit + 1e-4 * outward, towards)[1] < 0
-        return visible / self.shadow_rays

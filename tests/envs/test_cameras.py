@@ -14,7 +14,7 @@ from mujoco.batch import Batch
 from embodied.core.policy import Policy
 from embodied.envs import MujocoPool, first_episodes
 from embodied.envs.mujoco.viewer import SOLVED, Viewer
-from embodied.envs.rendering.cameras import FAST, STILL, VIDEO, Camera, render
+from embodied.envs.rendering.cameras import Camera, render
 from embodied.report.video import grid, open_mp4, record
 from tests.envs.helpers import pool as make_small
 
@@ -103,7 +103,7 @@ def test_a_mounted_camera_moves_with_its_body(batch: Batch) -> None:
 
 def test_pictures_do_not_change_the_simulation(batch: Batch) -> None:
     before = batch.state.copy()
-    render(batch, AHEAD, style=STILL)
+    render(batch, AHEAD, fine=True)
     render(batch, Camera("eye", 8, 8, mount="eye"))
     np.testing.assert_array_equal(batch.state, before)
 
@@ -115,7 +115,7 @@ def test_shadow_falls_away_from_the_sun() -> None:
     )
     batch = Batch(model, 1, 1)
     above = Camera("above", 41, 41, 60.0, pos=(0, 0, 4), lookat=(0, 0, 0))
-    lit, shaded = (render(batch, above, style=style)["rgb"][0].astype(int).sum(-1) for style in (FAST, STILL))
+    lit, shaded = (render(batch, above, fine=fine)["rgb"][0].astype(int).sum(-1) for fine in (False, True))
     darker = np.argwhere(shaded < lit - 60)
     assert len(darker) > 5
     offset = darker.mean(0) - 20  # rows go down with -y, columns right with +x; the sun is at +x, -y
@@ -180,7 +180,7 @@ def read_mp4(path: Path) -> tuple[dict, list[np.ndarray]]:
 def test_an_episode_becomes_a_video(tmp_path: Path) -> None:
     pool = small_pool(3)
     viewer = Viewer(
-        pool.task, pool.batch, Camera("c", 64, 48, 36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0, 0.22)), FAST
+        pool.task, pool.batch, Camera("c", 64, 48, 36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0, 0.22)), fine=False
     )
     path = tmp_path / "videos" / "episode.mp4"
     frames = record(pool, Still(), path, viewer.render, first_episodes(pool.spec, 6, seed=7))
@@ -199,7 +199,7 @@ def test_the_viewer_shows_each_env_and_reads_only() -> None:
     pool = small_pool(2)
     before = pool.batch.state.copy()
     pictures = Viewer(
-        pool.task, pool.batch, Camera("c", 64, 48, 36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0, 0.22)), VIDEO
+        pool.task, pool.batch, Camera("c", 64, 48, 36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0, 0.22))
     ).render()
     np.testing.assert_array_equal(pool.batch.state, before)
     assert (pictures[0] != pictures[1]).any()

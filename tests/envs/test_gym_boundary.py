@@ -118,10 +118,10 @@ def test_environments_may_return_the_same_array() -> None:
 
 
 WRONG = {
-    ("reward", "array"): r"the reward as float64 \[1\], needed a number: return float\(reward.item\(\)\)",
-    ("reward", "text"): "the reward as '1.5', needed a number",
-    ("reward", "complex"): r"the reward as complex128 \[\], needed a number",
-    ("reward", "none"): "the reward as None, needed a number",
+    ("reward", "array"): r"reward as float64 \[1\], needed a number: return float\(reward.item\(\)\)",
+    ("reward", "text"): "reward as '1.5', needed a number",
+    ("reward", "complex"): r"reward as complex128 \[\], needed a number",
+    ("reward", "none"): "reward as None, needed a number",
     (
         "terminated",
         "array of no",

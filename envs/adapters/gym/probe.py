@@ -184,7 +184,11 @@ def _first_steps(env: gymnasium.Env[Any, Any], leaves: Sequence[Leaf]) -> tuple[
     for _ in range(PROBE_STEPS):
         for leaf in leaves:
             leaf.value(observation)
-        action = _allowed_action(env, info)
+        action, mask = env.action_space.sample(), mask_of(env, info)
+        if mask is not None:  # the first choices that are allowed
+            codec = ActionCodec(env.action_space)
+            allowed = [part.argmax() for part in np.split(mask, np.cumsum(codec.counts)[:-1])]
+            action = codec.decode(np.array([allowed]))[0]
         began = time.perf_counter()
         result = env.step(action)
         step_s = min(step_s, time.perf_counter() - began)
@@ -193,16 +197,6 @@ def _first_steps(env: gymnasium.Env[Any, Any], leaves: Sequence[Leaf]) -> tuple[
         if terminated or truncated:
             observation, info = reset_of(env.reset())
     return infos, step_s, has_mask
-
-
-def _allowed_action(env: gymnasium.Env[Any, Any], info: Mapping[str, Any]) -> Any:
-    """Draw a random action; where a mask says what is allowed, the first choices that are."""
-    mask = mask_of(env, info)
-    if mask is None:
-        return env.action_space.sample()
-    codec = ActionCodec(env.action_space)
-    allowed = [part.argmax() for part in np.split(mask, np.cumsum(codec.counts)[:-1])]
-    return codec.decode(np.array([allowed]))[0]
 
 
 def _dt_s(env: gymnasium.Env[Any, Any]) -> float:

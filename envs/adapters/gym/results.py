@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 NUMBERS = "biuf"  # kinds of numpy's types: booleans, integers and real numbers
 INTEGERS = "biu"
 
+Single = TypeVar("Single", float, bool)
 _exit = os._exit
 _here = threading.local()  # .process: the process in which this thread runs code of an environment; 0: none
 
@@ -66,26 +67,15 @@ def _type(value: Any) -> str:
     return f"{array.dtype.name} {list(array.shape)}"
 
 
-def number(value: Any, name: str) -> float:
-    """Return a real number. WrongResult for anything else."""
+def single(value: Any, name: str, kind: type[Single]) -> Single:
+    """Return a real number, or a truth value, which 0 and 1 are, too. WrongResult for anything else."""
     array = _array(value)
-    if array.ndim or array.dtype.kind not in NUMBERS:
-        raise _not_single(value, name, f"the {name}", "a number", "float")
-    return float(array)
-
-
-def truth(value: Any, name: str) -> bool:
-    """Return a truth value; 0 and 1 are, too. WrongResult for anything else."""
-    array = _array(value)
-    if array.ndim or array.dtype.kind not in NUMBERS or array not in (0, 1):
-        raise _not_single(value, name, name, "True or False", "bool")
-    return bool(array)
-
-
-def _not_single(value: Any, name: str, what: str, needed: str, type_name: str) -> WrongResult:
-    array = _array(value)
-    item = f"{name}.item()" if array.size == 1 and array.dtype.kind in NUMBERS else name
-    return WrongResult(f"returned {what} as {_type(value)}, needed {needed}: return {type_name}({item})")
+    is_number = array.dtype.kind in NUMBERS
+    if array.ndim or not is_number or (kind is bool and array not in (0, 1)):
+        needed = "a number" if kind is float else "True or False"
+        item = f"{name}.item()" if array.size == 1 and is_number else name
+        raise WrongResult(f"returned {name} as {_type(value)}, needed {needed}: return {kind.__name__}({item})")
+    return kind(array)
 
 
 def truths(values: Any, num: int, what: str) -> NDArray[np.bool_]:
@@ -107,8 +97,8 @@ def step_of(result: Any) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
     """Return what ``step`` gave, of which the observation is still to be checked. WrongResult if not as needed."""
     what = "must return observation, reward, terminated, truncated and info from step()"
     observation, reward, terminated, truncated, info = _unpacked(result, 5, what)
-    terminated, truncated = truth(terminated, "terminated"), truth(truncated, "truncated")
-    return observation, number(reward, "reward"), terminated, truncated, info_of(info)
+    ends = single(terminated, "terminated", bool), single(truncated, "truncated", bool)
+    return observation, single(reward, "reward", float), *ends, info_of(info)
 
 
 def reset_of(result: Any) -> tuple[Any, Mapping[str, Any]]:

@@ -166,7 +166,8 @@ class LocalRows(EncodedRows):
         observation, reward, terminated, truncated, info = checked.step_of(result)
         found: dict[str, Any] = {"reward": reward, "terminated": terminated, "truncated": truncated}
         if self.source.success is not None:
-            found["success"] = checked.truth(info.get(self.source.success, False), f"info['{self.source.success}']")
+            success = info.get(self.source.success, False)
+            found["success"] = checked.single(success, f"info['{self.source.success}']", bool)
         for key, value in found.items():
             self.arrays[key][i] = value
         self._observe(i, observation, info, ended=terminated or truncated)
