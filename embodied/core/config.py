@@ -40,18 +40,14 @@ def parse_overrides(argv: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"'{word}' is not key=value: write {word.lstrip('-')}")
         if not equals or not key:
             raise UserError(f"'{word}' is not key=value: write for instance num_envs=64, without spaces around '='")
+        cure = f"Quote a text for the shell and for the value, as in '{key}=\"{text}\"'"
         try:
             override = parser.parse_override(word)
         except HydraException:
-            raise UserError(
-                f"cannot read the value of {key}: got {text!r}. Quote special characters for the shell and for the "
-                f"value, as in '{key}=\"{text}\"'"
-            ) from None
+            raise UserError(f"cannot read the value of {key}: got {text!r}. {cure}") from None
         if override.is_sweep_override() and "," in text:
-            raise UserError(
-                f"{key}: got {text!r}, several values, where one is allowed. Quote a text with a comma for the shell "
-                f"and for the value, as in '{key}=\"{text}\"'; a list is '{key}=[{text}]'"
-            )
+            several = "several values, where one is allowed"
+            raise UserError(f"{key}: got {text!r}, {several}. {cure}; a list is '{key}=[{text}]'")
         if override.is_delete() or override.is_sweep_override() or override.package is not None:
             raise UserError(f"'{word}': only plain key=value is allowed here: no deletion, sweep or package")
         if override.key_or_group.startswith(".") or override.key_or_group.endswith(".") or ".." in key:

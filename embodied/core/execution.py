@@ -78,14 +78,10 @@ def timestep_to(step: Timestep, device: torch.device) -> Timestep:
     """Return a result with its observations on ``device`` and its other tensors on the CPU."""
     if step.reward_NE.device.type == device.type == "cpu":
         return step
-    rows = ("reward_NE", "terminated_N", "truncated_N", "num_steps_N", "final_ids")
-    return replace(
-        step,
-        obs=obs_to(step.obs, device),
-        final_obs=obs_to(step.final_obs, device),
-        info=obs_to(step.info, CPU),
-        **{name: getattr(step, name).cpu() for name in rows},
-    )
+    names = ("reward_NE", "terminated_N", "truncated_N", "num_steps_N", "final_ids")
+    rows = {name: getattr(step, name).cpu() for name in names}
+    obs, final_obs, info = obs_to(step.obs, device), obs_to(step.final_obs, device), obs_to(step.info, CPU)
+    return replace(step, obs=obs, final_obs=final_obs, info=info, **rows)
 
 
 def obs_to(obs: Obs, device: torch.device) -> Obs:

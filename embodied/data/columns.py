@@ -132,15 +132,11 @@ def check_actions(action_FA: Tensor, spec: EnvSpec, column: Column, path: Path) 
             beyond[i] = _fitting((low, high), (*units, *PERCENT, Conversion("shares of the largest", 1 / size)))
         elif 0 < size < SMALL:
             small[i] = _fitting((low, high), units)
+    described = _described(beyond or small, spec.action_names, action_FA, column, "action")
+    where = f"data set {path}: its action"
     if beyond:
-        raise UserError(
-            f"data set {path}: its action goes beyond -1 to 1, which is all that task {spec.task} allows: "
-            f"{_described(beyond, spec.action_names, action_FA, column, 'action')}"
-        )
-    line = (
-        f"data set {path}: its action uses less than a tenth of -1 to 1, as if it had another unit: "
-        f"{_described(small, spec.action_names, action_FA, column, 'action')}"
-    )
+        raise UserError(f"{where} goes beyond -1 to 1, which is all that task {spec.task} allows: {described}")
+    line = f"{where} uses less than a tenth of -1 to 1, as if it had another unit: {described}"
     return [line] if small else []
 
 
@@ -163,11 +159,9 @@ def check_units(found: Sequence[str], needed: Sequence[str], names: Sequence[str
         for name, theirs, ours in zip(names, found, needed, strict=False)
         if theirs and ours and theirs != ours
     ]
-    line = (
-        f"data set {path}: 1 is something else in its {what} than in the task's: {'; '.join(other)}. To convert it: "
-        f"data_keys.{what}.scale=[...] data_keys.{what}.offset=[...]"
-    )
-    return [line] if other else []
+    differ = f"data set {path}: 1 is something else in its {what} than in the task's: {'; '.join(other)}"
+    cure = f"To convert it: data_keys.{what}.scale=[...] data_keys.{what}.offset=[...]"
+    return [f"{differ}. {cure}"] if other else []
 
 
 def _ranges(values_FD: Tensor) -> list[tuple[float, float]]:

@@ -67,10 +67,9 @@ class Demonstrations:
         """Return a copy that indexes the ``instructions`` of a task. UserError for a text that the task lacks."""
         unknown = [text for text in self.instructions if text not in instructions]
         if unknown:
-            raise UserError(
-                f"the task does not know {len(unknown)} of the data set's instructions: {'; '.join(unknown[:5])}. "
-                f"The task has {len(instructions)}, for instance: {instructions[0]}"
-            )
+            known = f"The task has {len(instructions)}, for instance: {instructions[0]}"
+            few = "; ".join(unknown[:5])
+            raise UserError(f"the task does not know {len(unknown)} of the data set's instructions: {few}. {known}")
         place = torch.tensor([instructions.index(text) for text in self.instructions])
         return replace(self, instruction_F=place[self.instruction_F], instructions=tuple(instructions))
 

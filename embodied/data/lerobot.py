@@ -94,10 +94,8 @@ def check_sizes(path: Path, spec: EnvSpec) -> None:
 
 def _check_size(path: Path, camera: CameraSpec, height: int, width: int) -> None:
     if (height, width) != (camera.height, camera.width):
-        raise UserError(
-            f"data set {path}: pictures of camera {camera.name} have {height}x{width} pixels, needed is "
-            f"{camera.height}x{camera.width}"
-        )
+        pixels = f"{height}x{width} pixels, needed is {camera.height}x{camera.width}"
+        raise UserError(f"data set {path}: pictures of camera {camera.name} have {pixels}")
 
 
 def check_fits(data: Demonstrations, spec: EnvSpec, path: Path, keys: Mapping[str, Any] | None = None) -> list[str]:
@@ -138,10 +136,8 @@ def _info(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"data={path} is not a LeRobotDataset: no readable meta/info.json ({error})") from error
     if not str(version).startswith("v3."):
-        raise UserError(
-            f"data set {path} has format {version}, needed is {VERSION}: LeRobot's convert_dataset_v21_to_v30 converts "
-            "older ones"
-        )
+        cure = "LeRobot's convert_dataset_v21_to_v30 converts older ones"
+        raise UserError(f"data set {path} has format {version}, needed is {VERSION}: {cure}")
     return info
 
 

@@ -58,9 +58,7 @@ def read_trajectories(path: Path, instruction: str | None = None) -> tuple[list[
         raise UserError(f"{path}: trajectories differ in the sizes of state and action: {sorted(sizes)}")
     mode, action_dim = kwargs.get("control_mode", "action"), episodes[0].action_LA.shape[1]
     action = Box(tuple(ActionTerm(f"{mode}[{i}]") for i in range(action_dim)))
-    return episodes, EnvSpec(
-        task=env_id, state=terms, action=action, control_dt_s=1 / rate, max_episode_steps=max(map(len, episodes))
-    )
+    return episodes, EnvSpec(env_id, terms, action, 1 / rate, max_episode_steps=max(map(len, episodes)))
 
 
 def _episode(group: Any, where: str, instruction: str) -> tuple[Episode, tuple[Term, ...]]:

@@ -114,7 +114,5 @@ class ServeOptions(Options):
         if not self.host.strip():
             raise UserError("host: got '', allowed: an address, such as 127.0.0.1, or 0.0.0.0 for all of this machine")
         if self.api_key is None and not self.insecure and not self.is_loopback:
-            raise UserError(
-                f"host={self.host} lets other machines command a robot without a key: give api_key_file=<file>, or "
-                "insecure=true if the network keeps strangers out"
-            )
+            cure = "give api_key_file=<file>, or insecure=true if the network keeps strangers out"
+            raise UserError(f"host={self.host} lets other machines command a robot without a key: {cure}")

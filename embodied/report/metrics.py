@@ -65,18 +65,14 @@ class MetricsWriter:
                 self._tensorboard.add_scalar(key, value, steps_of(row))
         for name, counts in histograms.items():
             if counts:
-                self._histogram(name, counts, steps_of(row))
-
-    def _histogram(self, name: str, counts: Mapping[int, int], steps: int) -> None:
-        """Write a histogram to TensorBoard, with a bin from n - 1/2 to n + 1/2 for each whole number n."""
-        values = range(min(counts), max(counts) + 1)
-        self._tensorboard.add_histogram_raw(
-            name, min=values[0], max=values[-1], num=sum(counts.values()), global_step=steps,
-            sum=sum(value * count for value, count in counts.items()),
-            sum_squares=sum(value * value * count for value, count in counts.items()),
-            bucket_limits=[values[0] - 0.5, *(value + 0.5 for value in values)],
-            bucket_counts=[0, *(counts.get(value, 0) for value in values)],
-        )  # fmt: skip
+                values = range(min(counts), max(counts) + 1)  # each has a bin from n - 1/2 to n + 1/2
+                self._tensorboard.add_histogram_raw(
+                    name, min=values[0], max=values[-1], num=sum(counts.values()), global_step=steps_of(row),
+                    sum=sum(value * count for value, count in counts.items()),
+                    sum_squares=sum(value * value * count for value, count in counts.items()),
+                    bucket_limits=[values[0] - 0.5, *(value + 0.5 for value in values)],
+                    bucket_counts=[0, *(counts.get(value, 0) for value in values)],
+                )  # fmt: skip
 
     def close(self) -> None:
         self._file.close()

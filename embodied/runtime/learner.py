@@ -85,9 +85,8 @@ class Learner:
                 self.track.add(f"staleness/{age}", count)
             metrics = self.algorithm.update(batch, self.iteration)
             decisions = sum(int((fragment.num_steps_TN > 0).sum()) for fragment in fragments)
-            env_steps, dropped = self._over_all(
-                sum(fragment.num_env_steps for fragment in batch), decisions - len(ages)
-            )
+            env_steps = sum(fragment.num_env_steps for fragment in batch)
+            env_steps, dropped = self._over_all(env_steps, decisions - len(ages))
             if self.mask_above is not None:
                 metrics = {**metrics, "async/dropped": metrics.get("async/dropped", 0.0) + dropped}
             self.iteration += 1

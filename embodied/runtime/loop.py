@@ -256,10 +256,8 @@ class Runtime(ABC):
         assert self.learner.version < 0, "load a state before the first iteration"
         runtime = state["runtime"]
         if len(runtime["groups"]) != len(self.groups):
-            raise UserError(
-                f"the checkpoint has {len(runtime['groups'])} env groups, this run {len(self.groups)}: "
-                "resume with the same num_envs, num_env_workers and groups_per_worker"
-            )
+            differ = f"{len(runtime['groups'])} env groups, this run {len(self.groups)}"
+            raise UserError(f"the checkpoint has {differ}: keep num_envs, num_env_workers and groups_per_worker")
         self._load_groups(runtime["groups"], runtime.get("incarnations", ()))
         self.learner.load_state_dict({**state, "counters": runtime["counters"]})
         self.ledger.load_state_dict(runtime["ledger"])

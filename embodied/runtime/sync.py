@@ -50,9 +50,7 @@ class OneProcess(Runtime):
             self.evaluator = recipe.evaluator(evaluated, self.spec, self.threads)
             opened.callback(self.evaluator.close)
             shape, device = (policy.execute, policy.noise_shape), to if resident else CPU
-            self.workers = [
-                recipe.env_worker(worker, groups, *shape, device=device) for worker, groups in enumerate(envs)
-            ]
+            self.workers = [recipe.env_worker(i, groups, *shape, device=device) for i, groups in enumerate(envs)]
             store = WeightStore()
             self.actor = ActorServer(acting, store, to, merge=self.config.max_staleness > 0, resident=resident)
             self.learner = Learner(recipe.make_algorithm(policy), store, recipe.relabel, self.config.mask_above)

@@ -117,10 +117,8 @@ class DeploymentRun:
             with stop_on_signals("stopping the robot on its way home") as signalled, key:
                 how = "press any key" if key.watching else "Ctrl-C"
                 print(f"moving home; {how} to stop the robot at once", file=sys.stderr, flush=True)
-                reached = move_home(
-                    robot, self.loop.bundle.arm, self.loop.safety, self.site.clock,
-                    lambda: signalled.is_set() or key.pressed(),
-                )  # fmt: skip
+                arm, safety = self.loop.bundle.arm, self.loop.safety
+                reached = move_home(robot, arm, safety, self.site.clock, lambda: signalled.is_set() or key.pressed())
         except (OSError, UserError) as error:
             print("the robot stays where it is", file=sys.stderr)
             if str(error) == str(first):
@@ -197,11 +195,9 @@ def write_data(folder: Path, deployment: Deployment) -> None:
         from embodied.data import write
         from embodied.session.robot_dataset import episodes_of
     except ImportError as error:
-        print(
-            f"{error}, so there is no data set; where all of embodied-rl is installed, 'python -m embodied.convert "
-            f"source={folder / EPISODES} bundle=<bundle dir> out=<new dir>' makes one of the episodes",
-            file=sys.stderr,
-        )
+        words = f"source={folder / EPISODES} bundle=<bundle dir> out=<new dir>"
+        cure = f"where all of embodied-rl is installed, 'python -m embodied.convert {words}' makes one of the episodes"
+        print(f"{error}, so there is no data set; {cure}", file=sys.stderr)
     else:
         if episodes := episodes_of(deployment):
             write(folder / "data", episodes, deployment.bundle.env_spec)

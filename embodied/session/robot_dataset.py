@@ -24,10 +24,8 @@ def episodes_of(deployment: Deployment) -> list[Episode]:
             success[-1] = bool(record.success)
             state = torch.from_numpy(record.stack("state") * state_scale)
             action = torch.from_numpy((record.stack("action") - offset) / scale)
-            cameras = [camera.name for camera in bundle.cameras]
-            images = {
-                name: torch.from_numpy(np.stack([step.images[name] for step in record.steps])) for name in cameras
-            }
+            frames = {camera.name: [step.images[camera.name] for step in record.steps] for camera in bundle.cameras}
+            images = {name: torch.from_numpy(np.stack(of_camera)) for name, of_camera in frames.items()}
             reward = torch.zeros(len(record.steps))
             episodes.append(Episode(state, action, reward, success, record.instruction, images))
     return episodes

@@ -177,10 +177,8 @@ class Session:
             checkpoint.save(self.run_dir, trainer.steps, state, after=self.saved_steps)
         except OSError as error:
             before = "There is none before it" if self.saved_steps is None else "The checkpoint before it is whole"
-            raise UserError(
-                f"cannot write a checkpoint in {self.run_dir}: {error.strerror or error}. {before}; make room, then go "
-                f"on with resume={self.run_dir}"
-            ) from error
+            failed = f"cannot write a checkpoint in {self.run_dir}: {error.strerror or error}"
+            raise UserError(f"{failed}. {before}; make room, then go on with resume={self.run_dir}") from error
         self.saved_steps, self.saved_at_s = trainer.steps, running_s()
 
 

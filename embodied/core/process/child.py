@@ -45,10 +45,8 @@ class Builder:
     def check(self) -> None:
         """Raise UserError in a process that was forked from it: a step would hang, or step the parent's envs."""
         if not (self.here or self._can_fork):
-            raise UserError(
-                f"process {self._process} built these environments and was forked: their threads and processes stayed "
-                "there. Build them in the process that steps them, or start it by multiprocessing's method 'spawn'"
-            )
+            cure = "build them in the process that steps them, or start it by multiprocessing's method 'spawn'"
+            raise UserError(f"process {self._process} built these environments and was forked: {cure}")
 
 
 class ChildDied(ConnectionError):

@@ -77,10 +77,8 @@ class InputSpec:
         for name, shape in self.shapes.items():
             value, kind = inputs[name], self.types[name]
             if value.dtype != kind or value.shape != (rows, *shape) or not rows:
-                raise UserError(
-                    f"{name}: got {value.dtype} {list(value.shape)}, needed {np.dtype(kind)} {['N', *shape]} with the "
-                    "same N, at least 1, for all inputs"
-                )
+                needed = f"{np.dtype(kind)} {['N', *shape]} with the same N, at least 1, for all inputs"
+                raise UserError(f"{name}: got {value.dtype} {list(value.shape)}, needed {needed}")
         for name in {"state", "noise", "prefix"} & self.shapes.keys():
             if not np.isfinite(inputs[name]).all():
                 raise UserError(f"{name}: has NaN or infinite numbers")
@@ -97,11 +95,8 @@ class InputSpec:
             return
         row, column = np.argwhere(outside)[0]
         entry, unit = self._bundle.state_range[column], self._units[column]
-        raise Unusable(
-            "range",
-            f"state: {entry.name} is {state_NS[row, column]:.4g}, training saw {entry.low:.4g} to {entry.high:.4g} "
-            f"{unit}: check unit, order, sign and place",
-        )
+        far = f"is {state_NS[row, column]:.4g}, training saw {entry.low:.4g} to {entry.high:.4g} {unit}"
+        raise Unusable("range", f"state: {entry.name} {far}: check unit, order, sign and place")
 
     def check_chunk(self, chunk_NHA: Any, rows: int) -> NDArray[np.float32]:
         """Return what a policy planned for ``rows`` rows. UserError unless it is within the ranges of its actions."""
@@ -124,10 +119,8 @@ class PolicyRunner:
     def __init__(self, path: Path, num_threads: int = 1) -> None:
         self.path, self.bundle = path, read_bundle(path)
         if self.bundle.layout != "onnx":
-            raise UserError(
-                f"bundle={path} needs torch and transformers, which no robot's computer has: run 'python -m "
-                "embodied.serve' with it on another machine, and give server=ws://<machine>:8000 here"
-            )
+            cure = "run 'python -m embodied.serve' on another machine, and give server=ws://<machine>:8000 here"
+            raise UserError(f"bundle={path} needs torch and transformers: {cure}")
         self.inputs = InputSpec(self.bundle)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = num_threads, 1
@@ -172,8 +165,6 @@ def check_parity(planner: Planner, path: Path, tolerance: float | None = None) -
     """Return ``parity``. UserError if it is above the tolerance; None is that of the bundle."""
     found, allowed = parity(planner, path), planner.bundle.parity_tolerance if tolerance is None else tolerance
     if not found <= allowed:  # also if it is NaN
-        raise UserError(
-            f"the outputs of torch and of the runner differ by {found:.2g} of the action's scale, allowed: "
-            f"{allowed:g}: the model is not the one that was recorded, or this machine computes it differently"
-        )
+        differ = f"differ by {found:.2g} of the action's scale, allowed: {allowed:g}"
+        raise UserError(f"the outputs of torch and of the runner {differ}: this is not the model that was recorded")
     return found

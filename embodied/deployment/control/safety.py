@@ -122,10 +122,9 @@ class Safety:
         outside = (qpos_J < limits.low_J - slack) | (qpos_J > limits.high_J + slack)
         if outside.any():
             i = int(np.argmax(outside))
-            raise UserError(
-                f"{self.arm.joints[i].name} is at {qpos_J[i]:.4g}, outside of its limits {limits.low_J[i]:.4g} to "
-                f"{limits.high_J[i]:.4g} {self._units[i]}: are these degrees, or is its sign or offset wrong?"
-            )
+            ends = f"{limits.low_J[i]:.4g} to {limits.high_J[i]:.4g} {self._units[i]}"
+            where = f"{self.arm.joints[i].name} is at {qpos_J[i]:.4g}, outside of its limits {ends}"
+            raise UserError(f"{where}: are these degrees, or is its sign or offset wrong?")
         self._during, self._began_s, self._blind_since_s = during, now_s, None
         self._kinds = set()
         self._commit(self._within_limits(qpos_J), self._within_stroke(finger_m))

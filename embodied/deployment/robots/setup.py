@@ -147,10 +147,9 @@ def show(robot: MappedRobot, path: Path) -> NDArray[np.float64]:
     lines.append(f"{'gripper':10} {gripper.name:24} {gripper.sign:+d}    {gripper.unit}")
     rows = [draw_poses(robot.arm, {"now": now, name: pose}) for name, pose in wanted.items()]
     picture.write_bytes(encode_png(np.concatenate(rows)))
-    lines.append(
-        f"{picture}: blue is the robot now, as the mapping reads it; red is its {DEFAULT} pose in the upper row, its "
-        f"{SECOND} pose in the lower one. Seen from its right side, from the front, and from above"
-    )
+    red = f"red is its {DEFAULT} pose in the upper row, its {SECOND} pose in the lower one"
+    views = "Seen from its right side, from the front, and from above"
+    lines.append(f"{picture}: blue is the robot now, as the mapping reads it; {red}. {views}")
     print("\n".join(lines), file=sys.stderr)
     return now
 
@@ -207,10 +206,9 @@ def confirm(robot: MappedRobot, by: str, qpos_J: Array) -> RobotMapping:
             for joint, value, pose, far in zip(robot.arm.joints, qpos_J, wanted[name], tolerance, strict=True)
             if not abs(value - pose) <= far
         ]
-        raise UserError(
-            f"the mapping does not read the {name} pose: {'; '.join(wrong)}. If the real arm is in that pose (red in "
-            "the picture), sign, unit or offset of these joints is wrong, or two are exchanged"
-        )
+        why = "sign, unit or offset of these joints is wrong, or two are exchanged"
+        if_there = f"If the real arm is in that pose (red in the picture), {why}"
+        raise UserError(f"the mapping does not read the {name} pose: {'; '.join(wrong)}. {if_there}")
     at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     together = tuple(name for name in wanted if name in (*seen, *here))
     return replace(robot.mapping, confirmed=Confirmation(by.strip(), at, sha256, together))
@@ -223,16 +221,14 @@ def check_confirmed(robot: MappedRobot) -> None:
     if confirmed is None:
         raise UserError(f"nobody has confirmed this mapping: look at its picture, then {how}")
     if confirmed.sha256 != digest(robot):
+        since = f"changed after {confirmed.by} confirmed it on {confirmed.at}"
         raise UserError(
-            f"the mapping, the policy's arm or the robot's names changed after {confirmed.by} confirmed it on "
-            f"{confirmed.at}: look at its picture again, then {how}"
+            f"the mapping, the policy's arm or the robot's names {since}: look at its picture again, then {how}"
         )
     for name in (DEFAULT, SECOND):
         if name not in confirmed.poses:
-            raise UserError(
-                f"{confirmed.by} confirmed this mapping in one pose, which does not show every sign, unit and "
-                f"exchange: move the arm to its {name} pose (red in the picture), then confirm_mapping=<your name>"
-            )
+            cure = f"move the arm to its {name} pose (red in the picture), then confirm_mapping=<your name>"
+            raise UserError(f"{confirmed.by} confirmed this mapping in one pose, which shows too little: {cure}")
 
 
 def digest(robot: MappedRobot) -> str:

@@ -133,7 +133,5 @@ class RemotePlanner:
             raise ConnectionError(f"{self.url} is no policy server of this project: {one_line(error)}") from None
         self.bundle = self._local or described
         if described.digest != self.bundle.digest:
-            raise UserError(
-                f"{self.url} serves another policy (task {described.origin.task}): it has SHA-256 "
-                f"{described.digest[:12]}..., that of the bundle here {self.bundle.digest[:12]}..."
-            )
+            hashes = f"it has SHA-256 {described.digest[:12]}..., the bundle here {self.bundle.digest[:12]}..."
+            raise UserError(f"{self.url} serves another policy (task {described.origin.task}): {hashes}")

@@ -258,6 +258,5 @@ def request_of(bundle: Bundle, inputs: Mapping[str, NDArray[Any]]) -> dict[str, 
 def max_request_bytes(bundle: Bundle) -> int:
     """Return the size of the largest request, with numbers of eight bytes."""
     spec = InputSpec(bundle)
-    return ALLOWANCE_BYTES + sum(
-        int(np.prod(shape)) * (1 if spec.types[name] == np.uint8 else 8) for name, shape in spec.shapes.items()
-    )
+    sizes = (prod(shape) * (1 if spec.types[name] == np.uint8 else 8) for name, shape in spec.shapes.items())
+    return ALLOWANCE_BYTES + sum(sizes)

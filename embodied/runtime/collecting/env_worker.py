@@ -152,14 +152,13 @@ class GroupRollout:
         if state is None:
             raise UserError("the checkpoint lacks env workers that were still to join: resume it with runtime=ray")
         if not {"sampler", "noise_drawn"} <= state.keys():
+            cure = "start a new run from its policy with init=<run directory>"
             raise UserError(
-                "the checkpoint is of a version of this code that kept other states of environments and cannot be "
-                "resumed; start a new run from its policy with init=<run directory>"
+                f"the checkpoint is of a version of this code that kept other states of environments: {cure}"
             )
         if state["num_envs"] != self.env.num_envs:
-            raise UserError(
-                f"the checkpoint has {state['num_envs']} envs in a group, this run {self.env.num_envs}: keep num_envs"
-            )
+            differ = f"{state['num_envs']} envs in a group, this run {self.env.num_envs}"
+            raise UserError(f"the checkpoint has {differ}: keep num_envs")
         self.sampler.load_state_dict(state["sampler"])
         self._drawn = state["noise_drawn"]
         if self.env.resumes_exactly:

@@ -115,10 +115,9 @@ class Recorder:
         broken = [name for name, finite_N in numbers.items() if not bool(finite_N.all())]
         if broken:
             envs = (~torch.stack([*numbers.values()]).all(0)).nonzero().squeeze(-1)[:5].tolist()
-            raise FloatingPointError(
-                f"{' and '.join(broken)} of env {', '.join(map(str, envs))} in group {ticket.group} of env worker "
-                f"{ticket.worker} are not finite: the simulation or the policy has diverged; nothing is learned from it"
-            )
+            where = f"env {', '.join(map(str, envs))} in group {ticket.group} of env worker {ticket.worker}"
+            why = "the simulation or the policy has diverged; nothing is learned from it"
+            raise FloatingPointError(f"{' and '.join(broken)} of {where} are not finite: {why}")
 
     def _buffer(self, like: Tensor) -> Tensor:
         return torch.empty((*self.shape, *like.shape[1:]), dtype=like.dtype, device=like.device)

@@ -39,10 +39,8 @@ def prepare_environment() -> None:
     UserError if Ray was imported without them: it would listen on all interfaces.
     """
     if "ray" in sys.modules and LOOPBACK_ONLY.items() - os.environ.items() and not sys.modules["ray"].is_initialized():
-        raise UserError(
-            "Ray was imported before the runtime was built, so its own cluster would listen on all interfaces: build "
-            "the runtime first, or connect with ray.init() yourself"
-        )
+        why = "Ray was imported before the runtime was built, so its own cluster would listen on all interfaces"
+        raise UserError(f"{why}: build the runtime first, or connect with ray.init() yourself")
     os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", **LOOPBACK_ONLY})
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -87,10 +85,8 @@ class Cluster:
                     raise UserError(f"{part} needs {name}: {amount:g} on one node, but {has}")
                 if free[name] < 0:
                     has = ", ".join(f"{key}: {available[key]:g}" for key in sorted(available) if "node:" not in key)
-                    raise UserError(
-                        f"the Ray cluster has too little {name} for all parts: {part} is the first that finds none. "
-                        f"Free are {has}"
-                    )
+                    first = f"{part} is the first that finds none. Free are {has}"
+                    raise UserError(f"the Ray cluster has too little {name} for all parts: {first}")
             for key, value in labels.items():
                 values = sorted({node["Labels"][key] for node in nodes if key in node["Labels"]})
                 if not value.startswith(LABEL_OPERATORS) and value not in values:
@@ -101,10 +97,9 @@ class Cluster:
         stores = {_address(node): node["Resources"].get("object_store_memory", 0.0) for node in self._nodes()}
         address, least = min(stores.items(), key=lambda item: item[1])
         if num_bytes > least:
-            raise UserError(
-                f"the policy has {num_bytes / 1e6:,.0f} MB of weights, but the object store of the node {address} has "
-                f"only {least / 1e6:,.0f} MB. Start that node with ray start --object-store-memory=<bytes>"
-            )
+            store = f"the object store of the node {address} has only {least / 1e6:,.0f} MB"
+            cure = "Start that node with ray start --object-store-memory=<bytes>"
+            raise UserError(f"the policy has {num_bytes / 1e6:,.0f} MB of weights, but {store}. {cure}")
 
     def check_code(self) -> None:
         """Raise UserError if another node lacks this project or has other files of it than this process."""
@@ -141,13 +136,9 @@ class Cluster:
         try:
             folder = tempfile.mkdtemp(prefix="ray-", dir=base)
             opened.callback(shutil.rmtree, folder, ignore_errors=True)  # its last process may still write a log
-            self._init(
-                address="local",  # otherwise RAY_ADDRESS decides
-                num_cpus=threads.available_cores(),
-                include_dashboard=False,
-                _node_ip_address=LOOPBACK,
-                _temp_dir=folder,
-            )
+            own = {"include_dashboard": False, "_node_ip_address": LOOPBACK, "_temp_dir": folder}
+            # without an address RAY_ADDRESS would decide
+            self._init(address="local", num_cpus=threads.available_cores(), **own)
         except (ConnectionError, TimeoutError):
             raise
         except OSError as error:

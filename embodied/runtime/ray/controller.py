@@ -84,13 +84,9 @@ class Controller:
         self.publication: Publication | None = None  # of the main thread: the newest weights
         self.snapshot = Snapshot()  # of the main thread; groups that it lacks save themselves
         self.elastic = config.min_env_workers is not None
-        self.supervision = Supervision(
-            self.roles,
-            config.patience,
-            running_s(),
-            operation_s={LEARNER: config.update_timeout_s},
-            start_s=dict.fromkeys(self.workers, math.inf) if self.elastic else None,
-        )
+        operation_s = {LEARNER: config.update_timeout_s}
+        start_s = dict.fromkeys(self.workers, math.inf) if self.elastic else {}
+        self.supervision = Supervision(self.roles, config.patience, running_s(), operation_s, start_s)
         self.track = Track("controller", "wait_events")
         self.ready = threading.Event()  # set once all parts that are needed have been up
         self.prior_restarts: Counter[str] = Counter()  # how often a worker was replaced in earlier sessions of the run
@@ -162,10 +158,8 @@ class Controller:
         if not self.elastic or self.num_up >= self.needed_workers:
             self._enough_s = now_s
         elif now_s - self._enough_s > self.config.start_timeout_s:
-            raise Unresponsive(
-                f"for {self.config.start_timeout_s:g} s only {self.num_up} env workers have been up; "
-                f"runtime.min_env_workers={self.needed_workers}"
-            )
+            few = f"for {self.config.start_timeout_s:g} s only {self.num_up} env workers have been up"
+            raise Unresponsive(f"{few}; runtime.min_env_workers={self.needed_workers}")
 
     def _carry_out(self, decisions: list[Decision]) -> None:
         for decision in decisions:

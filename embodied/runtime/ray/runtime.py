@@ -103,10 +103,9 @@ class RayRuntime(Runtime):
     # ---------------------------------------------------------------------------------------------------- checkpoints
     @property
     def layout_note(self) -> str:
-        workers, servers = len(self.controller.workers), len(self.controller.servers)
-        return (
-            f"processes: env workers {workers}, actor servers {servers}, learner {self.controller.config.num_learners}"
-        )
+        controller, learners = self.controller, self.controller.config.num_learners
+        workers, servers = len(controller.workers), len(controller.servers)
+        return f"processes: env workers {workers}, actor servers {servers}, learner {learners}"
 
     @property
     def incarnations(self) -> list[int]:
@@ -211,10 +210,8 @@ def check_learners(config: RayConfig, recipe: Recipe) -> None:
     num, groups = config.num_learners, len(recipe.groups)
     key = f"runtime.num_learners={num}"
     if num > groups:
-        raise UserError(
-            f"{key}: a batch has {groups} fragments, one of each env group, so allowed are 1 to "
-            f"{groups}. More groups: num_env_workers, groups_per_worker"
-        )
+        cure = "More groups: num_env_workers, groups_per_worker"
+        raise UserError(f"{key}: a batch has {groups} fragments, one of each env group, allowed: 1 to {groups}. {cure}")
     if num > 1 and recipe.relabel is not None:
         raise UserError(f"{key}: rewards are rewritten in whole batches, which no process has; allowed: 1")
     share = config.resources_of("learner", recipe.device.type == "cuda").get("GPU", 0.0)
